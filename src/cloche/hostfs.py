@@ -40,9 +40,9 @@ class NotRegular(OSError):
 
 def own_folder(variable: str, below_home: str) -> str | None:
     """Return Cloche's folder as platformdirs does where the environment has it; None where that must find the home."""
-    asked, home = os.environ.get(variable, ""), os.environ.get("HOME", "")
-    if os.path.isabs(asked):
-        return os.path.join(asked, "cloche")
+    variable_value, home = os.environ.get(variable, ""), os.environ.get("HOME", "")
+    if os.path.isabs(variable_value):
+        return os.path.join(variable_value, "cloche")
     return os.path.join(home, below_home, "cloche") if os.path.isabs(home) else None
 
 
@@ -67,15 +67,15 @@ def temporary_folder() -> str:
     import tempfile
 
     try:
-        found = tempfile.gettempdir()
+        folder = tempfile.gettempdir()
     except FileNotFoundError:
-        found = ""
-    if found and (found in _TEMPORARY or found != os.getcwd() or found == os.environ.get("TMPDIR")):
-        return found
+        folder = ""
+    if folder and (folder in _TEMPORARY or folder != os.getcwd() or folder == os.environ.get("TMPDIR")):
+        return folder
     if os.access("/dev/shm", os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
         return "/dev/shm"
-    if found:
-        return found
+    if folder:
+        return folder
     from cloche.core.errors import BackendUnavailable
 
     raise BackendUnavailable(
@@ -84,65 +84,65 @@ def temporary_folder() -> str:
     )
 
 
-def open_folder(path: str | os.PathLike[str], at: int | None = None, *, follows_link: bool = False) -> int:
+def open_folder(path: str | os.PathLike[str], dir_fd: int | None = None, *, follows_link: bool = False) -> int:
     """Return a descriptor of a folder, in an open one where `at` is given. A link is followed where the user named it.
 
     Only the last name is looked at: whoever passes a path of several trusts the folders before that one.
     """
-    return os.open(path, _FOLDER if follows_link else _FOLDER | os.O_NOFOLLOW, dir_fd=at)
+    return os.open(path, _FOLDER if follows_link else _FOLDER | os.O_NOFOLLOW, dir_fd=dir_fd)
 
 
-def make_folder(name: str, at: int, mode: int = 0o777) -> bool:
+def make_folder(name: str, dir_fd: int, mode: int = 0o777) -> bool:
     """Make a folder in an open one, where nothing has its name; tell whether it was made."""
     try:
-        os.mkdir(name, mode, dir_fd=at)
+        os.mkdir(name, mode, dir_fd=dir_fd)
     except FileExistsError:
         return False
     return True
 
 
-def descend(at: int, names: Sequence[str], *, mode: int | None = None, made: list[str] | None = None) -> int:
+def descend(dir_fd: int, names: Sequence[str], *, mode: int | None = None, created: list[str] | None = None) -> int:
     """Return a descriptor of the folder that `names` lead to from an open one, through no link.
 
     With a `mode`, folders that are not there are made with it, and added to `made` as paths from the open one.
     """
-    here = open_folder(".", at)
+    fd = open_folder(".", dir_fd)
     try:
         for depth, name in enumerate(names, 1):
-            if mode is not None and make_folder(name, here, mode) and made is not None:
-                made.append("/".join(names[:depth]))
-            above, here = here, open_folder(name, here)
+            if mode is not None and make_folder(name, fd, mode) and created is not None:
+                created.append("/".join(names[:depth]))
+            above, fd = fd, open_folder(name, fd)
             os.close(above)
     except BaseException:
-        os.close(here)
+        os.close(fd)
         raise
-    return here
+    return fd
 
 
 @contextmanager
-def descended(at: int, names: Sequence[str], *, mode: int | None = None) -> Iterator[int]:
+def descended(dir_fd: int, names: Sequence[str], *, mode: int | None = None) -> Iterator[int]:
     """Hold open what `descend` returns."""
-    fd = descend(at, names, mode=mode)
+    fd = descend(dir_fd, names, mode=mode)
     try:
         yield fd
     finally:
         os.close(fd)
 
 
-def look(name: str, at: int) -> os.stat_result | None:
+def look(name: str, dir_fd: int) -> os.stat_result | None:
     """Return what has a name in an open folder, a link as a link; None where nothing has."""
     try:
-        return os.stat(name, dir_fd=at, follow_symlinks=False)
+        return os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
     except FileNotFoundError:
         return None
 
 
-def open_regular(name: str, at: int, flags: int = os.O_RDONLY, mode: int = 0o600) -> tuple[int, os.stat_result]:
+def open_regular(name: str, dir_fd: int, flags: int = os.O_RDONLY, mode: int = 0o600) -> tuple[int, os.stat_result]:
     """Return a descriptor of a regular file in an open folder, and what that says of it.
 
     Raises NotRegular, IsADirectoryError for a folder, and any other OSError.
     """
-    fd = os.open(name, flags | _FILE, mode, dir_fd=at)
+    fd = os.open(name, flags | _FILE, mode, dir_fd=dir_fd)
     try:
         facts = os.fstat(fd)
         if stat.S_ISDIR(facts.st_mode):
@@ -156,34 +156,40 @@ def open_regular(name: str, at: int, flags: int = os.O_RDONLY, mode: int = 0o600
 
 
 @contextmanager
-def new_file(at: int, mode: int = 0o666, *, name: str | None = None) -> Iterator[tuple[str, BinaryIO]]:
+def new_file(dir_fd: int, mode: int = 0o666, *, name: str | None = None) -> Iterator[tuple[str, BinaryIO]]:
     """Give a new file in an open folder, and its name, which nothing had; it is removed where something is raised.
 
     Otherwise it stays, and open, for whoever asked to rename and close it.
     """
     temporary = name or f".{os.getpid()}-{os.urandom(6).hex()}.cloche"
-    file = open(os.open(temporary, _NEW, mode, dir_fd=at), "wb")  # noqa: SIM115 - who asked closes it
+    file = open(os.open(temporary, _NEW, mode, dir_fd=dir_fd), "wb")  # noqa: SIM115 - who asked closes it
     try:
         yield temporary, file
     except BaseException:
         with suppress(OSError):
-            os.unlink(temporary, dir_fd=at)
+            os.unlink(temporary, dir_fd=dir_fd)
         with suppress(OSError):  # what it still holds has no place, either
             file.close()
         raise
 
 
 def replace(
-    at: int, name: str, data: bytes, *, mode: int = 0o666, kept: int | None = None, temporary: str | None = None
+    dir_fd: int,
+    name: str,
+    data: bytes,
+    *,
+    mode: int = 0o666,
+    permissions: int | None = None,
+    temporary: str | None = None,
 ) -> None:
     """Write a file that takes the place of what has this name in an open folder: whole or not at all.
 
     `kept` are permissions that it gets whatever the umask is.
     """
-    with new_file(at, mode, name=temporary) as (beside, file):
+    with new_file(dir_fd, mode, name=temporary) as (beside, file):
         with file:
-            _fill(file, data, kept)
-        os.rename(beside, name, src_dir_fd=at, dst_dir_fd=at)
+            _fill(file, data, permissions)
+        os.rename(beside, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
 
 def open_in_place_of(folder: str | os.PathLike[str], name: str, data: bytes = b"") -> BinaryIO:
@@ -191,11 +197,11 @@ def open_in_place_of(folder: str | os.PathLike[str], name: str, data: bytes = b"
 
     Raises OSError, where a folder is in its place above all.
     """
-    at = open_folder(folder, follows_link=True)
+    dir_fd = open_folder(folder, follows_link=True)
     try:
-        return _open_over(at, name, data, 0o666, None)
+        return _open_over(dir_fd, name, data, 0o666, None)
     finally:
-        os.close(at)
+        os.close(dir_fd)
 
 
 def open_named(path: str, data: bytes = b"", *, is_private: bool = False) -> BinaryIO:
@@ -204,12 +210,12 @@ def open_named(path: str, data: bytes = b"", *, is_private: bool = False) -> Bin
     A file of the user's that is replaced passes its mode on, unless the new one is to be private. Raises OSError.
     """
     folder, name = os.path.split(path)
-    at = open_folder(folder or ".", follows_link=True)
+    dir_fd = open_folder(folder or ".", follows_link=True)
     try:
-        if not _is_of_devices(at):
-            kept = None if is_private else _own_mode(name, at)
-            return _open_over(at, name, data, 0o600 if is_private else 0o666, kept)
-        file = open(os.open(name, _AS_IT_IS, dir_fd=at), "wb")  # noqa: SIM115 - who asked closes it
+        if not _is_of_devices(dir_fd):
+            permissions = None if is_private else _own_mode(name, dir_fd)
+            return _open_over(dir_fd, name, data, 0o600 if is_private else 0o666, permissions)
+        file = open(os.open(name, _AS_IT_IS, dir_fd=dir_fd), "wb")  # noqa: SIM115 - who asked closes it
         try:
             file.write(data)
             file.flush()
@@ -218,31 +224,33 @@ def open_named(path: str, data: bytes = b"", *, is_private: bool = False) -> Bin
             raise
         return file
     finally:
-        os.close(at)
+        os.close(dir_fd)
 
 
-def _open_over(at: int, name: str, data: bytes, mode: int, kept: int | None) -> BinaryIO:
-    with new_file(at, mode) as (beside, file):
-        _fill(file, data, kept)
-        os.rename(beside, name, src_dir_fd=at, dst_dir_fd=at)
+def _open_over(dir_fd: int, name: str, data: bytes, mode: int, permissions: int | None) -> BinaryIO:
+    with new_file(dir_fd, mode) as (beside, file):
+        _fill(file, data, permissions)
+        os.rename(beside, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
     return file
 
 
-def _fill(file: BinaryIO, data: bytes, kept: int | None) -> None:
-    if kept is not None:
-        os.fchmod(file.fileno(), kept)
+def _fill(file: BinaryIO, data: bytes, permissions: int | None) -> None:
+    if permissions is not None:
+        os.fchmod(file.fileno(), permissions)
     file.write(data)
     file.flush()
 
 
-def _is_of_devices(at: int) -> bool:
-    here = os.fstat(at)
-    return any(os.path.samestat(here, os.stat(one)) for one in DEVICES if os.path.isdir(one))
+def _is_of_devices(dir_fd: int) -> bool:
+    facts = os.fstat(dir_fd)
+    return any(
+        os.path.samestat(facts, os.stat(device_folder)) for device_folder in DEVICES if os.path.isdir(device_folder)
+    )
 
 
-def _own_mode(name: str, at: int) -> int | None:
+def _own_mode(name: str, dir_fd: int) -> int | None:
     """Return the permissions of a regular file of ours; None where nothing like that is there."""
-    state = look(name, at)
+    state = look(name, dir_fd)
     if state is None or not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid():
         return None
     return state.st_mode & 0o777

@@ -191,7 +191,7 @@ def test_no_folder_is_made_through_what_is_in_the_way(tree: Path, above: list[st
     at = hostfs.open_folder(tree)
     try:
         with pytest.raises(OSError) as caught:
-            hostfs.descend(at, [*above, "way", "new"], mode=0o700, made=made)
+            hostfs.descend(at, [*above, "way", "new"], mode=0o700, created=made)
     finally:
         os.close(at)
     assert caught.value.errno in (errno.ELOOP, errno.ENOTDIR)
@@ -206,7 +206,7 @@ def test_folders_that_were_made_are_told(tree: Path) -> None:
         with hostfs.descended(at, ["a", "x"], mode=0o750) as here:
             assert os.path.samestat(os.fstat(here), (tree / "a/x").stat())
         with pytest.raises(OSError):
-            hostfs.descend(at, ["a", "x", "y", "n" * 300], mode=0o700, made=made)
+            hostfs.descend(at, ["a", "x", "y", "n" * 300], mode=0o700, created=made)
     finally:
         os.close(at)
     assert made == ["a/x/y"]

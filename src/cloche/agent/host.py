@@ -179,7 +179,7 @@ class Roots:
             if existing is not None and not stat.S_ISREG(existing.st_mode):
                 raise SandboxFileRefused(f"{path} is no regular file, and is not replaced", path=path)
             permissions = None if existing is None else existing.st_mode & 0o777
-            hostfs.replace(folder, name, data, mode=0o644 if permissions is None else 0o600, kept=permissions)
+            hostfs.replace(folder, name, data, mode=0o644 if permissions is None else 0o600, permissions=permissions)
 
     def list_files(self, path: str) -> tuple[str, ...]:
         """Return the regular files below a folder, as a model names them, sorted. Raises the SandboxFile errors."""

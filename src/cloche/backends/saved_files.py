@@ -208,7 +208,7 @@ def _undo(target_fd: int, names: list[tuple[str, str]], made: list[str]) -> None
 def _make_folder(target_fd: int, folder: str, made: list[str]) -> int:
     """Open a folder below, through no link; what must be `made` for that is noted there."""
     try:
-        return hostfs.descend(target_fd, folder.split("/") if folder else [], mode=0o777, made=made)
+        return hostfs.descend(target_fd, folder.split("/") if folder else [], mode=0o777, created=made)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):  # nothing is in the way, but there is no room
             raise

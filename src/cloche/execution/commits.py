@@ -132,7 +132,7 @@ def compare(found: OpenFolder, snapshot: Snapshot, check: Callable[[], None]) ->
     folder = found.folder
     return make_diff(
         snapshot, found.fd, hidden={*folder.hidden, *folder.left_out}, opened_ns=folder.opened_ns,
-        known=read_known(found), branches=_dangerous_branches(found, snapshot, check), check=check,
+        committed=read_known(found), branches=_dangerous_branches(found, snapshot, check), check=check,
     )  # fmt: skip
 
 
@@ -337,7 +337,7 @@ def _note_known(found: OpenFolder, written: Sequence[str]) -> None:
         folder, name = os.path.split(_known_file(found.folder))
         at = hostfs.open_folder(folder)
         try:
-            hostfs.replace(at, name, json.dumps(known).encode(), mode=0o600, kept=0o600)
+            hostfs.replace(at, name, json.dumps(known).encode(), mode=0o600, permissions=0o600)
         finally:
             os.close(at)
     except OSError as error:

@@ -50,7 +50,7 @@ def write_host_file(path: str, data: bytes, mode: int) -> None:
         os.makedirs(folder, exist_ok=True)
         at = hostfs.open_folder(folder, follows_link=True)
         try:
-            hostfs.replace(at, name, data, kept=_mode(mode))
+            hostfs.replace(at, name, data, permissions=_mode(mode))
         finally:
             os.close(at)
     except OSError as error:

@@ -254,7 +254,7 @@ class HostFolderOperations(NameOperations):
         folder = found.folder
         said: dict[str, Any] = {}
         reader = SnapshotReader(
-            tempfile.gettempdir(), most=folder.disk_bytes, entries=MOST_ENTRIES, is_whole=bool(folder.copied_ns)
+            tempfile.gettempdir(), max_bytes=folder.disk_bytes, entries=MOST_ENTRIES, is_whole=bool(folder.copied_ns)
         )
         try:
             stream = cast("SupportsChanges", live).changes_stream(

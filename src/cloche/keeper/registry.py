@@ -71,7 +71,7 @@ class Claimed:
 
     def describe(self, entry: Mapping[str, Any]) -> None:
         """Write what attaching needs to know. Raises OSError."""
-        hostfs.replace(self.folder, self.name + ENTRY, plain_json.write(entry), mode=0o600, kept=0o600)
+        hostfs.replace(self.folder, self.name + ENTRY, plain_json.write(entry), mode=0o600, permissions=0o600)
 
     def release(self) -> None:
         """Close our descriptors; the name stays with who has others."""

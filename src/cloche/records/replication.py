@@ -134,7 +134,7 @@ def write_script(folder: int, script: Script, *, overwrite: bool = False) -> Non
     data = script.text.encode()
     try:
         if overwrite:
-            replace(folder, SCRIPT, data, mode=0o600, kept=0o600)
+            replace(folder, SCRIPT, data, mode=0o600, permissions=0o600)
             return
         with new_file(folder, 0o600) as (beside, file):
             with file:

@@ -108,7 +108,7 @@ def _restore_file(asked: Restoration, entry: Entry) -> str:
     data = present.data if present is not None and is_same else _kept(asked.blobs, entry)
     with _folder(asked.root, above) as at:
         # A new file even where only the mode differs: the old one may have another name elsewhere.
-        hostfs.replace(at, name, data, mode=0o600, kept=mode)
+        hostfs.replace(at, name, data, mode=0o600, permissions=mode)
     return "restored"
 
 

@@ -78,7 +78,7 @@ class OwnPlace:
     """Say where Cloche keeps something of its own: an absolute path, and what is there."""
 
     path: str
-    what: str
+    contents: str
 
 
 def own_folders(further: Mapping[str, str] | None = None) -> tuple[OwnPlace, ...]:
@@ -86,42 +86,42 @@ def own_folders(further: Mapping[str, str] | None = None) -> tuple[OwnPlace, ...
 
     `further` are paths that settings name, such as the audit's folder, with what is there.
     """
-    found = (*_platform_places(), *_named_places(), *_places_beside_records(), *_further_places(further or {}))
-    return tuple(dict.fromkeys(found))
+    own_places = (*_platform_places(), *_named_places(), *_places_beside_records(), *_further_places(further or {}))
+    return tuple(dict.fromkeys(own_places))
 
 
 def _platform_places() -> Iterator[OwnPlace]:
-    for what, (variable, below_home) in _PLATFORM.items():
-        if found := hostfs.own_folder(variable, below_home):
-            yield OwnPlace(path=os.path.normpath(found), what=what)
+    for contents, (variable, below_home) in _PLATFORM.items():
+        if folder := hostfs.own_folder(variable, below_home):
+            yield OwnPlace(path=os.path.normpath(folder), contents=contents)
         for home in homes():  # also where a variable moves it: what was kept there before is no less private
-            yield OwnPlace(path=os.path.join(home, below_home, "cloche"), what=what)
+            yield OwnPlace(path=os.path.join(home, below_home, "cloche"), contents=contents)
     for home in homes():
-        yield OwnPlace(path=os.path.join(home, ".cloche"), what="configuration")
+        yield OwnPlace(path=os.path.join(home, ".cloche"), contents="configuration")
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if os.path.isabs(runtime):
-        yield OwnPlace(path=os.path.join(os.path.normpath(runtime), "cloche"), what="sockets")
-    yield OwnPlace(path=_RUNTIME, what="sockets")
+        yield OwnPlace(path=os.path.join(os.path.normpath(runtime), "cloche"), contents="sockets")
+    yield OwnPlace(path=_RUNTIME, contents="sockets")
     with suppress(BackendUnavailable):
         if os.path.lexists(temporary := hostfs.own_temporary_folder()):
-            yield OwnPlace(path=temporary, what="sockets and audit")
+            yield OwnPlace(path=temporary, contents="sockets and audit")
 
 
 def _named_places() -> Iterator[OwnPlace]:
-    for variable, what in _NAMED.items():
+    for variable, contents in _NAMED.items():
         path = _path_in(variable, os.environ.get(variable, ""))
         if path and not (variable == "CLOCHE_ENV_FILE" and os.path.basename(path).startswith(".env")):  # that is hidden
-            yield OwnPlace(path=os.path.abspath(path), what=f"{what} ({variable})")
+            yield OwnPlace(path=os.path.abspath(path), contents=f"{contents} ({variable})")
 
 
 def _places_beside_records() -> Iterator[OwnPlace]:
     location = os.environ.get(DATABASE, "")
-    what = f"records ({DATABASE})"
+    contents = f"records ({DATABASE})"
     if path := _path_in(DATABASE, location):
         folder = os.path.dirname(os.path.abspath(path))
-        yield from (OwnPlace(path=os.path.join(folder, name), what=what) for name in _BESIDE_RECORDS)
+        yield from (OwnPlace(path=os.path.join(folder, name), contents=contents) for name in _BESIDE_RECORDS)
     elif location and os.path.lexists(key := os.path.join(_working_directory(), _KEY_OF_RECORDS)):
-        yield OwnPlace(path=key, what=what)
+        yield OwnPlace(path=key, contents=contents)
 
 
 def _working_directory() -> str:
@@ -137,26 +137,26 @@ def _path_in(variable: str, value: str) -> str:
         value = os.path.expanduser(value)
         return value if os.path.isabs(value) else ""  # else it is a switch
     if "://" in value:
-        scheme, _, rest = value.partition(":///")
-        return rest.partition("?")[0] if scheme.startswith("sqlite") and rest != ":memory:" else ""
+        scheme, _, location = value.partition(":///")
+        return location.partition("?")[0] if scheme.startswith("sqlite") and location != ":memory:" else ""
     return value
 
 
 def _further_places(further: Mapping[str, str]) -> Iterator[OwnPlace]:
-    for path, what in further.items():
-        yield OwnPlace(path=os.path.abspath(path), what=what)
+    for path, contents in further.items():
+        yield OwnPlace(path=os.path.abspath(path), contents=contents)
 
 
 def homes() -> tuple[str, ...]:
     """Return this user's home as HOME has it and as the accounts have it."""
-    found = [os.environ.get("HOME", "")]
+    candidates = [os.environ.get("HOME", "")]
     with suppress(KeyError):
-        found.append(pwd.getpwuid(os.geteuid()).pw_dir)
-    return tuple(dict.fromkeys(os.path.normpath(home) for home in found if os.path.isabs(home)))
+        candidates.append(pwd.getpwuid(os.geteuid()).pw_dir)
+    return tuple(dict.fromkeys(os.path.normpath(home) for home in candidates if os.path.isabs(home)))
 
 
 def check_folder(
-    path: str | os.PathLike[str], *, places: Sequence[OwnPlace] | None = None, is_git: bool = False
+    path: str | os.PathLike[str], *, own_places: Sequence[OwnPlace] | None = None, is_git: bool = False
 ) -> AllowedFolder:
     """Open a folder that may be shown to a sandbox. `places` are Cloche's own, by default `own_folders()`.
 
@@ -171,8 +171,8 @@ def check_folder(
         _refuse_system(real, named, above)
         _refuse_homes(real, named, above[0], facts.st_uid)
         _refuse_credentials(real, named, is_git=is_git)
-        for place in own_folders() if places is None else places:
-            _refuse_own(real, named, above, place)
+        for own_place in own_folders() if own_places is None else own_places:
+            _refuse_own(real, named, above, own_place)
         return AllowedFolder(path=real, fd=fd, owner=(facts.st_uid, facts.st_gid), dev=facts.st_dev, ino=facts.st_ino)
     except BaseException:
         os.close(fd)
@@ -207,19 +207,19 @@ def _real_path(fd: int, named: str) -> str:
 
 def _identities_above(fd: int) -> list[_Identity]:
     """Return device and inode of an open folder and of all above it, its own first."""
-    found: list[_Identity] = []
-    here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
+    identities: list[_Identity] = []
+    current_fd = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
     try:
         while True:
-            facts = os.fstat(here)
+            facts = os.fstat(current_fd)
             identity = (facts.st_dev, facts.st_ino)
-            if found and found[-1] == identity:
-                return found
-            found.append(identity)
-            inner, here = here, os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=here)
+            if identities and identities[-1] == identity:
+                return identities
+            identities.append(identity)
+            inner, current_fd = current_fd, os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=current_fd)
             os.close(inner)
     finally:
-        os.close(here)
+        os.close(current_fd)
 
 
 def _identity(path: str) -> _Identity | None:
@@ -250,10 +250,10 @@ def _refuse_system(real: str, named: str, above: Sequence[_Identity]) -> None:
 
 def _refuse_homes(real: str, named: str, own: _Identity, owner: int) -> None:
     remedy = "Name the project's folder in it."
-    found = list(homes())
+    home_paths = list(homes())
     with suppress(KeyError):
-        found.append(pwd.getpwuid(owner).pw_dir)
-    for home in map(os.path.realpath, found):
+        home_paths.append(pwd.getpwuid(owner).pw_dir)
+    for home in map(os.path.realpath, home_paths):
         if home == "/":
             continue
         if real == home or _identity(home) == own:
@@ -264,12 +264,12 @@ def _refuse_homes(real: str, named: str, own: _Identity, owner: int) -> None:
 
 def _refuse_credentials(real: str, named: str, *, is_git: bool) -> None:
     remedy = "Name a folder without credentials."
-    parts = real.split("/")
-    for above, name in zip(("", *parts), parts, strict=False):
+    names = real.split("/")
+    for above, name in zip(("", *names), names, strict=False):
         is_folder_of_keys = name in CREDENTIAL_FOLDERS or (above == ".config" and name in BELOW[".config"])
         if is_folder_of_keys:
             raise _refused(named, f"lies in {name}, where credentials are kept", remedy)
-    if ".git" in parts and not is_git:
+    if ".git" in names and not is_git:
         raise _refused(named, "lies in .git, which git alone works on", "Name the folder that holds it.")
     for home in map(os.path.realpath, homes()):
         for name in sorted(_OF_HOMES):
@@ -277,27 +277,29 @@ def _refuse_credentials(real: str, named: str, *, is_git: bool) -> None:
                 raise _refused(named, f"lies in ~/{name}, where credentials are kept", remedy)
 
 
-def _refuse_own(real: str, named: str, above: Sequence[_Identity], place: OwnPlace) -> None:
-    there = os.path.realpath(place.path)
-    if is_below(real, there) or _identity(there) in above:
+def _refuse_own(real: str, named: str, above: Sequence[_Identity], own_place: OwnPlace) -> None:
+    own_real = os.path.realpath(own_place.path)
+    if is_below(real, own_real) or _identity(own_real) in above:
         raise _refused(
-            named, f"lies in Cloche's own {place.what}, {escape_name(place.path)}", "Name a folder outside of it."
+            named,
+            f"lies in Cloche's own {own_place.contents}, {escape_name(own_place.path)}",
+            "Name a folder outside of it.",
         )
-    if is_below(there, real) or is_below(place.path, real) or above[0] in _around(there):
+    if is_below(own_real, real) or is_below(own_place.path, real) or above[0] in _around(own_real):
         raise _refused(
-            named, f"holds Cloche's own {place.what}, {escape_name(place.path)}",
+            named, f"holds Cloche's own {own_place.contents}, {escape_name(own_place.path)}",
             "Name a folder further down, or keep that elsewhere.",
         )  # fmt: skip
 
 
 def _around(path: str) -> set[_Identity]:
     """Return device and inode of what is there of the folders above a path."""
-    found: set[_Identity] = set()
+    identities: set[_Identity] = set()
     while (above := os.path.dirname(path)) != path:
         path = above
         if (identity := _identity(path)) is not None:
-            found.add(identity)
-    return found
+            identities.add(identity)
+    return identities
 
 
 def at_for(path: str, at: str = SAME) -> str:
@@ -311,13 +313,18 @@ def at_for(path: str, at: str = SAME) -> str:
     return _checked_place(at, f"at: {escape_name(at)}")
 
 
-def _checked_place(at: str, where: str) -> str:
-    if not at.startswith("/") or at.startswith("//") or os.path.normpath(at) != at or "\0" in at:
+def _checked_place(mount_path: str, where: str) -> str:
+    if (
+        not mount_path.startswith("/")
+        or mount_path.startswith("//")
+        or os.path.normpath(mount_path) != mount_path
+        or "\0" in mount_path
+    ):
         raise InvalidRequest(f'{where} is no plain absolute path; write one such as "/project", or "{SAME}"')
-    if len(os.fsencode(at)) > MOST_PATH:
+    if len(os.fsencode(mount_path)) > MOST_PATH:
         raise InvalidRequest(f"{where} is too long; {MOST_PATH} bytes are allowed")
-    if at in JAIL_FOLDERS or any(is_below(at, tree) for tree in JAIL_TREES):
+    if mount_path in JAIL_FOLDERS or any(is_below(mount_path, tree) for tree in JAIL_TREES):
         raise InvalidRequest(f'{where} is a place of the sandbox\'s own system; choose another, such as "/project"')
-    if at != WORKSPACE and is_below(at, WORKSPACE):
+    if mount_path != WORKSPACE and is_below(mount_path, WORKSPACE):
         raise InvalidRequest(f'{where} lies below {WORKSPACE}, which is a link to the folder; write "{WORKSPACE}"')
-    return at
+    return mount_path

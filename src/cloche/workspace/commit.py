@@ -76,29 +76,29 @@ def commit(
     """
     with (
         Tree(folder) as tree,
-        journals.open_records(state) as at,
-        journals.locked(at, journals.key_of(tree.facts)) as is_ours,
+        journals.open_records(state) as records_fd,
+        journals.locked(records_fd, journals.key_of(tree.facts)) as is_ours,
     ):
         if not is_ours:
             raise WorkspaceFailed("another commit to this folder is under way; try again when it has ended")
-        recover_locked(folder, at, step)
-        if journals.find(at, tree.facts) is not None:
+        recover_locked(folder, records_fd, step)
+        if journals.find(records_fd, tree.facts) is not None:
             raise WorkspaceFailed("an interrupted commit to this folder could not be undone; see the log")
         with _failures():
             plan = _Plan(tree, snapshot, choose, unchanged_since_ns)
             plan.add(changes)
             if plan.is_needed:
-                _Commit(tree, snapshot, plan, at, owner, step).run()
-    written = sorted({change.path for change in changes} - plan.left.keys())
-    return Committed(written=tuple(written), left=dict(plan.left))
+                _Commit(tree, snapshot, plan, records_fd, owner, step).run()
+    written = sorted({change.path for change in changes} - plan.left_out.keys())
+    return Committed(written=tuple(written), left=dict(plan.left_out))
 
 
 def conflict_of(paths: Mapping[str, str]) -> WorkspaceConflict:
     """Return the error that names paths, each with what is the matter."""
-    told = "; ".join(f"{escape_name(path)}: {why}" for path, why in list(paths.items())[:_TOLD_PATHS])
+    listed = "; ".join(f"{escape_name(path)}: {why}" for path, why in list(paths.items())[:_TOLD_PATHS])
     more = f"; and {len(paths) - _TOLD_PATHS} more" if len(paths) > _TOLD_PATHS else ""
     return WorkspaceConflict(
-        f"nothing was written, since the host's folder has changed: {told}{more}. "
+        f"nothing was written, since the host's folder has changed: {listed}{more}. "
         'Choose for each path: "ours" writes the sandbox\'s version, "theirs" keeps the host\'s.',
         paths=paths,
     )
@@ -110,7 +110,11 @@ def _failures() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        names = [escape_name(os.fsdecode(one)) for one in (error.filename, error.filename2) if isinstance(one, str)]
+        names = [
+            escape_name(os.fsdecode(filename))
+            for filename in (error.filename, error.filename2)
+            if isinstance(filename, str)
+        ]
         about = f" ({', '.join(names)})" if names else ""
         why = error.strerror or str(error)
         if error.errno == errno.EINVAL:
@@ -125,7 +129,7 @@ class _Staged:
     path: str
     kind: str
     mode: int
-    was: Facts | None
+    old: Facts | None
     entry: Entry | None = None
     sha256: str = ""
     target: bytes = b""
@@ -141,7 +145,7 @@ class _Plan:
     since_ns: int | None
     writes: dict[str, Change] = field(default_factory=dict)
     removes: dict[str, Change] = field(default_factory=dict)
-    left: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
     conflicts: dict[str, str] = field(default_factory=dict)
     implied: set[str] = field(default_factory=set)
     puts: list[_Staged] = field(default_factory=list)
@@ -173,7 +177,7 @@ class _Plan:
                 _check(path)
             chosen = self.choose.get(change.path)
             if chosen == "theirs":
-                self.left[change.path] = KEPT
+                self.left_out[change.path] = KEPT
                 continue
             if change.conflict and chosen != "ours":
                 self.conflicts[change.path] = change.conflict
@@ -190,21 +194,23 @@ class _Plan:
     def _plan_removes(self) -> None:
         """Plan what goes, the deepest first. What is written anew is exchanged instead, and what holds it stays."""
         stays = {above for path in self.writes for above in (path, *_above(path))}
-        for path in sorted(self.removes, key=lambda one: (-one.count("/"), os.fsencode(one))):
+        for path in sorted(self.removes, key=lambda path: (-path.count("/"), os.fsencode(path))):
             if path in stays:
                 continue
-            was = self._facts(path, self.removes[path])
-            if was is None:
+            old = self._facts(path, self.removes[path])
+            if old is None:
                 continue
-            if was.is_folder and (inside := self._stays_inside(path)):
-                self.left[path] = f"it has files on the host that the sandbox has not removed ({escape_name(inside)})"
+            if old.is_folder and (inside := self._stays_inside(path)):
+                self.left_out[path] = (
+                    f"it has files on the host that the sandbox has not removed ({escape_name(inside)})"
+                )
                 continue
-            self.takes.append(Step(do="take", path=path, was=was))
+            self.takes.append(Step(do="take", path=path, was=old))
 
     def _stays_inside(self, path: str) -> str:
         """Return a name in a folder of the host that is not planned to go, empty where there is none."""
-        for name in sorted(os.fsdecode(one) for one, _ in self.tree.names(path)):
-            if (inside := f"{path}/{name}") not in self.removes or inside in self.left:
+        for name in sorted(os.fsdecode(entry_name) for entry_name, _ in self.tree.names(path)):
+            if (inside := f"{path}/{name}") not in self.removes or inside in self.left_out:
                 return name
         return ""
 
@@ -213,10 +219,10 @@ class _Plan:
         for above in _above(path):
             if above in self.writes or above in self.conflicts:
                 continue
-            found = self.tree.look(above)
-            if found is None:
+            facts = self.tree.look(above)
+            if facts is None:
                 self._plan_implied(above)
-            elif not stat.S_ISDIR(found.st_mode):
+            elif not stat.S_ISDIR(facts.st_mode):
                 self.conflicts[path] = _ABOVE
 
     def _plan_implied(self, path: str) -> None:
@@ -229,19 +235,19 @@ class _Plan:
         self._put_folder(path, mode, None)
 
     def _plan_write(self, path: str, change: Change) -> None:
-        was = self._facts(path, change)
+        old = self._facts(path, change)
         if path in self.conflicts:
             return
         if change.kind == "directory":
-            self._plan_folder(path, change, was)
+            self._plan_folder(path, change, old)
             return
-        if was is not None and was.is_folder and self._stays_inside(path):
+        if old is not None and old.is_folder and self._stays_inside(path):
             self.conflicts[path] = _FILLED
             return
         entry = self.snapshot.entries.get(os.fsencode(path))
         mode = change.mode & 0o777
-        if change.what == "mode" and change.kind == "file" and was is not None and self._has_one_name(path):
-            self._mode_step(path, was, mode)
+        if change.what == "mode" and change.kind == "file" and old is not None and self._has_one_name(path):
+            self._mode_step(path, old, mode)
         elif entry is None or entry.kind != change.kind or entry.problem:
             raise InvalidRequest(f"the snapshot has no content for {escape_name(path)}; take the changes anew")
         elif change.kind == "link" and entry.target != os.fsencode(change.target):
@@ -252,39 +258,39 @@ class _Plan:
                     path=path,
                     kind=change.kind,
                     mode=mode,
-                    was=was,
+                    old=old,
                     entry=entry,
                     sha256=change.sha256 or entry.sha256,
                     target=entry.target,
                 )
             )
 
-    def _plan_folder(self, path: str, change: Change, was: Facts | None) -> None:
+    def _plan_folder(self, path: str, change: Change, old: Facts | None) -> None:
         mode = change.mode & 0o777
-        if was is None or not was.is_folder:
-            self._put_folder(path, mode, was)
-        elif change.what != "added" and stat.S_IMODE(was.mode) & 0o777 != mode:
-            self._mode_step(path, was, mode)
+        if old is None or not old.is_folder:
+            self._put_folder(path, mode, old)
+        elif change.what != "added" and stat.S_IMODE(old.mode) & 0o777 != mode:
+            self._mode_step(path, old, mode)
 
-    def _put_folder(self, path: str, mode: int, was: Facts | None) -> None:
+    def _put_folder(self, path: str, mode: int, old: Facts | None) -> None:
         """Plan a new folder. It is writable to us until what is in it is written."""
-        self.puts.append(_Staged(path=path, kind="directory", mode=mode | 0o700, was=was))
+        self.puts.append(_Staged(path=path, kind="directory", mode=mode | 0o700, old=old))
         if mode & 0o700 != 0o700:
             self.last_modes.append(Step(do="chmod", path=path, mode=mode))
 
-    def _mode_step(self, path: str, was: Facts, mode: int) -> None:
+    def _mode_step(self, path: str, old: Facts, mode: int) -> None:
         """Plan new permission bits: those that let us in before the rest, others after it."""
-        one = Step(do="chmod", path=path, was=was, mode=mode)
-        (self.first_modes if was.is_folder and mode & 0o300 == 0o300 else self.last_modes).append(one)
+        planned = Step(do="chmod", path=path, was=old, mode=mode)
+        (self.first_modes if old.is_folder and mode & 0o300 == 0o300 else self.last_modes).append(planned)
 
     def _has_one_name(self, path: str) -> bool:
-        found = self.tree.look(path)
-        return found is not None and found.st_nlink == 1
+        stat_result = self.tree.look(path)
+        return stat_result is not None and stat_result.st_nlink == 1
 
     def _facts(self, path: str, change: Change) -> Facts | None:
         """Look at the host, and note where what is there is not what the change was made to."""
-        found = self.tree.look(path)
-        facts = None if found is None else Facts.of(found)
+        stat_result = self.tree.look(path)
+        facts = None if stat_result is None else Facts.of(stat_result)
         if self.choose.get(change.path) != "ours" and (why := self._differs(path, change, facts)):
             self.conflicts[change.path] = why
         return facts
@@ -309,9 +315,22 @@ class _Commit:
     """Carry out a plan: stage, journal, rename."""
 
     def __init__(
-        self, tree: Tree, snapshot: Snapshot, plan: _Plan, at: int, owner: tuple[int, int], step: Callable[[str], None]
+        self,
+        tree: Tree,
+        snapshot: Snapshot,
+        plan: _Plan,
+        records_fd: int,
+        owner: tuple[int, int],
+        step: Callable[[str], None],
     ):
-        self.tree, self.snapshot, self.plan, self.at, self.owner, self.step = tree, snapshot, plan, at, owner, step
+        self.tree, self.snapshot, self.plan, self.records_fd, self.owner, self.step = (
+            tree,
+            snapshot,
+            plan,
+            at,
+            owner,
+            step,
+        )
         self.key = journals.key_of(tree.facts)
         self.has_stage = False
         self.moved: set[int] = set()  # inodes whose change time is of our own doing
@@ -333,7 +352,7 @@ class _Commit:
             if self.has_stage:
                 with suppress(OSError):
                     os.rmdir(self.journal.stage, dir_fd=self.tree.fd)
-            journals.remove(self.at, self.key)
+            journals.remove(self.records_fd, self.key)
             raise
         try:
             self._run(stage)
@@ -364,19 +383,19 @@ class _Commit:
     def _undo(self, stage: int, error: BaseException) -> None:
         """Undo all steps after an error, which is told what could not be."""
         try:
-            kept = undo_durably(self.tree, stage, self.at, self.key, self.journal, self.step)
+            not_restored = undo_durably(self.tree, stage, self.records_fd, self.key, self.journal, self.step)
         except OSError as failed:
             why = f"the commit failed, and could not be undone now ({failed.strerror}). {_LATER}"
             raise WorkspaceFailed(why) from error
-        if kept:
-            error.add_note(f"{self.journal.stage} stays in the folder, {kept_sentence(kept)}")
+        if not_restored:
+            error.add_note(f"{self.journal.stage} stays in the folder, {kept_sentence(not_restored)}")
         else:
             self._clear(stage)
 
     def _write(self, state: journals.State, **changes: object) -> None:
         self.step(f"write {state}")
         self.journal = journals.advanced(self.journal, state, **changes)
-        journals.write(self.at, self.key, self.journal)
+        journals.write(self.records_fd, self.key, self.journal)
         self.step(f"written {state}")
 
     def _make_stage(self) -> int:
@@ -386,11 +405,11 @@ class _Commit:
         self.step("stage")
         fd = hostfs.open_folder(name, self.tree.fd)
         try:
-            found = os.fstat(fd)
-            if found.st_uid != os.geteuid() or os.listdir(fd):
+            stage_facts = os.fstat(fd)
+            if stage_facts.st_uid != os.geteuid() or os.listdir(fd):
                 raise WorkspaceFailed(f"{name} is not the folder that was made")
             os.fchmod(fd, 0o700)
-            self._write("staging", stage_ino=found.st_ino)
+            self._write("staging", stage_ino=stage_facts.st_ino)
         except BaseException:
             os.close(fd)
             raise
@@ -400,53 +419,53 @@ class _Commit:
         if not remove_stage(self.tree, stage, self.journal.stage, self.step):
             log.warning("%s stays in the folder, since not all of it could be removed", self.journal.stage)
         self.step("cleared")
-        journals.remove(self.at, self.key)
+        journals.remove(self.records_fd, self.key)
 
     # The stage.
 
     def _stage_all(self, stage: int) -> tuple[Step, ...]:
         """Write what is new into the stage, have it on disk, and return the steps with what was staged."""
-        puts = [self._stage(stage, number, one) for number, one in enumerate(self.plan.puts)]
+        puts = [self._stage(stage, number, staged) for number, staged in enumerate(self.plan.puts)]
         self.step("staged")
         if len(puts) > MOST_SYNCED:
             sync_file_system(stage)
         os.fsync(stage)
         self.step("synced")
         first = len(puts)
-        takes = [replace(one, slot=f"n{number}") for number, one in enumerate(self.plan.takes, first)]
-        made = {one.path: one.new for one in puts}
-        modes = [replace(one, was=one.was or made.get(one.path)) for one in self.plan.last_modes]
+        takes = [replace(planned, slot=f"n{number}") for number, planned in enumerate(self.plan.takes, first)]
+        new_facts = {put.path: put.new for put in puts}
+        modes = [replace(planned, was=planned.was or new_facts.get(planned.path)) for planned in self.plan.last_modes]
         return (*self.plan.first_modes, *takes, *puts, *modes)
 
-    def _stage(self, stage: int, number: int, one: _Staged) -> Step:
+    def _stage(self, stage: int, number: int, staged: _Staged) -> Step:
         slot = f"n{number}"
-        if one.kind == "directory":
+        if staged.kind == "directory":
             os.mkdir(slot, 0o700, dir_fd=stage)
             fd = hostfs.open_folder(slot, stage)
             try:
-                self._own(fd, one.mode)
+                self._own(fd, staged.mode)
             finally:
                 os.close(fd)
-        elif one.kind == "link":
-            os.symlink(one.target, slot, dir_fd=stage)
+        elif staged.kind == "link":
+            os.symlink(staged.target, slot, dir_fd=stage)
             self._give(slot, stage)
         else:
-            self._stage_file(stage, slot, one)
+            self._stage_file(stage, slot, staged)
         self.step(f"stage {slot}")
-        return Step(do="put", path=one.path, slot=slot, was=one.was, new=facts_of(slot, stage))
+        return Step(do="put", path=staged.path, slot=slot, was=staged.old, new=facts_of(slot, stage))
 
-    def _stage_file(self, stage: int, slot: str, one: _Staged) -> None:
-        if one.entry is None:
-            raise WorkspaceFailed(f"no content is known for {escape_name(one.path)}")
+    def _stage_file(self, stage: int, slot: str, staged: _Staged) -> None:
+        if staged.entry is None:
+            raise WorkspaceFailed(f"no content is known for {escape_name(staged.path)}")
         digest = hashlib.sha256()
         with hostfs.new_file(stage, 0o600, name=slot) as (_, file), file:
-            for piece in self.snapshot.read(one.entry):
+            for piece in self.snapshot.read(staged.entry):
                 digest.update(piece)
                 file.write(piece)
             file.flush()
-            if digest.hexdigest() != one.sha256:
-                raise InvalidRequest(f"{escape_name(one.path)} is not what was seen; take the changes anew")
-            self._own(file.fileno(), one.mode)
+            if digest.hexdigest() != staged.sha256:
+                raise InvalidRequest(f"{escape_name(staged.path)} is not what was seen; take the changes anew")
+            self._own(file.fileno(), staged.mode)
             if len(self.plan.puts) <= MOST_SYNCED:
                 os.fsync(file.fileno())
 
@@ -455,82 +474,82 @@ class _Commit:
         self._give(fd, None)
         os.fchmod(fd, mode & 0o777)
 
-    def _give(self, what: int | str, at: int | None) -> None:
+    def _give(self, target: int | str, dir_fd: int | None) -> None:
         uid, gid = self.owner
         if self.owner == (os.geteuid(), os.getegid()):
             return  # as what we make is
         if os.geteuid() == 0:
-            os.chown(what, uid, gid, dir_fd=at, follow_symlinks=at is None)
+            os.chown(target, uid, gid, dir_fd=dir_fd, follow_symlinks=dir_fd is None)
         else:
             with suppress(PermissionError):  # a group that we are not in
-                os.chown(what, -1, gid, dir_fd=at, follow_symlinks=at is None)
+                os.chown(target, -1, gid, dir_fd=dir_fd, follow_symlinks=dir_fd is None)
 
     # The host's files.
 
     def _apply(self, stage: int, steps: tuple[Step, ...]) -> None:
-        for number, one in enumerate(steps):
+        for number, planned in enumerate(steps):
             self.step(f"before {number}")
             try:
-                self._do(stage, one)
+                self._do(stage, planned)
             except OSError as error:
                 if error.errno in _OVERTAKEN:
-                    raise conflict_of({one.path: _CHANGED}) from error
+                    raise conflict_of({planned.path: _CHANGED}) from error
                 raise
             self.step(f"after {number}")
-        for one in steps:
-            if one.do != "chmod":
-                _check_out(stage, one)
+        for planned in steps:
+            if planned.do != "chmod":
+                _check_out(stage, planned)
         sync_folders(self.tree, steps)
         os.fsync(stage)
         self.step("folders synced")
 
-    def _do(self, stage: int, one: Step) -> None:
-        if one.do == "chmod":
-            self._chmod(one)
+    def _do(self, stage: int, planned: Step) -> None:
+        if planned.do == "chmod":
+            self._chmod(planned)
             return
-        at, name = self.tree.parent(one.path)
-        self._check_in(one, facts_of(name, at))
-        self.step(f"between {one.path}")
-        if one.do == "take":
-            rename_new(name, at, one.slot, stage)
-        elif one.was is None:
-            rename_new(one.slot, stage, name, at)
+        parent_fd, name = self.tree.parent(planned.path)
+        self._check_in(planned, facts_of(name, parent_fd))
+        self.step(f"between {planned.path}")
+        if planned.do == "take":
+            rename_new(name, parent_fd, planned.slot, stage)
+        elif planned.was is None:
+            rename_new(planned.slot, stage, name, parent_fd)
         else:
-            exchange(one.slot, stage, name, at)
-        if one.new is not None and (now := facts_of(name, at)) is not None and now.ino != one.new.ino:
-            raise conflict_of({one.path: _CHANGED})
-        _check_out(stage, one)
-        if one.was is not None:
-            self.moved.add(one.was.ino)
+            exchange(planned.slot, stage, name, parent_fd)
+        if planned.new is not None and (now := facts_of(name, parent_fd)) is not None and now.ino != planned.new.ino:
+            raise conflict_of({planned.path: _CHANGED})
+        _check_out(stage, planned)
+        if planned.was is not None:
+            self.moved.add(planned.was.ino)
 
-    def _check_in(self, one: Step, there: Facts | None) -> None:
+    def _check_in(self, planned: Step, present: Facts | None) -> None:
         """Refuse a path that has something else than when it was looked at."""
-        if one.was is None:
-            if there is not None:
-                raise conflict_of({one.path: _APPEARED})
-        elif not one.was.is_same(there, with_ctime=one.was.ino not in self.moved):
-            raise conflict_of({one.path: _GONE if there is None else _CHANGED})
+        if planned.was is None:
+            if present is not None:
+                raise conflict_of({planned.path: _APPEARED})
+        elif not planned.was.is_same(present, with_ctime=planned.was.ino not in self.moved):
+            raise conflict_of({planned.path: _GONE if present is None else _CHANGED})
 
-    def _chmod(self, one: Step) -> None:
-        found = self.tree.look(one.path)
-        there = None if found is None else Facts.of(found)
-        self._check_in(one, there)
-        if there is None or not self.tree.set_mode(one.path, there.ino, one.mode):
-            raise conflict_of({one.path: _CHANGED})
-        self.moved.add(there.ino)
+    def _chmod(self, planned: Step) -> None:
+        stat_result = self.tree.look(planned.path)
+        present = None if stat_result is None else Facts.of(stat_result)
+        self._check_in(planned, present)
+        if present is None or not self.tree.set_mode(planned.path, present.ino, planned.mode):
+            raise conflict_of({planned.path: _CHANGED})
+        self.moved.add(present.ino)
 
 
-def _check_out(stage: int, one: Step) -> None:
+def _check_out(stage: int, planned: Step) -> None:
     """Refuse a step where something else came out into the stage than was looked at, or was written to since."""
-    came = facts_of(one.slot, stage)
-    if one.was is None:
-        is_same = came is None
+    displaced = facts_of(planned.slot, stage)
+    if planned.was is None:
+        is_same = displaced is None
     else:
-        is_same = one.was.is_same(came, with_ctime=False)
-        if is_same and one.was.is_folder:
-            is_same = not names_in(one.slot, stage)
+        is_same = planned.was.is_same(displaced, with_ctime=False)
+        if is_same and planned.was.is_folder:
+            is_same = not names_in(planned.slot, stage)
     if not is_same:
-        raise conflict_of({one.path: _CHANGED})
+        raise conflict_of({planned.path: _CHANGED})
 
 
 def _above(path: str) -> Iterator[str]:

@@ -78,7 +78,7 @@ def compare(
     *,
     hidden: Collection[str] = (),
     opened_ns: int | None = None,
-    known: Mapping[str, tuple[int, int]] | None = None,
+    committed: Mapping[str, tuple[int, int]] | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> Comparison:
     """Compare a snapshot with an open folder of the host.
@@ -88,7 +88,7 @@ def compare(
     raises ends it.
     """
     with Tree(folder, check) as tree:
-        comparing = _Comparing(snapshot, tree, frozenset(map(os.fsencode, hidden)), opened_ns, known or {})
+        comparing = _Comparing(snapshot, tree, frozenset(map(os.fsencode, hidden)), opened_ns, committed or {})
         return comparing.run()
 
 
@@ -98,7 +98,7 @@ def make_diff(
     *,
     hidden: Collection[str] = (),
     opened_ns: int | None = None,
-    known: Mapping[str, tuple[int, int]] | None = None,
+    committed: Mapping[str, tuple[int, int]] | None = None,
     branches: Collection[Change] = (),
     check: Callable[[], None] = lambda: None,
 ) -> Diff:
@@ -106,8 +106,8 @@ def make_diff(
 
     `branches` are further changes, of the guest's branches. Very many changes are kept in a temporary file.
     """
-    found = compare(snapshot, folder, hidden=hidden, opened_ns=opened_ns, known=known, check=check)
-    rows = found.by_path
+    comparison = compare(snapshot, folder, hidden=hidden, opened_ns=opened_ns, committed=committed, check=check)
+    rows = comparison.by_path
     with Tree(folder, check) as tree:
         patch = make_patch(rows.values(), snapshot, tree, check=check)
         judging = _Judging(rows, snapshot, tree, folder, hidden, check) if rows else None
@@ -118,11 +118,11 @@ def make_diff(
                     rows[path] = judged
     for change in branches:
         rows[os.fsencode(change.path)] = change
-    changes = found.changes
+    changes = comparison.changes
     if len(changes) <= MOST_HELD:
         changes = tuple(changes)
     return Diff(
-        id=identify(changes), changes=changes, left_out=found.left_out, patch=patch.text, is_cut=patch.is_cut,
+        id=identify(changes), changes=changes, left_out=comparison.left_out, patch=patch.text, is_cut=patch.is_cut,
         questions=questions_of(changes),
     )  # fmt: skip
 
@@ -147,26 +147,26 @@ class _Judging:
     def judged(self, change: Change, *, is_text: bool) -> Change:
         """Return a change with its dangers; the same one where it has none, as there may be a million."""
         self.check()
-        found: set[str] = set()
+        host_reasons: set[str] = set()
         reached: set[str] = set()
 
-        def others(path: str) -> Collection[Row]:
+        def rows_by_other_names(path: str) -> Collection[Row]:
             rows = self.names.rows_for(path)
             reached.update(rows.values())
             return rows
 
         if not self.names.is_complete and (change.kind != "directory" or change.old_kind):
-            found.add(UNKNOWN)
+            host_reasons.add(UNKNOWN)
         if change.path in self.twins:
-            found.add(TWIN_ELSEWHERE)
+            host_reasons.add(TWIN_ELSEWHERE)
         if self._is_of_repository(change):
-            found.add(GIT_READS)
+            host_reasons.add(GIT_READS)
         if change.kind == "link" and change.what != "removed":
             rows = self.names.rows_for_link(change.path)
             reached.update(rows.values())
-            found.update(row.reason for row in rows)
-            found |= reasons_of_link(change, self.names, self.hidden)
-        dangers = dangers_of(change, others=others, found=found)
+            host_reasons.update(row.reason for row in rows)
+            host_reasons |= reasons_of_link(change, self.names, self.hidden)
+        dangers = dangers_of(change, rows_by_other_names=rows_by_other_names, host_reasons=host_reasons)
         if not dangers and is_text == change.is_text:
             return change
         return replace(change, dangers=dangers, reached_as=tuple(sorted(reached)) if dangers else (), is_text=is_text)
@@ -232,14 +232,14 @@ def _folded_hash(above: bytes, name: bytes) -> int:
 
 def _twice(hashes: array[int]) -> set[int]:
     """Return those that are there more than once; they are looked through in parts, each of which is held at once."""
-    found, parts = set(), 1 + len(hashes) // 200_000
-    for part in range(parts):
+    repeated, partitions = set(), 1 + len(hashes) // 200_000
+    for partition in range(partitions):
         before = None
-        for one in sorted(one for one in hashes if one % parts == part):
-            if one == before:
-                found.add(one)
-            before = one
-    return found
+        for current in sorted(name_hash for name_hash in hashes if name_hash % partitions == partition):
+            if current == before:
+                repeated.add(current)
+            before = current
+    return repeated
 
 
 def questions_of(changes: Iterable[Change]) -> tuple[Question, ...]:
@@ -256,10 +256,10 @@ def identify(changes: Iterable[Change]) -> str:
     """Return a hash over what changes, in the order of the tree, would write: paths, kinds, modes and contents."""
     digest = hashlib.sha256()
     for change in changes:
-        what = (
+        hashed_fields = (
             change.path, change.what, change.kind, str(change.mode), change.sha256, change.target, change.old_path,
         )  # fmt: skip
-        for text in map(os.fsencode, what):
+        for text in map(os.fsencode, hashed_fields):
             digest.update(len(text).to_bytes(8, "big") + text)
     return digest.hexdigest()
 
@@ -284,10 +284,10 @@ class _Comparing:
         tree: Tree,
         hidden: frozenset[bytes],
         opened_ns: int | None,
-        known: Mapping[str, tuple[int, int]],
+        committed: Mapping[str, tuple[int, int]],
     ):
         self.snapshot, self.tree, self.hidden = snapshot, tree, hidden
-        self.opened_ns, self.known = opened_ns, known
+        self.opened_ns, self.committed = opened_ns, committed
         self.changes = Rows(Change)
         self.left_out: dict[bytes, str] = {}
         self.blocked: set[bytes] = set()  # what is left out with all that is below it
@@ -351,15 +351,15 @@ class _Comparing:
             above, _, name = path.rpartition(b"/")
             if above in by_folder:
                 by_folder[above].add(name)
-        found: set[bytes] = set()
+        twins: set[bytes] = set()
         for above, names in by_folder.items():
             try:
                 on_host = {name for name, _ in self.tree.names(above)}
             except OSError:
                 continue  # each of its paths comes to the same error
             prefix = above + b"/" if above else b""
-            found.update(prefix + name for name in find_twins(names, on_host))
-        return found
+            twins.update(prefix + name for name in find_twins(names, on_host))
+        return twins
 
     def _takes_for_equal(self, folder: bytes) -> bool:
         try:
@@ -442,8 +442,8 @@ class _Comparing:
         is_equal = entry.size == host.st_size and self._hash(path) == entry.sha256
         if is_equal and entry.mode & 0o777 == host.st_mode & 0o777:
             return
-        what: ChangeType = "mode" if is_equal else "modified"
-        self._change(path, what, "file", entry, conflict=self._conflict(path, host), **self._old(path, host))
+        change_type: ChangeType = "mode" if is_equal else "modified"
+        self._change(path, change_type, "file", entry, conflict=self._conflict(path, host), **self._old(path, host))
 
     def _check_set_id(self, path: bytes, entry: Entry, host: os.stat_result | None) -> None:
         """Say that bits are left out which the sandbox has set: a new folder has its own from the one above."""
@@ -452,10 +452,10 @@ class _Comparing:
         if entry.mode & SET_ID & ~(host.st_mode if host is not None else 0):
             self.left_out[path] = NO_SET_ID
 
-    def _change(self, path: bytes, what: ChangeType, kind: FileKind, entry: Entry, **more: Any) -> None:  # noqa: ANN401
+    def _change(self, path: bytes, change_type: ChangeType, kind: FileKind, entry: Entry, **more: Any) -> None:  # noqa: ANN401
         self.changes[path] = Change(
             path=os.fsdecode(path),
-            what=what,
+            what=change_type,
             kind=kind,
             mode=0 if kind == "link" else MODES[entry.mode & 0o777],
             size=entry.size,
@@ -482,7 +482,7 @@ class _Comparing:
     def _conflict(self, path: bytes, host: os.stat_result) -> str:
         if self.opened_ns is None or host.st_ctime_ns < self.opened_ns:
             return ""
-        return "" if self.known.get(os.fsdecode(path)) == (host.st_ino, host.st_ctime_ns) else CHANGED
+        return "" if self.committed.get(os.fsdecode(path)) == (host.st_ino, host.st_ctime_ns) else CHANGED
 
     # What the host has, and the sandbox has not.
 
@@ -580,13 +580,13 @@ class _Comparing:
             if change.what == "added" and change.kind == "file" and change.size in sizes
         ]
         sizes = {self.changes[path].size for path in added}
-        left = MOST_HASHED_BYTES
+        bytes_to_hash = MOST_HASHED_BYTES
         by_content: dict[str, list[bytes]] = defaultdict(list)
         for path in removed:
             if (size := self.changes[path].old_size) not in sizes:
                 continue
-            left -= size
-            if left < 0:
+            bytes_to_hash -= size
+            if bytes_to_hash < 0:
                 break
             try:
                 by_content[self._hash(path)].append(path)
@@ -596,7 +596,7 @@ class _Comparing:
             olds = by_content.get(self.changes[path].sha256)
             if olds:
                 name = path.rpartition(b"/")[2]
-                old = next((one for one in olds if one.rpartition(b"/")[2] == name), olds[0])
+                old = next((old_path for old_path in olds if old_path.rpartition(b"/")[2] == name), olds[0])
                 olds.remove(old)
                 self._rename(path, old)
 

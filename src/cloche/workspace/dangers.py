@@ -51,16 +51,19 @@ def _no_rows(_: str) -> Collection[Row]:
 
 
 def dangers_of(
-    change: Change, *, others: Callable[[str], Collection[Row]] = _no_rows, found: Iterable[str] = ()
+    change: Change,
+    *,
+    rows_by_other_names: Callable[[str], Collection[Row]] = _no_rows,
+    host_reasons: Iterable[str] = (),
 ) -> tuple[str, ...]:
     """Return the reasons why a change needs a yes of its own, the gravest first; none where it does not.
 
     `others` returns the rows that hold for a path by its other names on the host. `found` are reasons that it takes a
     look at the host to tell.
     """
-    reasons = set(found)
+    reasons = set(host_reasons)
     for path, is_removed in _touched(change):
-        rows = (*(row for row in rows_near(path) if matches(row, path)), *others(path))
+        rows = (*(row for row in rows_near(path) if matches(row, path)), *rows_by_other_names(path))
         reasons.update(row.reason for row in rows if row.guards or not is_removed)
     if _is_executable(change):
         reasons.add(EXECUTABLE)
@@ -113,24 +116,24 @@ def matches(row: Row, path: str) -> bool:
         case "suffix":
             return any(name.endswith(row.pattern) for name in names)
         case "path":
-            wanted, is_open = sequence(row)
+            row_names, is_open = sequence(row)
             if is_open:
-                return any(names[at : at + len(wanted)] == wanted for at in range(len(names)))
-            return names[-len(wanted) :] == wanted
+                return any(names[start : start + len(row_names)] == row_names for start in range(len(names)))
+            return names[-len(row_names) :] == row_names
 
 
 def sequence(row: Row) -> tuple[list[str], bool]:
     """Return the names of a row of paths, and whether all that is below them is meant."""
-    wanted = row.pattern.split("/")
-    return (wanted[:-1], True) if wanted[-1] == "*" else (wanted, False)
+    row_names = row.pattern.split("/")
+    return (row_names[:-1], True) if row_names[-1] == "*" else (row_names, False)
 
 
 def leads_to(row: Row, path: str) -> bool:
     """Tell whether a path may be that of a folder in which a row has its own: a link there brings what is elsewhere."""
     if row.form != "path":
         return False
-    wanted, names = sequence(row)[0], path.casefold().split("/")
-    return any(names[-count:] == wanted[:count] for count in range(1, len(wanted)))
+    row_names, names = sequence(row)[0], path.casefold().split("/")
+    return any(names[-count:] == row_names[:count] for count in range(1, len(row_names)))
 
 
 def _is_executable(change: Change) -> bool:
@@ -139,32 +142,32 @@ def _is_executable(change: Change) -> bool:
         return False
     if change.what == "modified":
         return bool(change.mode & 0o111)
-    was = change.old_mode if change.what != "added" and not change.old_kind else 0
-    return bool(change.mode & 0o111 & ~was)
+    old_mode = change.old_mode if change.what != "added" and not change.old_kind else 0
+    return bool(change.mode & 0o111 & ~old_mode)
 
 
 def _gives(change: Change, bits: int) -> bool:
     """Tell whether others get one of these rights, which they had not before."""
     if change.kind == "link" or change.what == "removed":
         return False
-    was = change.old_mode if change.what != "added" and not change.old_kind else 0
-    return bool(change.mode & bits & ~was)
+    old_mode = change.old_mode if change.what != "added" and not change.old_kind else 0
+    return bool(change.mode & bits & ~old_mode)
 
 
 def _dangers_of_link(path: str, target: str) -> list[str]:
     """Return what is wrong with where a link leads, by its own words alone."""
     if target.startswith("/"):
         return [LEAVES]
-    here = path.split("/")[:-1]
+    names = path.split("/")[:-1]
     is_behind_name = winds = False
     for name in target.split("/"):
         if name == "..":
-            if not here:
+            if not names:
                 return [LEAVES]
-            here.pop()
+            names.pop()
             winds = winds or is_behind_name
         elif name not in ("", "."):
-            here.append(name)
+            names.append(name)
             is_behind_name = True
-    into_git = any(name.casefold().rstrip(". ") == ".git" for name in here)
+    into_git = any(name.casefold().rstrip(". ") == ".git" for name in names)
     return [reason for reason, holds in ((INTO_GIT, into_git), (WINDS, winds)) if holds]

@@ -82,21 +82,27 @@ class _Git:
     environment: Mapping[str, str]
     check: Check = _nothing
 
-    def run(self, *words: str, data: bytes = b"", more: Mapping[str, str] | None = None) -> bytes:
+    def run(self, *arguments: str, data: bytes = b"", more: Mapping[str, str] | None = None) -> bytes:
         """Return what a command printed. Raises InvalidRequest with what it complained of where it failed."""
-        code, out, err = self.call(*words, data=data, more=more)
+        code, out, err = self.call(*arguments, data=data, more=more)
         if code:
             lines = err.decode(errors="replace").strip().splitlines()
-            told = next((line for line in lines if line.startswith(("fatal:", "error:"))), lines[-1] if lines else "")
-            raise InvalidRequest(f"git {words[0]} has failed: {escape_line(told)[:300] or f'exit code {code}'}")
+            complaint = next(
+                (line for line in lines if line.startswith(("fatal:", "error:"))), lines[-1] if lines else ""
+            )
+            raise InvalidRequest(
+                f"git {arguments[0]} has failed: {escape_line(complaint)[:300] or f'exit code {code}'}"
+            )
         return out
 
-    def call(self, *words: str, data: bytes = b"", more: Mapping[str, str] | None = None) -> tuple[int, bytes, bytes]:
+    def call(
+        self, *arguments: str, data: bytes = b"", more: Mapping[str, str] | None = None
+    ) -> tuple[int, bytes, bytes]:
         """Return how a command ended, and what it printed. Raises WorkspaceFailed where that took too long."""
-        settings = [word for one in _SETTINGS for word in ("-c", one)]
+        settings = [option for setting in _SETTINGS for option in ("-c", setting)]
         as_root = os.geteuid() == 0 and self.user[0] != 0
         process = subprocess.Popen(
-            [_program(), *settings, *words],
+            [_program(), *settings, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -114,22 +120,22 @@ class _Git:
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
             if isinstance(error, subprocess.TimeoutExpired):
-                raise WorkspaceFailed(f"git {words[0]} took more than {PATIENCE_S:.0f} s and was ended") from error
+                raise WorkspaceFailed(f"git {arguments[0]} took more than {PATIENCE_S:.0f} s and was ended") from error
             raise
         return process.returncode, out, err
 
     def _ended(self, process: subprocess.Popen[bytes], data: bytes) -> tuple[bytes, bytes]:
         """Wait for a command's end. Raises TimeoutExpired, and what `check` raises."""
-        ends_at, given = monotonic() + PATIENCE_S, data or None
+        ends_at, unsent = monotonic() + PATIENCE_S, data or None
         while True:
             self.check()
-            left = ends_at - monotonic()
+            remaining_s = ends_at - monotonic()
             try:
-                return process.communicate(given, timeout=max(0.0, min(left, LOOKS_EVERY_S)))
+                return process.communicate(unsent, timeout=max(0.0, min(remaining_s, LOOKS_EVERY_S)))
             except subprocess.TimeoutExpired:
-                if left <= LOOKS_EVERY_S:
+                if remaining_s <= LOOKS_EVERY_S:
                     raise
-            given = None  # it has been taken
+            unsent = None  # it has been taken
 
     def give(self, path: str) -> None:
         """Give a file or folder in `temporary` to the user that git runs as."""
@@ -151,10 +157,10 @@ def touched_files(
         if monotonic() > ends_at:
             raise WorkspaceFailed(f"git took more than {PATIENCE_S:.0f} s to look at the guest's commits")
 
-    with _quarantined(folder, snapshot, look) as taken:
-        if taken is None:
+    with _quarantined(folder, snapshot, look) as quarantine:
+        if quarantine is None:
             return {}
-        return {branch: (taken.moved[branch], reasons) for branch, reasons in _touching(taken, paths).items()}
+        return {branch: (quarantine.moved[branch], reasons) for branch, reasons in _touching(quarantine, paths).items()}
 
 
 def fetch_commits(
@@ -169,19 +175,19 @@ def fetch_commits(
     Raises InvalidRequest where something of it is not as git writes it or fails its checks, BackendUnavailable without
     git, WorkspaceFailed.
     """
-    with _quarantined(folder, snapshot) as taken:
-        if taken is None:
+    with _quarantined(folder, snapshot) as quarantine:
+        if quarantine is None:
             return {}, {}
-        _check_name(taken.git, f"refs/cloche/{name}/x", name)
+        _check_name(quarantine.git, f"refs/cloche/{name}/x", name)
         if "/" in name:
             raise InvalidRequest(f"not a name for references: {escape_name(name)}")
-        touching = _touching(taken, hidden) if hidden else {}
-        left = {branch: "; ".join(reasons) for branch, reasons in touching.items() if branch not in agreed}
-        made = {branch: value for branch, value in sorted(taken.moved.items()) if branch not in left}
-        if made:
-            wanted = [f"+{_HEADS}{branch}:refs/cloche/{name}/{branch}" for branch in made]
-            taken.git.run("fetch", *_FETCH, "--", taken.place, *wanted)
-    return {f"refs/cloche/{name}/{branch}": value for branch, value in made.items()}, left
+        touching = _touching(quarantine, hidden) if hidden else {}
+        refused = {branch: "; ".join(reasons) for branch, reasons in touching.items() if branch not in agreed}
+        fetched = {branch: value for branch, value in sorted(quarantine.moved.items()) if branch not in refused}
+        if fetched:
+            refspecs = [f"+{_HEADS}{branch}:refs/cloche/{name}/{branch}" for branch in fetched]
+            quarantine.git.run("fetch", *_FETCH, "--", quarantine.path, *refspecs)
+    return {f"refs/cloche/{name}/{branch}": value for branch, value in fetched.items()}, refused
 
 
 def commit_to_branch(
@@ -193,11 +199,11 @@ def commit_to_branch(
     Raises InvalidRequest for a branch that is there already, a name or author that git does not take, a folder that is
     in no repository, or a change in a submodule; BackendUnavailable without git; WorkspaceFailed.
     """
-    who = _AUTHOR.match(author)
-    if who is None:
+    author_match = _AUTHOR.match(author)
+    if author_match is None:
         raise InvalidRequest(f"the author is to be NAME <MAIL>, not {escape_name(author)}")
-    found = os.fstat(folder)
-    with _opened(folder, (found.st_uid, found.st_gid), _discovered(folder)) as git:
+    facts = os.fstat(folder)
+    with _opened(folder, (facts.st_uid, facts.st_gid), _discovered(folder)) as git:
         code, prefix, _ = git.call("rev-parse", "--show-prefix")
         if code or git.run("rev-parse", "--is-inside-work-tree") != b"true\n":
             raise InvalidRequest("the folder is in no git repository that is its owner's, so there can be no branch")
@@ -209,21 +215,21 @@ def commit_to_branch(
         head = git.call("rev-parse", "--verify", "--quiet", "HEAD^{commit}")[1].decode().strip()
         tree = _write_tree(git, snapshot, changes, prefix.removesuffix(b"\n"), head)
         people = {
-            f"GIT_{role}_{what}": value
+            f"GIT_{role}_{field_name}": value
             for role in ("AUTHOR", "COMMITTER")
-            for what, value in (("NAME", who[1]), ("EMAIL", who[2]))
+            for field_name, value in (("NAME", author_match[1]), ("EMAIL", author_match[2]))
         }
         parents = ("-p", head) if head else ()
-        made = git.run("commit-tree", tree, *parents, data=message.encode(errors="replace"), more=people)
-        made_id = made.decode().strip()
+        output = git.run("commit-tree", tree, *parents, data=message.encode(errors="replace"), more=people)
+        made_id = output.decode().strip()
         git.run("update-ref", f"{_HEADS}{branch}", made_id, "0" * len(made_id), more=people)
     return {f"{_HEADS}{branch}": made_id}
 
 
 def base_of(folder: int, path: str) -> bytes | None:
     """Return a file's content in the commit that is checked out, None where it has none."""
-    found = os.fstat(folder)
-    with _opened(folder, (found.st_uid, found.st_gid), _discovered(folder)) as git:
+    facts = os.fstat(folder)
+    with _opened(folder, (facts.st_uid, facts.st_gid), _discovered(folder)) as git:
         code, out, _ = git.call("cat-file", "blob", f"HEAD:./{path}")
     return None if code else out
 
@@ -232,16 +238,16 @@ def merge_text(base: bytes, ours: bytes, theirs: bytes) -> bytes | None:
     """Return a text with the changes of both to a base; None where they touch the same lines, or it is no text."""
     if any(b"\0" in text for text in (base, ours, theirs)):
         return None
-    here = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    root_fd = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with _opened(here, (os.geteuid(), os.getegid()), {"GIT_DIR": os.devnull}) as git:
+        with _opened(root_fd, (os.geteuid(), os.getegid()), {"GIT_DIR": os.devnull}) as git:
             paths = [os.path.join(git.temporary, name) for name in ("ours", "base", "theirs")]
             for path, text in zip(paths, (ours, base, theirs), strict=True):
                 with open(path, "wb") as file:
                     file.write(text)
             code, out, _ = git.call("merge-file", "-p", "--quiet", *paths)
     finally:
-        os.close(here)
+        os.close(root_fd)
     return out if code == 0 else None
 
 
@@ -251,20 +257,20 @@ def _discovered(folder: int) -> dict[str, str]:
     Raises InvalidRequest where the nearest `.git` is a file that names another one's.
     """
     with ExitStack() as stack:
-        here = hostfs.open_folder(".", folder)
-        stack.callback(os.close, here)
-        while hostfs.look(".git", here) is None:
-            above = hostfs.open_folder("..", here)
+        fd = hostfs.open_folder(".", folder)
+        stack.callback(os.close, fd)
+        while hostfs.look(".git", fd) is None:
+            above = hostfs.open_folder("..", fd)
             stack.callback(os.close, above)
-            if os.path.samestat(os.fstat(above), os.fstat(here)):
+            if os.path.samestat(os.fstat(above), os.fstat(fd)):
                 return {}
-            here = above
-        found = stack.enter_context(git_folder(here))
-        if found is None:
+            fd = above
+        git_directory = stack.enter_context(git_folder(fd))
+        if git_directory is None:
             return {}
-        own = os.path.normpath(os.path.join(found.path, found.name))
-        tree = os.readlink(f"/proc/self/fd/{here}")
-        return {"GIT_DIR": own, "GIT_COMMON_DIR": found.path, "GIT_WORK_TREE": tree}
+        own = os.path.normpath(os.path.join(git_directory.path, git_directory.name))
+        tree = os.readlink(f"/proc/self/fd/{fd}")
+        return {"GIT_DIR": own, "GIT_COMMON_DIR": git_directory.path, "GIT_WORK_TREE": tree}
 
 
 @contextmanager
@@ -297,10 +303,10 @@ def _opened(folder: int, user: tuple[int, int], more: Mapping[str, str], check: 
 
 
 def _program() -> str:
-    found = shutil.which("git")
-    if found is None:
+    program = shutil.which("git")
+    if program is None:
         raise BackendUnavailable("git is not installed here.", remedy=_REMEDY)
-    return found
+    return program
 
 
 def _check_name(git: _Git, reference: str, name: str) -> None:
@@ -355,21 +361,21 @@ def _read_packed(snapshot: Snapshot, entries: Mapping[bytes, Entry], git: int) -
 def _is_loose(git: int, reference: bytes) -> bool:
     """Tell whether the host has a file for a reference, which goes before what is packed."""
     *above, name = _text(reference).split("/")
-    if any(part in {"", ".", ".."} for part in (*above, name)):
+    if any(component in {"", ".", ".."} for component in (*above, name)):
         return False
     try:
-        with hostfs.descended(git, above) as at:
-            return hostfs.look(name, at) is not None
+        with hostfs.descended(git, above) as parent_fd:
+            return hostfs.look(name, parent_fd) is not None
     except OSError:
         return False
 
 
-def _small(snapshot: Snapshot, entry: Entry, most: int) -> bytes:
+def _small(snapshot: Snapshot, entry: Entry, max_bytes: int) -> bytes:
     """Return the content of a file of the guest's git. Raises InvalidRequest for a link, or for too much."""
     if entry.kind != "file" or entry.problem:
         raise InvalidRequest(f"the guest's {_shown(entry.path)} is no file that can be read")
-    if entry.size > most:
-        raise InvalidRequest(f"the guest's {_shown(entry.path)} has more than {most} bytes")
+    if entry.size > max_bytes:
+        raise InvalidRequest(f"the guest's {_shown(entry.path)} has more than {max_bytes} bytes")
     return b"".join(snapshot.read(entry))
 
 
@@ -396,7 +402,7 @@ class _Quarantine:
     """Hold the guest's objects in a repository of our own, beside git in the host's, and the branches that moved."""
 
     git: _Git
-    place: str
+    path: str
     moved: Mapping[str, str]
 
 
@@ -411,19 +417,19 @@ def _quarantined(folder: int, snapshot: Snapshot, check: Check = _nothing) -> It
             return
         with _opened(repository.fd, repository.owner(), repository.variables(), check) as git:
             moved = _moved(git, branches)
-            place = _make_quarantine(git, snapshot, entries, moved) if moved else ""
-            yield _Quarantine(git=git, place=place, moved=moved) if moved else None
+            quarantine_path = _make_quarantine(git, snapshot, entries, moved) if moved else ""
+            yield _Quarantine(git=git, path=quarantine_path, moved=moved) if moved else None
 
 
 @contextmanager
 def _repository(folder: int) -> Iterator[GitFolder | None]:
     """Give the git directory of an open folder, None where it has none; raises what `find_git_folder` does."""
-    found = hostfs.look(".git", folder)
-    if found is None or not stat.S_ISDIR(found.st_mode):
+    facts = hostfs.look(".git", folder)
+    if facts is None or not stat.S_ISDIR(facts.st_mode):
         with git_folder(folder) as named:
             yield named
         return
-    if os.geteuid() not in {0, found.st_uid}:
+    if os.geteuid() not in {0, facts.st_uid}:
         raise InvalidRequest("the repository is another user's, so no commits are fetched into it")
     fd = hostfs.open_folder(".git", folder)
     own = GitFolder(path=".git", fd=fd, own=os.dup(fd), name=".")
@@ -433,20 +439,22 @@ def _repository(folder: int) -> Iterator[GitFolder | None]:
         own.close()
 
 
-def _touching(taken: _Quarantine, paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def _touching(quarantine: _Quarantine, paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return the branches whose new commits delete or change one of some paths, with a reason for each path.
 
     What a branch has is compared with what all the commits had that its new ones were made on.
     """
-    git, inside = taken.git, _at(taken.place)
-    known = git.run("for-each-ref", "--format=^%(objectname)", "refs/heads", "refs/remotes", "refs/cloche")
+    git, inside = quarantine.git, _quarantine_variables(quarantine.path)
+    revisions = git.run("for-each-ref", "--format=^%(objectname)", "refs/heads", "refs/remotes", "refs/cloche")
     head = git.call("rev-parse", "--verify", "--quiet", "HEAD^{commit}")[1].strip()
-    known += b"^" + head + b"\n" if head else b""
-    found: dict[str, tuple[str, ...]] = {}
-    for branch, value in taken.moved.items():
-        wanted = known + value.encode() + b"\n"
-        listed = git.run("rev-list", "--boundary", "--ignore-missing", "--stdin", data=wanted, more=inside).split()
-        bases = [one[1:] for one in listed if one.startswith(b"-")]
+    revisions += b"^" + head + b"\n" if head else b""
+    reasons_by_branch: dict[str, tuple[str, ...]] = {}
+    for branch, value in quarantine.moved.items():
+        rev_list_input = revisions + value.encode() + b"\n"
+        listed = git.run(
+            "rev-list", "--boundary", "--ignore-missing", "--stdin", data=rev_list_input, more=inside
+        ).split()
+        bases = [line[1:] for line in listed if line.startswith(b"-")]
         if len(bases) == len(listed):
             continue  # no commit of it is new
         before: dict[bytes, set[bytes]] = {}
@@ -461,19 +469,19 @@ def _touching(taken: _Quarantine, paths: Sequence[str]) -> dict[str, tuple[str, 
         ]
         if reasons:
             more = (f"and {len(reasons) - MOST_REASONS} more",) if len(reasons) > MOST_REASONS else ()
-            found[branch] = (*reasons[:MOST_REASONS], *more)
-    return found
+            reasons_by_branch[branch] = (*reasons[:MOST_REASONS], *more)
+    return reasons_by_branch
 
 
 def _blobs(git: _Git, commit: str, paths: Sequence[str], inside: Mapping[str, str]) -> dict[bytes, bytes]:
     """Return what a commit has at some paths and below them: by path, its mode and name."""
-    found: dict[bytes, bytes] = {}
+    blobs: dict[bytes, bytes] = {}
     for start in range(0, len(paths), MOST_AT_ONCE):
-        asked = paths[start : start + MOST_AT_ONCE]
-        listed = git.run("ls-tree", "-rz", "--full-tree", commit, "--", *asked, more=inside)
+        batch = paths[start : start + MOST_AT_ONCE]
+        listed = git.run("ls-tree", "-rz", "--full-tree", commit, "--", *batch, more=inside)
         rows = (row.partition(b"\t") for row in listed.split(b"\0"))
-        found.update((path, facts) for facts, _, path in rows if path)
-    return found
+        blobs.update((path, facts) for facts, _, path in rows if path)
+    return blobs
 
 
 def _make_quarantine(git: _Git, snapshot: Snapshot, entries: Mapping[bytes, Entry], branches: Mapping[str, str]) -> str:
@@ -482,7 +490,7 @@ def _make_quarantine(git: _Git, snapshot: Snapshot, entries: Mapping[bytes, Entr
     objects = os.fsdecode(git.run("rev-parse", "--path-format=absolute", "--git-path", "objects").removesuffix(b"\n"))
     if "\n" in objects or objects.startswith(('"', "#")):
         raise InvalidRequest("the repository's path has a line feed, so no commits can be fetched")
-    place = os.path.join(git.temporary, "quarantine.git")
+    quarantine_path = os.path.join(git.temporary, "quarantine.git")
     extension = "[extensions]\n\tobjectformat = sha256\n" if kind == "sha256" else ""
     version = 1 if extension else 0
     packed = "".join(f"{value} {_HEADS}{name}\n" for name, value in sorted(branches.items()))
@@ -493,16 +501,16 @@ def _make_quarantine(git: _Git, snapshot: Snapshot, entries: Mapping[bytes, Entr
         "objects/info/alternates": f"{objects}\n",
     }
     for name in ("", "objects", "objects/info", "objects/pack", "refs", "refs/heads"):
-        _make_folder(git, os.path.join(place, name))
+        _make_folder(git, os.path.join(quarantine_path, name))
     for name, text in files.items():
-        _write(git, os.path.join(place, name), [os.fsencode(text)])
-    inside = _at(place)
-    _copy_objects(git, snapshot, entries, place)
+        _write(git, os.path.join(quarantine_path, name), [os.fsencode(text)])
+    inside = _quarantine_variables(quarantine_path)
+    _copy_objects(git, snapshot, entries, quarantine_path)
     _check_commits(git, branches, inside)
-    return place
+    return quarantine_path
 
 
-def _copy_objects(git: _Git, snapshot: Snapshot, entries: Mapping[bytes, Entry], place: str) -> None:
+def _copy_objects(git: _Git, snapshot: Snapshot, entries: Mapping[bytes, Entry], quarantine_path: str) -> None:
     """Write the guest's objects: loose ones as they are, packs by git, which makes their index itself."""
     count = 0
     for path, entry in entries.items():
@@ -514,31 +522,38 @@ def _copy_objects(git: _Git, snapshot: Snapshot, entries: Mapping[bytes, Entry],
         if entry.problem or count > _MOST_OBJECTS:
             raise InvalidRequest(f"the guest's {_shown(path)} cannot be taken: {entry.problem or 'too many objects'}")
         if loose is not None:
-            above = os.path.join(place, "objects", loose[1].decode())
+            above = os.path.join(quarantine_path, "objects", loose[1].decode())
             _make_folder(git, above)
             _write(git, os.path.join(above, loose[2].decode()), snapshot.read(entry))
         else:
             pack = os.path.join(git.temporary, f"{count}.pack")
             _write(git, pack, snapshot.read(entry))
-            _index(git, pack, place)
+            _index(git, pack, quarantine_path)
 
 
-def _index(git: _Git, pack: str, place: str) -> None:
+def _index(git: _Git, pack: str, quarantine_path: str) -> None:
     """Have git check a pack, and write its index. Its links are checked by the fetch."""
-    kept = os.path.join(place, "objects", "pack", f"pack-{os.urandom(20).hex()}")
-    os.rename(pack, f"{kept}.pack")
-    git.run("index-pack", "--fsck-objects", "-o", f"{kept}.idx", f"{kept}.pack", more=_at(place))
+    pack_path = os.path.join(quarantine_path, "objects", "pack", f"pack-{os.urandom(20).hex()}")
+    os.rename(pack, f"{pack_path}.pack")
+    git.run(
+        "index-pack",
+        "--fsck-objects",
+        "-o",
+        f"{pack_path}.idx",
+        f"{pack_path}.pack",
+        more=_quarantine_variables(quarantine_path),
+    )
 
 
-def _at(place: str) -> dict[str, str]:
+def _quarantine_variables(quarantine_path: str) -> dict[str, str]:
     """Return what makes a git work in the quarantine."""
-    return {"GIT_DIR": place, "GIT_COMMON_DIR": place}
+    return {"GIT_DIR": quarantine_path, "GIT_COMMON_DIR": quarantine_path}
 
 
 def _check_commits(git: _Git, branches: Mapping[str, str], inside: Mapping[str, str]) -> None:
     """Refuse a branch that names no commit."""
-    wanted = "".join(f"{value}\n" for value in branches.values()).encode()
-    answers = git.run("cat-file", "--batch-check=%(objecttype)", data=wanted, more=inside).splitlines()
+    object_names = "".join(f"{value}\n" for value in branches.values()).encode()
+    answers = git.run("cat-file", "--batch-check=%(objecttype)", data=object_names, more=inside).splitlines()
     for name, answer in zip(branches, answers, strict=True):
         if answer != b"commit":
             raise InvalidRequest(f"the guest's branch {escape_name(name)} names no commit that is there")
@@ -575,7 +590,7 @@ def _write_tree(git: _Git, snapshot: Snapshot, changes: Sequence[Change], prefix
             removed.append(change.path if change.what == "removed" else change.old_path)
         if change.what != "removed" and change.kind != "directory":
             written.append(change)
-    paths = [prefix + os.fsencode(path) for path in (*removed, *(one.path for one in written))]
+    paths = [prefix + os.fsencode(path) for path in (*removed, *(change.path for change in written))]
     _refuse_submodules(git, paths, index)
     rows = [f"0 {zero}\t".encode() + path for path in paths[: len(removed)]]
     for change, path, blob in zip(written, paths[len(removed) :], _write_blobs(git, snapshot, written), strict=True):
@@ -606,7 +621,7 @@ def _refuse_submodules(git: _Git, paths: Sequence[bytes], index: Mapping[str, st
     rows = git.run("ls-files", "--stage", "-z", "--full-name", ":/", more=index).split(b"\0")
     submodules = tuple(row.partition(b"\t")[2] for row in rows if row.startswith(b"160000 "))
     for path in paths:
-        if any(path == one or path.startswith(one + b"/") for one in submodules):
+        if any(path == submodule or path.startswith(submodule + b"/") for submodule in submodules):
             raise InvalidRequest(f"{_shown(path)} is in a submodule; commit it without a branch")
 
 

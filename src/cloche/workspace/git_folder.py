@@ -82,12 +82,12 @@ class GitFolder:
 @contextmanager
 def git_folder(folder: int) -> Iterator[GitFolder | None]:
     """Give what the `.git` of an open folder names, as long as it is needed; see `find_git_folder`."""
-    found = find_git_folder(folder)
+    git_directory = find_git_folder(folder)
     try:
-        yield found
+        yield git_directory
     finally:
-        if found is not None:
-            found.close()
+        if git_directory is not None:
+            git_directory.close()
 
 
 def find_git_folder(folder: int) -> GitFolder | None:
@@ -96,21 +96,21 @@ def find_git_folder(folder: int) -> GitFolder | None:
     Raises InvalidRequest where it is not this folder's.
     """
     try:
-        at = os.readlink(f"/proc/self/fd/{folder}")
+        folder_path = os.readlink(f"/proc/self/fd/{folder}")
         pointer, file = _pointer(folder)
         if pointer is None:
             return None
-        own = _open(os.path.join(at, pointer))
+        own = _open(os.path.join(folder_path, pointer))
     except OSError as error:
         raise _refused(f"what it names cannot be opened: {error.strerror}") from error
     try:
         path = os.readlink(f"/proc/self/fd/{own}")
-        if f"{path}/".startswith(f"{at.rstrip('/')}/"):
+        if f"{path}/".startswith(f"{folder_path.rstrip('/')}/"):
             os.close(own)
             return None
-        found = _of_worktree(own, path, file) or _of_submodule(own, path, folder)
-        _check(found, folder)
-        return found
+        git_directory = _of_worktree(own, path, file) or _of_submodule(own, path, folder)
+        _check(git_directory, folder)
+        return git_directory
     except OSError as error:
         os.close(own)
         raise _refused(f"what it names cannot be read: {error.strerror}") from error
@@ -138,19 +138,19 @@ def _pointer(folder: int) -> tuple[str | None, os.stat_result]:
     return _path(text[len(_POINTS) :]), facts
 
 
-def named_outside(folder: int, places: Sequence[str]) -> list[str]:
+def named_outside(folder: int, subfolders: Sequence[str]) -> list[str]:
     """Return those of some folders in an open one whose `.git` is a file that names something outside of that."""
-    top, found = os.readlink(f"/proc/self/fd/{folder}"), []
-    for place in filter(None, places):
+    top, outside = os.readlink(f"/proc/self/fd/{folder}"), []
+    for subfolder in filter(None, subfolders):
         try:
-            with hostfs.descended(folder, place.split("/")) as at:
-                pointer, _ = _pointer(at)
+            with hostfs.descended(folder, subfolder.split("/")) as subfolder_fd:
+                pointer, _ = _pointer(subfolder_fd)
         except (OSError, InvalidRequest):
             continue
         if pointer is not None:
-            named = os.path.normpath(os.path.join(top, place, pointer))
-            found += [] if f"{named}/".startswith(f"{top.rstrip('/')}/") else [place]
-    return found
+            named = os.path.normpath(os.path.join(top, subfolder, pointer))
+            outside += [] if f"{named}/".startswith(f"{top.rstrip('/')}/") else [subfolder]
+    return outside
 
 
 def _path(text: bytes) -> str:
@@ -160,11 +160,11 @@ def _path(text: bytes) -> str:
     return os.fsdecode(text.rstrip(b"\r\n"))
 
 
-def _text(name: str, at: int, most: int = MOST_POINTER_BYTES) -> tuple[bytes, os.stat_result]:
+def _text(name: str, dir_fd: int, max_bytes: int = MOST_POINTER_BYTES) -> tuple[bytes, os.stat_result]:
     """Return a small file in an open folder. Raises OSError."""
-    fd, facts = hostfs.open_regular(name, at)
+    fd, facts = hostfs.open_regular(name, dir_fd)
     with open(fd, "rb", buffering=0) as file:
-        return file.read(most) or b"", facts
+        return file.read(max_bytes) or b"", facts
 
 
 def _of_worktree(own: int, path: str, file: os.stat_result) -> GitFolder | None:
@@ -192,91 +192,94 @@ def _of_submodule(own: int, path: str, folder: int) -> GitFolder:
     return GitFolder(path=path, fd=os.dup(own), own=own, name=".")
 
 
-def _check(found: GitFolder, folder: int) -> None:
+def _check(git_directory: GitFolder, folder: int) -> None:
     """Refuse what is no git directory, or another owner's. Raises InvalidRequest, OSError."""
     try:
-        if not os.path.samestat(os.stat(found.path), os.fstat(found.fd)):
+        if not os.path.samestat(os.stat(git_directory.path), os.fstat(git_directory.fd)):
             raise _refused("what it names has changed meanwhile")
         kinds = (
-            (found.own, "HEAD", stat.S_ISREG),
-            (found.fd, "objects", stat.S_ISDIR),
-            (found.fd, "refs", stat.S_ISDIR),
+            (git_directory.own, "HEAD", stat.S_ISREG),
+            (git_directory.fd, "objects", stat.S_ISDIR),
+            (git_directory.fd, "refs", stat.S_ISDIR),
         )
-        for at, name, is_kind in kinds:
-            facts = hostfs.look(name, at)
+        for dir_fd, name, is_kind in kinds:
+            facts = hostfs.look(name, dir_fd)
             if facts is None or not is_kind(facts.st_mode):
-                raise _refused(f"{escape_name(found.path)} is no git directory")
+                raise _refused(f"{escape_name(git_directory.path)} is no git directory")
         owner = os.fstat(folder).st_uid
-        if {os.fstat(found.fd).st_uid, os.fstat(found.own).st_uid} != {owner} or os.geteuid() not in (0, owner):
-            raise _refused(f"{escape_name(found.path)} is another user's")
+        if {os.fstat(git_directory.fd).st_uid, os.fstat(git_directory.own).st_uid} != {owner} or os.geteuid() not in (
+            0,
+            owner,
+        ):
+            raise _refused(f"{escape_name(git_directory.path)} is another user's")
     except BaseException:
-        os.close(found.fd)
+        os.close(git_directory.fd)
         raise
 
 
-def hidden_of(found: GitFolder) -> tuple[Hidden, Mask]:
+def hidden_of(git_directory: GitFolder) -> tuple[Hidden, Mask]:
     """Return what is not shown of the first directory: by paths that begin with `.git`, and as a layer's mask.
 
     Of a common one only what all worktrees share is shown.
     """
-    hidden = find_hidden_in_git(found.fd)
-    others = set(os.listdir(found.fd)) - SHARED - {"hooks"} if found.is_shared else set[str]()
-    told = tuple(path for path in hidden.paths if path.split("/")[1] not in others)
-    here = {path for path in OF_ONE if found.is_shared and _is_there(found.fd, path)}
-    paths = {path.removeprefix(".git/") for path in told} | others | here
-    return replace(hidden, paths=told), mask_rows(found.fd, Hidden(paths=tuple(sorted(paths))))
+    hidden = find_hidden_in_git(git_directory.fd)
+    unshared = set(os.listdir(git_directory.fd)) - SHARED - {"hooks"} if git_directory.is_shared else set[str]()
+    shown_paths = tuple(path for path in hidden.paths if path.split("/")[1] not in unshared)
+    own_paths = {path for path in OF_ONE if git_directory.is_shared and _is_there(git_directory.fd, path)}
+    paths = {path.removeprefix(".git/") for path in shown_paths} | unshared | own_paths
+    return replace(hidden, paths=shown_paths), mask_rows(git_directory.fd, Hidden(paths=tuple(sorted(paths))))
 
 
 def _is_there(folder: int, path: str) -> bool:
     *above, name = path.split("/")
     try:
-        with hostfs.descended(folder, above) as at:
-            return hostfs.look(name, at) is not None
+        with hostfs.descended(folder, above) as parent_fd:
+            return hostfs.look(name, parent_fd) is not None
     except OSError:
         return False
 
 
-def own_config(found: GitFolder) -> bytes | None:
+def own_config(git_directory: GitFolder) -> bytes | None:
     """Return the configuration as a repository has it whose files are beside its `.git`; None where it has that.
 
     Raises OSError, InvalidRequest.
     """
-    if not (config_value(found.fd, "core.worktree") or config_value(found.fd, "core.bare") == "true"):
+    if not (config_value(git_directory.fd, "core.worktree") or config_value(git_directory.fd, "core.bare") == "true"):
         return None
     import tempfile
 
-    text, _ = _text("config", found.fd, MOST_CONFIG_BYTES + 1)
+    text, _ = _text("config", git_directory.fd, MOST_CONFIG_BYTES + 1)
     if len(text) > MOST_CONFIG_BYTES:
         raise _refused("its configuration is too large")
     with tempfile.TemporaryDirectory(prefix="cloche-git-", dir=hostfs.temporary_folder()) as folder:
         with open(os.path.join(folder, "config"), "wb") as file:
             file.write(text)
-        at = _open(folder)
+        config_fd = _open(folder)
         try:
-            _git(at, "--unset-all", "core.worktree")
-            _git(at, "core.bare", "false")
-            return _text("config", at, 2 * MOST_CONFIG_BYTES)[0]
+            _git(config_fd, "--unset-all", "core.worktree")
+            _git(config_fd, "core.bare", "false")
+            return _text("config", config_fd, 2 * MOST_CONFIG_BYTES)[0]
         finally:
-            os.close(at)
+            os.close(config_fd)
 
 
-def config_value(at: int, key: str) -> str:
+def config_value(dir_fd: int, key: str) -> str:
     """Return what the file `config` in an open folder says, without what it includes; empty for nothing."""
     with suppress(OSError, subprocess.SubprocessError):
-        fd, _ = hostfs.open_regular("config", at)
+        fd, _ = hostfs.open_regular("config", dir_fd)
         os.close(fd)
-        return os.fsdecode(_git(at, "--get", key).rstrip(b"\n"))
+        return os.fsdecode(_git(dir_fd, "--get", key).rstrip(b"\n"))
     return ""
 
 
-def _git(at: int, *words: str) -> bytes:
+def _git(dir_fd: int, *arguments: str) -> bytes:
     """Run `git config` on the file `config` of an open folder, and no other. Raises OSError, SubprocessError."""
     program = shutil.which("git")
     if program is None:
         return b""
-    done = subprocess.run(
-        [program, "--no-pager", "config", "--file", "config", "--no-includes", *words],
-        cwd=f"/proc/{os.getpid()}/fd/{at}",
+    completed = subprocess.run(
+        [program, "--no-pager", "config", "--file", "config", "--no-includes", *arguments],
+        cwd=f"/proc/{os.getpid()}/fd/{dir_fd}",
         env={**_VARIABLES, "PATH": os.environ.get("PATH", os.defpath)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -284,4 +287,4 @@ def _git(at: int, *words: str) -> bytes:
         timeout=PATIENCE_S,
         check=False,
     )
-    return done.stdout
+    return completed.stdout

@@ -20,18 +20,18 @@ _VARIABLES = (
 def author_config(folder: int) -> str:
     """Return a configuration of git's with name and address of who makes commits here; empty where git has neither."""
     git = shutil.which("git")
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for scope in ("--global", "--system") if git else ():
-        if len(found) < 2:
-            found = {**_asked(git or "", folder, scope), **found}
-    rows = (f'\t{key.partition(".")[2]} = "{value.translate(_ESCAPES)}"\n' for key, value in sorted(found.items()))
-    return f"[user]\n{''.join(rows)}" if found else ""
+        if len(settings) < 2:
+            settings = {**_read_scope(git or "", folder, scope), **settings}
+    rows = (f'\t{key.partition(".")[2]} = "{value.translate(_ESCAPES)}"\n' for key, value in sorted(settings.items()))
+    return f"[user]\n{''.join(rows)}" if settings else ""
 
 
-def _asked(git: str, folder: int, scope: str) -> dict[str, str]:
+def _read_scope(git: str, folder: int, scope: str) -> dict[str, str]:
     """Return what one of git's own files says, by key. What cannot be asked is not known."""
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             [git, "--no-pager", "config", scope, "--includes", "-z", "--get-regexp", r"^user\.(name|email)$"],
             cwd=f"/proc/{os.getpid()}/fd/{folder}",
             env={name: os.environ[name] for name in _VARIABLES if name in os.environ},
@@ -43,5 +43,5 @@ def _asked(git: str, folder: int, scope: str) -> dict[str, str]:
         )
     except (OSError, subprocess.SubprocessError):
         return {}
-    rows = (row.partition("\n") for row in os.fsdecode(done.stdout).split("\0"))
+    rows = (row.partition("\n") for row in os.fsdecode(completed.stdout).split("\0"))
     return {key: value for key, _, value in rows if key and value and len(value) <= MOST_CHARS}

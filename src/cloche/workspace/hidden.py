@@ -137,8 +137,8 @@ def find_hidden(folder: int, *, patterns: Sequence[str] = (), hides_special: boo
     )
     walk.run()
     reasons = dict(sorted(walk.reasons.items()))
-    asked = [path for path in reasons if ".git" not in path.split("/")]
-    tracked = find_tracked(folder, asked, walk.repositories)
+    paths_outside_git = [path for path in reasons if ".git" not in path.split("/")]
+    tracked = find_tracked(folder, paths_outside_git, walk.repositories)
     return Hidden(
         paths=tuple(reasons),
         reasons=MappingProxyType(reasons),
@@ -180,20 +180,20 @@ def _add_above(folder: int, path: str, folders: dict[str, MaskFolder]) -> bool:
     above = path.rpartition("/")[0]
     if above in folders:
         return True
-    found: dict[str, MaskFolder] = {}
-    here = hostfs.open_folder(".", folder)
+    new_folders: dict[str, MaskFolder] = {}
+    fd = hostfs.open_folder(".", folder)
     try:
-        _note_folder("", here, found)
+        _note_folder("", fd, new_folders)
         names = above.split("/") if above else []
         for depth, name in enumerate(names, 1):
-            outer, here = here, os.open(name, _LOOK, dir_fd=here)
+            outer, fd = fd, os.open(name, _LOOK, dir_fd=fd)
             os.close(outer)
-            _note_folder("/".join(names[:depth]), here, found)
+            _note_folder("/".join(names[:depth]), fd, new_folders)
     except OSError:
         return False
     finally:
-        os.close(here)
-    folders.update(found)
+        os.close(fd)
+    folders.update(new_folders)
     return True
 
 
@@ -218,11 +218,11 @@ def _ignore_lines(folder: int) -> list[str]:
     return os.fsdecode(data.removeprefix(b"\xef\xbb\xbf")).split("\n")
 
 
-def _head(name: str, at: int, most: int) -> bytes:
+def _head(name: str, dir_fd: int, max_bytes: int) -> bytes:
     """Return how a regular file in an open folder begins. Raises OSError."""
-    fd, _ = hostfs.open_regular(name, at)
+    fd, _ = hostfs.open_regular(name, dir_fd)
     with open(fd, "rb", buffering=0) as file:
-        return file.read(most) or b""
+        return file.read(max_bytes) or b""
 
 
 def _about_tracked(tracked: Sequence[str] | None) -> Iterator[str]:
@@ -247,17 +247,17 @@ class _Walk:
         self.scanned = 0
         self._folder = folder
         self._device, self._mount = os.fstat(folder).st_dev, mount_of(folder)
-        self._patterns = [(one, why) for one, why in ((ignore, IGNORE_FILE), (policy, "policy")) if one]
+        self._patterns = [(patterns, why) for patterns, why in ((ignore, IGNORE_FILE), (policy, "policy")) if patterns]
         self._deadline = time.monotonic() + MOST_TIME_S
 
     def run(self) -> None:
-        here = hostfs.open_folder(".", self._folder)
+        fd = hostfs.open_folder(".", self._folder)
         try:
             # What holds credentials by its own name does so also where it is what is shown.
             name = os.path.basename(os.readlink(f"/proc/self/fd/{self._folder}"))
-            self._look_in(here, "", name if name in BELOW else "", is_installed=False, depth=0)
+            self._look_in(fd, "", name if name in BELOW else "", is_installed=False, depth=0)
         finally:
-            os.close(here)
+            os.close(fd)
         # Files as well: what a view shows there is what the mount covers.
         for path in mounts_below(os.readlink(f"/proc/self/fd/{self._folder}")):
             names = path.split("/")
@@ -266,11 +266,11 @@ class _Walk:
                 self._hide(path, _MOUNTED)
 
     def run_in_git(self) -> None:
-        here = hostfs.open_folder(".", self._folder)
+        fd = hostfs.open_folder(".", self._folder)
         try:
-            self._look_in_git(here, ".git/", depth=1)
+            self._look_in_git(fd, ".git/", depth=1)
         finally:
-            os.close(here)
+            os.close(fd)
 
     def _hide(self, path: str, why: str) -> None:
         self.reasons[path] = why
@@ -287,41 +287,43 @@ class _Walk:
                 "patterns"
             )
 
-    def _look_in(self, here: int, above: str, name: str, *, is_installed: bool, depth: int) -> None:
+    def _look_in(self, dir_fd: int, above: str, name: str, *, is_installed: bool, depth: int) -> None:
         """Look at all names of an open folder; `above` is its path with a slash behind it, empty for the first."""
         self._check_time()
-        folders, noted, others = self._list(here, above, BELOW.get(name, _NOTHING))
-        is_repository = noted.keys() >= _GIT_MARKS and _has(_GIT_HEAD, "HEAD", here)
+        folders, noted, listed = self._list(dir_fd, above, BELOW.get(name, _NOTHING))
+        is_repository = noted.keys() >= _GIT_MARKS and _has(_GIT_HEAD, "HEAD", dir_fd)
         if "/.git/" in f"/{above}":  # the folders of submodules, by path: no rule is about these
             if is_repository:
-                self._look_in_git(here, above, depth=depth)
-            for one in folders if not is_repository else ():
-                self._descend(one, here, above, is_installed=False, depth=depth)
+                self._look_in_git(dir_fd, above, depth=depth)
+            for entry_name in folders if not is_repository else ():
+                self._descend(entry_name, dir_fd, above, is_installed=False, depth=depth)
             return
         if ".git" in noted:
             self.repositories.append(above[:-1])
         is_installed = is_installed or name in _PACKAGE_FOLDERS or not noted.keys().isdisjoint(_ENVIRONMENT_MARKS)
-        gone: set[str] = set()
+        excluded: set[str] = set()
         if is_repository:  # a bare one: what else is there is looked at like any folder
-            gone |= {"objects", "hooks"}
-            self._look_at_git_files(here, above, [*folders, *noted])
-        for one, is_folder in noted.items():
-            why = _reason(one, here, name, is_folder=is_folder, is_installed=is_installed)
+            excluded |= {"objects", "hooks"}
+            self._look_at_git_files(dir_fd, above, [*folders, *noted])
+        for entry_name, is_folder in noted.items():
+            why = _reason(entry_name, dir_fd, name, is_folder=is_folder, is_installed=is_installed)
             if why:
-                gone.add(one)
-                self._hide(above + one, why)
-        for number, (one, is_folder) in enumerate(others, 1):
+                excluded.add(entry_name)
+                self._hide(above + entry_name, why)
+        for number, (entry_name, is_folder) in enumerate(listed, 1):
             if not number & 63:
                 self._check_time()
-            if one not in gone and (why := self._reason_of_patterns(one, above + one, is_folder=is_folder)):
-                gone.add(one)
-                self._hide(above + one, why)
-        for one in folders:
-            if one not in gone:
-                self._descend(one, here, above, is_installed=is_installed, depth=depth)
+            if entry_name not in excluded and (
+                why := self._reason_of_patterns(entry_name, above + entry_name, is_folder=is_folder)
+            ):
+                excluded.add(entry_name)
+                self._hide(above + entry_name, why)
+        for entry_name in folders:
+            if entry_name not in excluded:
+                self._descend(entry_name, dir_fd, above, is_installed=is_installed, depth=depth)
 
     def _list(
-        self, here: int, above: str, special: frozenset[str]
+        self, dir_fd: int, above: str, special: frozenset[str]
     ) -> tuple[list[str], dict[str, bool], list[tuple[str, bool]]]:
         """Return the folders in a folder, the names that a rule may be about, and all names where there are patterns.
 
@@ -329,24 +331,24 @@ class _Walk:
         """
         folders: list[str] = []
         noted: dict[str, bool] = {}
-        others: list[tuple[str, bool]] = []
-        wanted = _NOTED | special if special else _NOTED
+        listed: list[tuple[str, bool]] = []
+        noted_names = _NOTED | special if special else _NOTED
         keeps_all = bool(self._patterns)
-        seen = 0
-        with os.scandir(here) as entries:
+        count = 0
+        with os.scandir(dir_fd) as entries:
             for entry in entries:  # whatever stands here, stands here a hundred thousand times
-                seen += 1
-                one = entry.name
+                count += 1
+                name = entry.name
                 if is_folder := entry.is_dir(follow_symlinks=False):
-                    folders.append(one)
+                    folders.append(name)
                 elif self._hides_special and not entry.is_file(follow_symlinks=False) and not entry.is_symlink():
-                    self._hide(above + one, "a socket, a pipe or a device")
-                if one[0] == "." or one in wanted or one[-4:] in KEY_ENDINGS:
-                    noted[one] = is_folder
+                    self._hide(above + name, "a socket, a pipe or a device")
+                if name[0] == "." or name in noted_names or name[-4:] in KEY_ENDINGS:
+                    noted[name] = is_folder
                 if keeps_all:
-                    others.append((one, is_folder))
-        self.scanned += seen
-        return folders, noted, others
+                    listed.append((name, is_folder))
+        self.scanned += count
+        return folders, noted, listed
 
     def _reason_of_patterns(self, name: str, path: str, *, is_folder: bool) -> str:
         for patterns, why in self._patterns:
@@ -354,7 +356,7 @@ class _Walk:
                 return why
         return ""
 
-    def _descend(self, name: str, here: int, above: str, *, is_installed: bool, depth: int) -> None:
+    def _descend(self, name: str, dir_fd: int, above: str, *, is_installed: bool, depth: int) -> None:
         """Look into one folder of an open one, unless it cannot be looked at: that is hidden."""
         path = above + name
         if depth >= MOST_DEPTH:
@@ -364,7 +366,7 @@ class _Walk:
             self._hide(path, f"its path has more than {MOST_PATH_BYTES} bytes, so not looked at")
             return
         try:
-            inner = hostfs.open_folder(name, here)
+            inner = hostfs.open_folder(name, dir_fd)
         except OSError as error:
             if error.errno in _OUT_OF_MEANS:
                 raise
@@ -382,27 +384,27 @@ class _Walk:
         finally:
             os.close(inner)
 
-    def _look_in_git(self, here: int, above: str, *, depth: int) -> None:
+    def _look_in_git(self, dir_fd: int, above: str, *, depth: int) -> None:
         """Look at a repository itself: its hooks are hidden, and of the rest only the submodules are walked."""
-        names = os.listdir(here)
+        names = os.listdir(dir_fd)
         self.scanned += len(names)
-        self._look_at_git_files(here, above, names)
+        self._look_at_git_files(dir_fd, above, names)
         if "modules" in names:
-            self._descend("modules", here, above, is_installed=False, depth=depth)
+            self._descend("modules", dir_fd, above, is_installed=False, depth=depth)
 
-    def _look_at_git_files(self, here: int, above: str, names: Sequence[str]) -> None:
+    def _look_at_git_files(self, dir_fd: int, above: str, names: Sequence[str]) -> None:
         if "hooks" in names:
             self._hide(f"{above}hooks", "git hooks")
         for config in ("config", "config.worktree"):
             with suppress(OSError):
-                if config in names and _URL_SECRET.search(_head(config, here, MOST_CONFIG)):
+                if config in names and _URL_SECRET.search(_head(config, dir_fd, MOST_CONFIG)):
                     self.warnings.append(
                         f"{escape_name(above + config)} holds a password or a token, and programs inside can read it: "
                         "git needs the file. Use a credential helper, and remove it there."
                     )
 
 
-def _reason(name: str, at: int, folder_name: str, *, is_folder: bool, is_installed: bool) -> str:
+def _reason(name: str, dir_fd: int, folder_name: str, *, is_folder: bool, is_installed: bool) -> str:
     """Return why an entry of an open folder is hidden by default; empty where it is not."""
     if name.startswith(STAGE_PREFIX):
         return "Cloche's own"
@@ -411,43 +413,43 @@ def _reason(name: str, at: int, folder_name: str, *, is_folder: bool, is_install
     if name in BELOW.get(folder_name, _NOTHING):
         return "credentials"
     if name.startswith(".env") and _SHOWN_ENV.match(name) is None:
-        is_shown = is_folder and (is_installed or _holds_environment(name, at))
+        is_shown = is_folder and (is_installed or _holds_environment(name, dir_fd))
         return "" if is_shown else "environment variables"
-    return "" if is_folder else _reason_of_file(name, at, is_installed=is_installed)
+    return "" if is_folder else _reason_of_file(name, dir_fd, is_installed=is_installed)
 
 
-def _reason_of_file(name: str, at: int, *, is_installed: bool) -> str:
+def _reason_of_file(name: str, dir_fd: int, *, is_installed: bool) -> str:
     if name in CREDENTIAL_FILES:
         return "credentials"
     if name in BY_CONTENT:
-        return "a credential is in it" if _has(BY_CONTENT[name], name, at) else ""
+        return "a credential is in it" if _has(BY_CONTENT[name], name, dir_fd) else ""
     if is_installed:
         return ""
     if name in KEY_FILES:
         return "key file"
-    return "a private key is in it" if name[-4:] in KEY_ENDINGS and _has(_PRIVATE_KEY, name, at) else ""
+    return "a private key is in it" if name[-4:] in KEY_ENDINGS and _has(_PRIVATE_KEY, name, dir_fd) else ""
 
 
-def _has(pattern: re.Pattern[bytes], name: str, at: int) -> bool:
+def _has(pattern: re.Pattern[bytes], name: str, dir_fd: int) -> bool:
     """Tell whether the beginning of a regular file matches; what cannot be read, the sandbox cannot read either."""
     try:
-        return pattern.search(_head(name, at, MOST_READ)) is not None
+        return pattern.search(_head(name, dir_fd, MOST_READ)) is not None
     except OSError:
         return False
 
 
-def _holds_environment(name: str, at: int) -> bool:
+def _holds_environment(name: str, dir_fd: int) -> bool:
     """Tell whether a folder in an open one is a virtual environment, or has one in it."""
     try:
-        with hostfs.descended(at, (name,)) as inner:
-            return _is_environment(".", inner) or any(_is_environment(one, inner) for one in os.listdir(inner))
+        with hostfs.descended(dir_fd, (name,)) as inner:
+            return _is_environment(".", inner) or any(_is_environment(child, inner) for child in os.listdir(inner))
     except OSError:
         return False
 
 
-def _is_environment(name: str, at: int) -> bool:
+def _is_environment(name: str, dir_fd: int) -> bool:
     for mark in _ENVIRONMENT_MARKS:
         with suppress(OSError):
-            os.stat(f"{name}/{mark}", dir_fd=at, follow_symlinks=False)
+            os.stat(f"{name}/{mark}", dir_fd=dir_fd, follow_symlinks=False)
             return True
     return False

@@ -64,10 +64,10 @@ class Tree:
             depth += 1
         self._leave(depth)
         for name in names[depth:]:
-            here = hostfs.open_folder(name, self._last())
-            self._open.append((name, here))
-            if os.fstat(here).st_dev != self.facts.st_dev or mount_of(here) != self._mount:
-                path = "/".join(one for one, _ in self._open)
+            fd = hostfs.open_folder(name, self._last())
+            self._open.append((name, fd))
+            if os.fstat(fd).st_dev != self.facts.st_dev or mount_of(fd) != self._mount:
+                path = "/".join(entered_name for entered_name, _ in self._open)
                 self._leave(len(self._open) - 1)
                 raise _mounted(path)
         return self._last()
@@ -91,23 +91,23 @@ class Tree:
     def look(self, path: bytes | str) -> os.stat_result | None:
         """Return what is at a path, a link as a link; None where nothing is, or no folder above it."""
         *above, name = os.fsdecode(path).split("/")
-        here = self.folder(above)
-        found = None if here is None else hostfs.look(name, here)
-        if found is not None and here is not None and self._is_mounted(name, here):
+        folder_fd = self.folder(above)
+        facts = None if folder_fd is None else hostfs.look(name, folder_fd)
+        if facts is not None and folder_fd is not None and self._is_mounted(name, folder_fd):
             raise _mounted(os.fsdecode(path))
-        return found
+        return facts
 
-    def _is_mounted(self, name: str, at: int) -> bool:
+    def _is_mounted(self, name: str, dir_fd: int) -> bool:
         try:
-            return mount_at(name, at) != self._mount
+            return mount_at(name, dir_fd) != self._mount
         except FileNotFoundError:
             return False
 
     def nearest_folder(self, names: Sequence[str]) -> int:
         """Return the descriptor of a folder, or of the last one on the way to it that is there."""
-        while (here := self.folder(names)) is None:
+        while (fd := self.folder(names)) is None:
             names = names[:-1]
-        return here
+        return fd
 
     def target(self, path: bytes | str) -> bytes:
         """Return where a link leads to."""
@@ -135,10 +135,10 @@ class Tree:
 
     def names(self, path: bytes | str) -> list[tuple[bytes, bool]]:
         """Return the names in a folder, and whether each is a folder's, in their order; none where no folder is."""
-        here = self.folder(os.fsdecode(path).split("/") if path else ())
-        if here is None:
+        fd = self.folder(os.fsdecode(path).split("/") if path else ())
+        if fd is None:
             return []
-        with os.scandir(here) as entries:
+        with os.scandir(fd) as entries:
             return sorted((os.fsencode(entry.name), entry.is_dir(follow_symlinks=False)) for entry in entries)
 
     def set_mode(self, path: str, ino: int, mode: int) -> bool:
@@ -146,11 +146,11 @@ class Tree:
 
         It needs no right to read it, and follows no link: `fchmod` takes no O_PATH descriptor, its name in /proc does.
         """
-        at, name = self.parent(path)
-        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+        parent_fd, name = self.parent(path)
+        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
         try:
-            found = os.fstat(fd)
-            if found.st_ino != ino or stat.S_ISLNK(found.st_mode):
+            facts = os.fstat(fd)
+            if facts.st_ino != ino or stat.S_ISLNK(facts.st_mode):
                 return False
             if mount_of(fd) != self._mount:
                 raise _mounted(path)
@@ -164,19 +164,19 @@ def _mounted(path: str) -> OSError:
     return OSError(errno.EXDEV, "something else is mounted there", path)
 
 
-def names_in(name: str, at: int) -> list[str]:
+def names_in(name: str, dir_fd: int) -> list[str]:
     """Return the names in a folder that is in an open one."""
-    fd = hostfs.open_folder(name, at)
+    fd = hostfs.open_folder(name, dir_fd)
     try:
         return os.listdir(fd)
     finally:
         os.close(fd)
 
 
-def facts_of(name: str, at: int) -> Facts | None:
+def facts_of(name: str, dir_fd: int) -> Facts | None:
     """Return what has a name in an open folder, None where nothing has."""
-    found = hostfs.look(name, at)
-    return None if found is None else Facts.of(found)
+    facts = hostfs.look(name, dir_fd)
+    return None if facts is None else Facts.of(facts)
 
 
 def takes_names_for_equal(folder: int) -> bool:
@@ -186,15 +186,15 @@ def takes_names_for_equal(folder: int) -> bool:
     """
     with os.scandir(folder) as entries:
         for _, entry in zip(range(PROBED_NAMES), entries, strict=False):
-            other = _other_form(entry.name)
-            if other == entry.name:
+            respelled = _other_form(entry.name)
+            if respelled == entry.name:
                 continue
             try:
-                found, itself = hostfs.look(other, folder), entry.stat(follow_symlinks=False)
+                facts, itself = hostfs.look(respelled, folder), entry.stat(follow_symlinks=False)
             except OSError:
                 continue
             if stat.S_ISDIR(itself.st_mode) or itself.st_nlink == 1:
-                return found is not None and os.path.samestat(found, itself)
+                return facts is not None and os.path.samestat(facts, itself)
     return False
 
 

@@ -36,7 +36,7 @@ _NOTED = IMPORTERS | _SETTINGS | {"HEAD", GIT_FOLDER}
 
 
 @dataclass(slots=True)
-class Found:
+class HostLinks:
     """Hold what a walk has found: links with their targets, and files that name others, by path."""
 
     links: list[tuple[str, str]] = field(default_factory=list)
@@ -46,69 +46,69 @@ class Found:
     is_complete: bool = True
 
 
-def find_links(folder: int, check: Callable[[], None], most_s: float = MOST_TIME_S) -> Found:
+def find_links(folder: int, check: Callable[[], None], most_s: float = MOST_TIME_S) -> HostLinks:
     """Walk an open folder. What is mounted in it, and what may not be read, is passed over."""
-    found = Found()
+    links = HostLinks()
     mount, until = mount_of(folder), time.monotonic() + most_s
     open_: list[tuple[int, str, list[str]]] = []
     try:
-        _enter(os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder), "", open_, found)
+        _enter(os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder), "", open_, links)
         while open_:
-            here, prefix, names = open_[-1]
+            fd, prefix, names = open_[-1]
             if not names:
                 os.close(open_.pop()[0])
                 continue
             name = names.pop()
             check()
             if len(open_) > MOST_DEPTH or time.monotonic() > until:
-                found.is_complete = False
-            if not found.is_complete:
+                links.is_complete = False
+            if not links.is_complete:
                 break
             try:
-                below = hostfs.open_folder(name, here)
+                below = hostfs.open_folder(name, fd)
             except OSError as error:
-                found.is_complete = error.errno in (*_REPLACED, *_NOT_FOR_US)
+                links.is_complete = error.errno in (*_REPLACED, *_NOT_FOR_US)
                 continue
             if mount_of(below) != mount:
                 os.close(below)
                 continue
-            _enter(below, f"{prefix}{name}/", open_, found)
+            _enter(below, f"{prefix}{name}/", open_, links)
     finally:
-        for here, _, _ in open_:
-            os.close(here)
-    return found
+        for fd, _, _ in open_:
+            os.close(fd)
+    return links
 
 
-def _enter(here: int, prefix: str, open_: list[tuple[int, str, list[str]]], found: Found) -> None:
+def _enter(fd: int, prefix: str, open_: list[tuple[int, str, list[str]]], links: HostLinks) -> None:
     """Note what a folder has, and go on with the folders in it; the descriptor is the list's from here on."""
     folders: list[str] = []
-    open_.append((here, prefix, folders))
+    open_.append((fd, prefix, folders))
     noted: list[str] = []
     try:
-        with os.scandir(here) as entries:
+        with os.scandir(fd) as entries:
             for entry in entries:
                 if entry.is_symlink():
-                    if len(found.links) >= MOST_LINKS:
-                        found.is_complete = False
+                    if len(links.links) >= MOST_LINKS:
+                        links.is_complete = False
                         break
-                    found.links.append((prefix + entry.name, os.readlink(entry.name, dir_fd=here)))
+                    links.links.append((prefix + entry.name, os.readlink(entry.name, dir_fd=fd)))
                 elif entry.is_dir(follow_symlinks=False):
                     folders.append(entry.name)
                     continue
                 if entry.name in _NOTED:
                     noted.append(entry.name)
     except OSError as error:
-        found.is_complete = found.is_complete and error.errno in (*_REPLACED, *_NOT_FOR_US, errno.EINVAL)
+        links.is_complete = links.is_complete and error.errno in (*_REPLACED, *_NOT_FOR_US, errno.EINVAL)
     is_git = f"/{GIT_FOLDER}/" in f"/{prefix}"
     if is_git:
         folders[:] = [name for name in folders if name not in _NOT_WALKED]
     for name in noted:
         if name == GIT_FOLDER:
-            found.git_files.append(prefix + name)
+            links.git_files.append(prefix + name)
         elif name in IMPORTERS:
-            found.importers.append(prefix + name)
+            links.importers.append(prefix + name)
         elif name in _SETTINGS and (is_git or "HEAD" in noted):
-            found.settings.append(prefix + name)
+            links.settings.append(prefix + name)
 
 
 def fold(path: str) -> str:
@@ -121,7 +121,7 @@ def _composed(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ways:
+class Destinations:
     """Say where a path leads: paths below the folder ("" is the folder), all of them where it cannot be told.
 
     `leaves` says that it leads, or may lead, out of the folder.
@@ -132,15 +132,15 @@ class Ways:
 
 
 @dataclass(slots=True)
-class _Way:
+class _PartialWalk:
     """Hold a way as far as it is gone: `here`, the names that are left, and how many links were followed."""
 
-    here: list[str]
-    rest: list[str]
+    reached: list[str]
+    remaining: list[str]
     hops: int
 
 
-ANYWHERE = Ways(paths=frozenset({""}), leaves=True)
+ANYWHERE = Destinations(paths=frozenset({""}), leaves=True)
 
 
 class Resolver:
@@ -161,70 +161,80 @@ class Resolver:
         self._real_paths: dict[str, str] = {}
         self._steps = MOST_STEPS
 
-    def follow(self, above: str, target: str, *, is_trusted: bool) -> Ways:
+    def follow(self, above: str, target: str, *, is_trusted: bool) -> Destinations:
         """Return where a target leads that is read in the folder `above`.
 
         What leads out, and is not a guest's word (`is_trusted`), is looked up on the host, as it may come back.
         """
         paths: set[str] = set()
-        ways: list[_Way] = []
-        self._add_target(ways, _Way([name for name in above.split("/") if name], [], 0), target, [], is_trusted)
-        leaves, made = not ways, 0
-        while ways:
-            way = ways.pop()
-            if way.hops > MOST_HOPS:
+        pending: list[_PartialWalk] = []
+        self._add_target(
+            pending, _PartialWalk([name for name in above.split("/") if name], [], 0), target, [], is_trusted
+        )
+        leaves, walked = not pending, 0
+        while pending:
+            walk = pending.pop()
+            if walk.hops > MOST_HOPS:
                 continue
-            before = len(ways)
-            if self._walk(way, ways, is_trusted=is_trusted):
-                paths.add("/".join(way.here))
+            before = len(pending)
+            if self._walk(walk, pending, is_trusted=is_trusted):
+                paths.add("/".join(walk.reached))
             else:
-                leaves = leaves or len(ways) == before
-            made += 1
-            self._steps -= 1 + len(way.rest)
-            if made > MOST_WAYS or self._steps < 0:
+                leaves = leaves or len(pending) == before
+            walked += 1
+            self._steps -= 1 + len(walk.remaining)
+            if walked > MOST_WAYS or self._steps < 0:
                 return ANYWHERE
-        return Ways(paths=frozenset(paths), leaves=leaves)
+        return Destinations(paths=frozenset(paths), leaves=leaves)
 
-    def _walk(self, way: _Way, ways: list[_Way], *, is_trusted: bool) -> bool:
+    def _walk(self, walk: _PartialWalk, pending: list[_PartialWalk], *, is_trusted: bool) -> bool:
         """Go to the end and tell that it is reached; at a link, or above the top, add how it goes on, if it does."""
-        here, rest = way.here, way.rest
-        key = fold("/".join(here))
-        for at, name in enumerate(rest, 1):
+        names, remaining = walk.reached, walk.remaining
+        key = fold("/".join(names))
+        for index, name in enumerate(remaining, 1):
             if name in ("", "."):
                 continue
             if name == "..":
-                if not here:
-                    outside = "/".join((os.path.dirname(self.root), *rest[at:]))
-                    ways += self._from_outside(outside, way.hops, is_trusted=is_trusted)
+                if not names:
+                    outside = "/".join((os.path.dirname(self.root), *remaining[index:]))
+                    pending += self._from_outside(outside, walk.hops, is_trusted=is_trusted)
                     return False
-                here.pop()
+                names.pop()
                 key = key.rpartition("/")[0]
                 continue
-            here.append(name)
+            names.append(name)
             key = f"{key}/{fold(name)}" if key else fold(name)
             targets = self._targets.get(key)
             if targets is None:
                 continue
             if key in self._new:  # what the host has there may stay
-                ways.append(_Way(list(here), rest[at:], way.hops))
+                pending.append(_PartialWalk(list(names), remaining[index:], walk.hops))
             for target in targets[: MOST_WAYS + 1]:  # with so many it cannot be told
-                self._add_target(ways, _Way(here[:-1], [], way.hops), target, rest[at:], is_trusted)
+                self._add_target(
+                    pending, _PartialWalk(names[:-1], [], walk.hops), target, remaining[index:], is_trusted
+                )
             return False
         return True
 
-    def _add_target(self, ways: list[_Way], way: _Way, target: str, after: list[str], is_trusted: bool) -> None:
+    def _add_target(
+        self, pending: list[_PartialWalk], walk: _PartialWalk, target: str, after: list[str], is_trusted: bool
+    ) -> None:
         if target.startswith("/"):
-            ways += self._from_outside("/".join((target, *after)), way.hops, is_trusted=is_trusted)
+            pending += self._from_outside("/".join((target, *after)), walk.hops, is_trusted=is_trusted)
         else:
-            ways.append(_Way(way.here, [*target.split("/"), *after], way.hops + 1))
+            pending.append(_PartialWalk(walk.reached, [*target.split("/"), *after], walk.hops + 1))
 
-    def _from_outside(self, path: str, hops: int, *, is_trusted: bool) -> list[_Way]:
+    def _from_outside(self, path: str, hops: int, *, is_trusted: bool) -> list[_PartialWalk]:
         """Return how a path goes on that begins outside of the folder: it may come back."""
-        said = os.path.normpath(path)
-        found = {said}
-        if is_trusted and not _is_below(said, self.root):
-            found.add(self._real(path))
-        return [_Way([], one[len(self.root) :].split("/"), hops + 1) for one in found if _is_below(one, self.root)]
+        normalized = os.path.normpath(path)
+        candidates = {normalized}
+        if is_trusted and not _is_below(normalized, self.root):
+            candidates.add(self._real(path))
+        return [
+            _PartialWalk([], candidate[len(self.root) :].split("/"), hops + 1)
+            for candidate in candidates
+            if _is_below(candidate, self.root)
+        ]
 
     def _real(self, path: str) -> str:
         """Return a path of the host without links; those of one folder are looked up once."""
@@ -233,8 +243,8 @@ class Resolver:
             return os.path.realpath(path)
         if above not in self._real_paths:
             self._real_paths[above] = os.path.realpath(above or "/")
-        whole = os.path.join(self._real_paths[above], name)
-        return os.path.realpath(whole) if os.path.islink(whole) else whole
+        joined = os.path.join(self._real_paths[above], name)
+        return os.path.realpath(joined) if os.path.islink(joined) else joined
 
 
 def _is_below(path: str, root: str) -> bool:
@@ -243,8 +253,8 @@ def _is_below(path: str, root: str) -> bool:
 
 def ancestors(path: str) -> Sequence[str]:
     """Return a path and those of the folders above it, "" the last."""
-    found = [path]
+    chain = [path]
     while path:
         path = path.rpartition("/")[0]
-        found.append(path)
-    return found
+        chain.append(path)
+    return chain

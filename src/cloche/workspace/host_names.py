@@ -20,7 +20,7 @@ from ..core.record import dataclass
 from .danger_table import AGENT, GIT, INTO_GIT, LEAVES, TABLE, TO_HIDDEN, Row
 from .dangers import matches, rows_near, sequence
 from .host_links import ANYWHERE, Resolver, ancestors, find_links, fold
-from .host_settings import Named, find_named
+from .host_settings import NamedPaths, find_named
 
 MOST_LINKS_OF_HOME, MOST_FOLDERS_OF_HOME = 2_000, 300
 MOST_NEW = 100_000  # links of a sandbox
@@ -51,7 +51,7 @@ class HostNames:
 
     def add_link(self, path: str, targets: Iterable[str], *, is_inside: bool = True) -> None:
         """Note a link of this path, and where it leads, of the folder or of another one."""
-        ends = tuple({fold(one) for one in targets} - {fold(path)})
+        ends = tuple({fold(target) for target in targets} - {fold(path)})
         if is_inside and ends:
             self._sources.append((fold(path), ends))
         for tag in _tags_of_link(path):
@@ -68,12 +68,12 @@ class HostNames:
         keys = [path for path, _ in self._sources]
         steps = MOST_STEPS
         while self._to_pass_on:
-            at, tag, by = self._to_pass_on.pop()
+            tagged_path, tag, by = self._to_pass_on.pop()
             check()
-            for place in _range_below(keys, at):
-                path, ends = self._sources[place]
+            for index in _range_below(keys, tagged_path):
+                path, ends = self._sources[index]
                 steps -= 1
-                passed = _passed_on(tag, path[len(at) + 1 if at else 0 :].split("/"))
+                passed = _passed_on(tag, path[len(tagged_path) + 1 if tagged_path else 0 :].split("/"))
                 if passed is not None:
                     for end in ends:
                         self._give(end, passed, by)
@@ -83,7 +83,9 @@ class HostNames:
         self._tagged = sorted(self._tags)
 
     def _give(self, path: str, tag: _Tag, by: str) -> None:
-        if any(tag in self._tags.get(one, ()) for one in (ancestors(path) if _is_open(tag) else (path,))):
+        if any(
+            tag in self._tags.get(tagged_path, ()) for tagged_path in (ancestors(path) if _is_open(tag) else (path,))
+        ):
             return
         self._tags.setdefault(path, {})[tag] = by
         if not tag.alone:
@@ -91,31 +93,31 @@ class HostNames:
 
     def rows_for(self, path: str) -> dict[Row, str]:
         """Return the rows that hold for a path by another name, with the name, or what names it."""
-        found: dict[Row, str] = {}
+        names_by_row: dict[Row, str] = {}
         if not self._tags:
-            return found
+            return names_by_row
         key = fold(path)
         for above in ancestors(key):
             for tag, by in self._tags.get(above, {}).items():
                 names = key[len(above) + 1 if above else 0 :].split("/") if above != key else []
                 if _holds(tag, names):
-                    found.setdefault(tag.row, by)
-        return found
+                    names_by_row.setdefault(tag.row, by)
+        return names_by_row
 
     def rows_for_link(self, path: str) -> dict[Row, str]:
         """Return those that may hold for what a new link there would lead to, in place of what is there."""
-        found: dict[Row, str] = {}
+        names_by_row: dict[Row, str] = {}
         if not self._tags:
-            return found
+            return names_by_row
         key = fold(path)
-        for place in _range_below(self._tagged, key):
-            found |= {tag.row: by for tag, by in self._tags[self._tagged[place]].items()}
+        for index in _range_below(self._tagged, key):
+            names_by_row |= {tag.row: by for tag, by in self._tags[self._tagged[index]].items()}
         for above in ancestors(key):
             names = key[len(above) + 1 if above else 0 :].split("/") if above != key else []
             for tag, by in self._tags.get(above, {}).items():
                 if tag.begun and sequence(tag.row)[0][tag.begun :][: len(names)] == names:
-                    found.setdefault(tag.row, by)
-        return found
+                    names_by_row.setdefault(tag.row, by)
+        return names_by_row
 
 
 def _range_below(keys: Sequence[str], path: str) -> range:
@@ -133,9 +135,9 @@ def _tags_of_link(path: str) -> Iterator[_Tag]:
     names = path.casefold().split("/")
     for row in rows_near(path):
         if row.form == "path":
-            wanted, is_open = sequence(row)
-            for count in range(1, len(wanted)):
-                if names[-count:] == wanted[:count]:
+            row_names, is_open = sequence(row)
+            for count in range(1, len(row_names)):
+                if names[-count:] == row_names[:count]:
                     yield _Tag(row, begun=count)
             if matches(row, path):
                 yield _Tag(row, alone=not is_open)
@@ -147,11 +149,11 @@ def _passed_on(tag: _Tag, names: list[str]) -> _Tag | None:
     """Return what a link in a folder that was given a tag passes on to its end; `names` are its path in that folder."""
     if not tag.begun:
         return tag
-    wanted, is_open = sequence(tag.row)
-    left = wanted[tag.begun :]
-    if names[: len(left)] == left:
-        return _Tag(tag.row) if is_open else _Tag(tag.row, alone=True) if names == left else None
-    return _Tag(tag.row, begun=tag.begun + len(names)) if left[: len(names)] == names else None
+    row_names, is_open = sequence(tag.row)
+    remaining = row_names[tag.begun :]
+    if names[: len(remaining)] == remaining:
+        return _Tag(tag.row) if is_open else _Tag(tag.row, alone=True) if names == remaining else None
+    return _Tag(tag.row, begun=tag.begun + len(names)) if remaining[: len(names)] == names else None
 
 
 def _holds(tag: _Tag, names: list[str]) -> bool:
@@ -160,37 +162,39 @@ def _holds(tag: _Tag, names: list[str]) -> bool:
         return not names
     if not tag.begun:
         return True
-    wanted, is_open = sequence(tag.row)
-    left = wanted[tag.begun :]
-    return names[: len(left)] == left if is_open else names == left
+    row_names, is_open = sequence(tag.row)
+    remaining = row_names[tag.begun :]
+    return names[: len(remaining)] == remaining if is_open else names == remaining
 
 
 def find_names(folder: int, changes: Iterable[Change], check: Callable[[], None]) -> HostNames:
     """Look at the host's links, once: those in an open folder, and at the top of the homes of its owner and of ours."""
     root = os.readlink(f"/proc/self/fd/{folder}")
-    found = find_links(folder, check)
-    found_new = ((one.path, one.target) for one in changes if one.kind == "link" and one.what != "removed")
+    host_links = find_links(folder, check)
+    found_new = (
+        (change.path, change.target) for change in changes if change.kind == "link" and change.what != "removed"
+    )
     new = list(islice(found_new, MOST_NEW + 1))
-    resolver = Resolver(root, found.links, new)
-    names = HostNames(resolver, is_complete=found.is_complete and len(new) <= MOST_NEW)
-    for links, is_trusted in ((found.links, True), (new, False)):
+    resolver = Resolver(root, host_links.links, new)
+    names = HostNames(resolver, is_complete=host_links.is_complete and len(new) <= MOST_NEW)
+    for links, is_trusted in ((host_links.links, True), (new, False)):
         for path, target in links:
             check()
-            ways = resolver.follow(_above(path), target, is_trusted=is_trusted)
-            names.is_complete = names.is_complete and ways is not ANYWHERE
-            names.add_link(path, ways.paths)
+            destinations = resolver.follow(_above(path), target, is_trusted=is_trusted)
+            names.is_complete = names.is_complete and destinations is not ANYWHERE
+            names.add_link(path, destinations.paths)
     homes = _homes(folder)
     for home in homes:
         for path, target in _links_of_home(home):
             check()
-            ways = resolver.follow("", os.path.join(home, _above(path), target), is_trusted=True)
-            names.add_link(path, ways.paths, is_inside=False)
-    _add_named(names, find_named(root, found, homes, resolver, check))
+            destinations = resolver.follow("", os.path.join(home, _above(path), target), is_trusted=True)
+            names.add_link(path, destinations.paths, is_inside=False)
+    _add_named(names, find_named(root, host_links, homes, resolver, check))
     names.settle(check)
     return names
 
 
-def _add_named(names: HostNames, named: Named) -> None:
+def _add_named(names: HostNames, named: NamedPaths) -> None:
     names.is_complete = names.is_complete and named.is_complete
     for path, by in named.by_git.items():
         names.add_named(path, _GIT, by, alone=True)
@@ -206,33 +210,33 @@ def _above(path: str) -> str:
 
 def _homes(folder: int) -> tuple[str, ...]:
     """Return the homes of whoever reads settings there: the folder's owner and this process's user."""
-    found = {os.path.expanduser("~")}
+    candidates = {os.path.expanduser("~")}
     for uid in {os.fstat(folder).st_uid, os.geteuid()}:
         try:
-            found.add(pwd.getpwuid(uid).pw_dir)
+            candidates.add(pwd.getpwuid(uid).pw_dir)
         except KeyError:
             continue
-    return tuple(sorted(home for home in found if os.path.isabs(home) and home != "/"))
+    return tuple(sorted(home for home in candidates if os.path.isabs(home) and home != "/"))
 
 
 def _links_of_home(home: str) -> list[tuple[str, str]]:
     """Return the links at the top of a home and of its hidden folders, as who keeps settings elsewhere has them."""
-    found: list[tuple[str, str]] = []
+    home_links: list[tuple[str, str]] = []
     folders = [""]
     for above in folders:
-        if len(folders) > MOST_FOLDERS_OF_HOME or len(found) > MOST_LINKS_OF_HOME:
+        if len(folders) > MOST_FOLDERS_OF_HOME or len(home_links) > MOST_LINKS_OF_HOME:
             break
         try:
             with os.scandir(os.path.join(home, above)) as entries:
                 for entry in entries:
                     path = f"{above}/{entry.name}" if above else entry.name
                     if entry.is_symlink():
-                        found.append((path, os.readlink(entry.path)))
+                        home_links.append((path, os.readlink(entry.path)))
                     elif _may_hold_settings(above, entry.name) and entry.is_dir(follow_symlinks=False):
                         folders.append(path)
         except OSError:
             continue
-    return found
+    return home_links
 
 
 def _may_hold_settings(above: str, name: str) -> bool:
@@ -241,9 +245,9 @@ def _may_hold_settings(above: str, name: str) -> bool:
 
 def reasons_of_link(change: Change, names: HostNames, hidden: Sequence[str]) -> set[str]:
     """Return what is wrong with where a new link leads, through other links; `hidden` are paths in order, folded."""
-    ways = names.resolver.follow(_above(change.path), change.target, is_trusted=False)
-    reasons = {LEAVES} if ways.leaves else set()
-    for path in map(fold, ways.paths):
+    destinations = names.resolver.follow(_above(change.path), change.target, is_trusted=False)
+    reasons = {LEAVES} if destinations.leaves else set()
+    for path in map(fold, destinations.paths):
         if ".git" in path.split("/"):
             reasons.add(INTO_GIT)
         if any(_has(hidden, above) for above in ancestors(path)[:-1]) or _has_below(hidden, path):
@@ -252,8 +256,8 @@ def reasons_of_link(change: Change, names: HostNames, hidden: Sequence[str]) -> 
 
 
 def _has(paths: Sequence[str], path: str) -> bool:
-    at = bisect_left(paths, path)
-    return at < len(paths) and paths[at] == path
+    index = bisect_left(paths, path)
+    return index < len(paths) and paths[index] == path
 
 
 def _has_below(hidden: Sequence[str], path: str) -> bool:

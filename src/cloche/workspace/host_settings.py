@@ -13,7 +13,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ..core.record import dataclass, field
-from .host_links import Found, Resolver
+from .host_links import HostLinks, Resolver
 
 MOST_FILES, MOST_BYTES, MOST_WORDS, MOST_PATH = 1_000, 1 << 20, 100_000, 4096
 MOST_IMPORTER_BYTES = 1 << 18
@@ -27,7 +27,7 @@ _IMPORT = re.compile(r"(?:^|\s)@([^\s`'\"<>]{1,400})")
 
 
 @dataclass(slots=True)
-class Named:
+class NamedPaths:
     """Hold paths in the folder, each with the file that names it."""
 
     by_git: dict[str, str] = field(default_factory=dict)
@@ -36,38 +36,40 @@ class Named:
     is_complete: bool = True
 
 
-def find_named(root: str, found: Found, homes: Sequence[str], resolver: Resolver, check: Callable[[], None]) -> Named:
+def find_named(
+    root: str, links: HostLinks, homes: Sequence[str], resolver: Resolver, check: Callable[[], None]
+) -> NamedPaths:
     """Return what is named by the settings of all repositories in a folder, of homes and of the system."""
-    looking = _Looking(root, homes, resolver, check)
-    for path in found.git_files:
+    reader = _SettingsReader(root, homes, resolver, check)
+    for path in links.git_files:
         check()
-        looking.add_git_file(path)
-    for path in found.settings:
+        reader.add_git_file(path)
+    for path in links.settings:
         top = path[: path.rindex(".git/")] if ".git/" in path else path.rpartition("/")[0]
-        looking.add_settings(os.path.join(root, path), path, os.path.join(root, top))
+        reader.add_settings(os.path.join(root, path), path, os.path.join(root, top))
     for home in homes:
         for name in (".gitconfig", ".config/git/config"):
-            looking.add_settings(os.path.join(home, name), f"~/{name}", root)
-    asked = [os.environ.get(name, "") for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM")]
-    asked += [os.path.join(os.environ.get("XDG_CONFIG_HOME", ""), "git/config"), "/etc/gitconfig"]
-    for name in filter(os.path.isabs, asked):
-        looking.add_settings(name, name, root)
-    for path in found.importers:
-        looking.add_importer(path, path)
-    looking.run()
-    return looking.named
+            reader.add_settings(os.path.join(home, name), f"~/{name}", root)
+    config_paths = [os.environ.get(name, "") for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM")]
+    config_paths += [os.path.join(os.environ.get("XDG_CONFIG_HOME", ""), "git/config"), "/etc/gitconfig"]
+    for name in filter(os.path.isabs, config_paths):
+        reader.add_settings(name, name, root)
+    for path in links.importers:
+        reader.add_importer(path, path)
+    reader.run()
+    return reader.named
 
 
-class _Looking:
+class _SettingsReader:
     """Hold what is to be read, and what was found."""
 
     def __init__(self, root: str, homes: Sequence[str], resolver: Resolver, check: Callable[[], None]):
         self.root, self.homes, self.resolver, self.check = root, homes, resolver, check
-        self.named = Named()
+        self.named = NamedPaths()
         self.settings: list[tuple[str, str, str]] = []  # path, what it is called, work tree
         self.importers: list[tuple[str, str]] = []
         self.seen: set[str] = set()
-        self.words = 0
+        self.candidates = 0
 
     def add_settings(self, path: str, called: str, top: str) -> None:
         """Have a file of settings read, unless it was."""
@@ -89,17 +91,17 @@ class _Looking:
             return
         folder = os.path.join(top, text.removeprefix("gitdir:").strip())
         common = os.path.join(folder, _read(os.path.join(folder, "commondir"), 1 << 13).strip())
-        for one in {os.path.normpath(folder), os.path.normpath(common)}:
+        for git_directory in {os.path.normpath(folder), os.path.normpath(common)}:
             for name in ("config", "config.worktree"):
-                self.add_settings(os.path.join(one, name), path, top)
-            for inside in self._in_folder(one):
+                self.add_settings(os.path.join(git_directory, name), path, top)
+            for inside in self._in_folder(git_directory):
                 self.named.folders_of_git.setdefault(inside, path)
 
     def run(self) -> None:
         """Read all, and what those name to be read."""
         while self.settings or self.importers:
             self.check()
-            if len(self.seen) > MOST_FILES or self.words > MOST_WORDS:
+            if len(self.seen) > MOST_FILES or self.candidates > MOST_WORDS:
                 self.named.is_complete = False
                 return
             if self.settings:
@@ -115,33 +117,35 @@ class _Looking:
         for key, value in settings_in(text):
             to = self.named.folders_of_git if key in FOLDERS else self.named.by_git
             is_include = key.endswith(".path") and key.partition(".")[0] in _INCLUDES
-            for word in {value, *_ENDS_OF_WORDS.split(value)}:
+            for candidate in {value, *_ENDS_OF_WORDS.split(value)}:
                 self.check()
-                self.words += 1
-                if self.words > MOST_WORDS:
+                self.candidates += 1
+                if self.candidates > MOST_WORDS:
                     return  # `run` says so
-                if not 0 < len(word) <= MOST_PATH or "\0" in word:
+                if not 0 < len(candidate) <= MOST_PATH or "\0" in candidate:
                     continue
-                for whole in self._meant(word, bases):
-                    for inside in self._in_folder(whole):
+                for path_candidate_paths in self._candidate_paths(candidate, bases):
+                    for inside in self._in_folder(path_candidate_paths):
                         if inside or key in FOLDERS:
                             to.setdefault(inside, called)
                     if is_include:
-                        self.add_settings(os.path.normpath(whole), called, top)
+                        self.add_settings(os.path.normpath(path_candidate_paths), called, top)
 
-    def _meant(self, word: str, bases: Iterable[str]) -> list[str]:
+    def _candidate_paths(self, candidate: str, bases: Iterable[str]) -> list[str]:
         """Return what a word may stand for as a path."""
-        if word.startswith("~/"):
-            return [home + word[1:] for home in self.homes]
-        return list({os.path.join(base, os.path.expanduser(word)) for base in bases})
+        if candidate.startswith("~/"):
+            return [home + candidate[1:] for home in self.homes]
+        return list({os.path.join(base, os.path.expanduser(candidate)) for base in bases})
 
     def _read_importer(self, path: str, called: str) -> None:
         text = _read(os.path.join(self.root, path), MOST_IMPORTER_BYTES)
-        for found in _IMPORT.finditer(text):
-            self.words += 1
-            word = found.group(1).rstrip(".,;:!?)")
-            for whole in self._meant(word, [os.path.join(self.root, os.path.dirname(path))]):
-                for inside in filter(None, self._in_folder(whole)):
+        for match in _IMPORT.finditer(text):
+            self.candidates += 1
+            candidate = match.group(1).rstrip(".,;:!?)")
+            for path_candidate_paths in self._candidate_paths(
+                candidate, [os.path.join(self.root, os.path.dirname(path))]
+            ):
+                for inside in filter(None, self._in_folder(path_candidate_paths)):
                     self.named.by_agents.setdefault(inside, called)
                     self.add_importer(inside, called)
 
@@ -149,55 +153,55 @@ class _Looking:
         return self.resolver.follow("", path, is_trusted=True).paths
 
 
-def _read(path: str, most: int) -> str:
+def _read(path: str, max_bytes: int) -> str:
     """Return the beginning of a regular file of the host's; nothing where there is none."""
     try:
-        whole = os.path.realpath(path)
-        if not stat.S_ISREG(os.stat(whole).st_mode):
+        real_path = os.path.realpath(path)
+        if not stat.S_ISREG(os.stat(real_path).st_mode):
             return ""
-        fd = os.open(whole, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(real_path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(fd, "rb") as file:
-            return (file.read(most) or b"").decode(errors="surrogateescape")
+            return (file.read(max_bytes) or b"").decode(errors="surrogateescape")
     except (OSError, ValueError):
         return ""
 
 
 def settings_in(text: str) -> Iterator[tuple[str, str]]:
     """Yield names and values of git's settings, the names in lower case."""
-    section, at = "", 0
+    section, position = "", 0
     text = text.replace("\r\n", "\n").removeprefix("\ufeff")
-    while (at := _end(_BLANKS, text, at)) < len(text):
-        if header := _HEADER.match(text, at):
+    while (position := _end(_BLANKS, text, position)) < len(text):
+        if header := _HEADER.match(text, position):
             section = re.sub(r"\\(.)", r"\1", ".".join(filter(None, header.groups()))).lower()
-            at = header.end()
-        elif key := _KEY.match(text, at):
-            value, at = _value(text, key.end()) if key.group(2) else ("", key.end())
+            position = header.end()
+        elif key := _KEY.match(text, position):
+            value, position = _value(text, key.end()) if key.group(2) else ("", key.end())
             if value:
                 yield f"{section}.{key.group(1).lower()}", value
         else:  # a comment, a blank line, or what git would not read
-            at = text.find("\n", at) + 1 or len(text)
+            position = text.find("\n", position) + 1 or len(text)
 
 
-def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
-    found = pattern.match(text, at)
-    return at if found is None else found.end()
+def _end(pattern: re.Pattern[str], text: str, position: int) -> int:
+    match = pattern.match(text, position)
+    return position if match is None else match.end()
 
 
-def _value(text: str, at: int) -> tuple[str, int]:
+def _value(text: str, position: int) -> tuple[str, int]:
     """Return a value with its quotes and escapes undone, and where it ends."""
-    parts: list[str] = []
+    characters: list[str] = []
     is_quoted = False
-    while at < len(text) and (text[at] != "\n"):
-        char = text[at]
-        if char == "\\" and at + 1 < len(text):
-            at += 1
-            parts.append({"n": "\n", "t": "\t", "b": "\b", "\n": ""}.get(text[at], text[at]))
+    while position < len(text) and (text[position] != "\n"):
+        char = text[position]
+        if char == "\\" and position + 1 < len(text):
+            position += 1
+            characters.append({"n": "\n", "t": "\t", "b": "\b", "\n": ""}.get(text[position], text[position]))
         elif char == '"':
             is_quoted = not is_quoted
         elif char in "#;" and not is_quoted:
-            end = text.find("\n", at)
-            return "".join(parts).strip(), len(text) if end < 0 else end
+            end = text.find("\n", position)
+            return "".join(characters).strip(), len(text) if end < 0 else end
         else:
-            parts.append(char)
-        at += 1
-    return "".join(parts).strip(), at
+            characters.append(char)
+        position += 1
+    return "".join(characters).strip(), position

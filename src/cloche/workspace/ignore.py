@@ -104,87 +104,91 @@ def _problem(text: bytes) -> str:
 
 
 def _without_trailing_blanks(line: bytes) -> bytes:
-    kept = line.rstrip(b" ")
-    backslashes = len(kept) - len(kept.rstrip(b"\\"))
-    return kept + b" " if backslashes % 2 and len(kept) < len(line) else kept
+    stripped = line.rstrip(b" ")
+    backslashes = len(stripped) - len(stripped.rstrip(b"\\"))
+    return stripped + b" " if backslashes % 2 and len(stripped) < len(line) else stripped
 
 
 # From characters to tokens.
 
 
 def _tokens(text: bytes, *, is_path: bool) -> Iterator[object]:
-    at = 0
-    while at < len(text):
-        begin, char = at, text[at : at + 1]
-        at += 1
+    position = 0
+    while position < len(text):
+        begin, char = position, text[position : position + 1]
+        position += 1
         if char == b"*":
-            while text[at : at + 1] == b"*":
-                at += 1
-            follows = re.compile(rb"\\?/|\Z").match(text, at)
-            is_whole = is_path and at - begin > 1 and (not begin or text[begin - 1] == _SLASH)
+            while text[position : position + 1] == b"*":
+                position += 1
+            follows = re.compile(rb"\\?/|\Z").match(text, position)
+            is_whole = is_path and position - begin > 1 and (not begin or text[begin - 1] == _SLASH)
             if not is_whole or follows is None:
                 yield _STAR
                 continue
             if follows[0] == b"\\/":  # then there is one folder at least
                 yield from (_STAR, b"/")
             yield _FOLDERS if follows[0] else _REST
-            at = follows.end()
+            position = follows.end()
         elif char == b"?":
             yield b"[^/]"
         elif char == b"[":
-            accepted, at = _parse_class(text, at)
+            accepted, position = _parse_class(text, position)
             yield _class_expression(accepted)
         elif char == b"\\":
-            if at == len(text):
+            if position == len(text):
                 raise _MalformedError("nothing follows the backslash at its end")
-            yield re.escape(text[at : at + 1])
-            at += 1
+            yield re.escape(text[position : position + 1])
+            position += 1
         else:
             yield re.escape(char)
 
 
-def _parse_class(text: bytes, at: int) -> tuple[frozenset[int], int]:
+def _parse_class(text: bytes, position: int) -> tuple[frozenset[int], int]:
     """Return the characters of a class, and the place behind it, step by step as git's `wildmatch` does."""
-    is_negated = text[at : at + 1] in (b"!", b"^")
-    at += is_negated
-    found: set[int] = set()
+    is_negated = text[position : position + 1] in (b"!", b"^")
+    position += is_negated
+    accepted: set[int] = set()
     previous = 0
     while True:
-        char, at = _class_character(text, at)
+        char, position = _class_character(text, position)
         if char == ord("\\"):
-            char, at = _class_character(text, at)
-            found.add(char)
-        elif char == ord("-") and previous and text[at : at + 1] not in (b"]", b""):
-            char, at = _class_character(text, at)
+            char, position = _class_character(text, position)
+            accepted.add(char)
+        elif char == ord("-") and previous and text[position : position + 1] not in (b"]", b""):
+            char, position = _class_character(text, position)
             if char == ord("\\"):
-                char, at = _class_character(text, at)
-            found.update(range(previous, char + 1))
+                char, position = _class_character(text, position)
+            accepted.update(range(previous, char + 1))
             char = 0
-        elif char == ord("[") and text[at : at + 1] == b":" and (end := _named_class_end(text, at)) is not None:
-            name = text[at + 1 : end - 1]
+        elif (
+            char == ord("[")
+            and text[position : position + 1] == b":"
+            and (end := _named_class_end(text, position)) is not None
+        ):
+            name = text[position + 1 : end - 1]
             if name not in _CLASSES:
                 raise _MalformedError(f"there is no class [:{name.decode(errors='replace')}:]")
-            found |= _CLASSES[name]
-            char, at = 0, end + 1
+            accepted |= _CLASSES[name]
+            char, position = 0, end + 1
         else:
-            found.add(char)
+            accepted.add(char)
         previous = char
-        if text[at : at + 1] == b"]":
-            return (_ALL - found if is_negated else frozenset(found) & _ALL), at + 1
+        if text[position : position + 1] == b"]":
+            return (_ALL - accepted if is_negated else frozenset(accepted) & _ALL), position + 1
 
 
-def _class_character(text: bytes, at: int) -> tuple[int, int]:
-    if at >= len(text):
+def _class_character(text: bytes, position: int) -> tuple[int, int]:
+    if position >= len(text):
         raise _MalformedError("a [ has no ] behind it")
-    return text[at], at + 1
+    return text[position], position + 1
 
 
-def _named_class_end(text: bytes, at: int) -> int | None:
+def _named_class_end(text: bytes, position: int) -> int | None:
     """Return the place of the bracket that ends `[:NAME:]`, whose first colon has this place; None where it is none."""
-    end = text.find(b"]", at + 1)
+    end = text.find(b"]", position + 1)
     if end < 0:
         raise _MalformedError("a [ has no ] behind it")
-    return end if end > at + 1 and text[end - 1 : end] == b":" else None
+    return end if end > position + 1 and text[end - 1 : end] == b":" else None
 
 
 def _class_expression(accepted: frozenset[int]) -> bytes:
@@ -199,41 +203,41 @@ def _class_expression(accepted: frozenset[int]) -> bytes:
 def _path_expression(text: bytes) -> bytes:
     special = _SPECIAL.search(text)
     literal = text if special is None else text[: special.start()]
-    head, *rest = _split(_tokens(text[len(literal) :], is_path=True), _FOLDERS)
-    middle = b"".join(b"(?>(?:%s)*?%s)" % (_FOLDER, _names(run)) for run in rest[:-1])
-    end = b"(?:%s)*%s" % (_FOLDER, _names(rest[-1])) if rest else b""
+    head, *runs = _split(_tokens(text[len(literal) :], is_path=True), _FOLDERS)
+    middle = b"".join(b"(?>(?:%s)*?%s)" % (_FOLDER, _names(run)) for run in runs[:-1])
+    end = b"(?:%s)*%s" % (_FOLDER, _names(runs[-1])) if runs else b""
     return re.escape(literal) + _names(head) + middle + end
 
 
-def _split(tokens: Iterable[object], at: object) -> list[list[object]]:
-    parts: list[list[object]] = [[]]
+def _split(tokens: Iterable[object], separator: object) -> list[list[object]]:
+    runs: list[list[object]] = [[]]
     for token in tokens:
-        if token is at:
-            parts.append([])
+        if token is separator:
+            runs.append([])
         else:
-            parts[-1].append(token)
-    return parts
+            runs[-1].append(token)
+    return runs
 
 
 def _names(tokens: Sequence[object]) -> bytes:
     """Return an expression for names with slashes between."""
     ends = tokens[-1:] == [_REST]
-    parts: list[list[object]] = [[]]
+    names: list[list[object]] = [[]]
     for token in tokens[:-1] if ends else tokens:
         if token == b"/":
-            parts.append([])
+            names.append([])
         else:
-            parts[-1].append(token)
-    return b"/".join(map(_joined, parts)) + (rb"(?s:.*)" if ends else b"")
+            names[-1].append(token)
+    return b"/".join(map(_joined, names)) + (rb"(?s:.*)" if ends else b"")
 
 
 def _joined(tokens: Sequence[object]) -> bytes:
     """Return an expression for one name, with each star and what follows it in an atomic group."""
-    first, *rest = [b"".join(map(_expression, part)) for part in _split(tokens, _STAR)]
-    if not rest:
+    first, *following = [b"".join(map(_expression, run)) for run in _split(tokens, _STAR)]
+    if not following:
         return first
-    middle = b"".join(b"(?>[^/]*?%s)" % piece for piece in rest[:-1] if piece)
-    return first + middle + rb"(?>[^/]*%s(?=/|\Z))" % rest[-1]
+    middle = b"".join(b"(?>[^/]*?%s)" % piece for piece in following[:-1] if piece)
+    return first + middle + rb"(?>[^/]*%s(?=/|\Z))" % following[-1]
 
 
 def _expression(token: object) -> bytes:
@@ -257,12 +261,12 @@ class _Kind:
     @classmethod
     def of(cls, rules: Sequence[Rule]) -> _Kind:
         literal = [rule for rule in rules if rule.is_literal]
-        others = [rule for rule in rules if not rule.is_literal]
+        special = [rule for rule in rules if not rule.is_literal]
         return cls(
             names=frozenset(rule.text for rule in literal if not rule.is_anchored),
             paths=frozenset(rule.text for rule in literal if rule.is_anchored),
-            name=_alternation([rule.expression or b"" for rule in others if not rule.is_anchored]),
-            path=_alternation([rule.expression or b"" for rule in others if rule.is_anchored]),
+            name=_alternation([rule.expression or b"" for rule in special if not rule.is_anchored]),
+            path=_alternation([rule.expression or b"" for rule in special if rule.is_anchored]),
         )
 
     def matches(self, name: bytes, path: bytes) -> bool:
@@ -283,14 +287,14 @@ class Patterns:
 
     def __init__(self, rules: Iterable[Rule]):
         groups: list[tuple[bool, _Kind, _Kind | None]] = []
-        readable = (one for one in rules if one.expression is not None)
-        for is_negated, same in groupby(readable, lambda one: one.is_negated):
+        readable = (rule for rule in rules if rule.expression is not None)
+        for is_negated, same in groupby(readable, lambda rule: rule.is_negated):
             for some in _in_pieces(same):
-                folders = [one for one in some if one.is_for_folders]
-                always = _Kind.of([one for one in some if not one.is_for_folders])
+                folders = [rule for rule in some if rule.is_for_folders]
+                always = _Kind.of([rule for rule in some if not rule.is_for_folders])
                 groups.append((is_negated, always, _Kind.of(folders) if folders else None))
         self._groups = tuple(reversed(groups))
-        self.has_paths = any(one and (one.path or one.paths) for group in groups for one in group[1:])
+        self.has_paths = any(kind and (kind.path or kind.paths) for group in groups for kind in group[1:])
 
     def __bool__(self) -> bool:
         return bool(self._groups)
@@ -345,13 +349,13 @@ class IgnorePatterns:
         if self._patterns.has_paths:
             return bool(self._patterns.decide(os.fsencode(name), os.fsencode(path), is_folder=is_folder))
         key = f"{name}/" if is_folder else name
-        found = self._kept.get(key)
-        if found is None:
+        is_hidden = self._kept.get(key)
+        if is_hidden is None:
             encoded = os.fsencode(name)
-            found = bool(self._patterns.decide(encoded, encoded, is_folder=is_folder))
+            is_hidden = bool(self._patterns.decide(encoded, encoded, is_folder=is_folder))
             if len(self._kept) < MOST_KEPT:
-                self._kept[key] = found
-        return found
+                self._kept[key] = is_hidden
+        return is_hidden
 
 
 def _checked(line: str, where: str) -> Rule | None:

@@ -49,11 +49,11 @@ class Facts:
     ctime_ns: int
 
     @classmethod
-    def of(cls, found: os.stat_result) -> Facts:
+    def of(cls, facts: os.stat_result) -> Facts:
         """Return those of one file, folder or link."""
         return cls(
-            ino=found.st_ino, mode=found.st_mode, size=found.st_size, mtime_ns=found.st_mtime_ns,
-            ctime_ns=found.st_ctime_ns,
+            ino=facts.st_ino, mode=facts.st_mode, size=facts.st_size, mtime_ns=facts.st_mtime_ns,
+            ctime_ns=facts.st_ctime_ns,
         )  # fmt: skip
 
     @property
@@ -61,17 +61,17 @@ class Facts:
         """Tell whether it is a folder, whose size and times change with what is in it."""
         return stat.S_ISDIR(self.mode)
 
-    def is_same(self, other: Facts | None, *, with_ctime: bool) -> bool:
+    def is_same(self, second: Facts | None, *, with_ctime: bool) -> bool:
         """Tell whether another look found the same: for a folder inode and mode, for others size and times too.
 
         A rename may set the change time, so after one it says nothing.
         """
-        if other is None or (self.ino, self.mode) != (other.ino, other.mode):
+        if second is None or (self.ino, self.mode) != (second.ino, second.mode):
             return False
         if self.is_folder:
             return True
-        ours, theirs = (self.size, self.mtime_ns), (other.size, other.mtime_ns)
-        return ours == theirs and (not with_ctime or self.ctime_ns == other.ctime_ns)
+        ours, theirs = (self.size, self.mtime_ns), (second.size, second.mtime_ns)
+        return ours == theirs and (not with_ctime or self.ctime_ns == second.ctime_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,24 +128,24 @@ def open_records(state: str) -> Iterator[int]:
         above = hostfs.open_folder(state, follows_link=True)
         try:
             hostfs.make_folder(FOLDER, above, 0o700)
-            at = hostfs.open_folder(FOLDER, above)
+            records_fd = hostfs.open_folder(FOLDER, above)
         finally:
             os.close(above)
     except OSError as error:
         raise WorkspaceFailed(f"{state}/{FOLDER} cannot be used: {error.strerror}") from error
     try:
-        found = os.fstat(at)
-        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        facts = os.fstat(records_fd)
+        if facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
             raise WorkspaceFailed(f"{state}/{FOLDER} must be yours alone: chown it to you and chmod 700")
-        yield at
+        yield records_fd
     finally:
-        os.close(at)
+        os.close(records_fd)
 
 
 @contextmanager
-def locked(at: int, key: str, patience_s: float = PATIENCE_S) -> Iterator[bool]:
+def locked(records_fd: int, key: str, patience_s: float = PATIENCE_S) -> Iterator[bool]:
     """Hold the lock of one folder of the host; give False where somebody else still had it after that time."""
-    fd = os.open(f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=at)
+    fd = os.open(f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=records_fd)
     try:
         yield _lock(fd, patience_s)
     finally:
@@ -164,39 +164,39 @@ def _lock(fd: int, patience_s: float) -> bool:
             time.sleep(_POLL_S)
 
 
-def write(at: int, key: str, journal: Journal) -> None:
+def write(records_fd: int, key: str, journal: Journal) -> None:
     """Write a journal in place of the one that is there; it is on disk on return."""
     data = json.dumps(
-        {"version": _VERSION, **_plain(journal), "steps": [_plain(one) for one in journal.steps]}
+        {"version": _VERSION, **_plain(journal), "steps": [_plain(step) for step in journal.steps]}
     ).encode()
-    remove_unfinished(at, key)
+    remove_unfinished(records_fd, key)
     beside = f"{key}.new"
-    with hostfs.new_file(at, 0o600, name=beside) as (_, file):
+    with hostfs.new_file(records_fd, 0o600, name=beside) as (_, file):
         with file:
             os.fchmod(file.fileno(), 0o600)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.rename(beside, f"{key}.json", src_dir_fd=at, dst_dir_fd=at)
-    os.fsync(at)
+        os.rename(beside, f"{key}.json", src_dir_fd=records_fd, dst_dir_fd=records_fd)
+    os.fsync(records_fd)
 
 
-def remove_unfinished(at: int, key: str) -> None:
+def remove_unfinished(records_fd: int, key: str) -> None:
     """Remove a journal that was not written to its end. The caller has the lock."""
     with suppress(FileNotFoundError):
-        os.unlink(f"{key}.new", dir_fd=at)
+        os.unlink(f"{key}.new", dir_fd=records_fd)
 
 
-def read(at: int, key: str) -> Journal | None:
+def read(records_fd: int, key: str) -> Journal | None:
     """Return the journal of a folder, None where there is none. Raises WorkspaceFailed for one that is not ours."""
     try:
-        fd, found = hostfs.open_regular(f"{key}.json", at)
+        fd, facts = hostfs.open_regular(f"{key}.json", records_fd)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise WorkspaceFailed(f"the journal {key}.json cannot be read: {error.strerror}") from error
     with open(fd, "rb") as file:
-        if found.st_uid != os.geteuid() or found.st_mode & 0o077 or found.st_size > _MOST_BYTES:
+        if facts.st_uid != os.geteuid() or facts.st_mode & 0o077 or facts.st_size > _MOST_BYTES:
             raise WorkspaceFailed(f"the journal {key}.json is refused: it is not this user's alone")
         data = file.read(_MOST_BYTES)
     try:
@@ -205,30 +205,30 @@ def read(at: int, key: str) -> Journal | None:
         raise WorkspaceFailed(f"the journal {key}.json is refused: it is none of ours") from error
 
 
-def find(at: int, folder: os.stat_result) -> tuple[str, Journal] | None:
+def find(records_fd: int, folder: os.stat_result) -> tuple[str, Journal] | None:
     """Return the name and the journal of an open folder, also one of before a restart that changed device numbers."""
     own = key_of(folder)
-    if (journal := read(at, own)) is not None:
+    if (journal := read(records_fd, own)) is not None:
         return own, journal
-    for key in keys(at):
+    for key in keys(records_fd):
         if key.endswith(f"-{folder.st_ino:x}"):
-            journal = read(at, key)
+            journal = read(records_fd, key)
             if journal is not None and journal.is_of(folder):
                 return key, journal
     return None
 
 
-def keys(at: int) -> list[str]:
+def keys(records_fd: int) -> list[str]:
     """Return the names of all journals, also of those that were not written to their end."""
-    heads = (name.rpartition(".") for name in os.listdir(at))
+    heads = (name.rpartition(".") for name in os.listdir(records_fd))
     return sorted({head for head, _, tail in heads if tail in {"json", "new"}})
 
 
-def remove(at: int, key: str) -> None:
+def remove(records_fd: int, key: str) -> None:
     """Remove a journal, for good."""
     with suppress(FileNotFoundError):
-        os.unlink(f"{key}.json", dir_fd=at)
-    os.fsync(at)
+        os.unlink(f"{key}.json", dir_fd=records_fd)
+    os.fsync(records_fd)
 
 
 def advanced(journal: Journal, state: State, **changes: Any) -> Journal:  # noqa: ANN401 - fields of Journal
@@ -238,8 +238,8 @@ def advanced(journal: Journal, state: State, **changes: Any) -> Journal:  # noqa
 
 def _plain(value: Journal | Step | Facts) -> dict[str, Any]:
     """Return the fields as JSON has them; `asdict` copies deeply, which takes longer than all the rest."""
-    found = {one.name: getattr(value, one.name) for one in fields(value)}
-    return {name: _plain(one) if isinstance(one, Facts) else one for name, one in found.items() if name != "steps"}
+    values = {record_field.name: getattr(value, record_field.name) for record_field in fields(value)}
+    return {name: _plain(item) if isinstance(item, Facts) else item for name, item in values.items() if name != "steps"}
 
 
 def _parse(data: Mapping[str, Any]) -> Journal:

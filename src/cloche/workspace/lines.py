@@ -19,8 +19,8 @@ Region = tuple[int, int, int, int]  # lines [0]:[1] of the old text become lines
 class Work:
     """Count steps: `left` in all, no more than `at_once` for one pair."""
 
-    def __init__(self, left: int, at_once: int = MOST_STEPS):
-        self.left, self.at_once = left, at_once
+    def __init__(self, budget: int, at_once: int = MOST_STEPS):
+        self.budget, self.at_once = budget, at_once
         self.done = 0
 
 
@@ -32,15 +32,15 @@ def changed_regions(old: Sequence[str], new: Sequence[str], work: Work) -> list[
     old_end, new_end = len(old) - end, len(new) - end
     if start == old_end and start == new_end:
         return []
-    whole = [(start, old_end, start, new_end)]
+    single_region = [(start, old_end, start, new_end)]
     if start in (old_end, new_end):
-        return whole
+        return single_region
     common = set(old[start:old_end]) & set(new[start:new_end])
     old_at = [i for i in range(start, old_end) if old[i] in common]
     new_at = [j for j in range(start, new_end) if new[j] in common]
     pairs = _common_subsequence([old[i] for i in old_at], [new[j] for j in new_at], work)
     if pairs is None:
-        return whole
+        return single_region
     regions: list[Region] = []
     i, j = start, start
     for x, y in [(old_at[x], new_at[y]) for x, y in pairs] + [(old_end, new_end)]:
@@ -55,7 +55,7 @@ def _common_subsequence(old: Sequence[str], new: Sequence[str], work: Work) -> l
     rows, columns = len(old), len(new)
     numbers: dict[str, int] = {}
     a, b = ([numbers.setdefault(line, len(numbers)) for line in lines] for lines in (old, new))
-    allowed = min(work.left, work.at_once)
+    allowed = min(work.budget, work.at_once)
     furthest = {1: 0}  # by diagonal, the furthest line of the old text
     trace: list[dict[int, int]] = []
     steps = 0
@@ -81,7 +81,7 @@ def _common_subsequence(old: Sequence[str], new: Sequence[str], work: Work) -> l
 
 
 def _count(work: Work, steps: int) -> None:
-    work.left -= steps
+    work.budget -= steps
     work.done += steps
 
 

@@ -29,11 +29,11 @@ def mount_of(fd: int) -> int:
     return _ask(fd, b"", _EMPTY_PATH) or _from_proc(fd)
 
 
-def mount_at(name: str, at: int) -> int:
+def mount_at(name: str, dir_fd: int) -> int:
     """Return the number of the mount that a name in an open folder leads to; of a link, its own. Raises OSError."""
-    if number := _ask(at, os.fsencode(name), _SYMLINK_NOFOLLOW):
+    if number := _ask(dir_fd, os.fsencode(name), _SYMLINK_NOFOLLOW):
         return number
-    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
     try:
         return _from_proc(fd)
     finally:
@@ -42,28 +42,28 @@ def mount_at(name: str, at: int) -> int:
 
 def mounts_below(path: str) -> list[str]:
     """Return the mount points below a folder, relative to its real path, as this process has them."""
-    found = []
+    mount_points = []
     with open("/proc/self/mountinfo", "rb") as file:
         for line in file:
             point = os.fsdecode(_ESCAPED.sub(lambda match: bytes([int(match[1], 8)]), line.split(b" ", 5)[4]))
             if point.startswith(f"{path}/"):
-                found.append(point[len(path) + 1 :])
-    return sorted(set(found))
+                mount_points.append(point[len(path) + 1 :])
+    return sorted(set(mount_points))
 
 
-def _ask(at: int, name: bytes, flags: int) -> int:
+def _ask(dir_fd: int, name: bytes, flags: int) -> int:
     """Ask `statx`; return 0 where it is not there, or does not know mounts."""
     call = _statx()
     if call is None:
         return 0
-    found = bytearray(_BYTES)
-    code = call(at, name, flags | _NO_AUTOMOUNT | _DONT_SYNC, found)
+    buffer = bytearray(_BYTES)
+    code = call(dir_fd, name, flags | _NO_AUTOMOUNT | _DONT_SYNC, buffer)
     if code in _UNKNOWN:
         return 0
     if code:
         raise OSError(code, os.strerror(code), os.fsdecode(name))
-    (told,), (number,) = _MASK.unpack_from(found), _NUMBER.unpack_from(found, _MNT_ID_AT)
-    return int(number) if told & _MNT_ID else 0
+    (result_mask,), (number,) = _MASK.unpack_from(buffer), _NUMBER.unpack_from(buffer, _MNT_ID_AT)
+    return int(number) if result_mask & _MNT_ID else 0
 
 
 @cache
@@ -79,8 +79,8 @@ def _statx() -> Callable[[int, bytes, int, bytearray], int] | None:
     syscall.restype = ctypes.c_long
     room = ctypes.c_char * _BYTES
 
-    def call(at: int, name: bytes, flags: int, found: bytearray) -> int:
-        return ctypes.get_errno() if syscall(number, at, name, flags, _MNT_ID, room.from_buffer(found)) else 0
+    def call(dir_fd: int, name: bytes, flags: int, buffer: bytearray) -> int:
+        return ctypes.get_errno() if syscall(number, dir_fd, name, flags, _MNT_ID, room.from_buffer(buffer)) else 0
 
     return call
 

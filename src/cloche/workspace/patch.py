@@ -41,14 +41,14 @@ def make_patch(
     snapshot: Snapshot,
     tree: Tree,
     *,
-    most: int = MOST_PATCH_BYTES,
+    max_bytes: int = MOST_PATCH_BYTES,
     work: Work | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> Patch:
     """Return the changes as a patch of at most so many bytes; what does not fit is left out of it."""
-    making = _Making(snapshot, tree, most, work or Work(MOST_STEPS))
+    making = _Making(snapshot, tree, max_bytes, work or Work(MOST_STEPS))
     for change in changes:
-        if min(making.left, making.left_to_read, making.left_lines) <= 0:
+        if min(making.left_bytes, making.left_to_read, making.left_lines) <= 0:
             making.is_cut = True
             break
         check()
@@ -63,8 +63,8 @@ class _TooLong(Exception):
 class _Making:
     """Hold a patch as far as it is made."""
 
-    def __init__(self, snapshot: Snapshot, tree: Tree, most: int, work: Work):
-        self.snapshot, self.tree, self.left, self.work = snapshot, tree, most, work
+    def __init__(self, snapshot: Snapshot, tree: Tree, max_bytes: int, work: Work):
+        self.snapshot, self.tree, self.left_bytes, self.work = snapshot, tree, max_bytes, work
         self.left_to_read, self.left_lines = MOST_READ_BYTES, MOST_ALL_LINES
         self.parts: list[str] = []
         self.is_cut = False
@@ -74,13 +74,13 @@ class _Making:
         """Add one change, where it fits."""
         section = "".join(self._section(change))
         size = len(section.encode())
-        if size > self.left:
+        if size > self.left_bytes:
             section = f"Not shown, for it is too long: {_name('b/', change.path)}\n"
             size = len(section)
             self.is_cut = True
-        if size <= self.left:
+        if size <= self.left_bytes:
             self.parts.append(section)
-            self.left -= size
+            self.left_bytes -= size
 
     def _section(self, change: Change) -> Iterator[str]:
         yield from _permissions(change)
@@ -99,7 +99,7 @@ class _Making:
             self._count_lines(old.count(b"\n"), new.count(b"\n"))
         except _TooLong:
             self.is_cut = True
-            yield _note(change, has_old=has_old, has_new=has_new, what="Long files")
+            yield _note(change, has_old=has_old, has_new=has_new, label="Long files")
             return
         except OSError:
             self.is_cut = True
@@ -108,7 +108,7 @@ class _Making:
         old_text, new_text = _as_text(old), _as_text(new)
         self.is_text[change.path] = old_text is not None and new_text is not None
         if old_text is None or new_text is None:
-            yield _note(change, has_old=has_old, has_new=has_new, what="Binary files")
+            yield _note(change, has_old=has_old, has_new=has_new, label="Binary files")
         elif has_old and has_new and change.old_kind:  # to git, two changes
             yield from self._diff(change, old_text, "", old_mode=_mode(old_kind, change.old_mode))
             yield from self._diff(change, "", new_text, new_mode=_mode(change.kind, change.mode))
@@ -156,17 +156,17 @@ class _Making:
             if b"\0" in head[:LOOKED_AT_BYTES]:
                 return head
             raise _TooLong
-        found: list[bytes] = []
+        content: list[bytes] = []
         total = 0
         for piece in pieces:
-            found.append(piece)
+            content.append(piece)
             total += len(piece)
             self.left_to_read -= len(piece)
-            if b"\0" in found[0][:LOOKED_AT_BYTES]:
+            if b"\0" in content[0][:LOOKED_AT_BYTES]:
                 break
             if total > MOST_FILE_BYTES:
                 raise _TooLong
-        return b"".join(found)
+        return b"".join(content)
 
 
 def _head(change: Change, old_path: str) -> Iterator[str]:
@@ -192,11 +192,11 @@ def _permissions(change: Change) -> Iterator[str]:
         yield f"Permissions of {_name('b/', change.path)}: {change.old_mode:o} to {change.mode:o}\n"
 
 
-def _note(change: Change, *, has_old: bool, has_new: bool, what: str) -> str:
+def _note(change: Change, *, has_old: bool, has_new: bool, label: str) -> str:
     old = _name("a/", change.path) if has_old else "/dev/null"
     new = _name("b/", change.path) if has_new else "/dev/null"
     sizes = [f"{size} bytes" for size, is_there in ((change.old_size, has_old), (change.size, has_new)) if is_there]
-    return f"{what} {old} and {new} differ ({', '.join(sizes)})\n"
+    return f"{label} {old} and {new} differ ({', '.join(sizes)})\n"
 
 
 def _mode(kind: str, mode: int) -> str:

@@ -32,7 +32,7 @@ from .renames import exchange, rename_new, sync_file_system
 # Files, or folders, that are synced one by one; for more the whole file system is. On a busy ext4 1,000 files took 2 to
 # 5 s one by one, and 0.2 s so.
 MOST_SYNCED = 16
-Told = Callable[[str], None]
+StepHook = Callable[[str], None]
 # Where a look or a rename finds that somebody has moved what is above, or has taken the name.
 _ELSEWHERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EEXIST}
 log = logging.getLogger("cloche.workspace")
@@ -42,65 +42,65 @@ def nothing(_: str) -> None:
     """Be told of a step and do nothing: tests pass a function that interrupts there."""
 
 
-def recover(folder: int, state: str, *, step: Told = nothing) -> str:
+def recover(folder: int, state: str, *, step: StepHook = nothing) -> str:
     """Complete or undo what an interrupted commit left in one open folder; return a sentence, empty where nothing was.
 
     Raises WorkspaceFailed where a commit of another process is under way, or its journal is refused.
     """
-    found = os.fstat(folder)
-    with journals.open_records(state) as at, journals.locked(at, journals.key_of(found)) as is_ours:
+    facts = os.fstat(folder)
+    with journals.open_records(state) as records_fd, journals.locked(records_fd, journals.key_of(facts)) as is_ours:
         if not is_ours:
             raise WorkspaceFailed("another commit to this folder is under way; try again when it has ended")
-        return recover_locked(folder, at, step)
+        return recover_locked(folder, records_fd, step)
 
 
 def recover_all(state: str) -> list[str]:
     """Do so for every journal there is; return a sentence for each. One whose folder is not found is left."""
-    told = []
-    with journals.open_records(state) as at:
-        for key in journals.keys(at):
+    sentences = []
+    with journals.open_records(state) as records_fd:
+        for key in journals.keys(records_fd):
             try:
-                told.append(_recover_named(at, key))
+                sentences.append(_recover_named(records_fd, key))
             except (WorkspaceFailed, OSError) as error:
-                told.append(_warn(f"the journal {key}.json was left: {error}"))
-    return [sentence for sentence in told if sentence]
+                sentences.append(_warn(f"the journal {key}.json was left: {error}"))
+    return [sentence for sentence in sentences if sentence]
 
 
-def recover_locked(folder: int, at: int, step: Told = nothing) -> str:
+def recover_locked(folder: int, records_fd: int, step: StepHook = nothing) -> str:
     """Do so for one folder, whose lock the caller has; `at` are the records."""
-    found = os.fstat(folder)
-    journals.remove_unfinished(at, journals.key_of(found))
-    named = journals.find(at, found)
+    facts = os.fstat(folder)
+    journals.remove_unfinished(records_fd, journals.key_of(facts))
+    named = journals.find(records_fd, facts)
     if named is None:
         return ""
     key, journal = named
-    if not journal.is_of(found):
+    if not journal.is_of(facts):
         return _warn(f"the journal {key}.json was left: it is of another folder")
     try:
         with Tree(folder) as tree:
-            return _settle(tree, at, key, journal, step)
+            return _settle(tree, records_fd, key, journal, step)
     except OSError as error:
         where = escape_name(journal.path)
         raise WorkspaceFailed(f"an interrupted commit to {where} cannot be undone now: {error.strerror}") from error
 
 
-def undo(tree: Tree, stage: int, steps: tuple[Step, ...], step: Told = nothing) -> list[str]:
+def undo(tree: Tree, stage: int, steps: tuple[Step, ...], step: StepHook = nothing) -> list[str]:
     """Undo steps, done or not, last one first; return what could not be put back, since something else is there."""
-    kept: list[str] = []
+    not_restored: list[str] = []
     failed: OSError | None = None
-    for number, one in reversed(list(enumerate(steps))):
+    for number, planned in reversed(list(enumerate(steps))):
         step(f"undo {number}")
         try:
-            if (why := _undo_step(tree, stage, one)) is not None:
-                kept.append(f"{escape_name(one.path)} ({why})")
+            if (why := _undo_step(tree, stage, planned)) is not None:
+                not_restored.append(f"{escape_name(planned.path)} ({why})")
         except OSError as error:  # the others are undone all the same
             failed = failed or error
     if failed is not None:
         raise failed
-    return kept
+    return not_restored
 
 
-def remove_stage(tree: Tree, stage: int, name: str, step: Told = nothing) -> bool:
+def remove_stage(tree: Tree, stage: int, name: str, step: StepHook = nothing) -> bool:
     """Remove a stage with what has our names in it; tell whether it is gone. A folder that is not empty stays."""
     for slot in sorted(os.listdir(stage)):
         step(f"clear {slot}")
@@ -123,20 +123,20 @@ def open_stage(tree: Tree, journal: Journal) -> int | None:
         fd = hostfs.open_folder(journal.stage, tree.fd)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    found = os.fstat(fd)
-    if (found.st_ino, found.st_dev, found.st_uid) != (journal.stage_ino, tree.facts.st_dev, os.geteuid()):
+    facts = os.fstat(fd)
+    if (facts.st_ino, facts.st_dev, facts.st_uid) != (journal.stage_ino, tree.facts.st_dev, os.geteuid()):
         os.close(fd)
         return None
     return fd
 
 
-def _recover_named(at: int, key: str) -> str:
+def _recover_named(records_fd: int, key: str) -> str:
     """Recover by a journal's own word of where its folder is."""
-    with journals.locked(at, key, patience_s=0) as is_ours:
+    with journals.locked(records_fd, key, patience_s=0) as is_ours:
         if not is_ours:
             return ""  # a commit is under way
-        journals.remove_unfinished(at, key)
-        journal = journals.read(at, key)
+        journals.remove_unfinished(records_fd, key)
+        journal = journals.read(records_fd, key)
         if journal is None:
             return ""
         try:
@@ -147,73 +147,75 @@ def _recover_named(at: int, key: str) -> str:
             if not journal.is_of(os.fstat(folder)):
                 return _warn(f"the journal {key}.json was left: {escape_name(journal.path)} is another folder by now")
             with Tree(folder) as tree:
-                return _settle(tree, at, key, journal, nothing)
+                return _settle(tree, records_fd, key, journal, nothing)
         finally:
             os.close(folder)
 
 
-def _settle(tree: Tree, at: int, key: str, journal: Journal, step: Told) -> str:
+def _settle(tree: Tree, records_fd: int, key: str, journal: Journal, step: StepHook) -> str:
     where = escape_name(journal.path)
     if journal.state == "intent":
         _remove_empty(tree, journal.stage)
-        journals.remove(at, key)
+        journals.remove(records_fd, key)
         return f"{where}: a commit had been interrupted before it began"
     stage = open_stage(tree, journal)
     if stage is None:
-        journals.remove(at, key)
+        journals.remove(records_fd, key)
         if journal.state == "applying":
             return _warn(f"{where}: a commit had been interrupted, and its files ({journal.stage}) are gone")
         return f"{where}: a commit had been interrupted; nothing was left to do"
     try:
-        kept: list[str] = []
+        not_restored: list[str] = []
         if journal.state == "applying":
-            kept = undo_durably(tree, stage, at, key, journal, step)
-        is_gone = not kept and remove_stage(tree, stage, journal.stage, step)
+            not_restored = undo_durably(tree, stage, records_fd, key, journal, step)
+        is_gone = not not_restored and remove_stage(tree, stage, journal.stage, step)
         step("cleared")
-        journals.remove(at, key)
+        journals.remove(records_fd, key)
     finally:
         os.close(stage)
-    what = "completed" if journal.state == "done" else "undone"
-    told = f"{where}: an interrupted commit was {what}"
-    return told if is_gone else _warn(f"{told}; {journal.stage} stays there, {kept_sentence(kept)}")
+    outcome = "completed" if journal.state == "done" else "undone"
+    report = f"{where}: an interrupted commit was {outcome}"
+    return report if is_gone else _warn(f"{report}; {journal.stage} stays there, {kept_sentence(not_restored)}")
 
 
-def undo_durably(tree: Tree, stage: int, at: int, key: str, journal: Journal, step: Told = nothing) -> list[str]:
+def undo_durably(
+    tree: Tree, stage: int, records_fd: int, key: str, journal: Journal, step: StepHook = nothing
+) -> list[str]:
     """Undo a journal's steps, have that on disk, and write so; return as `undo` does.
 
     Where something is kept the journal is removed instead, so that nothing ever removes the stage.
     """
-    kept = undo(tree, stage, journal.steps, step)
+    not_restored = undo(tree, stage, journal.steps, step)
     sync_folders(tree, journal.steps)
     os.fsync(stage)
     step("undone")
-    if kept:
-        journals.remove(at, key)
+    if not_restored:
+        journals.remove(records_fd, key)
     else:
-        journals.write(at, key, journals.advanced(journal, "undone", steps=()))
+        journals.write(records_fd, key, journals.advanced(journal, "undone", steps=()))
     step("undone written")
-    return kept
+    return not_restored
 
 
-def kept_sentence(kept: list[str]) -> str:
+def kept_sentence(not_restored: list[str]) -> str:
     """Say why a stage stays."""
-    if not kept:
+    if not not_restored:
         return "since somebody has put files there"
-    more = f" and {len(kept) - 8} more" if len(kept) > 8 else ""
-    return f"since it has the host's version of {', '.join(kept[:8])}{more}"
+    more = f" and {len(not_restored) - 8} more" if len(not_restored) > 8 else ""
+    return f"since it has the host's version of {', '.join(not_restored[:8])}{more}"
 
 
 def sync_folders(tree: Tree, steps: tuple[Step, ...]) -> None:
     """Have the names in every folder that steps are about on disk. A folder that is gone needs none."""
-    folders = {one.path.rpartition("/")[0] for one in steps} - {""}
+    folders = {planned.path.rpartition("/")[0] for planned in steps} - {""}
     if len(folders) > MOST_SYNCED:
         sync_file_system(tree.fd)
         return
     os.fsync(tree.fd)
     for folder in sorted(folders):
         try:
-            at, name = tree.parent(folder)
-            fd = hostfs.open_folder(name, at)
+            parent_fd, name = tree.parent(folder)
+            fd = hostfs.open_folder(name, parent_fd)
         except OSError as error:
             if error.errno in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}:
                 continue
@@ -224,73 +226,73 @@ def sync_folders(tree: Tree, steps: tuple[Step, ...]) -> None:
             os.close(fd)
 
 
-def _undo_step(tree: Tree, stage: int, one: Step) -> str | None:
+def _undo_step(tree: Tree, stage: int, planned: Step) -> str | None:
     """Undo one step; return why the host's own file stays in the stage, None where it does not."""
-    if one.do == "chmod":
-        _undo_chmod(tree, one)
+    if planned.do == "chmod":
+        _undo_chmod(tree, planned)
         return None
-    in_stage = facts_of(one.slot, stage)
-    is_hosts = in_stage is not None and (one.new is None or in_stage.ino != one.new.ino)
-    if not is_hosts and (in_stage is not None or one.do == "take"):
+    in_stage = facts_of(planned.slot, stage)
+    is_hosts = in_stage is not None and (planned.new is None or in_stage.ino != planned.new.ino)
+    if not is_hosts and (in_stage is not None or planned.do == "take"):
         return None  # it was not done, or is undone
     try:
-        at, name = tree.parent(one.path)
-        return (_put_back if is_hosts else _take_back)(stage, one, at, name)
+        parent_fd, name = tree.parent(planned.path)
+        return (_put_back if is_hosts else _take_back)(stage, planned, parent_fd, name)
     except OSError as error:
         if error.errno not in _ELSEWHERE:
             raise
-        return f"in {one.slot}: its folder is gone" if is_hosts else None
+        return f"in {planned.slot}: its folder is gone" if is_hosts else None
 
 
-def _undo_chmod(tree: Tree, one: Step) -> None:
+def _undo_chmod(tree: Tree, planned: Step) -> None:
     """Give permission bits back to what still is the same, and still has those of the step."""
-    found = tree.look(one.path)
-    if one.was is not None and found is not None and found.st_mode & 0o777 == one.mode:
+    facts = tree.look(planned.path)
+    if planned.was is not None and facts is not None and facts.st_mode & 0o777 == planned.mode:
         with suppress(FileNotFoundError, NotADirectoryError):
-            tree.set_mode(one.path, one.was.ino, one.was.mode)
+            tree.set_mode(planned.path, planned.was.ino, planned.was.mode)
 
 
-def _put_back(stage: int, one: Step, at: int, name: str) -> str | None:
+def _put_back(stage: int, planned: Step, parent_fd: int, name: str) -> str | None:
     """Return to its path what the host had there, whether it was expected or not."""
-    there = facts_of(name, at)
-    if there is None:
-        rename_new(one.slot, stage, name, at)
+    present = facts_of(name, parent_fd)
+    if present is None:
+        rename_new(planned.slot, stage, name, parent_fd)
         return None
-    if not _is_staged(there, one):
-        return f"in {one.slot}: its path has a newer one"
-    exchange(one.slot, stage, name, at)
-    return _edited(stage, one)
+    if not _is_staged(present, planned):
+        return f"in {planned.slot}: its path has a newer one"
+    exchange(planned.slot, stage, name, parent_fd)
+    return _edited(stage, planned)
 
 
-def _take_back(stage: int, one: Step, at: int, name: str) -> str | None:
+def _take_back(stage: int, planned: Step, parent_fd: int, name: str) -> str | None:
     """Move what was new at its path to the stage; what somebody has written to, or put something into, stays."""
-    there = facts_of(name, at)
-    if there is None or not _is_staged(there, one) or (there.is_folder and names_in(name, at)):
+    present = facts_of(name, parent_fd)
+    if present is None or not _is_staged(present, planned) or (present.is_folder and names_in(name, parent_fd)):
         return None
-    rename_new(name, at, one.slot, stage)
-    if there.is_folder and names_in(one.slot, stage):
-        rename_new(one.slot, stage, name, at)
+    rename_new(name, parent_fd, planned.slot, stage)
+    if present.is_folder and names_in(planned.slot, stage):
+        rename_new(planned.slot, stage, name, parent_fd)
         return None
-    return _edited(stage, one)
+    return _edited(stage, planned)
 
 
-def _edited(stage: int, one: Step) -> str | None:
+def _edited(stage: int, planned: Step) -> str | None:
     """Say of a staged file that came back that somebody has written to it: then that is not lost, either."""
-    found = facts_of(one.slot, stage)
-    return None if found is None or _is_staged(found, one) else f"in {one.slot}: it was written to meanwhile"
+    facts = facts_of(planned.slot, stage)
+    return None if facts is None or _is_staged(facts, planned) else f"in {planned.slot}: it was written to meanwhile"
 
 
-def _is_staged(found: Facts, one: Step) -> bool:
+def _is_staged(facts: Facts, planned: Step) -> bool:
     """Tell whether something is what was staged. An inode may be another file's by now, which its times tell."""
-    if one.new is None or found.ino != one.new.ino:
+    if planned.new is None or facts.ino != planned.new.ino:
         return False
-    return one.new.is_folder or (found.size, found.mtime_ns) == (one.new.size, one.new.mtime_ns)
+    return planned.new.is_folder or (facts.size, facts.mtime_ns) == (planned.new.size, planned.new.mtime_ns)
 
 
 def _remove_empty(tree: Tree, stage: str) -> None:
     """Remove a stage that nothing was written into yet: whatever else has its name is not empty, or not a folder."""
-    found = hostfs.look(stage, tree.fd)
-    if found is not None and stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+    facts = hostfs.look(stage, tree.fd)
+    if facts is not None and stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid():
         with suppress(OSError):
             os.rmdir(stage, dir_fd=tree.fd)
 

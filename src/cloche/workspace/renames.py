@@ -16,9 +16,9 @@ def rename_new(old: str, old_at: int, new: str, new_at: int) -> None:
     _renameat2(old, old_at, new, new_at, _NOREPLACE)
 
 
-def exchange(one: str, one_at: int, other: str, other_at: int) -> None:
+def exchange(first: str, one_at: int, second: str, other_at: int) -> None:
     """Let two names change places in one step. Raises FileNotFoundError where one is not there, or another OSError."""
-    _renameat2(one, one_at, other, other_at, _EXCHANGE)
+    _renameat2(first, one_at, second, other_at, _EXCHANGE)
 
 
 def sync_file_system(fd: int) -> None:
@@ -36,9 +36,9 @@ def _renameat2(old: str, old_at: int, new: str, new_at: int, flags: int) -> None
     number = _RENAMEAT2.get(os.uname().machine)
     if number is None:
         raise OSError(38, f"renameat2: no number known on {os.uname().machine}")
-    word, text = ctypes.c_long, ctypes.c_char_p
-    words = (word(old_at), text(os.fsencode(old)), word(new_at), text(os.fsencode(new)), word(flags))
-    if library().syscall(word(number), *words):
+    long, text = ctypes.c_long, ctypes.c_char_p
+    arguments = (long(old_at), text(os.fsencode(old)), long(new_at), text(os.fsencode(new)), long(flags))
+    if library().syscall(long(number), *arguments):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), old, None, new)
 

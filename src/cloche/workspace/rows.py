@@ -28,7 +28,7 @@ class Rows(MutableMapping[bytes, T]):
     """
 
     def __init__(self, kind: type[T]) -> None:
-        names = [one.name for one in fields(cast("Any", kind)) if one.name != "path"]
+        names = [value_field.name for value_field in fields(cast("Any", kind)) if value_field.name != "path"]
         self._kind, self._names, self._values = cast("Callable[..., T]", kind), names, attrgetter(*names)
         self._is_text = cast("Any", kind).__annotations__["path"] == "str"
         self._lock = threading.Lock()
@@ -50,18 +50,18 @@ class Rows(MutableMapping[bytes, T]):
         except sqlite3.OperationalError as error:
             raise OSError(f"what was changed cannot be kept in a temporary file: {error}") from error
 
-    def _read(self, place: bytes, row: bytes) -> T:
-        path = path_at(place)
-        known = dict(zip(self._names, marshal.loads(row), strict=True))  # noqa: S302 - written by this process
+    def _read(self, sort_key: bytes, row: bytes) -> T:
+        path = path_at(sort_key)
+        values = dict(zip(self._names, marshal.loads(row), strict=True))  # noqa: S302 - written by this process
         shown = path.decode("utf-8", "surrogateescape") if self._is_text else path
-        return self._kind(path=shown, **known)
+        return self._kind(path=shown, **values)
 
     def __getitem__(self, path: bytes) -> T:
-        place = place_of(path)
-        found = self._do("SELECT row FROM rows WHERE place = ?", place)
-        if not found:
+        sort_key = place_of(path)
+        rows = self._do("SELECT row FROM rows WHERE place = ?", sort_key)
+        if not rows:
             raise KeyError(path)
-        return self._read(place, found[0][0])
+        return self._read(sort_key, rows[0][0])
 
     def __setitem__(self, path: bytes, value: T) -> None:
         self._do("INSERT OR REPLACE INTO rows VALUES (?, ?)", place_of(path), marshal.dumps(self._values(value)))
@@ -81,7 +81,7 @@ class Rows(MutableMapping[bytes, T]):
         return bool(self._do("SELECT 1 FROM rows LIMIT 1"))
 
     def __iter__(self) -> Iterator[bytes]:
-        return (path_at(place) for place, _ in self._pages())
+        return (path_at(sort_key) for sort_key, _ in self._pages())
 
     def items(self) -> ItemsView[bytes, T]:
         """Return paths and values, which are read a page at a time."""
@@ -89,11 +89,11 @@ class Rows(MutableMapping[bytes, T]):
 
     def read_all(self) -> Iterator[tuple[bytes, T]]:
         """Yield paths and values in the order of the tree."""
-        return ((path_at(place), self._read(place, row)) for place, row in self._pages())
+        return ((path_at(sort_key), self._read(sort_key, row)) for sort_key, row in self._pages())
 
     def read_page(self, before: bytes) -> list[T]:
         """Return up to PAGE values after a path, empty for the first ones."""
-        return [self._read(place, row) for place, row in self._after(place_of(before))]
+        return [self._read(sort_key, row) for sort_key, row in self._after(place_of(before))]
 
     def _pages(self) -> Iterator[tuple[bytes, bytes]]:
         page = self._after(b"")
@@ -101,8 +101,8 @@ class Rows(MutableMapping[bytes, T]):
             yield from page
             page = self._after(page[-1][0]) if len(page) == PAGE else []
 
-    def _after(self, place: bytes) -> list[tuple[bytes, bytes]]:
-        return self._do("SELECT place, row FROM rows WHERE place > ? ORDER BY place LIMIT ?", place, PAGE)
+    def _after(self, sort_key: bytes) -> list[tuple[bytes, bytes]]:
+        return self._do("SELECT place, row FROM rows WHERE place > ? ORDER BY place LIMIT ?", sort_key, PAGE)
 
 
 class _Items(ItemsView[bytes, T]):
@@ -134,14 +134,14 @@ class StoredValues(Sequence[T]):
     def __getitem__(self, index: slice) -> Sequence[T]: ...
     def __getitem__(self, index: int | slice) -> T | Sequence[T]:
         if isinstance(index, slice):
-            return tuple(self[at] for at in range(*index.indices(self._length)))
-        at = range(self._length)[index]
+            return tuple(self[position] for position in range(*index.indices(self._length)))
+        absolute_index = range(self._length)[index]
         number, page = self._page
-        if number != at // PAGE:
-            number = at // PAGE
+        if number != absolute_index // PAGE:
+            number = absolute_index // PAGE
             page = self._rows.read_page(self._before(number))
             self._page = number, page
-        return page[at % PAGE]
+        return page[absolute_index % PAGE]
 
     def _before(self, page: int) -> bytes:
         if self._starts is None:
@@ -165,6 +165,6 @@ def place_of(path: bytes) -> bytes:
     return path.replace(b"/", b"\0")
 
 
-def path_at(place: bytes) -> bytes:
+def path_at(sort_key: bytes) -> bytes:
     """Return the path that is sorted by this."""
-    return place.replace(b"\0", b"/")
+    return sort_key.replace(b"\0", b"/")

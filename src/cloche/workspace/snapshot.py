@@ -82,22 +82,22 @@ class Snapshot:
 
     def read(self, entry: Entry) -> Iterator[bytes]:
         """Yield a file's content, piece by piece: frames that follow each other in the stream."""
-        at, left = entry.offset, entry.size
-        while left:
-            size = int.from_bytes(os.pread(self.contents, 4, at), "big") & ~CONTENT
-            piece = os.pread(self.contents, size, at + 4) if 0 < size <= MOST_CONTENT_BYTES else b""
+        offset, remaining = entry.offset, entry.size
+        while remaining:
+            size = int.from_bytes(os.pread(self.contents, 4, offset), "big") & ~CONTENT
+            piece = os.pread(self.contents, size, offset + 4) if 0 < size <= MOST_CONTENT_BYTES else b""
             if not piece or len(piece) != size:
                 raise OSError("the snapshot is shorter than it says")
             yield piece
-            at += 4 + size
-            left -= size
+            offset += 4 + size
+            remaining -= size
 
     def add(self, entry: Entry, data: bytes) -> tuple[Entry, str]:
         """Return a file's entry with another content, and the hash of that; the contents grow by it."""
         offset, sha256 = os.lseek(self.contents, 0, os.SEEK_END), hashlib.sha256(data).hexdigest()
         with os.fdopen(self.contents, "ab", closefd=False) as file:
-            for at in range(0, len(data), MOST_CONTENT_BYTES):
-                piece = data[at : at + MOST_CONTENT_BYTES]
+            for start in range(0, len(data), MOST_CONTENT_BYTES):
+                piece = data[start : start + MOST_CONTENT_BYTES]
                 file.write((CONTENT | len(piece)).to_bytes(4, "big") + piece)
         return replace(entry, size=len(data), offset=offset, sha256=sha256), sha256
 
@@ -118,12 +118,12 @@ class SnapshotReader:
         self,
         folder: str | os.PathLike[str],
         *,
-        most: int = MOST_BYTES,
+        max_bytes: int = MOST_BYTES,
         entries: int = MOST_ENTRIES,
         is_whole: bool = False,
     ):
-        self._most, self._most_entries, self._is_whole = most, entries, is_whole
-        self._most_kept = most + most // 256 + MOST_ROWS_BYTES + entries * 16  # with the lengths of frames
+        self._max_bytes, self._most_entries, self._is_whole = max_bytes, entries, is_whole
+        self._most_kept = max_bytes + max_bytes // 256 + MOST_ROWS_BYTES + entries * 16  # with the lengths of frames
         self._entries: Rows[Entry] = Rows(Entry)
         self._count = self._rows_bytes = self._size = 0
         self._folders = {b""}  # those that may hold others
@@ -134,7 +134,7 @@ class SnapshotReader:
         """Keep the next bytes of the stream. Raises ValueError, and OSError where they cannot be written."""
         self.kept += len(data)
         if self.kept > self._most_kept:
-            raise ValueError(f"the changes have more than {self._most} bytes")
+            raise ValueError(f"the changes have more than {self._max_bytes} bytes")
         view = memoryview(data)
         while view:
             view = view[os.write(self._fd, view) :]
@@ -162,7 +162,7 @@ class SnapshotReader:
 
     def _read(self, file: BinaryIO, note: Callable[[int], None]) -> None:
         content: _Content | None = None  # of the file that comes
-        told = at = 0
+        noted_bytes = read_bytes = 0
         while head := file.read(4):
             length = int.from_bytes(head, "big")
             size, is_content = length & ~CONTENT, bool(length & CONTENT)
@@ -171,12 +171,12 @@ class SnapshotReader:
             data = file.read(size)
             if len(head) < 4 or len(data) < size:
                 raise ValueError("the changes end too early")
-            at += 4 + size
-            if at - told >= PIECE_BYTES:
-                told = at
-                note(at)
+            read_bytes += 4 + size
+            if read_bytes - noted_bytes >= PIECE_BYTES:
+                noted_bytes = read_bytes
+                note(read_bytes)
             if content is None:
-                content = self._take_row(_row(data), at)
+                content = self._take_row(_row(data), read_bytes)
             elif data and is_content:
                 content.take(data)
             elif not (problem := "" if is_content else _problem(_row(data))) and not is_content:
@@ -196,8 +196,8 @@ class SnapshotReader:
                 raise ValueError(f"the names of the changes have more than {MOST_ROWS_BYTES} bytes")
         elif content is None:
             raise ValueError("the changes hold content that is no file's")
-        elif size > MOST_CONTENT_BYTES or self._size + content.size + size > self._most:
-            raise ValueError(f"the changes have more than {self._most} bytes")
+        elif size > MOST_CONTENT_BYTES or self._size + content.size + size > self._max_bytes:
+            raise ValueError(f"the changes have more than {self._max_bytes} bytes")
 
     def _end_content(self, content: _Content, problem: str) -> None:
         self._size += content.size
@@ -206,11 +206,11 @@ class SnapshotReader:
             facts = {"size": content.size, "sha256": content.digest.hexdigest(), "is_text": content.is_text()}
         self._entries[content.entry.path] = replace(content.entry, **facts)
 
-    def _take_row(self, row: Mapping[str, Any], at: int) -> _Content | None:
+    def _take_row(self, row: Mapping[str, Any], offset: int) -> _Content | None:
         """Take a row that ends at a place of the stream; return what is known of its content, where that follows."""
         if self._count >= self._most_entries:
             raise ValueError(f"there are more than {self._most_entries} changes")
-        entry = _read_entry(row, offset=at, is_whole=self._is_whole)
+        entry = _read_entry(row, offset=offset, is_whole=self._is_whole)
         if entry.path in self._entries:
             raise ValueError("the changes hold a path twice")
         above = entry.path.rpartition(b"/")[0]
@@ -294,12 +294,12 @@ def _read_entry(row: Mapping[str, Any], *, offset: int, is_whole: bool) -> Entry
 
 
 def _problem(row: Mapping[str, Any]) -> str:
-    word = row.get("problem", "")
-    if not word:
+    problem = row.get("problem", "")
+    if not problem:
         return ""
-    if not isinstance(word, str) or word not in PROBLEMS:
+    if not isinstance(problem, str) or problem not in PROBLEMS:
         raise ValueError("the changes hold an unknown problem")
-    return PROBLEMS[word]
+    return PROBLEMS[problem]
 
 
 def _unpack(value: object) -> bytes:

@@ -33,46 +33,46 @@ def find_tracked(folder: int, paths: Sequence[str], repositories: Sequence[str])
     """
     by_place: dict[str, list[str]] = {}
     for path in paths:
-        place = nearest(path, repositories)
-        if place is not None:
-            by_place.setdefault(place, []).append(path)
+        repository = nearest(path, repositories)
+        if repository is not None:
+            by_place.setdefault(repository, []).append(path)
     git = shutil.which("git") if by_place else None
     if by_place and (git is None or len(by_place) > MOST_REPOSITORIES):
         return None
-    deadline, found = time.monotonic() + MOST_TIME_S, list[str]()
-    for place, inside in by_place.items():
-        listed = _tracked_in(git or "", folder, place, inside, deadline)
+    deadline, tracked = time.monotonic() + MOST_TIME_S, list[str]()
+    for repository, inside in by_place.items():
+        listed = _tracked_in(git or "", folder, repository, inside, deadline)
         if listed is None:
             return None
-        found += listed
-    return tuple(sorted(found))
+        tracked += listed
+    return tuple(sorted(tracked))
 
 
 def nearest(path: str, repositories: Sequence[str]) -> str | None:
     """Return the innermost repository around a path."""
-    around = [place for place in repositories if not place or path.startswith(f"{place}/")]
+    around = [repository for repository in repositories if not repository or path.startswith(f"{repository}/")]
     return max(around, key=len, default=None)
 
 
-def _tracked_in(git: str, folder: int, place: str, paths: Sequence[str], deadline: float) -> list[str] | None:
-    relative = {path[len(place) + 1 :] if place else path: path for path in paths}
+def _tracked_in(git: str, folder: int, repository: str, paths: Sequence[str], deadline: float) -> list[str] | None:
+    relative = {path[len(repository) + 1 :] if repository else path: path for path in paths}
     names = list(relative)
-    found: set[str] = set()
+    hits: set[str] = set()
     try:
-        with hostfs.descended(folder, place.split("/") if place else ()) as here:
+        with hostfs.descended(folder, repository.split("/") if repository else ()) as repository_fd:
             for start in range(0, len(names), MOST_AT_ONCE):
-                asked = names[start : start + MOST_AT_ONCE]
-                found.update(_hit(asked, _list_files(git, here, asked, deadline)))
+                batch = names[start : start + MOST_AT_ONCE]
+                hits.update(_hit(batch, _list_files(git, repository_fd, batch, deadline)))
     except (OSError, subprocess.SubprocessError):
         return None
-    return [relative[name] for name in found]
+    return [relative[name] for name in hits]
 
 
-def _list_files(git: str, here: int, names: Sequence[str], deadline: float) -> list[str]:
+def _list_files(git: str, repository_fd: int, names: Sequence[str], deadline: float) -> list[str]:
     """Return the tracked files at or below these names. Raises OSError and SubprocessError."""
-    done = subprocess.run(
+    completed = subprocess.run(
         [git, *_SWITCHES, "ls-files", "-z", "--", *names],
-        cwd=f"/proc/{os.getpid()}/fd/{here}",
+        cwd=f"/proc/{os.getpid()}/fd/{repository_fd}",
         env={**_VARIABLES, "PATH": os.environ.get("PATH", os.defpath)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -80,16 +80,16 @@ def _list_files(git: str, here: int, names: Sequence[str], deadline: float) -> l
         timeout=max(0.0, deadline - time.monotonic()),
         check=True,
     )
-    return os.fsdecode(done.stdout).split("\0")[:-1]
+    return os.fsdecode(completed.stdout).split("\0")[:-1]
 
 
-def _hit(asked: Sequence[str], listed: Sequence[str]) -> Iterator[str]:
+def _hit(names: Sequence[str], listed: Sequence[str]) -> Iterator[str]:
     """Yield the names asked for that are listed themselves, or have something listed below them."""
-    wanted = set(asked)
+    requested = set(names)
     for path in listed:
         above = path
         while above:
-            if above in wanted:
+            if above in requested:
                 yield above
                 break
             above = above.rpartition("/")[0]

@@ -278,8 +278,8 @@ def test_the_caller_may_name_further_places(home: Path) -> None:
     (home / "logs/project").mkdir(parents=True)
     places = own_folders({os.fspath(home / "logs"): "audit log"})
     with pytest.raises(InvalidRequest, match="lies in Cloche's own audit log"):
-        check_folder(home / "logs/project", places=places)
-    assert OwnPlace(path=os.fspath(home / "logs"), what="audit log") in places
+        check_folder(home / "logs/project", own_places=places)
+    assert OwnPlace(path=os.fspath(home / "logs"), contents="audit log") in places
 
 
 @pytest.mark.parametrize(("name", "why"), [("none", "cannot be opened"), ("file", "is not a folder")])

@@ -133,7 +133,7 @@ def test_what_has_changed_on_the_host_is_a_conflict(host: Path) -> None:
     }  # fmt: skip
     assert not any(change.conflict for change in compared(host, snapshot).changes)
     facts = os.stat(host / "edited")
-    again = by_path(compared(host, snapshot, opened_ns, known={"edited": (facts.st_ino, facts.st_ctime_ns)}))
+    again = by_path(compared(host, snapshot, opened_ns, committed={"edited": (facts.st_ino, facts.st_ctime_ns)}))
     assert not again["edited"].conflict
 
 

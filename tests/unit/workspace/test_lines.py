@@ -51,7 +51,7 @@ def test_hostile_texts_take_bounded_work() -> None:
     work = Work(10**6, at_once=50_000)
     assert rebuilt(old, new, work) == new
     assert work.done <= 50_000 + 20_000
-    assert work.left == 10**6 - work.done
+    assert work.budget == 10**6 - work.done
 
 
 def test_what_is_used_up_is_used_up() -> None:

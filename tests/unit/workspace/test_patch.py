@@ -152,7 +152,7 @@ def test_a_patch_is_bounded(two: tuple[Path, Path], tmp_path: Path, monkeypatch:
     (after / "c").write_text("x" * 2000)
     with snapshot_of(after, tmp_path, since=0) as snapshot, opened(before) as folder, Tree(folder) as tree:
         changes = compare(snapshot, folder).changes
-        found = patches.make_patch(changes, snapshot, tree, most=300)
+        found = patches.make_patch(changes, snapshot, tree, max_bytes=300)
         monkeypatch.setattr(patches, "MOST_FILE_BYTES", 1000)
         monkeypatch.setattr(patches, "MOST_LINES", 50)
         other = patches.make_patch(changes, snapshot, tree)

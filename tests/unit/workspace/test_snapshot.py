@@ -35,7 +35,7 @@ def frame(text: bytes) -> bytes:
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[SnapshotReader]:
     """Make a reader with small bounds."""
-    made = SnapshotReader(tmp_path, most=10_000, entries=10)
+    made = SnapshotReader(tmp_path, max_bytes=10_000, entries=10)
     yield made
     made.close()
 
