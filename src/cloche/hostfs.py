@@ -1,11 +1,13 @@
-"""Host files by descriptor: open, read and write in folders where somebody else may replace any name at any moment.
+"""Open, read and write host files by descriptor, in folders where another process may replace any name at any time.
 
-Theory of operation: a folder is opened once, and what is below it name by name, by the descriptor of the folder above.
-No symbolic link is followed, opening waits for nothing (a FIFO) and takes no terminal, and what a file is, its
-descriptor says, not an earlier look at its name. A file is written under a temporary name and renamed over whatever has
-the name: a link is replaced and not written through, a file that has another name elsewhere keeps its content there,
-and no reader sees half of it. What else is refused, and with which error, is each caller's own: here everything is
-OSError.
+Theory of operation: a folder is opened once, and everything below it is opened name by name, relative to the descriptor
+of its parent (`dir_fd`). Symbolic links are not followed (O_NOFOLLOW). Opening never blocks on a FIFO (O_NONBLOCK) and
+never acquires a controlling terminal (O_NOCTTY). The type of a file comes from `fstat` on the descriptor, not from an
+earlier `stat` of the name.
+
+A file is written under a temporary name and renamed over the existing name. So a symbolic link is replaced, not written
+through; a hard-linked file keeps its content under its other names; and a reader never sees a partial file. All
+failures are OSError: refusing more, and with which error, is up to the caller.
 """
 
 from __future__ import annotations
@@ -21,17 +23,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import BinaryIO
 
-# Where nobody but the system puts anything: a terminal, or a descriptor, is what the user means by its name there.
+# Only the system creates entries here, so a name means the existing terminal or descriptor and is not replaced.
 DEVICES = ("/dev", "/dev/fd", "/dev/pts")
 _TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+# open(2): O_NONBLOCK so that a FIFO without a writer does not block, O_NOCTTY so that a terminal does not become
+# the controlling one.
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _AS_IT_IS = os.O_WRONLY | os.O_TRUNC | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class NotRegular(OSError):
-    """Report what is neither a regular file nor a folder; `mode` is that of `os.stat`."""
+    """Report an entry that is neither a regular file nor a folder. `mode` is its `st_mode`."""
 
     def __init__(self, mode: int):
         super().__init__(errno.EINVAL, "not a regular file")
@@ -39,7 +43,9 @@ class NotRegular(OSError):
 
 
 def own_folder(variable: str, below_home: str) -> str | None:
-    """Return Cloche's folder as platformdirs does where the environment has it; None where that must find the home."""
+    """Return Cloche's folder as platformdirs would, from the environment alone; None if the home directory must be
+    looked up.
+    """
     variable_value, home = os.environ.get(variable, ""), os.environ.get("HOME", "")
     if os.path.isabs(variable_value):
         return os.path.join(variable_value, "cloche")
@@ -48,10 +54,10 @@ def own_folder(variable: str, below_home: str) -> str | None:
 
 @functools.cache
 def may_search_all() -> bool:
-    """Tell whether this process has CAP_DAC_READ_SEARCH, which the root of a plain container lacks."""
+    """Tell whether this process has CAP_DAC_READ_SEARCH, which root lacks in a default container."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         permitted = next(line.split()[1] for line in file if line.startswith("CapPrm:"))
-    return bool(int(permitted, 16) >> 2 & 1)  # its number
+    return bool(int(permitted, 16) >> 2 & 1)  # CAP_DAC_READ_SEARCH is bit 2 (linux/capability.h)
 
 
 def own_temporary_folder() -> str:
@@ -60,9 +66,9 @@ def own_temporary_folder() -> str:
 
 
 def temporary_folder() -> str:
-    """Return the folder for temporary files: that of `tempfile`, else /dev/shm, rather than the working directory.
+    """Return the folder for temporary files: the one `tempfile` chooses, or /dev/shm instead of the working directory.
 
-    Raises BackendUnavailable, with what to mount, where this user may write to none.
+    Raises BackendUnavailable, with a mount to add, if this user cannot write to any of them.
     """
     import tempfile
 
@@ -85,15 +91,15 @@ def temporary_folder() -> str:
 
 
 def open_folder(path: str | os.PathLike[str], dir_fd: int | None = None, *, follows_link: bool = False) -> int:
-    """Return a descriptor of a folder, in an open one where `at` is given. A link is followed where the user named it.
+    """Return a descriptor of a folder, relative to `dir_fd` if given. `follows_link` is for a path that the user named.
 
-    Only the last name is looked at: whoever passes a path of several trusts the folders before that one.
+    Only the last name is protected by O_NOFOLLOW: with a path of several names, the caller trusts the folders above.
     """
     return os.open(path, _FOLDER if follows_link else _FOLDER | os.O_NOFOLLOW, dir_fd=dir_fd)
 
 
 def make_folder(name: str, dir_fd: int, mode: int = 0o777) -> bool:
-    """Make a folder in an open one, where nothing has its name; tell whether it was made."""
+    """Create a folder in an open one unless the name exists; tell whether it was created."""
     try:
         os.mkdir(name, mode, dir_fd=dir_fd)
     except FileExistsError:
@@ -102,9 +108,9 @@ def make_folder(name: str, dir_fd: int, mode: int = 0o777) -> bool:
 
 
 def descend(dir_fd: int, names: Sequence[str], *, mode: int | None = None, created: list[str] | None = None) -> int:
-    """Return a descriptor of the folder that `names` lead to from an open one, through no link.
+    """Return a descriptor of the folder at `names` below an open one, without following links.
 
-    With a `mode`, folders that are not there are made with it, and added to `made` as paths from the open one.
+    With a `mode`, missing folders are created with it and appended to `created` as paths relative to the open folder.
     """
     fd = open_folder(".", dir_fd)
     try:
@@ -121,7 +127,7 @@ def descend(dir_fd: int, names: Sequence[str], *, mode: int | None = None, creat
 
 @contextmanager
 def descended(dir_fd: int, names: Sequence[str], *, mode: int | None = None) -> Iterator[int]:
-    """Hold open what `descend` returns."""
+    """Hold open the folder that `descend` returns."""
     fd = descend(dir_fd, names, mode=mode)
     try:
         yield fd
@@ -130,7 +136,7 @@ def descended(dir_fd: int, names: Sequence[str], *, mode: int | None = None) -> 
 
 
 def look(name: str, dir_fd: int) -> os.stat_result | None:
-    """Return what has a name in an open folder, a link as a link; None where nothing has."""
+    """Return the `lstat` of a name in an open folder; None if it does not exist."""
     try:
         return os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
     except FileNotFoundError:
@@ -138,7 +144,7 @@ def look(name: str, dir_fd: int) -> os.stat_result | None:
 
 
 def open_regular(name: str, dir_fd: int, flags: int = os.O_RDONLY, mode: int = 0o600) -> tuple[int, os.stat_result]:
-    """Return a descriptor of a regular file in an open folder, and what that says of it.
+    """Return a descriptor of a regular file in an open folder, and its `fstat`.
 
     Raises NotRegular, IsADirectoryError for a folder, and any other OSError.
     """
@@ -157,18 +163,18 @@ def open_regular(name: str, dir_fd: int, flags: int = os.O_RDONLY, mode: int = 0
 
 @contextmanager
 def new_file(dir_fd: int, mode: int = 0o666, *, name: str | None = None) -> Iterator[tuple[str, BinaryIO]]:
-    """Give a new file in an open folder, and its name, which nothing had; it is removed where something is raised.
+    """Create a file under a new name in an open folder, and yield its name and the file. An exception removes it.
 
-    Otherwise it stays, and open, for whoever asked to rename and close it.
+    On success the file stays, still open: the caller renames and closes it.
     """
     temporary = name or f".{os.getpid()}-{os.urandom(6).hex()}.cloche"
-    file = open(os.open(temporary, _NEW, mode, dir_fd=dir_fd), "wb")  # noqa: SIM115 - who asked closes it
+    file = open(os.open(temporary, _NEW, mode, dir_fd=dir_fd), "wb")  # noqa: SIM115 - the caller closes it
     try:
         yield temporary, file
     except BaseException:
         with suppress(OSError):
             os.unlink(temporary, dir_fd=dir_fd)
-        with suppress(OSError):  # what it still holds has no place, either
+        with suppress(OSError):  # closing flushes the buffer, which fails on a full disk
             file.close()
         raise
 
@@ -182,9 +188,9 @@ def replace(
     permissions: int | None = None,
     temporary: str | None = None,
 ) -> None:
-    """Write a file that takes the place of what has this name in an open folder: whole or not at all.
+    """Write a file and rename it over this name in an open folder, so that it is replaced completely or not at all.
 
-    `kept` are permissions that it gets whatever the umask is.
+    `permissions` are set with `fchmod`, so the umask does not reduce them.
     """
     with new_file(dir_fd, mode, name=temporary) as (beside, file):
         with file:
@@ -193,9 +199,9 @@ def replace(
 
 
 def open_in_place_of(folder: str | os.PathLike[str], name: str, data: bytes = b"") -> BinaryIO:
-    """Return a file that begins with `data` and takes the place of what has this name in a folder, to be written on.
+    """Create a file that begins with `data`, rename it over this name in a folder, and return it open for writing.
 
-    Raises OSError, where a folder is in its place above all.
+    Raises OSError, for example if the name is a folder.
     """
     dir_fd = open_folder(folder, follows_link=True)
     try:
@@ -205,9 +211,10 @@ def open_in_place_of(folder: str | os.PathLike[str], name: str, data: bytes = b"
 
 
 def open_named(path: str, data: bytes = b"", *, is_private: bool = False) -> BinaryIO:
-    """Return a file that the user named, likewise; what is in `/dev` (`/dev/stdout`, a terminal) is opened itself.
+    """Replace a file that the user named, and return the new one open for writing; files in `/dev` are opened
+    themselves.
 
-    A file of the user's that is replaced passes its mode on, unless the new one is to be private. Raises OSError.
+    The new file keeps the mode of the user's own file that it replaces, unless `is_private`. Raises OSError.
     """
     folder, name = os.path.split(path)
     dir_fd = open_folder(folder or ".", follows_link=True)
@@ -215,7 +222,7 @@ def open_named(path: str, data: bytes = b"", *, is_private: bool = False) -> Bin
         if not _is_of_devices(dir_fd):
             permissions = None if is_private else _own_mode(name, dir_fd)
             return _open_over(dir_fd, name, data, 0o600 if is_private else 0o666, permissions)
-        file = open(os.open(name, _AS_IT_IS, dir_fd=dir_fd), "wb")  # noqa: SIM115 - who asked closes it
+        file = open(os.open(name, _AS_IT_IS, dir_fd=dir_fd), "wb")  # noqa: SIM115 - the caller closes it
         try:
             file.write(data)
             file.flush()
@@ -249,7 +256,7 @@ def _is_of_devices(dir_fd: int) -> bool:
 
 
 def _own_mode(name: str, dir_fd: int) -> int | None:
-    """Return the permissions of a regular file of ours; None where nothing like that is there."""
+    """Return the permissions of a regular file that this user owns; None for anything else."""
     state = look(name, dir_fd)
     if state is None or not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid():
         return None

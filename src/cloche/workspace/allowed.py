@@ -1,8 +1,8 @@
-"""Which folders of the host may be shown to a sandbox at all, and where they are shown inside.
+"""Decide which folders of the host may be shown to a sandbox, and at which path inside.
 
-Theory of operation: the folder is opened once, and everything is decided about what the descriptor says: its path is
-the kernel's, with all links resolved, and it and all folders above it are compared with the forbidden ones by device
-and inode, too, so that another spelling or a mount of a forbidden folder elsewhere is refused like the folder itself.
+Theory of operation: the folder is opened once, and every decision is made about its descriptor. Its path is the
+kernel's, with all links resolved. It and all folders above it are also compared with the forbidden folders by device
+and inode, so another spelling, or a bind mount of a forbidden folder, is refused too.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from cloche.core.record import dataclass
 from .hidden import BELOW, CREDENTIAL_FOLDERS
 
 WORKSPACE, SAME = "/workspace", "same"
-MOST_PATH = 4000  # bytes; the kernel takes 4,095, and names follow
-# Neither these nor anything below them.
+MOST_PATH = 4000  # bytes; PATH_MAX is 4,096 with the final NUL, and names are appended
+# Refused, with everything below.
 SYSTEM_TREES = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/proc", "/sys", "/dev", "/run", "/boot",
     "/var/lib", "/var/run", "/var/log", "/var/spool", "/var/cache", "/var/mail", "/lost+found",
 )  # fmt: skip
-# These themselves; folders in them are somebody's.
+# Refused themselves; folders in them may belong to users.
 SYSTEM_FOLDERS = ("/", "/var", "/root", "/home", "/opt", "/srv", "/mnt", "/media", "/tmp", "/var/tmp")
-# A service's home is often there; what is below the home of this user is its own.
+# Services often have their home here; folders below this user's home are allowed.
 _HOLDS_HOMES = "/var/lib"
-# Below a home alone: elsewhere these are folders of a project.
+# Refused only below a home: elsewhere these may be a project's folders.
 _OF_HOMES = frozenset({".docker", ".mozilla", ".thunderbird", ".local/share/keyrings", ".config/google-chrome"})
-# What the jail itself makes, where no folder of the host is shown.
+# Created by the jail itself, so no host folder is shown there.
 JAIL_TREES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/proc", "/sys", "/dev", "/run")
 JAIL_FOLDERS = ("/", "/tmp", "/var", "/var/tmp", "/home", "/root", "/opt", "/srv", "/home/sandbox")
-# Cloche's folders by the variable that moves them, and where they are below a home; all are called "cloche".
+# Cloche's folders: the variable that moves each, and its default below a home; all are named "cloche".
 _PLATFORM: Mapping[str, tuple[str, str]] = {
     "configuration": ("XDG_CONFIG_HOME", ".config"),
     "state (records, audit, sockets)": ("XDG_STATE_HOME", ".local/state"),
     "data (packages, skills)": ("XDG_DATA_HOME", ".local/share"),
     "cache": ("XDG_CACHE_HOME", ".cache"),
 }
-# Files and folders that a variable names: what is in them, by that variable.
+# Variables that name a file or folder, with its contents.
 _NAMED: Mapping[str, str] = {
     "CLOCHE_CONFIG": "configuration file",
     "CLOCHE_ENV_FILE": "settings",
@@ -52,7 +52,7 @@ _NAMED: Mapping[str, str] = {
     "CLOCHE_APPROVALS": "approvals",
     "CLOCHE_MICROVM_IMAGE": "image of virtual machines",
 }
-# Beside the file of the records; the key is in the working directory where a server has them.
+# In the folder of the records' file; with a database server, the key is in the working directory.
 _KEY_OF_RECORDS = "snapshots.key"
 _BESIDE_RECORDS = (_KEY_OF_RECORDS, "snapshots", "blobs")
 _RUNTIME = "/run/cloche"
@@ -61,9 +61,9 @@ _Identity = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllowedFolder:
-    """Hold a folder that may be shown: its real path, a descriptor that the caller closes, and what identifies it.
+    """A folder that may be shown: its real path, its device and inode, and a descriptor that the caller closes.
 
-    `owner` are uid and gid; whether its owner is the caller, the caller asks where it matters.
+    `owner` is uid and gid. Callers that need the folder to be their own compare it themselves.
     """
 
     path: str
@@ -75,16 +75,16 @@ class AllowedFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnPlace:
-    """Say where Cloche keeps something of its own: an absolute path, and what is there."""
+    """An absolute path where Cloche stores something of its own, and a name for the contents."""
 
     path: str
     contents: str
 
 
 def own_folders(further: Mapping[str, str] | None = None) -> tuple[OwnPlace, ...]:
-    """Return where Cloche keeps its own things for this user: whether it is there or not.
+    """Return the paths where Cloche stores its own files for this user, existing or not.
 
-    `further` are paths that settings name, such as the audit's folder, with what is there.
+    `further` maps paths from settings, such as the audit log's folder, to a name for their contents.
     """
     own_places = (*_platform_places(), *_named_places(), *_places_beside_records(), *_further_places(further or {}))
     return tuple(dict.fromkeys(own_places))
@@ -94,7 +94,7 @@ def _platform_places() -> Iterator[OwnPlace]:
     for contents, (variable, below_home) in _PLATFORM.items():
         if folder := hostfs.own_folder(variable, below_home):
             yield OwnPlace(path=os.path.normpath(folder), contents=contents)
-        for home in homes():  # also where a variable moves it: what was kept there before is no less private
+        for home in homes():  # also if a variable moves it: older files there are still private
             yield OwnPlace(path=os.path.join(home, below_home, "cloche"), contents=contents)
     for home in homes():
         yield OwnPlace(path=os.path.join(home, ".cloche"), contents="configuration")
@@ -110,7 +110,9 @@ def _platform_places() -> Iterator[OwnPlace]:
 def _named_places() -> Iterator[OwnPlace]:
     for variable, contents in _NAMED.items():
         path = _path_in(variable, os.environ.get(variable, ""))
-        if path and not (variable == "CLOCHE_ENV_FILE" and os.path.basename(path).startswith(".env")):  # that is hidden
+        if path and not (
+            variable == "CLOCHE_ENV_FILE" and os.path.basename(path).startswith(".env")
+        ):  # `.env*` is hidden anyway
             yield OwnPlace(path=os.path.abspath(path), contents=f"{contents} ({variable})")
 
 
@@ -132,10 +134,9 @@ def _working_directory() -> str:
 
 
 def _path_in(variable: str, value: str) -> str:
-    """Return the path that a variable's value names; empty where it names none."""
     if variable == "CLOCHE_AUDIT":
         value = os.path.expanduser(value)
-        return value if os.path.isabs(value) else ""  # else it is a switch
+        return value if os.path.isabs(value) else ""  # otherwise it is a switch (on, off)
     if "://" in value:
         scheme, _, location = value.partition(":///")
         return location.partition("?")[0] if scheme.startswith("sqlite") and location != ":memory:" else ""
@@ -148,7 +149,7 @@ def _further_places(further: Mapping[str, str]) -> Iterator[OwnPlace]:
 
 
 def homes() -> tuple[str, ...]:
-    """Return this user's home as HOME has it and as the accounts have it."""
+    """Return this user's home directory, from HOME and from the password database."""
     candidates = [os.environ.get("HOME", "")]
     with suppress(KeyError):
         candidates.append(pwd.getpwuid(os.geteuid()).pw_dir)
@@ -158,9 +159,9 @@ def homes() -> tuple[str, ...]:
 def check_folder(
     path: str | os.PathLike[str], *, own_places: Sequence[OwnPlace] | None = None, is_git: bool = False
 ) -> AllowedFolder:
-    """Open a folder that may be shown to a sandbox. `places` are Cloche's own, by default `own_folders()`.
+    """Open a folder that may be shown to a sandbox. `own_places` defaults to `own_folders()`.
 
-    One that `is_git` is git's own, and may lie in a `.git`. Raises InvalidRequest, which says why not, and what to do.
+    `is_git` marks a git directory, which may lie in a `.git`. Raises InvalidRequest with the reason and a remedy.
     """
     named = os.fspath(path)
     fd = _open(named)
@@ -195,7 +196,6 @@ def _open(named: str) -> int:
 
 
 def _real_path(fd: int, named: str) -> str:
-    """Return the kernel's path of an open folder."""
     real = os.readlink(f"/proc/self/fd/{fd}")
     with suppress(OSError):
         if os.path.isabs(real) and os.path.samestat(os.stat(real), os.fstat(fd)):
@@ -206,7 +206,7 @@ def _real_path(fd: int, named: str) -> str:
 
 
 def _identities_above(fd: int) -> list[_Identity]:
-    """Return device and inode of an open folder and of all above it, its own first."""
+    """Return device and inode of an open folder and of all folders above it, the folder itself first."""
     identities: list[_Identity] = []
     current_fd = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
     try:
@@ -231,7 +231,7 @@ def _identity(path: str) -> _Identity | None:
 
 
 def is_below(path: str, above: str) -> bool:
-    """Tell whether a normalised path is another, or lies in it."""
+    """Tell whether a normalised path equals another, or lies below it."""
     return path == above or path.startswith(f"{above.rstrip('/')}/")
 
 
@@ -293,7 +293,7 @@ def _refuse_own(real: str, named: str, above: Sequence[_Identity], own_place: Ow
 
 
 def _around(path: str) -> set[_Identity]:
-    """Return device and inode of what is there of the folders above a path."""
+    """Return device and inode of each existing folder above a path."""
     identities: set[_Identity] = set()
     while (above := os.path.dirname(path)) != path:
         path = above
@@ -303,10 +303,10 @@ def _around(path: str) -> set[_Identity]:
 
 
 def at_for(path: str, at: str = SAME) -> str:
-    """Return where a folder with this real path is shown inside: by default at its own path, else where `at` says.
+    """Return the path inside at which a folder is shown: `at`, or by default the folder's own real path.
 
-    What lies at or below `/workspace` on the host is shown as `/workspace`, since that name is taken inside. Raises
-    InvalidRequest for a place that is none.
+    A folder at or below `/workspace` on the host is shown as `/workspace`, since that name is used inside. Raises
+    InvalidRequest for an unusable path.
     """
     if at == SAME:
         return WORKSPACE if is_below(path, WORKSPACE) else _checked_place(path, f"at: {escape_name(path)}")

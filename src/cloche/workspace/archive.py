@@ -1,4 +1,4 @@
-"""Files of the host's folder as an archive for a sandbox: a copy of it, or what shall be there again."""
+"""Pack files of the host's folder into a tar archive for a sandbox: a copy of the folder, or files to restore."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ ENCODING, ERRORS = "utf-8", "surrogateescape"
 
 
 def paths_below(folder: int, *, hidden: Collection[str] = ()) -> Iterator[str]:
-    """Yield the paths of all files, folders and links, folders before what is in them, without what is hidden.
+    """Yield the paths of all files, folders and links except hidden ones, each folder before its contents.
 
-    Nothing that is mounted there is entered. Raises OSError for a folder that cannot be read.
+    Mounts below the folder are not entered. Raises OSError for a folder that cannot be read.
     """
     left_out = frozenset(map(os.fsencode, hidden))
     stack = [b""]
@@ -50,26 +50,26 @@ def _names_in(tree: Tree, folder: bytes) -> list[tuple[bytes, bool]]:
 
 
 class Packed:
-    """Hold an archive in a file without a name, and the paths that are not in it."""
+    """An archive in an unnamed file, and the paths that are missing from it."""
 
     def __init__(self, file: BinaryIO, left_out: tuple[str, ...]):
         self.file, self.left_out = file, left_out
         self.size = file.tell()
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield it, piece by piece."""
+        """Yield the archive in pieces."""
         self.file.seek(0)
         while piece := self.file.read(PIECE_BYTES):
             yield piece
 
 
 def pack(folder: int, paths: Iterable[str], *, max_bytes: int) -> Packed:
-    """Pack files, folders and links of a folder, by descriptors and through no link; what has gone is left out.
+    """Pack files, folders and links of a folder, by descriptors and without following links.
 
-    What is none of these, cannot be read, is too deep, or is on another mount, is left out as well. Raises
-    InvalidRequest for more than `max_bytes`.
+    Paths are left out that have disappeared, have another type, cannot be read, are too deep, or are on another mount.
+    Raises InvalidRequest for more than `max_bytes`.
     """
-    file = tempfile.TemporaryFile(dir=hostfs.temporary_folder())  # noqa: SIM115 - who gets it closes it
+    file = tempfile.TemporaryFile(dir=hostfs.temporary_folder())  # noqa: SIM115 - the caller closes it
     left_out: list[str] = []
     try:
         with (
@@ -100,7 +100,7 @@ def _add(into: tarfile.TarFile, tree: Tree, path: str, max_bytes: int) -> bool:
     member = tarfile.TarInfo(path)
     member.mode, member.mtime = state.st_mode & 0o777, int(state.st_mtime)
     if stat.S_ISDIR(state.st_mode):
-        if path.count("/") >= MOST_DEPTH:  # what is in it cannot be reached
+        if path.count("/") >= MOST_DEPTH:  # Tree cannot open its contents
             return False
         member.type = tarfile.DIRTYPE
         into.addfile(member)
@@ -125,5 +125,5 @@ def _add_file(into: tarfile.TarFile, member: tarfile.TarInfo, tree: Tree, max_by
         member.size, member.mode = state.st_size, state.st_mode & 0o777
         try:
             into.addfile(member, source)
-        except OSError as error:  # it became shorter meanwhile, and half of it is in the archive
+        except OSError as error:  # the file was truncated, and part of it is in the archive
             raise InvalidRequest(f"workspace: {member.name!r} was changed while it was copied; try again") from error

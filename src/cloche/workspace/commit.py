@@ -1,17 +1,18 @@
-"""Write what a sandbox has changed to the host's folder: all of it, or nothing.
+"""Write a sandbox's changes to the host's folder: all of them, or none.
 
-Theory of operation: `_Plan` looks at the host and says what is to be done. New content is written into a *stage*, a
-folder of ours alone with a random name beside what it will replace, and synced. The steps are written to a journal in
-the user's state folder (`journal.py`). Then each path gets its file by one rename that overwrites nothing: to a name
-that nothing has, or by exchange with what has it. What came out into the stage is compared with what was looked at;
-where it is not the same, somebody else was there, and everything is undone (`recover.py`). So the host's files lie in
-the stage until all is done, synced and written so in the journal; only then are they removed.
+Theory of operation: `_Plan` looks at the host and decides the steps. New content is written into a *stage*, a private
+folder with a random name inside the host's folder, and synced. The steps are written to a journal in the user's state
+folder (`journal.py`). Then each path gets its file by one rename that overwrites nothing: RENAME_NOREPLACE if the path
+does not exist, RENAME_EXCHANGE if it does. The file that the exchange moved into the stage is compared with the one
+that was planned for. If they differ, another process has changed the path, and all steps are undone (`recover.py`). The
+host's old files stay in the stage until all steps are done, synced, and recorded in the journal; only then are they
+removed.
 
-This is not atomic for who reads meanwhile: they see some files old and some new. A crash or a power loss at any moment
-is undone by the next commit or `cloche gc`, or, once the journal says `done`, completed.
+A commit is not atomic for concurrent readers, which see some files old and some new. A crash or power loss is undone by
+the next commit or by `cloche gc`; once the journal says `done`, the commit is completed instead.
 
-What somebody writes through a descriptor that they have open stays with the old file, as with every editor that
-replaces files; it is noticed until the end of the commit, and lost after it.
+Writes through a descriptor that another process already has open go to the old file, as with every editor that replaces
+files. They are detected until the end of the commit, and lost after it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _GONE = "it is gone on the host"
 _ABOVE = "what is above it is no folder on the host"
 _FILLED = "its folder on the host has files that the sandbox has not removed"
 log = logging.getLogger("cloche.workspace")
-# What a rename or a look says where somebody was faster.
+# errno of a rename or lookup when another process has changed the path.
 _OVERTAKEN = {errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENOTEMPTY}
 
 
@@ -66,13 +67,13 @@ def commit(
     unchanged_since_ns: int | None = None,
     step: Callable[[str], None] = nothing,
 ) -> Committed:
-    """Write changes to an open folder of the host, and return what was written and what was left.
+    """Write changes to an open folder of the host; return the paths that were written and those that were left out.
 
-    `choose` decides by path where the host has changed too: `ours` is the sandbox's version, `theirs` the host's, which
-    stays. `owner` gets what is written where we may give it away. `unchanged_since_ns` is when the comparison began: a
-    file of the host's with a change time from then on is a conflict. `step` is told of each step, for tests.
+    `choose` resolves conflicts by path: `ours` writes the sandbox's version, `theirs` keeps the host's. New files get
+    `owner` as far as this process may chown. `unchanged_since_ns` is when the comparison began: a host file with that
+    change time or a later one is a conflict. `step` is called with the name of each step, for tests.
 
-    Raises WorkspaceConflict, WorkspaceFailed or InvalidRequest; then the folder is as it was.
+    Raises WorkspaceConflict, WorkspaceFailed or InvalidRequest; then the folder is unchanged.
     """
     with (
         Tree(folder) as tree,
@@ -94,7 +95,7 @@ def commit(
 
 
 def conflict_of(paths: Mapping[str, str]) -> WorkspaceConflict:
-    """Return the error that names paths, each with what is the matter."""
+    """Return a WorkspaceConflict for paths and their reasons."""
     listed = "; ".join(f"{escape_name(path)}: {why}" for path, why in list(paths.items())[:_TOLD_PATHS])
     more = f"; and {len(paths) - _TOLD_PATHS} more" if len(paths) > _TOLD_PATHS else ""
     return WorkspaceConflict(
@@ -106,7 +107,6 @@ def conflict_of(paths: Mapping[str, str]) -> WorkspaceConflict:
 
 @contextmanager
 def _failures() -> Iterator[None]:
-    """Report what the operating system refused."""
     try:
         yield
     except OSError as error:
@@ -124,7 +124,7 @@ def _failures() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Staged:
-    """Say what is to be written into the stage, and what the path has until then."""
+    """New content for a path, and the facts of the host's file that it replaces (`old`, None if there is none)."""
 
     path: str
     kind: str
@@ -137,7 +137,7 @@ class _Staged:
 
 @dataclass
 class _Plan:
-    """Decide what is done to which path, from the changes and a look at the host. Nothing is written by this."""
+    """Decide the steps for each path from the changes and the host's files. It writes nothing."""
 
     tree: Tree
     snapshot: Snapshot
@@ -155,11 +155,10 @@ class _Plan:
 
     @property
     def is_needed(self) -> bool:
-        """Tell whether there is anything to do."""
         return bool(self.puts or self.takes or self.first_modes or self.last_modes)
 
     def add(self, changes: Sequence[Change]) -> None:
-        """Plan all changes. Raises WorkspaceConflict with every path that is one."""
+        """Plan all changes. Raises WorkspaceConflict with every conflicting path."""
         self._sort(changes)
         self._plan_removes()
         for path in sorted(self.writes, key=os.fsencode):
@@ -192,7 +191,7 @@ class _Plan:
                 self.removes.setdefault(change.old_path, change)
 
     def _plan_removes(self) -> None:
-        """Plan what goes, the deepest first. What is written anew is exchanged instead, and what holds it stays."""
+        """Plan removals, the deepest first. A path that is also written is exchanged instead, and its parents stay."""
         stays = {above for path in self.writes for above in (path, *_above(path))}
         for path in sorted(self.removes, key=lambda path: (-path.count("/"), os.fsencode(path))):
             if path in stays:
@@ -208,14 +207,14 @@ class _Plan:
             self.takes.append(Step(do="take", path=path, was=old))
 
     def _stays_inside(self, path: str) -> str:
-        """Return a name in a folder of the host that is not planned to go, empty where there is none."""
+        """Return a name in a host folder that is not planned to be removed, or an empty string."""
         for name in sorted(os.fsdecode(entry_name) for entry_name, _ in self.tree.names(path)):
             if (inside := f"{path}/{name}") not in self.removes or inside in self.left_out:
                 return name
         return ""
 
     def _plan_folders(self, path: str) -> None:
-        """Plan the folders that a path lies in, where the host lacks them and no change has them."""
+        """Plan the parents of a path that neither the host nor a change has."""
         for above in _above(path):
             if above in self.writes or above in self.conflicts:
                 continue
@@ -226,7 +225,7 @@ class _Plan:
                 self.conflicts[path] = _ABOVE
 
     def _plan_implied(self, path: str) -> None:
-        """Plan a folder that only what is in it asks for."""
+        """Plan a parent folder that no change names, with the mode that the sandbox has for it."""
         if path in self.implied:
             return
         self.implied.add(path)
@@ -273,13 +272,13 @@ class _Plan:
             self._mode_step(path, old, mode)
 
     def _put_folder(self, path: str, mode: int, old: Facts | None) -> None:
-        """Plan a new folder. It is writable to us until what is in it is written."""
+        """Plan a new folder. Its owner may write to it until its contents are written."""
         self.puts.append(_Staged(path=path, kind="directory", mode=mode | 0o700, old=old))
         if mode & 0o700 != 0o700:
             self.last_modes.append(Step(do="chmod", path=path, mode=mode))
 
     def _mode_step(self, path: str, old: Facts, mode: int) -> None:
-        """Plan new permission bits: those that let us in before the rest, others after it."""
+        """Plan new permission bits: those that make a folder writable come first, all others last."""
         planned = Step(do="chmod", path=path, was=old, mode=mode)
         (self.first_modes if old.is_folder and mode & 0o300 == 0o300 else self.last_modes).append(planned)
 
@@ -288,7 +287,7 @@ class _Plan:
         return stat_result is not None and stat_result.st_nlink == 1
 
     def _facts(self, path: str, change: Change) -> Facts | None:
-        """Look at the host, and note where what is there is not what the change was made to."""
+        """Look at the host's path, and note a conflict if it is not the file that the change was based on."""
         stat_result = self.tree.look(path)
         facts = None if stat_result is None else Facts.of(stat_result)
         if self.choose.get(change.path) != "ours" and (why := self._differs(path, change, facts)):
@@ -323,17 +322,11 @@ class _Commit:
         owner: tuple[int, int],
         step: Callable[[str], None],
     ):
-        self.tree, self.snapshot, self.plan, self.records_fd, self.owner, self.step = (
-            tree,
-            snapshot,
-            plan,
-            at,
-            owner,
-            step,
-        )
+        self.tree, self.snapshot, self.plan = tree, snapshot, plan
+        self.records_fd, self.owner, self.step = records_fd, owner, step
         self.key = journals.key_of(tree.facts)
         self.has_stage = False
-        self.moved: set[int] = set()  # inodes whose change time is of our own doing
+        self.moved: set[int] = set()  # inodes whose change time this commit has updated
         self.journal = Journal(
             state="intent",
             path=os.readlink(f"/proc/self/fd/{tree.fd}"),
@@ -344,7 +337,7 @@ class _Commit:
         )
 
     def run(self) -> None:
-        """Do all of it, or raise with the folder as it was."""
+        """Carry out all steps. If it raises, the folder is unchanged."""
         try:
             self._write("intent")
             stage = self._make_stage()
@@ -381,7 +374,7 @@ class _Commit:
             log.warning("all was written; %s is to be removed later: %s", self.journal.stage, error)
 
     def _undo(self, stage: int, error: BaseException) -> None:
-        """Undo all steps after an error, which is told what could not be."""
+        """Undo all steps after an error, and add a note to it if some host files could not be restored."""
         try:
             not_restored = undo_durably(self.tree, stage, self.records_fd, self.key, self.journal, self.step)
         except OSError as failed:
@@ -424,7 +417,7 @@ class _Commit:
     # The stage.
 
     def _stage_all(self, stage: int) -> tuple[Step, ...]:
-        """Write what is new into the stage, have it on disk, and return the steps with what was staged."""
+        """Write new content into the stage, sync it, and return the steps with the facts of the staged files."""
         puts = [self._stage(stage, number, staged) for number, staged in enumerate(self.plan.puts)]
         self.step("staged")
         if len(puts) > MOST_SYNCED:
@@ -470,18 +463,20 @@ class _Commit:
                 os.fsync(file.fileno())
 
     def _own(self, fd: int, mode: int) -> None:
-        """Give a staged file to the folder's owner, where we may, and permission bits; never set-id bits."""
+        """Set owner and permission bits of a staged file; set-user-ID and set-group-ID bits are never set."""
         self._give(fd, None)
         os.fchmod(fd, mode & 0o777)
 
     def _give(self, target: int | str, dir_fd: int | None) -> None:
         uid, gid = self.owner
         if self.owner == (os.geteuid(), os.getegid()):
-            return  # as what we make is
+            return  # new files have this owner already
         if os.geteuid() == 0:
             os.chown(target, uid, gid, dir_fd=dir_fd, follow_symlinks=dir_fd is None)
         else:
-            with suppress(PermissionError):  # a group that we are not in
+            with suppress(
+                PermissionError
+            ):  # chown(2): an unprivileged owner may only choose a group that it is a member of
                 os.chown(target, -1, gid, dir_fd=dir_fd, follow_symlinks=dir_fd is None)
 
     # The host's files.
@@ -523,7 +518,7 @@ class _Commit:
             self.moved.add(planned.was.ino)
 
     def _check_in(self, planned: Step, present: Facts | None) -> None:
-        """Refuse a path that has something else than when it was looked at."""
+        """Raise WorkspaceConflict unless the path still has the file that the plan saw."""
         if planned.was is None:
             if present is not None:
                 raise conflict_of({planned.path: _APPEARED})
@@ -540,7 +535,9 @@ class _Commit:
 
 
 def _check_out(stage: int, planned: Step) -> None:
-    """Refuse a step where something else came out into the stage than was looked at, or was written to since."""
+    """Raise WorkspaceConflict unless the file that the rename moved into the stage is the planned one, and
+    unmodified.
+    """
     displaced = facts_of(planned.slot, stage)
     if planned.was is None:
         is_same = displaced is None
@@ -553,14 +550,14 @@ def _check_out(stage: int, planned: Step) -> None:
 
 
 def _above(path: str) -> Iterator[str]:
-    """Yield the folders that a path is in, the highest first."""
+    """Yield the folders above a path, the topmost first."""
     names = path.split("/")
     for depth in range(1, len(names)):
         yield "/".join(names[:depth])
 
 
 def _check(path: str) -> None:
-    """Refuse a path that could lead anywhere else, and git's own files, which come by `git.py` alone."""
+    """Refuse a path that could leave the folder, and git's own files, which only `git.py` writes."""
     try:
         names = journals.names_of(path)
     except ValueError as error:

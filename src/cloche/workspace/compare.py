@@ -1,14 +1,13 @@
-"""What a sandbox has, and what the host's folder has, become changes: what a commit would do to each path.
+"""Compare a sandbox's entries with the host's folder: the changes that a commit would make to each path.
 
-Theory of operation: the entries of the snapshot are gone through in the order of the tree, and each is looked up in the
-host's folder; the host's own files are listed only where the sandbox hides them (a whiteout, an opaque folder, a whole
-snapshot). What equals the host's is no change, however often it was written. Each path has one change at most: what
-becomes of another kind is `modified`, with the old kind. A folder that goes is `removed` with a change for each path
-below it; where one of those must stay, the folder is left out instead. The changes come in the order of the tree,
-folders before what is in them: whoever carries them out removes first, from the end, and then does the others from the
-start.
+Theory of operation: the snapshot's entries are visited in tree order, and each is looked up in the host's folder. The
+host's own files are listed only where the sandbox hides them (a whiteout, an opaque folder, a whole snapshot). An entry
+that equals the host's file is no change, even if it was rewritten. Each path has at most one change; a path whose type
+changes is `modified`, with the old type in `old_kind`. A removed folder has a `removed` change for itself and each path
+below it; if one of those must stay, the folder is left out instead. Changes come in tree order, folders before their
+contents. To apply them, carry out the removals first, from the end, and then the others from the start.
 
-What is left out is left out with all that is below it, but for folders that must stay for what they hold.
+If a path is left out, everything below it is left out too, except for folders that stay only because of their contents.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ from .patch import make_patch
 from .rows import Rows, StoredValues, place_of
 from .snapshot import MODES, Entry, Snapshot
 
-MOST_HELD = 20_000  # changes in memory; more are read from where they are stored
-MOST_REMOVED = 500_000  # paths of the host in all
-MOST_HASHED_BYTES = 512 << 20  # of removed files, to find the renamed ones
+MOST_HELD = 20_000  # changes in memory; more are read from disk
+MOST_REMOVED = 500_000  # host paths in one comparison
+MOST_HASHED_BYTES = 512 << 20  # of removed files, to detect renames
 SET_ID = stat.S_ISUID | stat.S_ISGID
 KINDS: Mapping[int, FileKind] = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "link"}
 
@@ -61,14 +60,13 @@ CHANGED_BELOW = "what the host has in it has changed since the sandbox began"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Hold changes by path, and what was left out, both in the order of the tree."""
+    """Changes by path, and the paths that were left out, both in tree order."""
 
     by_path: Rows[Change] = field(default_factory=lambda: Rows(Change))
     left_out: tuple[LeftOut, ...] = ()
 
     @property
     def changes(self) -> Sequence[Change]:
-        """Return the changes."""
         return StoredValues(self.by_path)
 
 
@@ -83,9 +81,9 @@ def compare(
 ) -> Comparison:
     """Compare a snapshot with an open folder of the host.
 
-    What has changed on the host at `opened_ns` or later is a conflict, unless it is `known`: by path, the inode and the
-    change time (ns) of what was committed there. Whoever gives a time takes a tick of the clock off. What `check`
-    raises ends it.
+    A host file changed at `opened_ns` or later is a conflict, unless `committed` has its inode and change time (ns)
+    from an earlier commit. The caller subtracts one clock tick from the time. An exception from `check` ends the
+    comparison.
     """
     with Tree(folder, check) as tree:
         comparing = _Comparing(snapshot, tree, frozenset(map(os.fsencode, hidden)), opened_ns, committed or {})
@@ -102,9 +100,9 @@ def make_diff(
     branches: Collection[Change] = (),
     check: Callable[[], None] = lambda: None,
 ) -> Diff:
-    """Compare, and return all that is to be shown of it: patch, dangers, and the hash that names it.
+    """Compare, and return everything that is shown: changes, patch, dangers, and the hash that identifies the diff.
 
-    `branches` are further changes, of the guest's branches. Very many changes are kept in a temporary file.
+    `branches` are additional changes for the guest's branches. More than MOST_HELD changes stay in a temporary file.
     """
     comparison = compare(snapshot, folder, hidden=hidden, opened_ns=opened_ns, committed=committed, check=check)
     rows = comparison.by_path
@@ -128,7 +126,7 @@ def make_diff(
 
 
 class _Judging:
-    """Hold what it takes to tell what is dangerous of changes."""
+    """Find the dangers of changes."""
 
     def __init__(
         self,
@@ -145,7 +143,7 @@ class _Judging:
         self.twins = self._find_twins(changes)
 
     def judged(self, change: Change, *, is_text: bool) -> Change:
-        """Return a change with its dangers; the same one where it has none, as there may be a million."""
+        """Return a change with its dangers, or the same object if nothing differs, since there may be a million."""
         self.check()
         host_reasons: set[str] = set()
         reached: set[str] = set()
@@ -182,12 +180,12 @@ class _Judging:
             return True
 
     def _find_twins(self, changes: Rows[Change]) -> set[str]:
-        """Return the new paths that differ from another one in case or form alone.
+        """Return new paths that differ from another name only in case or Unicode normal form.
 
-        First by the hashes of all names, which are few bytes each; then the names that share one are compared.
+        The first pass hashes all names (8 bytes each); the second compares only names whose hash occurs twice.
         """
         hashes, folders = array("q"), set[bytes]()
-        renamed: set[bytes] = set()  # from there
+        renamed: set[bytes] = set()  # old paths
         for path, change in changes.items():
             self.check()
             if change.what in ("added", "renamed"):
@@ -231,7 +229,7 @@ def _folded_hash(above: bytes, name: bytes) -> int:
 
 
 def _twice(hashes: array[int]) -> set[int]:
-    """Return those that are there more than once; they are looked through in parts, each of which is held at once."""
+    """Return the values that occur more than once. Each partition is sorted separately to bound memory."""
     repeated, partitions = set(), 1 + len(hashes) // 200_000
     for partition in range(partitions):
         before = None
@@ -243,17 +241,20 @@ def _twice(hashes: array[int]) -> set[int]:
 
 
 def questions_of(changes: Iterable[Change]) -> tuple[Question, ...]:
-    """Return what is to be asked about changes: each once, by the gravest of its dangers."""
+    """Return the questions to ask about changes: each change once, under its gravest danger."""
     paths: dict[str, list[str]] = defaultdict(list)
     for change in changes:
         if change.dangers:
             paths[change.dangers[0]].append(change.path)
-    order = (*(reason for reason in paths if reason not in RANKED), *RANKED)  # what no table has is of git's commits
+    order = (
+        *(reason for reason in paths if reason not in RANKED),
+        *RANKED,
+    )  # reasons without a rank come from git's commits
     return tuple(Question(reason=reason, paths=tuple(paths[reason])) for reason in order if reason in paths)
 
 
 def identify(changes: Iterable[Change]) -> str:
-    """Return a hash over what changes, in the order of the tree, would write: paths, kinds, modes and contents."""
+    """Return a SHA-256 over paths, kinds, modes and contents of changes in tree order."""
     digest = hashlib.sha256()
     for change in changes:
         hashed_fields = (
@@ -265,18 +266,20 @@ def identify(changes: Iterable[Change]) -> str:
 
 
 def is_git(name: bytes) -> bool:
-    """Tell whether a file or folder of this name is git's own, also where the host takes other letters for the same."""
+    """Tell whether a name is `.git` to a case-insensitive file system, or to one that drops trailing dots and
+    blanks.
+    """
     return name.rstrip(b". ").lower() == b".git"
 
 
 def is_bytecode(path: bytes) -> bool:
-    """Tell whether Python may run what is at a path in place of the source beside it, which a reviewer reads."""
+    """Tell whether Python may run the file at a path in place of the source beside it, which a reviewer reads."""
     name = path.rpartition(b"/")[2].lower()
     return name == b"__pycache__" or name.endswith((b".pyc", b".pyo"))
 
 
 class _Comparing:
-    """Hold one comparison."""
+    """The state of one comparison."""
 
     def __init__(
         self,
@@ -290,14 +293,13 @@ class _Comparing:
         self.opened_ns, self.committed = opened_ns, committed
         self.changes = Rows(Change)
         self.left_out: dict[bytes, str] = {}
-        self.blocked: set[bytes] = set()  # what is left out with all that is below it
-        self.free: set[bytes] = set()  # folders that are not
-        self.to_sweep = [b""] if snapshot.is_whole else []  # folders whose missing files are removed
+        self.blocked: set[bytes] = set()  # left out with everything below
+        self.free: set[bytes] = set()  # folders known not to be blocked
+        self.to_sweep = [b""] if snapshot.is_whole else []  # folders whose missing files count as removed
         self.swept: set[bytes] = set()
         self.to_remove = MOST_REMOVED
 
     def run(self) -> Comparison:
-        """Compare all."""
         twins = self._find_twins(self.snapshot.entries)
         for path, entry in self.snapshot.entries.items():
             if is_program_file(os.fsdecode(path)) or self._is_blocked(path):
@@ -322,7 +324,7 @@ class _Comparing:
             ),
         )
 
-    # What is never part of the changes.
+    # Paths that are never part of the changes.
 
     def _block(self, path: bytes, reason: str) -> None:
         self.left_out[path] = reason
@@ -330,7 +332,7 @@ class _Comparing:
         self.free.discard(path)
 
     def _is_blocked(self, path: bytes) -> bool:
-        """Tell whether a path may not be changed; the topmost one of them is left out with a reason."""
+        """Tell whether a path may not be changed; the topmost such path is left out with a reason."""
         above, _, name = path.rpartition(b"/")
         if above and above not in self.free:
             if above in self.blocked or self._is_blocked(above):
@@ -344,7 +346,7 @@ class _Comparing:
         return bool(reason)
 
     def _find_twins(self, paths: Iterable[bytes]) -> set[bytes]:
-        """Return the paths that the host's file system would not tell from others."""
+        """Return the paths that the host's file system cannot tell from others."""
         folders = {path.rpartition(b"/")[0] for path in paths}
         by_folder: dict[bytes, set[bytes]] = {above: set() for above in folders if self._takes_for_equal(above)}
         for path in paths if by_folder else ():
@@ -356,7 +358,7 @@ class _Comparing:
             try:
                 on_host = {name for name, _ in self.tree.names(above)}
             except OSError:
-                continue  # each of its paths comes to the same error
+                continue  # comparing each of its paths raises the same error
             prefix = above + b"/" if above else b""
             twins.update(prefix + name for name in find_twins(names, on_host))
         return twins
@@ -407,14 +409,16 @@ class _Comparing:
         self._change(path, "added", kind, entry, conflict=conflict)
 
     def _may_be_gone(self, path: bytes) -> bool:
-        """Tell whether the host's may have been there: a file that was moved inside is a copy that never was."""
+        """Tell whether the host may have removed this file. A file that was moved inside also begins as a copy, but its
+        new path never existed on the host.
+        """
         return (
             self.opened_ns is not None
             and os.fstat(self.tree.nearest_folder(os.fsdecode(path).split("/")[:-1])).st_ctime_ns >= self.opened_ns
         )
 
     def _replace(self, path: bytes, kind: FileKind, entry: Entry, host: os.stat_result) -> None:
-        """Note that something of another kind takes the place of the host's."""
+        """Note a change from one type to another."""
         old_kind = KINDS[stat.S_IFMT(host.st_mode)]
         conflict = self._conflict(path, host)
         if old_kind == "directory":
@@ -428,7 +432,7 @@ class _Comparing:
     def _compare_folder(self, path: bytes, entry: Entry, host: os.stat_result) -> None:
         is_as_copied = self.snapshot.is_whole and entry.is_copied
         if not is_as_copied and entry.mode & 0o777 != host.st_mode & 0o777:
-            # Its change time is that of any name in it, so it says nothing of the mode.
+            # Any new or removed entry updates a folder's change time, so it cannot show that the mode has changed.
             self._change(path, "mode", "directory", entry, **self._old(path, host))
         if entry.is_opaque:
             self.to_sweep.append(path)
@@ -446,7 +450,9 @@ class _Comparing:
         self._change(path, change_type, "file", entry, conflict=self._conflict(path, host), **self._old(path, host))
 
     def _check_set_id(self, path: bytes, entry: Entry, host: os.stat_result | None) -> None:
-        """Say that bits are left out which the sandbox has set: a new folder has its own from the one above."""
+        """Note set-ID bits that the sandbox added. A new folder is excepted: it inherits set-group-ID from its
+        parent.
+        """
         if entry.kind == "link" or (entry.kind == "directory" and host is None) or path in self.left_out:
             return
         if entry.mode & SET_ID & ~(host.st_mode if host is not None else 0):
@@ -484,10 +490,10 @@ class _Comparing:
             return ""
         return "" if self.committed.get(os.fsdecode(path)) == (host.st_ino, host.st_ctime_ns) else CHANGED
 
-    # What the host has, and the sandbox has not.
+    # Host paths that the sandbox lacks.
 
     def _sweep(self, folder: bytes) -> None:
-        """Remove what the sandbox does not have in a folder that shows nothing of the host's."""
+        """Remove host paths that the sandbox lacks, in a folder that shows nothing of the host's."""
         if folder in self.swept:
             return
         self.swept.add(folder)
@@ -500,7 +506,7 @@ class _Comparing:
             path = folder + b"/" + name if folder else name
             entry = self.snapshot.entries.get(path)
             if is_git(name) or path in self.hidden or path in self.blocked:
-                continue  # it is not the sandbox's to remove
+                continue  # the sandbox cannot see it
             if entry is None:
                 if not self.snapshot.is_partial:
                     self._remove_missing(path)
@@ -516,7 +522,9 @@ class _Comparing:
             self._block(path, f"the host's cannot be read: {error.strerror}")
 
     def _remove(self, path: bytes, host: os.stat_result) -> tuple[bool, bool]:
-        """Note that the host's goes, with all below; tell whether all of it does, and whether any of it has changed."""
+        """Note the removal of a host path and everything below; tell whether it is complete, and whether any path
+        conflicts.
+        """
         kind = KINDS.get(stat.S_IFMT(host.st_mode))
         self.to_remove -= 1
         if kind is None or self.to_remove < 0:
@@ -524,7 +532,7 @@ class _Comparing:
             return False, False
         conflict = self._conflict(path, host)
         if conflict and self.snapshot.is_whole and kind != "directory":
-            self.left_out[path] = NEW_ON_HOST  # most likely it was never in the copy
+            self.left_out[path] = NEW_ON_HOST  # most likely it was created after the copy
             return False, True
         if kind == "directory":
             is_whole, has_changed = self._remove_below(path)
@@ -557,7 +565,7 @@ class _Comparing:
                 return False, has_changed
             try:
                 host = self.tree.look(path)
-            except OSError as error:  # something is mounted there
+            except OSError as error:  # EXDEV: a mount point
                 self._block(path, f"the host's cannot be read: {error.strerror}")
                 is_whole = False
                 continue
@@ -567,7 +575,7 @@ class _Comparing:
         return is_whole, has_changed
 
     def _find_renamed(self) -> None:
-        """Make one change of a file that was added and one that was removed with the same content."""
+        """Join an added and a removed file with the same content into one `renamed` change."""
         removed = [
             path
             for path, change in self.changes.items()
@@ -617,7 +625,9 @@ def _in_order(item: tuple[bytes, object]) -> bytes:
 
 
 def find_twins(names: Collection[bytes], on_host: Collection[bytes]) -> set[bytes]:
-    """Return those of `names` that differ from another one, or from one of the host's, in case or form alone."""
+    """Return the members of `names` that differ from another member, or from a host name, only in case or Unicode
+    form.
+    """
     forms: dict[str, set[bytes]] = defaultdict(set)
     for name in (*names, *on_host):
         forms[folded(name)].add(name)

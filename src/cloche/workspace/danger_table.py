@@ -1,8 +1,8 @@
-"""The names of files that run something on the host, or steer what does, as data.
+"""The names of files that run code on the host, or control a tool that does, as data.
 
-A row is a pattern and the reason, which says what runs it and when; `RANKED` has the reasons in the order in which they
-are asked about: first what runs without anybody building or testing. Tried and harmless, so no row: a Jupyter
-configuration in the working folder.
+A row is a pattern and a reason, which says what runs the file and when. `RANKED` lists the reasons in the order in
+which they are asked about: files that run without a build or a test come first. Tested and harmless, so without a row:
+a Jupyter configuration in the working folder.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ RANKED = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Hold a pattern, in lower case, and the reason.
+    """A pattern in lower case, and the reason.
 
-    `name` is that of a file, `folder` one of the folders it is in (or a link in place of one), `path` its last names,
-    `prefix` and `suffix` begin and end its name, or that of a folder; `glob` is of its name, with one `*`.
-    Where it `guards`, to remove it is a danger, too.
+    `name` matches a file name, `folder` the name of a folder above it (or of a link in place of one), `path` the last
+    names of the path. `prefix` and `suffix` match the beginning and end of the file's or a folder's name, `glob` a file
+    name with one `*`. With `guards`, removing the file is a danger too.
     """
 
     form: Form
@@ -64,7 +64,7 @@ TABLE: tuple[Row, ...] = (
     *_rows("folder", GIT, ".git .githooks .husky .hooks", guards=True),
     *_rows("path", GIT, ".config/git/config"),
     *_rows("folder", OTHER_VERSIONS, ".hg .jj .bzr .svn _darcs", guards=True),
-    # Any folder with these and `objects` and `refs` in it is a repository to git, which runs what its `config` names.
+    # Git treats a folder with these names, `objects` and `refs` as a repository, and runs programs that `config` names.
     *_rows("name", GIT, "head"),
     *_rows("name", CI,
            ".gitlab-ci.yml .gitlab-ci.yaml jenkinsfile azure-pipelines.yml azure-pipelines.yaml .travis.yml"
@@ -113,7 +113,7 @@ TABLE: tuple[Row, ...] = (
            " .pypirc uv.toml .condarc environment.yml environment.yaml go.work go.mod binding.gyp hatch_build.py"
            " cmakeuserpresets.json gradle-wrapper.properties compose.override.yml compose.override.yaml .latexmkrc"
            " latexmkrc"),
-    # What is in a lock file is installed as it says, from where it says.
+    # Packages are installed as a lock file says, from the sources that it names.
     *_rows("name", BUILD,
            "package-lock.json npm-shrinkwrap.json yarn.lock pnpm-lock.yaml bun.lock bun.lockb deno.lock poetry.lock"
            " uv.lock pdm.lock pipfile.lock pylock.toml conda-lock.yml cargo.lock go.sum gemfile.lock composer.lock"

@@ -1,8 +1,8 @@
-"""Changes that run, or steer, something on the host once they are there, so that each needs a yes of its own.
+"""Find changes that would run code on the host, or control a tool there, so that each needs its own approval.
 
-`danger_table` says which names; beside it are executables, links and permissions, which no name tells. It is compared
-without regard to letters' case, at any depth: what a tool reads at the top of a project it reads at the top of the next
-one, too. A change is judged by its own path and by every other name through which the host reaches it (`host_names`).
+`danger_table` has the dangerous names. Executables, links and permissions are judged here, since no name shows them.
+Names are compared case-insensitively and at any depth, because the top of one project may be a subfolder of another. A
+change is judged by its own path and by every other name through which the host reaches it (`host_names`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .danger_table import (
     Row,
 )
 
-# What else makes a folder a repository to git, or leads it to one, where a `HEAD` is in it.
+# The other files and folders by which git recognises a folder with a `HEAD` as a repository (gitrepository-layout(5)).
 _FILES_BESIDE_HEAD = frozenset({"config", "config.worktree", "commondir"})
 _FOLDERS_BESIDE_HEAD = frozenset({"objects", "refs"})
 _RANK = {reason: rank for rank, reason in enumerate(RANKED)}
@@ -38,7 +38,7 @@ _SUFFIXES = tuple(row.pattern for row in _AFFIXED if row.form == "suffix")
 
 
 def may_steer_git(change: Change) -> bool:
-    """Tell whether what comes is git's own where the folder that it is in is a repository, as any with a `HEAD` is."""
+    """Tell whether a new path is a git file if its parent is a repository, as any folder with a `HEAD` may be."""
     if change.what == "removed":
         return False
     name = change.path.rpartition("/")[2].casefold()
@@ -56,10 +56,10 @@ def dangers_of(
     rows_by_other_names: Callable[[str], Collection[Row]] = _no_rows,
     host_reasons: Iterable[str] = (),
 ) -> tuple[str, ...]:
-    """Return the reasons why a change needs a yes of its own, the gravest first; none where it does not.
+    """Return the reasons why a change needs its own approval, the gravest first; empty if it is harmless.
 
-    `others` returns the rows that hold for a path by its other names on the host. `found` are reasons that it takes a
-    look at the host to tell.
+    `rows_by_other_names` returns the rows that apply to a path through its other names on the host. `host_reasons` are
+    reasons that depend on the host's files.
     """
     reasons = set(host_reasons)
     for path, is_removed in _touched(change):
@@ -82,7 +82,9 @@ def dangers_of(
 
 
 def _touched(change: Change) -> list[tuple[str, bool]]:
-    """Return the paths that something comes to, or goes from. A folder is nothing without what is in it."""
+    """Return each path that a file is written to or removed from, and whether it is removed. Folders alone are
+    harmless.
+    """
     touched = []
     if change.kind != "directory":
         touched.append((change.path, change.what == "removed"))
@@ -94,7 +96,7 @@ def _touched(change: Change) -> list[tuple[str, bool]]:
 
 
 def rows_near(path: str) -> Iterator[Row]:
-    """Yield the rows that may match a path: there may be very many paths, and most rows are for one name."""
+    """Yield the rows that may match a path. The index by name keeps this fast for very many paths."""
     for name in path.casefold().split("/"):
         yield from _BY_NAME.get(name, ())
         if name.startswith(_PREFIXES) or name.endswith(_SUFFIXES):
@@ -102,7 +104,7 @@ def rows_near(path: str) -> Iterator[Row]:
 
 
 def matches(row: Row, path: str) -> bool:
-    """Tell whether a path is one of a row's."""
+    """Tell whether a row matches a path."""
     names = path.casefold().split("/")
     match row.form:
         case "name":
@@ -123,13 +125,15 @@ def matches(row: Row, path: str) -> bool:
 
 
 def sequence(row: Row) -> tuple[list[str], bool]:
-    """Return the names of a row of paths, and whether all that is below them is meant."""
+    """Return the names of a `path` row, and whether it ends with `*`, which means everything below."""
     row_names = row.pattern.split("/")
     return (row_names[:-1], True) if row_names[-1] == "*" else (row_names, False)
 
 
 def leads_to(row: Row, path: str) -> bool:
-    """Tell whether a path may be that of a folder in which a row has its own: a link there brings what is elsewhere."""
+    """Tell whether a path may be a parent folder of a `path` row. A link there brings files from elsewhere into that
+    folder.
+    """
     if row.form != "path":
         return False
     row_names, names = sequence(row)[0], path.casefold().split("/")
@@ -137,7 +141,7 @@ def leads_to(row: Row, path: str) -> bool:
 
 
 def _is_executable(change: Change) -> bool:
-    """Tell whether a program comes to be, or is another one by then."""
+    """Tell whether a change creates a program or replaces one."""
     if change.kind != "file" or change.what == "removed":
         return False
     if change.what == "modified":
@@ -147,7 +151,7 @@ def _is_executable(change: Change) -> bool:
 
 
 def _gives(change: Change, bits: int) -> bool:
-    """Tell whether others get one of these rights, which they had not before."""
+    """Tell whether a change adds one of these permission bits."""
     if change.kind == "link" or change.what == "removed":
         return False
     old_mode = change.old_mode if change.what != "added" and not change.old_kind else 0
@@ -155,7 +159,7 @@ def _gives(change: Change, bits: int) -> bool:
 
 
 def _dangers_of_link(path: str, target: str) -> list[str]:
-    """Return what is wrong with where a link leads, by its own words alone."""
+    """Return the dangers of a link's target, judged by its text alone."""
     if target.startswith("/"):
         return [LEAVES]
     names = path.split("/")[:-1]

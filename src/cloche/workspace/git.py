@@ -1,13 +1,15 @@
-"""A guest's commits as references of the host's repository, and changes as a new branch. Never as files below `.git`.
+"""Import a guest's commits as references of the host's repository, and write changes as a new branch; never write below
+`.git`.
 
-Theory of operation: what the guest wrote below its `.git` is data. Of it only object files and the values of branches
-are taken, by strict patterns, into a bare repository of our own making (the quarantine), which borrows the host's
-objects. Git itself then brings them over by a fetch, which computes every hash anew and checks every object (fsck). So
-no configuration, hook, attribute or index of the guest's is ever read by a git on the host.
+Theory of operation: everything that the guest wrote below its `.git` is data. Only object files and branch values are
+taken from it, by strict patterns, into a bare repository made by Cloche (the quarantine), which borrows the host's
+objects through `alternates`. Git then fetches from the quarantine, which recomputes every hash and checks every object
+(`fsck`). So no git on the host ever reads a configuration, hook, attribute or index of the guest.
 
-Every git here runs with an environment from scratch, as the owner of the repository (as root it would read another
-user's configuration, and leave files that the owner cannot write), in a new session, for a bounded time, and with what
-could start a program turned off: hooks, fsmonitor, filters, maintenance, submodules, every protocol but local files.
+Every git process here runs with an environment built from scratch, as the repository's owner, in a new session, with a
+time limit. As root, git would read another user's configuration and leave files that the owner cannot write. Everything
+that could start a program is turned off: hooks, fsmonitor, filters, maintenance, submodules, and every protocol except
+local files.
 """
 
 from __future__ import annotations
@@ -66,14 +68,14 @@ Check = Callable[[], None]
 
 
 def _nothing() -> None:
-    """Let it go on."""
+    """Do nothing: the default `check`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Git:
-    """Run git in an open folder, as a user; `temporary` is a folder of that user's alone.
+    """Run git in an open folder as a user. `temporary` is a private folder of that user.
 
-    `check` is called while git works: what it raises ends that.
+    `check` is called while git runs; an exception from it kills the process.
     """
 
     folder: int
@@ -83,7 +85,7 @@ class _Git:
     check: Check = _nothing
 
     def run(self, *arguments: str, data: bytes = b"", more: Mapping[str, str] | None = None) -> bytes:
-        """Return what a command printed. Raises InvalidRequest with what it complained of where it failed."""
+        """Return the standard output of a command. Raises InvalidRequest with git's error message if it fails."""
         code, out, err = self.call(*arguments, data=data, more=more)
         if code:
             lines = err.decode(errors="replace").strip().splitlines()
@@ -98,7 +100,9 @@ class _Git:
     def call(
         self, *arguments: str, data: bytes = b"", more: Mapping[str, str] | None = None
     ) -> tuple[int, bytes, bytes]:
-        """Return how a command ended, and what it printed. Raises WorkspaceFailed where that took too long."""
+        """Return exit code, standard output and standard error of a command. Raises WorkspaceFailed after
+        PATIENCE_S.
+        """
         settings = [option for setting in _SETTINGS for option in ("-c", setting)]
         as_root = os.geteuid() == 0 and self.user[0] != 0
         process = subprocess.Popen(
@@ -125,7 +129,7 @@ class _Git:
         return process.returncode, out, err
 
     def _ended(self, process: subprocess.Popen[bytes], data: bytes) -> tuple[bytes, bytes]:
-        """Wait for a command's end. Raises TimeoutExpired, and what `check` raises."""
+        """Wait for the process. Raises TimeoutExpired, and any exception from `check`."""
         ends_at, unsent = monotonic() + PATIENCE_S, data or None
         while True:
             self.check()
@@ -135,10 +139,10 @@ class _Git:
             except subprocess.TimeoutExpired:
                 if remaining_s <= LOOKS_EVERY_S:
                     raise
-            unsent = None  # it has been taken
+            unsent = None  # communicate() keeps the input between calls, and it is sent only once
 
     def give(self, path: str) -> None:
-        """Give a file or folder in `temporary` to the user that git runs as."""
+        """Chown a file or folder in `temporary` to the user that git runs as."""
         if os.geteuid() == 0:
             os.chown(path, *self.user)
 
@@ -146,9 +150,11 @@ class _Git:
 def touched_files(
     folder: int, snapshot: Snapshot, paths: Sequence[str], check: Check = _nothing
 ) -> Mapping[str, tuple[str, tuple[str, ...]]]:
-    """Return the guest's branches whose commits delete or change one of some paths: the commit, and a reason for each.
+    """Return the guest's branches whose commits delete or change one of these paths: by branch, the commit and the
+    reasons.
 
-    Raises what `fetch_commits` does, also where it takes too long, and what `check` raises, which is called meanwhile.
+    `check` is called meanwhile, and may raise. Raises the errors of `fetch_commits`, and WorkspaceFailed after
+    PATIENCE_S.
     """
     ends_at = monotonic() + PATIENCE_S
 
@@ -166,14 +172,15 @@ def touched_files(
 def fetch_commits(
     folder: int, snapshot: Snapshot, name: str, *, hidden: Sequence[str] = (), agreed: Collection[str] = ()
 ) -> tuple[Mapping[str, str], Mapping[str, str]]:
-    """Bring what the guest has committed into the host's repository; return references and the commits they name.
+    """Fetch the guest's commits into the host's repository. Return references with their commits, and refused branches
+    with reasons.
 
-    Each branch that the guest has made or moved becomes `refs/cloche/NAME/BRANCH`, a commit that is on none becomes
-    `refs/cloche/NAME/HEAD`. It is nothing where the folder holds no repository of its own or no branch has moved.
-    A branch that deletes or changes one of the `hidden` paths is left, unless it is `agreed`: returned, too, by branch,
-    are the reasons.
-    Raises InvalidRequest where something of it is not as git writes it or fails its checks, BackendUnavailable without
-    git, WorkspaceFailed.
+    Each branch that the guest made or moved becomes `refs/cloche/NAME/BRANCH`; a detached commit becomes
+    `refs/cloche/NAME/HEAD`. Both results are empty if the folder has no repository of its own or no branch has moved. A
+    branch that deletes or changes one of the `hidden` paths is refused, unless it is in `agreed`.
+
+    Raises InvalidRequest for data that git would not write or that fails its checks, BackendUnavailable without git,
+    and WorkspaceFailed.
     """
     with _quarantined(folder, snapshot) as quarantine:
         if quarantine is None:
@@ -193,11 +200,11 @@ def fetch_commits(
 def commit_to_branch(
     folder: int, snapshot: Snapshot, changes: Sequence[Change], branch: str, *, author: str, message: str
 ) -> Mapping[str, str]:
-    """Write changes as one commit on a new branch, and to no file; return the reference and the commit.
+    """Write changes as one commit on a new branch, and no files; return the reference and the commit.
 
-    What it is based on is the commit that is checked out. `author` is `NAME <MAIL>`. Folders have no place in a commit.
-    Raises InvalidRequest for a branch that is there already, a name or author that git does not take, a folder that is
-    in no repository, or a change in a submodule; BackendUnavailable without git; WorkspaceFailed.
+    The parent is the commit that is checked out. `author` is `NAME <MAIL>`. Folders are skipped: git does not store
+    them. Raises InvalidRequest for an existing branch, an invalid name or author, a folder outside of any repository,
+    or a change in a submodule; BackendUnavailable without git; WorkspaceFailed.
     """
     author_match = _AUTHOR.match(author)
     if author_match is None:
@@ -227,7 +234,7 @@ def commit_to_branch(
 
 
 def base_of(folder: int, path: str) -> bytes | None:
-    """Return a file's content in the commit that is checked out, None where it has none."""
+    """Return a file's content in the checked-out commit; None if the commit does not have it."""
     facts = os.fstat(folder)
     with _opened(folder, (facts.st_uid, facts.st_gid), _discovered(folder)) as git:
         code, out, _ = git.call("cat-file", "blob", f"HEAD:./{path}")
@@ -235,7 +242,7 @@ def base_of(folder: int, path: str) -> bytes | None:
 
 
 def merge_text(base: bytes, ours: bytes, theirs: bytes) -> bytes | None:
-    """Return a text with the changes of both to a base; None where they touch the same lines, or it is no text."""
+    """Return a three-way merge; None if both sides touch the same lines, or one is binary."""
     if any(b"\0" in text for text in (base, ours, theirs)):
         return None
     root_fd = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -252,9 +259,9 @@ def merge_text(base: bytes, ours: bytes, theirs: bytes) -> bytes | None:
 
 
 def _discovered(folder: int) -> dict[str, str]:
-    """Return what tells a git in an open folder where the repository around it is, where it cannot be left to find it.
+    """Return the GIT_* variables for the repository around an open folder, if git cannot find it by itself.
 
-    Raises InvalidRequest where the nearest `.git` is a file that names another one's.
+    Raises InvalidRequest if the nearest `.git` is a file that names a repository of another folder.
     """
     with ExitStack() as stack:
         fd = hostfs.open_folder(".", folder)
@@ -275,7 +282,7 @@ def _discovered(folder: int) -> dict[str, str]:
 
 @contextmanager
 def _opened(folder: int, user: tuple[int, int], more: Mapping[str, str], check: Check = _nothing) -> Iterator[_Git]:
-    """Give git in an open folder, with a temporary folder that is gone afterwards."""
+    """Yield a `_Git` for an open folder; its temporary folder is removed afterwards."""
     _program()
     temporary = tempfile.mkdtemp(prefix="cloche-git-", dir=hostfs.temporary_folder())
     environment = {
@@ -287,7 +294,9 @@ def _opened(folder: int, user: tuple[int, int], more: Mapping[str, str], check: 
         "GIT_ATTR_NOSYSTEM": "1",
         "GIT_TERMINAL_PROMPT": "0",
         "GIT_ALLOW_PROTOCOL": "file",
+        # git(1): a partial clone would fetch missing objects from its promisor remote.
         "GIT_NO_LAZY_FETCH": "1",
+        # git-replace(1): refs/replace would substitute other objects.
         "GIT_NO_REPLACE_OBJECTS": "1",
         "GIT_OPTIONAL_LOCKS": "0",
         **more,
@@ -318,7 +327,7 @@ def _check_name(git: _Git, reference: str, name: str) -> None:
 
 
 def _read_branches(snapshot: Snapshot, entries: Mapping[bytes, Entry], git: int) -> dict[str, str]:
-    """Return the value of each branch that the guest may have moved, and of HEAD where that is on none."""
+    """Return the value of each branch that the guest may have moved, and of HEAD if it is detached."""
     branches = _read_packed(snapshot, entries, git)
     for path, entry in entries.items():
         match = _BRANCH.match(path)
@@ -340,7 +349,7 @@ def _read_branches(snapshot: Snapshot, entries: Mapping[bytes, Entry], git: int)
 
 
 def _read_packed(snapshot: Snapshot, entries: Mapping[bytes, Entry], git: int) -> dict[str, str]:
-    """Return the branches in the guest's `packed-refs`, but those that a file of the host's says better."""
+    """Return the branches in the guest's `packed-refs`, without those that a loose file overrides."""
     packed = entries.get(b".git/packed-refs")
     if packed is None or packed.kind in {"removed", "unchanged"}:
         return {}
@@ -359,7 +368,7 @@ def _read_packed(snapshot: Snapshot, entries: Mapping[bytes, Entry], git: int) -
 
 
 def _is_loose(git: int, reference: bytes) -> bool:
-    """Tell whether the host has a file for a reference, which goes before what is packed."""
+    """Tell whether the host has a loose file for a reference, which overrides `packed-refs`."""
     *above, name = _text(reference).split("/")
     if any(component in {"", ".", ".."} for component in (*above, name)):
         return False
@@ -371,7 +380,7 @@ def _is_loose(git: int, reference: bytes) -> bool:
 
 
 def _small(snapshot: Snapshot, entry: Entry, max_bytes: int) -> bytes:
-    """Return the content of a file of the guest's git. Raises InvalidRequest for a link, or for too much."""
+    """Return the content of a file below the guest's `.git`. Raises InvalidRequest for other types and large files."""
     if entry.kind != "file" or entry.problem:
         raise InvalidRequest(f"the guest's {_shown(entry.path)} is no file that can be read")
     if entry.size > max_bytes:
@@ -380,7 +389,7 @@ def _small(snapshot: Snapshot, entry: Entry, max_bytes: int) -> bytes:
 
 
 def _moved(git: _Git, branches: Mapping[str, str]) -> dict[str, str]:
-    """Return the branches whose value the host's own branch of that name does not have, each with a proper name."""
+    """Return the branches that differ from the host's branch of the same name, after checking their names."""
     listed = git.run("for-each-ref", "--format=%(objectname) %(refname)", _HEADS).decode(errors="surrogateescape")
     on_host = set(listed.splitlines())
     moved = {name: value for name, value in branches.items() if f"{value} {_HEADS}{name}" not in on_host}
@@ -399,7 +408,7 @@ def _moved(git: _Git, branches: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Quarantine:
-    """Hold the guest's objects in a repository of our own, beside git in the host's, and the branches that moved."""
+    """The quarantine repository with the guest's objects, git in the host's repository, and the branches that moved."""
 
     git: _Git
     path: str
@@ -408,7 +417,7 @@ class _Quarantine:
 
 @contextmanager
 def _quarantined(folder: int, snapshot: Snapshot, check: Check = _nothing) -> Iterator[_Quarantine | None]:
-    """Give the guest's commits, in quarantine; None where it has made none."""
+    """Yield the quarantine of the guest's commits; None if it has made no commits."""
     entries = {path: snapshot.entries[path] for path in snapshot.entries if path.startswith(b".git/")}
     with _repository(folder) if entries else nullcontext() as repository:
         branches = _read_branches(snapshot, entries, repository.fd) if repository is not None else {}
@@ -423,7 +432,7 @@ def _quarantined(folder: int, snapshot: Snapshot, check: Check = _nothing) -> It
 
 @contextmanager
 def _repository(folder: int) -> Iterator[GitFolder | None]:
-    """Give the git directory of an open folder, None where it has none; raises what `find_git_folder` does."""
+    """Yield the git directory of an open folder; None if it has none. Raises the errors of `find_git_folder`."""
     facts = hostfs.look(".git", folder)
     if facts is None or not stat.S_ISDIR(facts.st_mode):
         with git_folder(folder) as named:
@@ -440,9 +449,9 @@ def _repository(folder: int) -> Iterator[GitFolder | None]:
 
 
 def _touching(quarantine: _Quarantine, paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return the branches whose new commits delete or change one of some paths, with a reason for each path.
+    """Return the branches whose new commits delete or change one of these paths, with a reason for each path.
 
-    What a branch has is compared with what all the commits had that its new ones were made on.
+    Each branch is compared with the boundary commits on which its new commits are based.
     """
     git, inside = quarantine.git, _quarantine_variables(quarantine.path)
     revisions = git.run("for-each-ref", "--format=^%(objectname)", "refs/heads", "refs/remotes", "refs/cloche")
@@ -456,7 +465,7 @@ def _touching(quarantine: _Quarantine, paths: Sequence[str]) -> dict[str, tuple[
         ).split()
         bases = [line[1:] for line in listed if line.startswith(b"-")]
         if len(bases) == len(listed):
-            continue  # no commit of it is new
+            continue  # only boundary commits are listed, so the branch has no new commit
         before: dict[bytes, set[bytes]] = {}
         for base in bases[:MOST_BRANCHES] or filter(None, [head]):
             for path, blob in _blobs(git, base.decode(), paths, inside).items():
@@ -474,7 +483,7 @@ def _touching(quarantine: _Quarantine, paths: Sequence[str]) -> dict[str, tuple[
 
 
 def _blobs(git: _Git, commit: str, paths: Sequence[str], inside: Mapping[str, str]) -> dict[bytes, bytes]:
-    """Return what a commit has at some paths and below them: by path, its mode and name."""
+    """Return the blobs of a commit at and below these paths: by path, `ls-tree`'s mode, type and object name."""
     blobs: dict[bytes, bytes] = {}
     for start in range(0, len(paths), MOST_AT_ONCE):
         batch = paths[start : start + MOST_AT_ONCE]
@@ -485,7 +494,7 @@ def _blobs(git: _Git, commit: str, paths: Sequence[str], inside: Mapping[str, st
 
 
 def _make_quarantine(git: _Git, snapshot: Snapshot, entries: Mapping[bytes, Entry], branches: Mapping[str, str]) -> str:
-    """Make a bare repository with the guest's objects and branches, and return its path."""
+    """Create a bare repository with the guest's objects and branches; return its path."""
     kind = git.run("rev-parse", "--show-object-format").decode().strip()
     objects = os.fsdecode(git.run("rev-parse", "--path-format=absolute", "--git-path", "objects").removesuffix(b"\n"))
     if "\n" in objects or objects.startswith(('"', "#")):
@@ -511,7 +520,7 @@ def _make_quarantine(git: _Git, snapshot: Snapshot, entries: Mapping[bytes, Entr
 
 
 def _copy_objects(git: _Git, snapshot: Snapshot, entries: Mapping[bytes, Entry], quarantine_path: str) -> None:
-    """Write the guest's objects: loose ones as they are, packs by git, which makes their index itself."""
+    """Copy the guest's loose objects unchanged, and its packs through git, which writes their index itself."""
     count = 0
     for path, entry in entries.items():
         loose = _LOOSE.match(path)
@@ -532,7 +541,7 @@ def _copy_objects(git: _Git, snapshot: Snapshot, entries: Mapping[bytes, Entry],
 
 
 def _index(git: _Git, pack: str, quarantine_path: str) -> None:
-    """Have git check a pack, and write its index. Its links are checked by the fetch."""
+    """Let git check a pack and write its index. The fetch checks that the objects it links to exist."""
     pack_path = os.path.join(quarantine_path, "objects", "pack", f"pack-{os.urandom(20).hex()}")
     os.rename(pack, f"{pack_path}.pack")
     git.run(
@@ -546,12 +555,10 @@ def _index(git: _Git, pack: str, quarantine_path: str) -> None:
 
 
 def _quarantine_variables(quarantine_path: str) -> dict[str, str]:
-    """Return what makes a git work in the quarantine."""
     return {"GIT_DIR": quarantine_path, "GIT_COMMON_DIR": quarantine_path}
 
 
 def _check_commits(git: _Git, branches: Mapping[str, str], inside: Mapping[str, str]) -> None:
-    """Refuse a branch that names no commit."""
     object_names = "".join(f"{value}\n" for value in branches.values()).encode()
     answers = git.run("cat-file", "--batch-check=%(objecttype)", data=object_names, more=inside).splitlines()
     for name, answer in zip(branches, answers, strict=True):
@@ -566,7 +573,7 @@ def _make_folder(git: _Git, path: str) -> None:
 
 
 def _write(git: _Git, path: str, pieces: Iterator[bytes] | list[bytes]) -> str:
-    """Write a new file in the temporary folder for git to read; return the SHA-256 of its content."""
+    """Write a new file in the temporary folder for git; return the SHA-256 of its content."""
     digest = hashlib.sha256()
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as file:
         for piece in pieces:
@@ -580,7 +587,7 @@ def _write(git: _Git, path: str, pieces: Iterator[bytes] | list[bytes]) -> str:
 
 
 def _write_tree(git: _Git, snapshot: Snapshot, changes: Sequence[Change], prefix: bytes, head: str) -> str:
-    """Return the tree that the changes make of a commit's, by an index of our own."""
+    """Return the tree object that results from applying the changes to a commit, through an index of its own."""
     index = {"GIT_INDEX_FILE": os.path.join(git.temporary, "index")}
     git.run("read-tree", *([head] if head else ["--empty"]), more=index)
     zero = "0" * (len(head) or 40)
@@ -601,7 +608,7 @@ def _write_tree(git: _Git, snapshot: Snapshot, changes: Sequence[Change], prefix
 
 
 def _write_blobs(git: _Git, snapshot: Snapshot, changes: Sequence[Change]) -> list[str]:
-    """Write contents into the repository as they are, without filters, and return their names there."""
+    """Write contents as blobs without filters, and return their object names."""
     paths = []
     for number, change in enumerate(changes):
         entry = snapshot.entries.get(os.fsencode(change.path))
@@ -617,7 +624,7 @@ def _write_blobs(git: _Git, snapshot: Snapshot, changes: Sequence[Change]) -> li
 
 
 def _refuse_submodules(git: _Git, paths: Sequence[bytes], index: Mapping[str, str]) -> None:
-    """Refuse paths in a submodule: its files are another repository's."""
+    """Refuse paths in a submodule, whose files belong to another repository."""
     rows = git.run("ls-files", "--stage", "-z", "--full-name", ":/", more=index).split(b"\0")
     submodules = tuple(row.partition(b"\t")[2] for row in rows if row.startswith(b"160000 "))
     for path in paths:

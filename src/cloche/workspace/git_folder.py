@@ -1,12 +1,12 @@
-"""Where the repository of a worktree or a submodule is, whose `.git` is a file with a path in it.
+"""Find the repository of a worktree or submodule, whose `.git` is a file that contains a path.
 
-Theory of operation: that file may come from anywhere, and name anything. A folder is shown in its place only where it
-is a git directory of the same owner that itself names the file's folder: a worktree's own directory lies in `worktrees`
-of the common one and has the file's path in `gitdir`, a submodule's configuration has the folder's path in
-`core.worktree`. Neither is written by a checkout. All of it is compared by device and inode, of open folders.
+Theory of operation: that file may have any origin and name any path. The path is accepted only if it is a git directory
+of the same owner that points back to the folder. A worktree's directory lies in `worktrees` of the common directory and
+has the `.git` file's path in `gitdir`; a submodule's configuration has the folder's path in `core.worktree`. A checkout
+writes neither of these. Everything is compared by device and inode of open folders.
 
-What git keeps for a worktree alone (HEAD, the index) goes, in the sandbox, over what the common directory has, so that
-`.git` there is the directory of a repository like any other.
+In the sandbox, a worktree's own files (HEAD, the index) are laid over the common directory, so that `.git` there is an
+ordinary repository.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from cloche.core.record import dataclass, replace
 from .hidden import Hidden, Mask, find_hidden_in_git, mask_rows
 
 MOST_POINTER_BYTES, MOST_CONFIG_BYTES, PATIENCE_S = 8192, 1 << 20, 5.0
-# Of a common directory, what belongs to all worktrees; all else is the main one's, or no part of git.
+# Names in a common directory that all worktrees share (gitrepository-layout(5)); others are the main worktree's.
 SHARED = frozenset(
     {"config", "description", "info", "lfs", "logs", "objects", "packed-refs", "refs", "rr-cache", "shallow"}
 )
-# In these, what belongs to one worktree.
+# Paths below the shared names that belong to a single worktree.
 OF_ONE = ("info/sparse-checkout", "logs/HEAD", "refs/bisect", "refs/rewritten", "refs/worktree")
-# Of a worktree's own directory, what says where it is, and what is not shown.
+# Names in a worktree's own directory that locate it, or are not shown.
 PLACES = ("commondir", "gitdir", "locked", "hooks", "modules")
 _POINTS = b"gitdir: "
 _VARIABLES = {
@@ -43,9 +43,10 @@ _VARIABLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GitFolder:
-    """Hold the open directory that has the objects and branches, and `own`, which has HEAD; who gets it closes both.
+    """Descriptors of the common git directory (`fd`: objects, branches) and of the one with HEAD (`own`); the caller
+    closes both.
 
-    `path` is the first one's, and `name` the path of `own` from there: "." where that is the same.
+    `path` is the path of the common directory, and `name` the path of `own` relative to it: "." if they are the same.
     """
 
     path: str
@@ -55,33 +56,33 @@ class GitFolder:
 
     @property
     def is_shared(self) -> bool:
-        """Tell whether it is of a worktree, beside others."""
+        """Tell whether the common directory may serve several worktrees."""
         return self.name != "."
 
     @property
     def identity(self) -> tuple[int, int]:
-        """Return device and inode of the first one."""
+        """Return device and inode of the common directory."""
         facts = os.fstat(self.fd)
         return facts.st_dev, facts.st_ino
 
     def close(self) -> None:
-        """Close both."""
+        """Close both descriptors."""
         os.close(self.own)
         os.close(self.fd)
 
     def variables(self) -> dict[str, str]:
-        """Return what tells a git that works in the first one where all is."""
+        """Return the GIT_* variables for a git that works in the common directory."""
         return {"GIT_DIR": self.name, **({"GIT_COMMON_DIR": "."} if self.is_shared else {})}
 
     def owner(self) -> tuple[int, int]:
-        """Return uid and gid of the first one's owner."""
+        """Return uid and gid of the common directory's owner."""
         facts = os.fstat(self.fd)
         return facts.st_uid, facts.st_gid
 
 
 @contextmanager
 def git_folder(folder: int) -> Iterator[GitFolder | None]:
-    """Give what the `.git` of an open folder names, as long as it is needed; see `find_git_folder`."""
+    """Hold open the result of `find_git_folder`."""
     git_directory = find_git_folder(folder)
     try:
         yield git_directory
@@ -91,9 +92,10 @@ def git_folder(folder: int) -> Iterator[GitFolder | None]:
 
 
 def find_git_folder(folder: int) -> GitFolder | None:
-    """Return what the `.git` of an open folder names; None where that is no file, or lies in the folder itself.
+    """Return the git directory that the `.git` file of an open folder names; None if there is no such file, or it names
+    a path inside the folder.
 
-    Raises InvalidRequest where it is not this folder's.
+    Raises InvalidRequest if that git directory does not belong to the folder.
     """
     try:
         folder_path = os.readlink(f"/proc/self/fd/{folder}")
@@ -128,7 +130,7 @@ def _open(path: str) -> int:
 
 
 def _pointer(folder: int) -> tuple[str | None, os.stat_result]:
-    """Return the path in a folder's `.git`, None where that is no file. Raises OSError, InvalidRequest."""
+    """Return the path in a folder's `.git` file, None if it is no regular file. Raises OSError, InvalidRequest."""
     facts = hostfs.look(".git", folder)
     if facts is None or not stat.S_ISREG(facts.st_mode):
         return None, os.fstat(folder)
@@ -139,7 +141,7 @@ def _pointer(folder: int) -> tuple[str | None, os.stat_result]:
 
 
 def named_outside(folder: int, subfolders: Sequence[str]) -> list[str]:
-    """Return those of some folders in an open one whose `.git` is a file that names something outside of that."""
+    """Return the subfolders of an open folder whose `.git` is a file that names a path outside of that folder."""
     top, outside = os.readlink(f"/proc/self/fd/{folder}"), []
     for subfolder in filter(None, subfolders):
         try:
@@ -154,21 +156,22 @@ def named_outside(folder: int, subfolders: Sequence[str]) -> list[str]:
 
 
 def _path(text: bytes) -> str:
-    """Return the path that a file of git's has. Raises InvalidRequest."""
     if b"\0" in text:
         raise _refused("what it names is no path")
     return os.fsdecode(text.rstrip(b"\r\n"))
 
 
 def _text(name: str, dir_fd: int, max_bytes: int = MOST_POINTER_BYTES) -> tuple[bytes, os.stat_result]:
-    """Return a small file in an open folder. Raises OSError."""
+    """Return the beginning of a file in an open folder, and its `fstat`. Raises OSError."""
     fd, facts = hostfs.open_regular(name, dir_fd)
     with open(fd, "rb", buffering=0) as file:
         return file.read(max_bytes) or b"", facts
 
 
 def _of_worktree(own: int, path: str, file: os.stat_result) -> GitFolder | None:
-    """Return the directories of a worktree that names this `.git`; None where there is no worktree's own directory."""
+    """Return the directories of a worktree that points back to this `.git` file; None if `own` is no worktree's
+    directory.
+    """
     if hostfs.look("commondir", own) is None:
         return None
     common, above = os.path.dirname(os.path.dirname(path)), os.path.basename(os.path.dirname(path))
@@ -193,7 +196,7 @@ def _of_submodule(own: int, path: str, folder: int) -> GitFolder:
 
 
 def _check(git_directory: GitFolder, folder: int) -> None:
-    """Refuse what is no git directory, or another owner's. Raises InvalidRequest, OSError."""
+    """Refuse a path that is no git directory, or that has another owner. Raises InvalidRequest, OSError."""
     try:
         if not os.path.samestat(os.stat(git_directory.path), os.fstat(git_directory.fd)):
             raise _refused("what it names has changed meanwhile")
@@ -218,9 +221,10 @@ def _check(git_directory: GitFolder, folder: int) -> None:
 
 
 def hidden_of(git_directory: GitFolder) -> tuple[Hidden, Mask]:
-    """Return what is not shown of the first directory: by paths that begin with `.git`, and as a layer's mask.
+    """Return the hidden paths of the common directory, each beginning with `.git`, and the mask of an overlay layer for
+    them.
 
-    Of a common one only what all worktrees share is shown.
+    Of a directory with several worktrees, only the files that all worktrees share are shown.
     """
     hidden = find_hidden_in_git(git_directory.fd)
     unshared = set(os.listdir(git_directory.fd)) - SHARED - {"hooks"} if git_directory.is_shared else set[str]()
@@ -240,7 +244,7 @@ def _is_there(folder: int, path: str) -> bool:
 
 
 def own_config(git_directory: GitFolder) -> bytes | None:
-    """Return the configuration as a repository has it whose files are beside its `.git`; None where it has that.
+    """Return `config` rewritten for a repository beside its `.git`; None if it needs no change.
 
     Raises OSError, InvalidRequest.
     """
@@ -264,7 +268,7 @@ def own_config(git_directory: GitFolder) -> bytes | None:
 
 
 def config_value(dir_fd: int, key: str) -> str:
-    """Return what the file `config` in an open folder says, without what it includes; empty for nothing."""
+    """Return a value of the file `config` in an open folder, ignoring includes; empty if it is not set."""
     with suppress(OSError, subprocess.SubprocessError):
         fd, _ = hostfs.open_regular("config", dir_fd)
         os.close(fd)
@@ -273,7 +277,7 @@ def config_value(dir_fd: int, key: str) -> str:
 
 
 def _git(dir_fd: int, *arguments: str) -> bytes:
-    """Run `git config` on the file `config` of an open folder, and no other. Raises OSError, SubprocessError."""
+    """Run `git config` on the file `config` of an open folder and no other. Raises OSError, SubprocessError."""
     program = shutil.which("git")
     if program is None:
         return b""

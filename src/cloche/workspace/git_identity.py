@@ -1,7 +1,7 @@
-"""Who makes commits on this host: `user.name` and `user.email` of the caller's own git, and nothing else of it.
+"""Read `user.name` and `user.email` from the caller's own git configuration, and nothing else.
 
-They are asked of git in the folder, since its location may choose among them (`includeIf`); what the repository itself
-says is not read here: inside it wins anyway.
+Git is run in the folder, since `includeIf` may depend on the location. The repository's own configuration is not read
+here: inside the sandbox it takes precedence anyway.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _VARIABLES = (
 
 
 def author_config(folder: int) -> str:
-    """Return a configuration of git's with name and address of who makes commits here; empty where git has neither."""
+    """Return a git configuration with the author's name and address; empty if git has neither."""
     git = shutil.which("git")
     settings: dict[str, str] = {}
     for scope in ("--global", "--system") if git else ():
@@ -29,7 +29,7 @@ def author_config(folder: int) -> str:
 
 
 def _read_scope(git: str, folder: int, scope: str) -> dict[str, str]:
-    """Return what one of git's own files says, by key. What cannot be asked is not known."""
+    """Return the values of one configuration scope by key; empty if git fails."""
     try:
         completed = subprocess.run(
             [git, "--no-pager", "config", scope, "--includes", "-z", "--get-regexp", r"^user\.(name|email)$"],

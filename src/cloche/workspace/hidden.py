@@ -1,10 +1,10 @@
-"""What of a host folder a sandbox is not shown: credentials by name and by content, hooks, and what patterns say.
+"""Decide which paths of a host folder are hidden from a sandbox: credentials by name and by content, hooks, and
+patterns.
 
-Theory of operation: one walk over all names by descriptors. The kind of an entry is what the folder's listing says of
-it, so nothing is looked at by `stat` but folders (for mounts), no link is followed, and a file is read only where its
-name is one of a few. What cannot be looked at is hidden. Inside of installed packages, where whole files are public
-and programs need them, only a user's own credential files are hidden. Which paths are hidden is decided here alone;
-`mask_rows` says how an overlay's layer must look that takes them away.
+Theory of operation: one walk visits all names by descriptors. The type of an entry comes from the directory listing, so
+only folders are stat'ed (to detect mounts), no link is followed, and a file is read only if its name is one of a few.
+Entries that cannot be examined are hidden. In installed packages, whose files are public and needed by programs, only a
+user's own credential files are hidden. `mask_rows` computes the overlay layer that hides the paths.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from .tracked import find_tracked
 IGNORE_FILE, STAGE_PREFIX = ".clocheignore", ".cloche-"
 MOST_DEPTH, MOST_HIDDEN, MOST_TIME_S = 200, 10_000, 60.0
 MOST_READ, MOST_CONFIG = 1 << 14, 1 << 16
-MOST_PATH_BYTES = 3584  # of a folder, relative: the kernel takes 4,095, with names in it and where a mask is made
+MOST_PATH_BYTES = 3584  # of a relative folder path: PATH_MAX leaves room for names, and for the mask's folder before it
 
-# Files that programs and users keep credentials in, by their whole name; hidden in installed packages, too.
+# Names of files with credentials; hidden in installed packages too.
 CREDENTIAL_FILES = frozenset({
     ".netrc", "_netrc", ".pgpass", ".git-credentials", ".pypirc", ".my.cnf", ".s3cfg", ".boto", ".dockercfg",
     ".vault-token", ".databrickscfg",
 })  # fmt: skip
-# Hidden outside of installed packages alone: there they are examples that came from a registry.
+# Shown in installed packages, where they are examples from a registry.
 KEY_FILES = frozenset({
     "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "id_ecdsa_sk", "id_ed25519_sk", "credentials.json",
     "application_default_credentials.json", "service-account.json", "service_account.json", "serviceAccountKey.json",
     "credentials.tfrc.json", "snapshots.key",
 })  # fmt: skip
 CREDENTIAL_FOLDERS = frozenset({".ssh", ".aws", ".gnupg", ".kube", ".azure", ".password-store"})
-# By the name of the folder above: what in it holds credentials, while the rest is shown.
+# By the parent's name: the entries with credentials. Other entries of the folder are shown.
 BELOW: Mapping[str, frozenset[str]] = {
     ".config": frozenset({"gcloud", "gh", "hub", "op", "rclone"}),
     ".docker": frozenset({"config.json"}),
@@ -59,9 +59,9 @@ BELOW: Mapping[str, frozenset[str]] = {
 }
 _SHOWN_ENV = re.compile(r"\.env.*[._-](?:example|sample|template|dist|defaults|tmpl|tpl)\Z", re.DOTALL)
 _PRIVATE_KEY = re.compile(rb"-----BEGIN (?:[A-Z0-9]+ ){0,4}PRIVATE KEY(?: BLOCK)?-----|^PuTTY-User-Key-File-")
-# By the end of the name: read, and hidden where a private key is in it.
+# By suffix: the file is read, and hidden if it contains a private key.
 KEY_ENDINGS = frozenset({".pem", ".key", ".ppk", ".asc", ".PEM", ".KEY"})
-# By the whole name: read, and hidden where a credential is in it that is no variable's name.
+# By name: the file is read, and hidden if it contains a credential (not the name of a variable).
 BY_CONTENT: Mapping[str, re.Pattern[bytes]] = {
     ".npmrc": re.compile(rb"^[^#;\n]{0,500}?_(?:authToken|password|auth)\s*=\s*[^\s$]", re.MULTILINE),
     ".yarnrc": re.compile(rb"^[^#\n]{0,500}?_(?:authToken|password|auth)\"?\s+\"?[^\s$]", re.MULTILINE),
@@ -76,7 +76,7 @@ _NOTED = CREDENTIAL_FILES | KEY_FILES | BY_CONTENT.keys() | _ENVIRONMENT_MARKS |
 _NOTHING: frozenset[str] = frozenset()
 _MOUNTED = "something else is mounted there"
 _LOOK = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_REPLACED = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR)  # by something else, since it was listed
+_REPLACED = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR)  # replaced since it was listed
 _OUT_OF_MEANS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _URL_SECRET = re.compile(
     rb"https?://(?:[^/\s@:]{0,200}:[^/\s@]{1,500}|(?:gh[a-z]_|github_pat_|glpat-|x-)[^/\s@]{1,500}|[^/\s@:]{36,500})@"
@@ -87,11 +87,11 @@ _URL_SECRET = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hidden:
-    """Say what is hidden: paths below the folder, topmost only, each with its reason.
+    """The hidden paths below the folder, topmost only, each with its reason.
 
-    `tracked` are those of them that git tracks, or has tracked files below; `repositories` are the folders that have a
-    `.git`, "" for the first. `mounts` are those on which something else is mounted. `warnings` are sentences for the
-    user. `scanned` counts the names seen.
+    `tracked` are the hidden paths that git tracks, or that have tracked files below. `repositories` are the folders
+    with a `.git`, "" for the top. `mounts` are the mount points among the paths. `warnings` are sentences for the user.
+    `scanned` counts the names visited.
     """
 
     paths: tuple[str, ...] = ()
@@ -105,7 +105,7 @@ class Hidden:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskFolder:
-    """Say how a folder of the mask must look, so that the project's own still does: permissions, and time in ns."""
+    """A folder of the mask, with the permissions and mtime (ns) of the original folder that it covers."""
 
     path: str
     mode: int
@@ -114,20 +114,20 @@ class MaskFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mask:
-    """Hold what an overlay's layer has that hides paths: folders, those above first ("" is its root), and whiteouts."""
+    """An overlay layer that hides paths: folders, parents first ("" is the root), and whiteouts."""
 
     folders: tuple[MaskFolder, ...] = ()
     whiteouts: tuple[str, ...] = ()
 
 
 def find_hidden(folder: int, *, patterns: Sequence[str] = (), hides_special: bool = False) -> Hidden:
-    """Return what is hidden of an open folder: by default, by its own `.clocheignore`, and by the policy's patterns.
+    """Return the hidden paths of an open folder: by default rules, its `.clocheignore`, and the policy's patterns.
 
-    `hides_special` is for a folder that is shown by a bind mount, in which a socket or a pipe leads to who listens on
-    the host, although nothing there can be written; in an overlay it leads to nobody.
+    `hides_special` hides sockets and FIFOs, for a folder shown by a bind mount: there they reach processes of the host
+    even if nothing can be written. In an overlay they reach no process.
 
-    Raises InvalidRequest for patterns that are too many or too long, for too many hidden paths, and where the walk
-    takes longer than a minute; OSError where the folder itself cannot be read.
+    Raises InvalidRequest for too many or too long patterns, too many hidden paths, or a walk of more than a minute;
+    OSError if the folder itself cannot be read.
     """
     walk = _Walk(
         folder,
@@ -151,9 +151,9 @@ def find_hidden(folder: int, *, patterns: Sequence[str] = (), hides_special: boo
 
 
 def find_hidden_in_git(git: int) -> Hidden:
-    """Return what is hidden of an open folder that is shown as `.git`: by paths that begin with that.
+    """Return the hidden paths of an open folder that is shown as `.git`; each path begins with `.git`.
 
-    Raises what `find_hidden` does.
+    Raises the errors of `find_hidden`.
     """
     none = IgnorePatterns((), where="nothing")
     walk = _Walk(git, ignore=none, policy=none)
@@ -165,7 +165,7 @@ def find_hidden_in_git(git: int) -> Hidden:
 
 
 def mask_rows(folder: int, hidden: Hidden) -> Mask:
-    """Return the mask for an open folder. A path whose folders above are gone meanwhile, or are links, is left out."""
+    """Return the mask for an open folder. A path is left out if a parent has disappeared or is a link."""
     folders: dict[str, MaskFolder] = {}
     whiteouts = [path for path in hidden.paths if _add_above(folder, path, folders)]
     return Mask(folders=tuple(folders[path] for path in sorted(folders, key=_depth)), whiteouts=tuple(whiteouts))
@@ -176,7 +176,7 @@ def _depth(path: str) -> tuple[int, str]:
 
 
 def _add_above(folder: int, path: str, folders: dict[str, MaskFolder]) -> bool:
-    """Add the folders above a path that are not known yet; tell whether all of them are there."""
+    """Add the missing parents of a path; tell whether all of them exist."""
     above = path.rpartition("/")[0]
     if above in folders:
         return True
@@ -203,7 +203,7 @@ def _note_folder(path: str, fd: int, folders: dict[str, MaskFolder]) -> None:
 
 
 def _ignore_lines(folder: int) -> list[str]:
-    """Return the lines of the folder's `.clocheignore`. Raises InvalidRequest where they cannot be read whole."""
+    """Return the lines of the folder's `.clocheignore`. Raises InvalidRequest if it cannot be read completely."""
     try:
         data = _head(IGNORE_FILE, folder, MOST_BYTES + 1)
     except FileNotFoundError:
@@ -219,7 +219,7 @@ def _ignore_lines(folder: int) -> list[str]:
 
 
 def _head(name: str, dir_fd: int, max_bytes: int) -> bytes:
-    """Return how a regular file in an open folder begins. Raises OSError."""
+    """Return the first bytes of a regular file in an open folder. Raises OSError."""
     fd, _ = hostfs.open_regular(name, dir_fd)
     with open(fd, "rb", buffering=0) as file:
         return file.read(max_bytes) or b""
@@ -234,7 +234,7 @@ def _about_tracked(tracked: Sequence[str] | None) -> Iterator[str]:
 
 
 class _Walk:
-    """Walk the folder once, and note what is hidden, with reasons."""
+    """Walk the folder once, and collect hidden paths with reasons."""
 
     def __init__(
         self, folder: int, *, ignore: IgnorePatterns, policy: IgnorePatterns, hides_special: bool = False
@@ -253,12 +253,12 @@ class _Walk:
     def run(self) -> None:
         fd = hostfs.open_folder(".", self._folder)
         try:
-            # What holds credentials by its own name does so also where it is what is shown.
+            # The shown folder itself may have a name of BELOW.
             name = os.path.basename(os.readlink(f"/proc/self/fd/{self._folder}"))
             self._look_in(fd, "", name if name in BELOW else "", is_installed=False, depth=0)
         finally:
             os.close(fd)
-        # Files as well: what a view shows there is what the mount covers.
+        # Also single files: an overlay would show the file that the mount covers.
         for path in mounts_below(os.readlink(f"/proc/self/fd/{self._folder}")):
             names = path.split("/")
             if not any("/".join(names[:depth]) in self.reasons for depth in range(1, len(names) + 1)):
@@ -288,11 +288,11 @@ class _Walk:
             )
 
     def _look_in(self, dir_fd: int, above: str, name: str, *, is_installed: bool, depth: int) -> None:
-        """Look at all names of an open folder; `above` is its path with a slash behind it, empty for the first."""
+        """Examine all names of an open folder. `above` is its path with a trailing slash, empty for the top."""
         self._check_time()
         folders, noted, listed = self._list(dir_fd, above, BELOW.get(name, _NOTHING))
         is_repository = noted.keys() >= _GIT_MARKS and _has(_GIT_HEAD, "HEAD", dir_fd)
-        if "/.git/" in f"/{above}":  # the folders of submodules, by path: no rule is about these
+        if "/.git/" in f"/{above}":  # `modules/PATH`: only repositories in it are examined
             if is_repository:
                 self._look_in_git(dir_fd, above, depth=depth)
             for entry_name in folders if not is_repository else ():
@@ -302,7 +302,7 @@ class _Walk:
             self.repositories.append(above[:-1])
         is_installed = is_installed or name in _PACKAGE_FOLDERS or not noted.keys().isdisjoint(_ENVIRONMENT_MARKS)
         excluded: set[str] = set()
-        if is_repository:  # a bare one: what else is there is looked at like any folder
+        if is_repository:  # a bare repository: its other entries are examined as in any folder
             excluded |= {"objects", "hooks"}
             self._look_at_git_files(dir_fd, above, [*folders, *noted])
         for entry_name, is_folder in noted.items():
@@ -325,9 +325,9 @@ class _Walk:
     def _list(
         self, dir_fd: int, above: str, special: frozenset[str]
     ) -> tuple[list[str], dict[str, bool], list[tuple[str, bool]]]:
-        """Return the folders in a folder, the names that a rule may be about, and all names where there are patterns.
+        """Return the subfolders, the names that a rule may match, and, if there are patterns, all names.
 
-        With each name comes whether it is a folder's.
+        Each name of the latter two comes with whether it is a folder.
         """
         folders: list[str] = []
         noted: dict[str, bool] = {}
@@ -336,7 +336,7 @@ class _Walk:
         keeps_all = bool(self._patterns)
         count = 0
         with os.scandir(dir_fd) as entries:
-            for entry in entries:  # whatever stands here, stands here a hundred thousand times
+            for entry in entries:  # this loop may run 100,000 times
                 count += 1
                 name = entry.name
                 if is_folder := entry.is_dir(follow_symlinks=False):
@@ -357,7 +357,7 @@ class _Walk:
         return ""
 
     def _descend(self, name: str, dir_fd: int, above: str, *, is_installed: bool, depth: int) -> None:
-        """Look into one folder of an open one, unless it cannot be looked at: that is hidden."""
+        """Walk into a subfolder, or hide it if it cannot be examined."""
         path = above + name
         if depth >= MOST_DEPTH:
             self._hide(path, f"more than {MOST_DEPTH} folders deep, so not looked at")
@@ -385,7 +385,7 @@ class _Walk:
             os.close(inner)
 
     def _look_in_git(self, dir_fd: int, above: str, *, depth: int) -> None:
-        """Look at a repository itself: its hooks are hidden, and of the rest only the submodules are walked."""
+        """Examine a git directory: its hooks are hidden, and only `modules` (submodules) is walked."""
         names = os.listdir(dir_fd)
         self.scanned += len(names)
         self._look_at_git_files(dir_fd, above, names)
@@ -405,7 +405,7 @@ class _Walk:
 
 
 def _reason(name: str, dir_fd: int, folder_name: str, *, is_folder: bool, is_installed: bool) -> str:
-    """Return why an entry of an open folder is hidden by default; empty where it is not."""
+    """Return why an entry of an open folder is hidden by default; empty if it is shown."""
     if name.startswith(STAGE_PREFIX):
         return "Cloche's own"
     if name in CREDENTIAL_FOLDERS:
@@ -431,7 +431,9 @@ def _reason_of_file(name: str, dir_fd: int, *, is_installed: bool) -> str:
 
 
 def _has(pattern: re.Pattern[bytes], name: str, dir_fd: int) -> bool:
-    """Tell whether the beginning of a regular file matches; what cannot be read, the sandbox cannot read either."""
+    """Tell whether the beginning of a regular file matches. An unreadable file does not: the sandbox cannot read it
+    either.
+    """
     try:
         return pattern.search(_head(name, dir_fd, MOST_READ)) is not None
     except OSError:
@@ -439,7 +441,7 @@ def _has(pattern: re.Pattern[bytes], name: str, dir_fd: int) -> bool:
 
 
 def _holds_environment(name: str, dir_fd: int) -> bool:
-    """Tell whether a folder in an open one is a virtual environment, or has one in it."""
+    """Tell whether a folder is a virtual environment, or contains one."""
     try:
         with hostfs.descended(dir_fd, (name,)) as inner:
             return _is_environment(".", inner) or any(_is_environment(child, inner) for child in os.listdir(inner))

@@ -1,4 +1,4 @@
-"""A folder of the host by its descriptor: what is below it is reached name by name, through no link and no mount."""
+"""Read a folder of the host by its descriptor: paths below it are opened name by name, through no link and no mount."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from .journal import Facts, names_of
 from .mounts import mount_at, mount_of
 
 PIECE_BYTES = 1 << 20
-MOST_DEPTH = 128  # of folders that are open at once
-PROBED_NAMES = 256  # of a folder, until one is found by which its kind can be told
+MOST_DEPTH = 128  # folders that are open at once
+PROBED_NAMES = 256  # names tried per folder
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 def _nothing() -> None:
-    """Let it go on."""
+    """Do nothing: the default `check`."""
 
 
 class Tree:
-    """Look at files below an open folder, `fd`, which whoever passes it closes.
+    """Read files below an open folder `fd`, which the caller closes.
 
-    The folders down to the last path stay open, so go through them in order. What another file system, or another part
-    of the same one, is mounted on raises OSError (EXDEV), as does what is too deep (ENAMETOOLONG) or may not be read.
-    `check` is called before each look and each piece that is read: what it raises ends a work that nobody waits for.
+    The folders above the last path stay open, so visit paths in order. A path on another mount raises OSError (EXDEV),
+    including a bind mount of the same file system; one that is too deep raises ENAMETOOLONG. `check` is called before
+    each lookup and after each piece that is read; an exception from it ends the work.
     """
 
     def __init__(self, folder: int, check: Callable[[], None] = _nothing):
@@ -37,7 +37,7 @@ class Tree:
         self._open: list[tuple[str, int]] = []
 
     def close(self) -> None:
-        """Close all folders but the first, after which they may be opened again."""
+        """Close all folders except the first; they are opened again when needed."""
         self._leave(0)
 
     def __enter__(self) -> Tree:
@@ -47,7 +47,7 @@ class Tree:
         self.close()
 
     def folder(self, names: Sequence[str]) -> int | None:
-        """Return the descriptor of a folder, which is not the caller's to close; None where no folder is there."""
+        """Return the descriptor of a folder, which the Tree closes; None if it does not exist."""
         try:
             return self._entered(names)
         except OSError as error:
@@ -80,16 +80,16 @@ class Tree:
             os.close(self._open.pop()[1])
 
     def parent(self, path: str) -> tuple[int, str]:
-        """Return the folder that a path's last name is in, and that name; both are good until the next call.
+        """Return the descriptor of a path's parent and the last name, valid until the next call.
 
-        All folders are entered anew, since others may have been put in their place. Raises OSError.
+        All folders are opened again, since they may have been replaced. Raises OSError.
         """
         *above, name = names_of(path)
         self.close()
         return self._entered(above), name
 
     def look(self, path: bytes | str) -> os.stat_result | None:
-        """Return what is at a path, a link as a link; None where nothing is, or no folder above it."""
+        """Return the `lstat` of a path; None if it or a parent does not exist."""
         *above, name = os.fsdecode(path).split("/")
         folder_fd = self.folder(above)
         facts = None if folder_fd is None else hostfs.look(name, folder_fd)
@@ -104,18 +104,18 @@ class Tree:
             return False
 
     def nearest_folder(self, names: Sequence[str]) -> int:
-        """Return the descriptor of a folder, or of the last one on the way to it that is there."""
+        """Return the descriptor of a folder, or of its nearest existing parent."""
         while (fd := self.folder(names)) is None:
             names = names[:-1]
         return fd
 
     def target(self, path: bytes | str) -> bytes:
-        """Return where a link leads to."""
+        """Return the target of a symbolic link."""
         *above, name = os.fsdecode(path).split("/")
         return os.fsencode(os.readlink(name, dir_fd=self._entered(above)))
 
     def open_regular(self, path: bytes | str) -> tuple[int, os.stat_result]:
-        """Return a descriptor of a regular file, which the caller closes, and what that says of it."""
+        """Return a descriptor of a regular file, which the caller closes, and its `fstat`."""
         *above, name = os.fsdecode(path).split("/")
         fd, facts = hostfs.open_regular(name, self._entered(above))
         if mount_of(fd) != self._mount:
@@ -124,7 +124,7 @@ class Tree:
         return fd, facts
 
     def read(self, path: bytes | str) -> Iterator[bytes]:
-        """Yield the content of a regular file, piece by piece; it is open from the first one on."""
+        """Yield the content of a regular file in pieces; it is opened with the first one."""
         fd, _ = self.open_regular(path)
         try:
             while piece := os.read(fd, PIECE_BYTES):
@@ -134,7 +134,7 @@ class Tree:
             os.close(fd)
 
     def names(self, path: bytes | str) -> list[tuple[bytes, bool]]:
-        """Return the names in a folder, and whether each is a folder's, in their order; none where no folder is."""
+        """Return the sorted names in a folder, each with whether it is a folder; empty if the folder does not exist."""
         fd = self.folder(os.fsdecode(path).split("/") if path else ())
         if fd is None:
             return []
@@ -142,10 +142,7 @@ class Tree:
             return sorted((os.fsencode(entry.name), entry.is_dir(follow_symlinks=False)) for entry in entries)
 
     def set_mode(self, path: str, ino: int, mode: int) -> bool:
-        """Give a file or folder permission bits, if it is the one with this inode; tell whether it is.
-
-        It needs no right to read it, and follows no link: `fchmod` takes no O_PATH descriptor, its name in /proc does.
-        """
+        """Set permission bits of a file or folder if it has this inode; tell whether it has."""
         parent_fd, name = self.parent(path)
         fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
         try:
@@ -154,6 +151,7 @@ class Tree:
                 return False
             if mount_of(fd) != self._mount:
                 raise _mounted(path)
+            # open(2): an O_PATH descriptor needs no read permission, but fchmod(2) fails on it with EBADF.
             os.chmod(f"/proc/self/fd/{fd}", mode & 0o777)
             return True
         finally:
@@ -165,7 +163,7 @@ def _mounted(path: str) -> OSError:
 
 
 def names_in(name: str, dir_fd: int) -> list[str]:
-    """Return the names in a folder that is in an open one."""
+    """Return the names in a folder below an open one."""
     fd = hostfs.open_folder(name, dir_fd)
     try:
         return os.listdir(fd)
@@ -174,15 +172,16 @@ def names_in(name: str, dir_fd: int) -> list[str]:
 
 
 def facts_of(name: str, dir_fd: int) -> Facts | None:
-    """Return what has a name in an open folder, None where nothing has."""
+    """Return the facts of a name in an open folder, None if it does not exist."""
     facts = hostfs.look(name, dir_fd)
     return None if facts is None else Facts.of(facts)
 
 
 def takes_names_for_equal(folder: int) -> bool:
-    """Tell whether an open folder finds a file by its name in other letters, or in another form of Unicode.
+    """Tell whether an open folder finds its files under another case or Unicode normal form.
 
-    It is asked for a file that it has. One with several names tells nothing, and a folder without letters cannot tell.
+    It looks up one of its own files under another spelling. A file with several hard links proves nothing, and a folder
+    without letters in its names cannot be tested.
     """
     with os.scandir(folder) as entries:
         for _, entry in zip(range(PROBED_NAMES), entries, strict=False):
@@ -207,5 +206,5 @@ def _other_form(name: str) -> str:
 
 
 def folded(name: bytes) -> str:
-    """Return what names have in common that such a folder takes for equal."""
+    """Return a key that is equal for names that such a folder treats as the same."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", os.fsdecode(name)).casefold())

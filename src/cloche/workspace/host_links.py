@@ -1,10 +1,10 @@
-"""The links that the host has in a folder, found by one walk, and where they lead, by names alone.
+"""Find the symbolic links in a host folder by one walk, and compute their destinations from their targets.
 
-Theory of operation: the walk goes by descriptors, through no link, looks at no entry but by what the folder's listing
-says of it, and reads no file. From the links' own words it is computed where a path leads, as the kernel would: what
-lies in the folder is asked of nobody, and what is not there counts as if it were, for a commit may make it. Where a
-sandbox's new link has a name, the host's own is there as well, for not all that is shown need be committed. Names are
-compared without regard to case and form, as some file systems do. All is bounded; what is not complete says so.
+Theory of operation: the walk uses descriptors, follows no link, takes types from the directory listings, and reads no
+file. A path is resolved from the links' targets as the kernel would. Paths below the folder are not looked up: a
+missing one counts as existing, since a commit may create it. Where a sandbox's new link has the name of a host file,
+both are considered, since not every change need be committed. Names are compared without case and Unicode form, as some
+file systems do. All work is bounded; an incomplete result says so.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ..core.record import dataclass, field
 from .mounts import mount_of
 
 MOST_TIME_S, MOST_LINKS, MOST_DEPTH = 60.0, 200_000, 200
-MOST_HOPS, MOST_WAYS = 40, 64  # of one link: as the kernel, and of ways that it may go
-MOST_STEPS = 20_000_000  # of names on all ways
-_REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # by something else, since it was listed
+MOST_HOPS, MOST_WAYS = 40, 64  # of one link: MAXSYMLINKS as in the kernel (path_resolution(7)), and walks
+MOST_STEPS = 20_000_000  # names on all walks
+_REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # replaced since it was listed
 _NOT_FOR_US = (errno.EACCES, errno.EPERM)
 GIT_FOLDER = ".git"
-_NOT_WALKED = frozenset({"objects", "refs", "logs", "lfs", "annex"})  # of git's own: many, and none of them a setting
-# Files that name others; agents find theirs in these letters alone.
+_NOT_WALKED = frozenset({"objects", "refs", "logs", "lfs", "annex"})  # in `.git`: many names, no settings
+# Files that import others; agents look for these names case-sensitively.
 IMPORTERS = frozenset({
     "CLAUDE.md", "CLAUDE.local.md", "AGENTS.md", "AGENTS.override.md", "AGENT.md", "GEMINI.md", "QWEN.md",
 })  # fmt: skip
@@ -37,17 +37,17 @@ _NOTED = IMPORTERS | _SETTINGS | {"HEAD", GIT_FOLDER}
 
 @dataclass(slots=True)
 class HostLinks:
-    """Hold what a walk has found: links with their targets, and files that name others, by path."""
+    """The result of a walk: links with their targets, and the paths of files that name other files."""
 
     links: list[tuple[str, str]] = field(default_factory=list)
-    git_files: list[str] = field(default_factory=list)  # `.git` where that is a file
-    settings: list[str] = field(default_factory=list)  # of git's
+    git_files: list[str] = field(default_factory=list)  # `.git` files
+    settings: list[str] = field(default_factory=list)  # git configuration files
     importers: list[str] = field(default_factory=list)
     is_complete: bool = True
 
 
 def find_links(folder: int, check: Callable[[], None], most_s: float = MOST_TIME_S) -> HostLinks:
-    """Walk an open folder. What is mounted in it, and what may not be read, is passed over."""
+    """Walk an open folder. Mounts and unreadable folders are skipped."""
     links = HostLinks()
     mount, until = mount_of(folder), time.monotonic() + most_s
     open_: list[tuple[int, str, list[str]]] = []
@@ -80,7 +80,9 @@ def find_links(folder: int, check: Callable[[], None], most_s: float = MOST_TIME
 
 
 def _enter(fd: int, prefix: str, open_: list[tuple[int, str, list[str]]], links: HostLinks) -> None:
-    """Note what a folder has, and go on with the folders in it; the descriptor is the list's from here on."""
+    """Note the entries of a folder, and push it with its subfolders onto `open_`, which owns the descriptor from then
+    on.
+    """
     folders: list[str] = []
     open_.append((fd, prefix, folders))
     noted: list[str] = []
@@ -112,7 +114,7 @@ def _enter(fd: int, prefix: str, open_: list[tuple[int, str, list[str]]], links:
 
 
 def fold(path: str) -> str:
-    """Return what paths have in common that some file systems take for the same."""
+    """Return a key that is equal for paths that some file systems treat as the same."""
     return path.casefold() if path.isascii() else _composed(_composed(path).casefold())
 
 
@@ -122,9 +124,9 @@ def _composed(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destinations:
-    """Say where a path leads: paths below the folder ("" is the folder), all of them where it cannot be told.
+    """The paths below the folder that a path may resolve to ("" is the folder, and stands for all of it if unknown).
 
-    `leaves` says that it leads, or may lead, out of the folder.
+    `leaves` says that it resolves, or may resolve, to a path outside of the folder.
     """
 
     paths: frozenset[str] = frozenset()
@@ -133,7 +135,7 @@ class Destinations:
 
 @dataclass(slots=True)
 class _PartialWalk:
-    """Hold a way as far as it is gone: `here`, the names that are left, and how many links were followed."""
+    """A partly resolved path: the names `reached`, the names `remaining`, and the number of links followed (`hops`)."""
 
     reached: list[str]
     remaining: list[str]
@@ -144,9 +146,10 @@ ANYWHERE = Destinations(paths=frozenset({""}), leaves=True)
 
 
 class Resolver:
-    """Follow links from their words. `root` is the folder's own path, by which absolute ones come back to it.
+    """Resolve links by their targets. `root` is the folder's own path: absolute targets below it lead back into the
+    folder.
 
-    `links` are the host's, `new` those of a sandbox.
+    `links` are the host's, `new` the sandbox's.
     """
 
     def __init__(self, root: str, links: Iterable[tuple[str, str]], new: Iterable[tuple[str, str]] = ()):
@@ -162,9 +165,9 @@ class Resolver:
         self._steps = MOST_STEPS
 
     def follow(self, above: str, target: str, *, is_trusted: bool) -> Destinations:
-        """Return where a target leads that is read in the folder `above`.
+        """Return the destinations of a link target, relative to the folder `above`.
 
-        What leads out, and is not a guest's word (`is_trusted`), is looked up on the host, as it may come back.
+        A target outside of the folder is resolved on the host if `is_trusted` (not the guest's), as it may lead back.
         """
         paths: set[str] = set()
         pending: list[_PartialWalk] = []
@@ -188,7 +191,9 @@ class Resolver:
         return Destinations(paths=frozenset(paths), leaves=leaves)
 
     def _walk(self, walk: _PartialWalk, pending: list[_PartialWalk], *, is_trusted: bool) -> bool:
-        """Go to the end and tell that it is reached; at a link, or above the top, add how it goes on, if it does."""
+        """Resolve names until the end and return True; at a link, or above the root, push the continuations and return
+        False.
+        """
         names, remaining = walk.reached, walk.remaining
         key = fold("/".join(names))
         for index, name in enumerate(remaining, 1):
@@ -207,9 +212,9 @@ class Resolver:
             targets = self._targets.get(key)
             if targets is None:
                 continue
-            if key in self._new:  # what the host has there may stay
+            if key in self._new:  # the link may not be committed, so the name may also be a plain one
                 pending.append(_PartialWalk(list(names), remaining[index:], walk.hops))
-            for target in targets[: MOST_WAYS + 1]:  # with so many it cannot be told
+            for target in targets[: MOST_WAYS + 1]:  # more targets end as ANYWHERE
                 self._add_target(
                     pending, _PartialWalk(names[:-1], [], walk.hops), target, remaining[index:], is_trusted
                 )
@@ -225,7 +230,7 @@ class Resolver:
             pending.append(_PartialWalk(walk.reached, [*target.split("/"), *after], walk.hops + 1))
 
     def _from_outside(self, path: str, hops: int, *, is_trusted: bool) -> list[_PartialWalk]:
-        """Return how a path goes on that begins outside of the folder: it may come back."""
+        """Return the continuations of a path outside of the folder that leads back into it."""
         normalized = os.path.normpath(path)
         candidates = {normalized}
         if is_trusted and not _is_below(normalized, self.root):
@@ -237,7 +242,7 @@ class Resolver:
         ]
 
     def _real(self, path: str) -> str:
-        """Return a path of the host without links; those of one folder are looked up once."""
+        """Return a host path with its links resolved; each parent folder is resolved once."""
         above, _, name = path.rpartition("/")
         if name in ("", ".", ".."):
             return os.path.realpath(path)
@@ -252,7 +257,7 @@ def _is_below(path: str, root: str) -> bool:
 
 
 def ancestors(path: str) -> Sequence[str]:
-    """Return a path and those of the folders above it, "" the last."""
+    """Return a path and all folders above it, ending with ""."""
     chain = [path]
     while path:
         path = path.rpartition("/")[0]

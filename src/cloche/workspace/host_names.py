@@ -1,10 +1,10 @@
-"""By which names the host reaches what lies in a folder, and the rows of the table of dangers that hold by them.
+"""Find the other names by which the host reaches a path in the folder, and the danger rows that apply through them.
 
-Theory of operation: a link whose own name a row has gives that row to what it leads to: to a file alone where the row
-is of a file's name, else to all that is below as well; a row of several names, of which the link's path has the first,
-waits for the rest of them. What a folder is given passes on through the links in it. So each link and row is looked at
-once, however many names there are, and a path is judged by the folders above it. What git's settings and agents' files
-name counts as links to it from the file that names it.
+Theory of operation: a link whose own name matches a row applies that row to its target: to the file alone if the row is
+for a file name, otherwise to everything below too. A row of several names, of which the link's path matches only the
+first, applies when the remaining names follow. The rows of a folder are passed on through the links in it. So each link
+and row is visited once, and a path is judged by the folders above it. A path that git's settings or agents' files name
+counts as the target of a link from that file.
 """
 
 from __future__ import annotations
@@ -23,34 +23,38 @@ from .host_links import ANYWHERE, Resolver, ancestors, find_links, fold
 from .host_settings import NamedPaths, find_named
 
 MOST_LINKS_OF_HOME, MOST_FOLDERS_OF_HOME = 2_000, 300
-MOST_NEW = 100_000  # links of a sandbox
-MOST_STEPS = 5_000_000  # of links that something is passed on by
+MOST_NEW = 100_000  # new links of a sandbox
+MOST_STEPS = 5_000_000  # links visited while passing rows on
 _GIT = next(row for row in TABLE if row.form == "folder" and row.pattern == ".git" and row.reason == GIT)
 _AGENT = next(row for row in TABLE if row.form == "name" and row.pattern == "claude.md" and row.reason == AGENT)
 
 
 @dataclass(frozen=True, slots=True)
 class _Tag:
-    """Say what holds for a path: a row, of the path `alone` or of all below, too; or the names of it still to come."""
+    """A row that applies to a path: to the path `alone`, to everything below too, or once its remaining names
+    follow.
+    """
 
     row: Row
     alone: bool = False
-    begun: int = 0  # names of the row's that a link's path has
+    begun: int = 0  # number of the row's names that a link's path matches
 
 
 class HostNames:
-    """Tell what holds for a path by its other names. Each row comes with the name that has it."""
+    """The rows that apply to a path through its other names, each with the name that it comes from."""
 
     def __init__(self, resolver: Resolver, *, is_complete: bool = True):
         self.resolver = resolver
         self.is_complete = is_complete
         self._tags: dict[str, dict[_Tag, str]] = {}
         self._tagged: list[str] = []
-        self._sources: list[tuple[str, tuple[str, ...]]] = []  # links in the folder, folded, and where they lead
+        self._sources: list[
+            tuple[str, tuple[str, ...]]
+        ] = []  # folded paths of links in the folder, and their destinations
         self._to_pass_on: list[tuple[str, _Tag, str]] = []
 
     def add_link(self, path: str, targets: Iterable[str], *, is_inside: bool = True) -> None:
-        """Note a link of this path, and where it leads, of the folder or of another one."""
+        """Add a link and its destinations; `is_inside` says that the link lies in the folder."""
         ends = tuple({fold(target) for target in targets} - {fold(path)})
         if is_inside and ends:
             self._sources.append((fold(path), ends))
@@ -59,11 +63,11 @@ class HostNames:
                 self._give(end, tag, path)
 
     def add_named(self, path: str, row: Row, by: str, *, alone: bool) -> None:
-        """Note that a file names a path, or a folder, which is read as one of a row's."""
+        """Apply a row to a path, or a folder, that the file `by` names."""
         self._give(fold(path), _Tag(row, alone=alone), by)
 
     def settle(self, check: Callable[[], None]) -> None:
-        """Pass on what folders were given through the links in them."""
+        """Pass the rows of folders on through the links in them."""
         self._sources.sort()
         keys = [path for path, _ in self._sources]
         steps = MOST_STEPS
@@ -92,7 +96,7 @@ class HostNames:
             self._to_pass_on.append((path, tag, by))
 
     def rows_for(self, path: str) -> dict[Row, str]:
-        """Return the rows that hold for a path by another name, with the name, or what names it."""
+        """Return the rows that apply to a path through another name, with that name or the file that names it."""
         names_by_row: dict[Row, str] = {}
         if not self._tags:
             return names_by_row
@@ -105,7 +109,7 @@ class HostNames:
         return names_by_row
 
     def rows_for_link(self, path: str) -> dict[Row, str]:
-        """Return those that may hold for what a new link there would lead to, in place of what is there."""
+        """Return the rows that may apply to the target of a new link at this path."""
         names_by_row: dict[Row, str] = {}
         if not self._tags:
             return names_by_row
@@ -121,7 +125,7 @@ class HostNames:
 
 
 def _range_below(keys: Sequence[str], path: str) -> range:
-    """Return where the paths below another one are among keys in order."""
+    """Return the index range of the sorted keys that lie below a path."""
     after = chr(ord("/") + 1)
     return range(bisect_left(keys, f"{path}/"), bisect_left(keys, path + after)) if path else range(len(keys))
 
@@ -131,7 +135,7 @@ def _is_open(tag: _Tag) -> bool:
 
 
 def _tags_of_link(path: str) -> Iterator[_Tag]:
-    """Yield what a link gives by its own path to what it leads to."""
+    """Yield the tags that a link's own path applies to its target."""
     names = path.casefold().split("/")
     for row in rows_near(path):
         if row.form == "path":
@@ -146,7 +150,7 @@ def _tags_of_link(path: str) -> Iterator[_Tag]:
 
 
 def _passed_on(tag: _Tag, names: list[str]) -> _Tag | None:
-    """Return what a link in a folder that was given a tag passes on to its end; `names` are its path in that folder."""
+    """Return the tag that a link passes on to its target; `names` are the link's path in the tagged folder."""
     if not tag.begun:
         return tag
     row_names, is_open = sequence(tag.row)
@@ -157,7 +161,7 @@ def _passed_on(tag: _Tag, names: list[str]) -> _Tag | None:
 
 
 def _holds(tag: _Tag, names: list[str]) -> bool:
-    """Tell whether a tag holds for what lies at `names` in the folder that was given it."""
+    """Tell whether a folder's tag applies to the path `names` below it."""
     if tag.alone:
         return not names
     if not tag.begun:
@@ -168,7 +172,7 @@ def _holds(tag: _Tag, names: list[str]) -> bool:
 
 
 def find_names(folder: int, changes: Iterable[Change], check: Callable[[], None]) -> HostNames:
-    """Look at the host's links, once: those in an open folder, and at the top of the homes of its owner and of ours."""
+    """Collect the host's links: those in an open folder, and those at the top of its owner's and this user's homes."""
     root = os.readlink(f"/proc/self/fd/{folder}")
     host_links = find_links(folder, check)
     found_new = (
@@ -209,7 +213,7 @@ def _above(path: str) -> str:
 
 
 def _homes(folder: int) -> tuple[str, ...]:
-    """Return the homes of whoever reads settings there: the folder's owner and this process's user."""
+    """Return the homes of the folder's owner and of this process's user."""
     candidates = {os.path.expanduser("~")}
     for uid in {os.fstat(folder).st_uid, os.geteuid()}:
         try:
@@ -220,7 +224,9 @@ def _homes(folder: int) -> tuple[str, ...]:
 
 
 def _links_of_home(home: str) -> list[tuple[str, str]]:
-    """Return the links at the top of a home and of its hidden folders, as who keeps settings elsewhere has them."""
+    """Return the links at the top of a home and in its hidden folders, where dotfiles may link to settings
+    elsewhere.
+    """
     home_links: list[tuple[str, str]] = []
     folders = [""]
     for above in folders:
@@ -244,7 +250,7 @@ def _may_hold_settings(above: str, name: str) -> bool:
 
 
 def reasons_of_link(change: Change, names: HostNames, hidden: Sequence[str]) -> set[str]:
-    """Return what is wrong with where a new link leads, through other links; `hidden` are paths in order, folded."""
+    """Return the dangers of a new link's destinations. `hidden` are sorted, folded paths."""
     destinations = names.resolver.follow(_above(change.path), change.target, is_trusted=False)
     reasons = {LEAVES} if destinations.leaves else set()
     for path in map(fold, destinations.paths):

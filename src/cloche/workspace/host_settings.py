@@ -1,8 +1,8 @@
-"""What git's settings on the host name, and what agents' files import: files that steer by somebody else's name.
+"""Find the paths that git's settings on the host name, and those that agents' files import.
 
-Git reads a file that `include.path` names, and runs what `core.hooksPath`, `core.fsmonitor`, filters, aliases and many
-more settings name. So each word of each value counts where it is a path in the folder, from wherever git may read it;
-a condition (`includeIf`) counts as met. The settings are the host's own: the sandbox's are never read.
+Git reads the file of `include.path`, and runs the programs of `core.hooksPath`, `core.fsmonitor`, filters, aliases and
+many more settings. So each word of each value counts if it is a path in the folder, relative to any folder from which
+git may read it. A condition (`includeIf`) counts as met. Only the host's settings are read, never the sandbox's.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from .host_links import HostLinks, Resolver
 
 MOST_FILES, MOST_BYTES, MOST_WORDS, MOST_PATH = 1_000, 1 << 20, 100_000, 4096
 MOST_IMPORTER_BYTES = 1 << 18
-FOLDERS = frozenset({"core.hookspath", "init.templatedir"})  # settings that name a folder, all of which counts
+FOLDERS = frozenset({"core.hookspath", "init.templatedir"})  # settings that name a folder: everything in it counts
 _INCLUDES = frozenset({"include", "includeif"})
-_BLANKS = re.compile(r"\s*")  # by itself: a pattern that begins with it would look at them once from each on
+_BLANKS = re.compile(
+    r"\s*"
+)  # matched separately: a search beginning with it takes quadratic time in long runs of blanks
 _HEADER = re.compile(r'\[\s*([-.\w]+)(?:\s+"((?:[^"\\\n]|\\.)*)")?\s*\]')
 _KEY = re.compile(r"([A-Za-z][-A-Za-z0-9]*)[ \t]*(=?)[ \t]*")
 _ENDS_OF_WORDS = re.compile(r"[\s'\"`;|&()<>=!$]+")
@@ -28,7 +30,7 @@ _IMPORT = re.compile(r"(?:^|\s)@([^\s`'\"<>]{1,400})")
 
 @dataclass(slots=True)
 class NamedPaths:
-    """Hold paths in the folder, each with the file that names it."""
+    """Paths in the folder, each with the file that names it."""
 
     by_git: dict[str, str] = field(default_factory=dict)
     folders_of_git: dict[str, str] = field(default_factory=dict)
@@ -39,7 +41,7 @@ class NamedPaths:
 def find_named(
     root: str, links: HostLinks, homes: Sequence[str], resolver: Resolver, check: Callable[[], None]
 ) -> NamedPaths:
-    """Return what is named by the settings of all repositories in a folder, of homes and of the system."""
+    """Return the paths named by the settings of all repositories in a folder, of homes and of the system."""
     reader = _SettingsReader(root, homes, resolver, check)
     for path in links.git_files:
         check()
@@ -61,30 +63,30 @@ def find_named(
 
 
 class _SettingsReader:
-    """Hold what is to be read, and what was found."""
+    """The files still to read, and the paths found so far."""
 
     def __init__(self, root: str, homes: Sequence[str], resolver: Resolver, check: Callable[[], None]):
         self.root, self.homes, self.resolver, self.check = root, homes, resolver, check
         self.named = NamedPaths()
-        self.settings: list[tuple[str, str, str]] = []  # path, what it is called, work tree
+        self.settings: list[tuple[str, str, str]] = []  # path, name in messages, work tree
         self.importers: list[tuple[str, str]] = []
         self.seen: set[str] = set()
         self.candidates = 0
 
     def add_settings(self, path: str, called: str, top: str) -> None:
-        """Have a file of settings read, unless it was."""
+        """Queue a settings file unless it was queued before."""
         if path not in self.seen:
             self.seen.add(path)
             self.settings.append((path, called, top))
 
     def add_importer(self, path: str, called: str) -> None:
-        """Have a file of instructions in the folder read, unless it was."""
+        """Queue an instructions file of the folder unless it was queued before."""
         if path not in self.seen:
             self.seen.add(path)
             self.importers.append((path, called))
 
     def add_git_file(self, path: str) -> None:
-        """Have the settings read of the repository that a `.git` file names."""
+        """Queue the settings of the repository that a `.git` file names."""
         top = os.path.join(self.root, os.path.dirname(path))
         text = _read(os.path.join(self.root, path), 1 << 13)
         if not text.startswith("gitdir:"):
@@ -98,7 +100,7 @@ class _SettingsReader:
                 self.named.folders_of_git.setdefault(inside, path)
 
     def run(self) -> None:
-        """Read all, and what those name to be read."""
+        """Read all queued files, and the files that they include."""
         while self.settings or self.importers:
             self.check()
             if len(self.seen) > MOST_FILES or self.candidates > MOST_WORDS:
@@ -121,7 +123,7 @@ class _SettingsReader:
                 self.check()
                 self.candidates += 1
                 if self.candidates > MOST_WORDS:
-                    return  # `run` says so
+                    return  # `run` then sets is_complete to False
                 if not 0 < len(candidate) <= MOST_PATH or "\0" in candidate:
                     continue
                 for path_candidate_paths in self._candidate_paths(candidate, bases):
@@ -132,7 +134,6 @@ class _SettingsReader:
                         self.add_settings(os.path.normpath(path_candidate_paths), called, top)
 
     def _candidate_paths(self, candidate: str, bases: Iterable[str]) -> list[str]:
-        """Return what a word may stand for as a path."""
         if candidate.startswith("~/"):
             return [home + candidate[1:] for home in self.homes]
         return list({os.path.join(base, os.path.expanduser(candidate)) for base in bases})
@@ -154,7 +155,7 @@ class _SettingsReader:
 
 
 def _read(path: str, max_bytes: int) -> str:
-    """Return the beginning of a regular file of the host's; nothing where there is none."""
+    """Return the beginning of a regular file of the host; empty if there is none."""
     try:
         real_path = os.path.realpath(path)
         if not stat.S_ISREG(os.stat(real_path).st_mode):
@@ -167,7 +168,7 @@ def _read(path: str, max_bytes: int) -> str:
 
 
 def settings_in(text: str) -> Iterator[tuple[str, str]]:
-    """Yield names and values of git's settings, the names in lower case."""
+    """Yield names (in lower case) and values of a git configuration."""
     section, position = "", 0
     text = text.replace("\r\n", "\n").removeprefix("\ufeff")
     while (position := _end(_BLANKS, text, position)) < len(text):
@@ -178,7 +179,7 @@ def settings_in(text: str) -> Iterator[tuple[str, str]]:
             value, position = _value(text, key.end()) if key.group(2) else ("", key.end())
             if value:
                 yield f"{section}.{key.group(1).lower()}", value
-        else:  # a comment, a blank line, or what git would not read
+        else:  # a comment, a blank line, or a syntax error
             position = text.find("\n", position) + 1 or len(text)
 
 
@@ -188,7 +189,7 @@ def _end(pattern: re.Pattern[str], text: str, position: int) -> int:
 
 
 def _value(text: str, position: int) -> tuple[str, int]:
-    """Return a value with its quotes and escapes undone, and where it ends."""
+    """Return an unquoted value, and the position of its end."""
     characters: list[str] = []
     is_quoted = False
     while position < len(text) and (text[position] != "\n"):

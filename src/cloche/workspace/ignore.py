@@ -1,14 +1,14 @@
-"""Patterns of gitignore's syntax, matched as git does: of `.gitignore`, `.clocheignore`, and of the policy.
+"""Patterns in gitignore's syntax, matched as git does: for `.gitignore`, `.clocheignore`, and the policy.
 
-Theory of operation: paths are bytes, and a pattern becomes one regular expression. Between two stars everything has a
-fixed width, so the first place where it fits is as good as any later one, and is kept (an atomic group): no pattern
-takes longer than the product of the lengths, whatever it holds. Patterns of one sign that follow each other are one
-alternation, or a few; the last of these groups that matches decides. A pattern without a slash is matched with the
-last name, the others with the path.
+Theory of operation: paths are bytes, and a pattern becomes one regular expression. The text between two stars has a
+fixed width, so its first match is as good as any later one and needs no backtracking (an atomic group). Matching
+therefore takes at most the product of the lengths for any pattern. Consecutive patterns with the same sign form one
+alternation, or a few; the last group that matches decides. A pattern without a slash is matched against the last name,
+the others against the path.
 
-git matches the beginning of a path pattern up to its first special character by itself, and `**` behind it as if a
-slash came before: so do we. A pattern that is malformed matches nothing in git; for
-hiding it is refused.
+Git compares the part of a path pattern before its first special character literally, and treats a `**` after it as if a
+slash preceded it; this module does the same. A malformed pattern matches nothing in git; as a hiding rule it is
+refused.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from cloche.core.escape import escape_name
 from cloche.core.record import dataclass
 
 MOST_BYTES, MOST_PATTERNS, MOST_CHARACTERS = 1 << 16, 500, 500
-MOST_KEPT = 50_000  # names whose answer is kept: most names of a project are there many times
-_MOST_JOINED = 4096  # bytes of patterns in one expression, so that one match takes no longer than some milliseconds
+MOST_KEPT = 50_000  # cached names: most names of a project occur many times
+_MOST_JOINED = 4096  # bytes of patterns in one expression, so that a match takes at most some milliseconds
 _SLASH = ord("/")
 _ALL = frozenset(range(1, 256)) - {_SLASH}
 _CLASSES: dict[bytes, frozenset[int]] = {
@@ -38,7 +38,7 @@ _CLASSES: dict[bytes, frozenset[int]] = {
         b"graph": "".join(map(chr, range(33, 127))),
     }.items()
 }  # fmt: skip
-# What a pattern consists of besides expressions for single characters.
+# Tokens of a pattern besides expressions for single characters.
 _STAR, _FOLDERS, _REST = object(), object(), object()  # `*`, `**/`, and `**` at the end
 _FOLDER = rb"[^/]*+/"
 
@@ -49,9 +49,9 @@ class _MalformedError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Hold one line. `text` is what it consists of without signs; without an `expression` it is malformed.
+    """One line. `text` is the pattern without `!` and outer slashes. `expression` is None for a malformed pattern.
 
-    A `problem` says why it can match no path, or not the one that was meant.
+    `problem` says why the pattern can match no path, or not the intended one.
     """
 
     line: bytes
@@ -64,7 +64,7 @@ class Rule:
 
     @property
     def is_literal(self) -> bool:
-        """Tell whether it has no special character."""
+        """Tell whether the pattern has no special character."""
         return not _SPECIAL.search(self.text)
 
 
@@ -72,7 +72,7 @@ _SPECIAL = re.compile(rb"[*?\[\\]")
 
 
 def parse_line(line: bytes) -> Rule | None:
-    """Read one line; None for a blank one and a comment."""
+    """Parse one line; None for a blank line or a comment."""
     text = _without_trailing_blanks(line.removesuffix(b"\r"))
     if not text or text.startswith(b"#"):
         return None
@@ -92,7 +92,7 @@ def parse_line(line: bytes) -> Rule | None:
 
 
 def _problem(text: bytes) -> str:
-    """Return why no path can match whatever the characters are."""
+    """Return why no path can match, whatever the characters are."""
     if not text:
         return "it names nothing"
     if text.endswith(b"\t"):
@@ -125,7 +125,7 @@ def _tokens(text: bytes, *, is_path: bool) -> Iterator[object]:
             if not is_whole or follows is None:
                 yield _STAR
                 continue
-            if follows[0] == b"\\/":  # then there is one folder at least
+            if follows[0] == b"\\/":  # git: an escaped slash requires at least one folder
                 yield from (_STAR, b"/")
             yield _FOLDERS if follows[0] else _REST
             position = follows.end()
@@ -144,7 +144,7 @@ def _tokens(text: bytes, *, is_path: bool) -> Iterator[object]:
 
 
 def _parse_class(text: bytes, position: int) -> tuple[frozenset[int], int]:
-    """Return the characters of a class, and the place behind it, step by step as git's `wildmatch` does."""
+    """Return the characters of a class and the position after it, following git's `wildmatch.c` step by step."""
     is_negated = text[position : position + 1] in (b"!", b"^")
     position += is_negated
     accepted: set[int] = set()
@@ -184,7 +184,9 @@ def _class_character(text: bytes, position: int) -> tuple[int, int]:
 
 
 def _named_class_end(text: bytes, position: int) -> int | None:
-    """Return the place of the bracket that ends `[:NAME:]`, whose first colon has this place; None where it is none."""
+    """Return the position of the bracket that ends `[:NAME:]`, given that of the first colon; None if there is no such
+    class.
+    """
     end = text.find(b"]", position + 1)
     if end < 0:
         raise _MalformedError("a [ has no ] behind it")
@@ -220,7 +222,7 @@ def _split(tokens: Iterable[object], separator: object) -> list[list[object]]:
 
 
 def _names(tokens: Sequence[object]) -> bytes:
-    """Return an expression for names with slashes between."""
+    """Return an expression for names separated by slashes."""
     ends = tokens[-1:] == [_REST]
     names: list[list[object]] = [[]]
     for token in tokens[:-1] if ends else tokens:
@@ -232,7 +234,7 @@ def _names(tokens: Sequence[object]) -> bytes:
 
 
 def _joined(tokens: Sequence[object]) -> bytes:
-    """Return an expression for one name, with each star and what follows it in an atomic group."""
+    """Return an expression for one name, with each star and the text after it in an atomic group."""
     first, *following = [b"".join(map(_expression, run)) for run in _split(tokens, _STAR)]
     if not following:
         return first
@@ -251,7 +253,7 @@ def _expression(token: object) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """Hold the patterns of a group that are for everything, or for folders alone."""
+    """The patterns of a group that apply to all entries, or only to folders."""
 
     names: frozenset[bytes]
     paths: frozenset[bytes]
@@ -283,7 +285,7 @@ def _alternation(expressions: Sequence[bytes]) -> re.Pattern[bytes] | None:
 
 
 class Patterns:
-    """Match relative paths with rules; one that is malformed matches nothing."""
+    """Match relative paths against rules. A malformed rule matches nothing."""
 
     def __init__(self, rules: Iterable[Rule]):
         groups: list[tuple[bool, _Kind, _Kind | None]] = []
@@ -302,9 +304,9 @@ class Patterns:
     def decide(
         self, name: bytes, path: bytes, *, is_folder: bool, check: Callable[[], None] | None = None
     ) -> bool | None:
-        """Tell whether a path, whose last part is the name, is meant by the last rule that matches; None for no match.
+        """Tell whether the last matching rule includes or negates a path with this last name; None if no rule matches.
 
-        `check` is called from time to time, and may raise.
+        `check` is called for each group of rules, and may raise.
         """
         for is_negated, always, folders in self._groups:
             if check is not None:
@@ -315,7 +317,7 @@ class Patterns:
 
 
 def _in_pieces(rules: Iterable[Rule]) -> Iterator[list[Rule]]:
-    """Yield rules in lists that are not too long for one expression."""
+    """Yield rules in lists that are short enough for one expression."""
     some: list[Rule] = []
     size = 0
     for rule in rules:
@@ -328,10 +330,10 @@ def _in_pieces(rules: Iterable[Rule]) -> Iterator[list[Rule]]:
 
 
 class IgnorePatterns:
-    """Match relative paths with lines of gitignore's syntax; `!` shows again what an earlier line has hidden.
+    """Match relative paths against lines in gitignore's syntax; `!` shows again what an earlier line has hidden.
 
-    Raises InvalidRequest where there are too many, one is too long, or one could hide nothing, since what was meant is
-    not known then; `where` begins the sentence.
+    Raises InvalidRequest for too many patterns, for one that is too long, and for one that could hide nothing, since
+    its intention is then unclear. `where` begins the message.
     """
 
     def __init__(self, lines: Sequence[str], *, where: str) -> None:
@@ -345,7 +347,7 @@ class IgnorePatterns:
         return bool(self._patterns)
 
     def hides(self, name: str, path: str, *, is_folder: bool) -> bool:
-        """Tell whether the path, whose last part is the name, is hidden."""
+        """Tell whether a path with this last name is hidden."""
         if self._patterns.has_paths:
             return bool(self._patterns.decide(os.fsencode(name), os.fsencode(path), is_folder=is_folder))
         key = f"{name}/" if is_folder else name

@@ -1,16 +1,17 @@
-"""What a commit is about to do to a folder of the host, written down where neither the guest nor a checkout can write.
+"""The journal of a commit to a host folder, stored where neither the guest nor a checkout can write.
 
-Theory of operation: in the user's state folder, `workspaces/` (ours, 0700) has for each folder of the host a lock and,
-while a commit is under way, a journal (ours, 0600), both named by the folder's device and inode. A journal is written
-beside, synced and renamed, so it is read whole or not at all. It has relative names alone, and these states:
+Theory of operation: in the user's state folder, `workspaces/` (owned by the user, mode 0700) has a lock for each host
+folder and, while a commit is running, a journal (mode 0600). Both are named by the folder's device and inode. A journal
+is written to a temporary file, synced and renamed, so a reader sees a complete one or none. It contains only relative
+names, and has these states:
 
-    intent    the stage's name; it may be there, and empty
-    staging   the stage is there, with this inode; files are written into it; nothing else has changed
-    applying  the steps; any of them may have been done
+    intent    the stage's name is decided; the stage may exist, and is empty
+    staging   the stage exists, with this inode; files are being written into it; nothing else has changed
+    applying  the steps are known; any of them may have been done
     done      all steps were done and synced; the stage, with the host's old files, is to be removed
-    undone    none is done any more; the stage is to be removed
+    undone    all steps are undone; the stage is to be removed
 
-`recover.py` knows what to do for each.
+`recover.py` handles each state.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from cloche.core.record import dataclass, fields, replace
 FOLDER = "workspaces"
 PATIENCE_S = 30.0
 _VERSION = 1
-_MOST_BYTES = 1 << 30  # of a journal
+_MOST_BYTES = 1 << 30  # per journal
 _POLL_S = 0.02
 State = Literal["intent", "staging", "applying", "done", "undone"]
 _STATES = ("intent", "staging", "applying", "done", "undone")
@@ -40,7 +41,7 @@ Action = Literal["put", "take", "chmod"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Say what has a name, as `os.stat` does. Two are of the same thing where `is_same` says so."""
+    """The `os.stat` fields that identify a file and its version; `is_same` compares them."""
 
     ino: int
     mode: int
@@ -50,7 +51,7 @@ class Facts:
 
     @classmethod
     def of(cls, facts: os.stat_result) -> Facts:
-        """Return those of one file, folder or link."""
+        """Return the facts of one file, folder or link."""
         return cls(
             ino=facts.st_ino, mode=facts.st_mode, size=facts.st_size, mtime_ns=facts.st_mtime_ns,
             ctime_ns=facts.st_ctime_ns,
@@ -58,13 +59,13 @@ class Facts:
 
     @property
     def is_folder(self) -> bool:
-        """Tell whether it is a folder, whose size and times change with what is in it."""
+        """Tell whether it is a folder, whose size and times change with its contents."""
         return stat.S_ISDIR(self.mode)
 
     def is_same(self, second: Facts | None, *, with_ctime: bool) -> bool:
-        """Tell whether another look found the same: for a folder inode and mode, for others size and times too.
+        """Compare two looks at a path: folders by inode and mode, other files by size and times as well.
 
-        A rename may set the change time, so after one it says nothing.
+        A rename may update the change time, so pass `with_ctime=False` after one.
         """
         if second is None or (self.ino, self.mode) != (second.ino, second.mode):
             return False
@@ -76,10 +77,11 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Say one thing that is done to a path, and what is expected there before (`was`, None for nothing).
+    """One operation on a path, and the facts of the file expected there before (`was`, None if the path does not
+    exist).
 
-    `put` gives the path to what is staged as `slot` (`new`), which then has what was there. `take` moves what is there
-    to `slot`. `chmod` gives it other permission bits. So each is undone from what is in the stage.
+    `put` exchanges the path with the staged file `slot` (facts `new`), which afterwards holds the old file. `take`
+    moves the path to `slot`. `chmod` sets permission bits. So each step can be undone from the stage.
     """
 
     do: Action
@@ -92,7 +94,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
-    """Hold one commit's record. `boot` is the kernel's identity, since device numbers are good for one boot alone."""
+    """The record of one commit. `boot` is the kernel's boot ID, since device numbers are only valid for one boot."""
 
     state: State
     path: str
@@ -104,25 +106,25 @@ class Journal:
     steps: tuple[Step, ...] = ()
 
     def is_of(self, folder: os.stat_result) -> bool:
-        """Tell whether an open folder is the one meant."""
+        """Tell whether an open folder is the one that the journal is about."""
         return self.ino == folder.st_ino and (self.dev == folder.st_dev or self.boot != boot_id())
 
 
 def boot_id() -> str:
-    """Return the identity of this boot of the kernel, empty where the kernel does not say."""
+    """Return the kernel's boot ID; empty if it cannot be read."""
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()
     return ""
 
 
 def key_of(folder: os.stat_result) -> str:
-    """Return how the lock and the journal of a folder are named."""
+    """Return the name of a folder's lock and journal."""
     return f"{folder.st_dev:x}-{folder.st_ino:x}"
 
 
 @contextmanager
 def open_records(state: str) -> Iterator[int]:
-    """Hold open the folder with locks and journals, made where it is not there. Raises WorkspaceFailed."""
+    """Hold open the folder of locks and journals, which is created if missing. Raises WorkspaceFailed."""
     try:
         os.makedirs(state, mode=0o700, exist_ok=True)
         above = hostfs.open_folder(state, follows_link=True)
@@ -144,7 +146,7 @@ def open_records(state: str) -> Iterator[int]:
 
 @contextmanager
 def locked(records_fd: int, key: str, patience_s: float = PATIENCE_S) -> Iterator[bool]:
-    """Hold the lock of one folder of the host; give False where somebody else still had it after that time."""
+    """Hold the lock of one host folder; yield False if another process still holds it after `patience_s`."""
     fd = os.open(f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=records_fd)
     try:
         yield _lock(fd, patience_s)
@@ -165,7 +167,7 @@ def _lock(fd: int, patience_s: float) -> bool:
 
 
 def write(records_fd: int, key: str, journal: Journal) -> None:
-    """Write a journal in place of the one that is there; it is on disk on return."""
+    """Replace a journal; it is on disk on return."""
     data = json.dumps(
         {"version": _VERSION, **_plain(journal), "steps": [_plain(step) for step in journal.steps]}
     ).encode()
@@ -178,17 +180,20 @@ def write(records_fd: int, key: str, journal: Journal) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.rename(beside, f"{key}.json", src_dir_fd=records_fd, dst_dir_fd=records_fd)
+    # fsync(2): syncing a file does not sync its directory entry.
     os.fsync(records_fd)
 
 
 def remove_unfinished(records_fd: int, key: str) -> None:
-    """Remove a journal that was not written to its end. The caller has the lock."""
+    """Remove a journal whose writing was interrupted. The caller holds the lock."""
     with suppress(FileNotFoundError):
         os.unlink(f"{key}.new", dir_fd=records_fd)
 
 
 def read(records_fd: int, key: str) -> Journal | None:
-    """Return the journal of a folder, None where there is none. Raises WorkspaceFailed for one that is not ours."""
+    """Return the journal of a folder, None if there is none. Raises WorkspaceFailed for a file that Cloche did not
+    write.
+    """
     try:
         fd, facts = hostfs.open_regular(f"{key}.json", records_fd)
     except FileNotFoundError:
@@ -206,7 +211,7 @@ def read(records_fd: int, key: str) -> Journal | None:
 
 
 def find(records_fd: int, folder: os.stat_result) -> tuple[str, Journal] | None:
-    """Return the name and the journal of an open folder, also one of before a restart that changed device numbers."""
+    """Return name and journal of an open folder, including one from before a reboot that changed the device number."""
     own = key_of(folder)
     if (journal := read(records_fd, own)) is not None:
         return own, journal
@@ -219,13 +224,13 @@ def find(records_fd: int, folder: os.stat_result) -> tuple[str, Journal] | None:
 
 
 def keys(records_fd: int) -> list[str]:
-    """Return the names of all journals, also of those that were not written to their end."""
+    """Return the names of all journals, including unfinished ones."""
     heads = (name.rpartition(".") for name in os.listdir(records_fd))
     return sorted({head for head, _, tail in heads if tail in {"json", "new"}})
 
 
 def remove(records_fd: int, key: str) -> None:
-    """Remove a journal, for good."""
+    """Remove a journal durably."""
     with suppress(FileNotFoundError):
         os.unlink(f"{key}.json", dir_fd=records_fd)
     os.fsync(records_fd)
@@ -237,7 +242,6 @@ def advanced(journal: Journal, state: State, **changes: Any) -> Journal:  # noqa
 
 
 def _plain(value: Journal | Step | Facts) -> dict[str, Any]:
-    """Return the fields as JSON has them; `asdict` copies deeply, which takes longer than all the rest."""
     values = {record_field.name: getattr(value, record_field.name) for record_field in fields(value)}
     return {name: _plain(item) if isinstance(item, Facts) else item for name, item in values.items() if name != "steps"}
 
@@ -262,7 +266,7 @@ def _parse_facts(data: Mapping[str, int] | None) -> Facts | None:
 
 
 def names_of(path: str) -> list[str]:
-    """Return the names that a relative path is made of. Raises ValueError where it could lead anywhere else."""
+    """Return the components of a relative path. Raises ValueError if it could leave its folder."""
     names = path.split("/")
     if any(name in {"", ".", ".."} or "\0" in name for name in names):
         raise ValueError("not a relative path of plain names")
@@ -270,11 +274,11 @@ def names_of(path: str) -> list[str]:
 
 
 def is_slot(name: str) -> bool:
-    """Tell whether something in a stage has one of our names: n0, n1, …"""
+    """Tell whether a name in a stage is one of Cloche's: n0, n1, …"""
     return name[:1] == "n" and name[1:].isascii() and name[1:].isdigit()
 
 
 def is_stage(name: str) -> bool:
-    """Tell whether a name has the shape of a stage's; whether it is one, the journal alone says."""
+    """Tell whether a name has the form of a stage's. Only the journal says whether it is one."""
     head, _, tail = name.partition("-")
     return head == ".cloche" and len(tail) == 32 and set(tail) <= set("0123456789abcdef")

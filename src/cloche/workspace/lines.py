@@ -1,7 +1,7 @@
-"""Which lines of two texts differ, with bounded work: Myers' greedy algorithm, given up where it takes too long.
+"""Compare two texts by lines with bounded work: Myers' greedy algorithm, abandoned if it takes too many steps.
 
-What both begin and end with is taken off first, and then each line that only one of them has, for it is in no common
-subsequence. What is given up on is one region from the first line that differs to the last: right, but longer.
+The common beginning and end are removed first, then each line that only one text has, since it is in no common
+subsequence. An abandoned comparison is one region from the first differing line to the last: correct, but longer.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
-MOST_STEPS = 300_000  # for one pair of texts; each may be remembered
-LINES_A_STEP = 8  # of equal ones that are passed over
+MOST_STEPS = 300_000  # for one pair of texts; each may take an entry of the trace
+LINES_A_STEP = 8  # equal lines skipped per step
 CONTEXT = 3
 
 Region = tuple[int, int, int, int]  # lines [0]:[1] of the old text become lines [2]:[3] of the new one
 
 
 class Work:
-    """Count steps: `left` in all, no more than `at_once` for one pair."""
+    """A budget of steps: `budget` in all, at most `at_once` for one pair of texts. `done` counts the steps used."""
 
     def __init__(self, budget: int, at_once: int = MOST_STEPS):
         self.budget, self.at_once = budget, at_once
@@ -25,7 +25,7 @@ class Work:
 
 
 def changed_regions(old: Sequence[str], new: Sequence[str], work: Work) -> list[Region]:
-    """Return the regions that differ, in order; between two of them both have the same lines."""
+    """Return the regions that differ, in order; the lines between two regions are equal."""
     shorter = min(len(old), len(new))
     start = next((i for i in range(shorter) if old[i] != new[i]), shorter)
     end = next((i for i in range(shorter - start) if old[-1 - i] != new[-1 - i]), shorter - start)
@@ -51,12 +51,12 @@ def changed_regions(old: Sequence[str], new: Sequence[str], work: Work) -> list[
 
 
 def _common_subsequence(old: Sequence[str], new: Sequence[str], work: Work) -> list[tuple[int, int]] | None:
-    """Return the pairs of a longest common subsequence; None where that takes more steps than there are."""
+    """Return the index pairs of a longest common subsequence; None if the budget does not suffice."""
     rows, columns = len(old), len(new)
     numbers: dict[str, int] = {}
     a, b = ([numbers.setdefault(line, len(numbers)) for line in lines] for lines in (old, new))
     allowed = min(work.budget, work.at_once)
-    furthest = {1: 0}  # by diagonal, the furthest line of the old text
+    furthest = {1: 0}  # by diagonal, the furthest line reached in the old text
     trace: list[dict[int, int]] = []
     steps = 0
     for edits in count():
@@ -86,7 +86,7 @@ def _count(work: Work, steps: int) -> None:
 
 
 def _follow(trace: Sequence[dict[int, int]], x: int, y: int) -> list[tuple[int, int]]:
-    """Return the pairs on the way back."""
+    """Return the pairs by backtracking through the trace."""
     pairs: list[tuple[int, int]] = []
     for edits in range(len(trace) - 1, -1, -1):
         before = trace[edits - 1] if edits else {1: 0}
@@ -104,7 +104,7 @@ def _follow(trace: Sequence[dict[int, int]], x: int, y: int) -> list[tuple[int, 
 
 
 def hunks(old: Sequence[str], new: Sequence[str], regions: Sequence[Region]) -> list[str]:
-    """Return the lines of unified hunks, with the lines around them."""
+    """Return the lines of unified hunks, with CONTEXT lines around the regions."""
     shown: list[str] = []
     group: list[Region] = []
     for region in regions:

@@ -1,7 +1,7 @@
-"""Which mount a file of the host is on, by the number that the kernel gives each of them.
+"""Find the mount of a host file by its mount ID.
 
-A mount below a folder may be another file system, or the same one at another place (a bind mount): the first has
-another device, the second has another mount's number alone.
+A mount below a folder may be another file system, which has another device number, or a bind mount of the same one,
+which differs only in the mount ID.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from .renames import library
 _STATX = {"x86_64": 332, "aarch64": 291, "riscv64": 291, "ppc64le": 383, "s390x": 379, "i686": 383, "armv7l": 397}
 _SYMLINK_NOFOLLOW, _NO_AUTOMOUNT, _EMPTY_PATH, _DONT_SYNC = 0x100, 0x800, 0x1000, 0x4000
 _MNT_ID = 0x1000  # STATX_MNT_ID, since Linux 5.8
-_MNT_ID_AT, _BYTES = 0x90, 256  # of struct statx
+_MNT_ID_AT, _BYTES = 0x90, 256  # stx_mnt_id's offset in struct statx, and its size (linux/stat.h)
 _MASK, _NUMBER = struct.Struct("=I"), struct.Struct("=Q")
-_ESCAPED = re.compile(rb"\\([0-7]{3})")  # how mountinfo writes blanks, ends of lines and backslashes
-_UNKNOWN = (errno.ENOSYS, errno.EPERM, errno.EINVAL)  # to an old kernel, or to a container's filter
+_ESCAPED = re.compile(rb"\\([0-7]{3})")  # proc(5): mountinfo escapes blanks, line feeds and backslashes in octal
+_UNKNOWN = (errno.ENOSYS, errno.EPERM, errno.EINVAL)  # from an old kernel, or from a container's seccomp filter
 
 
 def mount_of(fd: int) -> int:
-    """Return the number of the mount that a descriptor is on. Raises OSError where the kernel does not say."""
+    """Return the mount ID of a descriptor. Raises OSError if the kernel does not report it."""
     return _ask(fd, b"", _EMPTY_PATH) or _from_proc(fd)
 
 
 def mount_at(name: str, dir_fd: int) -> int:
-    """Return the number of the mount that a name in an open folder leads to; of a link, its own. Raises OSError."""
+    """Return the mount ID of a name in an open folder, without following a link. Raises OSError."""
     if number := _ask(dir_fd, os.fsencode(name), _SYMLINK_NOFOLLOW):
         return number
     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
@@ -41,7 +41,7 @@ def mount_at(name: str, dir_fd: int) -> int:
 
 
 def mounts_below(path: str) -> list[str]:
-    """Return the mount points below a folder, relative to its real path, as this process has them."""
+    """Return the mount points below a folder in this process's mount namespace, relative to the folder's real path."""
     mount_points = []
     with open("/proc/self/mountinfo", "rb") as file:
         for line in file:
@@ -52,7 +52,7 @@ def mounts_below(path: str) -> list[str]:
 
 
 def _ask(dir_fd: int, name: bytes, flags: int) -> int:
-    """Ask `statx`; return 0 where it is not there, or does not know mounts."""
+    """Return the mount ID from `statx`; 0 if the system call is missing or does not report it."""
     call = _statx()
     if call is None:
         return 0
@@ -68,13 +68,15 @@ def _ask(dir_fd: int, name: bytes, flags: int) -> int:
 
 @cache
 def _statx() -> Callable[[int, bytes, int, bytearray], int] | None:
-    """Return what calls it, and returns the errno, 0 for none; None where its number is not known."""
+    """Return a function that calls `statx` and returns errno, or 0; None if this machine's system call number is
+    unknown.
+    """
     import ctypes
 
     number = _STATX.get(os.uname().machine)
     if number is None:
         return None
-    syscall = library()["syscall"]  # one of its own, since these are the types of one call
+    syscall = library()["syscall"]  # indexing gives a new function object, since argtypes are set on it
     syscall.argtypes = (ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_void_p)
     syscall.restype = ctypes.c_long
     room = ctypes.c_char * _BYTES

@@ -1,8 +1,8 @@
-"""Changes as a patch that `git apply` takes: unified diffs of text, modes, renames and links.
+"""Write changes as a patch for `git apply`: unified diffs of text, modes, renames and links.
 
-A file that is no text, or is too long, has a line with its sizes where its diff would be, which `git apply` passes
-over. So it does with a line about permissions that git has no word for: it knows whether a file is executable, no more.
-Names are written as git writes them. Text is as it is: whoever prints a patch escapes it.
+A binary or too long file has a line with its sizes in place of a diff; `git apply` skips such lines. Permissions that
+git cannot express, since it only records whether a file is executable, have such a line too. Names are quoted as git
+quotes them. File contents are not escaped: the caller escapes a patch that it prints.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from .snapshot import LOOKED_AT_BYTES, Snapshot
 
 MOST_PATCH_BYTES = 4 << 20
 MOST_FILE_BYTES = 4 << 20  # of one text
-MOST_LINES = 250_000  # of one text: each takes memory of its own
+MOST_LINES = 250_000  # of one text: each line is a string object
 MOST_ALL_LINES = 3_000_000
 MOST_READ_BYTES = 64 << 20  # of all texts
-MOST_STEPS = 2_000_000  # of comparing lines, in all
+MOST_STEPS = 2_000_000  # of line comparison in one patch
 LINK_MODE = "120000"
 GIT_MODES = frozenset({0o644, 0o755})
 _ESCAPES = {7: "\\a", 8: "\\b", 9: "\\t", 10: "\\n", 11: "\\v", 12: "\\f", 13: "\\r", 34: '\\"', 92: "\\\\"}
@@ -29,7 +29,7 @@ _ESCAPES = {7: "\\a", 8: "\\b", 9: "\\t", 10: "\\n", 11: "\\v", 12: "\\f", 13: "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patch:
-    """Hold a patch, whether all is in it, and of the paths that were read for it whether they are text."""
+    """A patch, whether it was cut, and by path whether the files that were read for it are text."""
 
     text: str = ""
     is_cut: bool = False
@@ -45,7 +45,7 @@ def make_patch(
     work: Work | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> Patch:
-    """Return the changes as a patch of at most so many bytes; what does not fit is left out of it."""
+    """Return the changes as a patch of at most `max_bytes`; changes that do not fit are left out."""
     making = _Making(snapshot, tree, max_bytes, work or Work(MOST_STEPS))
     for change in changes:
         if min(making.left_bytes, making.left_to_read, making.left_lines) <= 0:
@@ -57,11 +57,11 @@ def make_patch(
 
 
 class _TooLong(Exception):
-    """Report a text that is not read to its end."""
+    """Report a text that exceeds a limit."""
 
 
 class _Making:
-    """Hold a patch as far as it is made."""
+    """A patch while it is written, and its remaining budgets."""
 
     def __init__(self, snapshot: Snapshot, tree: Tree, max_bytes: int, work: Work):
         self.snapshot, self.tree, self.left_bytes, self.work = snapshot, tree, max_bytes, work
@@ -71,7 +71,7 @@ class _Making:
         self.is_text: dict[str, bool] = {}
 
     def add(self, change: Change) -> None:
-        """Add one change, where it fits."""
+        """Add one change if it fits."""
         section = "".join(self._section(change))
         size = len(section.encode())
         if size > self.left_bytes:
@@ -109,7 +109,7 @@ class _Making:
         self.is_text[change.path] = old_text is not None and new_text is not None
         if old_text is None or new_text is None:
             yield _note(change, has_old=has_old, has_new=has_new, label="Binary files")
-        elif has_old and has_new and change.old_kind:  # to git, two changes
+        elif has_old and has_new and change.old_kind:  # git represents a change of type as a removal and an addition
             yield from self._diff(change, old_text, "", old_mode=_mode(old_kind, change.old_mode))
             yield from self._diff(change, "", new_text, new_mode=_mode(change.kind, change.mode))
         else:
@@ -133,7 +133,7 @@ class _Making:
             yield from shown
 
     def _count_lines(self, *counts: int) -> None:
-        """Raise _TooLong where one text has too many lines, or all have."""
+        """Raise _TooLong if one text, or all together, have too many lines."""
         if max(counts) > MOST_LINES or sum(counts) > self.left_lines:
             raise _TooLong
         self.left_lines -= sum(counts)
@@ -149,7 +149,7 @@ class _Making:
         return self._read(self.snapshot.read(self.snapshot.entries[os.fsencode(change.path)]), change.size)
 
     def _read(self, pieces: Iterator[bytes], size: int) -> bytes:
-        """Return a content; of what is no text, the first piece."""
+        """Return a content; of a binary file only the first piece."""
         if size > MOST_FILE_BYTES:
             head = next(pieces, b"")
             self.left_to_read -= len(head)
@@ -170,7 +170,7 @@ class _Making:
 
 
 def _head(change: Change, old_path: str) -> Iterator[str]:
-    """Yield what there is to say of a change that leaves the content alone."""
+    """Yield the header of a change that leaves the content unchanged."""
     if change.what == "renamed" or (change.kind == "file" and (change.mode ^ change.old_mode) & 0o100):
         yield f"diff --git {_name('a/', old_path)} {_name('b/', change.path)}\n"
         old_mode, new_mode = _mode("file", change.old_mode), _mode("file", change.mode)
@@ -182,7 +182,7 @@ def _head(change: Change, old_path: str) -> Iterator[str]:
 
 
 def _permissions(change: Change) -> Iterator[str]:
-    """Yield what git's words leave out: it knows whether a file is executable, no more."""
+    """Yield a line for permissions that git cannot express."""
     if change.kind == "link" or change.what == "removed":
         return
     if change.what == "added" or change.old_kind:
@@ -204,7 +204,7 @@ def _mode(kind: str, mode: int) -> str:
 
 
 def _as_text(content: bytes) -> str | None:
-    """Return text, as git tells it from other content, where it is UTF-8."""
+    """Return UTF-8 text; None for content that git would treat as binary, or that is not UTF-8."""
     if b"\0" in content[:LOOKED_AT_BYTES]:
         return None
     try:
@@ -219,13 +219,13 @@ def _lines(text: str) -> Sequence[str]:
 
 
 def _named_line(prefix: str, path: str) -> str:
-    """Return a name as it ends a line: what follows a tab there is no part of it."""
+    """Return a name for a `---` or `+++` line. Git reads the name up to a tab, so one follows a name with blanks."""
     name = _name(prefix, path)
     return f"{name}\t" if " " in name and not name.startswith('"') else name
 
 
 def _name(prefix: str, path: str) -> str:
-    """Return a name, in quotes as of C where it has control characters, quotes, backslashes, or is no UTF-8."""
+    """Return a name, C-quoted if it has control characters, quotes, backslashes or invalid UTF-8."""
     name = os.fsencode(path)
     try:
         name.decode()

@@ -1,14 +1,14 @@
-"""Complete or undo a commit that was interrupted, as its journal says. See `journal.py` for the states.
+"""Complete or undo an interrupted commit, according to its journal. `journal.py` defines the states.
 
-Theory of operation: until a journal says `done`, everything is undone; from then on, only the stage is removed. So what
-is found afterwards is the old tree or the new one. Undoing decides nothing by how far the commit came. For each step,
-last one first, it looks at what is in the stage: what lies in a slot and is not the staged file itself is the host's
-own, and goes back to its path. A path that has the staged file gives it back to the stage. Both look at inodes, so a
-step that was not done, or that is undone already, is left alone, and undoing can be interrupted and repeated.
+Theory of operation: until the journal says `done`, everything is undone; after that, only the stage is removed. So the
+result is the old tree or the new one. Undoing does not depend on how far the commit came. For each step, last one
+first, it looks into the stage: a file in a slot that is not the staged file is the host's, and is moved back to its
+path. A path that has the staged file returns it to the stage. Both are recognised by inode, so a step that was not
+done, or is already undone, is skipped, and undoing can be interrupted and repeated.
 
-What somebody else did meanwhile is not lost: a path that has neither the old nor the staged file, or that one written
-to, keeps what it has. Then the stage stays, with the old one in it, and a warning names it. Nothing is ever removed
-recursively.
+Concurrent changes by other processes are not lost. A path that has neither the old nor the staged file, or a staged
+file that was written to, keeps it. Then the stage stays, with the old file in it, and a warning names it. Nothing is
+removed recursively.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from .host_files import Tree, facts_of, names_in
 from .journal import Facts, Journal, Step
 from .renames import exchange, rename_new, sync_file_system
 
-# Files, or folders, that are synced one by one; for more the whole file system is. On a busy ext4 1,000 files took 2 to
-# 5 s one by one, and 0.2 s so.
+# Up to this many files or folders are synced one by one, more with syncfs(2). On a busy ext4, 1,000 files took 2 to 5 s
+# with fsync, and 0.2 s with syncfs.
 MOST_SYNCED = 16
 StepHook = Callable[[str], None]
-# Where a look or a rename finds that somebody has moved what is above, or has taken the name.
+# errno of a lookup or rename when another process has moved a parent folder or taken the name.
 _ELSEWHERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EEXIST}
 log = logging.getLogger("cloche.workspace")
 
 
 def nothing(_: str) -> None:
-    """Be told of a step and do nothing: tests pass a function that interrupts there."""
+    """Do nothing: the default `step`. Tests pass a function that interrupts at a step."""
 
 
 def recover(folder: int, state: str, *, step: StepHook = nothing) -> str:
-    """Complete or undo what an interrupted commit left in one open folder; return a sentence, empty where nothing was.
+    """Complete or undo an interrupted commit to an open folder; return a sentence, empty if there was none.
 
-    Raises WorkspaceFailed where a commit of another process is under way, or its journal is refused.
+    Raises WorkspaceFailed if another process is committing, or the journal is refused.
     """
     facts = os.fstat(folder)
     with journals.open_records(state) as records_fd, journals.locked(records_fd, journals.key_of(facts)) as is_ours:
@@ -55,7 +55,7 @@ def recover(folder: int, state: str, *, step: StepHook = nothing) -> str:
 
 
 def recover_all(state: str) -> list[str]:
-    """Do so for every journal there is; return a sentence for each. One whose folder is not found is left."""
+    """Recover every journal; return a sentence for each. A journal whose folder is not found is left."""
     sentences = []
     with journals.open_records(state) as records_fd:
         for key in journals.keys(records_fd):
@@ -67,7 +67,7 @@ def recover_all(state: str) -> list[str]:
 
 
 def recover_locked(folder: int, records_fd: int, step: StepHook = nothing) -> str:
-    """Do so for one folder, whose lock the caller has; `at` are the records."""
+    """Recover one folder, whose lock the caller holds; `records_fd` is the folder of journals."""
     facts = os.fstat(folder)
     journals.remove_unfinished(records_fd, journals.key_of(facts))
     named = journals.find(records_fd, facts)
@@ -85,7 +85,7 @@ def recover_locked(folder: int, records_fd: int, step: StepHook = nothing) -> st
 
 
 def undo(tree: Tree, stage: int, steps: tuple[Step, ...], step: StepHook = nothing) -> list[str]:
-    """Undo steps, done or not, last one first; return what could not be put back, since something else is there."""
+    """Undo steps, done or not, last one first; return the paths that could not be restored, with reasons."""
     not_restored: list[str] = []
     failed: OSError | None = None
     for number, planned in reversed(list(enumerate(steps))):
@@ -93,7 +93,7 @@ def undo(tree: Tree, stage: int, steps: tuple[Step, ...], step: StepHook = nothi
         try:
             if (why := _undo_step(tree, stage, planned)) is not None:
                 not_restored.append(f"{escape_name(planned.path)} ({why})")
-        except OSError as error:  # the others are undone all the same
+        except OSError as error:  # continue with the other steps
             failed = failed or error
     if failed is not None:
         raise failed
@@ -101,7 +101,9 @@ def undo(tree: Tree, stage: int, steps: tuple[Step, ...], step: StepHook = nothi
 
 
 def remove_stage(tree: Tree, stage: int, name: str, step: StepHook = nothing) -> bool:
-    """Remove a stage with what has our names in it; tell whether it is gone. A folder that is not empty stays."""
+    """Remove a stage and the slots in it; tell whether it is gone. Other files in it are kept, and so is then the
+    stage.
+    """
     for slot in sorted(os.listdir(stage)):
         step(f"clear {slot}")
         if journals.is_slot(slot):
@@ -118,7 +120,7 @@ def remove_stage(tree: Tree, stage: int, name: str, step: StepHook = nothing) ->
 
 
 def open_stage(tree: Tree, journal: Journal) -> int | None:
-    """Return a descriptor of a journal's stage, None where it is not there. Only its inode makes a folder the stage."""
+    """Return a descriptor of a journal's stage, None if it does not exist. It must have the inode in the journal."""
     try:
         fd = hostfs.open_folder(journal.stage, tree.fd)
     except (FileNotFoundError, NotADirectoryError):
@@ -131,10 +133,10 @@ def open_stage(tree: Tree, journal: Journal) -> int | None:
 
 
 def _recover_named(records_fd: int, key: str) -> str:
-    """Recover by a journal's own word of where its folder is."""
+    """Recover a journal by the path of its folder that it records."""
     with journals.locked(records_fd, key, patience_s=0) as is_ours:
         if not is_ours:
-            return ""  # a commit is under way
+            return ""  # a commit is running
         journals.remove_unfinished(records_fd, key)
         journal = journals.read(records_fd, key)
         if journal is None:
@@ -181,9 +183,9 @@ def _settle(tree: Tree, records_fd: int, key: str, journal: Journal, step: StepH
 def undo_durably(
     tree: Tree, stage: int, records_fd: int, key: str, journal: Journal, step: StepHook = nothing
 ) -> list[str]:
-    """Undo a journal's steps, have that on disk, and write so; return as `undo` does.
+    """Undo a journal's steps, sync, and record it in the journal; return as `undo` does.
 
-    Where something is kept the journal is removed instead, so that nothing ever removes the stage.
+    If files could not be restored, the journal is removed instead, so that no recovery ever removes the stage.
     """
     not_restored = undo(tree, stage, journal.steps, step)
     sync_folders(tree, journal.steps)
@@ -198,7 +200,7 @@ def undo_durably(
 
 
 def kept_sentence(not_restored: list[str]) -> str:
-    """Say why a stage stays."""
+    """Return why a stage stays."""
     if not not_restored:
         return "since somebody has put files there"
     more = f" and {len(not_restored) - 8} more" if len(not_restored) > 8 else ""
@@ -206,7 +208,7 @@ def kept_sentence(not_restored: list[str]) -> str:
 
 
 def sync_folders(tree: Tree, steps: tuple[Step, ...]) -> None:
-    """Have the names in every folder that steps are about on disk. A folder that is gone needs none."""
+    """Sync the parent folder of every step. A folder that has disappeared is skipped."""
     folders = {planned.path.rpartition("/")[0] for planned in steps} - {""}
     if len(folders) > MOST_SYNCED:
         sync_file_system(tree.fd)
@@ -227,14 +229,14 @@ def sync_folders(tree: Tree, steps: tuple[Step, ...]) -> None:
 
 
 def _undo_step(tree: Tree, stage: int, planned: Step) -> str | None:
-    """Undo one step; return why the host's own file stays in the stage, None where it does not."""
+    """Undo one step; return why the host's own file stays in the stage, None if it does not."""
     if planned.do == "chmod":
         _undo_chmod(tree, planned)
         return None
     in_stage = facts_of(planned.slot, stage)
     is_hosts = in_stage is not None and (planned.new is None or in_stage.ino != planned.new.ino)
     if not is_hosts and (in_stage is not None or planned.do == "take"):
-        return None  # it was not done, or is undone
+        return None  # not done, or undone already
     try:
         parent_fd, name = tree.parent(planned.path)
         return (_put_back if is_hosts else _take_back)(stage, planned, parent_fd, name)
@@ -245,7 +247,7 @@ def _undo_step(tree: Tree, stage: int, planned: Step) -> str | None:
 
 
 def _undo_chmod(tree: Tree, planned: Step) -> None:
-    """Give permission bits back to what still is the same, and still has those of the step."""
+    """Restore permission bits of a file that is unchanged, and still has those of the step."""
     facts = tree.look(planned.path)
     if planned.was is not None and facts is not None and facts.st_mode & 0o777 == planned.mode:
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -253,7 +255,7 @@ def _undo_chmod(tree: Tree, planned: Step) -> None:
 
 
 def _put_back(stage: int, planned: Step, parent_fd: int, name: str) -> str | None:
-    """Return to its path what the host had there, whether it was expected or not."""
+    """Move the host's file back to its path, whether or not it was the expected one."""
     present = facts_of(name, parent_fd)
     if present is None:
         rename_new(planned.slot, stage, name, parent_fd)
@@ -265,7 +267,7 @@ def _put_back(stage: int, planned: Step, parent_fd: int, name: str) -> str | Non
 
 
 def _take_back(stage: int, planned: Step, parent_fd: int, name: str) -> str | None:
-    """Move what was new at its path to the stage; what somebody has written to, or put something into, stays."""
+    """Move a new file from its path to the stage. It stays if it was written to, or if a folder is not empty."""
     present = facts_of(name, parent_fd)
     if present is None or not _is_staged(present, planned) or (present.is_folder and names_in(name, parent_fd)):
         return None
@@ -277,20 +279,20 @@ def _take_back(stage: int, planned: Step, parent_fd: int, name: str) -> str | No
 
 
 def _edited(stage: int, planned: Step) -> str | None:
-    """Say of a staged file that came back that somebody has written to it: then that is not lost, either."""
+    """Return a reason to keep a returned staged file if another process has written to it."""
     facts = facts_of(planned.slot, stage)
     return None if facts is None or _is_staged(facts, planned) else f"in {planned.slot}: it was written to meanwhile"
 
 
 def _is_staged(facts: Facts, planned: Step) -> bool:
-    """Tell whether something is what was staged. An inode may be another file's by now, which its times tell."""
+    """Tell whether a file is the staged one. An inode may have been reused, which size and mtime show."""
     if planned.new is None or facts.ino != planned.new.ino:
         return False
     return planned.new.is_folder or (facts.size, facts.mtime_ns) == (planned.new.size, planned.new.mtime_ns)
 
 
 def _remove_empty(tree: Tree, stage: str) -> None:
-    """Remove a stage that nothing was written into yet: whatever else has its name is not empty, or not a folder."""
+    """Remove a stage that is still empty. Any other file of that name is not an empty folder of this user."""
     facts = hostfs.look(stage, tree.fd)
     if facts is not None and stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid():
         with suppress(OSError):

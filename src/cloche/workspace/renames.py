@@ -1,4 +1,4 @@
-"""System calls that Python has no function for: renames that overwrite nothing, and the sync of a whole file system."""
+"""System calls without a function in Python: renames that overwrite nothing, and syncing a whole file system."""
 
 from __future__ import annotations
 
@@ -7,22 +7,26 @@ from functools import cache
 from typing import Any
 
 _NOREPLACE, _EXCHANGE = 1, 2
-# By number, since not every C library has a function for it.
+# System call numbers, since not every C library has renameat2() (glibc: since 2.28).
 _RENAMEAT2 = {"x86_64": 316, "aarch64": 276, "riscv64": 276, "ppc64le": 357, "s390x": 347, "i686": 353, "armv7l": 382}
 
 
 def rename_new(old: str, old_at: int, new: str, new_at: int) -> None:
-    """Rename to a name that nothing has. Raises FileExistsError where something has it, and any other OSError."""
+    """Rename to a name that does not exist (RENAME_NOREPLACE). Raises FileExistsError if it does, and any other
+    OSError.
+    """
     _renameat2(old, old_at, new, new_at, _NOREPLACE)
 
 
 def exchange(first: str, one_at: int, second: str, other_at: int) -> None:
-    """Let two names change places in one step. Raises FileNotFoundError where one is not there, or another OSError."""
+    """Exchange two names atomically (RENAME_EXCHANGE). Raises FileNotFoundError if one is missing, and any other
+    OSError.
+    """
     _renameat2(first, one_at, second, other_at, _EXCHANGE)
 
 
 def sync_file_system(fd: int) -> None:
-    """Have all of the file system that an open file is on written to disk. Raises OSError."""
+    """Sync the whole file system of an open file. Raises OSError."""
     import ctypes
 
     if library().syncfs(fd):
@@ -44,7 +48,7 @@ def _renameat2(old: str, old_at: int, new: str, new_at: int, flags: int) -> None
 
 
 @cache
-def library() -> Any:  # noqa: ANN401 - which has no types
+def library() -> Any:  # noqa: ANN401 - ctypes has no types for it
     """Return the C library."""
     import ctypes
 

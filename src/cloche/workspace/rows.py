@@ -1,7 +1,7 @@
-"""Values by path, in the order of the tree: of very many, all but a few are on disk.
+"""A mapping by path in tree order, stored on disk except for a small cache.
 
-They are in a temporary database of SQLite, whose file has no name and which holds a few MiB in memory, so a million
-changes of a sandbox take no more than that. What is read there is what was written: nobody else can open it.
+The rows are in a temporary SQLite database, whose file has no name and whose cache takes a few MiB of memory, even for
+a million changes. Its content is trusted, since no other process can open the file.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any, TypeVar, cast, overload
 from ..core.record import fields
 
 T = TypeVar("T")
-CACHE_KIB = 8192  # of a database; more is in its file
-PAGE = 500  # rows that are read at once
+CACHE_KIB = 8192  # per database; the other pages are in its file
+PAGE = 500  # rows per query
 _SETTINGS = ("journal_mode = OFF", "synchronous = OFF", "locking_mode = EXCLUSIVE", f"cache_size = -{CACHE_KIB}")
 
 
 class Rows(MutableMapping[bytes, T]):
-    """Map paths to values of one data class that has a `path`, folders before what is in them.
+    """Map paths to values of one data class with a `path` field, in tree order: folders before their contents.
 
-    Values may be set and removed while they are gone through. Raises OSError where there is no room.
+    Values may be set and removed during iteration. Raises OSError if the disk is full.
     """
 
     def __init__(self, kind: type[T]) -> None:
@@ -32,6 +32,7 @@ class Rows(MutableMapping[bytes, T]):
         self._kind, self._names, self._values = cast("Callable[..., T]", kind), names, attrgetter(*names)
         self._is_text = cast("Any", kind).__annotations__["path"] == "str"
         self._lock = threading.Lock()
+        # An empty name makes a private temporary database in an unlinked file (sqlite.org/inmemorydb.html).
         self._base = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         for setting in _SETTINGS:
             self._base.execute(f"PRAGMA {setting}")
@@ -39,7 +40,7 @@ class Rows(MutableMapping[bytes, T]):
         self._base.execute("BEGIN")
 
     def __del__(self) -> None:
-        base = getattr(self, "_base", None)  # there is none where it could not be opened
+        base = getattr(self, "_base", None)  # missing if connect() raised
         if base is not None:
             base.close()
 
@@ -84,15 +85,15 @@ class Rows(MutableMapping[bytes, T]):
         return (path_at(sort_key) for sort_key, _ in self._pages())
 
     def items(self) -> ItemsView[bytes, T]:
-        """Return paths and values, which are read a page at a time."""
+        """Return paths and values, read one page at a time."""
         return _Items(self)
 
     def read_all(self) -> Iterator[tuple[bytes, T]]:
-        """Yield paths and values in the order of the tree."""
+        """Yield paths and values in tree order."""
         return ((path_at(sort_key), self._read(sort_key, row)) for sort_key, row in self._pages())
 
     def read_page(self, before: bytes) -> list[T]:
-        """Return up to PAGE values after a path, empty for the first ones."""
+        """Return up to PAGE values after a path; an empty path means the first ones."""
         return [self._read(sort_key, row) for sort_key, row in self._after(place_of(before))]
 
     def _pages(self) -> Iterator[tuple[bytes, bytes]]:
@@ -115,11 +116,11 @@ class _Items(ItemsView[bytes, T]):
 
 
 class StoredValues(Sequence[T]):
-    """Give the values of rows that nobody changes any more, in the order of the tree, from where they are stored."""
+    """The values of finished Rows as a sequence in tree order, read from disk on access."""
 
     def __init__(self, rows: Rows[T]) -> None:
         self._rows, self._length = rows, len(rows)
-        self._starts: list[bytes] | None = None  # the path before each page
+        self._starts: list[bytes] | None = None  # the last path before each page
         self._page: tuple[int, list[T]] = (-1, [])
 
     def __len__(self) -> int:
@@ -161,10 +162,10 @@ class StoredValues(Sequence[T]):
 
 
 def place_of(path: bytes) -> bytes:
-    """Return what a path is sorted by: name by name, since none has a NUL."""
+    """Return a path's sort key: names compare one by one, since no name contains a NUL."""
     return path.replace(b"/", b"\0")
 
 
 def path_at(sort_key: bytes) -> bytes:
-    """Return the path that is sorted by this."""
+    """Return the path of a sort key."""
     return sort_key.replace(b"\0", b"/")

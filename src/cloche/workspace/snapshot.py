@@ -1,7 +1,7 @@
-"""The changes of a sandbox at one moment: a row for each path, and all contents in one file without a name.
+"""The changes of a sandbox at one moment: an entry for each path, and all contents in one unnamed file.
 
-They come as the stream of `init/changes.py`, from a process with the sandbox's rights: whatever it says is what a
-sandbox may claim to have, so nothing is believed but that, and what is malformed or too much ends the reading.
+They come as the stream of `init/changes.py`, from a process with the sandbox's rights. A sandbox may send any entries
+for its own files; malformed or oversized data ends the reading.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .rows import Rows
 
 EntryKind = Literal["file", "directory", "link", "removed", "unchanged", "other"]
 PIECE_BYTES = 1 << 20
-CONTENT = 1 << 31  # set in the length of a frame that is content
+CONTENT = 1 << 31  # bit in a frame's length that marks content
 MOST_BYTES = 2 << 30
 MOST_ENTRIES = 1_000_000
 MOST_PATH_BYTES = 4096
@@ -31,10 +31,10 @@ MOST_ROWS_BYTES = 256 << 20  # of all rows together
 LOOKED_AT_BYTES = 8000  # what git looks at to tell whether a file is text
 PERMISSIONS = 0o7777
 NO_NAMES = frozenset((b"", b".", b".."))
-# One object for each value that a million rows have in common.
+# Shared objects, so that a million entries do not hold copies of equal values.
 KINDS = {kind: kind for kind in ("file", "directory", "link", "removed", "unchanged", "other")}
 MODES = tuple(range(PERMISSIONS + 1))
-# What the other end may say of a path that it could not send: its word, our sentence.
+# Reasons that the sender may give for a path that it could not send: its code, and the sentence shown.
 PROBLEMS = {
     "unreadable": "it cannot be read inside",
     "too_large": "it is larger than what may be taken out at once",
@@ -46,12 +46,15 @@ PROBLEMS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """Hold what the sandbox has at one path, relative to the folder.
+    """The sandbox's file at one path, relative to the folder.
 
-    `removed` is a whiteout: whatever the host has there is gone inside. An `opaque` directory shows nothing of the
-    host's. `unchanged` comes from copies alone: it is there, as the host had it. `other` is neither file, directory
-    nor link. A file that `is_copied` began as a copy of the host's, under this name or another one; a directory of
-    a copy was not changed itself. `problem` says why its content could not be read.
+    - `removed`: a whiteout; the host's file is removed inside.
+    - `unchanged`: sent for copies only; the file is as the host had it.
+    - `other`: neither file, directory nor link.
+    - `is_opaque`: a directory that shows nothing of the host's.
+    - `is_copied`: a file that began as a copy of a host file, under this name or another; a directory of a copy that
+      was not changed itself.
+    - `problem`: why the content could not be read.
     """
 
     path: bytes
@@ -69,10 +72,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Hold entries by path, folders before what is in them, and the descriptor of the file with their contents.
+    """Entries by path, folders before their contents, and the descriptor of the file with the contents.
 
-    `is_whole` says that it has an entry for all that is there, as a copy has: what it lacks is removed. Where it
-    `is_partial`, there was more than was wanted, or could be named, and what it lacks means nothing.
+    `is_whole`: there is an entry for every file, as in a copy, so a missing path was removed. `is_partial`: some
+    entries are missing, because there were too many or their names could not be sent, so a missing path means nothing.
     """
 
     entries: Mapping[bytes, Entry] = field(default_factory=dict)
@@ -81,7 +84,7 @@ class Snapshot:
     is_partial: bool = False
 
     def read(self, entry: Entry) -> Iterator[bytes]:
-        """Yield a file's content, piece by piece: frames that follow each other in the stream."""
+        """Yield a file's content in pieces: consecutive frames of the stream."""
         offset, remaining = entry.offset, entry.size
         while remaining:
             size = int.from_bytes(os.pread(self.contents, 4, offset), "big") & ~CONTENT
@@ -93,7 +96,7 @@ class Snapshot:
             remaining -= size
 
     def add(self, entry: Entry, data: bytes) -> tuple[Entry, str]:
-        """Return a file's entry with another content, and the hash of that; the contents grow by it."""
+        """Append new content for a file; return the new entry and the content's SHA-256."""
         offset, sha256 = os.lseek(self.contents, 0, os.SEEK_END), hashlib.sha256(data).hexdigest()
         with os.fdopen(self.contents, "ab", closefd=False) as file:
             for start in range(0, len(data), MOST_CONTENT_BYTES):
@@ -102,16 +105,17 @@ class Snapshot:
         return replace(entry, size=len(data), offset=offset, sha256=sha256), sha256
 
     def close(self) -> None:
-        """Let the contents go."""
+        """Close the file with the contents."""
         if self.contents >= 0:
             os.close(self.contents)
 
 
 class SnapshotReader:
-    """Keep a stream of `init/changes.py`, in pieces of any size, and read it; `close` it where it is not finished.
+    """Store a stream of `init/changes.py`, which comes in pieces of any size, and read it. `close` it if it is not
+    finished.
 
-    Everything is bounded: `most` bytes of content, `entries` rows. All that is malformed raises ValueError. To keep it
-    takes as long as to write it, since the sandbox stands still meanwhile; it is read by `finish`.
+    Limits: `max_bytes` of content, `entries` rows. Malformed data raises ValueError. `feed` only writes to disk, since
+    the sandbox is frozen meanwhile; `finish` parses.
     """
 
     def __init__(
@@ -123,15 +127,17 @@ class SnapshotReader:
         is_whole: bool = False,
     ):
         self._max_bytes, self._most_entries, self._is_whole = max_bytes, entries, is_whole
-        self._most_kept = max_bytes + max_bytes // 256 + MOST_ROWS_BYTES + entries * 16  # with the lengths of frames
+        self._most_kept = (
+            max_bytes + max_bytes // 256 + MOST_ROWS_BYTES + entries * 16
+        )  # including the frames' length fields
         self._entries: Rows[Entry] = Rows(Entry)
         self._count = self._rows_bytes = self._size = 0
-        self._folders = {b""}  # those that may hold others
+        self._folders = {b""}  # directories seen, which may have entries below
         self._fd = _unnamed_file(folder)
         self.kept = 0  # bytes
 
     def feed(self, data: bytes) -> None:
-        """Keep the next bytes of the stream. Raises ValueError, and OSError where they cannot be written."""
+        """Store the next bytes of the stream. Raises ValueError beyond the limit, OSError if they cannot be written."""
         self.kept += len(data)
         if self.kept > self._most_kept:
             raise ValueError(f"the changes have more than {self._max_bytes} bytes")
@@ -140,9 +146,10 @@ class SnapshotReader:
             view = view[os.write(self._fd, view) :]
 
     def finish(self, answer: Mapping[str, Any], note: Callable[[int], None] = lambda _: None) -> Snapshot:
-        """Read all that has come, and return it, given the other end's answer. Raises ValueError where it is malformed.
+        """Parse the stored stream and return the snapshot, given the sender's final answer. Raises ValueError if it is
+        malformed.
 
-        `note` is told how many bytes are read; what it raises ends the reading.
+        `note` is called with the number of bytes read so far; an exception from it ends the reading.
         """
         os.lseek(self._fd, 0, os.SEEK_SET)
         with os.fdopen(self._fd, "rb", buffering=PIECE_BYTES, closefd=False) as file:
@@ -155,13 +162,13 @@ class SnapshotReader:
         return Snapshot(entries=self._entries, contents=contents, is_whole=self._is_whole, is_partial=is_partial)
 
     def close(self) -> None:
-        """Let go what has come, unless a snapshot has it."""
+        """Close the stored stream, unless a snapshot owns it."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def _read(self, file: BinaryIO, note: Callable[[int], None]) -> None:
-        content: _Content | None = None  # of the file that comes
+        content: _Content | None = None  # of the file that is arriving
         noted_bytes = read_bytes = 0
         while head := file.read(4):
             length = int.from_bytes(head, "big")
@@ -207,7 +214,7 @@ class SnapshotReader:
         self._entries[content.entry.path] = replace(content.entry, **facts)
 
     def _take_row(self, row: Mapping[str, Any], offset: int) -> _Content | None:
-        """Take a row that ends at a place of the stream; return what is known of its content, where that follows."""
+        """Take a row that ends at this offset of the stream; return a _Content if the file's content follows."""
         if self._count >= self._most_entries:
             raise ValueError(f"there are more than {self._most_entries} changes")
         entry = _read_entry(row, offset=offset, is_whole=self._is_whole)
@@ -226,7 +233,7 @@ class SnapshotReader:
 
 
 class _Content:
-    """Hold what is known of a file's content as far as it has come."""
+    """The state of one file's content while it arrives."""
 
     __slots__ = ("_decoder", "digest", "entry", "size")
 
@@ -251,7 +258,7 @@ class _Content:
         return True
 
     def is_text(self) -> bool:
-        """Tell whether all that has come is text."""
+        """Tell whether the content so far is complete UTF-8 text."""
         try:
             return self._decoder is not None and self._decoder.decode(b"", final=True) == ""
         except UnicodeDecodeError:
@@ -269,7 +276,7 @@ def _row(data: bytes) -> Mapping[str, Any]:
 
 
 def _read_entry(row: Mapping[str, Any], *, offset: int, is_whole: bool) -> Entry:
-    """Return what a row says. Raises ValueError for what no sandbox can have."""
+    """Return the entry of a row. Raises ValueError for values that no sandbox can have."""
     kind, mode = row.get("kind"), row.get("mode", 0)
     if not isinstance(kind, str) or kind not in KINDS or kind == ("removed" if is_whole else "unchanged"):
         raise ValueError("the changes hold an unknown kind")
@@ -303,7 +310,7 @@ def _problem(row: Mapping[str, Any]) -> str:
 
 
 def _unpack(value: object) -> bytes:
-    """Return a name as `init/names.py` packs it."""
+    """Return a name that was packed by `init/names.py`."""
     try:
         if isinstance(value, str):
             name = value.encode()
@@ -319,7 +326,7 @@ def _unpack(value: object) -> bytes:
 
 
 def _checked(path: bytes) -> bytes:
-    """Return a path that stays below its folder. Raises ValueError for another one."""
+    """Return a path that stays below its folder. Raises ValueError for any other."""
     names = path.split(b"/")
     if len(path) > MOST_PATH_BYTES or len(names) > MOST_NAMES or max(map(len, names)) > MOST_NAME_BYTES:
         raise ValueError("the changes hold a path that is too long")
@@ -329,10 +336,10 @@ def _checked(path: bytes) -> bytes:
 
 
 def _unnamed_file(folder: str | os.PathLike[str]) -> int:
-    """Return the descriptor of a new file that is gone with it."""
+    """Return the descriptor of a new unnamed file."""
     try:
         return os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
     except OSError:
-        fd, name = tempfile.mkstemp(dir=folder)  # this file system has none without a name
+        fd, name = tempfile.mkstemp(dir=folder)  # open(2): O_TMPFILE is not supported by every file system
         os.unlink(name)
         return fd

@@ -1,7 +1,7 @@
-"""Which of some paths git tracks: asked of git, in a folder whose own configuration is not to be believed.
+"""Find which paths git tracks, in a folder whose own git configuration is not trusted.
 
-Only the index is read. Whatever a repository's configuration could start or fetch is switched off, the repository is
-named and not searched for, and the time is bounded.
+Only the index is read. Settings that could start a program or fetch something are overridden, the repository is given
+by GIT_DIR instead of being searched for, and the time is bounded.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _VARIABLES: Mapping[str, str] = {
 
 
 def find_tracked(folder: int, paths: Sequence[str], repositories: Sequence[str]) -> tuple[str, ...] | None:
-    """Return those of the paths that git tracks, or below which it does; None where git cannot say.
+    """Return the paths that git tracks, or below which it tracks files; None if git fails.
 
-    `repositories` are the folders that have a `.git`, "" for the open one itself; each path counts for the nearest.
+    `repositories` are the folders with a `.git`, "" for the open one; each path belongs to the nearest.
     """
     by_place: dict[str, list[str]] = {}
     for path in paths:
@@ -84,7 +84,7 @@ def _list_files(git: str, repository_fd: int, names: Sequence[str], deadline: fl
 
 
 def _hit(names: Sequence[str], listed: Sequence[str]) -> Iterator[str]:
-    """Yield the names asked for that are listed themselves, or have something listed below them."""
+    """Yield the names that are listed themselves, or have a listed path below them."""
     requested = set(names)
     for path in listed:
         above = path

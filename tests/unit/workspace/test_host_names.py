@@ -28,7 +28,7 @@ from cloche.workspace.danger_table import (
     TWIN,
     UNKNOWN,
 )
-from cloche.workspace.host_links import ANYWHERE, Found, Resolver, find_links
+from cloche.workspace.host_links import ANYWHERE, HostLinks, Resolver, find_links
 from cloche.workspace.host_names import find_names
 from cloche.workspace.snapshot import Entry, Snapshot
 from tests.harness.changes import opened
@@ -254,7 +254,7 @@ def test_the_walk_ends_where_nobody_waits(host: Path) -> None:
         find_links(fd, check)
     assert len(os.listdir("/proc/self/fd")) == before
     with opened(host) as fd:
-        assert find_links(fd, lambda: None) == Found()
+        assert find_links(fd, lambda: None) == HostLinks()
 
 
 def test_settings_of_blank_lines_alone_are_soon_read() -> None:
