@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cloche.core.errors import InvalidRequest, WorkspaceConflict, WorkspaceFailed
-from cloche.execution.commits import Choice, write_changes
+from cloche.execution.commits import CommitChoice, write_changes
 from cloche.execution.open_folder import FolderOptions, open_new
 from cloche.workspace import journal as journals
 from cloche.workspace.recover import recover, recover_all
@@ -534,7 +534,7 @@ def test_a_commit_that_nobody_waits_for_ends_while_it_stages(
         if most >= 3:
             raise KeyboardInterrupt
 
-    choice = Choice(paths=None, dangerous=True, ours=(), theirs=())
+    choice = CommitChoice(paths=None, dangerous=True, ours=(), theirs=())
     snapshot, found = (
         snapshot_of([file(f"new{number}") for number in range(20)]),
         open_new(FolderOptions(path=str(host))),

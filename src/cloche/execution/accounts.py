@@ -28,11 +28,11 @@ def accounts_of(settings: Settings) -> Mapping[str, RemoteAccount]:
     """Return the account at each provider of which the settings say anything."""
     if not settings.remotes:
         return {}
-    found: dict[str, dict[str, object]] = {}
+    values_by_provider: dict[str, dict[str, object]] = {}
     for where, value in settings.remotes.items():
         provider, _, name = where.partition("/")
-        found.setdefault(provider, {})[name] = value
-    return {provider: _account(provider, said) for provider, said in found.items()}
+        values_by_provider.setdefault(provider, {})[name] = value
+    return {provider: _account(provider, values) for provider, values in values_by_provider.items()}
 
 
 def account_of(backend: Backend) -> RemoteAccount | None:
@@ -70,11 +70,11 @@ async def counted(run: Callable[[], Awaitable[Result]], backend: Backend, timeou
     return result
 
 
-def _account(provider: str, said: Mapping[str, object]) -> RemoteAccount:
-    quota = Quota(**{name: said[name] for name in _QUOTA if name in said})  # type: ignore[arg-type]  # as keys parse it
-    others = {name: value for name, value in said.items() if name not in _QUOTA}
+def _account(provider: str, values: Mapping[str, object]) -> RemoteAccount:
+    quota = Quota(**{name: values[name] for name in _QUOTA if name in values})  # type: ignore[arg-type]  # as keys parse it
+    options = {name: value for name, value in values.items() if name not in _QUOTA}
     try:
         file = os.path.join(default_folder(), QUOTA_FILE)
     except ClocheError:  # a user without a home: with a quota, nothing runs there
         file = None
-    return RemoteAccount(provider=provider, quota=quota, quota_file=file, **others)  # type: ignore[arg-type]
+    return RemoteAccount(provider=provider, quota=quota, quota_file=file, **options)  # type: ignore[arg-type]

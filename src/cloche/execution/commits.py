@@ -31,7 +31,7 @@ MOST_NAMED = 10  # paths of one reason, in an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class CommitChoice:
     """Say which changes are written, and what is said yes to."""
 
     paths: Collection[str] | None
@@ -46,14 +46,14 @@ class Choice:
             if isinstance(getattr(self, name), str):
                 raise InvalidRequest(f"{name}: give a list of paths, not one text")
         theirs = set(self.theirs)
-        chosen = tuple(one for one in selected(diff.changes, self.paths) if one.path not in theirs)
-        known = {one.path for one in diff.changes}
-        unknown = sorted({*self.ours, *theirs, *self.merge} - known)
+        chosen = tuple(change for change in selected(diff.changes, self.paths) if change.path not in theirs)
+        changed_paths = {change.path for change in diff.changes}
+        unknown = sorted({*self.ours, *theirs, *self.merge} - changed_paths)
         if unknown:
             raise InvalidRequest(f"no change has the path {unknown[0]!r}; see the diff for those that there are")
         if self.dangerous is not True:
             agreed = set() if self.dangerous is False else set(self.dangerous)
-            refused = [one for one in chosen if one.dangers and one.path not in agreed]
+            refused = [change for change in chosen if change.dangers and change.path not in agreed]
             if refused:
                 raise InvalidRequest(
                     f"nothing was written: these changes need a yes of their own: {_by_reason(refused, diff)}; look at "
@@ -73,14 +73,17 @@ class BranchOptions:
 
 def _by_reason(changes: Sequence[Change], diff: Diff) -> str:
     """Name changes by the gravest reason why they are dangerous, with their other ones, as far as anybody reads."""
-    parts = []
+    sentences = []
     for question in diff.questions:
-        among = [one for one in changes if one.dangers[0] == question.reason]
+        among = [change for change in changes if change.dangers[0] == question.reason]
         if among:
-            told = [f"{one.path!r}" + "".join(f" ({also})" for also in one.dangers[1:]) for one in among[:MOST_NAMED]]
+            listed = [
+                f"{change.path!r}" + "".join(f" ({also})" for also in change.dangers[1:])
+                for change in among[:MOST_NAMED]
+            ]
             more = f" and {len(among) - MOST_NAMED} more" if len(among) > MOST_NAMED else ""
-            parts.append(f"{question.reason}: {', '.join(told)}{more}")
-    return "; ".join(parts)
+            sentences.append(f"{question.reason}: {', '.join(listed)}{more}")
+    return "; ".join(sentences)
 
 
 def selected(
@@ -94,23 +97,25 @@ def selected(
         return tuple(changes)
     if isinstance(paths, str):
         raise InvalidRequest("paths: give a list of paths, not one text")
-    wanted = {path.rstrip("/"): False for path in paths}
-    found = []
-    for one in changes:
-        hits = [path for path in above_of(one.path) if path in wanted]
+    is_met_by_path = {path.rstrip("/"): False for path in paths}
+    matching = []
+    for change in changes:
+        hits = [path for path in above_of(change.path) if path in is_met_by_path]
         for path in hits:
-            wanted[path] = True
+            is_met_by_path[path] = True
         if hits:
-            found.append(one)
-    missing = [path for path, is_met in wanted.items() if not is_met]
+            matching.append(change)
+    missing = [path for path, is_met in is_met_by_path.items() if not is_met]
     if missing:
         raise InvalidRequest(f"paths: nothing was changed at {missing[0]!r}; see the diff for what was")
     if not with_folders:
-        return tuple(found)
-    needed = {above for one in found for above in above_of(one.path)}
-    parents = [one for one in changes if one.path in needed and one.kind == "directory" and one.what == "added"]
-    kept = {one.path for one in (*found, *parents)}
-    return tuple(one for one in changes if one.path in kept)
+        return tuple(matching)
+    needed = {above for change in matching for above in above_of(change.path)}
+    parents = [
+        change for change in changes if change.path in needed and change.kind == "directory" and change.what == "added"
+    ]
+    selected_paths = {change.path for change in (*matching, *parents)}
+    return tuple(change for change in changes if change.path in selected_paths)
 
 
 def above_of(path: str) -> Iterator[str]:
@@ -125,14 +130,14 @@ def name_for(name: str | None) -> str:
     return name if name is not None else f"sandbox-{os.urandom(4).hex()}"
 
 
-def compare(found: OpenFolder, snapshot: Snapshot, check: Callable[[], None]) -> Diff:
+def compare(open_folder: OpenFolder, snapshot: Snapshot, check: Callable[[], None]) -> Diff:
     """Compare a snapshot with the host's folder; `check` raises where nobody waits any more."""
     from cloche.workspace.compare import make_diff
 
-    folder = found.folder
+    folder = open_folder.folder
     return make_diff(
-        snapshot, found.fd, hidden={*folder.hidden, *folder.left_out}, opened_ns=folder.opened_ns,
-        committed=read_known(found), branches=_dangerous_branches(found, snapshot, check), check=check,
+        snapshot, open_folder.fd, hidden={*folder.hidden, *folder.left_out}, opened_ns=folder.opened_ns,
+        committed=read_committed(open_folder), branches=_dangerous_branches(open_folder, snapshot, check), check=check,
     )  # fmt: skip
 
 
@@ -141,17 +146,17 @@ def is_of_git(change: Change) -> bool:
     return change.path.startswith(".git/")
 
 
-def _dangerous_branches(found: OpenFolder, snapshot: Snapshot, check: Callable[[], None]) -> tuple[Change, ...]:
+def _dangerous_branches(open_folder: OpenFolder, snapshot: Snapshot, check: Callable[[], None]) -> tuple[Change, ...]:
     """Return a change for each of the guest's branches with commits that touch a hidden file.
 
     Where git refuses them, none is fetched either.
     """
     from cloche.workspace.git import touched_files
 
-    if not found.folder.tracked_here or b".git" not in snapshot.entries:
+    if not open_folder.folder.tracked_here or b".git" not in snapshot.entries:
         return ()
     try:
-        touched = touched_files(found.fd, snapshot, found.folder.tracked_here, check)
+        touched = touched_files(open_folder.fd, snapshot, open_folder.folder.tracked_here, check)
     except (InvalidRequest, BackendUnavailable, WorkspaceFailed):
         return ()
     return tuple(
@@ -168,11 +173,11 @@ def _file_of(branch: str) -> str:
 
 
 def write_changes(
-    found: OpenFolder,
+    open_folder: OpenFolder,
     snapshot: Snapshot,
-    wanted: str | None,
+    expected_id: str | None,
     name: str,
-    choice: Choice,
+    choice: CommitChoice,
     branch: BranchOptions | None,
     audit: Audit | None,
     check: Callable[[], None],
@@ -182,78 +187,79 @@ def write_changes(
     from cloche.workspace.git import commit_to_branch
 
     compared_ns = after_now()
-    diff = compare(found, snapshot, check)
+    diff = compare(open_folder, snapshot, check)
     check()
     if snapshot.is_partial:
         raise InvalidRequest(
             "nothing was written: the sandbox has changed more than can be looked at; remove what it has made"
         )
-    if wanted is not None and diff.id != wanted:
+    if expected_id is not None and diff.id != expected_id:
         raise InvalidRequest(
             "nothing was written: the sandbox, or the host, has changed since this diff was made; look at it anew"
         )
     chosen = choice.check(diff)
     if audit is not None:
         audit.record(
-            "commit", folder=found.folder.path, sandbox=acting_as("sandbox", name), diff=diff.id, paths=len(chosen),
-            dangerous=[one.path for one in chosen if one.dangers][:MOST_TOLD], branch=branch.name if branch else None,
+            "commit", folder=open_folder.folder.path, sandbox=acting_as("sandbox", name), diff=diff.id,
+            paths=len(chosen), dangerous=[change.path for change in chosen if change.dangers][:MOST_TOLD],
+            branch=branch.name if branch else None,
         )  # fmt: skip
-    kept = {path: KEPT for path in choice.theirs if not path.startswith(".git/")}
-    agreed = {one.path.removeprefix(".git/").removeprefix("refs/heads/") for one in chosen if is_of_git(one)}
-    chosen = tuple(one for one in chosen if not is_of_git(one))
+    host_kept = {path: KEPT for path in choice.theirs if not path.startswith(".git/")}
+    agreed = {change.path.removeprefix(".git/").removeprefix("refs/heads/") for change in chosen if is_of_git(change)}
+    chosen = tuple(change for change in chosen if not is_of_git(change))
     if branch is not None:
-        made = commit_to_branch(
-            found.fd, snapshot, chosen, branch.name, author=branch.author or "Cloche <cloche@localhost>",
+        branch_refs = commit_to_branch(
+            open_folder.fd, snapshot, chosen, branch.name, author=branch.author or "Cloche <cloche@localhost>",
             message=branch.message or f"Changes of {name}",
         )  # fmt: skip
-        refs, left = _fetched(found, snapshot, name, agreed)
-        return Committed(refs={**refs, **made}, left={**kept, **left})
-    snapshot, chosen = _merged(found, snapshot, chosen, choice.merge)
+        refs, not_fetched = _fetched(open_folder, snapshot, name, agreed)
+        return Committed(refs={**refs, **branch_refs}, left={**host_kept, **not_fetched})
+    snapshot, chosen = _merged(open_folder, snapshot, chosen, choice.merge)
     choose: dict[str, Literal["theirs", "ours"]] = dict.fromkeys((*choice.ours, *choice.merge), "ours")
-    done = commit(
-        found.fd, snapshot, chosen, state=state_folder(), owner=found.folder.owner, choose=choose,
+    committed = commit(
+        open_folder.fd, snapshot, chosen, state=state_folder(), owner=open_folder.folder.owner, choose=choose,
         unchanged_since_ns=compared_ns,
         # What is staged is not the folder's yet; from then on it is done to its end.
-        step=lambda word: check() if word.startswith("stage ") else None,
+        step=lambda step_name: check() if step_name.startswith("stage ") else None,
     )  # fmt: skip
-    _note_known(found, done.written)
-    refs, left = _fetched(found, snapshot, name, agreed)
+    _note_committed(open_folder, committed.written)
+    refs, not_fetched = _fetched(open_folder, snapshot, name, agreed)
     # Nobody has been told of these but who has looked at the diff.
-    left_out = {one.path: one.reason for one in diff.left_out if one.path.partition("/")[0] != ".git"}
-    return replace(done, refs=refs, left={**left_out, **kept, **done.left, **left})
+    left_out = {item.path: item.reason for item in diff.left_out if item.path.partition("/")[0] != ".git"}
+    return replace(committed, refs=refs, left={**left_out, **host_kept, **committed.left, **not_fetched})
 
 
 def _merged(
-    found: OpenFolder, snapshot: Snapshot, changes: tuple[Change, ...], merge: Collection[str]
+    open_folder: OpenFolder, snapshot: Snapshot, changes: tuple[Change, ...], merge: Collection[str]
 ) -> tuple[Snapshot, tuple[Change, ...]]:
     """Return them with the changes of both sides in the files that are to be merged. Raises WorkspaceConflict."""
     if not merge:
         return snapshot, changes
     from cloche.workspace.git import base_of, merge_text
 
-    wanted, refused, done = set(merge), {}, []
+    to_merge, refused, merged = set(merge), {}, []
     entries: ChainMap[bytes, Entry] = ChainMap({}, cast("dict[bytes, Entry]", snapshot.entries))
-    for one in changes:
-        entry = entries.get(os.fsencode(one.path))
-        if one.path not in wanted or not one.conflict or entry is None:
-            done.append(one)
+    for change in changes:
+        entry = entries.get(os.fsencode(change.path))
+        if change.path not in to_merge or not change.conflict or entry is None:
+            merged.append(change)
             continue
-        base, theirs = base_of(found.fd, one.path), _text_of(found.fd, one.path)
+        base, theirs = base_of(open_folder.fd, change.path), _text_of(open_folder.fd, change.path)
         text = None
-        if base is not None and theirs is not None and one.kind == "file" and one.size <= MOST_MERGED_BYTES:
+        if base is not None and theirs is not None and change.kind == "file" and change.size <= MOST_MERGED_BYTES:
             text = merge_text(base, b"".join(snapshot.read(entry)), theirs)
         if text is None:
-            refused[one.path] = "cannot be merged: " + (
+            refused[change.path] = "cannot be merged: " + (
                 "git has no text of it" if base is None or theirs is None else "both have changed the same lines"
             )
             continue
         entry, sha256 = snapshot.add(entry, text)
         entries[entry.path] = entry
-        done.append(replace(one, size=len(text), sha256=sha256))
+        merged.append(replace(change, size=len(text), sha256=sha256))
     if refused:
-        told = "; ".join(f"{escape_name(path)} {why}" for path, why in list(refused.items())[:10])
-        raise WorkspaceConflict(f"nothing was written: {told}", paths=refused)
-    return replace(snapshot, entries=entries), tuple(done)
+        listed = "; ".join(f"{escape_name(path)} {why}" for path, why in list(refused.items())[:10])
+        raise WorkspaceConflict(f"nothing was written: {listed}", paths=refused)
+    return replace(snapshot, entries=entries), tuple(merged)
 
 
 def _text_of(folder: int, path: str) -> bytes | None:
@@ -269,7 +275,7 @@ def _text_of(folder: int, path: str) -> bytes | None:
 
 
 def _fetched(
-    found: OpenFolder, snapshot: Snapshot, name: str, agreed: Collection[str]
+    open_folder: OpenFolder, snapshot: Snapshot, name: str, agreed: Collection[str]
 ) -> tuple[Mapping[str, str], Mapping[str, str]]:
     """Return the references that were made of the guest's commits, and why there are none of those that git refuses."""
     from cloche.workspace.git import fetch_commits
@@ -277,8 +283,10 @@ def _fetched(
     if b".git" not in snapshot.entries:
         return {}, {}
     try:
-        refs, left = fetch_commits(found.fd, snapshot, name, hidden=found.folder.tracked_here, agreed=agreed)
-        return refs, {_file_of(branch): f"its commits are not fetched: {why}" for branch, why in left.items()}
+        refs, refused = fetch_commits(
+            open_folder.fd, snapshot, name, hidden=open_folder.folder.tracked_here, agreed=agreed
+        )
+        return refs, {_file_of(branch): f"its commits are not fetched: {why}" for branch, why in refused.items()}
     except (InvalidRequest, BackendUnavailable, WorkspaceFailed) as error:
         return {}, {".git": f"commits that were made inside are not fetched: {error}"}
 
@@ -302,16 +310,16 @@ def recovered() -> list[str]:
 # What a sandbox has committed has changed on the host since it was opened, and is no conflict for that.
 
 
-def _known_file(folder: HostFolder) -> str:
+def _committed_file(folder: HostFolder) -> str:
     return os.path.join(state_folder(), f"{COMMITTED}{folder.opened_ns}-{folder.identity[0]}-{folder.identity[1]}.json")
 
 
-def read_known(found: OpenFolder) -> dict[str, tuple[int, int]]:
+def read_committed(open_folder: OpenFolder) -> dict[str, tuple[int, int]]:
     """Return, by path, inode and change time of what this sandbox has committed."""
-    if found.known is not None:
-        return found.known
+    if open_folder.committed is not None:
+        return open_folder.committed
     try:
-        with open(_known_file(found.folder), "rb") as file:
+        with open(_committed_file(open_folder.folder), "rb") as file:
             return {str(path): (int(row[0]), int(row[1])) for path, row in json.load(file).items()}
     except FileNotFoundError:
         return {}
@@ -320,25 +328,25 @@ def read_known(found: OpenFolder) -> dict[str, tuple[int, int]]:
         return {}
 
 
-def _note_known(found: OpenFolder, written: Sequence[str]) -> None:
+def _note_committed(open_folder: OpenFolder, written: Sequence[str]) -> None:
     from cloche.workspace.host_files import Tree
 
-    known = read_known(found)
-    with Tree(found.fd) as tree:
+    committed = read_committed(open_folder)
+    with Tree(open_folder.fd) as tree:
         for path in written:
             try:
                 state = tree.look(path)
             except OSError:
                 state = None
-            known[path] = (state.st_ino, state.st_ctime_ns) if state is not None else (0, 0)
-    if found.known is not None:
+            committed[path] = (state.st_ino, state.st_ctime_ns) if state is not None else (0, 0)
+    if open_folder.committed is not None:
         return
     try:
-        folder, name = os.path.split(_known_file(found.folder))
-        at = hostfs.open_folder(folder)
+        folder, name = os.path.split(_committed_file(open_folder.folder))
+        folder_fd = hostfs.open_folder(folder)
         try:
-            hostfs.replace(at, name, json.dumps(known).encode(), mode=0o600, permissions=0o600)
+            hostfs.replace(folder_fd, name, json.dumps(committed).encode(), mode=0o600, permissions=0o600)
         finally:
-            os.close(at)
+            os.close(folder_fd)
     except OSError as error:
         log.warning("what was committed cannot be noted, so it will count as a conflict: %s", error)

@@ -64,7 +64,7 @@ class FoundToolchain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interpreter:
+class InterpreterFacts:
     """Describe the interpreter that runs this, and with it every Python guest."""
 
     path: str
@@ -103,7 +103,7 @@ class Diagnosis:
     user: str
     controls: Mapping[Control, Measure]
     features: tuple[Feature, ...]
-    interpreter: Interpreter
+    interpreter: InterpreterFacts
     toolchains: tuple[FoundToolchain, ...]
     trials: tuple[Trial, ...]
 
@@ -182,7 +182,7 @@ def diagnose() -> Diagnosis:
 
 def _diagnose(backend: Backend, capabilities: Capabilities, gvisor: Future[Feature]) -> Diagnosis:
     trials = tuple(try_level(backend, level) for level in TRIED_LEVELS)
-    found = survey()
+    findings = survey()
     toolchains = find_toolchains()
     best = next((trial for trial in trials if trial.is_ok), None)
     level = best.level if best else Level.NONE
@@ -194,7 +194,7 @@ def _diagnose(backend: Backend, capabilities: Capabilities, gvisor: Future[Featu
         user=f"uid {os.geteuid()}",
         controls=best.controls if best else capabilities.controls,
         features=(
-            *features_of(found, namespace_remedy=capabilities.remedy, in_gvisor=is_gvisor()),
+            *features_of(findings, namespace_remedy=capabilities.remedy, in_gvisor=is_gvisor()),
             gvisor.result(),
         ),
         interpreter=describe_interpreter(toolchains),
@@ -205,10 +205,10 @@ def _diagnose(backend: Backend, capabilities: Capabilities, gvisor: Future[Featu
 
 def find_gvisor() -> Feature:
     """Say whether gVisor works here without docker; the first time, that takes a container."""
-    found = gvisor_without_docker()
-    detail = found.reason if not found.available else ""
-    remedy = "" if found.available else found.remedy
-    return Feature(name="runsc", works=found.available, needed_for="gvisor", detail=detail, remedy=remedy)
+    capabilities = gvisor_without_docker()
+    detail = capabilities.reason if not capabilities.available else ""
+    remedy = "" if capabilities.available else capabilities.remedy
+    return Feature(name="runsc", works=capabilities.available, needed_for="gvisor", detail=detail, remedy=remedy)
 
 
 def try_level(backend: Backend, level: Level) -> Trial:
@@ -251,7 +251,7 @@ async def _why_not_live(backend: Backend, level: Level) -> str:
 def survey() -> Mapping[str, tuple[bool, str]]:
     """Run the survey process and return its findings: whether each thing works, and the kernel's answer."""
     command = [sys.executable, "-I", "-S", "-c", _BOOT_SURVEY]
-    done = subprocess.run(
+    completed = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -259,9 +259,9 @@ def survey() -> Mapping[str, tuple[bool, str]]:
         timeout=SURVEY_TIMEOUT_S,
         check=False,
     )
-    if done.returncode != 0 or not done.stdout:
-        return {"survey": (False, done.stderr.decode("utf-8", "replace").strip()[-200:])}
-    findings: Mapping[str, tuple[bool, str]] = marshal.loads(done.stdout)  # noqa: S302  # our own process wrote it
+    if completed.returncode != 0 or not completed.stdout:
+        return {"survey": (False, completed.stderr.decode("utf-8", "replace").strip()[-200:])}
+    findings: Mapping[str, tuple[bool, str]] = marshal.loads(completed.stdout)  # noqa: S302  # our own process wrote it
     return findings
 
 
@@ -300,7 +300,7 @@ _ROOT_ONLY = ("id-mapped mounts", "outside id")
 
 
 def features_of(
-    found: Mapping[str, tuple[bool, str]],
+    findings: Mapping[str, tuple[bool, str]],
     *,
     namespace_remedy: str,
     uid: int | None = None,
@@ -310,7 +310,7 @@ def features_of(
     """Turn findings into features with their remedies: in gVisor all have one. Pure when all keywords are given."""
     uid = os.geteuid() if uid is None else uid
     features = []
-    for name, (works, detail) in found.items():
+    for name, (works, detail) in findings.items():
         needed_for, remedy = _FEATURES.get(name, ("", ""))
         if name in _GROUP_FEATURES:
             remedy = group_remedy(uid, is_unified=is_unified)
@@ -356,10 +356,12 @@ def find_toolchain(backend: Backend, language: Language) -> FoundToolchain:
     )
 
 
-def describe_interpreter(toolchains: tuple[FoundToolchain, ...]) -> Interpreter:
+def describe_interpreter(toolchains: tuple[FoundToolchain, ...]) -> InterpreterFacts:
     """Say where the interpreter is and how a jail comes to see it."""
-    python = next((found for found in toolchains if found.language == "python"), FoundToolchain(language="python"))
-    return Interpreter(
+    python = next(
+        (toolchain for toolchain in toolchains if toolchain.language == "python"), FoundToolchain(language="python")
+    )
+    return InterpreterFacts(
         path=sys.executable,
         real_path=os.path.realpath(sys.executable),
         version=f"{platform.python_implementation()} {platform.python_version()}",

@@ -30,14 +30,14 @@ REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO)
 
 
-def read_host_file(path: str, most: int) -> tuple[bytes, int]:
+def read_host_file(path: str, max_bytes: int) -> tuple[bytes, int]:
     """Return a file of this machine and its permission bits. Raises InvalidRequest."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
             state = os.fstat(file.fileno())
             if not stat.S_ISREG(state.st_mode):
                 raise InvalidRequest(f"upload: {path!r} is neither a regular file nor a folder")
-            _check_size(state.st_size, most, path)
+            _check_size(state.st_size, max_bytes, path)
             return file.read(state.st_size), state.st_mode & 0o777
     except OSError as error:
         raise InvalidRequest(f"upload: cannot read {path!r}: {error.strerror}") from error
@@ -48,16 +48,16 @@ def write_host_file(path: str, data: bytes, mode: int) -> None:
     folder, name = os.path.split(os.path.abspath(path))
     try:
         os.makedirs(folder, exist_ok=True)
-        at = hostfs.open_folder(folder, follows_link=True)
+        folder_fd = hostfs.open_folder(folder, follows_link=True)
         try:
-            hostfs.replace(at, name, data, permissions=_mode(mode))
+            hostfs.replace(folder_fd, name, data, permissions=_mode(mode))
         finally:
-            os.close(at)
+            os.close(folder_fd)
     except OSError as error:
         raise InvalidRequest(f"download: cannot write {path!r}: {error.strerror}") from error
 
 
-def pack_folder(source: str, archive: BinaryIO, most: int, leave_out: Collection[str] = ()) -> Transfer:
+def pack_folder(source: str, archive: BinaryIO, max_bytes: int, leave_out: Collection[str] = ()) -> Transfer:
     """Write an archive of a folder of this machine, without what has a name of `leave_out`, at any depth.
 
     Raises InvalidRequest for what cannot be read, or is too much.
@@ -68,7 +68,7 @@ def pack_folder(source: str, archive: BinaryIO, most: int, leave_out: Collection
             with tarfile.open(
                 fileobj=archive, mode="w", format=tarfile.GNU_FORMAT, encoding=ENCODING, errors=ERRORS
             ) as into:
-                return _Packing(into, source, most, frozenset(leave_out)).pack(root)
+                return _Packing(into, source, max_bytes, frozenset(leave_out)).pack(root)
         finally:
             os.close(root)
     except OSError as error:
@@ -77,22 +77,22 @@ def pack_folder(source: str, archive: BinaryIO, most: int, leave_out: Collection
 
 
 class _Packing:
-    def __init__(self, into: tarfile.TarFile, source: str, most: int, leave_out: frozenset[str]):
-        self._into, self._source, self._most, self._names_left_out = into, source, most, leave_out
+    def __init__(self, into: tarfile.TarFile, source: str, max_bytes: int, leave_out: frozenset[str]):
+        self._into, self._source, self._max_bytes, self._names_left_out = into, source, max_bytes, leave_out
         self._files = self._entries = self._size = self._left_out = 0
 
     def pack(self, root: int) -> Transfer:
-        for folder, folders, names, at in os.fwalk(".", dir_fd=root, onerror=_raise):
+        for folder, folders, names, folder_fd in os.fwalk(".", dir_fd=root, onerror=_raise):
             folders[:] = sorted(set(folders) - self._names_left_out)
             for name in sorted({*folders, *names} - self._names_left_out):
                 self._entries += 1
                 if self._entries > MOST_ENTRIES:
                     raise InvalidRequest(f"upload: {self._source!r} has more than {MOST_ENTRIES} entries; send a part")
-                self._add(os.path.normpath(os.path.join(folder, name)), name, at)
+                self._add(os.path.normpath(os.path.join(folder, name)), name, folder_fd)
         return Transfer(files=self._files, size=self._size, left_out=self._left_out)
 
-    def _add(self, path: str, name: str, at: int) -> None:
-        state = hostfs.look(name, at)
+    def _add(self, path: str, name: str, folder_fd: int) -> None:
+        state = hostfs.look(name, folder_fd)
         member = tarfile.TarInfo(path)
         if state is None:
             return  # it has gone meanwhile
@@ -101,21 +101,21 @@ class _Packing:
             member.type = tarfile.DIRTYPE
             self._into.addfile(member)
         elif stat.S_ISLNK(state.st_mode):
-            member.type, member.linkname = tarfile.SYMTYPE, os.readlink(name, dir_fd=at)
+            member.type, member.linkname = tarfile.SYMTYPE, os.readlink(name, dir_fd=folder_fd)
             if stays_inside(path, member.linkname):
                 self._into.addfile(member)
             else:
                 self._left_out += 1
         elif stat.S_ISREG(state.st_mode):
-            self._add_file(member, name, at)
+            self._add_file(member, name, folder_fd)
         else:
             self._left_out += 1
 
-    def _add_file(self, member: tarfile.TarInfo, name: str, at: int) -> None:
-        fd, state = hostfs.open_regular(name, at)
+    def _add_file(self, member: tarfile.TarInfo, name: str, folder_fd: int) -> None:
+        fd, state = hostfs.open_regular(name, folder_fd)
         with open(fd, "rb") as file:
             self._size += state.st_size
-            _check_size(self._size, self._most, self._source)
+            _check_size(self._size, self._max_bytes, self._source)
             member.size = state.st_size
             self._into.addfile(member, file)  # which raises where the file has become shorter
         self._files += 1
@@ -125,9 +125,9 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _check_size(size: int, most: int, path: str) -> None:
-    if size > most:
-        raise InvalidRequest(f"upload: {path!r} has more than {format_size(most)}; {MORE}")
+def _check_size(size: int, max_bytes: int, path: str) -> None:
+    if size > max_bytes:
+        raise InvalidRequest(f"upload: {path!r} has more than {format_size(max_bytes)}; {MORE}")
 
 
 def stays_inside(path: str, target: str) -> bool:
@@ -135,11 +135,11 @@ def stays_inside(path: str, target: str) -> bool:
     if not target or target.startswith("/") or "\0" in target:
         return False
     names = [name for name in target.split("/") if name not in ("", ".")]
-    up = next((at for at, name in enumerate(names) if name != ".."), len(names))
+    up = next((index for index, name in enumerate(names) if name != ".."), len(names))
     return up <= path.count("/") and ".." not in names[up:]
 
 
-def unpack_folder(archive: BinaryIO, target: str, most: int) -> Transfer:
+def unpack_folder(archive: BinaryIO, target: str, max_bytes: int) -> Transfer:
     """Write what an archive holds below a folder of this machine, which is made where it is not there.
 
     Raises SandboxFileError for an archive that makes no sense, InvalidRequest for a folder that cannot be written to.
@@ -150,7 +150,7 @@ def unpack_folder(archive: BinaryIO, target: str, most: int) -> Transfer:
     except OSError as error:
         raise InvalidRequest(f"download: cannot write to {target!r}: {error.strerror}") from error
     try:
-        return _Unpacking(archive, root, target, most).unpack()
+        return _Unpacking(archive, root, target, max_bytes).unpack()
     except (tarfile.TarError, ValueError) as error:
         if isinstance(error, InvalidRequest):
             raise
@@ -160,8 +160,8 @@ def unpack_folder(archive: BinaryIO, target: str, most: int) -> Transfer:
 
 
 class _Unpacking:
-    def __init__(self, archive: BinaryIO, root: int, target: str, most: int):
-        self._archive, self._root, self._target, self._left = archive, root, target, most
+    def __init__(self, archive: BinaryIO, root: int, target: str, max_bytes: int):
+        self._archive, self._root, self._target, self._remaining_bytes = archive, root, target, max_bytes
         self._size = archive.seek(0, os.SEEK_END)
         self._written: dict[str, tuple[int, int]] = {}  # where the content of each file is
 
@@ -204,32 +204,32 @@ class _Unpacking:
         if member.kind == tarfile.SYMTYPE:
             if not stays_inside(path, member.target):
                 return False
-            with hostfs.descended(self._root, names[:-1], mode=0o777) as at:
-                _link(member.target, names[-1], at)
+            with hostfs.descended(self._root, names[:-1], mode=0o777) as folder_fd:
+                _link(member.target, names[-1], folder_fd)
             return True
         if member.kind not in REGULAR:
             return False
-        self._left -= member.size
-        if self._left < 0:
+        self._remaining_bytes -= member.size
+        if self._remaining_bytes < 0:
             raise SandboxFileTooLarge(f"{path}: there is more than was allowed; {MORE}", path=path)
-        with hostfs.descended(self._root, names[:-1], mode=0o777) as at:
-            self._fill(member, names[-1], at)
+        with hostfs.descended(self._root, names[:-1], mode=0o777) as folder_fd:
+            self._fill(member, names[-1], folder_fd)
         self._written[path] = (member.offset, member.size)
         return True
 
-    def _fill(self, member: Member, name: str, at: int) -> None:
-        there = hostfs.look(name, at)
-        if there is not None and stat.S_ISDIR(there.st_mode):
+    def _fill(self, member: Member, name: str, folder_fd: int) -> None:
+        existing = hostfs.look(name, folder_fd)
+        if existing is not None and stat.S_ISDIR(existing.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        with hostfs.new_file(at) as (beside, file):
+        with hostfs.new_file(folder_fd) as (beside, file):
             with file:
                 os.fchmod(file.fileno(), _mode(member.mode))
                 self._archive.seek(member.offset)
-                left = member.size
-                while left and (data := self._archive.read(min(left, CHUNK_BYTES))):
+                remaining = member.size
+                while remaining and (data := self._archive.read(min(remaining, CHUNK_BYTES))):
                     file.write(data)
-                    left -= len(data)
-            os.rename(beside, name, src_dir_fd=at, dst_dir_fd=at)
+                    remaining -= len(data)
+            os.rename(beside, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
 
 
 def _names(path: str | None) -> list[str] | None:
@@ -240,13 +240,13 @@ def _names(path: str | None) -> list[str] | None:
     return None if ".." in names or len(names) > MOST_DEPTH else names
 
 
-def _link(target: str, name: str, at: int) -> None:
+def _link(target: str, name: str, folder_fd: int) -> None:
     """Make a link in place of what has its name, unless that is a folder."""
-    there = hostfs.look(name, at)
-    if there is not None and not stat.S_ISDIR(there.st_mode):
+    existing = hostfs.look(name, folder_fd)
+    if existing is not None and not stat.S_ISDIR(existing.st_mode):
         with suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=at)
-    os.symlink(target, name, dir_fd=at)
+            os.unlink(name, dir_fd=folder_fd)
+    os.symlink(target, name, dir_fd=folder_fd)
 
 
 def _mode(mode: int) -> int:

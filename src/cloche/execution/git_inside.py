@@ -58,48 +58,50 @@ async def prepare_git(live: OpenLiveSandbox, folder: HostFolder) -> list[str]:
     if folder.copied_ns and folder.git_config:
         await live.write_path(CONFIG, folder.git_config.encode("utf-8", "surrogateescape"), mode=0o644)
     by_place: dict[str, list[str]] = {}
-    for place, path in folder.tracked:
-        by_place.setdefault(place, []).append(path[len(place) + 1 :] if place else path)
-    for place, paths in by_place.items():
-        at = f"{folder.at}/{place}" if place else folder.at
+    for repository, path in folder.tracked:
+        by_place.setdefault(repository, []).append(path[len(repository) + 1 :] if repository else path)
+    for repository, paths in by_place.items():
+        repository_path = f"{folder.at}/{repository}" if repository else folder.at
         for start in range(0, len(paths), MOST_AT_ONCE):
-            if why := await _mark(live, at, paths[start : start + MOST_AT_ONCE]):
+            if why := await _mark(live, repository_path, paths[start : start + MOST_AT_ONCE]):
                 return [f"Git inside takes hidden files that it tracks for deleted, as they could not be marked: {why}"]
     return []
 
 
 def _programs() -> str:
     """Return the patterns of what programs are called while they run."""
-    parts = (name.rpartition(".") for name in sorted(PROGRAM_FILES))
-    return "".join(f"/{stem}.{suffix}\n/{stem}-[0-9]*.{suffix}\n" for stem, _, suffix in parts)
+    name_parts = (name.rpartition(".") for name in sorted(PROGRAM_FILES))
+    return "".join(f"/{stem}.{suffix}\n/{stem}-[0-9]*.{suffix}\n" for stem, _, suffix in name_parts)
 
 
-async def give_git(live: OpenLiveSandbox, found: OpenFolder, *, is_copy: bool) -> None:
+async def give_git(live: OpenLiveSandbox, open_folder: OpenFolder, *, is_copy: bool) -> None:
     """Make `.git` of a worktree or a submodule the directory of a repository like any other.
 
     In a view it has what all worktrees share, in a copy nothing yet. Raises InvalidRequest for too much.
     """
-    shown, git = found.folder.git, found.git
+    shown, git = open_folder.folder.git, open_folder.git
     if shown is None or git is None:
         return
     from cloche.workspace.archive import pack, paths_below
     from cloche.workspace.git_folder import PLACES, own_config
 
-    at = f"{WORKSPACE}/.git" if is_copy else shown.at
-    most = shown.disk_bytes
+    git_path = f"{WORKSPACE}/.git" if is_copy else shown.at
+    max_bytes = shown.disk_bytes
     if is_copy:
-        await _unpack(live, at, lambda: pack(git.fd, paths_below(git.fd, hidden=shown.hidden), max_bytes=most))
+        await _unpack(
+            live, git_path, lambda: pack(git.fd, paths_below(git.fd, hidden=shown.hidden), max_bytes=max_bytes)
+        )
     if git.is_shared:
-        await _unpack(live, at, lambda: pack(git.own, paths_below(git.own, hidden=PLACES), max_bytes=most))
+        await _unpack(live, git_path, lambda: pack(git.own, paths_below(git.own, hidden=PLACES), max_bytes=max_bytes))
     config = await finish(asyncio.to_thread(own_config, git))
     if config is not None:
-        await live.write_path(f"{at}/config", config, mode=0o644)
+        await live.write_path(f"{git_path}/config", config, mode=0o644)
 
 
-async def _unpack(live: OpenLiveSandbox, at: str, packing: Callable[[], Packed]) -> None:
+async def _unpack(live: OpenLiveSandbox, target: str, packing: Callable[[], Packed]) -> None:
     packed = await finish(asyncio.to_thread(packing))
     with packed.file:
-        await live.unpack_path(at, in_threads(packed.pieces()))
+        await live.unpack_path(target, in_threads(packed.pieces()))
 
 
 async def in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
@@ -108,10 +110,10 @@ async def in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
         yield piece
 
 
-async def _mark(live: OpenLiveSandbox, at: str, paths: list[str]) -> str:
+async def _mark(live: OpenLiveSandbox, repository_path: str, paths: list[str]) -> str:
     """Mark files of one repository; return why that failed."""
-    words = ("/bin/sh", "-c", MARKS, "sh", place_inside(live, at), *paths)
-    request = ProcessRequest(argv=words, cwd=place_inside(live, "/tmp"), timeout_s=PATIENCE_S, has_input=False)
+    command = ("/bin/sh", "-c", MARKS, "sh", place_inside(live, repository_path), *paths)
+    request = ProcessRequest(argv=command, cwd=place_inside(live, "/tmp"), timeout_s=PATIENCE_S, has_input=False)
     try:
         process = await live.start_process(request)
         try:

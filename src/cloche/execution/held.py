@@ -6,7 +6,7 @@ Theory of operation: the contexts of a backend are left by the task that entered
 
 Nothing that lives as long as an open sandbox may refer to the object that its caller has, which would never be
 collected: the task has a twin of that object, with the same attributes, and the sandbox's stack has a session's
-`Interpreter`, not the session. The collector may call `__del__` in any thread, between any two instructions: it tells
+`SessionInterpreter`, not the session. The collector may call `__del__` in any thread, between any two instructions: it tells
 the loop, and warns. In a forked child it does nothing. Sessions of a sandbox that a block has end with the block.
 """
 
@@ -187,7 +187,7 @@ class HeldOperations(LiveOperations):
         return twin
 
 
-class Interpreter:
+class SessionInterpreter:
     """Hold the interpreter of a session, with the sandbox of its own, if any, that is closed after it."""
 
     def __init__(self, opened: OpenSession, close_sandbox: Callable[[], Awaitable[None]] | None) -> None:
@@ -239,20 +239,20 @@ class Interpreter:
 
 
 def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
-    found = method()
-    if found is not None:
-        found()
+    check = method()
+    if check is not None:
+        check()
 
 
-def _warn(what: str, source: object, *, stacklevel: int = 3) -> None:
-    text = f"{what} was not closed, and is ended now; {REMEDY}"
+def _warn(subject: str, source: object, *, stacklevel: int = 3) -> None:
+    text = f"{subject} was not closed, and is ended now; {REMEDY}"
     warnings.warn(text, ResourceWarning, source=source, stacklevel=stacklevel)
 
 
 def close_left() -> None:
     """Close at the interpreter's end what is open, all at once."""
     deadline = time.monotonic() + EXIT_S
-    for holder in [one for one in tuple(_open) if one.tell()]:
+    for holder in [candidate for candidate in tuple(_open) if candidate.tell()]:
         with contextlib.suppress(Exception):  # there is nobody left to tell
             holder.wait_at_exit(deadline)
 

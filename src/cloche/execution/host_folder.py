@@ -20,7 +20,17 @@ from cloche.core.protocols import OpenLiveSandbox, OpenSandbox
 from cloche.core.record import replace
 from cloche.keeper.attach import Kept
 
-from .commits import BranchOptions, Choice, above_of, compare, is_of_git, name_for, read_known, selected, write_changes
+from .commits import (
+    BranchOptions,
+    CommitChoice,
+    above_of,
+    compare,
+    is_of_git,
+    name_for,
+    read_committed,
+    selected,
+    write_changes,
+)
 from .git_inside import WORKSPACE, give_git, in_threads, prepare_git, variables_for
 from .naming import NameOperations
 from .open_folder import FolderOptions, OpenFolder, open_again, open_new
@@ -40,7 +50,7 @@ OVERLAY = "overlay"  # the step of a jail that mounts a view
 class HostFolderOperations(NameOperations):
     """Give a sandbox a folder of the host, tell what was changed in it, and write that to the host or take it back."""
 
-    _kept: Kept | None
+    _existing: Kept | None
     _folder_options: FolderOptions | None
     _folder: OpenFolder | None
     _stack: AsyncExitStack
@@ -48,54 +58,59 @@ class HostFolderOperations(NameOperations):
     @asynccontextmanager
     async def _opening_with_folder(self) -> AsyncIterator[OpenSandbox]:
         """Open the sandbox, with a view of the folder or, where there can be none, with a copy of it."""
-        kept = self._kept.policy.host_folder if self._kept is not None else None
-        if self._folder_options is None and kept is None:
+        host_folder = self._existing.policy.host_folder if self._existing is not None else None
+        if self._folder_options is None and host_folder is None:
             async with self._opening() as opened:
                 yield opened
             return
         async with AsyncExitStack() as stack:
-            if kept is not None:
-                found = await _opened(lambda: open_again(kept))
+            if host_folder is not None:
+                open_folder = await _opened(lambda: open_again(host_folder))
             else:
                 options = cast("FolderOptions", self._folder_options)
-                found = await _opened(lambda: open_new(options))
-            stack.callback(found.close)
-            opened = await self._enter(stack, found, is_kept=kept is not None)
-            self._folder = found
+                open_folder = await _opened(lambda: open_new(options))
+            stack.callback(open_folder.close)
+            opened = await self._enter(stack, open_folder, is_kept=host_folder is not None)
+            self._folder = open_folder
             stack.callback(setattr, self, "_folder", None)
             stack.callback(setattr, self, "_env", self._env)
-            self._env = {**variables_for(found.folder, opened), **self._env}
-            if kept is None and (said := await prepare_git(cast("OpenLiveSandbox", opened), found.folder)):
-                found.notes = {**found.notes, "warnings": [*found.notes.get("warnings", ()), *said]}
-            self._note(found)
+            self._env = {**variables_for(open_folder.folder, opened), **self._env}
+            if host_folder is None and (
+                warnings := await prepare_git(cast("OpenLiveSandbox", opened), open_folder.folder)
+            ):
+                open_folder.notes = {
+                    **open_folder.notes,
+                    "warnings": [*open_folder.notes.get("warnings", ()), *warnings],
+                }
+            self._note(open_folder)
             yield opened
 
-    def _note(self, found: OpenFolder) -> None:
+    def _note(self, open_folder: OpenFolder) -> None:
         notes = {name: value for name, value in self._prepared.notes.items() if name != "workspace"}
-        self._prepared = replace(self._prepared, notes={**notes, "workspace": found.notes})
+        self._prepared = replace(self._prepared, notes={**notes, "workspace": open_folder.notes})
 
-    async def _enter(self, stack: AsyncExitStack, found: OpenFolder, *, is_kept: bool) -> OpenSandbox:
+    async def _enter(self, stack: AsyncExitStack, open_folder: OpenFolder, *, is_kept: bool) -> OpenSandbox:
         if is_kept:
-            found.notes = {**found.notes, "how": "overlay"}
+            open_folder.notes = {**open_folder.notes, "how": "overlay"}
             return await stack.enter_async_context(self._opening())
         before = self._prepared
         why = await asyncio.to_thread(self._why_no_view)
         if not why:
-            self._prepared = replace(before, policy=before.policy.with_changes(host_folder=found.folder))
+            self._prepared = replace(before, policy=before.policy.with_changes(host_folder=open_folder.folder))
             try:
                 async with AsyncExitStack() as attempt:
                     opened = await attempt.enter_async_context(self._opening())
                     await cast("OpenLiveSandbox", opened).ask("clock")  # which starts it
-                    await give_git(cast("OpenLiveSandbox", opened), found, is_copy=False)
+                    await give_git(cast("OpenLiveSandbox", opened), open_folder, is_copy=False)
                     stack.push_async_exit(attempt.pop_all())
             except StartFailed as error:
                 if error.step != OVERLAY:
                     raise
                 why, self._prepared = f"this kernel mounts no overlay of it for a sandbox: {error}", before
             else:
-                found.notes = {**found.notes, "how": "overlay"}
+                open_folder.notes = {**open_folder.notes, "how": "overlay"}
                 return opened
-        return await self._enter_copy(stack, found, why)
+        return await self._enter_copy(stack, open_folder, why)
 
     def _why_no_view(self) -> str:
         backend = self._prepared.backend
@@ -103,7 +118,7 @@ class HostFolderOperations(NameOperations):
             return backend.why_no_view(self.policy.level)
         return f"backend {backend.name!r} gives copies of a folder"
 
-    async def _enter_copy(self, stack: AsyncExitStack, found: OpenFolder, why: str) -> OpenSandbox:
+    async def _enter_copy(self, stack: AsyncExitStack, open_folder: OpenFolder, why: str) -> OpenSandbox:
         """Open a sandbox whose /workspace is a copy of the folder."""
         from cloche.workspace.archive import pack, paths_below
 
@@ -115,12 +130,12 @@ class HostFolderOperations(NameOperations):
             )
         if options is not None and options.at not in (None, WORKSPACE):
             raise BackendUnavailable(f"workspace_at: a copy is at {WORKSPACE}, and {why}.", remedy="Leave it out.")
-        if found.further:
+        if open_folder.further:
             raise BackendUnavailable(f"workspace_read: copies have none, and {why}.", remedy="Leave it out.")
-        folder, limits = found.folder, self._prepared.limits
+        folder, limits = open_folder.folder, self._prepared.limits
         hidden = folder.hidden if folder.git is None else (*folder.hidden, ".git")
         packed = await _finished(
-            lambda: pack(found.fd, paths_below(found.fd, hidden=hidden), max_bytes=folder.disk_bytes)
+            lambda: pack(open_folder.fd, paths_below(open_folder.fd, hidden=hidden), max_bytes=folder.disk_bytes)
         )
         with packed.file:
             self._prepared = replace(
@@ -129,12 +144,12 @@ class HostFolderOperations(NameOperations):
             opened = await stack.enter_async_context(self._opening())
             live = self._checked(opened)
             await live.unpack_path(WORKSPACE, in_threads(packed.pieces()))
-            await give_git(live, found, is_copy=True)
+            await give_git(live, open_folder, is_copy=True)
             copied_ns = (await live.ask("clock")).get("ns")
         if not isinstance(copied_ns, int) or copied_ns <= 0:
             raise BackendUnavailable(f"workspace: backend {self.backend!r} does not tell the time of its files.")
-        found.folder = replace(folder, at=WORKSPACE, copied_ns=copied_ns, left_out=packed.left_out)
-        found.notes = {**found.notes, "at": WORKSPACE, "how": "copy", "why": why}
+        open_folder.folder = replace(folder, at=WORKSPACE, copied_ns=copied_ns, left_out=packed.left_out)
+        open_folder.notes = {**open_folder.notes, "at": WORKSPACE, "how": "copy", "why": why}
         return opened
 
     def _checked(self, opened: OpenSandbox) -> OpenLiveSandbox:
@@ -145,14 +160,18 @@ class HostFolderOperations(NameOperations):
             )
         return cast("OpenLiveSandbox", opened)
 
-    def _share_folder_of(self, other: HostFolderOperations) -> None:
+    def _share_folder_of(self, source: HostFolderOperations) -> None:
         """Have the folder of another sandbox, beside which this one has a copy of all that is in its view."""
-        found, self._folder = other._folder, None
-        if found is None:
+        open_folder, self._folder = source._folder, None
+        if open_folder is None:
             return
-        folder = replace(found.folder, at=WORKSPACE, copied_ns=1)  # all of it is compared, also what was changed before
-        notes = {**found.notes, "at": WORKSPACE, "how": "copy"}
-        self._folder = OpenFolder(folder=folder, fd=os.dup(found.fd), notes=notes, known=dict(read_known(found)))
+        folder = replace(
+            open_folder.folder, at=WORKSPACE, copied_ns=1
+        )  # all of it is compared, also what was changed before
+        notes = {**open_folder.notes, "at": WORKSPACE, "how": "copy"}
+        self._folder = OpenFolder(
+            folder=folder, fd=os.dup(open_folder.fd), notes=notes, committed=dict(read_committed(open_folder))
+        )
         self._stack.callback(self._folder.close)
         self._note(self._folder)
 
@@ -168,9 +187,9 @@ class HostFolderOperations(NameOperations):
         All that runs inside stands still while it is looked at. `commit` with the diff, or with its `id`, writes
         exactly that. Raises InvalidRequest where the sandbox has no folder, SandboxFileError for too much.
         """
-        found = self._require_folder()
-        async with self._snapshot(found) as snapshot:
-            return await _stoppable(lambda check: compare(found, snapshot, check))
+        open_folder = self._require_folder()
+        async with self._snapshot(open_folder) as snapshot:
+            return await _stoppable(lambda check: compare(open_folder, snapshot, check))
 
     async def changes(self) -> Sequence[Change]:
         """Return what the sandbox has changed, as data; see `diff`."""
@@ -207,19 +226,19 @@ class HostFolderOperations(NameOperations):
 
         Raises WorkspaceConflict, InvalidRequest, BackendUnavailable.
         """
-        found = self._require_folder()
-        wanted = diff.id if isinstance(diff, Diff) else diff
-        async with self._snapshot(found) as snapshot:
-            choice = Choice(paths=paths, dangerous=dangerous, ours=ours, theirs=theirs, merge=merge)
+        open_folder = self._require_folder()
+        expected_id = diff.id if isinstance(diff, Diff) else diff
+        async with self._snapshot(open_folder) as snapshot:
+            choice = CommitChoice(paths=paths, dangerous=dangerous, ours=ours, theirs=theirs, merge=merge)
             onto = BranchOptions(name=branch, author=author, message=message) if branch is not None else None
             name = name_for(self._name)
-            done = await _stoppable(
-                lambda check: write_changes(found, snapshot, wanted, name, choice, onto, self.audit, check)
+            committed = await _stoppable(
+                lambda check: write_changes(open_folder, snapshot, expected_id, name, choice, onto, self.audit, check)
             )
         if merge and branch is None:  # the sandbox gets the host's side of it, too
-            still = {one.path for one in await self.changes()}
-            await self.discard([path for path in merge if path in still.intersection(done.written)])
-        return done
+            still = {change.path for change in await self.changes()}
+            await self.discard([path for path in merge if path in still.intersection(committed.written)])
+        return committed
 
     async def discard(self, paths: Collection[str] | None = None) -> tuple[str, ...]:
         """Give the sandbox the host's files back, and return the paths: of all that it changed, or of `paths`.
@@ -228,31 +247,35 @@ class HostFolderOperations(NameOperations):
         """
         from cloche.workspace.archive import pack
 
-        found = self._require_folder()
+        open_folder = self._require_folder()
         live = self._require_live("discard")
         found_changes = selected((await self.diff()).changes, paths, with_folders=False)
-        changes = [one for one in found_changes if not is_of_git(one)]
-        back = [one.old_path or one.path for one in changes if one.what != "added"]
-        packed = await _finished(lambda: pack(found.fd, sorted(back), max_bytes=found.folder.disk_bytes))
+        changes = [change for change in found_changes if not is_of_git(change)]
+        back = [change.old_path or change.path for change in changes if change.what != "added"]
+        packed = await _finished(lambda: pack(open_folder.fd, sorted(back), max_bytes=open_folder.folder.disk_bytes))
         with packed.file:
-            made = {one.path for one in changes if one.what != "removed" and (one.kind, one.what) != _MODE_OF_FOLDER}
-            for path in sorted(made):
+            created = {
+                change.path
+                for change in changes
+                if change.what != "removed" and (change.kind, change.what) != _MODE_OF_FOLDER
+            }
+            for path in sorted(created):
                 _, *folders = above_of(path)
-                if made.isdisjoint(folders):  # else it goes with one of these
-                    await live.remove_path(f"{found.folder.at}/{path}", recursive=True)
+                if created.isdisjoint(folders):  # else it goes with one of these
+                    await live.remove_path(f"{open_folder.folder.at}/{path}", recursive=True)
             if back:
-                await live.unpack_path(found.folder.at, in_threads(packed.pieces()))
-        return tuple(one.path for one in changes)
+                await live.unpack_path(open_folder.folder.at, in_threads(packed.pieces()))
+        return tuple(change.path for change in changes)
 
     @asynccontextmanager
-    async def _snapshot(self, found: OpenFolder) -> AsyncIterator[Snapshot]:
+    async def _snapshot(self, open_folder: OpenFolder) -> AsyncIterator[Snapshot]:
         import tempfile
 
         from cloche.workspace.snapshot import SnapshotReader
 
         live = self._checked(self._require_open())
-        folder = found.folder
-        said: dict[str, Any] = {}
+        folder = open_folder.folder
+        answer: dict[str, Any] = {}
         reader = SnapshotReader(
             tempfile.gettempdir(), max_bytes=folder.disk_bytes, entries=MOST_ENTRIES, is_whole=bool(folder.copied_ns)
         )
@@ -262,14 +285,14 @@ class HostFolderOperations(NameOperations):
                 since=folder.copied_ns or None,
                 max_bytes=folder.disk_bytes,
                 max_entries=MOST_ENTRIES,
-                note_answer=said.update,
+                note_answer=answer.update,
             )
             # All stands still until the stream is closed, so that is left to no collector.
             async with aclosing(cast("AsyncGenerator[bytes]", stream)) as pieces:
                 async for piece in pieces:
                     await finish(asyncio.to_thread(reader.feed, piece))
                     _report(TAKING, reader.kept)
-            snapshot = await _stoppable(lambda check: reader.finish(said, _noting(reader.kept, check)))
+            snapshot = await _stoppable(lambda check: reader.finish(answer, _noting(reader.kept, check)))
         except ValueError as error:
             raise InvalidRequest(f"workspace: what the sandbox says of its changes makes no sense: {error}") from error
         finally:
@@ -293,18 +316,18 @@ async def _opened(opening: Callable[[], OpenFolder]) -> OpenFolder:
         raise
 
 
-def _report(what: str, done: int, total: int = 0) -> None:
+def _report(label: str, done_bytes: int, total: int = 0) -> None:
     """Report progress of what is so long that somebody watches it."""
-    if max(done, total) >= LONG_BYTES:
-        report_progress(Progress(what=what, done=done, total=total))
+    if max(done_bytes, total) >= LONG_BYTES:
+        report_progress(Progress(what=label, done=done_bytes, total=total))
 
 
 def _noting(total: int, check: Callable[[], None]) -> Callable[[int], None]:
     """Return what is told how far the changes are read."""
 
-    def note(done: int) -> None:
+    def note(done_bytes: int) -> None:
         check()
-        _report(READING, done, total)
+        _report(READING, done_bytes, total)
 
     return note
 

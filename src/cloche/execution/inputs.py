@@ -111,12 +111,12 @@ def _copy(path: str, source: str, budget: _Budget, left_out: list[str]) -> Itera
         if os.path.isdir(source):
             yield from _copy_directory(path, source, budget, left_out)
             return
-        found = _read(path, source, budget)
+        file = _read(path, source, budget)
     except OSError as error:
         raise InvalidRequest(f"files: cannot read {source!r}: {error.strerror}") from error
-    if found is None:
+    if file is None:
         raise InvalidRequest(f"files: {source!r} is neither a regular file nor a directory")
-    yield found
+    yield file
 
 
 def _copy_directory(path: str, source: str, budget: _Budget, left_out: list[str]) -> Iterator[InputFile]:
@@ -134,11 +134,11 @@ def _copy_directory(path: str, source: str, budget: _Budget, left_out: list[str]
                 if path not in ("", ".")
                 else os.path.relpath(host, root)
             )
-            found = _read(inside, host, budget, root) if _stays_below(host, root) else None
-            if found is None:
+            file = _read(inside, host, budget, root) if _stays_below(host, root) else None
+            if file is None:
                 left_out.append(host)
             else:
-                yield found
+                yield file
 
 
 def _stays_below(host: str, root: str) -> bool:
@@ -180,15 +180,15 @@ def read_stdin(value: object) -> bytes:
     raise InvalidRequest(f"stdin: give bytes or text, not {type(value).__name__}")
 
 
-def read_argv(words: Iterable[object]) -> tuple[str, ...]:
+def read_argv(arguments: Iterable[object]) -> tuple[str, ...]:
     """Return arguments as text; path objects are allowed, a bare string is not."""
-    if isinstance(words, str | bytes):
-        raise InvalidRequest(f"argv: {words!r} is one string; give a list of words")
+    if isinstance(arguments, str | bytes):
+        raise InvalidRequest(f"argv: {arguments!r} is one string; give a list of words")
     checked = []
-    for word in words:
-        if not isinstance(word, str | os.PathLike):
-            raise InvalidRequest(f"argv: {word!r} must be text, not {type(word).__name__}")
-        checked.append(os.fsdecode(word))
+    for argument in arguments:
+        if not isinstance(argument, str | os.PathLike):
+            raise InvalidRequest(f"argv: {argument!r} must be text, not {type(argument).__name__}")
+        checked.append(os.fsdecode(argument))
     return tuple(checked)
 
 

@@ -72,7 +72,7 @@ def with_growing(prepared: Prepared) -> tuple[Prepared, Growing | None]:
 class PackageOperations(LiveOperations):
     """Install packages in a sandbox that lives."""
 
-    _kept: Kept | None
+    _existing: Kept | None
     _approve_packages: Approve | None = None
 
     def ask_about_packages(self, approve: Approve) -> None:
@@ -103,18 +103,18 @@ class PackageOperations(LiveOperations):
 
         from .packages import check_adds, check_backend, check_ceiling, installing_with, shared_store, terms_of
 
-        asked = parse_requirements(packages)
-        if not asked:
+        requirements = parse_requirements(packages)
+        if not requirements:
             raise InvalidRequest("packages: none is named; name some: install('httpx')")
         settings = self._prepared.settings
-        check_backend(self._prepared, asked)
+        check_backend(self._prepared, requirements)
         check_adds(self._prepared)
-        if npms := [one.text for one in asked if one.is_npm]:
+        if npms := [requirement.text for requirement in requirements if requirement.is_npm]:
             raise InvalidRequest(
                 f"packages: {', '.join(npms)} cannot come into a sandbox that is open; name them as it is opened: "
                 f"Sandbox(packages={npms!r})"
             )
-        check_ceiling(settings, asked)
+        check_ceiling(settings, requirements)
         folder, store = self._growing_folder(), shared_store()
         async with store.turn(os.path.basename(folder)):
             fixed = [pin.text for layer in self.policy.layers for pin in pins_in(layer) if not pin.at]
@@ -122,12 +122,12 @@ class PackageOperations(LiveOperations):
             terms = replace(terms, fixed=tuple(fixed), locked=None, approve=self._approve_packages)
             if is_cells:
                 terms = replace(terms, rules=replace(terms.rules, is_list_needed=True))
-            installed = await install(*installing_with(self._prepared), asked, terms)
+            installed = await install(*installing_with(self._prepared), requirements, terms)
             await finish(asyncio.to_thread(store.add, installed.layer, folder))
         if self.audit is not None:
             self.audit.note("packages", **installed.as_dict())
-        found: Sequence[str] = installed.as_dict()["installed"]
-        return tuple(found)
+        names: Sequence[str] = installed.as_dict()["installed"]
+        return tuple(names)
 
     async def install_for_cell(self, code: str) -> str:
         """Install what a cell asks for by `%pip install`, and return the cell with a line that says so in its place.
@@ -137,22 +137,22 @@ class PackageOperations(LiveOperations):
         """
         if not self._is_live or "pip" not in code:
             return code
-        asked = pip_lines(code)
+        arguments_by_line = pip_lines(code)
         lines = code.split("\n")
-        for number, words in asked.items():
+        for number, arguments in arguments_by_line.items():
             try:
                 with refusals(self._prepared.settings, code=code):
-                    installed = await self._install(_named(words), is_cells=True)
-                said, stream = f"installed: {', '.join(installed)}", "stdout"
+                    installed = await self._install(_named(arguments), is_cells=True)
+                message, stream = f"installed: {', '.join(installed)}", "stdout"
             except ClocheError as error:
-                said, stream = str(error), "stderr"
+                message, stream = str(error), "stderr"
             indent = lines[number][: len(lines[number]) - len(lines[number].lstrip())]
-            lines[number] = f"{indent}print({said!r}, file=__import__('sys').{stream})"
+            lines[number] = f"{indent}print({message!r}, file=__import__('sys').{stream})"
         return "\n".join(lines)
 
     def _grow(self, stack: AsyncExitStack) -> None:
         """Have a folder to which packages can be added, until the sandbox that is about to be opened is closed."""
-        if self._is_live is not False and self._kept is None:
+        if self._is_live is not False and self._existing is None:
             before = self._prepared
             self._prepared, growing = with_growing(before)
             if growing is not None:
@@ -166,14 +166,14 @@ class PackageOperations(LiveOperations):
         from .packages import shared_store
 
         store = shared_store()
-        found = next((layer for layer in self.policy.layers if store.is_growing(layer)), "")
-        if not os.path.isdir(found):
+        folder = next((layer for layer in self.policy.layers if store.is_growing(layer)), "")
+        if not os.path.isdir(folder):
             raise BackendUnavailable(
                 "packages: nothing can be installed in this sandbox: it was opened without uv, or by a caller with "
                 "another folder of user data.",
                 remedy=f"Install the extra ({EXTRA}), and open another one.",
             )
-        return found
+        return folder
 
 
 def pip_lines(code: str) -> dict[int, str]:
@@ -182,10 +182,10 @@ def pip_lines(code: str) -> dict[int, str]:
     Of a cell that a parser would be busy with for long there are none.
     """
     lines = code.split("\n") if len(code) <= MOST_CELL_CHARS else []
-    found = {number: match["words"] for number, line in enumerate(lines) if (match := _PIP.fullmatch(line))}
-    if not found:
+    arguments_by_line = {number: match["words"] for number, line in enumerate(lines) if (match := _PIP.fullmatch(line))}
+    if not arguments_by_line:
         return {}
-    names = {number: f"_cloche_pip_{number}_" for number in found}
+    names = {number: f"_cloche_pip_{number}_" for number in arguments_by_line}
     for number, name in names.items():
         lines[number] = lines[number][: len(lines[number]) - len(lines[number].lstrip())] + name
     try:
@@ -195,13 +195,13 @@ def pip_lines(code: str) -> dict[int, str]:
     statements = {
         node.value.id for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Name)
     }
-    return {number: words for number, words in found.items() if names[number] in statements}
+    return {number: arguments for number, arguments in arguments_by_line.items() if names[number] in statements}
 
 
-def _named(words: str) -> list[str]:
+def _named(arguments: str) -> list[str]:
     """Return the requirements of a command line. Raises InvalidRequest for an option that means something."""
     try:
-        listed = shlex.split(words)
+        listed = shlex.split(arguments)
     except ValueError as error:
-        raise InvalidRequest(f"packages: {words[:80]!r} cannot be read: {error}") from None
-    return [word for word in listed if word not in _IDLE_OPTIONS]
+        raise InvalidRequest(f"packages: {arguments[:80]!r} cannot be read: {error}") from None
+    return [argument for argument in listed if argument not in _IDLE_OPTIONS]

@@ -43,12 +43,12 @@ def most_at_once(pids: int) -> int:
 
 
 @asynccontextmanager
-async def in_time(given: float | str | None, late: Callable[[str], ClocheError]) -> AsyncIterator[None]:
+async def in_time(time: float | str | None, late: Callable[[str], ClocheError]) -> AsyncIterator[None]:
     """Give the body so long, or all the time there is; then raise what `late` makes of `not done in 3 s`."""
-    if given is None:
+    if time is None:
         yield
         return
-    seconds = parse_duration(given, name="timeout")
+    seconds = parse_duration(time, name="timeout")
     await become_task()
     bound = asyncio.timeout(seconds)
     try:
@@ -136,12 +136,12 @@ class LiveOperations:
             raise InvalidRequest("this sandbox is not open; use it inside its with block, or open it by open()")
         return self._opened
 
-    def _require_live(self, what: str) -> OpenLiveSandbox:
+    def _require_live(self, operation: str) -> OpenLiveSandbox:
         """Return the open sandbox. Raises InvalidRequest where it is not one that lives."""
         opened = self._require_open()
         if not self._is_live:
             why = self._prepared.notes.get("not_live") or "it was opened with live=False; open it with live=True"
-            raise InvalidRequest(f"{what} needs a sandbox that lives, and this one does not: {why}")
+            raise InvalidRequest(f"{operation} needs a sandbox that lives, and this one does not: {why}")
         return cast("OpenLiveSandbox", opened)
 
     def _opening(self) -> AbstractAsyncContextManager[OpenSandbox]:

@@ -34,9 +34,9 @@ def read_terms(
     """Read the arguments of a sandbox with a name; None where it has none. Raises InvalidRequest."""
     if name is not None:
         return attach.read_terms(name, keep=keep, lifetime=lifetime, idle=idle)
-    for word, value in (("keep", keep), ("lifetime", lifetime), ("idle", idle)):
+    for argument, value in (("keep", keep), ("lifetime", lifetime), ("idle", idle)):
         if value is not None:
-            raise InvalidRequest(f"{word} is for a sandbox with a name, which is kept; give it one: name=...")
+            raise InvalidRequest(f"{argument} is for a sandbox with a name, which is kept; give it one: name=...")
     return None
 
 
@@ -51,8 +51,8 @@ def _naming_backend(backend: Backend) -> SupportsNames:
 def _asking(prepared: Prepared) -> dict[str, Any]:
     """Return what who asks needs to know while nobody is attached: the ceiling on a yes, where decisions are noted."""
     ceiling, audit = prepared.settings.ceilings.get("network"), prepared.audit
-    most = {name: getattr(ceiling, name) for name in ("mode", "hosts", "networks")} if ceiling is not None else None
-    return {"ceiling": most, "audit": audit.folder if audit is not None else None}
+    limits = {name: getattr(ceiling, name) for name in ("mode", "hosts", "networks")} if ceiling is not None else None
+    return {"ceiling": limits, "audit": audit.folder if audit is not None else None}
 
 
 def _stand_in(name: str) -> dict[str, Any] | None:
@@ -60,7 +60,7 @@ def _stand_in(name: str) -> dict[str, Any] | None:
 
     That is the file which is this process's own; None where there is none.
     """
-    env = {one: found for one in _ENVIRONMENT if (found := os.environ.get(one))}
+    env = {variable: value for variable in _ENVIRONMENT if (value := os.environ.get(variable))}
     try:
         if DATABASE in env:
             env[DATABASE] = records_file()
@@ -70,7 +70,7 @@ def _stand_in(name: str) -> dict[str, Any] | None:
             return None
     if APPROVALS in env:
         env[APPROVALS] = os.path.abspath(env[APPROVALS])
-    packages = [spec for one in _PACKAGES if (spec := importlib.util.find_spec(one)) is not None]
+    packages = [spec for package in _PACKAGES if (spec := importlib.util.find_spec(package)) is not None]
     paths = [os.path.dirname(os.path.dirname(os.path.abspath(str(spec.origin)))) for spec in packages]
     boot = f"import sys; sys.path += {paths!r}; from cloche.agent.host_approvals import main; main(sys.argv[1])"
     return {"command": [sys.executable, "-I", "-c", boot, name], "env": env}
@@ -81,17 +81,17 @@ class NameOperations(LiveOperations):
 
     _terms: Terms | None
     _name: str | None
-    _kept: Kept | None
+    _existing: Kept | None
 
     def _opening(self) -> AbstractAsyncContextManager[OpenSandbox]:
         """Return what opens it. Raises BackendUnavailable where the backend has none like that."""
-        prepared, name, kept = self._prepared, self._name, self._kept
-        if name is not None and kept is not None:
+        prepared, name, existing = self._prepared, self._name, self._existing
+        if name is not None and existing is not None:
             backend = _naming_backend(prepared.backend)
             return backend.attach_live(
-                kept.policy,
-                kept.limits,
-                kept.enforcement,
+                existing.policy,
+                existing.limits,
+                existing.enforcement,
                 lambda: attach.connect(name),
                 lambda greeting: attach.check_greeting(name, greeting),
                 lambda: attach.join_network(name),

@@ -115,11 +115,11 @@ class NetworkOperations(LiveOperations):
         return AsyncNetwork(live, self.policy, partial(check_ceiling, self._prepared.settings.ceilings.get("network")))
 
 
-def check_ceiling(most: NetworkCeiling | None, rules: NetworkRules) -> None:
+def check_ceiling(ceiling: NetworkCeiling | None, rules: NetworkRules) -> None:
     """Raise PolicyDenied for what is more than the operator lets anybody have."""
-    above = most.excess(rules) if most is not None else ""
+    above = ceiling.excess(rules) if ceiling is not None else ""
     if above:
         raise PolicyDenied(
-            f"network: {above} is above the operator's ceiling (ceilings.network: {most}); ask for less, or have "
+            f"network: {above} is above the operator's ceiling (ceilings.network: {ceiling}); ask for less, or have "
             "the operator raise it"
         )

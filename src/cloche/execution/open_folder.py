@@ -46,28 +46,30 @@ class FolderOptions:
 
 def read_folder(
     workspace: str | PathLike[str] | None,
-    at: str | None,
+    workspace_at: str | None,
     disk: int | str | None,
     hide: Sequence[str] | None,
     read: Sequence[str | PathLike[str]] | None,
 ) -> FolderOptions | None:
     """Read the arguments of a sandbox; None where it gets no folder. Raises InvalidRequest."""
     if workspace is None:
-        for word, value in (
-            ("workspace_at", at),
+        for argument, value in (
+            ("workspace_at", workspace_at),
             ("workspace_disk", disk),
             ("workspace_hide", hide),
             ("workspace_read", read),
         ):
             if value is not None:
-                raise InvalidRequest(f"{word} is for a folder of the host; give it one: workspace=...")
+                raise InvalidRequest(f"{argument} is for a folder of the host; give it one: workspace=...")
         return None
-    for word, value in (("workspace_hide", hide), ("workspace_read", read)):
+    for argument, value in (("workspace_hide", hide), ("workspace_read", read)):
         if isinstance(value, str | PathLike):
-            raise InvalidRequest(f"{word}: {value!r} must be a list")
+            raise InvalidRequest(f"{argument}: {value!r} must be a list")
     disk_bytes = DISK_BYTES if disk is None else parse_size(disk, name="workspace_disk")
-    further = tuple(os.fspath(one) for one in read or ())
-    return FolderOptions(path=os.fspath(workspace), at=at, disk_bytes=disk_bytes, hide=tuple(hide or ()), read=further)
+    further = tuple(os.fspath(path) for path in read or ())
+    return FolderOptions(
+        path=os.fspath(workspace), at=workspace_at, disk_bytes=disk_bytes, hide=tuple(hide or ()), read=further
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,21 +80,23 @@ class OpenFolder:
     fd: int
     notes: Mapping[str, Any]
     further: tuple[OpenFolder, ...] = ()
-    known: dict[str, tuple[int, int]] | None = None  # what a fork has committed; of others a file has it
+    committed: dict[str, tuple[int, int]] | None = None  # what a fork has committed; of others a file has it
     git: GitFolder | None = None  # of a worktree or a submodule, while the sandbox is opened
 
     def add(self, further: OpenFolder) -> None:
         """Show a further folder, which cannot be changed. Raises InvalidRequest where one lies in the other."""
         self.further += (further,)
-        for one in (self.folder, *self.folder.read_only):
-            if f"{one.at}/".startswith(f"{further.folder.at}/") or f"{further.folder.at}/".startswith(f"{one.at}/"):
+        for existing in (self.folder, *self.folder.read_only):
+            if f"{existing.at}/".startswith(f"{further.folder.at}/") or f"{further.folder.at}/".startswith(
+                f"{existing.at}/"
+            ):
                 raise InvalidRequest(
-                    f"workspace_read: {escape_name(further.folder.path)} and {escape_name(one.path)} lie in "
+                    f"workspace_read: {escape_name(further.folder.path)} and {escape_name(existing.path)} lie in "
                     "each other, or are the same; name folders apart"
                 )
         self.folder = replace(self.folder, read_only=(*self.folder.read_only, further.folder))
-        told = [*self.notes.get("read_only", ()), dict(further.notes)]
-        self.notes = {**self.notes, "read_only": told}
+        notes = [*self.notes.get("read_only", ()), dict(further.notes)]
+        self.notes = {**self.notes, "read_only": notes}
 
     def close(self) -> None:
         """Let it go."""
@@ -102,16 +106,16 @@ class OpenFolder:
         git, self.git = self.git, None
         if git is not None:
             git.close()
-        for one in self.further:
-            one.close()
+        for folder in self.further:
+            folder.close()
 
 
 def state_folder() -> str:
     """Return the folder in which commits are noted. Raises InvalidRequest for a user without one."""
-    found = state_file("workspaces")
-    if found is None:
+    folder = state_file("workspaces")
+    if folder is None:
         raise InvalidRequest("workspace: this user has no home folder, where commits are noted; set XDG_STATE_HOME")
-    return found
+    return folder
 
 
 def after_now() -> int:
@@ -151,32 +155,36 @@ def open_new(options: FolderOptions, *, is_read_only: bool = False) -> OpenFolde
             opened_as=f"/proc/{os.getpid()}/fd/{allowed.fd}" if os.geteuid() == 0 else "",
             at=at_for(allowed.path) if options.at is None else at_for(allowed.path, options.at),
             hidden=mask.whiteouts,
-            masked_folders=tuple((one.path, one.mode, one.mtime_ns) for one in mask.folders),
+            masked_folders=tuple((masked.path, masked.mode, masked.mtime_ns) for masked in mask.folders),
             owner=(state.st_uid, state.st_gid),
             mode=state.st_mode & 0o777,
             identity=(state.st_dev, state.st_ino),
             disk_bytes=options.disk_bytes,
             opened_ns=after_now(),
-            tracked=tuple((place, path) for place, path in tracked if f"{place}/.git".lstrip("/") not in hidden.paths),
+            tracked=tuple(
+                (repository, path)
+                for repository, path in tracked
+                if f"{repository}/.git".lstrip("/") not in hidden.paths
+            ),
             git_config=author_config(allowed.fd),
         )
     except BaseException:
         os.close(allowed.fd)
         raise
-    found = OpenFolder(folder=folder, fd=allowed.fd, notes=_notes(folder, hidden))
+    open_folder = OpenFolder(folder=folder, fd=allowed.fd, notes=_notes(folder, hidden))
     try:
         if not is_read_only and ".git" not in hidden.paths:
-            _add_git(found, allowed, hidden)
+            _add_git(open_folder, allowed, hidden)
         for path in options.read:
             further = replace(options, path=path, at=None, read=(), disk_bytes=MASK_BYTES)
-            found.add(open_new(further, is_read_only=True))
+            open_folder.add(open_new(further, is_read_only=True))
     except BaseException:
-        found.close()
+        open_folder.close()
         raise
-    return found
+    return open_folder
 
 
-def _add_git(found: OpenFolder, allowed: AllowedFolder, hidden: Hidden) -> None:
+def _add_git(open_folder: OpenFolder, allowed: AllowedFolder, hidden: Hidden) -> None:
     """Show the repository of a worktree or a submodule, where that is this folder's and may be shown; else say why not.
 
     Raises OSError where it cannot be read.
@@ -186,7 +194,7 @@ def _add_git(found: OpenFolder, allowed: AllowedFolder, hidden: Hidden) -> None:
     from cloche.workspace.hidden import mask_rows
 
     try:
-        git = found.git = find_git_folder(allowed.fd)
+        git = open_folder.git = find_git_folder(allowed.fd)
         if git is None:
             return
         same = check_folder(git.path, is_git=True)
@@ -195,31 +203,33 @@ def _add_git(found: OpenFolder, allowed: AllowedFolder, hidden: Hidden) -> None:
             raise InvalidRequest(f"Git does not work inside: {escape_name(git.path)} was replaced.")
         inner, mask = hidden_of(git)
     except InvalidRequest as error:
-        found.notes = {**found.notes, "warnings": [*found.notes.get("warnings", ()), str(error)]}
-        if found.git is not None:
-            found.git.close()
-            found.git = None
+        open_folder.notes = {**open_folder.notes, "warnings": [*open_folder.notes.get("warnings", ()), str(error)]}
+        if open_folder.git is not None:
+            open_folder.git.close()
+            open_folder.git = None
         return
-    state, folder = os.fstat(git.fd), found.folder
+    state, folder = os.fstat(git.fd), open_folder.folder
     shown = replace(
         folder, path=git.path, at=f"{folder.at}/.git", owner=(state.st_uid, state.st_gid), mode=state.st_mode & 0o777,
         opened_as=f"/proc/{os.getpid()}/fd/{git.fd}" if folder.opened_as else "", identity=git.identity,
-        hidden=mask.whiteouts, masked_folders=tuple((one.path, one.mode, one.mtime_ns) for one in mask.folders),
-        tracked=(), git_config="",
+        hidden=mask.whiteouts, tracked=(), git_config="",
+        masked_folders=tuple((masked.path, masked.mode, masked.mtime_ns) for masked in mask.folders),
     )  # fmt: skip
     # What names a repository that is not there would be an error of each `git status`.
     outside = named_outside(allowed.fd, hidden.repositories)
-    outer = mask_rows(allowed.fd, replace(hidden, paths=(*hidden.paths, *(f"{one}/.git" for one in outside))))
-    found.folder = replace(
+    outer = mask_rows(
+        allowed.fd, replace(hidden, paths=(*hidden.paths, *(f"{submodule}/.git" for submodule in outside)))
+    )
+    open_folder.folder = replace(
         folder, git=shown, hidden=outer.whiteouts,
-        masked_folders=tuple((one.path, one.mode, one.mtime_ns) for one in outer.folders),
+        masked_folders=tuple((masked.path, masked.mode, masked.mtime_ns) for masked in outer.folders),
     )  # fmt: skip
-    paths = [*found.notes["hidden"], *(f"{one}/.git" for one in outside), *inner.paths][:MOST_TOLD]
-    warnings = [*found.notes.get("warnings", ()), *inner.warnings]
+    paths = [*open_folder.notes["hidden"], *(f"{submodule}/.git" for submodule in outside), *inner.paths][:MOST_TOLD]
+    warnings = [*open_folder.notes.get("warnings", ()), *inner.warnings]
     if outside:
-        told = ", ".join(map(escape_name, outside[:5])) + (" and others" if outside[5:] else "")
-        warnings.append(f"Git does not work inside in {told}: the repository is not in the folder.")
-    found.notes = {**found.notes, "hidden": paths, **({"warnings": warnings} if warnings else {})}
+        listed = ", ".join(map(escape_name, outside[:5])) + (" and others" if outside[5:] else "")
+        warnings.append(f"Git does not work inside in {listed}: the repository is not in the folder.")
+    open_folder.notes = {**open_folder.notes, "hidden": paths, **({"warnings": warnings} if warnings else {})}
 
 
 def _notes(folder: HostFolder, hidden: Hidden) -> dict[str, Any]:

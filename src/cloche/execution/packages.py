@@ -84,13 +84,13 @@ async def with_packages(
     that packages which were given as an argument are for this one program: then plain names are those of its language.
     Raises what `install` raises; nothing of the program has run.
     """
-    asked = prepared.policy.packages
-    if not asked:
+    packages = prepared.policy.packages
+    if not packages:
         return prepared
     with refusals(prepared.settings, language=language, code=code):
         named = _named(prepared, language, is_own_list=is_own_list)
         interpreter = await _interpreter_of(prepared, named)
-        requirements = named or await _found(prepared, code, language, files, interpreter)
+        requirements = named or await _find_in_code(prepared, code, language, files, interpreter)
         if not requirements:
             return replace(prepared, policy=prepared.policy.with_changes(packages=()))
         ready = _find_ready(prepared, requirements)
@@ -120,7 +120,7 @@ async def _interpreter_of(prepared: Prepared, named: tuple[Requirement, ...]) ->
     return await asyncio.to_thread(backend.find_interpreter)
 
 
-async def _found(
+async def _find_in_code(
     prepared: Prepared, code: str | None, language: str, files: Files | None, interpreter: Interpreter | None
 ) -> tuple[Requirement, ...]:
     """Return the requirements that are found in the code, where that is asked for."""
@@ -151,14 +151,14 @@ def parsed(lines: tuple[str, ...]) -> tuple[Requirement, ...]:
 
 @functools.lru_cache(maxsize=64)
 def _auto(
-    code: str, given: frozenset[str], allowed: tuple[str, ...], interpreter: Interpreter | None
+    code: str, own_modules: frozenset[str], allowed: tuple[str, ...], interpreter: Interpreter | None
 ) -> tuple[Requirement, ...]:
     provides = partial(_is_provided, interpreter=interpreter)
-    found = resolve_auto(code, provides=provides, given=given, allowed=allowed)
+    requirements = resolve_auto(code, provides=provides, given=own_modules, allowed=allowed)
     header = read_header(code)
     if header is not None:
         check_python(header, (interpreter.target if interpreter is not None else own_target()).version)
-    return found
+    return requirements
 
 
 def _is_provided(module: str, *, interpreter: Interpreter | None) -> bool:
@@ -178,13 +178,13 @@ def _modules_of(files: Files | None) -> frozenset[str]:
     return frozenset(name.removesuffix(".py") for name in (*last, *first))
 
 
-def _find_ready(prepared: Prepared, asked: tuple[Requirement, ...]) -> _Ready | None:
+def _find_ready(prepared: Prepared, requirements: tuple[Requirement, ...]) -> _Ready | None:
     """Return what was made ready for the same call, if its layer is still there."""
-    key = (id(prepared), tuple(one.text for one in asked))
+    key = (id(prepared), tuple(requirement.text for requirement in requirements))
     ready = _prepared.get(key)
     if ready is None or ready.before is not prepared or prepared.settings.packages_lock:
         return None  # a lock file is read each time: it may have changed
-    if rules_of(prepared.settings).unlisted(asked):
+    if rules_of(prepared.settings).unlisted(requirements):
         return None  # somebody is asked each time
     if not all(map(ready.store.use, ready.installed.layers)):
         del _prepared[key]
@@ -194,15 +194,15 @@ def _find_ready(prepared: Prepared, asked: tuple[Requirement, ...]) -> _Ready | 
 
 async def _make_ready(
     prepared: Prepared,
-    asked: tuple[Requirement, ...],
+    requirements: tuple[Requirement, ...],
     approve: Approve | None,
     interpreter: Interpreter | None,
 ) -> _Ready:
-    check_backend(prepared, asked)
-    check_ceiling(prepared.settings, asked)
+    check_backend(prepared, requirements)
+    check_ceiling(prepared.settings, requirements)
     await become_task()
     terms = replace(await asyncio.to_thread(terms_of, prepared.settings, interpreter), approve=approve)
-    installed = await install(*installing_with(prepared), asked, terms)
+    installed = await install(*installing_with(prepared), requirements, terms)
     if installed.is_new:  # the store may have made room, so copies elsewhere do
         await asyncio.to_thread(_prune_copies, prepared.backend, terms.store)
     policy = _with_layer(prepared.policy, installed, interpreter)
@@ -213,7 +213,7 @@ async def _make_ready(
     ready = _Ready(before=prepared, after=after, installed=replace(installed, is_new=False), store=terms.store)
     if len(_prepared) >= MOST_PREPARED:
         _prepared.clear()
-    _prepared[id(prepared), tuple(one.text for one in asked)] = ready
+    _prepared[id(prepared), tuple(requirement.text for requirement in requirements)] = ready
     return replace(ready, installed=installed)
 
 
@@ -248,7 +248,7 @@ def _with_layer(policy: Policy, installed: Installed, interpreter: Interpreter |
     return policy.with_changes(layers=(*policy.layers, *folders), packages=(), preload=preload)
 
 
-def check_backend(prepared: Prepared, asked: Iterable[Requirement] = ()) -> None:
+def check_backend(prepared: Prepared, requirements: Iterable[Requirement] = ()) -> None:
     """Raise BackendUnavailable for a backend that shows no layers, or none of npm's where such are asked for."""
     backend = prepared.backend
     if not isinstance(backend, SupportsLayers):
@@ -257,7 +257,7 @@ def check_backend(prepared: Prepared, asked: Iterable[Requirement] = ()) -> None
             remedy='Use backend "local", or an image that has them.',
         )
     cast("SupportsLayers", backend).check_layers(prepared.policy)
-    if not any(one.is_npm for one in asked):
+    if not any(requirement.is_npm for requirement in requirements):
         return
     if not isinstance(backend, SupportsNodeModules):
         raise BackendUnavailable(
@@ -278,14 +278,16 @@ def check_adds(prepared: Prepared) -> None:
     backend.check_added_layers(prepared.policy)
 
 
-def check_ceiling(settings: Settings, asked: Iterable[Requirement]) -> None:
+def check_ceiling(settings: Settings, requirements: Iterable[Requirement]) -> None:
     """Raise PolicyDenied for more than the operator lets anybody ask for."""
-    most = settings.ceilings.get("packages")
-    above = packages_above(tuple(one.text for one in asked), most) if most is not None else ""
+    ceiling = settings.ceilings.get("packages")
+    above = (
+        packages_above(tuple(requirement.text for requirement in requirements), ceiling) if ceiling is not None else ""
+    )
     if above:
         raise PolicyDenied(
             f"packages: {above} is above the operator's ceiling (ceilings.packages: "
-            f"{', '.join(most or ()) or 'none'}); ask for less, or have the operator raise it"
+            f"{', '.join(ceiling or ()) or 'none'}); ask for less, or have the operator raise it"
         )
 
 
@@ -328,16 +330,16 @@ async def install_ahead(*, upgrade: bool = False, **options: Unpack[SandboxOptio
     """
     prepared = await prepare_in_thread(**options)
     check_not_auto(prepared.policy)
-    asked = parsed(tuple(prepared.policy.packages))
-    if not asked:
+    requirements = parsed(tuple(prepared.policy.packages))
+    if not requirements:
         raise InvalidRequest("packages: none is named; name some, or give a file of requirements")
-    check_backend(prepared, asked)
+    check_backend(prepared, requirements)
     with refusals(prepared.settings):
-        interpreter = await _interpreter_of(prepared, asked)
+        interpreter = await _interpreter_of(prepared, requirements)
         await become_task()
-        found = await asyncio.to_thread(terms_of, prepared.settings, interpreter)
-        terms = replace(found, resolves_again=upgrade)
-        installed = await install(*installing_with(prepared), asked, terms)
+        settled = await asyncio.to_thread(terms_of, prepared.settings, interpreter)
+        terms = replace(settled, resolves_again=upgrade)
+        installed = await install(*installing_with(prepared), requirements, terms)
     if prepared.audit is not None:
         prepared.audit.note("packages", **installed.as_dict())
     return installed

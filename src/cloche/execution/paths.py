@@ -209,15 +209,15 @@ class PathOperations(LiveOperations):
         from .folders import pack_folder, read_host_file  # with `tarfile`, which nothing else here needs
 
         live = self._require_live("upload")
-        most = self._most_bytes(max_bytes)
+        byte_limit = self._most_bytes(max_bytes)
         source = os.fspath(host_path)
         async with file_time(path, timeout):
             if not await asyncio.to_thread(os.path.isdir, source):
-                data, mode = await asyncio.to_thread(read_host_file, source, most)
+                data, mode = await asyncio.to_thread(read_host_file, source, byte_limit)
                 await live.write_path(path, data, mode=mode)
                 return Transfer(files=1, size=len(data))
             with tempfile.TemporaryFile() as archive:
-                transfer = await asyncio.to_thread(pack_folder, source, archive, most, leave_out)
+                transfer = await asyncio.to_thread(pack_folder, source, archive, byte_limit, leave_out)
                 await live.unpack_path(path, _pieces(archive))
             return transfer
 
@@ -235,43 +235,43 @@ class PathOperations(LiveOperations):
         from .folders import unpack_folder, write_host_file
 
         live = self._require_live("download")
-        most = self._most_bytes(max_bytes)
+        byte_limit = self._most_bytes(max_bytes)
         target, data, left_out = os.fspath(host_path), b"", 0
         with tempfile.TemporaryFile() as archive:
             async with file_time(path, timeout):
-                found = await live.stat_path(path)
-                if found.is_directory:
-                    left_out = await _receive(live, path, archive, most)
+                info = await live.stat_path(path)
+                if info.is_directory:
+                    left_out = await _receive(live, path, archive, byte_limit)
                 else:
-                    data = await live.read_path(path, max_bytes=most)
-                    found = await _followed(live, path, found)
-            if found.is_directory:
-                transfer = await asyncio.to_thread(unpack_folder, archive, target, most)
+                    data = await live.read_path(path, max_bytes=byte_limit)
+                    info = await _followed(live, path, info)
+            if info.is_directory:
+                transfer = await asyncio.to_thread(unpack_folder, archive, target, byte_limit)
                 return Transfer(files=transfer.files, size=transfer.size, left_out=transfer.left_out + left_out)
-        await asyncio.to_thread(write_host_file, target, data, found.mode)
+        await asyncio.to_thread(write_host_file, target, data, info.mode)
         return Transfer(files=1, size=len(data))
 
     def _most_bytes(self, max_bytes: int | None) -> int:
         return self._prepared.limits.disk_bytes if max_bytes is None else max_bytes
 
 
-async def _followed(live: OpenLiveSandbox, path: str, found: FileInfo) -> FileInfo:
+async def _followed(live: OpenLiveSandbox, path: str, info: FileInfo) -> FileInfo:
     """Return what a link, or a link to a link, leads to; after so many of them, the next one."""
     for _ in range(MOST_LINKS):
-        if found.type != "link":
+        if info.type != "link":
             break
-        path = posixpath.join(posixpath.dirname(path), found.target)
-        found = await live.stat_path(path)
-    return found
+        path = posixpath.join(posixpath.dirname(path), info.target)
+        info = await live.stat_path(path)
+    return info
 
 
-async def _receive(live: OpenLiveSandbox, path: str, archive: BinaryIO, most: int) -> int:
+async def _receive(live: OpenLiveSandbox, path: str, archive: BinaryIO, max_bytes: int) -> int:
     """Write the archive of a folder to a file; return how many files it lacks. Raises SandboxFileTooLarge."""
     is_over = False
 
     def take(data: bytes) -> None:
         nonlocal is_over
-        if not is_over and archive.tell() + len(data) > most + most // 4 + MIB:  # with what an archive adds
+        if not is_over and archive.tell() + len(data) > max_bytes + max_bytes // 4 + MIB:  # with what an archive adds
             is_over = True
             packing.cancel()
         elif not is_over:
@@ -287,7 +287,7 @@ async def _receive(live: OpenLiveSandbox, path: str, archive: BinaryIO, most: in
             raise
         from .folders import MORE
 
-        raise SandboxFileTooLarge(f"{path}: it has more than {format_size(most)}; {MORE}", path=path) from None
+        raise SandboxFileTooLarge(f"{path}: it has more than {format_size(max_bytes)}; {MORE}", path=path) from None
     archive.seek(0)
     return left_out
 

@@ -158,7 +158,7 @@ class PortOperations(LiveOperations):
     async def connect(self, port: int) -> AsyncConnection:
         """Return a connection to a server on loopback inside. Raises OSError, as a socket would."""
         live = self._require_live("connect")
-        connection = AsyncConnection(await live.connect(_checked_port(port, "port", least=1)))
+        connection = AsyncConnection(await live.connect(_checked_port(port, "port", minimum=1)))
         self._connections.add(connection)
         return connection
 
@@ -171,8 +171,8 @@ class PortOperations(LiveOperations):
         why = getattr(live, "why_no_servers", "")
         if why:
             raise BackendUnavailable(f"port {port}: {why}.", remedy="Use a host that gives level jail.")
-        forward = AsyncForward(live, _checked_port(port, "port", least=1))
-        await forward.listen(_checked_port(host_port, "host_port", least=0))
+        forward = AsyncForward(live, _checked_port(port, "port", minimum=1))
+        await forward.listen(_checked_port(host_port, "host_port", minimum=0))
         self._forwards.add(forward)
         return forward
 
@@ -188,7 +188,7 @@ class PortOperations(LiveOperations):
             await self._forwards.pop().close()
 
 
-def _checked_port(value: object, name: str, *, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 16:
-        raise InvalidRequest(f"{name}: {value!r} is no port; give a number from {least} to 65535")
+def _checked_port(value: object, name: str, *, minimum: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 1 << 16:
+        raise InvalidRequest(f"{name}: {value!r} is no port; give a number from {minimum} to 65535")
     return value

@@ -119,15 +119,15 @@ def _find_and_screen(resolved: ResolvedOptions) -> FoundBackend:
         return _screened(_find_backend(resolved), resolved)
 
 
-def _screened(found: FoundBackend, resolved: ResolvedOptions) -> FoundBackend:
+def _screened(found_backend: FoundBackend, resolved: ResolvedOptions) -> FoundBackend:
     """Set the strict screen where best effort ends at level process, because the host has no more (R2b)."""
-    policy, origin = found.policy, resolved.settings.origins.get("screen")
+    policy, origin = found_backend.policy, resolved.settings.origins.get("screen")
     may_be_less = policy.level is None and Control.FILESYSTEM in policy.best_effort
     if not may_be_less or origin != "default" or (resolved.backend is None and resolved.settings.backend != LOCAL):
-        return found
-    if found.backend.capabilities().level > Level.PROCESS:
-        return found
-    return replace(found, policy=policy.with_changes(screen="block"))
+        return found_backend
+    if found_backend.backend.capabilities().level > Level.PROCESS:
+        return found_backend
+    return replace(found_backend, policy=policy.with_changes(screen="block"))
 
 
 async def screen(mode: ScreenMode, language: str, code: str) -> tuple[Finding, ...]:
@@ -154,12 +154,12 @@ def _find_backend(resolved: ResolvedOptions) -> FoundBackend:
         return fall_back(error, settings, policy_for(settings.backend, settings.policy))
 
 
-def _make_prepared(resolved: ResolvedOptions, found: FoundBackend) -> Prepared:
+def _make_prepared(resolved: ResolvedOptions, found_backend: FoundBackend) -> Prepared:
     limits = resolved.settings.limits
-    log.debug("backend %s, policy %s, limits %s", found.backend.name, found.policy, limits)
+    log.debug("backend %s, policy %s, limits %s", found_backend.backend.name, found_backend.policy, limits)
     prepared = Prepared(
-        settings=resolved.settings, backend=found.backend, policy=found.policy, limits=limits, notes=found.notes,
-        audit=audit_for(resolved.settings),
+        settings=resolved.settings, backend=found_backend.backend, policy=found_backend.policy, limits=limits,
+        notes=found_backend.notes, audit=audit_for(resolved.settings),
     )  # fmt: skip
     _store(resolved, prepared)
     return prepared

@@ -220,9 +220,9 @@ class ProcessOperations(LiveOperations):
     ) -> AsyncProcess:
         """Start a command with a terminal of its own; a shell, if none is named. All of its output is in `stdout`."""
         _check_size(rows, columns)
-        words = SHELL if argv is None else argv
+        command = SHELL if argv is None else argv
         limit = None if timeout is None else parse_duration(timeout, name="timeout")
-        request = self._command(words, None, cwd, env, user, timeout_s=limit, terminal=(rows, columns))
+        request = self._command(command, None, cwd, env, user, timeout_s=limit, terminal=(rows, columns))
         return await self._started("terminal", request, None)
 
     async def process(self, id: str) -> AsyncProcess:  # noqa: A002 - as the process's own property
@@ -260,8 +260,8 @@ class ProcessOperations(LiveOperations):
         if (argv is None) == (shell is None):
             raise InvalidRequest("give a command: either argv, a list of words, or shell, a line of shell")
         if user is not None and not self._prepared.policy.users:
-            asked = self._prepared.settings.origins.get("users", DEFAULT)
-            remedy = f"lift ceilings.users ({asked})" if asked.kind == "ceiling" else "open it with users=True"
+            origin = self._prepared.settings.origins.get("users", DEFAULT)
+            remedy = f"lift ceilings.users ({origin})" if origin.kind == "ceiling" else "open it with users=True"
             raise InvalidRequest(
                 f"user: {user!r} cannot be had, as this sandbox has one user; leave it out, or {remedy}"
             )
@@ -281,7 +281,7 @@ class ProcessOperations(LiveOperations):
         if not is_wanted(self._prepared.audit) and account_of(self._prepared.backend) is None:
             return AsyncProcess(await live.start_process(request), notes=notes, is_kept=request.kept)
         started: asyncio.Future[OpenProcess] = asyncio.get_running_loop().create_future()
-        here = weakref.ref(self)  # its record shall not keep the sandbox
+        self_ref = weakref.ref(self)  # its record shall not keep the sandbox
 
         async def run() -> Result:
             process = await live.start_process(request)
@@ -289,7 +289,7 @@ class ProcessOperations(LiveOperations):
             try:
                 return await process.result(takes_output=False)
             except OutcomeUnknown:
-                sandbox = here()
+                sandbox = self_ref()
                 if sandbox is not None and sandbox._opened is not None:
                     raise
                 raise asyncio.CancelledError from None  # it was killed with its sandbox
@@ -297,7 +297,7 @@ class ProcessOperations(LiveOperations):
         recording = asyncio.ensure_future(_noted(self._prepared, run, kind, request, shell))
         self._recordings.add(recording)
         recording.add_done_callback(self._recordings.discard)
-        recording.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is in the record
+        recording.add_done_callback(lambda task: task.cancelled() or task.exception())  # it is in the record
         try:
             await any_of(started, recording)
         except asyncio.CancelledError:

@@ -56,12 +56,12 @@ class Option:
 
     backend: str
     level: Level | None = None
-    most: Level
+    max_level: Level
 
 
 # What `auto` may choose, the fastest first. Services are not here: code leaves this machine only when it is told to.
 OPTIONS: Sequence[Option] = tuple(
-    Option(backend=name, level=row.auto_level, most=row.auto_max_level)
+    Option(backend=name, level=row.auto_level, max_level=row.auto_max_level)
     for name, row in BACKEND_ROWS.items()
     if row.auto_max_level is not None
 )
@@ -87,20 +87,20 @@ def backend_named(
     Of a name with two backends behind it, the first that works; `needs_image` leaves out the one without images. Raises
     InvalidRequest for an unknown name, BackendUnavailable with the remedy for one that cannot be had here.
     """
-    found = [_set_up(one, images, accounts) for one in _backends_of(name, needs_image=needs_image)]
-    if len(found) == 1:
-        _check(found[0])
-        return found[0]
-    measured = [_measure(one, name, row_of(name).level) for one in found]
-    for backend, can in zip(found, measured, strict=True):
+    backends = [_set_up(candidate, images, accounts) for candidate in _backends_of(name, needs_image=needs_image)]
+    if len(backends) == 1:
+        _check(backends[0])
+        return backends[0]
+    measured = [_measure(candidate, name, row_of(name).level) for candidate in backends]
+    for backend, can in zip(backends, measured, strict=True):
         if can.available:
             return backend
     none = _unavailable(name, measured)
     try:
-        _check(found[0])
+        _check(backends[0])
     except BackendUnavailable as error:
         raise BackendUnavailable(f"backend {name!r}: {none.reason}.", remedy=none.remedy) from error
-    return found[0]  # it is there; what it lacks, an image say, it gets itself, or says so
+    return backends[0]  # it is there; what it lacks, an image say, it gets itself, or says so
 
 
 def _check(backend: Backend) -> None:
@@ -153,7 +153,7 @@ def collect_garbage(accounts: Mapping[str, RemoteAccount] | None = None) -> Mapp
 
     Providers are asked only where an account is given; what they answer wrongly is logged, and the others go on.
     """
-    found: dict[str, Sequence[str]] = {}
+    removed: dict[str, Sequence[str]] = {}
     tried: set[str] = set()
     for name, row in BACKEND_ROWS.items():
         for target in (row.provider, row.alternative):
@@ -163,14 +163,14 @@ def collect_garbage(accounts: Mapping[str, RemoteAccount] | None = None) -> Mapp
             try:
                 backend = _set_up(_load(target, os.getpid()), None, accounts)
                 if isinstance(backend, SupportsGarbageCollection):
-                    found[backend.name] = backend.collect_garbage()
+                    removed[backend.name] = backend.collect_garbage()
             except BackendUnavailable as error:
                 log.log(logging.WARNING if row.is_remote else logging.DEBUG, "%s", error)
-    if left := sweep(default_folder()):
-        found["packages"] = [f"folder {path}" for path in left]
-    if left := names.clear():
-        found["keeper"] = [f"file {path}" for path in left]
-    return found
+    if removed_items := sweep(default_folder()):
+        removed["packages"] = [f"folder {path}" for path in removed_items]
+    if removed_items := names.clear():
+        removed["keeper"] = [f"file {path}" for path in removed_items]
+    return removed
 
 
 def prune_copies(folder: str) -> list[str]:
@@ -209,8 +209,8 @@ def npm_programs() -> tuple[Mapping[str, str], tuple[str, ...]]:
     """Return this host's npm and its Node, by name, and what a jail shows for them. Raises BackendUnavailable."""
     from cloche.backends.toolchain import npm_toolchain
 
-    found = npm_toolchain()
-    return found.programs, found.binds
+    toolchain = npm_toolchain()
+    return toolchain.programs, toolchain.binds
 
 
 def guest_environment() -> Mapping[str, str]:
@@ -253,9 +253,9 @@ def build_image(name: str, packages: Sequence[str]) -> str:
     return backend.build_image(packages)
 
 
-def workspace_arguments(wanted: WorkspaceContainer, policy: Policy, limits: Limits) -> list[str]:
+def workspace_arguments(container: WorkspaceContainer, policy: Policy, limits: Limits) -> list[str]:
     """Return the argument list that starts an agent's container. Raises BackendUnavailable."""
-    return cast("SupportsWorkspaceContainers", _backend_of("docker")).workspace_arguments(wanted, policy, limits)
+    return cast("SupportsWorkspaceContainers", _backend_of("docker")).workspace_arguments(container, policy, limits)
 
 
 def _check_packing(target: str) -> None:
@@ -315,16 +315,18 @@ def capabilities_of(
     `level` asks for one exactly, as names do that stand for one; None for the strongest.
     """
     try:
-        backends = [_set_up(one, images, accounts) for one in _backends_of(name, needs_image=needs_image)]
+        backends = [_set_up(candidate, images, accounts) for candidate in _backends_of(name, needs_image=needs_image)]
     except BackendUnavailable as error:
         return Capabilities(backend=name, available=False, reason=error.reason, remedy=error.remedy)
-    wanted = row_of(name).level if level is None else level
+    required_level = row_of(name).level if level is None else level
     measured = []
     for backend in backends:
-        measured.append(_measure(backend, name, wanted))
+        measured.append(_measure(backend, name, required_level))
         if measured[-1].available:
-            found = measured[-1]
-            return found if isinstance(backend, SupportsLive) else replace(found, not_live=no_life_of(name))
+            capabilities = measured[-1]
+            return (
+                capabilities if isinstance(backend, SupportsLive) else replace(capabilities, not_live=no_life_of(name))
+            )
     return _unavailable(name, measured)
 
 
@@ -333,22 +335,22 @@ def gvisor_without_docker() -> Capabilities:
     return _load(str(row_of("gvisor").alternative), os.getpid()).capabilities()
 
 
-def _measure(backend: Backend, name: str, wanted: Level | None) -> Capabilities:
-    if wanted is None:
+def _measure(backend: Backend, name: str, required_level: Level | None) -> Capabilities:
+    if required_level is None:
         return backend.capabilities()
     if isinstance(backend, SupportsLevels):
-        return replace(backend.capabilities_at(wanted), backend=name)
-    found = backend.capabilities()
-    if found.available and found.level is not wanted:
-        reason = f"it gives level {found.level}, and level {wanted} is asked for"
+        return replace(backend.capabilities_at(required_level), backend=name)
+    capabilities = backend.capabilities()
+    if capabilities.available and capabilities.level is not required_level:
+        reason = f"it gives level {capabilities.level}, and level {required_level} is asked for"
         return Capabilities(backend=name, available=False, reason=reason)
-    return found
+    return capabilities
 
 
 def _unavailable(name: str, measured: Sequence[Capabilities]) -> Capabilities:
     """Say why none of the backends behind a name can be used, and what to do about each."""
-    reasons = "; and without it, ".join(one.reason.rstrip(".") for one in measured)
-    remedies = " Or: ".join(one.remedy for one in measured if one.remedy)
+    reasons = "; and without it, ".join(capabilities.reason.rstrip(".") for capabilities in measured)
+    remedies = " Or: ".join(capabilities.remedy for capabilities in measured if capabilities.remedy)
     return Capabilities(backend=name, available=False, reason=reasons, remedy=remedies)
 
 
@@ -373,8 +375,8 @@ def command_result(ended: Mapping[str, Any], cause: KillCause | None, **facts: A
     return live.command_result(decide(live.observed_end(ended, cause)), ended, **facts)
 
 
-def command_error(said: dict[str, Any] | None, message: str, *, process: str | None) -> Exception:
+def command_error(answer: dict[str, Any] | None, message: str, *, process: str | None) -> Exception:
     """Return why such a command did not start, or why its end is not known."""
     from cloche.backends import live
 
-    return live.command_error(said, message, process=process)
+    return live.command_error(answer, message, process=process)

@@ -119,7 +119,11 @@ async def arun(
     if fixer is None:
         return await run_once(prepared, prepared_request, sink=sink, out=out, spill=spill)
     return await run_fixing(
-        fixer, prepared, prepared_request, lambda one: run_once(prepared, one, sink=sink, spill=spill), out
+        fixer,
+        prepared,
+        prepared_request,
+        lambda fixed_request: run_once(prepared, fixed_request, sink=sink, spill=spill),
+        out,
     )
 
 
@@ -343,13 +347,13 @@ def collected(collect: Sequence[str] | None, out: str | PathLike[str] | None) ->
 
 def check_out(folder: str | PathLike[str] | None) -> None:
     """Refuse a folder of the host that could not be made or written to, before anything runs for it."""
-    place = "" if folder is None else os.path.abspath(folder)
-    while place and not os.path.lexists(place):
-        place = os.path.dirname(place)
-    if place and not os.path.isdir(place):
-        raise InvalidRequest(f"out: cannot write to the folder {str(folder)!r}: {place!r} is a file")
-    if place and not os.access(place, os.W_OK | os.X_OK):
-        raise InvalidRequest(f"out: cannot write to the folder {str(folder)!r}: {place!r} is closed to this user")
+    existing = "" if folder is None else os.path.abspath(folder)
+    while existing and not os.path.lexists(existing):
+        existing = os.path.dirname(existing)
+    if existing and not os.path.isdir(existing):
+        raise InvalidRequest(f"out: cannot write to the folder {str(folder)!r}: {existing!r} is a file")
+    if existing and not os.access(existing, os.W_OK | os.X_OK):
+        raise InvalidRequest(f"out: cannot write to the folder {str(folder)!r}: {existing!r} is closed to this user")
 
 
 async def copy_out(result: Result, folder: str | PathLike[str]) -> None:

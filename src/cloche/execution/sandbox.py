@@ -37,7 +37,7 @@ from cloche.keeper.attach import Kept, find_kept
 
 from .accounts import account_of, counted
 from .concurrency import shared_slots
-from .held import ALREADY_OPEN, HeldOperations, Interpreter
+from .held import ALREADY_OPEN, HeldOperations, SessionInterpreter
 from .history import History, HistoryEntry
 from .host_folder import HostFolderOperations
 from .inputs import Files, gather_files, read_env
@@ -95,7 +95,7 @@ class AsyncSession:
     ) -> None:
         self._sandbox, self._env = sandbox, env
         self._beside = beside  # which closes the sandbox, so it must not be collected
-        self._interpreter = Interpreter(opened, close_sandbox)
+        self._interpreter = SessionInterpreter(opened, close_sandbox)
         self._language, self._idle_timeout_s = language, idle_timeout_s
         self._history = History()
         self._is_expired = False
@@ -216,10 +216,10 @@ class AsyncSession:
         sandbox = self._sandbox
         fixer = sandbox.checked_fixer(autofix, code)
 
-        async def attempt(other: str) -> Result:
+        async def attempt(fixed_code: str) -> Result:
             if not self.is_alive:
                 raise StateLost("the interpreter has ended, and its state is lost; restart the session")
-            return await self.run(other, timeout=timeout, on_event=sink, collect=collected(collect, out))
+            return await self.run(fixed_code, timeout=timeout, on_event=sink, collect=collected(collect, out))
 
         limits = sandbox.limits.with_changes(timeout_s=sandbox.timeout_s(timeout))
         notes = {"network": sandbox.policy.network}
@@ -284,7 +284,7 @@ class AsyncSession:
         self._check_open()
         forks = await self._forkable().fork(count)
         self._last_used = time.monotonic()
-        return [self._sandbox._register_fork(self, one) for one in forks]
+        return [self._sandbox._register_fork(self, opened) for opened in forks]
 
     def _copy_for_fork(self, sandbox: AsyncSandbox, opened: OpenSession) -> AsyncSession:
         """Return a session like this one for what was forked from it."""
@@ -344,9 +344,9 @@ class AsyncSession:
         """Look again when the session may have been idle for too long."""
         if self._idle_timeout_s is None or self._interpreter.is_closed or self._is_expired:
             return
-        left = self._last_used + self._idle_timeout_s - time.monotonic()
-        if self._running or left > 0:
-            pause = self._idle_timeout_s if self._running else left
+        remaining_s = self._last_used + self._idle_timeout_s - time.monotonic()
+        if self._running or remaining_s > 0:
+            pause = self._idle_timeout_s if self._running else remaining_s
             self._interpreter.look_again_in(max(pause, 0.01), weakref.WeakMethod(self._check_idle))
             return
         self._is_expired = True
@@ -413,7 +413,7 @@ class AsyncSandbox(
         self._folder_options = read_folder(workspace, workspace_at, workspace_disk, workspace_hide, workspace_read)
         self._folder: OpenFolder | None = None
         self._terms = read_terms(name, keep, lifetime, idle)
-        self._kept: Kept | None = None  # what it is, where it was there before
+        self._existing: Kept | None = None  # the kept sandbox that it attaches to
         self._env = read_env(env)
         self._files = files
         self._name = name
@@ -434,10 +434,10 @@ class AsyncSandbox(
 
         Raises InvalidRequest where there is none, BackendUnavailable where another version of Cloche keeps it.
         """
-        kept = find_kept(name)
-        sandbox = cls(env=env, live=True, backend=kept.backend)
-        sandbox._prepared = replace(sandbox._prepared, policy=kept.policy, limits=kept.limits)
-        sandbox._name, sandbox._kept = name, kept
+        existing = find_kept(name)
+        sandbox = cls(env=env, live=True, backend=existing.backend)
+        sandbox._prepared = replace(sandbox._prepared, policy=existing.policy, limits=existing.limits)
+        sandbox._name, sandbox._existing = name, existing
         return sandbox
 
     @property
@@ -449,12 +449,12 @@ class AsyncSandbox(
         if self._opened is not None:
             raise InvalidRequest(ALREADY_OPEN)
         note_fallback(self.audit, self.notes)
-        if self.policy.packages and self._kept is None:
+        if self.policy.packages and self._existing is None:
             from .packages import check_not_auto, with_packages  # which only some sandboxes need
 
             check_not_auto(self.policy)
             self._prepared = await with_packages(self._prepared, approve=self._approve_packages)
-        if self._prepared.settings.toolchains and self._kept is None:
+        if self._prepared.settings.toolchains and self._existing is None:
             from .toolchains import with_toolchains
 
             self._prepared = await with_toolchains(self._prepared, self._folder_options)
@@ -510,7 +510,11 @@ class AsyncSandbox(
         if fixer is None:
             return await self._run_in_turn(opened, prepared_request, sink, out, spill)
         return await run_fixing(
-            fixer, self._prepared, prepared_request, lambda one: self._run_in_turn(opened, one, sink, spill=spill), out
+            fixer,
+            self._prepared,
+            prepared_request,
+            lambda fixed_request: self._run_in_turn(opened, fixed_request, sink, spill=spill),
+            out,
         )
 
     def stream(
@@ -588,13 +592,13 @@ class AsyncSandbox(
 
     async def _open_apart(self, language: str, env: Mapping[str, str], idle_timeout_s: float | None) -> AsyncSession:
         """Start a session that can be cloned, in a sandbox of its own, beside this one, which lives."""
-        here = self._require_open()
-        if not isinstance(here, SupportsSessionsApart):
+        live = self._require_open()
+        if not isinstance(live, SupportsSessionsApart):
             raise BackendUnavailable(
                 f"backend {self.backend!r} has no checkpoints and no forks; leave checkpoints=True out, or use "
                 'backend "local"'
             )
-        opened = await here.open_session_apart(language, env)
+        opened = await live.open_session_apart(language, env)
         sandbox = self._beside(opened.sandbox)
         session = AsyncSession(
             sandbox, opened, language=language, env=env, idle_timeout_s=idle_timeout_s,

@@ -57,7 +57,7 @@ class FoundBackend:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class BackendChoice:
     """Hold the option that was chosen, None where nothing fits, and why each of the others was not."""
 
     option: Option | None
@@ -97,37 +97,37 @@ def _find_auto(criteria: BackendCriteria) -> FoundBackend:
     )
 
 
-def choose(options: Sequence[Option], criteria: BackendCriteria, probe: Probe) -> Choice:
+def choose(options: Sequence[Option], criteria: BackendCriteria, probe: Probe) -> BackendChoice:
     """Choose among options that are sorted by speed, the fastest first. Pure, but for what `look` finds."""
     is_by_level = criteria.prefer == "strongest"
-    ordered = sorted(options, key=lambda option: -option.most) if is_by_level else options
+    ordered = sorted(options, key=lambda option: -option.max_level) if is_by_level else options
     best: tuple[Level, Option] | None = None
     passed_over: dict[str, str] = {}
     for option in ordered:
-        if best is not None and (not is_by_level or option.most <= best[0]):
+        if best is not None and (not is_by_level or option.max_level <= best[0]):
             continue
-        found = _reason_without_probing(option, criteria) or level_or_reason(option, criteria, probe)
-        if isinstance(found, str):
-            passed_over[option.backend] = found
-        elif best is None or found > best[0]:
-            best = found, option
-    return Choice(option=best[1] if best else None, passed_over=passed_over)
+        level = _reason_without_probing(option, criteria) or level_or_reason(option, criteria, probe)
+        if isinstance(level, str):
+            passed_over[option.backend] = level
+        elif best is None or level > best[0]:
+            best = level, option
+    return BackendChoice(option=best[1] if best else None, passed_over=passed_over)
 
 
 def level_or_reason(option: Option, criteria: BackendCriteria, probe: Probe) -> str | Level:
     """Measure an option: return the level it would run at, or why it does not fit."""
-    found = probe(option)
-    if isinstance(found, str):
-        return found
-    return unmet_policy(found, criteria.policy) or found.level
+    capabilities = probe(option)
+    if isinstance(capabilities, str):
+        return capabilities
+    return unmet_policy(capabilities, criteria.policy) or capabilities.level
 
 
 def _reason_without_probing(option: Option, criteria: BackendCriteria) -> str:
     """Return why an option cannot fit on any machine; empty when it might."""
     row, policy = row_of(option.backend), criteria.policy
-    wanted = max(policy.require_level or Level.NONE, policy.level or Level.NONE)
-    if wanted > option.most:
-        return f"level {wanted} is asked for, and it gives {option.most} at most"
+    required_level = max(policy.require_level or Level.NONE, policy.level or Level.NONE)
+    if required_level > option.max_level:
+        return f"level {required_level} is asked for, and it gives {option.max_level} at most"
     if policy.level is not None and option.level not in (None, policy.level):
         return f"level {policy.level} is asked for, and it gives {option.level}"
     if criteria.wants_image and row.provider is not None and not row.takes_image:
@@ -135,22 +135,24 @@ def _reason_without_probing(option: Option, criteria: BackendCriteria) -> str:
     return ""
 
 
-def unmet_policy(found: Capabilities, policy: Policy) -> str:
+def unmet_policy(capabilities: Capabilities, policy: Policy) -> str:
     """Return what a backend lacks of what a policy asks for, empty when nothing. Pure."""
-    if not found.available:
-        return f"{found.reason.rstrip('.')}; {found.remedy}" if found.remedy else found.reason
+    if not capabilities.available:
+        return (
+            f"{capabilities.reason.rstrip('.')}; {capabilities.remedy}" if capabilities.remedy else capabilities.reason
+        )
     missing = shortfalls(
-        found.as_enforcement(),
+        capabilities.as_enforcement(),
         level=policy.require_level,
         controls=policy.require_controls,
         best_effort=tuple(Control) if policy.level in LEVELS_WITHOUT_ISOLATION else policy.best_effort,
         accept_claimed=policy.accept_claimed,
         accept_claimed_level=policy.accept_claimed_level,
     )
-    if policy.network not in found.networks:
-        missing.append(f"network {policy.network!r} is asked for, and it has {' or '.join(found.networks)} only")
-    if missing and found.reason:
-        missing.append(found.reason)
+    if policy.network not in capabilities.networks:
+        missing.append(f"network {policy.network!r} is asked for, and it has {' or '.join(capabilities.networks)} only")
+    if missing and capabilities.reason:
+        missing.append(capabilities.reason)
     return "; ".join(missing)
 
 
@@ -159,9 +161,9 @@ def _probe_for(criteria: BackendCriteria) -> Probe:
 
     def probe(option: Option) -> str | Capabilities:
         level = option.level if option.level is not None else criteria.policy.level
-        asked: Any = {"images": criteria.images, "needs_image": criteria.wants_image}
-        found = capabilities_of(option.backend, level=level, **asked)
-        return (why_not_ready(option.backend, **asked) if found.available else "") or found
+        image_options: Any = {"images": criteria.images, "needs_image": criteria.wants_image}
+        capabilities = capabilities_of(option.backend, level=level, **image_options)
+        return (why_not_ready(option.backend, **image_options) if capabilities.available else "") or capabilities
 
     return probe
 
@@ -177,8 +179,8 @@ def describe(name: str, criteria: BackendCriteria) -> Capabilities:
     choice = choose(OPTIONS, criteria, _probe_for(criteria))
     if choice.option is None:
         return Capabilities(backend=AUTO, available=False, reason=_join_reasons(choice.passed_over))
-    found = capabilities_of(choice.option.backend, level=choice.option.level, images=criteria.images)
-    return replace(found, backend=AUTO, reason=f"it would choose {choice.option.backend}", remedy="")
+    capabilities = capabilities_of(choice.option.backend, level=choice.option.level, images=criteria.images)
+    return replace(capabilities, backend=AUTO, reason=f"it would choose {choice.option.backend}", remedy="")
 
 
 def fall_back(missing: BackendUnavailable, settings: Settings, policy: Policy) -> FoundBackend:
@@ -239,8 +241,8 @@ def _check_network(settings: Settings, policy: Policy) -> None:
 
 def _screen(settings: Settings) -> ScreenMode:
     """Return the screen of a child process: the one that was asked for, else the strict one; never none."""
-    asked = settings.policy.screen
-    return "block" if asked == "off" else asked
+    screen = settings.policy.screen
+    return "block" if screen == "off" else screen
 
 
 def _fallback_to(missing: BackendUnavailable, settings: Settings, policy: Policy, level: Level) -> FoundBackend:

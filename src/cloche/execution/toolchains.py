@@ -38,8 +38,8 @@ async def with_toolchains(prepared: Prepared, folder: FolderOptions | None = Non
     Raises InvalidRequest for a folder that may not be shown, BackendUnavailable where none can be. What only the
     variable CLOCHE_TOOLCHAINS names is searched for toolchains in any case, and shown where it may be.
     """
-    wanted = prepared.settings.toolchains
-    if not wanted:
+    folders = prepared.settings.toolchains
+    if not folders:
         return prepared
     is_demanded = prepared.settings.origins.get("toolchains", DEFAULT).kind != "environment"
     if prepared.backend.name != LOCAL or prepared.backend.capabilities().level < Level.JAIL or _is_below_jail(prepared):
@@ -51,18 +51,18 @@ async def with_toolchains(prepared: Prepared, folder: FolderOptions | None = Non
             remedy="Leave them out, or use an image that has the programs.",
         )
     workspace = None if folder is None else folder.path
-    return await finish(asyncio.to_thread(_with_folders, prepared, wanted, workspace, is_demanded=is_demanded))
+    return await finish(asyncio.to_thread(_with_folders, prepared, folders, workspace, is_demanded=is_demanded))
 
 
 def _is_below_jail(prepared: Prepared) -> bool:
     return prepared.policy.level is not None and prepared.policy.level < Level.JAIL
 
 
-def _with_folders(prepared: Prepared, wanted: Sequence[str], workspace: str | None, *, is_demanded: bool) -> Prepared:
+def _with_folders(prepared: Prepared, folders: Sequence[str], workspace: str | None, *, is_demanded: bool) -> Prepared:
     inside = os.path.realpath(os.path.expanduser(workspace)) if workspace is not None else ""
     shown: list[str] = []
     hidden: list[str] = []
-    for named in wanted:
+    for named in folders:
         try:
             path, covered = _look_through(named)
             if inside and _is_below(inside, path):
@@ -72,16 +72,16 @@ def _with_folders(prepared: Prepared, wanted: Sequence[str], workspace: str | No
                 raise
             log.info("a folder of CLOCHE_TOOLCHAINS is searched, and not shown: %s", error)
             continue
-        if not any(_is_below(path, one) for one in (*shown, inside) if one):
-            shown = [*(one for one in shown if not _is_below(one, path)), path]
-            hidden = [*(one for one in hidden if not _is_below(one, path)), *covered]
+        if not any(_is_below(path, folder) for folder in (*shown, inside) if folder):
+            shown = [*(folder for folder in shown if not _is_below(folder, path)), path]
+            hidden = [*(hidden_path for hidden_path in hidden if not _is_below(hidden_path, path)), *covered]
     if len(hidden) > MOST_HIDDEN:
         raise InvalidRequest(
             f"toolchains: more than {MOST_HIDDEN} paths of them would be hidden; name folders further down"
         )
     binds = tuple(path for path in shown if not is_shown_anyway(path))
     policy = prepared.policy.with_changes(
-        toolchains=binds, toolchains_hidden=tuple(hidden), toolchains_path=tuple(dict.fromkeys(_places(shown)))
+        toolchains=binds, toolchains_hidden=tuple(hidden), toolchains_path=tuple(dict.fromkeys(_program_folders(shown)))
     )
     return replace(prepared, policy=policy)
 
@@ -108,13 +108,13 @@ def _look_through(named: str) -> tuple[str, list[str]]:
         raise InvalidRequest(f"toolchains: {str(error).removeprefix('workspace: ')}") from error
 
 
-def _places(shown: Sequence[str]) -> Iterator[str]:
+def _program_folders(shown: Sequence[str]) -> Iterator[str]:
     """Yield the folders in which programs are found: those of this process's PATH that are shown, and each `bin`."""
-    for place in dict.fromkeys(map(os.path.realpath, os.environ.get("PATH", "").split(os.pathsep))):
-        if any(_is_below(place, one) for one in shown):
-            yield place
+    for folder in dict.fromkeys(map(os.path.realpath, os.environ.get("PATH", "").split(os.pathsep))):
+        if any(_is_below(folder, top) for top in shown):
+            yield folder
     for path in shown:
-        yield from (place for place in (f"{path}/bin", path) if os.path.isdir(place) and _has_program(place))
+        yield from (folder for folder in (f"{path}/bin", path) if os.path.isdir(folder) and _has_program(folder))
 
 
 def _has_program(folder: str) -> bool:
@@ -141,11 +141,11 @@ async def advise(result: Result, prepared: Prepared, argv: Sequence[str]) -> Non
         )
     if not argv or prepared.backend.name != LOCAL or "host_advice" in result.meta:
         return
-    found = await asyncio.to_thread(_missing, argv[0], prepared.policy.toolchains)
-    if found:
-        path, prefixes = found
-        options = " ".join(f"--toolchain {escape_name(one)}" for one in prefixes)
-        listed = ", ".join(f'"{escape_name(one)}"' for one in prefixes)
+    missing = await asyncio.to_thread(_missing, argv[0], prepared.policy.toolchains)
+    if missing:
+        path, prefixes = missing
+        options = " ".join(f"--toolchain {escape_name(prefix)}" for prefix in prefixes)
+        listed = ", ".join(f'"{escape_name(prefix)}"' for prefix in prefixes)
         result.meta["host_advice"] = (
             f"{escape_name(argv[0])} is on this host, as {escape_name(path)}, and not shown inside; show it with "
             f"{options} (toolchains=[{listed}])"
@@ -156,5 +156,5 @@ def _missing(program: str, shown: Sequence[str]) -> tuple[str, list[str]] | None
     path = shutil.which(program)
     if path is None or not os.path.isabs(path):
         return None
-    prefixes = [one for one in prefixes_for(path) if not any(_is_below(one, other) for other in shown)]
+    prefixes = [prefix for prefix in prefixes_for(path) if not any(_is_below(prefix, top) for top in shown)]
     return (path, prefixes) if prefixes else None

@@ -11,7 +11,7 @@ from cloche.core.enforcement import Control, Level, Measure, State
 from cloche.execution.doctor import (
     Diagnosis,
     FoundToolchain,
-    Interpreter,
+    InterpreterFacts,
     Trial,
     describe_interpreter,
     features_of,
@@ -31,7 +31,7 @@ def diagnosis(level: Level, **controls: Measure) -> Diagnosis:
         user="uid 1",
         controls={Control(name): measure for name, measure in controls.items()},
         features=(),
-        interpreter=Interpreter(path="/p", real_path="/p", version="CPython 3"),
+        interpreter=InterpreterFacts(path="/p", real_path="/p", version="CPython 3"),
         toolchains=(FoundToolchain(language="ruby", note="missing"),),
         trials=(Trial(level=level, status="ok", seconds=0.03),),
     )

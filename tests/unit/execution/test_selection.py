@@ -13,7 +13,7 @@ from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.policy import BACKEND_ROWS, Policy
 from cloche.core.protocols import Capabilities
 from cloche.execution.registry import OPTIONS, Option
-from cloche.execution.selection import BackendCriteria, Choice, choose, find, unmet_policy
+from cloche.execution.selection import BackendCriteria, BackendChoice, choose, find, unmet_policy
 
 ALL = dict.fromkeys(Control, Measure(state=State.ENFORCED))
 PARTIAL = {**ALL, Control.MEMORY: Measure(state=State.PARTIAL, reason="swap")}
@@ -49,7 +49,7 @@ def decide(
     wants_image: bool = False,
     looked: list[str] | None = None,
     **policy: object,
-) -> Choice:
+) -> BackendChoice:
     """Choose among all options of a host; `looked` gets the names of those that were measured."""
 
     def look(option: Option) -> Capabilities | str:
@@ -60,7 +60,7 @@ def decide(
     return choose(OPTIONS, BackendCriteria(policy=Policy(**policy), prefer=prefer, wants_image=wants_image), look)  # type: ignore[arg-type]
 
 
-def name_of(choice: Choice) -> str:
+def name_of(choice: BackendChoice) -> str:
     """Return what was chosen."""
     return choice.option.backend if choice.option else "nothing"
 
