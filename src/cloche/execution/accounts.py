@@ -1,4 +1,4 @@
-"""Accounts at providers of sandboxes on other machines, as the settings have them, and where their use is counted."""
+"""Accounts at providers of remote sandboxes, as configured, and the quota of their use."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from cloche.core.result import Result
 
 from .registry import counter_of, has_power
 
-QUOTA_FILE = "quota.db"  # of this user, wherever the audit log of a call is
+QUOTA_FILE = "quota.db"  # in the user's default folder, even if a call's audit log is elsewhere
 _QUOTA = tuple(field.name for field in fields(Quota))
 
 
 def accounts_of(settings: Settings) -> Mapping[str, RemoteAccount]:
-    """Return the account at each provider of which the settings say anything."""
+    """Return the configured account at each provider."""
     if not settings.remotes:
         return {}
     values_by_provider: dict[str, dict[str, object]] = {}
@@ -36,17 +36,17 @@ def accounts_of(settings: Settings) -> Mapping[str, RemoteAccount]:
 
 
 def account_of(backend: Backend) -> RemoteAccount | None:
-    """Return the account that a backend sends code with, None for one of this host."""
+    """Return the account with which a backend sends code, None for a backend of this host."""
     if not has_power(backend, SupportsAccount):
         return None
     return cast("SupportsAccount", backend).account()
 
 
 async def counted(run: Callable[[], Awaitable[Result]], backend: Backend, timeout_s: float | None) -> Result:
-    """Run, counted against the quota of the account that the backend sends code with, if it has one.
+    """Run, and count the run against the quota of the backend's account, if it has one.
 
-    Without a time-out no seconds are reserved. What did not run is not counted; what may still run keeps what was
-    reserved for it. Raises BackendUnavailable where the quota is used up.
+    Without a time-out no seconds are reserved. A run that did not start is refunded; one whose outcome is unknown keeps
+    its reservation. Raises BackendUnavailable if the quota is used up.
     """
     account = account_of(backend)
     if account is None:
@@ -63,7 +63,7 @@ async def counted(run: Callable[[], Awaitable[Result]], backend: Backend, timeou
     except (ClocheError, OSError):
         await finish(asyncio.to_thread(ticket.refund))
         raise
-    took_s = time.monotonic() - began  # by this clock: what the result says is the provider's word
+    took_s = time.monotonic() - began  # measured here, since the provider reports the result's duration
     seconds = took_s if timeout_s is None else min(timeout_s, took_s)
     cost = (result.meta.get("remote") or {}).get("cost")
     await finish(asyncio.to_thread(ticket.settle, seconds, cost))
@@ -75,6 +75,6 @@ def _account(provider: str, values: Mapping[str, object]) -> RemoteAccount:
     options = {name: value for name, value in values.items() if name not in _QUOTA}
     try:
         file = os.path.join(default_folder(), QUOTA_FILE)
-    except ClocheError:  # a user without a home: with a quota, nothing runs there
+    except ClocheError:  # no home: with a quota, runs are then refused
         file = None
     return RemoteAccount(provider=provider, quota=quota, quota_file=file, **options)  # type: ignore[arg-type]

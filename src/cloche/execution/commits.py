@@ -1,4 +1,4 @@
-"""What is written to the host's folder: compared, chosen, merged, recorded, and then written. All of this blocks."""
+"""Write changes to the host's folder: compare, select, merge, record, write. Everything here blocks."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from cloche.workspace.snapshot import Entry, Snapshot
 
 log = logging.getLogger("cloche.workspace")
-COMMITTED, KNOWN_S = "committed-", 30 * 24 * 3600.0  # what is noted of a sandbox's commits, and how long
+COMMITTED, KNOWN_S = "committed-", 30 * 24 * 3600.0  # files that record a sandbox's commits, and for how long
 MOST_MERGED_BYTES = 16 << 20
-MOST_NAMED = 10  # paths of one reason, in an error
+MOST_NAMED = 10  # paths per danger in an error message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitChoice:
-    """Say which changes are written, and what is said yes to."""
+    """The paths to write, and the dangers and conflicts that the caller has decided."""
 
     paths: Collection[str] | None
     dangerous: bool | Collection[str]
@@ -41,7 +41,7 @@ class CommitChoice:
     merge: Collection[str] = ()
 
     def check(self, diff: Diff) -> tuple[Change, ...]:
-        """Return the changes to be written. Raises InvalidRequest for one that needs a yes of its own."""
+        """Return the changes to write. Raises InvalidRequest for a dangerous change that was not approved."""
         for name in ("paths", "ours", "theirs", "merge"):
             if isinstance(getattr(self, name), str):
                 raise InvalidRequest(f"{name}: give a list of paths, not one text")
@@ -64,7 +64,7 @@ class CommitChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchOptions:
-    """Say which branch changes become, and who has made the commit."""
+    """The new branch for the changes, and the commit's author and message."""
 
     name: str
     author: str | None
@@ -72,7 +72,9 @@ class BranchOptions:
 
 
 def _by_reason(changes: Sequence[Change], diff: Diff) -> str:
-    """Name changes by the gravest reason why they are dangerous, with their other ones, as far as anybody reads."""
+    """Return a list of paths, grouped by their gravest danger, with their other dangers; at most MOST_NAMED per
+    danger.
+    """
     sentences = []
     for question in diff.questions:
         among = [change for change in changes if change.dangers[0] == question.reason]
@@ -89,9 +91,9 @@ def _by_reason(changes: Sequence[Change], diff: Diff) -> str:
 def selected(
     changes: Sequence[Change], paths: Collection[str] | None, *, with_folders: bool = True
 ) -> tuple[Change, ...]:
-    """Return the changes at some paths, or below them, with those that make the folders that these are in.
+    """Return the changes at or below some paths, with those that create their parent folders.
 
-    Raises InvalidRequest for a path without any.
+    Raises InvalidRequest for a path without changes.
     """
     if paths is None:
         return tuple(changes)
@@ -119,19 +121,19 @@ def selected(
 
 
 def above_of(path: str) -> Iterator[str]:
-    """Yield a path and those of the folders above it."""
+    """Yield a path and the folders above it."""
     while path:
         yield path
         path = path.rpartition("/")[0]
 
 
 def name_for(name: str | None) -> str:
-    """Return what a sandbox is called in references and records."""
+    """Return the sandbox's name for references and records."""
     return name if name is not None else f"sandbox-{os.urandom(4).hex()}"
 
 
 def compare(open_folder: OpenFolder, snapshot: Snapshot, check: Callable[[], None]) -> Diff:
-    """Compare a snapshot with the host's folder; `check` raises where nobody waits any more."""
+    """Compare a snapshot with the host's folder. `check` raises if the caller was cancelled."""
     from cloche.workspace.compare import make_diff
 
     folder = open_folder.folder
@@ -142,14 +144,14 @@ def compare(open_folder: OpenFolder, snapshot: Snapshot, check: Callable[[], Non
 
 
 def is_of_git(change: Change) -> bool:
-    """Tell whether a change is of a branch, which comes by git: it is never written as a file."""
+    """Tell whether a change stands for a branch. Such a change is imported by git, never written as a file."""
     return change.path.startswith(".git/")
 
 
 def _dangerous_branches(open_folder: OpenFolder, snapshot: Snapshot, check: Callable[[], None]) -> tuple[Change, ...]:
-    """Return a change for each of the guest's branches with commits that touch a hidden file.
+    """Return a change for each of the guest's branches whose commits touch a hidden file.
 
-    Where git refuses them, none is fetched either.
+    If git refuses them, the result is empty, and none is fetched either.
     """
     from cloche.workspace.git import touched_files
 
@@ -182,7 +184,7 @@ def write_changes(
     audit: Audit | None,
     check: Callable[[], None],
 ) -> Committed:
-    """Write the chosen changes of a snapshot, and return what was written; see `HostFolderOperations.commit`."""
+    """Write the selected changes of a snapshot; see `HostFolderOperations.commit`."""
     from cloche.workspace.commit import KEPT, commit
     from cloche.workspace.git import commit_to_branch
 
@@ -219,12 +221,12 @@ def write_changes(
     committed = commit(
         open_folder.fd, snapshot, chosen, state=state_folder(), owner=open_folder.folder.owner, choose=choose,
         unchanged_since_ns=compared_ns,
-        # What is staged is not the folder's yet; from then on it is done to its end.
+        # Cancellation stops the commit while it stages files; once it changes the folder, it runs to its end.
         step=lambda step_name: check() if step_name.startswith("stage ") else None,
     )  # fmt: skip
     _note_committed(open_folder, committed.written)
     refs, not_fetched = _fetched(open_folder, snapshot, name, agreed)
-    # Nobody has been told of these but who has looked at the diff.
+    # The caller may not have seen the diff, so its left-out paths are reported here too.
     left_out = {item.path: item.reason for item in diff.left_out if item.path.partition("/")[0] != ".git"}
     return replace(committed, refs=refs, left={**left_out, **host_kept, **committed.left, **not_fetched})
 
@@ -232,7 +234,7 @@ def write_changes(
 def _merged(
     open_folder: OpenFolder, snapshot: Snapshot, changes: tuple[Change, ...], merge: Collection[str]
 ) -> tuple[Snapshot, tuple[Change, ...]]:
-    """Return them with the changes of both sides in the files that are to be merged. Raises WorkspaceConflict."""
+    """Return snapshot and changes with the files of `merge` merged. Raises WorkspaceConflict."""
     if not merge:
         return snapshot, changes
     from cloche.workspace.git import base_of, merge_text
@@ -263,7 +265,7 @@ def _merged(
 
 
 def _text_of(folder: int, path: str) -> bytes | None:
-    """Return a file of the host's that is to be merged; None where it is none, or is too large."""
+    """Return a host file to merge; None if it is not a regular file, or too large."""
     from cloche.workspace.host_files import Tree
 
     try:
@@ -277,7 +279,7 @@ def _text_of(folder: int, path: str) -> bytes | None:
 def _fetched(
     open_folder: OpenFolder, snapshot: Snapshot, name: str, agreed: Collection[str]
 ) -> tuple[Mapping[str, str], Mapping[str, str]]:
-    """Return the references that were made of the guest's commits, and why there are none of those that git refuses."""
+    """Return the references for the guest's commits, and for refused ones the reason."""
     from cloche.workspace.git import fetch_commits
 
     if b".git" not in snapshot.entries:
@@ -292,9 +294,9 @@ def _fetched(
 
 
 def recovered() -> list[str]:
-    """Complete or undo what interrupted commits left, in all folders; return a sentence for each.
+    """Complete or undo interrupted commits in all folders; return a sentence for each.
 
-    What was noted of sandboxes that have long ended is removed.
+    Notes about the commits of old sandboxes are removed.
     """
     from cloche.workspace.recover import recover_all
 
@@ -307,7 +309,7 @@ def recovered() -> list[str]:
     return recover_all(state)
 
 
-# What a sandbox has committed has changed on the host since it was opened, and is no conflict for that.
+# Files that the sandbox has committed have changed on the host since it was opened, but are no conflicts.
 
 
 def _committed_file(folder: HostFolder) -> str:
@@ -315,7 +317,7 @@ def _committed_file(folder: HostFolder) -> str:
 
 
 def read_committed(open_folder: OpenFolder) -> dict[str, tuple[int, int]]:
-    """Return, by path, inode and change time of what this sandbox has committed."""
+    """Return inode and change time (ns) of the files that this sandbox has committed, by path."""
     if open_folder.committed is not None:
         return open_folder.committed
     try:

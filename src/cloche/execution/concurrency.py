@@ -1,8 +1,8 @@
-"""A first-in-first-out bound on how many runs work at once, across threads and event loops.
+"""Limit the number of concurrent runs, first in, first out, across threads and event loops.
 
-Theory of operation: a lock guards a counter and a queue of waiters; it is never held while anything waits. A
-slot that is given back goes straight to the oldest waiter, so nobody overtakes. A waiter lives in its own
-event loop and is woken there; one that was cancelled, or whose loop is gone, passes its slot on.
+Theory of operation: a lock guards a counter and a queue of waiters; it is never held while waiting. A released slot
+goes straight to the oldest waiter, so no caller can overtake. A waiter belongs to its event loop and is woken there; if
+it was cancelled, or its loop is closed, its slot goes to the next one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Waiter:
 
 
 class Slots:
-    """Bound concurrency to `count`; time spent in the queue is nobody's wall clock."""
+    """A semaphore with `count` slots. Time-outs of runs do not include the time in its queue."""
 
     def __init__(self, count: int) -> None:
         self._lock = threading.Lock()
@@ -36,16 +36,16 @@ class Slots:
         self._queue: deque[_Waiter] = deque()
 
     def hold(self) -> _Hold:
-        """Wait for a slot, hold it for the body, then hand it to the oldest waiter."""
+        """Return a context manager that waits for a slot and releases it at the end."""
         return _Hold(self)
 
     @property
     def waiting(self) -> int:
-        """Count the waiters."""
+        """Return the number of waiters."""
         return len(self._queue)
 
     async def acquire(self) -> None:
-        """Wait for a slot; whoever has one must release it."""
+        """Wait for a slot. The caller must release it."""
         with self._lock:
             if self._free > 0:  # implies an empty queue: a released slot goes to a waiter before it becomes free
                 self._free -= 1
@@ -67,7 +67,7 @@ class Slots:
         self.release()
 
     def release(self) -> None:
-        """Hand a slot to the oldest waiter."""
+        """Give a slot to the oldest waiter."""
         while True:
             with self._lock:
                 if not self._queue:
@@ -80,7 +80,7 @@ class Slots:
 
 
 class _Hold:
-    """Hold a slot, as a block; a generator would take its time at every run."""
+    """Hold a slot during a block. A class, since a generator-based context manager would slow down every run."""
 
     __slots__ = ("_is_held", "_slots")
 
@@ -100,7 +100,7 @@ class _Hold:
 
 
 def _wake(waiter: _Waiter) -> bool:
-    """Wake a waiter in its own loop; tell whether that loop still lives."""
+    """Wake a waiter in its event loop; tell whether that loop is still open."""
     try:
         waiter.loop.call_soon_threadsafe(_set_ready, waiter.ready)
     except RuntimeError:
@@ -114,7 +114,7 @@ def _set_ready(future: asyncio.Future[None]) -> None:
 
 
 def default_count() -> int:
-    """Return 4 runs per core that this process may use."""
+    """Return RUNS_PER_CORE for each CPU that this process may use."""
     return RUNS_PER_CORE * (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
@@ -123,7 +123,7 @@ _shared_lock = threading.Lock()
 
 
 def shared_slots() -> Slots:
-    """Return the process-wide slots; a forked child starts with its own."""
+    """Return the slots of this process; a forked child has its own."""
     global _shared
     with _shared_lock:
         if _shared is None:

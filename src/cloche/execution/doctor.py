@@ -1,9 +1,8 @@
-"""What this host can enforce, why not more, and what to do about it: measured, never guessed.
+"""Measure what this host can enforce, why not more, and how to improve it.
 
-Theory of operation: every kernel feature is tried on its own in a throwaway process (`jail.setup.probe`), every
-language's toolchain is looked for and asked its version, and one real program is run at each level. The level
-that is reported is the strongest one at which that program really ran. Configuration has no say in this: a
-doctor looks at the host, not at what somebody wishes.
+Theory of operation: every kernel feature is tried separately in a throwaway process (`jail.setup.probe`), every
+language's toolchain is searched for and its version read, and one real program is run at each level. The reported level
+is the strongest at which that program ran. Configuration does not influence the result.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _BOOT_SURVEY = f"import sys; sys.path.insert(0, {PACKAGE!r}); from jail.setup im
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
-    """Say whether one feature of the kernel works here; `needed_for` names the level or the purpose it serves."""
+    """Whether one kernel feature works here; `needed_for` names the level or purpose that it serves."""
 
     name: str
     works: bool
@@ -53,7 +52,7 @@ class Feature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundToolchain:
-    """Say what runs a language here: engine, its version and path; without them, `note` says what is missing."""
+    """The engine that runs a language here, with version and path; without one, `note` says what is missing."""
 
     language: str
     engine: str = ""
@@ -65,7 +64,7 @@ class FoundToolchain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterpreterFacts:
-    """Describe the interpreter that runs this, and with it every Python guest."""
+    """The interpreter of this process, which also runs every Python guest."""
 
     path: str
     real_path: str
@@ -75,9 +74,9 @@ class InterpreterFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """Hold what came of `print(1)` at one level: a status, or why there was none. `seconds` is the whole call.
+    """The outcome of `print(1)` at one level: a status, or why it did not run. `seconds` is the whole call.
 
-    `not_live` says why a command did not run in a sandbox that lives there; it is empty where one did.
+    `not_live` says why a command could not run in a live sandbox at this level; it is empty if one did.
     """
 
     level: Level
@@ -94,7 +93,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Hold everything that was measured. `level` is the strongest at which a program really ran."""
+    """All measurements. `level` is the strongest level at which a program ran."""
 
     level: Level
     reason: str
@@ -109,12 +108,12 @@ class Diagnosis:
 
     @property
     def is_usable(self) -> bool:
-        """Tell whether code that nobody vetted may run here at all."""
+        """Tell whether untrusted code may run here at all."""
         return self.level >= LEAST_LEVEL
 
     @property
     def weak_points(self) -> tuple[str, ...]:
-        """Say, one sentence each, which controls are less than enforced at `level`, and why."""
+        """Return a sentence for each control that is not fully enforced at `level`, with the reason."""
         return tuple(
             f"{control} is {measure.state}: {measure.reason or 'nothing enforces it'}"
             for control, measure in self.controls.items()
@@ -122,7 +121,7 @@ class Diagnosis:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data, ready for JSON."""
+        """Return plain data for JSON."""
         return {
             "level": str(self.level),
             "usable": self.is_usable,
@@ -150,7 +149,7 @@ class Diagnosis:
 
 
 class LocalToolchain(Protocol):
-    """Describe a toolchain as the local backend finds it."""
+    """A toolchain as the local backend finds it."""
 
     @property
     def engine(self) -> Engine: ...
@@ -164,10 +163,10 @@ class LocalToolchain(Protocol):
 
 @runtime_checkable
 class SupportsToolchains(Protocol):
-    """Find what runs a language on this host."""
+    """Find the toolchain of a language on this host."""
 
     def toolchain(self, language: Language) -> LocalToolchain:
-        """Return it, or raise BackendUnavailable saying which package brings it."""
+        """Return the toolchain. Raises BackendUnavailable naming the package to install."""
         ...
 
 
@@ -176,7 +175,7 @@ def diagnose() -> Diagnosis:
     backend = backend_named("local")
     capabilities = backend.capabilities()
     with ThreadPoolExecutor(1) as pool:
-        gvisor = pool.submit(find_gvisor)  # which may have to run a container first
+        gvisor = pool.submit(find_gvisor)  # the first call starts a container
         return _diagnose(backend, capabilities, gvisor)
 
 
@@ -204,7 +203,7 @@ def _diagnose(backend: Backend, capabilities: Capabilities, gvisor: Future[Featu
 
 
 def find_gvisor() -> Feature:
-    """Say whether gVisor works here without docker; the first time, that takes a container."""
+    """Tell whether gVisor works here without docker. The first call starts a container."""
     capabilities = gvisor_without_docker()
     detail = capabilities.reason if not capabilities.available else ""
     remedy = "" if capabilities.available else capabilities.remedy
@@ -237,7 +236,7 @@ def try_level(backend: Backend, level: Level) -> Trial:
 
 
 async def _why_not_live(backend: Backend, level: Level) -> str:
-    """Run a command in a sandbox that lives at this level; say why there is none, or nothing."""
+    """Run a command in a live sandbox at this level; return why that fails, or an empty string."""
     if not isinstance(backend, SupportsLive):
         return no_life_of(backend.name)
     try:
@@ -249,7 +248,7 @@ async def _why_not_live(backend: Backend, level: Level) -> str:
 
 
 def survey() -> Mapping[str, tuple[bool, str]]:
-    """Run the survey process and return its findings: whether each thing works, and the kernel's answer."""
+    """Run the survey process and return its findings: whether each feature works, and the kernel's answer."""
     command = [sys.executable, "-I", "-S", "-c", _BOOT_SURVEY]
     completed = subprocess.run(
         command,
@@ -261,11 +260,11 @@ def survey() -> Mapping[str, tuple[bool, str]]:
     )
     if completed.returncode != 0 or not completed.stdout:
         return {"survey": (False, completed.stderr.decode("utf-8", "replace").strip()[-200:])}
-    findings: Mapping[str, tuple[bool, str]] = marshal.loads(completed.stdout)  # noqa: S302  # our own process wrote it
+    findings: Mapping[str, tuple[bool, str]] = marshal.loads(completed.stdout)  # noqa: S302  # written by our own process
     return findings
 
 
-# What each feature is for, and what to do where it is missing; an empty remedy stands for the namespaces' own.
+# The purpose of each feature, and the remedy if it is missing; an empty remedy means that of the namespaces.
 _JAIL, _CONFINED, _LIMITS = "jail", "jail, confined", "limits"
 _FEATURES: Mapping[str, tuple[str, str]] = {
     **{f"{name} namespace": (_JAIL, "") for name in ("user", "mount", "pid", "network", "ipc", "uts", "cgroup")},
@@ -307,7 +306,9 @@ def features_of(
     is_unified: bool | None = None,
     in_gvisor: bool = False,
 ) -> tuple[Feature, ...]:
-    """Turn findings into features with their remedies: in gVisor all have one. Pure when all keywords are given."""
+    """Turn findings into features with remedies; in gVisor all have the same remedy. Pure when all keywords are
+    given.
+    """
     uid = os.geteuid() if uid is None else uid
     features = []
     for name, (works, detail) in findings.items():
@@ -322,7 +323,7 @@ def features_of(
 
 
 def why_not_more(level: Level, reason: str, trials: tuple[Trial, ...]) -> str:
-    """Say why the level is not higher; a level that should work and did not says so itself. Pure."""
+    """Return why the level is not higher: the given reason, or the first failed trial's. Pure."""
     if level >= Level.JAIL:
         return ""
     if reason:
@@ -331,14 +332,14 @@ def why_not_more(level: Level, reason: str, trials: tuple[Trial, ...]) -> str:
 
 
 def find_toolchains() -> tuple[FoundToolchain, ...]:
-    """Look for what runs each language, all at once: most of the time goes into asking programs for versions."""
+    """Find the toolchains of all languages concurrently, since asking programs for versions takes most of the time."""
     backend = backend_named("local")
     with ThreadPoolExecutor() as pool:
         return tuple(pool.map(functools.partial(find_toolchain, backend), LANGUAGES.values()))
 
 
 def find_toolchain(backend: Backend, language: Language) -> FoundToolchain:
-    """Look for what runs a language, and ask its version."""
+    """Find the toolchain of a language, and its version."""
     if not isinstance(backend, SupportsToolchains):
         return FoundToolchain(language=language.name, note=f"backend {backend.name!r} does not say")
     try:
@@ -357,7 +358,7 @@ def find_toolchain(backend: Backend, language: Language) -> FoundToolchain:
 
 
 def describe_interpreter(toolchains: tuple[FoundToolchain, ...]) -> InterpreterFacts:
-    """Say where the interpreter is and how a jail comes to see it."""
+    """Describe where the interpreter is and how a jail shows it."""
     python = next(
         (toolchain for toolchain in toolchains if toolchain.language == "python"), FoundToolchain(language="python")
     )
@@ -381,7 +382,7 @@ def _interpreter_notes(shown: tuple[str, ...]) -> list[str]:
 
 
 def _is_open_to_all(path: str) -> bool:
-    """Tell whether any user may walk to `path` and read it."""
+    """Tell whether every user may reach `path` and read it."""
     if os.stat(path).st_mode & 0o005 != 0o005:
         return False
     while path != "/":

@@ -1,9 +1,9 @@
-"""Whole folders as archives: one of this machine's to be sent into a sandbox, and one that came out of it.
+"""Whole folders as archives: one of the host's to send into a sandbox, and one received from a sandbox.
 
-What comes out is a guest's word. `core/tar.py` walks its archive header by header. What it holds is written by
-descriptors, through no link, and only below the folder that the caller named. A link is made only where it leads to
-something below that folder, whatever else the archive holds: its target goes up first, no further than the folder, and
-never up again after it went down.
+A received archive is untrusted. `core/tar.py` parses it header by header. Its members are written by descriptors,
+through no link, and only below the folder that the caller named. A link is created only if it leads to a path below
+that folder, whatever else the archive contains: its target may begin with `..` no further up than the folder, and has
+no `..` after its first name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO)
 
 
 def read_host_file(path: str, max_bytes: int) -> tuple[bytes, int]:
-    """Return a file of this machine and its permission bits. Raises InvalidRequest."""
+    """Return a host file and its permission bits. Raises InvalidRequest."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
             state = os.fstat(file.fileno())
@@ -44,7 +44,7 @@ def read_host_file(path: str, max_bytes: int) -> tuple[bytes, int]:
 
 
 def write_host_file(path: str, data: bytes, mode: int) -> None:
-    """Write a file of this machine, in place of what has its name, which is replaced and not written through."""
+    """Write a host file. An existing file or link of that name is replaced, not written through."""
     folder, name = os.path.split(os.path.abspath(path))
     try:
         os.makedirs(folder, exist_ok=True)
@@ -58,9 +58,9 @@ def write_host_file(path: str, data: bytes, mode: int) -> None:
 
 
 def pack_folder(source: str, archive: BinaryIO, max_bytes: int, leave_out: Collection[str] = ()) -> Transfer:
-    """Write an archive of a folder of this machine, without what has a name of `leave_out`, at any depth.
+    """Write an archive of a host folder, without entries named in `leave_out` at any depth.
 
-    Raises InvalidRequest for what cannot be read, or is too much.
+    Raises InvalidRequest for files that cannot be read, and beyond a limit.
     """
     try:
         root = hostfs.open_folder(source, follows_link=True)
@@ -95,7 +95,7 @@ class _Packing:
         state = hostfs.look(name, folder_fd)
         member = tarfile.TarInfo(path)
         if state is None:
-            return  # it has gone meanwhile
+            return  # it was removed meanwhile
         member.mode, member.mtime = state.st_mode & 0o777, int(state.st_mtime)
         if stat.S_ISDIR(state.st_mode):
             member.type = tarfile.DIRTYPE
@@ -117,7 +117,7 @@ class _Packing:
             self._size += state.st_size
             _check_size(self._size, self._max_bytes, self._source)
             member.size = state.st_size
-            self._into.addfile(member, file)  # which raises where the file has become shorter
+            self._into.addfile(member, file)  # raises OSError if the file was truncated meanwhile
         self._files += 1
 
 
@@ -131,7 +131,7 @@ def _check_size(size: int, max_bytes: int, path: str) -> None:
 
 
 def stays_inside(path: str, target: str) -> bool:
-    """Tell whether a link at a relative path leads to something below the same folder, through whatever other links."""
+    """Tell whether a link at a relative path leads below the same folder, whatever other links there are."""
     if not target or target.startswith("/") or "\0" in target:
         return False
     names = [name for name in target.split("/") if name not in ("", ".")]
@@ -140,9 +140,9 @@ def stays_inside(path: str, target: str) -> bool:
 
 
 def unpack_folder(archive: BinaryIO, target: str, max_bytes: int) -> Transfer:
-    """Write what an archive holds below a folder of this machine, which is made where it is not there.
+    """Write an archive's members below a host folder, which is created if missing.
 
-    Raises SandboxFileError for an archive that makes no sense, InvalidRequest for a folder that cannot be written to.
+    Raises SandboxFileError for a malformed archive, InvalidRequest for a folder that cannot be written to.
     """
     try:
         os.makedirs(target, exist_ok=True)
@@ -163,7 +163,7 @@ class _Unpacking:
     def __init__(self, archive: BinaryIO, root: int, target: str, max_bytes: int):
         self._archive, self._root, self._target, self._remaining_bytes = archive, root, target, max_bytes
         self._size = archive.seek(0, os.SEEK_END)
-        self._written: dict[str, tuple[int, int]] = {}  # where the content of each file is
+        self._written: dict[str, tuple[int, int]] = {}  # offset and size of each file's content
 
     def unpack(self) -> Transfer:
         files = size = left_out = 0
@@ -181,8 +181,8 @@ class _Unpacking:
         return Transfer(files=files, size=size, left_out=left_out)
 
     def _try(self, member: Member, names: list[str]) -> int | None:
-        """Write one member; return the bytes of a file, -1 for what is none, None for what is left out."""
-        if member.kind == tarfile.LNKTYPE and member.target in self._written:  # another name of the same file
+        """Write one member; return a file's size, -1 for another type, None if it is left out."""
+        if member.kind == tarfile.LNKTYPE and member.target in self._written:  # a hard link
             offset, size = self._written[member.target]
             member = replace(member, kind=tarfile.REGTYPE, offset=offset, size=size)
         try:
@@ -192,11 +192,11 @@ class _Unpacking:
             if error.errno in NO_ROOM:
                 path = "/".join([self._target, *names])
                 raise InvalidRequest(f"download: cannot write {path!r}: {error.strerror}") from error
-            return None  # something else is in its place: a folder, a link, a file where a folder is needed
+            return None  # the path, or a parent, has another type
         return member.size if member.kind in REGULAR else -1
 
     def _write(self, member: Member, names: list[str]) -> bool:
-        """Write one member; False for what is left out."""
+        """Write one member; return False if it is left out."""
         if member.kind == tarfile.DIRTYPE:
             os.close(hostfs.descend(self._root, names, mode=0o777))
             return True
@@ -233,7 +233,7 @@ class _Unpacking:
 
 
 def _names(path: str | None) -> list[str] | None:
-    """Return the names that a path consists of; None for one that leads elsewhere, none for the folder itself."""
+    """Return the components of a path; None if it leaves the folder, empty for the folder itself."""
     if path is None or path.startswith("/") or "\0" in path:
         return None
     names = [name for name in path.split("/") if name not in ("", ".")]
@@ -241,7 +241,7 @@ def _names(path: str | None) -> list[str] | None:
 
 
 def _link(target: str, name: str, folder_fd: int) -> None:
-    """Make a link in place of what has its name, unless that is a folder."""
+    """Create a link in place of an existing file or link. Raises FileExistsError for a folder."""
     existing = hostfs.look(name, folder_fd)
     if existing is not None and not stat.S_ISDIR(existing.st_mode):
         with suppress(FileNotFoundError):
@@ -250,5 +250,5 @@ def _link(target: str, name: str, folder_fd: int) -> None:
 
 
 def _mode(mode: int) -> int:
-    """Return the permissions of a file that came: others may not write, and nobody becomes somebody else."""
+    """Return the permissions of a received file: no write access for others, no set-ID bits."""
     return mode & 0o755 | 0o600

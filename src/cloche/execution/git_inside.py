@@ -1,4 +1,4 @@
-"""Git inside a sandbox that has a folder of the host: whose the commits are, and that hidden files are not missed."""
+"""Git inside a sandbox that has a host folder: the author of commits, and hidden files that must not look deleted."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 WORKSPACE = "/workspace"
 PATIENCE_S, MOST_AT_ONCE = 60.0, 500
 IGNORED = "/home/sandbox/.config/git/ignore"
-CONFIG = "/tmp/.cloche-gitconfig"  # of a copy, whose /etc is not ours to write to
-# No key is inside, so what a repository asks to be signed would not be made at all. `git commit -S` still signs.
+CONFIG = "/tmp/.cloche-gitconfig"  # for a copy, in whose /etc we cannot write
+# There is no key inside, so with commit.gpgSign or tag.gpgSign set git would fail. `git commit -S` still signs.
 UNSIGNED: Mapping[str, str] = {
     "GIT_CONFIG_COUNT": "2", "GIT_CONFIG_KEY_0": "commit.gpgSign", "GIT_CONFIG_VALUE_0": "false",
     "GIT_CONFIG_KEY_1": "tag.gpgSign", "GIT_CONFIG_VALUE_1": "false",
@@ -36,24 +36,24 @@ MARKS = (
 
 
 def place_inside(live: object, path: str) -> str:
-    """Return where a path is for programs of a sandbox: at level confined, below a folder of the host."""
+    """Return the path that programs of a sandbox see. At level confined it lies below a folder of the host."""
     absolute: Callable[[str], str] | None = getattr(live, "absolute", None)
     return path if absolute is None else absolute(path)
 
 
 def variables_for(folder: HostFolder, live: object = None) -> dict[str, str]:
-    """Return the variables that each command in the sandbox has for git."""
+    """Return the variables for git that every command in the sandbox gets."""
     own = {"GIT_CONFIG_SYSTEM": place_inside(live, CONFIG)} if folder.copied_ns and folder.git_config else {}
     return {**UNSIGNED, **own}
 
 
 async def prepare_git(live: OpenLiveSandbox, folder: HostFolder) -> list[str]:
-    """Write the author of commits into a copy, and mark hidden files in the index; return sentences of what failed.
+    """Write the author of commits into a copy, and mark hidden files in the index; return sentences about failures.
 
-    What is run as code lies in the folder meanwhile, so git is told to ignore that. A file that is marked
-    (skip-worktree) is neither missed by `git status` nor left out by `git add`.
+    The program files of runs lie in the workspace meanwhile, so git is configured to ignore them. A file marked with
+    skip-worktree is not shown as deleted by `git status` and not removed by `git add`.
     """
-    with suppress(ClocheError):  # where there is no such home, git is told of programs
+    with suppress(ClocheError):  # without such a home, git also lists program files
         await live.write_path(IGNORED, _programs().encode())
     if folder.copied_ns and folder.git_config:
         await live.write_path(CONFIG, folder.git_config.encode("utf-8", "surrogateescape"), mode=0o644)
@@ -69,15 +69,15 @@ async def prepare_git(live: OpenLiveSandbox, folder: HostFolder) -> list[str]:
 
 
 def _programs() -> str:
-    """Return the patterns of what programs are called while they run."""
+    """Return ignore patterns for the file names of running programs."""
     name_parts = (name.rpartition(".") for name in sorted(PROGRAM_FILES))
     return "".join(f"/{stem}.{suffix}\n/{stem}-[0-9]*.{suffix}\n" for stem, _, suffix in name_parts)
 
 
 async def give_git(live: OpenLiveSandbox, open_folder: OpenFolder, *, is_copy: bool) -> None:
-    """Make `.git` of a worktree or a submodule the directory of a repository like any other.
+    """Turn the `.git` file of a worktree or submodule into an ordinary git directory.
 
-    In a view it has what all worktrees share, in a copy nothing yet. Raises InvalidRequest for too much.
+    A view shows the files that all worktrees share; a copy has nothing yet. Raises InvalidRequest if there is too much.
     """
     shown, git = open_folder.folder.git, open_folder.git
     if shown is None or git is None:
@@ -105,13 +105,13 @@ async def _unpack(live: OpenLiveSandbox, target: str, packing: Callable[[], Pack
 
 
 async def in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield what is read in threads."""
+    """Yield pieces that are read in threads."""
     while piece := await finish(asyncio.to_thread(next, pieces, b"")):
         yield piece
 
 
 async def _mark(live: OpenLiveSandbox, repository_path: str, paths: list[str]) -> str:
-    """Mark files of one repository; return why that failed."""
+    """Mark files of one repository; return why that failed, or an empty string."""
     command = ("/bin/sh", "-c", MARKS, "sh", place_inside(live, repository_path), *paths)
     request = ProcessRequest(argv=command, cwd=place_inside(live, "/tmp"), timeout_s=PATIENCE_S, has_input=False)
     try:

@@ -1,13 +1,13 @@
-"""What is open without a block: a sandbox from `open` to `close`, and the interpreter of a session.
+"""Sandboxes that are opened without a `with` block, from `open` to `close`, and the interpreter of a session.
 
-Theory of operation: the contexts of a backend are left by the task that entered them. So a task of its own, the
-`Holder`'s, enters a sandbox that was opened by `open`, and waits until it shall leave it. Where the event loop ends as
-`asyncio.run` ends it, that task is cancelled, and leaves. At the end of the interpreter it is told to.
+Theory of operation: a backend's context manager must be exited by the task that entered it. So `open` starts a task,
+held by `Holder`, which enters the sandbox and waits for `close`. When the event loop ends as with `asyncio.run`, that
+task is cancelled and exits the context. At the interpreter's end an atexit handler asks it to close.
 
-Nothing that lives as long as an open sandbox may refer to the object that its caller has, which would never be
-collected: the task has a twin of that object, with the same attributes, and the sandbox's stack has a session's
-`SessionInterpreter`, not the session. The collector may call `__del__` in any thread, between any two instructions: it tells
-the loop, and warns. In a forked child it does nothing. Sessions of a sandbox that a block has end with the block.
+No object that lives as long as an open sandbox may refer to the caller's object, since that would keep it from being
+collected. So the task has a twin with the same attributes, and the sandbox's exit stack has a session's
+`SessionInterpreter`, not the session. `__del__` may run in any thread, between any two instructions: it only signals
+the loop, and warns. In a forked child it does nothing. The sessions of a sandbox in a `with` block end with the block.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from .live import LiveOperations
 
 Waiting = Callable[[], Coroutine[Any, Any, None]]
 ALREADY_OPEN = "this sandbox is already open; make another one"
-EXIT_S = 5.0  # for all that is open at the end of the interpreter
+EXIT_S = 5.0  # for closing all sandboxes at the interpreter's end
 REMEDY = "call close(), or use it in a with block"
 
-_open: set[Holder] = set()  # a loop has its tasks weakly: one that nobody else has would be lost
+_open: set[Holder] = set()  # asyncio keeps only weak references to tasks (docs of asyncio.create_task)
 
 
 class Holder:
-    """Hold a sandbox open in one task; `run_at_exit` runs what is awaited in a loop that is not the caller's own."""
+    """Hold a sandbox open in one task. `run_at_exit` runs a coroutine function in a loop that is not the caller's."""
 
     def __init__(self, sandbox: HeldOperations, *, run_at_exit: Callable[[Waiting], None] | None = None) -> None:
         self._sandbox = sandbox._twin()
@@ -49,7 +49,7 @@ class Holder:
         self._closing = asyncio.Event()
 
     async def open(self) -> None:
-        """Open the sandbox. Raises InvalidRequest where it is open, and what opening it raises."""
+        """Open the sandbox. Raises InvalidRequest if it is open already, and the errors of opening."""
         self._sandbox._check_not_open()
         self._sandbox._holder = self
         self._loop = asyncio.get_running_loop()
@@ -62,36 +62,38 @@ class Holder:
             await self.abandon()
             raise
         if not opened.done():
-            await self._task  # raises what the opening raised
+            await self._task  # raises the errors of opening
 
     async def close(self) -> None:
-        """Close it, and wait until that is done, also when cancelled. Raises what closing it raised."""
+        """Close the sandbox and wait until it is closed, even if cancelled. Raises the errors of closing."""
         await self.abandon()
         if self._task is not None and not self._task.cancelled():
             self._task.result()
 
     async def abandon(self) -> None:
-        """Close, in whatever state it is, and leave what went wrong to somebody else."""
+        """Close the sandbox in any state, without raising its errors."""
         self._closing.set()
         if self._task is not None:
             await finish(asyncio.wait([self._task]))
 
     def is_of_this_process(self) -> bool:
-        """Tell whether the task is here: a forked child has neither it nor its loop, and nothing to close."""
+        """Tell whether this process created the task. A forked child has neither task nor loop, so it has nothing to
+        close.
+        """
         return self._pid == os.getpid()
 
     def tell(self) -> bool:
-        """Tell the task to close, from whatever thread; False where there is none, or none that can do it any more."""
+        """Ask the task to close, from any thread; return False if there is no task, or its loop is closed."""
         if self._loop is None or not self.is_of_this_process():
             return False
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._closing.set)
             return True
-        _open.discard(self)  # without whom all is freed that the task has: closed descriptors end the sandbox
+        _open.discard(self)  # freeing the task closes its descriptors, which ends the sandbox
         return False
 
     def wait_at_exit(self, deadline: float) -> None:
-        """Wait until the task that was told has closed, at the interpreter's end."""
+        """Wait at the interpreter's end until the task has closed the sandbox."""
         if self._run_at_exit is not None:
             self._run_at_exit(lambda: self._closed(deadline))
         elif self._loop is not None and self._loop.is_running():  # in another thread
@@ -110,7 +112,7 @@ class Holder:
             try:
                 opened.set_result(None)
                 await self._closing.wait()
-            except GeneratorExit:  # the loop was closed, and nothing can be awaited any more
+            except GeneratorExit:  # the loop was closed, so nothing can be awaited
                 raise
             except BaseException as error:
                 await self._sandbox._close_here(type(error), error, error.__traceback__)
@@ -122,25 +124,25 @@ class Holder:
 
 
 class HeldOperations(LiveOperations):
-    """Open a sandbox, with a block or without."""
+    """Open a sandbox with or without a `with` block."""
 
-    _holder: Holder | None = None  # while it is open, or opening, by `open`
-    _in_block = False  # which has its sessions, too
+    _holder: Holder | None = None  # set while it is open, or opening, by `open`
+    _in_block = False  # the block also ends the sessions
 
     async def open(self) -> Self:
-        """Open it without a block, and return it: in a notebook, or for an object that has a sandbox.
+        """Open the sandbox without a `with` block, and return it: for notebooks, and for objects that own a sandbox.
 
-        `close` ends it. So does the end of the event loop, as `asyncio.run` ends it, and that of the interpreter; and
-        the collection of this object, with a ResourceWarning. Its sessions keep it, its processes do not.
+        `close` ends it. It also ends with the event loop (as `asyncio.run` ends it) and with the interpreter, and when
+        this object is collected, with a ResourceWarning. Its sessions keep it alive, its processes do not.
 
-        Raises InvalidRequest where it is open, and what entering the block raises.
+        Raises InvalidRequest if it is open already, and the errors of entering the block.
         """
         check_event_loop()
         await Holder(self).open()
         return self
 
     async def close(self) -> None:
-        """Do at once what leaving the block does, also in the block; one that is closed stays so."""
+        """Close the sandbox now, as the end of a `with` block does. Closing it again does nothing."""
         self._in_block = False
         if self._holder is not None:
             await self._holder.close()
@@ -170,50 +172,50 @@ class HeldOperations(LiveOperations):
 
     @abstractmethod
     async def _open_here(self) -> None:
-        """Open it in this task."""
+        """Open the sandbox in this task."""
 
     @abstractmethod
-    async def _close_here(self, *raised: Any) -> None:  # noqa: ANN401 - as __aexit__ has it
-        """Close it, in the task that opened it, with what was raised in the block."""
+    async def _close_here(self, *raised: Any) -> None:  # noqa: ANN401 - the arguments of __aexit__
+        """Close the sandbox, in the task that opened it, with the exception from the block."""
 
     def _check_not_open(self) -> None:
         if self._opened is not None or self._holder is not None:
             raise InvalidRequest(ALREADY_OPEN)
 
     def _twin(self) -> Self:
-        """Return another object with the very same attributes, for whoever must not keep this one."""
+        """Return another object with the same `__dict__`, for holders that must not keep this one alive."""
         twin = object.__new__(type(self))
         twin.__dict__ = self.__dict__
         return twin
 
 
 class SessionInterpreter:
-    """Hold the interpreter of a session, with the sandbox of its own, if any, that is closed after it."""
+    """The interpreter of a session, and the separate sandbox, if any, that is closed after it."""
 
     def __init__(self, opened: OpenSession, close_sandbox: Callable[[], Awaitable[None]] | None) -> None:
         self.opened, self._close_sandbox = opened, close_sandbox
-        self.is_closed = False  # for good
+        self.is_closed = False  # finally; `end` leaves it False
         self.expiry: asyncio.TimerHandle | None = None
         self._pid, self._loop = os.getpid(), asyncio.get_running_loop()
         self._ending: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
 
     def look_again_in(self, seconds: float, check: weakref.WeakMethod[Callable[[], None]]) -> None:
-        """Have the session, if there still is one, look whether it was idle for too long."""
+        """Schedule the session's idle check, if the session still exists by then."""
         self.expiry = self._loop.call_later(seconds, _call, check)
 
     async def end(self) -> None:
-        """End it; another one may take its place."""
+        """End the interpreter; another one may replace it."""
         if self.expiry is not None:
             self.expiry.cancel()
         await self.opened.close()
 
     def end_soon(self) -> None:
-        """End it, in a task; whoever closes it waits for that."""
+        """End the interpreter in a task, which `close` waits for."""
         self._ending = asyncio.ensure_future(self.end())
 
     async def close(self) -> None:
-        """End it for good, and wait until that is done, also when cancelled."""
+        """End the interpreter for good, and wait until it has ended, even if cancelled."""
         await finish(self._close_soon())
 
     async def _close(self) -> None:
@@ -224,7 +226,7 @@ class SessionInterpreter:
             await self._close_sandbox()
 
     def let_go(self, session: object) -> None:
-        """Close it where nobody has the session any more, from whatever thread this is, and warn."""
+        """Close the interpreter of a collected session, from any thread, and warn."""
         if self.is_closed or self._pid != os.getpid():
             return
         with contextlib.suppress(RuntimeError):  # its loop is closed
@@ -250,10 +252,10 @@ def _warn(subject: str, source: object, *, stacklevel: int = 3) -> None:
 
 
 def close_left() -> None:
-    """Close at the interpreter's end what is open, all at once."""
+    """Close all open sandboxes at the interpreter's end, concurrently."""
     deadline = time.monotonic() + EXIT_S
     for holder in [candidate for candidate in tuple(_open) if candidate.tell()]:
-        with contextlib.suppress(Exception):  # there is nobody left to tell
+        with contextlib.suppress(Exception):  # no caller can handle an error at exit
             holder.wait_at_exit(deadline)
 
 

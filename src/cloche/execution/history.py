@@ -1,4 +1,4 @@
-"""What a session has run: the last cells, bounded in number and in characters."""
+"""The history of a session: its last cells, bounded in number and in characters."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from cloche.core.record import dataclass
 from cloche.core.result import Result
 
 MOST_ENTRIES = 1000
-MOST_CHARS = 4_000_000  # of code: who sends cells may be somebody else than whose memory this is
+MOST_CHARS = 4_000_000  # of code: a service holds the history of its clients' cells in its own memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryEntry:
-    """Remember one run of a session: its code, and what came of it in one line."""
+    """One cell of a session: its code, and its outcome in one line."""
 
     code: str
     status: str
@@ -23,7 +23,7 @@ class HistoryEntry:
 
 
 class History:
-    """Hold entries, the oldest first, and forget those beyond the bounds."""
+    """Entries, the oldest first. Entries beyond the limits are dropped."""
 
     def __init__(self, entries: Iterable[HistoryEntry] = ()):
         self._entries = deque(entries)
@@ -33,7 +33,7 @@ class History:
         return iter(self._entries)
 
     def remember(self, code: str, result: Result) -> None:
-        """Add a cell that has been run."""
+        """Add a cell that has run."""
         entry = HistoryEntry(
             code=code, status=str(result.status), summary=result.summary(max_chars=200), duration=result.duration
         )

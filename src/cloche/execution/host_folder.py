@@ -1,7 +1,7 @@
 """A folder of the host as a sandbox's workspace: opened as a view or a copy; compared, committed, discarded.
 
-A run never writes to the host. What the sandbox has changed is taken as a snapshot while it stands still (`diff`), and
-written by `commit` alone. Whatever blocks is done in threads: `open_folder` and `commits`.
+A run never writes to the host. `diff` takes a snapshot of the sandbox's changes while its processes are frozen, and
+only `commit` writes them. Blocking work is done in threads (`open_folder`, `commits`).
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MOST_ENTRIES = 1_000_000
-_MODE_OF_FOLDER = ("directory", "mode")  # the one change of a folder that keeps what is in it
+_MODE_OF_FOLDER = ("directory", "mode")  # the only change of a folder that keeps its contents
 TAKING, READING = "taking what was changed", "reading what was changed"
 COMPARING = "comparing what was changed with the host's folder"
 LONG_BYTES = 4 << 20
-OVERLAY = "overlay"  # the step of a jail that mounts a view
+OVERLAY = "overlay"  # the jail's step that mounts the view
 
 
 class HostFolderOperations(NameOperations):
-    """Give a sandbox a folder of the host, tell what was changed in it, and write that to the host or take it back."""
+    """Give a sandbox a folder of the host, show the changes made in it, and write them to the host or discard them."""
 
     _existing: Kept | None
     _folder_options: FolderOptions | None
@@ -57,7 +57,7 @@ class HostFolderOperations(NameOperations):
 
     @asynccontextmanager
     async def _opening_with_folder(self) -> AsyncIterator[OpenSandbox]:
-        """Open the sandbox, with a view of the folder or, where there can be none, with a copy of it."""
+        """Open the sandbox with a view of the folder, or with a copy if no view is possible."""
         host_folder = self._existing.policy.host_folder if self._existing is not None else None
         if self._folder_options is None and host_folder is None:
             async with self._opening() as opened:
@@ -100,7 +100,7 @@ class HostFolderOperations(NameOperations):
             try:
                 async with AsyncExitStack() as attempt:
                     opened = await attempt.enter_async_context(self._opening())
-                    await cast("OpenLiveSandbox", opened).ask("clock")  # which starts it
+                    await cast("OpenLiveSandbox", opened).ask("clock")  # the first request starts the sandbox
                     await give_git(cast("OpenLiveSandbox", opened), open_folder, is_copy=False)
                     stack.push_async_exit(attempt.pop_all())
             except StartFailed as error:
@@ -161,13 +161,13 @@ class HostFolderOperations(NameOperations):
         return cast("OpenLiveSandbox", opened)
 
     def _share_folder_of(self, source: HostFolderOperations) -> None:
-        """Have the folder of another sandbox, beside which this one has a copy of all that is in its view."""
+        """Use the host folder of another sandbox, of whose view this one has a complete copy."""
         open_folder, self._folder = source._folder, None
         if open_folder is None:
             return
         folder = replace(
             open_folder.folder, at=WORKSPACE, copied_ns=1
-        )  # all of it is compared, also what was changed before
+        )  # compares everything, including earlier changes
         notes = {**open_folder.notes, "at": WORKSPACE, "how": "copy"}
         self._folder = OpenFolder(
             folder=folder, fd=os.dup(open_folder.fd), notes=notes, committed=dict(read_committed(open_folder))
@@ -182,17 +182,18 @@ class HostFolderOperations(NameOperations):
         return self._folder
 
     async def diff(self) -> Diff:
-        """Return what the sandbox has changed in the host's folder, compared with what the host has now.
+        """Return the sandbox's changes in the host's folder, compared with the host's current files.
 
-        All that runs inside stands still while it is looked at. `commit` with the diff, or with its `id`, writes
-        exactly that. Raises InvalidRequest where the sandbox has no folder, SandboxFileError for too much.
+        All processes inside are frozen while the changes are read. `commit` with the diff, or with its `id`, writes
+        exactly these changes. Raises InvalidRequest if the sandbox has no folder, SandboxFileError for too many
+        changes.
         """
         open_folder = self._require_folder()
         async with self._snapshot(open_folder) as snapshot:
             return await _stoppable(lambda check: compare(open_folder, snapshot, check))
 
     async def changes(self) -> Sequence[Change]:
-        """Return what the sandbox has changed, as data; see `diff`."""
+        """Return the sandbox's changes as data; see `diff`."""
         return (await self.diff()).changes
 
     async def commit(
@@ -208,21 +209,21 @@ class HostFolderOperations(NameOperations):
         author: str | None = None,
         message: str | None = None,
     ) -> Committed:
-        """Write what the sandbox has changed to the host's folder, and return what was written.
+        """Write the sandbox's changes to the host's folder; return the paths that were written.
 
-        With a `diff`, or its id, exactly what that says is written, or nothing: where the sandbox has changed more
-        since, that is an error. `paths` are those to be written, with all below them; others stay in the sandbox.
-        Changes that are dangerous (`Diff.dangerous`) are written only where `dangerous` names their paths, or is true.
-        Where the host has changed a file as well, `ours` has the paths that get the sandbox's version, `theirs` those
-        that keep the host's, `merge` those of text files that get the changes of both to what git's HEAD has, in the
-        sandbox as well; else, and where both have changed the same lines, nothing is written.
+        With a `diff`, or its id, exactly those changes are written; if the sandbox or the host has changed since, it is
+        an error. `paths` selects changes at or below these paths; the others stay in the sandbox. Dangerous changes
+        (`Diff.dangerous`) are written only if `dangerous` lists their paths, or is True. If the host has changed a file
+        as well, the change is a conflict: list its path in `ours` to write the sandbox's version, in `theirs` to keep
+        the host's, or in `merge` to merge both into a text file, based on git's HEAD, in the sandbox too. If a conflict
+        is not resolved, or both sides changed the same lines, nothing is written.
 
-        With `branch` the changes become a commit on a new branch of the folder's git repository, with an `author`
-        ("NAME <EMAIL>") and a `message`, and no file is written. Commits that were made inside become references below
-        `refs/cloche/` in any case.
+        With `branch`, the changes become a commit on a new branch of the folder's git repository, with an `author`
+        ("NAME <EMAIL>") and a `message`, and no file is written. Commits made inside always become references below
+        `refs/cloche/`.
 
-        No reader sees half a file, but one who reads while it is written may see some files new and some old. What is
-        interrupted is completed or undone by the next call.
+        A reader never sees a partial file, but a concurrent reader may see some files new and some old. An interrupted
+        commit is completed or undone by the next call.
 
         Raises WorkspaceConflict, InvalidRequest, BackendUnavailable.
         """
@@ -235,15 +236,15 @@ class HostFolderOperations(NameOperations):
             committed = await _stoppable(
                 lambda check: write_changes(open_folder, snapshot, expected_id, name, choice, onto, self.audit, check)
             )
-        if merge and branch is None:  # the sandbox gets the host's side of it, too
+        if merge and branch is None:  # the sandbox gets the merged text too
             still = {change.path for change in await self.changes()}
             await self.discard([path for path in merge if path in still.intersection(committed.written)])
         return committed
 
     async def discard(self, paths: Collection[str] | None = None) -> tuple[str, ...]:
-        """Give the sandbox the host's files back, and return the paths: of all that it changed, or of `paths`.
+        """Restore the host's files in the sandbox: all changes, or those at `paths`. Return the paths.
 
-        Raises SandboxFileError for what its user may not write.
+        Raises SandboxFileError for files that the sandbox's user may not write.
         """
         from cloche.workspace.archive import pack
 
@@ -261,7 +262,7 @@ class HostFolderOperations(NameOperations):
             }
             for path in sorted(created):
                 _, *folders = above_of(path)
-                if created.isdisjoint(folders):  # else it goes with one of these
+                if created.isdisjoint(folders):  # otherwise it is removed with its folder
                     await live.remove_path(f"{open_folder.folder.at}/{path}", recursive=True)
             if back:
                 await live.unpack_path(open_folder.folder.at, in_threads(packed.pieces()))
@@ -287,7 +288,7 @@ class HostFolderOperations(NameOperations):
                 max_entries=MOST_ENTRIES,
                 note_answer=answer.update,
             )
-            # All stands still until the stream is closed, so that is left to no collector.
+            # The sandbox is frozen until the stream is closed, so closing is not left to the garbage collector.
             async with aclosing(cast("AsyncGenerator[bytes]", stream)) as pieces:
                 async for piece in pieces:
                     await finish(asyncio.to_thread(reader.feed, piece))
@@ -307,7 +308,7 @@ class HostFolderOperations(NameOperations):
 
 
 async def _opened(opening: Callable[[], OpenFolder]) -> OpenFolder:
-    """Open in a thread; what that opens after nobody waits for it any more is closed."""
+    """Open in a thread. If the caller is cancelled, the folder is closed once it has been opened."""
     work = asyncio.ensure_future(asyncio.to_thread(opening))
     try:
         return await asyncio.shield(work)
@@ -317,13 +318,13 @@ async def _opened(opening: Callable[[], OpenFolder]) -> OpenFolder:
 
 
 def _report(label: str, done_bytes: int, total: int = 0) -> None:
-    """Report progress of what is so long that somebody watches it."""
+    """Report progress for transfers of LONG_BYTES or more."""
     if max(done_bytes, total) >= LONG_BYTES:
         report_progress(Progress(what=label, done=done_bytes, total=total))
 
 
 def _noting(total: int, check: Callable[[], None]) -> Callable[[int], None]:
-    """Return what is told how far the changes are read."""
+    """Return a callback for the number of bytes read."""
 
     def note(done_bytes: int) -> None:
         check()
@@ -338,15 +339,17 @@ def _close_opened(work: asyncio.Future[OpenFolder]) -> None:
 
 
 async def _finished(work: Callable[[], T]) -> T:
-    """Do in a thread what uses descriptors of ours; also who is cancelled waits for its end.
+    """Run work on our descriptors in a thread, and wait for its end even if cancelled.
 
-    A thread cannot be cancelled, and a descriptor that is closed below it may be another folder's by its next call.
+    A thread cannot be cancelled, and a descriptor closed under it may refer to another folder by its next call.
     """
     return await finish(asyncio.to_thread(work))
 
 
 async def _stoppable(work: Callable[[Callable[[], None]], T]) -> T:
-    """Do likewise what calls a function now and then, by which it is ended where nobody waits for it any more."""
+    """Run work in a thread that calls a `check` function now and then. Cancellation makes `check` raise, and waits for
+    the end.
+    """
     is_over = False
 
     def check() -> None:
@@ -358,10 +361,10 @@ async def _stoppable(work: Callable[[Callable[[], None]], T]) -> T:
         return await asyncio.shield(doing)
     except asyncio.CancelledError:
         is_over = True
-        with suppress(Exception):  # also what it fails with is nobody's
+        with suppress(Exception):  # the caller was cancelled, so no one handles its error
             await finish(doing)
         raise
 
 
 class _NobodyWaits(Exception):
-    """End a work in a thread."""
+    """Stop work in a thread whose caller was cancelled."""

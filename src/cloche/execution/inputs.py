@@ -1,9 +1,9 @@
-"""Arguments as callers write them (files, stdin, argv, env), turned into the values of a Request.
+"""Convert arguments as callers write them (files, stdin, argv, env) into the values of a Request.
 
-Files: a mapping gives the sandbox's path for each content, where `bytes` and `str` are the content itself and a path
-object (`pathlib.Path`) names a host file or directory to copy. A list holds host paths, text or path objects, which
-keep their last name. Directories are copied with what is below them; links that lead out of them, and what is neither
-file nor directory, are left out and listed.
+Files: a mapping gives the sandbox's path for each content; `bytes` and `str` are the content itself, and a path object
+(`pathlib.Path`) names a host file or directory to copy. A list contains host paths, as text or path objects, which keep
+their last name. Directories are copied recursively; links that lead out of them, and entries that are neither file nor
+directory, are left out and listed.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from cloche.core.limits import format_size
 from cloche.core.record import dataclass
 from cloche.core.request import InputFile
 
-Content = bytes | bytearray | memoryview | str | os.PathLike[str] | InputFile  # the last with a mode of its own
+Content = bytes | bytearray | memoryview | str | os.PathLike[str] | InputFile  # an InputFile has its own mode
 Files = Mapping[str, Content] | Sequence[str | os.PathLike[str]]
 
 _CONTENT = (bytes, bytearray, memoryview, str, os.PathLike, InputFile)
 
-MOST_WALKED = 200_000  # many times what may be given: other programs may move folders about meanwhile
-_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # never wait for the writer of a fifo
+MOST_WALKED = 200_000  # far above the limit of files: folders may be moved during the walk
+_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # open(2): O_NONBLOCK does not wait for a FIFO's writer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """Hold the files to give, and the host paths below given directories that were left out."""
+    """The files to give, and the host paths below given directories that were left out."""
 
     files: tuple[InputFile, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class Inputs:
 
 @dataclass(slots=True)
 class _Budget:
-    """Count what was read, so that a huge tree is refused before it is in memory."""
+    """Limit what is read, so that a huge tree is refused before it is in memory."""
 
     bytes_left: int
     files_left: int
@@ -55,7 +55,7 @@ class _Budget:
 
 
 def gather_files(files: Files | None, *, max_bytes: int, max_files: int = 32_768) -> Inputs:
-    """Read `files` into memory, within bounds. Raises InvalidRequest naming the file that cannot be given."""
+    """Read `files` into memory, within limits. Raises InvalidRequest naming the offending file."""
     budget = _Budget(bytes_left=max_bytes, files_left=max_files, max_bytes=max_bytes)
     gathered: list[InputFile] = []
     left_out: list[str] = []
@@ -73,7 +73,7 @@ def gather_files(files: Files | None, *, max_bytes: int, max_files: int = 32_768
 
 
 def has_host_files(files: Files | None) -> bool:
-    """Tell whether gathering `files` reads the host's disk."""
+    """Tell whether `gather_files` would read the host's disk."""
     return any(isinstance(content, os.PathLike) for _, content in _pairs(files))
 
 
@@ -142,12 +142,12 @@ def _copy_directory(path: str, source: str, budget: _Budget, left_out: list[str]
 
 
 def _stays_below(host: str, root: str) -> bool:
-    """Tell whether `host`, its links followed, is still in the directory the caller named."""
+    """Tell whether `host`, with its links resolved, lies in the directory that the caller named."""
     return os.path.realpath(host).startswith(root.rstrip("/") + "/")
 
 
 def _read(path: str, host: str, budget: _Budget, root: str = "") -> InputFile | None:
-    """Read one file; None when it is not a regular one (a dangling link included), or not below `root`."""
+    """Read one file; None if it is not regular (a dangling link included), or not below `root`."""
     try:
         fd = os.open(host, _OPEN_FLAGS)
     except FileNotFoundError:
@@ -159,7 +159,7 @@ def _read(path: str, host: str, budget: _Budget, root: str = "") -> InputFile | 
         if not stat.S_ISREG(facts.st_mode):
             return None
         if root and not _stays_below(f"/proc/self/fd/{fd}", root):
-            return None  # whoever owns the folder has made it a link since it was looked at
+            return None  # replaced by a link since it was checked
         budget.spend(facts.st_size, source=host)
         data = opened.read(facts.st_size)
     return InputFile(path=path, data=data, mode=0o755 if facts.st_mode & 0o100 else 0o644)
@@ -193,7 +193,7 @@ def read_argv(arguments: Iterable[object]) -> tuple[str, ...]:
 
 
 def read_env(env: object) -> dict[str, str]:
-    """Return the guest's variables, or raise InvalidRequest naming the one that is not text."""
+    """Return the guest's variables. Raises InvalidRequest naming the one that is not text."""
     pairs = {} if env is None else env
     if not isinstance(pairs, Mapping):
         raise InvalidRequest(f"env: give a mapping of names to values, not {type(env).__name__}")

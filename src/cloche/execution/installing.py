@@ -1,7 +1,7 @@
-"""Packages that are installed into a sandbox that lives: `install` of a sandbox and of a session.
+"""Install packages into a live sandbox: `install` of a sandbox and of a session.
 
-A sandbox that lives is opened with an empty folder of the host, shown read-only, that belongs to it alone. What is
-installed later gets names there, while the sandbox runs; versions that are there already stay, as a program may have
+A live sandbox is opened with its own, initially empty folder of the host, mounted read-only. Packages that are
+installed later are added there while the sandbox runs. Installed versions are never replaced, since a program may have
 loaded them.
 """
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from cloche.keeper.attach import Kept
     from cloche.packages.install import Approve
 
-# What somebody writes out of habit, and what changes nothing here.
+# Common options without effect here.
 _IDLE_OPTIONS = frozenset({"-q", "-qq", "-qqq", "--quiet", "--user", "--no-cache-dir", "--disable-pip-version-check"})
-MOST_CELL_CHARS = 1 << 14  # of a cell that is looked at
+MOST_CELL_CHARS = 1 << 14  # of a cell that is parsed
 _PIP = re.compile(r"\s*[%!]\s*(?:uv\s+)?(?:python3?\s+-m\s+)?pip3?\s+install\s+(?P<words>.*)")
 
 _LATER = "nothing can be installed in this sandbox later: %s"
@@ -45,12 +45,12 @@ log = logging.getLogger("cloche.runtime")
 
 @functools.cache
 def has_uv() -> bool:
-    """Tell whether the extra is here that brings uv."""
+    """Tell whether the extra with uv is installed."""
     return find_spec("uv") is not None
 
 
 def with_growing(prepared: Prepared) -> tuple[Prepared, Growing | None]:
-    """Return a call whose sandbox has such a folder, and the folder; none where nothing could be installed."""
+    """Return a call whose sandbox has such a folder, and the folder; None if nothing can be installed."""
     backend = prepared.backend
     if not isinstance(backend, SupportsAddedLayers) or not has_uv():
         return prepared, None
@@ -70,26 +70,27 @@ def with_growing(prepared: Prepared) -> tuple[Prepared, Growing | None]:
 
 
 class PackageOperations(LiveOperations):
-    """Install packages in a sandbox that lives."""
+    """Install packages in a live sandbox."""
 
     _existing: Kept | None
     _approve_packages: Approve | None = None
 
     def ask_about_packages(self, approve: Approve) -> None:
-        """Have `approve(names)` say whether packages are installed that are not in the operator's `packages_allow`.
+        """Let the async function `approve(names)` decide about packages that are not in the operator's
+        `packages_allow`.
 
-        It is an async function; without one they are refused. Of what a cell asks for, by `%pip install`, it is asked
-        about all that is not in that list, also where there is none.
+        Without it, they are refused. For packages of `%pip install` in a cell, it decides about everything not in that
+        list, even if there is no list.
         """
         self._approve_packages = approve
 
     async def install(self, *packages: str) -> tuple[str, ...]:
-        """Install packages, with what they need, and return all that was: `("httpx==0.28.1", ...)`.
+        """Install packages and their dependencies; return everything installed: `("httpx==0.28.1", ...)`.
 
-        `packages` are names with versions. Programs that start from now on find them, and so do sessions. What is there
-        already keeps its version. It is installed as `packages=` of a run is, by the same rules.
+        `packages` are names with optional versions. Programs started afterwards find them, and so do sessions. Packages
+        that are already installed keep their version. The rules are those of a run's `packages=`.
 
-        Raises InvalidRequest for what cannot be met, also where the sandbox does not live, PolicyDenied,
+        Raises InvalidRequest for requirements that cannot be met or a sandbox that is not live, PolicyDenied,
         BackendUnavailable, StartFailed.
         """
         self._require_live("install")
@@ -130,10 +131,11 @@ class PackageOperations(LiveOperations):
         return tuple(names)
 
     async def install_for_cell(self, code: str) -> str:
-        """Install what a cell asks for by `%pip install`, and return the cell with a line that says so in its place.
+        """Install the packages of a cell's `%pip install` lines; return the cell with each line replaced by a print of
+        the outcome.
 
-        A cell is a model's own word, so only what the operator lists is installed, or what somebody approves. A cell
-        that is no Python but for such lines is returned as it is.
+        A model writes the cells, so only packages that the operator lists, or that a user approves, are installed. A
+        cell that is not Python apart from such lines is returned unchanged.
         """
         if not self._is_live or "pip" not in code:
             return code
@@ -151,7 +153,7 @@ class PackageOperations(LiveOperations):
         return "\n".join(lines)
 
     def _grow(self, stack: AsyncExitStack) -> None:
-        """Have a folder to which packages can be added, until the sandbox that is about to be opened is closed."""
+        """Provide a folder for added packages, until the sandbox that is about to be opened is closed."""
         if self._is_live is not False and self._existing is None:
             before = self._prepared
             self._prepared, growing = with_growing(before)
@@ -160,7 +162,7 @@ class PackageOperations(LiveOperations):
                 stack.callback(setattr, self, "_prepared", before)
 
     def _growing_folder(self) -> str:
-        """Return the folder to which packages are added. Raises BackendUnavailable where there is none."""
+        """Return the folder for added packages. Raises BackendUnavailable if there is none."""
         from cloche.packages.requirements import EXTRA
 
         from .packages import shared_store
@@ -177,9 +179,9 @@ class PackageOperations(LiveOperations):
 
 
 def pip_lines(code: str) -> dict[int, str]:
-    """Return the lines of a cell that are `%pip install ...`, by number, with what follows; none in a text. Pure.
+    """Return the arguments of a cell's `%pip install` lines by line number, ignoring those in strings. Pure.
 
-    Of a cell that a parser would be busy with for long there are none.
+    A cell longer than MOST_CELL_CHARS is not parsed, and has none.
     """
     lines = code.split("\n") if len(code) <= MOST_CELL_CHARS else []
     arguments_by_line = {number: match["words"] for number, line in enumerate(lines) if (match := _PIP.fullmatch(line))}
@@ -191,7 +193,7 @@ def pip_lines(code: str) -> dict[int, str]:
     try:
         tree = ast.parse("\n".join(lines))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return {}  # the session says what is wrong
+        return {}  # the session will report the syntax error
     statements = {
         node.value.id for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Name)
     }
@@ -199,7 +201,7 @@ def pip_lines(code: str) -> dict[int, str]:
 
 
 def _named(arguments: str) -> list[str]:
-    """Return the requirements of a command line. Raises InvalidRequest for an option that means something."""
+    """Return the requirements of a command line, without options that have no effect here. Raises InvalidRequest."""
     try:
         listed = shlex.split(arguments)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What all parts of `AsyncSandbox` have in common: what it was opened with, how it is opened, and whether it lives."""
+"""State that all mixins of `AsyncSandbox` share: how it was opened, how it is opened, and whether it is live."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     from cloche.core.fixing import Fixer
 
 log = logging.getLogger("cloche.live")
-MOST_AT_ONCE, PLACES_LEFT = 256, 8  # runs and commands in one sandbox; processes that its limit leaves beside them
+MOST_AT_ONCE, PLACES_LEFT = 256, 8  # runs and commands in one sandbox; processes reserved beside them
 
 
 def most_at_once(pids: int) -> int:
-    """Return how many runs and commands go on at once in a sandbox that lives; further ones wait for a turn."""
+    """Return the maximum of concurrent runs and commands in a live sandbox; further ones wait."""
     return min(MOST_AT_ONCE, max(1, pids - PLACES_LEFT))
 
 
 @asynccontextmanager
 async def in_time(time: float | str | None, late: Callable[[str], ClocheError]) -> AsyncIterator[None]:
-    """Give the body so long, or all the time there is; then raise what `late` makes of `not done in 3 s`."""
+    """Limit the body to `time`, if given. Raises the error that `late` makes from `not done in 3 s`."""
     if time is None:
         yield
         return
@@ -61,28 +61,28 @@ async def in_time(time: float | str | None, late: Callable[[str], ClocheError]) 
 
 
 class LiveOperations:
-    """Hold what all of them use."""
+    """State and checks that all mixins use."""
 
     _prepared: Prepared
     _env: Mapping[str, str]
     _opened: OpenSandbox | None
     _turns: asyncio.Semaphore
-    _is_live: bool | None  # None until it is open, where it shall live if it can
+    _is_live: bool | None  # None until it is open, if it is live only when possible
 
     @property
     def is_live(self) -> bool:
-        """Tell whether it is one machine for its whole life, or runs take turns. Raises InvalidRequest before."""
+        """Tell whether the sandbox is live, or its runs take turns. Raises InvalidRequest before it is open."""
         self._require_open()
         return bool(self._is_live)
 
     @property
     def limits(self) -> Limits:
-        """Return the limits that hold for each run."""
+        """Return the limits of each run."""
         return self._prepared.limits
 
     @property
     def policy(self) -> Policy:
-        """Return the rules that hold for each run."""
+        """Return the rules of each run."""
         return self._prepared.policy
 
     @property
@@ -91,13 +91,13 @@ class LiveOperations:
         return self._prepared.backend.name
 
     def hide_package_managers(self) -> None:
-        """Show no programs that install packages from the first run on."""
+        """Hide package managers from the sandbox, from its first run on."""
         policy = self.policy.with_changes(package_managers=False)
         self._prepared = replace(self._prepared, policy=policy)
 
     @property
     def languages(self) -> tuple[str, ...]:
-        """Return the languages that the policy allows and that can run here, as far as that is known before a run."""
+        """Return the languages that the policy allows and that can run here, as far as is known before a run."""
         backend, allowed = self._prepared.backend, self.policy.languages
         if not isinstance(backend, SupportsLanguageNames):
             return allowed
@@ -106,29 +106,29 @@ class LiveOperations:
 
     @property
     def session_languages(self) -> tuple[str, ...]:
-        """Return the languages that may have sessions here, as far as that is known before one is opened."""
+        """Return the languages that may have sessions here, as far as is known before one is opened."""
         backend = self._prepared.backend
         return backend.session_languages() if isinstance(backend, SupportsSessionNames) else ()
 
     @property
     def notes(self) -> Mapping[str, Any]:
-        """Return what results say of how the backend was found: `choice` of `auto`, `fallback`."""
+        """Return the notes of results about the backend: `choice` for `auto`, `fallback`."""
         return self._prepared.notes
 
     @property
     def audit(self) -> Audit | None:
-        """Return the log in which runs are recorded, None where that is off."""
+        """Return the log that records runs, None if auditing is off."""
         return self._prepared.audit
 
     async def screened(self, code: str, language: str) -> Sequence[Finding]:
-        """Return what the screen finds in a session's cell. Raises PolicyDenied."""
+        """Return the screen's findings in a session's cell. Raises PolicyDenied."""
         if self.policy.screen == "off":
             return ()
         with refusals(self._prepared.settings, language=language, code=code):
             return await screen(self.policy.screen, language, code)
 
     def checked_fixer(self, autofix: object, code: str | None) -> Fixer:
-        """Return what was given as `autofix`. Raises InvalidRequest, also where a model's code must not run."""
+        """Check the value of `autofix` and return it. Raises InvalidRequest, also if a model's code must not run."""
         return check_fixer(autofix, self._prepared, code)
 
     def _require_open(self) -> OpenSandbox:
@@ -137,7 +137,7 @@ class LiveOperations:
         return self._opened
 
     def _require_live(self, operation: str) -> OpenLiveSandbox:
-        """Return the open sandbox. Raises InvalidRequest where it is not one that lives."""
+        """Return the open sandbox. Raises InvalidRequest if it is not live."""
         opened = self._require_open()
         if not self._is_live:
             why = self._prepared.notes.get("not_live") or "it was opened with live=False; open it with live=True"
@@ -145,23 +145,25 @@ class LiveOperations:
         return cast("OpenLiveSandbox", opened)
 
     def _opening(self) -> AbstractAsyncContextManager[OpenSandbox]:
-        """Return what opens it. Raises BackendUnavailable where it shall live, and the backend has none that do."""
+        """Return the context manager that opens it. Raises BackendUnavailable if it must be live and the backend has no
+        live sandboxes.
+        """
         backend, policy, limits = self._prepared.backend, self._prepared.policy, self._prepared.limits
         if self._is_live is False:
             return backend.open(policy, limits)
         if self._is_live is None and (account_of(backend) is None or not isinstance(backend, SupportsLive)):
             return self._open_either(backend)
-        # Elsewhere it lives: what a provider refuses, a full account say, is an error.
+        # A remote sandbox is always live: a refusal, for example of a full account, is an error.
         opening = _open_live(backend, policy, limits)
         self._is_live = True
         return opening
 
     @asynccontextmanager
     async def _open_either(self, backend: Backend) -> AsyncIterator[OpenSandbox]:
-        """Open one that lives; where there is none at this level, or on this host, one whose runs take turns."""
+        """Open a live sandbox, or, if there is none at this level or on this host, one whose runs take turns."""
         policy, limits = self._prepared.policy, self._prepared.limits
         async with AsyncExitStack() as stack:
-            stack.callback(setattr, self, "_is_live", None)  # whoever enters it again may find it otherwise
+            stack.callback(setattr, self, "_is_live", None)  # the next opening decides again
             try:
                 opened: OpenSandbox = await stack.enter_async_context(_open_live(backend, policy, limits))
                 self._is_live = True
@@ -176,7 +178,7 @@ class LiveOperations:
 
 
 def _open_live(backend: Backend, policy: Policy, limits: Limits) -> AbstractAsyncContextManager[OpenLiveSandbox]:
-    """Return what opens one that lives. Raises BackendUnavailable, at the latest as it is entered."""
+    """Return the context manager of a live sandbox. Raises BackendUnavailable, at the latest when it is entered."""
     if isinstance(backend, SupportsLive):
         return backend.open_live(policy, limits)
     raise BackendUnavailable(

@@ -1,6 +1,6 @@
-"""Sandboxes with a name: what keeps one beyond its block and its caller; and what is done to a sandbox as a whole.
+"""Sandboxes with a name, which outlive their block and their caller; and operations on a sandbox as a whole.
 
-The name, the times and the process that holds it are `cloche.keeper`.
+Names, times and the process that holds such a sandbox are in `cloche.keeper`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .prepare import Prepared
 Duration = float | str
 APPROVALS = "CLOCHE_APPROVALS"
 _ENVIRONMENT = ("HOME", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", APPROVALS, DATABASE)
-_PACKAGES = ("cloche", "platformdirs")  # that are imported there
+_PACKAGES = ("cloche", "platformdirs")  # imported by that process
 
 
 def read_terms(
     name: str | None, keep: Duration | None, lifetime: Duration | None, idle: Duration | None
 ) -> Terms | None:
-    """Read the arguments of a sandbox with a name; None where it has none. Raises InvalidRequest."""
+    """Read the arguments of a sandbox with a name; None if it has none. Raises InvalidRequest."""
     if name is not None:
         return attach.read_terms(name, keep=keep, lifetime=lifetime, idle=idle)
     for argument, value in (("keep", keep), ("lifetime", lifetime), ("idle", idle)):
@@ -49,22 +49,22 @@ def _naming_backend(backend: Backend) -> SupportsNames:
 
 
 def _asking(prepared: Prepared) -> dict[str, Any]:
-    """Return what who asks needs to know while nobody is attached: the ceiling on a yes, where decisions are noted."""
+    """Return the data for approvals while no client is attached: the network ceiling, and the audit log's folder."""
     ceiling, audit = prepared.settings.ceilings.get("network"), prepared.audit
     limits = {name: getattr(ceiling, name) for name in ("mode", "hosts", "networks")} if ceiling is not None else None
     return {"ceiling": limits, "audit": audit.folder if audit is not None else None}
 
 
 def _stand_in(name: str) -> dict[str, Any] | None:
-    """Return the command and environment of who asks the queue of approvals while nobody is attached.
+    """Return the command and environment of the process that queues approvals while no client is attached.
 
-    That is the file which is this process's own; None where there is none.
+    It uses the approvals or records file of this process; None if there is none.
     """
     env = {variable: value for variable in _ENVIRONMENT if (value := os.environ.get(variable))}
     try:
         if DATABASE in env:
             env[DATABASE] = records_file()
-    except InvalidRequest:  # it is a server's
+    except InvalidRequest:  # the records are in a database server
         del env[DATABASE]
         if APPROVALS not in env:
             return None
@@ -77,14 +77,14 @@ def _stand_in(name: str) -> dict[str, Any] | None:
 
 
 class NameOperations(LiveOperations):
-    """Open a sandbox that has a name, or come back into one, and do what concerns one that lives as a whole."""
+    """Open a sandbox with a name, or attach to one, and control a live sandbox as a whole."""
 
     _terms: Terms | None
     _name: str | None
     _existing: Kept | None
 
     def _opening(self) -> AbstractAsyncContextManager[OpenSandbox]:
-        """Return what opens it. Raises BackendUnavailable where the backend has none like that."""
+        """Return the context manager that opens it. Raises BackendUnavailable if the backend has no such sandboxes."""
         prepared, name, existing = self._prepared, self._name, self._existing
         if name is not None and existing is not None:
             backend = _naming_backend(prepared.backend)
@@ -108,24 +108,24 @@ class NameOperations(LiveOperations):
         return super()._opening()
 
     async def kill(self) -> None:
-        """End the sandbox for everybody, and wait until nothing of it is left; its name is free then."""
+        """End the sandbox for all clients, and wait until it is gone; its name is then free."""
         await self._require_live("kill").kill()
 
     async def pause(self) -> None:
-        """Stop all its processes, and the clocks of their time-outs; nothing can be started until `resume`.
+        """Freeze all its processes and the clocks of their time-outs; nothing can be started until `resume`.
 
-        Its lifetime goes on. A process that had stopped itself is continued by `resume` as well.
+        Its lifetime continues to run. `resume` also continues a process that had stopped itself.
         """
         await self._require_live("pause").ask("pause")
 
     async def resume(self) -> None:
-        """Let its processes go on."""
+        """Continue all its processes."""
         await self._require_live("resume").ask("resume")
 
-    async def logs(self, id: str) -> tuple[bytes, bytes]:  # noqa: A002 - as the process's own property
-        """Return the last output of a process that nobody has read, of standard output and error; it stays there."""
+    async def logs(self, id: str) -> tuple[bytes, bytes]:  # noqa: A002 - named like the process's property
+        """Return the last unread output of a process, standard output and standard error, without consuming it."""
         return await self._require_live("logs").read_output(id)
 
     async def keep(self, time: Duration) -> None:
-        """Set how long a sandbox with a name is kept without a client, counted from the last one's end."""
+        """Set how long a sandbox with a name is kept after its last client has left."""
         await self._require_live("keep").ask("keep", keep_s=parse_duration(time, name="keep"))

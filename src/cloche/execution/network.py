@@ -1,4 +1,4 @@
-"""The network of a sandbox that lives: what it may reach, also changed while it runs, and what it has carried."""
+"""The network of a live sandbox: its rules, which can be changed while it runs, and its traffic."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ class AsyncNetwork:
 
     @property
     def rules(self) -> NetworkRules:
-        """Return what decides now."""
+        """Return the current rules."""
         return self._live.network_rules
 
     async def allow(self, *rules: str) -> None:
-        """Allow further hosts, as `network_allow` has them, on ports that are served here already.
+        """Allow further hosts, in the form of `network_allow`, on ports that this sandbox already serves.
 
-        In mode `allowlist` that is what may be reached; a denying rule still wins. Raises InvalidRequest for a wrong
-        rule and for a port that is not served, PolicyDenied for more than the operator's ceiling.
+        In mode `allowlist` only allowed hosts can be reached; a denying rule takes precedence. Raises InvalidRequest
+        for an invalid rule and for a port that is not served, PolicyDenied beyond the operator's ceiling.
         """
         await self._add(allow=rules)
 
     async def deny(self, *rules: str) -> None:
-        """Deny hosts, as `network_deny` has them; their connections are closed. Raises InvalidRequest."""
+        """Deny hosts, in the form of `network_deny`, and close their connections. Raises InvalidRequest."""
         await self._add(deny=rules)
 
     async def _add(self, *, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> None:
@@ -60,13 +60,13 @@ class AsyncNetwork:
         await self._live.change_network(allow=allow, deny=deny)
 
     def ask(self, decide: Callable[[str, int], Awaitable[bool]]) -> None:
-        """Have `decide` say whether a host and port may be reached that no rule names; each is asked about once.
+        """Let `decide` approve each host and port that no rule names; it is called once for each.
 
-        It takes a sandbox with `on_network="ask"`. The guest's connection waits meanwhile, five minutes at most. A
-        denying rule is not asked about, nor is what no rule could allow or the operator's ceiling does not let through,
-        nor an address that is not public, which a yes does not open. A name is looked up after the yes, and may have
-        such an address. What was tried before somebody could be asked is asked about when it is tried again.
-        Raises InvalidRequest for a sandbox that does not ask.
+        The sandbox needs `on_network="ask"`. The guest's connection waits meanwhile, at most five minutes. `decide` is
+        not called for denied hosts, for those that no rule could allow or that exceed the operator's ceiling, nor for
+        addresses that are not public, which approval does not open. A name is resolved after approval, and may have
+        such an address. A connection tried before `decide` was set is decided when it is tried again. Raises
+        InvalidRequest for a sandbox without `on_network="ask"`.
         """
         if self._policy.on_network != "ask":
             raise InvalidRequest('network.ask: this sandbox refuses what no rule names; open it with on_network="ask"')
@@ -77,16 +77,16 @@ class AsyncNetwork:
         self._live.decide_network(decide_within_ceiling)
 
     async def traffic(self) -> Sequence[Mapping[str, Any]]:
-        """Return what was carried and refused since the sandbox was opened, as `meta["network"]` has it.
+        """Return the connections carried and refused since the sandbox was opened, as in `meta["network"]`.
 
-        Raises OutcomeUnknown where the process that carries it is gone; nothing is reached any more then.
+        Raises OutcomeUnknown if the proxy process has died; the sandbox then reaches no host.
         """
         return await self._live.network_traffic()
 
 
 def may_be_asked(check: CheckRules, host: str, port: int) -> bool:
-    """Tell whether a yes about a host would be within a ceiling, which `check` holds rules against."""
-    from cloche.core.network import NetworkRules  # only where somebody is asked
+    """Tell whether a host is within a ceiling, which `check` enforces."""
+    from cloche.core.network import NetworkRules  # imported only for approvals
 
     try:
         check(NetworkRules.parse(mode="allowlist", allow=(f"{host}:{port}",)))
@@ -100,23 +100,23 @@ def _listed(ports: Sequence[int]) -> str:
 
 
 class NetworkOperations(LiveOperations):
-    """Reach a sandbox's network."""
+    """Access to a sandbox's network."""
 
     @property
     def network(self) -> AsyncNetwork:
-        """Return the network of a sandbox that lives. Raises InvalidRequest where it has none that can be changed."""
+        """Return the network of a live sandbox. Raises InvalidRequest if it has no network that can be changed."""
         live: OpenLiveSandbox = self._require_live("changing the network")
         if not isinstance(live, SupportsNetwork) or self.policy.network not in ("allowlist", "open"):
             raise InvalidRequest(
                 f"network: this sandbox was opened with network {self.policy.network!r}, which nothing serves; open it "
                 'with network="allowlist" (its list may be empty) or "open", on backend "local"'
             )
-        # The sandbox keeps that, and must not keep the object that its caller has.
+        # The sandbox keeps this function, which must not keep the caller's object alive.
         return AsyncNetwork(live, self.policy, partial(check_ceiling, self._prepared.settings.ceilings.get("network")))
 
 
 def check_ceiling(ceiling: NetworkCeiling | None, rules: NetworkRules) -> None:
-    """Raise PolicyDenied for what is more than the operator lets anybody have."""
+    """Raise PolicyDenied for rules that exceed the operator's ceiling."""
     above = ceiling.excess(rules) if ceiling is not None else ""
     if above:
         raise PolicyDenied(

@@ -1,6 +1,6 @@
-"""The folder of the host that a sandbox gets: looked at before it is shown, and opened again by who comes back.
+"""Open the host folder of a sandbox: checked before it is shown, and reopened for a kept sandbox.
 
-It may be refused, and some of it is hidden, see `cloche.workspace`. All of this blocks.
+`cloche.workspace` may refuse the folder, and hides some of its files. Everything here blocks.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from cloche.workspace.hidden import Hidden
 
 DISK_BYTES = 2 << 30
-MASK_BYTES = 64 << 20  # of memory, at most, for what hides paths of a folder that cannot be written to
-MOST_TOLD = 100  # hidden paths that a result lists
+MASK_BYTES = 64 << 20  # of memory for the mask of a read-only folder
+MOST_TOLD = 100  # hidden paths listed in a result
 TICK_S, MOST_BEHIND_S = 0.001, 0.5
-REALTIME_COARSE = 5  # the clock of linux/time.h by which file systems tell when a file changed
+REALTIME_COARSE = 5  # CLOCK_REALTIME_COARSE (linux/time.h), from which file systems take times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderOptions:
-    """Say which folder of the host is wanted, where inside, how much may be written, and what else is hidden.
+    """The host folder to show, its path inside, the bytes that may be written, and further hidden patterns.
 
-    `read` are further folders, at their own paths, in which nothing can be written.
+    `read` are additional folders, shown read-only at their own paths.
     """
 
     path: str
@@ -51,7 +51,7 @@ def read_folder(
     hide: Sequence[str] | None,
     read: Sequence[str | PathLike[str]] | None,
 ) -> FolderOptions | None:
-    """Read the arguments of a sandbox; None where it gets no folder. Raises InvalidRequest."""
+    """Read the folder arguments of a sandbox; None if it gets no folder. Raises InvalidRequest."""
     if workspace is None:
         for argument, value in (
             ("workspace_at", workspace_at),
@@ -74,17 +74,17 @@ def read_folder(
 
 @dataclass(slots=True, kw_only=True)
 class OpenFolder:
-    """Hold the host's folder, by a descriptor, and how the sandbox was given it."""
+    """The host's folder, open by descriptor, and how the sandbox sees it."""
 
     folder: HostFolder
     fd: int
     notes: Mapping[str, Any]
     further: tuple[OpenFolder, ...] = ()
-    committed: dict[str, tuple[int, int]] | None = None  # what a fork has committed; of others a file has it
-    git: GitFolder | None = None  # of a worktree or a submodule, while the sandbox is opened
+    committed: dict[str, tuple[int, int]] | None = None  # set for a fork; others read it from a file
+    git: GitFolder | None = None  # of a worktree or submodule, while the sandbox is being opened
 
     def add(self, further: OpenFolder) -> None:
-        """Show a further folder, which cannot be changed. Raises InvalidRequest where one lies in the other."""
+        """Add a read-only folder. Raises InvalidRequest if one folder lies in the other."""
         self.further += (further,)
         for existing in (self.folder, *self.folder.read_only):
             if f"{existing.at}/".startswith(f"{further.folder.at}/") or f"{further.folder.at}/".startswith(
@@ -99,7 +99,7 @@ class OpenFolder:
         self.notes = {**self.notes, "read_only": notes}
 
     def close(self) -> None:
-        """Let it go."""
+        """Close all descriptors."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
@@ -111,7 +111,7 @@ class OpenFolder:
 
 
 def state_folder() -> str:
-    """Return the folder in which commits are noted. Raises InvalidRequest for a user without one."""
+    """Return the folder where commits are recorded. Raises InvalidRequest for a user without a home."""
     folder = state_file("workspaces")
     if folder is None:
         raise InvalidRequest("workspace: this user has no home folder, where commits are noted; set XDG_STATE_HOME")
@@ -119,10 +119,12 @@ def state_folder() -> str:
 
 
 def after_now() -> int:
-    """Return a time in ns that no file has which was changed before, and none that is changed after is older than.
+    """Return a time in ns that is later than the time of every file changed so far, and not later than that of any
+    later change.
 
-    The kernel's clock of files moves in ticks. Since Linux 6.13 a file may have the time of the exact clock instead,
-    behind which that of the ticks stays: so it is waited for, but for a clock that is set back meanwhile.
+    The kernel's coarse clock, from which files get their times, advances in ticks. Since Linux 6.13 (multigrain
+    timestamps) a file may have the fine-grained time instead, which is ahead of the coarse clock. So this waits until
+    the coarse clock has passed the fine one, at most MOST_BEHIND_S in case the clock is set back.
     """
     began, until = time.time_ns(), time.monotonic() + MOST_BEHIND_S
     while (now := time.clock_gettime_ns(REALTIME_COARSE)) <= began and time.monotonic() < until:
@@ -131,9 +133,10 @@ def after_now() -> int:
 
 
 def open_new(options: FolderOptions, *, is_read_only: bool = False) -> OpenFolder:
-    """Look at a folder before it is shown: whether it may be, what an earlier commit left, and what is hidden.
+    """Check a folder before it is shown: whether it is allowed, whether a commit must be recovered, and which paths are
+    hidden.
 
-    In one that `is_read_only` a worktree has no repository.
+    With `is_read_only`, a worktree's repository is not shown.
     """
     from cloche.workspace.allowed import at_for, check_folder
     from cloche.workspace.git_identity import author_config
@@ -151,7 +154,7 @@ def open_new(options: FolderOptions, *, is_read_only: bool = False) -> OpenFolde
         state = os.fstat(allowed.fd)
         folder = HostFolder(
             path=allowed.path,
-            # What has the path by then may be another folder; only root may reach the descriptor from a namespace.
+            # The path may have another folder by then; only root can open /proc/PID/fd from another user namespace.
             opened_as=f"/proc/{os.getpid()}/fd/{allowed.fd}" if os.geteuid() == 0 else "",
             at=at_for(allowed.path) if options.at is None else at_for(allowed.path, options.at),
             hidden=mask.whiteouts,
@@ -185,9 +188,10 @@ def open_new(options: FolderOptions, *, is_read_only: bool = False) -> OpenFolde
 
 
 def _add_git(open_folder: OpenFolder, allowed: AllowedFolder, hidden: Hidden) -> None:
-    """Show the repository of a worktree or a submodule, where that is this folder's and may be shown; else say why not.
+    """Show the repository of a worktree or submodule if it belongs to this folder and is allowed; otherwise add a
+    warning.
 
-    Raises OSError where it cannot be read.
+    Raises OSError if it cannot be read.
     """
     from cloche.workspace.allowed import check_folder
     from cloche.workspace.git_folder import find_git_folder, hidden_of, named_outside
@@ -215,7 +219,7 @@ def _add_git(open_folder: OpenFolder, allowed: AllowedFolder, hidden: Hidden) ->
         hidden=mask.whiteouts, tracked=(), git_config="",
         masked_folders=tuple((masked.path, masked.mode, masked.mtime_ns) for masked in mask.folders),
     )  # fmt: skip
-    # What names a repository that is not there would be an error of each `git status`.
+    # A `.git` file naming a missing repository would make each `git status` fail.
     outside = named_outside(allowed.fd, hidden.repositories)
     outer = mask_rows(
         allowed.fd, replace(hidden, paths=(*hidden.paths, *(f"{submodule}/.git" for submodule in outside)))
@@ -233,7 +237,7 @@ def _add_git(open_folder: OpenFolder, allowed: AllowedFolder, hidden: Hidden) ->
 
 
 def _notes(folder: HostFolder, hidden: Hidden) -> dict[str, Any]:
-    """Return what results say of the folder."""
+    """Return the notes about the folder in results."""
     notes: dict[str, Any] = {"path": folder.path, "at": folder.at, "hidden": list(hidden.paths[:MOST_TOLD])}
     if len(hidden.paths) > MOST_TOLD:
         notes["hidden_count"] = len(hidden.paths)
@@ -245,7 +249,7 @@ def _notes(folder: HostFolder, hidden: Hidden) -> dict[str, Any]:
 
 
 def open_again(folder: HostFolder) -> OpenFolder:
-    """Open the folder of a sandbox that is kept. Raises InvalidRequest where another one has its place."""
+    """Reopen the folder of a kept sandbox. Raises InvalidRequest if its path now has another folder."""
     try:
         fd = os.open(folder.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:

@@ -1,6 +1,6 @@
-"""Packages of a run: what it asks for becomes a layer, before anything of it starts.
+"""Packages of a run: its requirements are installed as a layer before the run starts.
 
-A set that was prepared is kept with its settings, so that the next run with it looks at one file and no more.
+A prepared set is cached with its settings, so that the next run with it only checks that the layer still exists.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ log = logging.getLogger("cloche.runtime")
 LOCAL = "local"
 MOST_PREPARED = 64
 AUTO = "auto"
-SHORT_CODE_CHARS = 16 << 10  # that are looked at without a thread
+SHORT_CODE_CHARS = 16 << 10  # parsed without a thread
 NPM_LANGUAGES = frozenset({"javascript", "typescript"})
 _prepared: dict[tuple[int, tuple[str, ...]], _Ready] = {}
 _stores: dict[str, Store] = {}
@@ -61,7 +61,7 @@ os.register_at_fork(after_in_child=_prepared.clear)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ready:
-    """Hold what a call was prepared to be, with its layer. `before` keeps the key from meaning another object."""
+    """A prepared call with its layer. `before` keeps its object alive, so that the id in the key stays valid."""
 
     before: Prepared
     after: Prepared
@@ -78,11 +78,11 @@ async def with_packages(
     approve: Approve | None = None,
     is_own_list: bool = False,
 ) -> Prepared:
-    """Return a call with the layer of what its policy asks for, installed now where it is not there.
+    """Return a call with a layer of the packages that its policy asks for, installing what is missing.
 
-    `approve` is asked about what is in no list of what may be installed, where there is such a list. `is_own_list` says
-    that packages which were given as an argument are for this one program: then plain names are those of its language.
-    Raises what `install` raises; nothing of the program has run.
+    If the operator has a list of allowed packages, `approve` decides about others. `is_own_list` says that packages
+    given as an argument are for this one program: plain names then belong to its language. Raises the errors of
+    `install`; the program has not run then.
     """
     packages = prepared.policy.packages
     if not packages:
@@ -102,7 +102,7 @@ async def with_packages(
 
 
 def _named(prepared: Prepared, language: str, *, is_own_list: bool) -> tuple[Requirement, ...]:
-    """Return the requirements that are named; none where they are to be found in the code."""
+    """Return the requirements that are named; empty if they are to be found in the code."""
     packages = prepared.policy.packages
     if packages == AUTO:
         return ()
@@ -111,11 +111,11 @@ def _named(prepared: Prepared, language: str, *, is_own_list: bool) -> tuple[Req
 
 
 async def _interpreter_of(prepared: Prepared, named: tuple[Requirement, ...]) -> Interpreter | None:
-    """Return the interpreter that runs Python where that is not the caller's. Raises BackendUnavailable."""
+    """Return the interpreter that runs Python if it is not the caller's. Raises BackendUnavailable."""
     backend = prepared.backend
     if not isinstance(backend, SupportsOwnInterpreter):
         return None
-    check_backend(prepared, named)  # before anything is fetched
+    check_backend(prepared, named)  # before any download
     await become_task()
     return await asyncio.to_thread(backend.find_interpreter)
 
@@ -123,7 +123,7 @@ async def _interpreter_of(prepared: Prepared, named: tuple[Requirement, ...]) ->
 async def _find_in_code(
     prepared: Prepared, code: str | None, language: str, files: Files | None, interpreter: Interpreter | None
 ) -> tuple[Requirement, ...]:
-    """Return the requirements that are found in the code, where that is asked for."""
+    """Return the requirements found in the code, for `packages: auto`."""
     if prepared.policy.packages != AUTO or code is None or language != "python":
         return ()
     look = partial(_auto, code, _modules_of(files), prepared.settings.packages_allow, interpreter)
@@ -134,9 +134,9 @@ async def _find_in_code(
 
 
 def _for_language(lines: tuple[str, ...], language: str) -> tuple[str, ...]:
-    """Return requirements for a program of this language: a plain name is npm's where Node runs it.
+    """Return requirements for a program of this language: plain names are npm's if Node runs it.
 
-    Only those that were given for this very program: a list in a file is for Python's, whatever else runs.
+    It applies only to requirements given for this program; a list in a configuration file is always for Python.
     """
     if language not in NPM_LANGUAGES:
         return lines
@@ -145,7 +145,7 @@ def _for_language(lines: tuple[str, ...], language: str) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=64)
 def parsed(lines: tuple[str, ...]) -> tuple[Requirement, ...]:
-    """Return requirements, remembered. Raises InvalidRequest."""
+    """Return parsed requirements, cached. Raises InvalidRequest."""
     return parse_requirements(lines)
 
 
@@ -162,7 +162,7 @@ def _auto(
 
 
 def _is_provided(module: str, *, interpreter: Interpreter | None) -> bool:
-    """Tell whether the interpreter that guests use has a module, in its own folders of packages."""
+    """Tell whether the guests' interpreter has a module in its own site-packages."""
     if interpreter is not None:
         return module in interpreter.modules
     folders = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
@@ -170,7 +170,7 @@ def _is_provided(module: str, *, interpreter: Interpreter | None) -> bool:
 
 
 def _modules_of(files: Files | None) -> frozenset[str]:
-    """Return the modules that a run's own files are, as far as their names tell."""
+    """Return the module names of a run's own files."""
     names: Iterable[object] = files.keys() if isinstance(files, Mapping) else (files or ())
     paths = [os.fspath(name) if isinstance(name, os.PathLike) else str(name) for name in names]
     last = [os.path.basename(path.rstrip("/")) for path in paths]
@@ -179,13 +179,13 @@ def _modules_of(files: Files | None) -> frozenset[str]:
 
 
 def _find_ready(prepared: Prepared, requirements: tuple[Requirement, ...]) -> _Ready | None:
-    """Return what was made ready for the same call, if its layer is still there."""
+    """Return the cached result for the same call if its layer still exists."""
     key = (id(prepared), tuple(requirement.text for requirement in requirements))
     ready = _prepared.get(key)
     if ready is None or ready.before is not prepared or prepared.settings.packages_lock:
-        return None  # a lock file is read each time: it may have changed
+        return None  # the lock file may have changed
     if rules_of(prepared.settings).unlisted(requirements):
-        return None  # somebody is asked each time
+        return None  # approval is needed each time
     if not all(map(ready.store.use, ready.installed.layers)):
         del _prepared[key]
         return None
@@ -203,7 +203,7 @@ async def _make_ready(
     await become_task()
     terms = replace(await asyncio.to_thread(terms_of, prepared.settings, interpreter), approve=approve)
     installed = await install(*installing_with(prepared), requirements, terms)
-    if installed.is_new:  # the store may have made room, so copies elsewhere do
+    if installed.is_new:  # the store may have pruned layers, so prune their copies
         await asyncio.to_thread(_prune_copies, prepared.backend, terms.store)
     policy = _with_layer(prepared.policy, installed, interpreter)
     notes = {**prepared.notes, "packages": installed.as_dict()["installed"]}
@@ -218,10 +218,10 @@ async def _make_ready(
 
 
 def installing_with(prepared: Prepared) -> tuple[Backend, Policy]:
-    """Return the backend whose sandboxes install, and the rules for them. Raises BackendUnavailable.
+    """Return the backend whose sandboxes install packages, and their policy. Raises BackendUnavailable.
 
-    Others than `local` leave that to the local jail, as it is on this host. No code of a package runs there, but where
-    the operator lets some be built from source.
+    Backends other than `local` use the local jail on this host. No package code runs there, unless the operator allows
+    building from source.
     """
     policy = prepared.policy
     if prepared.backend.name == LOCAL:
@@ -239,7 +239,7 @@ def _prune_copies(backend: Backend, store: Store) -> None:
 
 
 def _with_layer(policy: Policy, installed: Installed, interpreter: Interpreter | None) -> Policy:
-    """Return the rules with a layer. A module that it replaces is not loaded ahead, nor is one that may need it."""
+    """Return the policy with the layers. Modules are not preloaded if a layer replaces one of the interpreter's own."""
     modules = [module for layer in installed.layers for module in layer.modules]
     is_provided = partial(_is_provided, interpreter=interpreter)
     replaces = bool(policy.preload) and any(map(is_provided, modules))
@@ -249,7 +249,7 @@ def _with_layer(policy: Policy, installed: Installed, interpreter: Interpreter |
 
 
 def check_backend(prepared: Prepared, requirements: Iterable[Requirement] = ()) -> None:
-    """Raise BackendUnavailable for a backend that shows no layers, or none of npm's where such are asked for."""
+    """Raise BackendUnavailable for a backend without layers, or without npm layers if one is required."""
     backend = prepared.backend
     if not isinstance(backend, SupportsLayers):
         raise BackendUnavailable(
@@ -268,7 +268,7 @@ def check_backend(prepared: Prepared, requirements: Iterable[Requirement] = ()) 
 
 
 def check_adds(prepared: Prepared) -> None:
-    """Raise BackendUnavailable for a backend whose sandboxes that live get no more packages."""
+    """Raise BackendUnavailable for a backend whose live sandboxes cannot get more packages."""
     backend = prepared.backend
     if not isinstance(backend, SupportsAddedLayers):
         raise BackendUnavailable(
@@ -279,7 +279,7 @@ def check_adds(prepared: Prepared) -> None:
 
 
 def check_ceiling(settings: Settings, requirements: Iterable[Requirement]) -> None:
-    """Raise PolicyDenied for more than the operator lets anybody ask for."""
+    """Raise PolicyDenied for packages beyond the operator's ceiling."""
     ceiling = settings.ceilings.get("packages")
     above = (
         packages_above(tuple(requirement.text for requirement in requirements), ceiling) if ceiling is not None else ""
@@ -300,7 +300,7 @@ def rules_of(settings: Settings) -> Rules:
 
 
 def terms_of(settings: Settings, interpreter: Interpreter | None = None) -> Terms:
-    """Return the terms on which packages are installed with these settings; blocks. Raises InvalidRequest."""
+    """Return the terms for installing packages with these settings; blocks. Raises InvalidRequest."""
     rules = rules_of(settings)
     locked = read_lock(settings.packages_lock) if settings.packages_lock else None
     index = replace(find_index(), file_hosts=settings.packages_hosts)
@@ -312,7 +312,7 @@ def terms_of(settings: Settings, interpreter: Interpreter | None = None) -> Term
 
 
 def _find_npm() -> Npm:
-    """Say how npm is started here. Raises BackendUnavailable."""
+    """Return the command that starts npm here. Raises BackendUnavailable."""
     try:
         programs, shown = npm_programs()
     except BackendUnavailable as error:
@@ -324,9 +324,9 @@ def _find_npm() -> Npm:
 
 
 async def install_ahead(*, upgrade: bool = False, **options: Unpack[SandboxOptions]) -> Installed:
-    """Install what `packages` names, for runs to come with these options; `upgrade` resolves it again.
+    """Install the configured packages for later runs with these options; `upgrade` resolves versions again.
 
-    Raises what `install` raises, and InvalidRequest where nothing is named.
+    Raises the errors of `install`, and InvalidRequest if no package is named.
     """
     prepared = await prepare_in_thread(**options)
     check_not_auto(prepared.policy)
@@ -348,7 +348,9 @@ async def install_ahead(*, upgrade: bool = False, **options: Unpack[SandboxOptio
 def prune(
     *, most_bytes: int | None = None, most_layers: int | None = None, unused_s: float | None = None
 ) -> tuple[list[Layer], list[str]]:
-    """Remove layers as `Store.prune` does, and copies of those that are gone; return both, these as lines."""
+    """Remove layers as `Store.prune` does, and backends' copies of removed layers; return the layers, and a line per
+    copy.
+    """
     store = Store()
     removed = store.prune(most_bytes=most_bytes, most_layers=most_layers, unused_s=unused_s)
     return removed, prune_copies(_layers_of(store))
@@ -359,13 +361,13 @@ def _layers_of(store: Store) -> str:
 
 
 def shared_store() -> Store:
-    """Return this process's store, which holds what it uses."""
+    """Return this process's store, which keeps its layers in use."""
     store = Store()
     return _stores.setdefault(store.folder, store)
 
 
 def check_not_auto(policy: Policy) -> None:
-    """Raise InvalidRequest for what is to be found out of one program's code, where there are many."""
+    """Raise InvalidRequest for `packages: auto` in a sandbox, which has the code of many runs."""
     if policy.packages == AUTO:
         raise InvalidRequest(
             'packages: "auto" looks at the code of one run, and a sandbox has many; name them, or use cloche.run'

@@ -1,4 +1,4 @@
-"""Files of an open sandbox: those of the workspace of any, and those at any path of one that lives."""
+"""Files of an open sandbox: of the workspace in any sandbox, and at any path in a live one."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ READ_BYTES = 16 * MIB
 PIECE_BYTES = 1 << 18
 MOST_MODE = 0o7777
 Timeout = float | str | None
-MOST_LINKS = 40  # in a row, as for the kernel
+MOST_LINKS = 40  # in a chain, as in the kernel (path_resolution(7))
 
 
 @runtime_checkable
 class SupportsListing(Protocol):
-    """List the workspace."""
+    """List the files of the workspace."""
 
     async def list_files(self, path: str = ".") -> Sequence[str]:
         """Return the paths of the files below `path`, relative to the workspace."""
@@ -41,18 +41,18 @@ class SupportsListing(Protocol):
 
 
 def file_time(path: str, timeout: Timeout) -> AbstractAsyncContextManager[None]:
-    """Give a call on a file so long, or all the time there is. Raises SandboxFileError of kind `timeout`."""
+    """Limit a file operation to `timeout`, if given. Raises SandboxFileError of kind `timeout`."""
     return in_time(timeout, lambda late: SandboxFileError(f"{path}: {late}", path=path, kind="timeout"))
 
 
 class AsyncWatch:
-    """Tell what changes in a folder, or a file, that is watched; made by `AsyncSandbox.watch`.
+    """Yield the changes in a watched folder or file; made by `AsyncSandbox.watch`.
 
         async with await sandbox.watch("/workspace", recursive=True) as changes:
             async for change in changes:
                 ...
 
-    Changes that are not taken wait, up to a bound; beyond it, one of kind `lost` stands for those that were dropped.
+    Unread changes are queued up to a limit; beyond it, one change of kind `lost` stands for the dropped ones.
     """
 
     def __init__(self, changes: OpenWatch, stack: AsyncExitStack) -> None:
@@ -70,24 +70,24 @@ class AsyncWatch:
         return self._changes
 
     async def next(self) -> FileChange | None:
-        """Wait for the next change and return it; None when there can be none any more."""
+        """Wait for the next change and return it; None after the last one."""
         return await anext(self._changes, None)
 
     async def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         await self._stack.aclose()
 
 
 class PathOperations(LiveOperations):
     """Read and write files of a sandbox.
 
-    In one that lives, a path may be any that its user may reach; a relative one begins in /workspace. In any other,
-    only `read_file`, `write_file` and `list_files` are there, and paths lie below /workspace. All raise
+    In a live sandbox a path may be any that its user can access; relative paths begin in /workspace. In any other
+    sandbox only `read_file`, `write_file` and `list_files` are available, and paths lie below /workspace. All raise
     SandboxFileError.
 
-    `timeout` is what a whole call may take, in seconds, or as text such as `500ms`; then it raises SandboxFileError of
-    kind `timeout`. In a sandbox that lives none takes longer than the sandbox's own time-out, `upload` and `download`
-    no longer for a piece: processes inside may stop each other.
+    `timeout` limits a whole call, in seconds or as text such as `500ms`; then it raises SandboxFileError of kind
+    `timeout`. In a live sandbox no call takes longer than the sandbox's own time-out, which `upload` and `download`
+    apply to each piece: processes inside may stop each other.
     """
 
     async def read_file(
@@ -99,7 +99,7 @@ class PathOperations(LiveOperations):
         count: int | None = None,
         timeout: Timeout = None,
     ) -> bytes:
-        """Return a file, or, in a sandbox that lives, `count` bytes of it at most, from `offset` on.
+        """Return the content of a file, or, in a live sandbox, at most `count` bytes of it from `offset` on.
 
         Raises SandboxFileError, also for more than `max_bytes`.
         """
@@ -113,10 +113,10 @@ class PathOperations(LiveOperations):
     async def write_file(
         self, path: str, data: bytes | str, *, mode: int | None = None, timeout: Timeout = None
     ) -> None:
-        """Create or replace a file, with its folders; text is written as UTF-8. A `mode` needs a sandbox that lives.
+        """Create or replace a file and its parent folders; text is written as UTF-8. `mode` needs a live sandbox.
 
-        Raises SandboxFileError, and InvalidRequest for a path that leaves the workspace or is a program's own, where
-        the sandbox does not live.
+        Raises SandboxFileError; in a sandbox that is not live, InvalidRequest for a path outside of the workspace or of
+        a program file.
         """
         async with file_time(path, timeout):
             if mode is None:
@@ -127,14 +127,14 @@ class PathOperations(LiveOperations):
             await self._require_live("write_file with a mode").write_path(path, _content(data), mode=mode)
 
     async def append_file(self, path: str, data: bytes | str, *, timeout: Timeout = None) -> None:
-        """Write at the end of a file, which is made where it is not there."""
+        """Append to a file, which is created if missing."""
         async with file_time(path, timeout):
             await self._require_live("append_file").write_path(path, _content(data), how="append")
 
     async def list_files(self, path: str = ".", *, timeout: Timeout = None) -> tuple[str, ...]:
-        """Return the paths of the files below `path`, relative to the workspace, if the backend can.
+        """Return the paths of the files below `path`, relative to the workspace, if the backend can list them.
 
-        Raises SandboxFileError where there is too much to list it whole.
+        Raises SandboxFileError if there are too many.
         """
         opened = self._require_open()
         if not isinstance(opened, SupportsListing):
@@ -146,17 +146,19 @@ class PathOperations(LiveOperations):
     async def list_dir(
         self, path: str = ".", *, recursive: bool = False, timeout: Timeout = None
     ) -> tuple[FileInfo, ...]:
-        """Describe the entries of a folder, by name; `recursive` those below it, too, with paths relative to it."""
+        """Return the entries of a folder, sorted by name; with `recursive` all entries below, with paths relative to
+        the folder.
+        """
         async with file_time(path, timeout):
             return tuple(await self._require_live("list_dir").list_path(path, recursive=recursive))
 
     async def stat(self, path: str, *, timeout: Timeout = None) -> FileInfo:
-        """Describe what is at a path, a link as a link."""
+        """Return the facts of a path, without following a link."""
         async with file_time(path, timeout):
             return await self._require_live("stat").stat_path(path)
 
     async def exists(self, path: str, *, timeout: Timeout = None) -> bool:
-        """Tell whether anything is at a path, a link that leads nowhere included."""
+        """Tell whether a path exists; a dangling link does."""
         try:
             await self.stat(path, timeout=timeout)
         except SandboxFileNotFound:
@@ -164,24 +166,24 @@ class PathOperations(LiveOperations):
         return True
 
     async def make_dir(self, path: str, *, parents: bool = True, timeout: Timeout = None) -> None:
-        """Make a folder, with those above it; one that is there is no error then. Without `parents`, it is."""
+        """Create a folder and its parents; an existing folder is no error. Without `parents`, it is."""
         async with file_time(path, timeout):
             await self._require_live("make_dir").make_folder(path, parents=parents)
 
     async def move(self, path: str, target: str, *, replace: bool = False, timeout: Timeout = None) -> None:
-        """Give a file or a folder another path. Raises SandboxFileExists where something is there, unless `replace`."""
+        """Rename a file or folder. Raises SandboxFileExists if the target exists, unless `replace`."""
         async with file_time(path, timeout):
             await self._require_live("move").move_path(path, target, replaces=replace)
 
     async def remove(self, path: str, *, recursive: bool = False, timeout: Timeout = None) -> None:
-        """Remove a file, a link, or an empty folder; `recursive` a folder with all that is below it."""
+        """Remove a file, a link, or an empty folder; with `recursive` a folder with its contents."""
         async with file_time(path, timeout):
             await self._require_live("remove").remove_path(path, recursive=recursive)
 
     async def watch(self, path: str = ".", *, recursive: bool = False, timeout: Timeout = None) -> AsyncWatch:
-        """Watch a folder, or a file: what changes from now on is told; `recursive` also what does further below.
+        """Watch a folder or file for changes from now on; with `recursive` also everything below.
 
-        `timeout` is until it watches.
+        `timeout` limits the time until the watch is set up.
         """
         live = self._require_live("watch")
         async with AsyncExitStack() as on_failure:
@@ -198,15 +200,15 @@ class PathOperations(LiveOperations):
         leave_out: Collection[str] = (),
         timeout: Timeout = None,
     ) -> Transfer:
-        """Copy a file or a whole folder of this machine to a path inside, over what is there.
+        """Copy a file or a whole folder of this machine to a path inside, replacing existing files.
 
-        Files, folders, and links that stay inside the folder are copied; all else is left out, and counted. Of a
-        folder, what has one of the names `leave_out` is not looked at. More than `max_bytes`, else the sandbox's disk,
-        is refused before anything is written.
+        Files, folders, and links that stay inside the folder are copied; other entries are left out and counted.
+        Entries of a folder named in `leave_out` are skipped. More than `max_bytes`, by default the sandbox's disk, is
+        refused before anything is written.
         """
         import tempfile
 
-        from .folders import pack_folder, read_host_file  # with `tarfile`, which nothing else here needs
+        from .folders import pack_folder, read_host_file  # imports `tarfile`, which is slow to import
 
         live = self._require_live("upload")
         byte_limit = self._most_bytes(max_bytes)
@@ -224,11 +226,11 @@ class PathOperations(LiveOperations):
     async def download(
         self, path: str, host_path: str | PathLike[str], *, max_bytes: int | None = None, timeout: Timeout = None
     ) -> Transfer:
-        """Copy a file or a whole folder from inside to a path of this machine, over what is there.
+        """Copy a file or a whole folder from inside to a path of this machine, replacing existing files.
 
-        Files, folders, and links that stay inside the folder are copied; all else is left out, and counted. Nothing is
-        written outside of `host_path`, or through a link below it. More than `max_bytes`, else the sandbox's disk, is
-        refused. `timeout` is until all has come; then it is written here.
+        Files, folders, and links that stay inside the folder are copied; other entries are left out and counted.
+        Nothing is written outside of `host_path`, or through a link below it. More than `max_bytes`, by default the
+        sandbox's disk, is refused. `timeout` limits the transfer, not the writing afterwards.
         """
         import tempfile
 
@@ -256,7 +258,7 @@ class PathOperations(LiveOperations):
 
 
 async def _followed(live: OpenLiveSandbox, path: str, info: FileInfo) -> FileInfo:
-    """Return what a link, or a link to a link, leads to; after so many of them, the next one."""
+    """Return the facts of a link's target, following at most MOST_LINKS links."""
     for _ in range(MOST_LINKS):
         if info.type != "link":
             break
@@ -266,12 +268,12 @@ async def _followed(live: OpenLiveSandbox, path: str, info: FileInfo) -> FileInf
 
 
 async def _receive(live: OpenLiveSandbox, path: str, archive: BinaryIO, max_bytes: int) -> int:
-    """Write the archive of a folder to a file; return how many files it lacks. Raises SandboxFileTooLarge."""
+    """Write the archive of a folder to a file; return the number of entries left out. Raises SandboxFileTooLarge."""
     is_over = False
 
     def take(data: bytes) -> None:
         nonlocal is_over
-        if not is_over and archive.tell() + len(data) > max_bytes + max_bytes // 4 + MIB:  # with what an archive adds
+        if not is_over and archive.tell() + len(data) > max_bytes + max_bytes // 4 + MIB:  # plus the archive's overhead
             is_over = True
             packing.cancel()
         elif not is_over:

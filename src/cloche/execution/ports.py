@@ -1,4 +1,4 @@
-"""Servers in a sandbox that lives, reached from outside: a connection, and a port of this machine that leads to one."""
+"""Reach servers in a live sandbox: by a connection, or through a forwarded port of this machine."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .live import LiveOperations
 
 log = logging.getLogger("cloche.runtime")
 LOOPBACK = "127.0.0.1"
-MOST_CONNECTIONS = 256  # of one forwarded port, at once
+MOST_CONNECTIONS = 256  # concurrent connections of one forwarded port
 PIECE_BYTES = 1 << 18
 
 
 class AsyncConnection:
-    """Hold a TCP connection to a server in a sandbox, closed at the end of its block; see `AsyncSandbox.connect`."""
+    """A TCP connection to a server in a sandbox, closed at the end of its block; see `AsyncSandbox.connect`."""
 
     def __init__(self, connection: OpenConnection) -> None:
         self._connection = connection
@@ -35,27 +35,28 @@ class AsyncConnection:
         await self.close()
 
     async def read(self, most: int = PIECE_BYTES) -> bytes:
-        """Return the next bytes as soon as there are any; empty at the end."""
+        """Return the next bytes as soon as there are any; empty at the end of the stream."""
         return await self._connection.read(most)
 
     async def write(self, data: bytes) -> None:
-        """Send all of `data`, as fast as the server takes it. Raises BrokenPipeError where it takes no more."""
+        """Send all of `data`, at the server's speed. Raises BrokenPipeError if the server has closed the connection."""
         if not await self._connection.write(data):
             raise BrokenPipeError("the server in the sandbox has closed the connection")
 
     async def end(self) -> None:
-        """Say that nothing more comes; what the server sends may still be read."""
+        """Shut down the sending side; data from the server can still be read."""
         self._connection.end()
 
     async def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         self._connection.close()
 
 
 class AsyncForward:
-    """Hold a port of this machine's loopback that leads to a port of a sandbox; made by `AsyncSandbox.forward`.
+    """A port on this machine's loopback that forwards to a port of a sandbox; made by `AsyncSandbox.forward`.
 
-    Whoever may connect to loopback here may use it. It is closed at the end of its block, and with the sandbox.
+    Any local process that can connect to loopback may use it. It is closed at the end of its block, and with the
+    sandbox.
     """
 
     def __init__(self, live: OpenLiveSandbox, port: int) -> None:
@@ -71,7 +72,7 @@ class AsyncForward:
 
     @property
     def host_port(self) -> int:
-        """Return the port here, at 127.0.0.1."""
+        """Return the port of 127.0.0.1 on this machine."""
         return self._host_port
 
     async def __aenter__(self) -> Self:
@@ -83,7 +84,7 @@ class AsyncForward:
         await self.close()
 
     async def listen(self, host_port: int) -> None:
-        """Begin. Raises InvalidRequest for a port that cannot be had."""
+        """Start listening. Raises InvalidRequest for a port that is not available."""
         try:
             self._server = await asyncio.start_server(self._take, LOOPBACK, host_port)
         except OSError as error:
@@ -93,7 +94,7 @@ class AsyncForward:
         self._host_port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
-        """Listen no more, and close all connections."""
+        """Stop listening, and close all connections."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -112,7 +113,7 @@ class AsyncForward:
         task.add_done_callback(self._connections.discard)
 
     async def _splice(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Pass on what either side sends, no faster than the other reads, until both have ended."""
+        """Copy both directions, each at the receiver's speed, until both have ended."""
         try:
             connection = await self._live.connect(self._port)
         except (OSError, ClocheError) as error:
@@ -122,7 +123,7 @@ class AsyncForward:
         inward = asyncio.ensure_future(_pass_in(reader, connection))
         outward = asyncio.ensure_future(_pass_out(connection, writer))
         closed = asyncio.ensure_future(connection.wait_closed())
-        closed.add_done_callback(lambda _: inward.cancel())  # nobody takes anything any more
+        closed.add_done_callback(lambda _: inward.cancel())  # the server no longer reads
         try:
             await asyncio.wait([inward, outward], return_when=asyncio.FIRST_EXCEPTION)
         finally:
@@ -134,7 +135,7 @@ class AsyncForward:
 
 
 async def _pass_in(reader: asyncio.StreamReader, connection: OpenConnection) -> None:
-    """Pass on what the client sends, and its end. Raises OSError where it is gone."""
+    """Forward the client's data and its end of stream. Raises OSError if the client has disconnected."""
     while data := await reader.read(PIECE_BYTES):
         if not await connection.write(data):
             return
@@ -142,7 +143,7 @@ async def _pass_in(reader: asyncio.StreamReader, connection: OpenConnection) -> 
 
 
 async def _pass_out(connection: OpenConnection, writer: asyncio.StreamWriter) -> None:
-    """Pass on what the server sends, and its end. Raises OSError where the client is gone."""
+    """Forward the server's data and its end of stream. Raises OSError if the client has disconnected."""
     while data := await connection.read(PIECE_BYTES):
         writer.write(data)
         await writer.drain()
@@ -150,7 +151,7 @@ async def _pass_out(connection: OpenConnection, writer: asyncio.StreamWriter) ->
 
 
 class PortOperations(LiveOperations):
-    """Reach servers in a sandbox that lives."""
+    """Reach servers in a live sandbox."""
 
     _forwards: set[AsyncForward]
     _connections: weakref.WeakSet[AsyncConnection]
@@ -163,9 +164,9 @@ class PortOperations(LiveOperations):
         return connection
 
     async def forward(self, port: int, host_port: int = 0) -> AsyncForward:
-        """Listen on a port of 127.0.0.1 here, `host_port` or any, and pass connections on to a server inside.
+        """Listen on `host_port` of 127.0.0.1 here, or any free port, and forward connections to a server inside.
 
-        The server may start later; a connection that it does not take is closed. At most 256 connections at once.
+        The server may start later; a connection that it does not accept is closed. At most 256 connections at once.
         """
         live = self._require_live("forward")
         why = getattr(live, "why_no_servers", "")
@@ -177,11 +178,10 @@ class PortOperations(LiveOperations):
         return forward
 
     async def ports(self) -> tuple[ListeningPort, ...]:
-        """Return the TCP ports on which anything listens inside."""
+        """Return the TCP ports on which programs listen inside."""
         return tuple(await self._require_live("ports").list_ports())
 
     async def _close_ports(self) -> None:
-        """Close all that leads to a server inside."""
         for connection in tuple(self._connections):
             await connection.close()
         while self._forwards:

@@ -1,4 +1,4 @@
-"""What happens before a sandbox opens: resolve settings, policy and backend, and cache the outcome."""
+"""Resolve settings, policy and backend before a sandbox opens, and cache the result."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from .selection import LOCAL, BackendCriteria, FoundBackend, check_local, fall_b
 
 log = logging.getLogger("cloche.runtime")
 MOST_CACHED = 64
-SHORT_CODE_CHARS = 4 << 10  # that are screened without a thread
-_cache: dict[int, Prepared] = {}  # by the settings' identity: these are the same object for as long as they hold
-os.register_at_fork(after_in_child=_cache.clear)  # a forked child measures for itself
+SHORT_CODE_CHARS = 4 << 10  # screened without a thread
+_cache: dict[int, Prepared] = {}  # by id(settings): unchanged settings are the same object
+os.register_at_fork(after_in_child=_cache.clear)  # a forked child measures again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """Hold everything that is decided before a sandbox opens; results carry `notes` in their meta.
+    """Everything that is decided before a sandbox opens. Results have `notes` in their meta.
 
-    `audit` is where it is recorded, None where that is off.
+    `audit` is the log that records it, None if auditing is off.
     """
 
     settings: Settings
@@ -51,7 +51,7 @@ class Prepared:
 def prepare(**options: Unpack[SandboxOptions]) -> Prepared:
     """Resolve settings, policy and backend, or raise before anything is started.
 
-    May wait some seconds for the answer of a daemon, where a backend needs one.
+    May wait some seconds for a daemon's answer if a backend needs one.
     """
     resolved = _read_options(options)
     cached = _cached(resolved)
@@ -62,7 +62,7 @@ def prepare(**options: Unpack[SandboxOptions]) -> Prepared:
 
 
 async def prepare_in_thread(**options: Unpack[SandboxOptions]) -> Prepared:
-    """Do as `prepare` does, in a thread where it may wait for a daemon."""
+    """Do the same as `prepare`, in a thread if it may wait for a daemon."""
     resolved = _read_options(options)
     cached = _cached(resolved)
     if cached is not None:
@@ -74,7 +74,7 @@ async def prepare_in_thread(**options: Unpack[SandboxOptions]) -> Prepared:
 
 
 def level_kept(prepared: Prepared) -> tuple[str, ...]:
-    """Return what another backend must be required to give, so that it is no weaker than this one: level and controls.
+    """Return the level and controls that another backend must give in order not to be weaker than this one.
 
     May wait for a daemon.
     """
@@ -85,7 +85,7 @@ def level_kept(prepared: Prepared) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedOptions:
-    """Hold the settings of a call, the backend object that was given with it, and whether an image was."""
+    """The settings of a call, the backend object given with it, and whether it names an image."""
 
     settings: Settings
     backend: Backend | None
@@ -120,7 +120,7 @@ def _find_and_screen(resolved: ResolvedOptions) -> FoundBackend:
 
 
 def _screened(found_backend: FoundBackend, resolved: ResolvedOptions) -> FoundBackend:
-    """Set the strict screen where best effort ends at level process, because the host has no more (R2b)."""
+    """Set the strict screen if best effort ends at level process because the host offers no more (R2b)."""
     policy, origin = found_backend.policy, resolved.settings.origins.get("screen")
     may_be_less = policy.level is None and Control.FILESYSTEM in policy.best_effort
     if not may_be_less or origin != "default" or (resolved.backend is None and resolved.settings.backend != LOCAL):
@@ -131,7 +131,7 @@ def _screened(found_backend: FoundBackend, resolved: ResolvedOptions) -> FoundBa
 
 
 async def screen(mode: ScreenMode, language: str, code: str) -> tuple[Finding, ...]:
-    """Screen code, what is long in a thread; see core.screen.apply_screen. Raises PolicyDenied."""
+    """Screen code, in a thread if it is long; see core.screen.apply_screen. Raises PolicyDenied."""
     if mode == "off" or len(code) <= SHORT_CODE_CHARS:
         return apply_screen(mode, language, code)
     await become_task()
@@ -166,7 +166,7 @@ def _make_prepared(resolved: ResolvedOptions, found_backend: FoundBackend) -> Pr
 
 
 def _cached(resolved: ResolvedOptions) -> Prepared | None:
-    """Return the cached outcome for the very same settings, if it depends on nothing else."""
+    """Return the cached result for the same settings object, if it depends on nothing else."""
     settings = resolved.settings
     cached = _cache.get(id(settings))
     if cached is None or cached.settings is not settings or resolved.backend is not None or resolved.wants_image:
@@ -175,7 +175,7 @@ def _cached(resolved: ResolvedOptions) -> Prepared | None:
 
 
 def _store(resolved: ResolvedOptions, prepared: Prepared) -> None:
-    """Cache the outcome, unless it depends on more than the settings or on the state of a service."""
+    """Cache the result, unless it depends on more than the settings or on the state of a service."""
     settings = resolved.settings
     if resolved.backend is not None or resolved.wants_image or settings.policy.trusted or prepared.notes:
         return

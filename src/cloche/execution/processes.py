@@ -1,7 +1,7 @@
-"""Commands and processes in a sandbox that lives: `exec`, `start`, `terminal`, and `AsyncProcess`.
+"""Commands and processes in a live sandbox: `exec`, `start`, `terminal`, and `AsyncProcess`.
 
-Every command is a use of the shell's language to the rules: where bash is not allowed, none runs. What is started is
-recorded as runs are; the record of a process that is started ends when it does, is let go, or its sandbox is closed.
+Rules treat every command as a use of the shell's language: where bash is not allowed, no command runs. Commands are
+recorded as runs are. The record of a started process ends when the process ends, is detached, or its sandbox is closed.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from .run import COMMAND_LANGUAGE, NOT_FOUND, OnOutput, check_language, make_sin
 Argv = Sequence[str | PathLike[str]]
 SignalTarget = Literal["process", "group", "tree"]
 TARGETS = ("process", "group", "tree")
-MOST_CELLS = 1 << 12  # rows, or columns, of a terminal
+MOST_CELLS = 1 << 12  # rows or columns of a terminal
 SHELL = ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")
 
 
 class AsyncProcess:
-    """Hold one process of a sandbox that lives; made by `start`, `terminal` and `process` of `AsyncSandbox`.
+    """A process of a live sandbox; made by `start`, `terminal` and `process` of `AsyncSandbox`.
 
         async with await sandbox.start(["python3", "-m", "http.server", "8000"]) as server:
             async for piece in server.stderr:
                 ...
 
-    `stdout` and `stderr` give bytes as they come, by iteration or `read`. What is not read makes the process wait once
-    about 256 KiB are under way on a stream, as a pipe does. `wait` reads the streams that nobody has begun to read.
-    Leaving the block kills the process with all that it started, unless it was let go (`detach`, `keep=True`).
+    `stdout` and `stderr` yield bytes as they arrive, by iteration or `read`. As with a pipe, a process blocks once
+    about 256 KiB of a stream are unread. `wait` reads the streams that have no reader yet. Leaving the block kills the
+    process and everything it started, unless it was detached (`detach`, `keep=True`).
     """
 
     def __init__(
@@ -64,22 +64,22 @@ class AsyncProcess:
 
     @property
     def id(self) -> str:
-        """Return the name by which `process` finds it again; no other process of the sandbox ever gets it."""
+        """Return the ID for `AsyncSandbox.process`; it is never reused in the sandbox."""
         return self._process.id
 
     @property
     def pid(self) -> int:
-        """Return its number inside."""
+        """Return its process ID inside."""
         return self._process.pid
 
     @property
     def stdout(self) -> OpenStream:
-        """Return its standard output; of a process with a terminal, all that it writes there."""
+        """Return its standard output; with a terminal, all of the terminal's output."""
         return self._process.stdout
 
     @property
     def stderr(self) -> OpenStream:
-        """Return its standard error; of a process with a terminal, nothing."""
+        """Return its standard error; empty with a terminal."""
         return self._process.stderr
 
     async def __aenter__(self) -> Self:
@@ -94,17 +94,17 @@ class AsyncProcess:
             await self.close()
 
     async def write(self, data: bytes | str) -> bool:
-        """Write to its standard input, as fast as it reads; False where it reads no more."""
+        """Write to its standard input, at the speed of its reads; return False if it has closed it."""
         return await self._process.write(read_stdin(data))
 
     async def close_stdin(self) -> None:
-        """End its standard input; on a terminal, do as Ctrl-D does at the beginning of a line."""
+        """Close its standard input; on a terminal, send the end-of-file character (Ctrl-D)."""
         self._process.close_stdin()
 
     async def signal(self, number: int | str, to: SignalTarget = "process") -> None:
-        """Send a signal, by number or name: to the process, to its `group`, or to its `tree`, which is all it started.
+        """Send a signal, by number or name: to the process, to its `group`, or to its `tree` of everything it started.
 
-        The group of a terminal is the one in its foreground.
+        With a terminal, the group is the foreground process group.
         """
         if to not in TARGETS:
             raise InvalidRequest(f"to: {to!r} is none of {', '.join(TARGETS)}")
@@ -115,14 +115,14 @@ class AsyncProcess:
         _check_size(rows, columns)
         self._process.resize(rows, columns)
 
-    async def wait(self, timeout: float | str | None = None) -> Result:  # noqa: ASYNC109 - of the process, not the call
-        """Wait for its end and return what came of it. Raises TimeoutError after `timeout`, and the process goes on.
+    async def wait(self, timeout: float | str | None = None) -> Result:  # noqa: ASYNC109 - waiting ends, not the process
+        """Wait for its end and return the result. Raises TimeoutError after `timeout`; the process continues.
 
-        The result's `stdout` and `stderr` have what nobody has read, head and tail of it by the limit of output. For
-        that, a stream that nobody has begun to read is read from now on, and cannot be read by others any more. One
-        that somebody has begun to read is left alone; a process that writes to it waits for its reader.
+        The result's `stdout` and `stderr` contain unread output, its head and tail within the output limit. To collect
+        it, `wait` starts reading each stream that has no reader yet, which can then not be read otherwise. A stream
+        with a reader is left alone; a process that writes to it waits for that reader.
 
-        Raises OutcomeUnknown when the sandbox is gone.
+        Raises OutcomeUnknown if the sandbox is gone.
         """
         seconds = None if timeout is None else parse_duration(timeout, name="timeout")
         async with asyncio.timeout(seconds):
@@ -131,19 +131,19 @@ class AsyncProcess:
         return result
 
     async def kill(self) -> None:
-        """Kill it with all that it started; `wait` says when that is done."""
+        """Kill the process and everything it started; `wait` returns when that is done."""
         self._process.kill()
 
     async def detach(self) -> None:
-        """Let it go on without this object, until the sandbox ends; `process` finds it again by its id.
+        """Let the process continue without this object, until the sandbox ends; `process` finds it again by its ID.
 
-        Output that has come here already and was not read is lost.
+        Output that has been received but not read is lost.
         """
         self._process.detach()
         await self._recorded()
 
     async def close(self) -> None:
-        """Kill it, unless it has ended or was let go, and wait until all of it is gone."""
+        """Kill the process, unless it has ended or is detached, and wait until everything it started is gone."""
         await self._process.close()
         await self._recorded()
 
@@ -153,7 +153,7 @@ class AsyncProcess:
 
 
 class ProcessOperations(LiveOperations):
-    """Start commands in a sandbox that lives."""
+    """Start commands in a live sandbox."""
 
     _recordings: set[asyncio.Task[Result]]
 
@@ -166,18 +166,18 @@ class ProcessOperations(LiveOperations):
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
-        timeout: float | str | None = None,  # noqa: ASYNC109 - the command's, not the caller's
+        timeout: float | str | None = None,  # noqa: ASYNC109 - it ends the command, not the call
         on_output: OnOutput | None = None,
         on_event: Sink | None = None,
     ) -> Result:
-        """Run a command, the list `argv` or a line of `shell`, beside whatever else runs, and return what came of it.
+        """Run a command, the list `argv` or a line of `shell`, concurrently with other runs, and return its result.
 
-        It works in `cwd`, else in /workspace, with `env` on top of the sandbox's own. The time-out is the sandbox's,
-        unless another one is given; it ends the command and all that it started, and nothing else. What the command
-        leaves behind lives on until the sandbox ends. `on_output` and `on_event` are those of `run`. Cancelling the
-        call kills the command.
+        Its working directory is `cwd`, by default /workspace; `env` extends the sandbox's environment. `timeout`
+        defaults to the sandbox's; it ends the command and everything the command started, and nothing else. Processes
+        that the command leaves in the background live until the sandbox ends. `on_output` and `on_event` are as for
+        `run`. Cancelling the call kills the command.
 
-        A program that is not there is a result with exit code 127. Raises InvalidRequest, PolicyDenied, StartFailed,
+        A missing program is a result with exit code 127. Raises InvalidRequest, PolicyDenied, StartFailed,
         SandboxFileError for a `cwd` that cannot be entered, OutcomeUnknown.
         """
         live = self._require_live("exec")
@@ -195,12 +195,12 @@ class ProcessOperations(LiveOperations):
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
-        timeout: float | str | None = None,  # noqa: ASYNC109 - the command's, not the caller's
+        timeout: float | str | None = None,  # noqa: ASYNC109 - it ends the command, not the call
         keep: bool = False,
     ) -> AsyncProcess:
-        """Start a command and return it while it runs; the arguments are those of `exec`.
+        """Start a command and return it while it runs; the arguments are as for `exec`.
 
-        It has no time-out unless one is given. One to `keep` is let go, not killed, at the end of its block.
+        It has no time-out unless one is given. With `keep`, the end of its block detaches it instead of killing it.
         """
         limit = None if timeout is None else parse_duration(timeout, name="timeout")
         return await self._started(
@@ -216,9 +216,9 @@ class ProcessOperations(LiveOperations):
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
-        timeout: float | str | None = None,  # noqa: ASYNC109 - the command's, not the caller's
+        timeout: float | str | None = None,  # noqa: ASYNC109 - it ends the command, not the call
     ) -> AsyncProcess:
-        """Start a command with a terminal of its own; a shell, if none is named. All of its output is in `stdout`."""
+        """Start a command, by default a shell, with its own terminal. All of its output is in `stdout`."""
         _check_size(rows, columns)
         command = SHELL if argv is None else argv
         limit = None if timeout is None else parse_duration(timeout, name="timeout")
@@ -226,9 +226,9 @@ class ProcessOperations(LiveOperations):
         return await self._started("terminal", request, None)
 
     async def process(self, id: str) -> AsyncProcess:  # noqa: A002 - as the process's own property
-        """Return a process by its id: one that runs, or ended not long ago.
+        """Return a process by its ID: a running one, or one that ended recently.
 
-        Another holder of it loses it. Of each stream, the last 32 KiB that nobody has read are there to be read.
+        It is taken from any other object that holds it. Of each stream, the last 32 KiB of unread output can be read.
         """
         if not isinstance(id, str):
             raise InvalidRequest(f"id: {id!r} is no id of a process; processes lists them")
@@ -236,11 +236,11 @@ class ProcessOperations(LiveOperations):
         return AsyncProcess(opened, notes=self._prepared.notes)
 
     async def processes(self) -> tuple[ProcessInfo, ...]:
-        """Return what was started by commands and runs: what still runs, and what ended not long ago."""
+        """Return the processes that commands and runs started: running ones, and those that ended recently."""
         return tuple(await self._require_live("processes").list_processes())
 
     def timeout_s(self, timeout: float | str | None) -> float:
-        """Settle one run's own time-out."""
+        """Return the time-out of one run in seconds."""
         raise NotImplementedError
 
     def _command(
@@ -256,7 +256,7 @@ class ProcessOperations(LiveOperations):
         kept: bool = False,
         has_input: bool = True,
     ) -> ProcessRequest:
-        """Check the arguments of a command against the rules."""
+        """Check the arguments of a command against the rules, and return the request."""
         if (argv is None) == (shell is None):
             raise InvalidRequest("give a command: either argv, a list of words, or shell, a line of shell")
         if user is not None and not self._prepared.policy.users:
@@ -281,7 +281,7 @@ class ProcessOperations(LiveOperations):
         if not is_wanted(self._prepared.audit) and account_of(self._prepared.backend) is None:
             return AsyncProcess(await live.start_process(request), notes=notes, is_kept=request.kept)
         started: asyncio.Future[OpenProcess] = asyncio.get_running_loop().create_future()
-        self_ref = weakref.ref(self)  # its record shall not keep the sandbox
+        self_ref = weakref.ref(self)  # the recording task must not keep the sandbox alive
 
         async def run() -> Result:
             process = await live.start_process(request)
@@ -292,12 +292,14 @@ class ProcessOperations(LiveOperations):
                 sandbox = self_ref()
                 if sandbox is not None and sandbox._opened is not None:
                     raise
-                raise asyncio.CancelledError from None  # it was killed with its sandbox
+                raise asyncio.CancelledError from None  # the process was killed with its sandbox
 
         recording = asyncio.ensure_future(_noted(self._prepared, run, kind, request, shell))
         self._recordings.add(recording)
         recording.add_done_callback(self._recordings.discard)
-        recording.add_done_callback(lambda task: task.cancelled() or task.exception())  # it is in the record
+        recording.add_done_callback(
+            lambda task: task.cancelled() or task.exception()
+        )  # retrieves the exception, which is recorded
         try:
             await any_of(started, recording)
         except asyncio.CancelledError:
@@ -306,7 +308,7 @@ class ProcessOperations(LiveOperations):
                 await finish(started.result().close())
             raise
         if not started.done():
-            await recording  # which raises why it could not be started
+            await recording  # raises the error of starting
         return AsyncProcess(started.result(), notes=notes, is_kept=request.kept, recording=recording)
 
 
@@ -317,7 +319,7 @@ async def _noted(
     request: ProcessRequest,
     shell: str | None,
 ) -> Result:
-    """Run, record it where anybody wants to know, and complete the result's meta."""
+    """Run, record the run if it is audited or traced, and complete the result's meta."""
     running = functools.partial(counted, run, prepared.backend, request.timeout_s)
     if is_wanted(prepared.audit):
         execution = Execution(

@@ -1,7 +1,7 @@
-"""Backends by name: the only file that imports concrete ones, each when it is first used.
+"""Backends by name: the only module that imports concrete ones, each on first use.
 
-Their rows are in `core.policy.BACKEND_ROWS`. Here the objects are made and measured on this host, and `collect_garbage`
-removes what dead processes left.
+Their rows are in `core.policy.BACKEND_ROWS`. This module creates the backend objects, measures their capabilities on
+this host, and removes the leftovers of dead processes (`collect_garbage`).
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ USE_LOCAL = 'Use the default backend "local", which needs nothing to be set up.'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """Name one thing that `auto` may choose: a backend, at one level where it has several."""
+    """A candidate of `auto`: a backend, at one level if it has several."""
 
     backend: str
     level: Level | None = None
     max_level: Level
 
 
-# What `auto` may choose, the fastest first. Services are not here: code leaves this machine only when it is told to.
+# Candidates of `auto`, the fastest first. Remote services are none: code leaves this machine only if configured.
 OPTIONS: Sequence[Option] = tuple(
     Option(backend=name, level=row.auto_level, max_level=row.auto_max_level)
     for name, row in BACKEND_ROWS.items()
@@ -68,7 +68,7 @@ OPTIONS: Sequence[Option] = tuple(
 
 
 def row_of(name: str) -> BackendRow:
-    """Return the row of the backend called `name` (any case), or raise InvalidRequest naming the known ones."""
+    """Return the row of the backend called `name` (any case). Raises InvalidRequest naming the known ones."""
     row = BACKEND_ROWS.get(name) or BACKEND_ROWS.get(name.strip().lower())
     if row is None:
         raise InvalidRequest(f"unknown backend {name!r}; known backends: {', '.join(BACKEND_ROWS)}")
@@ -82,10 +82,10 @@ def backend_named(
     needs_image: bool = False,
     accounts: Mapping[str, RemoteAccount] | None = None,
 ) -> Backend:
-    """Return the backend called `name`, with these images and accounts where it uses any.
+    """Return the backend called `name`, with these images and accounts if it uses any.
 
-    Of a name with two backends behind it, the first that works; `needs_image` leaves out the one without images. Raises
-    InvalidRequest for an unknown name, BackendUnavailable with the remedy for one that cannot be had here.
+    If two backends share the name, the first that works is returned; `needs_image` excludes the one without images.
+    Raises InvalidRequest for an unknown name, BackendUnavailable with a remedy for one that is not available here.
     """
     backends = [_set_up(candidate, images, accounts) for candidate in _backends_of(name, needs_image=needs_image)]
     if len(backends) == 1:
@@ -100,7 +100,7 @@ def backend_named(
         _check(backends[0])
     except BackendUnavailable as error:
         raise BackendUnavailable(f"backend {name!r}: {none.reason}.", remedy=none.remedy) from error
-    return backends[0]  # it is there; what it lacks, an image say, it gets itself, or says so
+    return backends[0]  # available; it fetches a missing image itself, or reports it
 
 
 def _check(backend: Backend) -> None:
@@ -115,18 +115,18 @@ def has_power(backend: Backend, power: type) -> bool:
 
 @cache
 def _has_methods(kind: type, power: type) -> bool:
-    """Tell whether a class has the methods of a protocol; looked up once, for each run asks."""
+    """Tell whether a class has the methods of a protocol; cached, since every run asks."""
     return issubclass(kind, power)
 
 
 def _backends_of(name: str, *, needs_image: bool = False) -> list[Backend]:
-    """Return the backends behind a name, best first, without asking them whether they work here."""
+    """Return the backends behind a name, best first, without checking whether they work here."""
     instead = None if needs_image else row_of(name).alternative
     return [_backend_of(name), *([_load(instead, os.getpid())] if instead else [])]
 
 
 def _backend_of(name: str) -> Backend:
-    """Return a backend without asking it whether it works here."""
+    """Return a backend without checking whether it works here."""
     row = row_of(name)
     if row.provider is None and not row.needs:
         raise BackendUnavailable(f"backend {name!r} is a choice among the others.", remedy="Name one of them here.")
@@ -142,16 +142,16 @@ def _backend_of(name: str) -> Backend:
 def _set_up(
     backend: Backend, images: Mapping[str, str] | None, accounts: Mapping[str, RemoteAccount] | None
 ) -> Backend:
-    """Return the backend with what is configured for it."""
+    """Return the backend with its configured account or images."""
     if accounts and (account := accounts.get(backend.name)) and has_power(backend, SupportsAccount):
         return cast("Backend", cast("SupportsAccount", backend).with_account(account))
     return with_images(backend, images or {})
 
 
 def collect_garbage(accounts: Mapping[str, RemoteAccount] | None = None) -> Mapping[str, Sequence[str]]:
-    """Remove what dead processes left, by backend; those that cannot be had have nothing of ours to remove.
+    """Remove the leftovers of dead processes, and return them by backend. Unavailable backends are skipped.
 
-    Providers are asked only where an account is given; what they answer wrongly is logged, and the others go on.
+    Remote providers are only contacted if an account is given; their failures are logged, and the others continue.
     """
     removed: dict[str, Sequence[str]] = {}
     tried: set[str] = set()
@@ -174,7 +174,7 @@ def collect_garbage(accounts: Mapping[str, RemoteAccount] | None = None) -> Mapp
 
 
 def prune_copies(folder: str) -> list[str]:
-    """Remove the copies that backends keep of layers which are no longer below a folder; return a line for each."""
+    """Remove backends' copies of layers that no longer exist below a folder; return a line for each."""
     removed: list[str] = []
     for provider in (row.provider for row in BACKEND_ROWS.values() if row.provider is not None):
         with suppress_logged(log, "what cannot be had keeps what it has", BackendUnavailable):
@@ -185,28 +185,30 @@ def prune_copies(folder: str) -> list[str]:
 
 
 def counter_of(account: RemoteAccount) -> Counter | None:
-    """Return what counts the use of an account, None where nothing is limited."""
-    from cloche.backends.remote.quota import counter_for  # SQLite, where code goes elsewhere alone
+    """Return the usage counter of an account, None if it has no limit."""
+    from cloche.backends.remote.quota import counter_for  # imports sqlite3, which only remote backends need
 
     return counter_for(account)
 
 
 def is_shown_anyway(path: str) -> bool:
-    """Tell whether every jail shows a path of this host."""
+    """Tell whether every jail shows a host path."""
     from cloche.backends.toolchain import SHOWN_TREES
 
     return any(path == top or path.startswith(f"{top}/") for top in SHOWN_TREES)
 
 
 def prefixes_for(program: str) -> tuple[str, ...]:
-    """Return the folders that a jail must show for a program of this host to run there."""
+    """Return the folders that a jail must show so that a host program can run there."""
     from cloche.backends.toolchain import suggested_prefixes
 
     return suggested_prefixes(program)
 
 
 def npm_programs() -> tuple[Mapping[str, str], tuple[str, ...]]:
-    """Return this host's npm and its Node, by name, and what a jail shows for them. Raises BackendUnavailable."""
+    """Return the paths of npm and Node on this host, and the folders that a jail shows for them. Raises
+    BackendUnavailable.
+    """
     from cloche.backends.toolchain import npm_toolchain
 
     toolchain = npm_toolchain()
@@ -214,14 +216,14 @@ def npm_programs() -> tuple[Mapping[str, str], tuple[str, ...]]:
 
 
 def guest_environment() -> Mapping[str, str]:
-    """Return the variables that a guest of the local backend would get on this host."""
+    """Return the variables of a local guest on this host."""
     from cloche.backends.layout import guest_variables, search_path
 
     return {"PATH": search_path(), **guest_variables()}
 
 
 def container_profile() -> str:
-    """Return the seccomp profile of a container in which jails can be made, as JSON."""
+    """Return the seccomp profile, as JSON, for a container in which jails can be created."""
     from cloche.backends.container_profile import FILE
 
     return FILE.read_text(encoding="utf-8")
@@ -235,17 +237,19 @@ def is_gvisor() -> bool:
 
 
 def group_remedy(uid: int, *, is_unified: bool | None = None) -> str:
-    """Say how a user gets control groups: of version 2 if that is so, which is looked for where it is not said."""
+    """Return how a user gets control groups. `is_unified` says whether they are version 2; by default it is
+    detected.
+    """
     from cloche.backends import remedies
 
     return remedies.group_remedy(uid, is_unified=remedies.has_unified_groups() if is_unified is None else is_unified)
 
 
 def build_image(name: str, packages: Sequence[str]) -> str:
-    """Build the image that a backend runs in, and return a line that names it.
+    """Build the image of a backend, and return a line that names it.
 
-    Raises InvalidRequest for a backend that has none to build, BackendUnavailable for a program that is missing,
-    StartFailed for what could not be had.
+    Raises InvalidRequest for a backend without an image to build, BackendUnavailable for a missing program, StartFailed
+    for a failed download.
     """
     backend = _backend_of(name)
     if not isinstance(backend, SupportsBuilding):
@@ -259,11 +263,13 @@ def workspace_arguments(container: WorkspaceContainer, policy: Policy, limits: L
 
 
 def _check_packing(target: str) -> None:
-    """Raise BackendUnavailable in a program that Cloche was packed into, for what starts interpreters or sends code."""
+    """Raise BackendUnavailable in a frozen or embedding program, unless the backend needs no interpreter on this
+    host.
+    """
     if target == BACKEND_ROWS["cloche"].provider:
         return
     remedy = "Install Cloche with pip into a virtual environment, and run that one's python."
-    if getattr(sys, "frozen", False):  # started again with other words it would do what it does, not what they say
+    if getattr(sys, "frozen", False):  # sys.executable is the frozen program, which ignores interpreter options
         why = "this program was frozen, with PyInstaller or the like, and has no interpreter that sandboxes start with."
     elif not os.path.isfile(os.path.join(PACKAGE, "interpreter", "oneshot.py")):
         why = f"Cloche is imported from an archive, {os.path.dirname(PACKAGE)}, and its modules must be files."
@@ -276,7 +282,7 @@ def _check_packing(target: str) -> None:
 
 @cache
 def _load(target: str, _pid: int) -> Backend:
-    """Make a backend once per process; a forked child measures for itself."""
+    """Create a backend once per process; a forked child measures again."""
     module, _, attribute = target.partition(":")
     _check_packing(target)
     if sys.platform != LINUX:
@@ -293,7 +299,7 @@ def _load(target: str, _pid: int) -> Backend:
 
 
 def policy_for(name: str, policy: Policy) -> Policy:
-    """Return the policy with the level that the name stands for (`subprocess` is always `process`)."""
+    """Return the policy with the level that the name implies (`subprocess` is always `process`)."""
     level = row_of(name).level
     if level is None:
         return policy
@@ -310,9 +316,9 @@ def capabilities_of(
     needs_image: bool = False,
     accounts: Mapping[str, RemoteAccount] | None = None,
 ) -> Capabilities:
-    """Say what a backend can do here, without raising: what is missing becomes `reason`.
+    """Return a backend's capabilities here, without raising: a missing requirement becomes `reason`.
 
-    `level` asks for one exactly, as names do that stand for one; None for the strongest.
+    `level` requests exactly that level; None means the strongest.
     """
     try:
         backends = [_set_up(candidate, images, accounts) for candidate in _backends_of(name, needs_image=needs_image)]
@@ -331,7 +337,7 @@ def capabilities_of(
 
 
 def gvisor_without_docker() -> Capabilities:
-    """Say what gVisor can do here without docker."""
+    """Return the capabilities of gVisor here without docker."""
     return _load(str(row_of("gvisor").alternative), os.getpid()).capabilities()
 
 
@@ -348,14 +354,16 @@ def _measure(backend: Backend, name: str, required_level: Level | None) -> Capab
 
 
 def _unavailable(name: str, measured: Sequence[Capabilities]) -> Capabilities:
-    """Say why none of the backends behind a name can be used, and what to do about each."""
+    """Return why none of the backends behind a name is available, with a remedy for each."""
     reasons = "; and without it, ".join(capabilities.reason.rstrip(".") for capabilities in measured)
     remedies = " Or: ".join(capabilities.remedy for capabilities in measured if capabilities.remedy)
     return Capabilities(backend=name, available=False, reason=reasons, remedy=remedies)
 
 
 def why_not_ready(name: str, images: Mapping[str, str], *, needs_image: bool = False) -> str:
-    """Say what a run in an available backend would have to fetch first, or why that cannot be said."""
+    """Return what a run in an available backend would have to download first, or why that is unknown; empty if
+    nothing.
+    """
     try:
         backend = backend_named(name, images=images, needs_image=needs_image)
         return backend.why_not_ready() if isinstance(backend, SupportsReadiness) else ""
@@ -364,19 +372,19 @@ def why_not_ready(name: str, images: Mapping[str, str], *, needs_image: bool = F
 
 
 def with_images(backend: Backend, images: Mapping[str, str]) -> Backend:
-    """Return the backend with these images, where it uses any."""
+    """Return the backend with these images, if it uses any."""
     return cast("SupportsImages", backend).with_images(images) if has_power(backend, SupportsImages) else backend
 
 
-def command_result(ended: Mapping[str, Any], cause: KillCause | None, **facts: Any) -> Result:  # noqa: ANN401 - theirs
-    """Return what came of a command in a sandbox of backend `local`, by how its end was reported."""
+def command_result(ended: Mapping[str, Any], cause: KillCause | None, **facts: Any) -> Result:  # noqa: ANN401 - passed on
+    """Return the result of a command in a sandbox of backend `local`, from the reported end."""
     from cloche.backends import live
 
     return live.command_result(decide(live.observed_end(ended, cause)), ended, **facts)
 
 
 def command_error(answer: dict[str, Any] | None, message: str, *, process: str | None) -> Exception:
-    """Return why such a command did not start, or why its end is not known."""
+    """Return why such a command did not start, or why its outcome is unknown."""
     from cloche.backends import live
 
     return live.command_error(answer, message, process=process)

@@ -1,12 +1,11 @@
 """One call, one throwaway sandbox: settings, rules, request, queue, run.
 
-Every front end goes through `prepare` and `run_in`, so that rules hold the same wherever a run comes from. What comes
-with a run stands here, too: callbacks (`make_sink`), a run as a stream of events (`streamed`), files of
-the host for the full output while it runs (`Spill`; the result itself keeps head and tail), files out (`copy_out`).
+Every front end goes through `prepare` and `run_in`, so that the same rules apply to every run. The module also has the
+parts around a run: callbacks (`make_sink`), a run as a stream of events (`streamed`), host files that receive the full
+output during the run (`Spill`; the result keeps only head and tail), and copying files out (`copy_out`).
 
-Auto-fix (`run_fixing`): a fixer decides on code, and only code can be decided on. Request, policy and limits are
-settled before the first run and stay. What a fixer may call takes text and runs it in the place of the first program's;
-there is no way to pass anything else.
+Auto-fix (`run_fixing`): a fixer controls only the code. Request, policy and limits are fixed before the first run. The
+function that a fixer calls takes only the new program text, and runs it in place of the first program's.
 """
 
 from __future__ import annotations
@@ -50,17 +49,17 @@ OnOutput = Callable[[Stream, bytes], None]
 
 NO_ARGUMENTS: tuple[str, ...] = ()
 NO_INPUTS = Inputs()
-REQUIRED_META = frozenset(("backend", "level", "limits", "duration"))  # in the meta of a result
-SPILL_FILE_NAMES: dict[Stream, str] = {"stdout": "stdout.txt", "stderr": "stderr.txt"}  # of the files of spilled output
-NOT_FOUND = 127  # the exit code for a program that is not there
-COMMAND_LANGUAGE = "bash"  # a bare command can do what a shell can, so it is allowed where a shell is
+REQUIRED_META = frozenset(("backend", "level", "limits", "duration"))  # keys that every result's meta has
+SPILL_FILE_NAMES: dict[Stream, str] = {"stdout": "stdout.txt", "stderr": "stderr.txt"}  # in the `spill` folder
+NOT_FOUND = 127  # a shell's exit code for a command that is not found (POSIX)
+COMMAND_LANGUAGE = "bash"  # a bare command can do everything that a shell can, so it needs the same permission
 
 log = logging.getLogger("cloche.runtime")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRequest:
-    """Hold one checked request, and notes about it for the result's meta."""
+    """A checked request, and notes about it for the result's meta."""
 
     request: Request
     notes: Mapping[str, Any]
@@ -82,21 +81,21 @@ async def arun(
     autofix: Fixer | None = None,
     **options: Unpack[SandboxOptions],
 ) -> Result:
-    """Run `code` in a throwaway sandbox and return what came of it.
+    """Run `code` in a throwaway sandbox and return the result.
 
-    With `code`, `argv` holds the program's arguments; without it, `argv` is the whole command. `files` is a
-    mapping of paths below /workspace to content (`bytes`, or `str` as text) or to host files and directories
-    (path objects), or a list of host paths. The code itself runs beside them, under a name that no file of theirs may
-    have and no listing shows: `cloche-main.py`, `.cloche-main.js` and so on. `stdin` is bytes or text. `env` is the
-    program's environment besides a fixed minimum. `on_output(stream, data)` gets each piece of output as bytes while
-    the code runs, `on_event` every event of `cloche.core.events`. `out` is a host directory that receives the files
-    the run created or changed, `spill` one that receives the full output as stdout.txt and stderr.txt; in both, what
-    has the name of a file before is replaced, and a link never followed. With `autofix` (see
-    `cloche.autofix.loop.AutoFix`) a program that fails is repaired by a language model and run again, each time in a
-    sandbox of its own; the result is that of the last run and its `fix` says what was done, while callbacks hear every
-    run. The other keywords are those of `SandboxOptions`. Cancelling the call kills the run.
+    With `code`, `argv` holds the program's arguments; without it, `argv` is the whole command. `files` is a mapping of
+    paths below /workspace to content (`bytes`, or `str` as text) or to host files and directories (path objects), or a
+    list of host paths. The code runs from a file beside them, named `cloche-main.py`, `.cloche-main.js` and so on;
+    given files cannot have such a name, and listings do not show it. `stdin` is bytes or text. `env` is the program's
+    environment besides a fixed minimum. `on_output(stream, data)` gets each piece of output as bytes while the code
+    runs, `on_event` every event of `cloche.core.events`. `out` is a host directory for the files that the run created
+    or changed, `spill` one for the full output as stdout.txt and stderr.txt; in both, existing files are replaced, and
+    links are not followed. With `autofix` (see `cloche.autofix.loop.AutoFix`) a failing program is repaired by a
+    language model and run again, each time in a new sandbox. The result is that of the last run, and its `fix` lists
+    the repairs; callbacks get the events of every run. The other keywords are those of `SandboxOptions`. Cancelling the
+    call kills the run.
 
-    What the code did is a status of the result. Raises InvalidRequest, PolicyDenied, BackendUnavailable,
+    A failure of the code is a status of the result. Raises InvalidRequest, PolicyDenied, BackendUnavailable,
     StartFailed.
     """
     check_event_loop()
@@ -104,7 +103,7 @@ async def arun(
     if prepared.policy.packages:
         prepared = await _with_packages(prepared, code, language, files)
     if prepared.settings.toolchains:
-        from .toolchains import with_toolchains  # which only some runs need
+        from .toolchains import with_toolchains  # needed by some runs only
 
         prepared = await with_toolchains(prepared)
     if autofix is not None or not vars(type(prepared.backend)).get("starts_eagerly", False):
@@ -128,7 +127,7 @@ async def arun(
 
 
 async def _with_packages(prepared: Prepared, code: str | None, language: str, files: Files | None) -> Prepared:
-    from .packages import with_packages  # which only some runs need
+    from .packages import with_packages  # needed by some runs only
 
     with refusals(prepared.settings, language=language, code=code):
         name = check_language(prepared.policy, language if code is not None else COMMAND_LANGUAGE)
@@ -143,7 +142,7 @@ async def run_once(
     out: str | PathLike[str] | None = None,
     spill: str | PathLike[str] | None = None,
 ) -> Result:
-    """Run a prepared request in a sandbox of its own."""
+    """Run a prepared request in its own sandbox."""
     async with shared_slots().hold(), _opening(prepared) as opened:
         if _supports_single_run(type(opened)):
             cast("SupportsSingleRun", opened).expect_single_run()
@@ -177,7 +176,7 @@ async def prepare_request(
     timeout_s: float | None = None,
     collect: tuple[str, ...] = (),
 ) -> PreparedRequest:
-    """Check the arguments of one run against the rules, and read what they name."""
+    """Check the arguments of one run against the rules, and read the files that they name."""
     if code is not None and not isinstance(code, str):
         raise InvalidRequest(f"code: give text, not {type(code).__name__}")
     with refusals(prepared.settings, language=language, code=code):
@@ -203,14 +202,16 @@ async def prepare_request(
 
 
 async def _gather(files: Files | None, limits: Limits) -> Inputs:
-    """Read given files; in a thread where that means the host's disk, so that no other run waits for it."""
+    """Read given files; host files are read in a thread, so that other runs do not wait for the disk."""
     if not has_host_files(files):
         return gather_files(files, max_bytes=limits.disk_bytes, max_files=limits.inodes)
     return await asyncio.to_thread(gather_files, files, max_bytes=limits.disk_bytes, max_files=limits.inodes)
 
 
 def check_language(policy: Policy, language: str) -> str:
-    """Return a language's own name. Raises InvalidRequest for an unknown one, PolicyDenied for one not allowed."""
+    """Return a language's canonical name. Raises InvalidRequest for an unknown one, PolicyDenied for one not
+    allowed.
+    """
     name = language_named(language).name
     if name not in policy.languages:
         allowed = ", ".join(policy.languages)
@@ -219,7 +220,7 @@ def check_language(policy: Policy, language: str) -> str:
 
 
 def make_sink(on_output: OnOutput | None, on_event: Sink | None) -> Sink | None:
-    """Join the caller's two callbacks to one sink; None when there is neither."""
+    """Combine the caller's two callbacks into one sink; None if there are none."""
     if on_output is None:
         return on_event
 
@@ -241,9 +242,9 @@ async def run_in(
     out: str | PathLike[str] | None = None,
     spill: str | PathLike[str] | None = None,
 ) -> Result:
-    """Run a prepared request in an open sandbox, complete the result's meta, and copy its files to `out` when given.
+    """Run a prepared request in an open sandbox, complete the result's meta, and copy its files to `out` if given.
 
-    Raises AuditFailed, with nothing run, where the audit is on and cannot be written.
+    Raises AuditFailed before anything runs, if auditing is on and the log cannot be written.
     """
     if is_wanted(prepared.audit):
         run = _run_in_phases if sink is not None and is_traced() else _run_counted
@@ -271,7 +272,7 @@ async def _run_in_phases(
     sink: Sink | None,
     spill: str | PathLike[str] | None,
 ) -> Result:
-    """Run with a span for each phase; who gets no events has none, since to report when the program begins costs."""
+    """Run with a span for each phase. Without a sink there are none, since reporting the program's start costs time."""
     from cloche.audit.telemetry import Phases
 
     phases = Phases()
@@ -340,13 +341,13 @@ async def _run_prepared(
 
 
 def collected(collect: Sequence[str] | None, out: str | PathLike[str] | None) -> tuple[str, ...]:
-    """Return the patterns of what a result shall have: all that is copied `out`, unless others were given."""
+    """Return the patterns of the files that a result has: the given ones, or all files if they are copied `out`."""
     check_out(out)
     return (("**",) if out is not None else ()) if collect is None else read_patterns(collect)
 
 
 def check_out(folder: str | PathLike[str] | None) -> None:
-    """Refuse a folder of the host that could not be made or written to, before anything runs for it."""
+    """Refuse, before anything runs, a host folder that cannot be created or written to."""
     existing = "" if folder is None else os.path.abspath(folder)
     while existing and not os.path.lexists(existing):
         existing = os.path.dirname(existing)
@@ -357,7 +358,7 @@ def check_out(folder: str | PathLike[str] | None) -> None:
 
 
 async def copy_out(result: Result, folder: str | PathLike[str]) -> None:
-    """Copy a result's files to a folder of the host. Raises InvalidRequest where it cannot be made or written to."""
+    """Copy a result's files to a folder of the host. Raises InvalidRequest if it cannot be created or written to."""
     try:
         await _finish_in_thread(result.save, folder)
     except OSError as error:
@@ -367,7 +368,7 @@ async def copy_out(result: Result, folder: str | PathLike[str]) -> None:
 
 
 async def write_all(opened: OpenSandbox, files: Sequence[InputFile]) -> None:
-    """Write files into an open sandbox, at once where it can."""
+    """Write files into an open sandbox, in one call if the backend can."""
     if not files:
         return
     if isinstance(opened, SupportsBatchFiles):
@@ -378,12 +379,12 @@ async def write_all(opened: OpenSandbox, files: Sequence[InputFile]) -> None:
 
 
 async def run_with_sink(opened: OpenSandbox, request: Request, sink: Sink) -> Result:
-    """Run a request and hand events to `sink`."""
+    """Run a request and pass events to `sink`."""
     return await with_sink(lambda guarded: _run_with_events(opened, request, guarded), sink)
 
 
 async def _run_with_events(opened: OpenSandbox, request: Request, sink: Sink) -> Result:
-    """Stream where the backend can; else report the output once it is there."""
+    """Stream the output if the backend can; otherwise report it at the end."""
     if isinstance(opened, SupportsStreaming):
         return await opened.run_streaming(request, sink)
     sink(Started())
@@ -393,7 +394,7 @@ async def _run_with_events(opened: OpenSandbox, request: Request, sink: Sink) ->
 
 
 def report_output(result: Result, sink: Sink) -> None:
-    """Hand the whole output of a run that has ended to `sink`, one chunk per stream."""
+    """Pass the whole output of a finished run to `sink`, one chunk per stream."""
     outputs: tuple[tuple[Stream, bytes], ...] = (("stdout", result.stdout_bytes), ("stderr", result.stderr_bytes))
     for stream, data in outputs:
         if data:
@@ -401,7 +402,7 @@ def report_output(result: Result, sink: Sink) -> None:
 
 
 async def _finish_in_thread(work: Callable[..., object], *arguments: object) -> None:
-    """Do blocking work in a thread, and when cancelled let it finish first: its files must outlive it."""
+    """Run blocking work in a thread; a cancelled caller waits for its end, so that the work's files stay valid."""
     task = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
     try:
         await asyncio.shield(task)
@@ -411,7 +412,7 @@ async def _finish_in_thread(work: Callable[..., object], *arguments: object) -> 
 
 
 async def streamed(run: Callable[[Sink], Coroutine[Any, Any, Result]]) -> AsyncIterator[Event]:
-    """Begin a run, yield what it hands to its sink, at last Ended; raise what it raises. Closing it cancels the run."""
+    """Start a run, and yield its events and finally Ended; raise its errors. Closing the iterator cancels the run."""
     events: asyncio.Queue[Event | None] = asyncio.Queue()
     running = asyncio.ensure_future(run(events.put_nowait))
     running.add_done_callback(lambda _: events.put_nowait(None))
@@ -427,7 +428,7 @@ async def streamed(run: Callable[[Sink], Coroutine[Any, Any, Result]]) -> AsyncI
 
 
 class Spill:
-    """Hold the two files open during one run; a sink of its own, in front of another."""
+    """A sink that writes the output to two files during one run, and passes events on to another sink."""
 
     def __init__(self, folder: str | os.PathLike[str], behind: Sink | None):
         self._paths: dict[Stream, str] = {
@@ -456,7 +457,7 @@ class Spill:
         self._close()
 
     def __call__(self, event: Event) -> None:
-        """Write output down, then hand the event on."""
+        """Write output to its file, then pass the event on."""
         if isinstance(event, OutputChunk):
             self._files[event.stream].write(event.data)
         if self._behind is not None:
@@ -472,7 +473,7 @@ class Spill:
 
 
 def check_fixer(fixer: object, prepared: Prepared, code: str | None) -> Fixer:
-    """Return what was given as `autofix`, or raise InvalidRequest, also where a model's code must not run."""
+    """Return the value of `autofix`. Raises InvalidRequest for another type, and if a model's code must not run."""
     from cloche.core.fixing import Fixer
 
     if not isinstance(fixer, Fixer):
@@ -501,7 +502,7 @@ async def run_fixing(
     run: Callable[[PreparedRequest], Awaitable[Result]],
     out: str | PathLike[str] | None,
 ) -> Result:
-    """Let `fixer` run the request with its own code and with other code; the last run's files go to `out`."""
+    """Let `fixer` run the request with its own code and with replacements; the last run's files go to `out`."""
     request, attempts = prepared_request.request, 0
 
     async def attempt(code: str) -> Result:

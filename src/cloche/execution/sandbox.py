@@ -1,7 +1,7 @@
 """Sandboxes and sessions that live for several runs: `AsyncSandbox` and `AsyncSession`.
 
-A sandbox has a workspace: every run in it is a fresh process that sees the files of the ones before. A session is an
-interpreter in a sandbox, with a history, an idle time-out, checkpoints and forks, and a way to begin again.
+A sandbox has a workspace: every run in it is a fresh process that sees the files of earlier runs. A session is an
+interpreter in a sandbox, with a history, an idle time-out, checkpoints, forks, and restart.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from .run import (
 if TYPE_CHECKING:
     from cloche.core.fixing import Fixer
 
-MOST_FORKS = 64  # at once
+MOST_FORKS = 64  # per call
 
 
 class AsyncSession:
@@ -78,8 +78,9 @@ class AsyncSession:
             await session.run("x = 20")
             result = await session.run("x + 1")
 
-    Cells take turns. A cell that is over its time-out is interrupted, and the state is kept unless it resists: then
-    `result.meta["state"]` is `lost`, and `restart` begins anew. So it is when the interpreter ends by itself.
+    Cells run one at a time. A cell that exceeds its time-out is interrupted, and the state is kept unless the cell
+    ignores the interrupt: then the interpreter is killed, `result.meta["state"]` is `lost`, and `restart` starts a new
+    one. The same applies if the interpreter exits by itself.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class AsyncSession:
         beside: AsyncSandbox | AsyncSession | None = None,
     ) -> None:
         self._sandbox, self._env = sandbox, env
-        self._beside = beside  # which closes the sandbox, so it must not be collected
+        self._beside = beside  # keeps the object alive that closes the sandbox
         self._interpreter = SessionInterpreter(opened, close_sandbox)
         self._language, self._idle_timeout_s = language, idle_timeout_s
         self._history = History()
@@ -109,7 +110,7 @@ class AsyncSession:
 
     @property
     def sandbox(self) -> AsyncSandbox:
-        """Return the sandbox whose workspace this session works in, which may be one of its own."""
+        """Return the sandbox whose workspace this session uses, which may be a separate one."""
         return self._sandbox
 
     @property
@@ -119,7 +120,7 @@ class AsyncSession:
 
     @property
     def runtime(self) -> str:
-        """Name the engine with its version, as it calls itself."""
+        """Return the engine's name and version, as it reports them."""
         return self._interpreter.opened.runtime
 
     @property
@@ -129,7 +130,7 @@ class AsyncSession:
 
     @property
     def why_ended(self) -> str:
-        """Say why the next run will not find the state of the last one, as far as that is known; empty if it will."""
+        """Return why the next run will not find the state of the last one, as far as is known; empty if it will."""
         if self._is_expired:
             return f"it was not used for {self._idle_timeout_s:g} s"
         why = self._interpreter.opened.why_ended
@@ -137,7 +138,7 @@ class AsyncSession:
 
     @property
     def history(self) -> tuple[HistoryEntry, ...]:
-        """Return what was run, oldest first: the last thousand cells, of four million characters at most."""
+        """Return the cells that were run, oldest first: the last thousand, of at most four million characters."""
         return tuple(self._history)
 
     async def __aenter__(self) -> Self:
@@ -159,16 +160,16 @@ class AsyncSession:
         collect: Sequence[str] | None = None,
         autofix: Fixer | None = None,
     ) -> Result:
-        """Run one cell and return what came of it.
+        """Run one cell and return its result.
 
-        `result.value` is the last expression; `result.outputs` holds what was displayed, figures and the last
-        expression's own look among it, as MIME bundles. `timeout`, `on_output`, `on_event`, `out` and `collect` are
-        those of `Sandbox.run`; `on_event` also gets `Displayed` and `Cleared`. What tasks, threads and processes of
-        earlier cells have printed since the last one comes first, up to 64 KiB of each stream. Cancelling the call
-        interrupts the cell; one that goes on all the same is killed, with the session. With `autofix` a cell that
-        fails is repaired and run again, in the state that it left.
+        `result.value` is the last expression; `result.outputs` holds everything displayed, including figures and the
+        last expression's rich representation, as MIME bundles. `timeout`, `on_output`, `on_event`, `out` and `collect`
+        are as for `Sandbox.run`; `on_event` also gets `Displayed` and `Cleared`. Output that tasks, threads and
+        processes of earlier cells have printed since the last cell comes first, up to 64 KiB of each stream. Cancelling
+        the call interrupts the cell; if the cell ignores that, it is killed together with the session. With `autofix`,
+        a failing cell is repaired and run again, in the state that the failed one left.
 
-        Raises InvalidRequest when the session is closed, has expired, or has ended.
+        Raises InvalidRequest if the session is closed, has expired, or has ended.
         """
         if not isinstance(code, str):
             raise InvalidRequest(f"code: give text, not {type(code).__name__}")
@@ -198,7 +199,7 @@ class AsyncSession:
         return result
 
     async def install(self, *packages: str) -> tuple[str, ...]:
-        """Install packages in the sandbox of this session, as `Sandbox.install` does; the next cell finds them."""
+        """Install packages in this session's sandbox, as `Sandbox.install` does; the next cell can import them."""
         return await self._sandbox.install(*packages)
 
     async def _run_fixing(
@@ -210,7 +211,7 @@ class AsyncSession:
         out: str | PathLike[str] | None,
         collect: Sequence[str] | None,
     ) -> Result:
-        """Run a cell until it works; every try is a cell of the history."""
+        """Run a cell until it works; every attempt is a cell of the history."""
         from cloche.core.fixing import FixTask, StateLost
 
         sandbox = self._sandbox
@@ -244,19 +245,19 @@ class AsyncSession:
         *,
         timeout: float | str | None = None,
     ) -> AsyncIterator[Event]:
-        """Run as `run` does and yield Started, OutputChunk and Displayed, at last Ended."""
+        """Run as `run` does; yield Started, OutputChunk and Displayed, and finally Ended."""
         return streamed(lambda sink: self.run(code, timeout=timeout, on_event=sink))
 
     async def interrupt(self) -> None:
-        """Interrupt the cell that runs, as Ctrl-C does; its result then has the status `signaled`."""
+        """Interrupt the running cell, as Ctrl-C does; its result has the status `signaled`."""
         await self._interpreter.opened.interrupt()
 
     async def checkpoint(self, name: str) -> None:
-        """Remember memory and workspace under `name`.
+        """Save memory and workspace under `name`.
 
-        Raises InvalidRequest naming what cannot be remembered (a running thread or process, a file open for writing,
-        a socket, shared memory, a timer), and BackendUnavailable where there are no checkpoints. Either way nothing is
-        lost.
+        Raises InvalidRequest naming what cannot be saved (a running thread or process, a file open for writing, a
+        socket, shared memory, a timer), and BackendUnavailable if the session has no checkpoints. The state is kept in
+        either case.
         """
         if not name or not isinstance(name, str):
             raise InvalidRequest(f"checkpoint: {name!r} is no name; give text")
@@ -265,19 +266,19 @@ class AsyncSession:
         self._last_used = time.monotonic()
 
     async def rollback(self, name: str) -> None:
-        """Go back to how memory and workspace were at a checkpoint, as often as you like; later ones are forgotten.
+        """Restore memory and workspace from a checkpoint, any number of times; later checkpoints are removed.
 
-        A session whose interpreter has ended comes to life again.
+        It also revives a session whose interpreter has ended.
         """
         self._check_open()
         await self._forkable().rollback(name)
         self._last_used = time.monotonic()
 
     async def fork(self, count: int = 1) -> list[AsyncSession]:
-        """Return `count` sessions that begin with this one's memory and workspace, each in a sandbox of its own.
+        """Return `count` sessions that begin with this one's memory and workspace, each in its own sandbox.
 
-        They can neither see nor signal one another, and are closed with this session's sandbox at the latest. Raises
-        as `checkpoint` does.
+        They can neither see nor signal one another, and are closed at the latest with this session's sandbox. Raises
+        the errors of `checkpoint`.
         """
         if not 1 <= count <= MOST_FORKS:
             raise InvalidRequest(f"fork: {count!r} is no number of forks from 1 to {MOST_FORKS}")
@@ -287,7 +288,7 @@ class AsyncSession:
         return [self._sandbox._register_fork(self, opened) for opened in forks]
 
     def _copy_for_fork(self, sandbox: AsyncSandbox, opened: OpenSession) -> AsyncSession:
-        """Return a session like this one for what was forked from it."""
+        """Return a session like this one for a fork of its interpreter."""
         copy = AsyncSession(
             sandbox, opened, language=self._language, env=self._env, idle_timeout_s=self._idle_timeout_s, beside=self
         )
@@ -303,7 +304,7 @@ class AsyncSession:
         return self._interpreter.opened
 
     async def restart(self) -> None:
-        """Begin again with an interpreter that knows nothing; the workspace and the history stay."""
+        """Start a new interpreter without the state; the workspace and the history stay."""
         if self._interpreter.is_closed:
             raise InvalidRequest("this session is closed; open another one")
         await self.end()
@@ -313,13 +314,13 @@ class AsyncSession:
         self._check_idle()
 
     async def end(self) -> None:
-        """End the interpreter and everything it started, as an idle time-out does; `restart` begins again."""
+        """End the interpreter and everything it started, as an idle time-out does; `restart` starts a new one."""
         await self._interpreter.end()
 
     async def close(self) -> None:
         """End the interpreter for good, and everything it started; the sandbox and its workspace stay.
 
-        A sandbox of its own, which a session with checkpoints has in one that lives, is removed. Forks of it stay.
+        A session with `checkpoints` in a live sandbox has a separate sandbox, which is removed. Its forks stay.
         """
         await self._interpreter.close()
 
@@ -341,7 +342,7 @@ class AsyncSession:
             )
 
     def _check_idle(self) -> None:
-        """Look again when the session may have been idle for too long."""
+        """Expire the session if it was idle for too long, or schedule the next check."""
         if self._idle_timeout_s is None or self._interpreter.is_closed or self._is_expired:
             return
         remaining_s = self._last_used + self._idle_timeout_s - time.monotonic()
@@ -368,28 +369,29 @@ class AsyncSandbox(
             await sandbox.write_file("in.csv", data)
             result = await sandbox.run("...")
 
-    Takes the keywords of SandboxOptions; `env` holds for every run, `files` (as in `run`) are there from the
-    start. Leaving the block kills what is left and removes all files. Where no block can be, `open` and `close` do the
-    same: `sandbox = await AsyncSandbox().open()`.
+    Takes the keywords of SandboxOptions. `env` applies to every run; `files` (as in `run`) exist from the start.
+    Leaving the block kills all processes and removes all files. Without a block, `open` and `close` do the same:
+    `sandbox = await AsyncSandbox().open()`.
 
-    It is one small machine for its whole life: runs, commands (`exec`) and processes (`start`, `terminal`) go on at the
-    same time, and share files, loopback and what they leave running in the background. Results have the files that
-    `collect` asks for. Backends `local` (at level `jail`, with less at `confined`), `docker`, `gvisor`, `microvm` and
-    `firecracker` have such sandboxes.
+    A live sandbox is one small machine for its whole life: runs, commands (`exec`) and processes (`start`, `terminal`)
+    run concurrently, and share files, loopback and background processes. Results have the files that `collect` asks
+    for. Backends `local` (at level `jail`, with fewer features at `confined`), `docker`, `gvisor`, `microvm` and
+    `firecracker` have live sandboxes.
 
-    Where there is none, and with `live=False`, runs take turns, each in a jail of its own: they share the workspace and
-    nothing else, and results have all files that a run changed. `is_live` tells, and `meta["not_live"]` of each result
-    says why there is none; `live=True` is an error then.
+    Without one, and with `live=False`, runs take turns, each in its own jail: they share only the workspace, and
+    results have all files that a run changed. `is_live` tells which it is, and `meta["not_live"]` of each result says
+    why it is not live; with `live=True` that is an error.
 
-    One that lives may have a `name`, one each per user: then others come in with `attach`. With `keep` it is held by a
-    process of its own, and leaving the block, or the death of this process, does not end it: that does `kill`, or its
-    end of time: `keep` without a client, counted from the last one's end; `lifetime` in all (24 h); `idle` with no
-    process and no call. Backend `local` alone has names.
+    A live sandbox may have a `name`, unique per user, by which other processes enter it with `attach`. With `keep`, a
+    separate process holds it, and neither leaving the block nor the death of this process ends it. It ends by `kill`,
+    or by time: `keep` after its last client has left; `lifetime` in all (24 h); `idle` without a process or call.
+    Only backend `local` has names.
 
-    With `workspace`, the path of a folder of this machine, it works in a view of that, at its own path (or another,
-    `workspace_at`; /workspace is a link to it). What it writes goes to a layer of `workspace_disk` bytes, 2 GiB: `diff`
-    shows it, `commit` writes it to the folder, `discard` takes it back. Key files are hidden, and what the patterns of
-    `workspace_hide` say. Folders of `workspace_read` cannot be written to. `meta["workspace"]` says if it is a copy.
+    With `workspace`, the path of a folder of this machine, the sandbox works in a view of that folder, at its own path
+    or at `workspace_at`; /workspace is a link to it. Changes go to a layer of `workspace_disk` bytes (2 GiB): `diff`
+    shows them, `commit` writes them to the folder, `discard` reverts them. Files with keys are hidden, as are matches
+    of the patterns in `workspace_hide`. Folders of `workspace_read` are read-only. `meta["workspace"]` says if it is a
+    copy.
     """
 
     def __init__(
@@ -421,18 +423,18 @@ class AsyncSandbox(
         self._is_live = True if name is not None or workspace is not None or self.policy.users else live
         self._stack = AsyncExitStack()
         self._opened: OpenSandbox | None = None
-        self._turns = asyncio.Semaphore(1)  # of runs and commands; more in one that lives
+        self._turns = asyncio.Semaphore(1)  # for runs and commands; a live sandbox has more
         self._recordings: set[asyncio.Task[Result]] = set()
         self._forwards: set[AsyncForward] = set()
         self._connections: weakref.WeakSet[AsyncConnection] = weakref.WeakSet()
 
     @classmethod
     def attach(cls, name: str, *, env: Mapping[str, str] | None = None) -> Self:
-        """Return a sandbox of this user's that is kept under a name, to be entered as one that is new.
+        """Return this user's sandbox of that name, to be entered like a new one.
 
-        It has the rules and limits that it was opened with. Leaving the block lets go of it.
+        It keeps the rules and limits that it was opened with. Leaving the block only detaches from it.
 
-        Raises InvalidRequest where there is none, BackendUnavailable where another version of Cloche keeps it.
+        Raises InvalidRequest if there is no such sandbox, BackendUnavailable if another version of Cloche holds it.
         """
         existing = find_kept(name)
         sandbox = cls(env=env, live=True, backend=existing.backend)
@@ -442,7 +444,7 @@ class AsyncSandbox(
 
     @property
     def name(self) -> str | None:
-        """Return its name, None for one that has none."""
+        """Return its name, or None."""
         return self._name
 
     async def _open_here(self) -> None:
@@ -450,7 +452,7 @@ class AsyncSandbox(
             raise InvalidRequest(ALREADY_OPEN)
         note_fallback(self.audit, self.notes)
         if self.policy.packages and self._existing is None:
-            from .packages import check_not_auto, with_packages  # which only some sandboxes need
+            from .packages import check_not_auto, with_packages  # needed by some sandboxes only
 
             check_not_auto(self.policy)
             self._prepared = await with_packages(self._prepared, approve=self._approve_packages)
@@ -491,13 +493,14 @@ class AsyncSandbox(
         collect: Sequence[str] | None = None,
         autofix: Fixer | None = None,
     ) -> Result:
-        """Run `code`, or the command `argv`, as `cloche.run` does, in this sandbox's workspace.
+        """Run `code`, or the command `argv`, in this sandbox's workspace; see `cloche.run`.
 
-        In a sandbox that lives, `result.files` has the files below /workspace that match one of the patterns `collect`,
-        such as `*.csv` or `out/**`, and were made or changed while it ran, also by others: `meta["files_shared"]` says
-        so. With `out` alone these are all. In any other sandbox `collect` changes nothing.
+        In a live sandbox, `result.files` has the files below /workspace that match a pattern of `collect`, such as
+        `*.csv` or `out/**`, and were created or changed during the run, including by concurrent runs
+        (`meta["files_shared"]`). With `out` alone, all such files are collected. In any other sandbox `collect` has no
+        effect.
 
-        With `autofix` every round finds the workspace as the failed one left it.
+        With `autofix`, every attempt finds the workspace as the failed one left it.
         """
         opened = self._require_open()
         fixer = None if autofix is None else self.checked_fixer(autofix, code)
@@ -528,7 +531,7 @@ class AsyncSandbox(
         files: Files | None = None,
         timeout: float | str | None = None,
     ) -> AsyncIterator[Event]:
-        """Run as `run` does and yield Started, OutputChunk, at last Ended. Closing it kills the run."""
+        """Run as `run` does; yield Started, OutputChunk, and finally Ended. Closing the iterator kills the run."""
         return streamed(
             lambda sink: self.run(
                 code, language=language, argv=argv, stdin=stdin, env=env, files=files, timeout=timeout, on_event=sink
@@ -547,7 +550,7 @@ class AsyncSandbox(
             return await run_in(opened, self._prepared, prepared_request, sink=sink, out=out, spill=spill)
 
     def _slot(self) -> AbstractAsyncContextManager[None]:
-        """Return what bounds how many runs go on at once in this process; one that lives is bounded by its turns."""
+        """Return the limit on concurrent runs in this process. A live sandbox has its own, `_turns`."""
         return contextlib.nullcontext() if self._is_live else shared_slots().hold()
 
     async def session(
@@ -561,15 +564,17 @@ class AsyncSandbox(
     ) -> AsyncSession:
         """Start an interpreter that keeps its state between runs, in this sandbox's workspace.
 
-        `language` is python, javascript or bash. `env` comes on top of the sandbox's own. A session that was not used
-        for `idle_timeout` (seconds, or text such as `30m`) is ended. It is ended with the sandbox in any case.
+        `language` is python, javascript or bash. `env` extends the sandbox's environment. A session that is not used
+        for `idle_timeout` (seconds, or text such as `30m`) is ended; all sessions end with the sandbox.
 
-        In a sandbox that lives, a session shares files, processes and loopback with everything else in it, and has no
-        checkpoints and no forks. One with `checkpoints` has them: it has a sandbox of its own, with the same limits
-        once more and a copy of the workspace, and shares nothing; its `read_file` and `write_file` reach its own files.
-        In any other sandbox `checkpoints` changes nothing. In one that lives no start outlasts its own time-out.
+        In a live sandbox, a session shares files, processes and loopback with everything else in it, and has no
+        checkpoints and no forks. With `checkpoints` it has them, but runs in a separate sandbox, with the same limits
+        again and a copy of the workspace, and shares nothing; its `read_file` and `write_file` access its own files. In
+        any other sandbox `checkpoints` has no effect. In a live sandbox no start takes longer than the sandbox's own
+        time-out.
 
-        Raises PolicyDenied, InvalidRequest, BackendUnavailable; StartFailed, also where it takes longer than `timeout`.
+        Raises PolicyDenied, InvalidRequest, BackendUnavailable; StartFailed, also if starting takes longer than
+        `timeout`.
         """
         with refusals(self._prepared.settings, language=language):
             name = check_language(self.policy, language)
@@ -584,14 +589,14 @@ class AsyncSandbox(
         return session
 
     async def open_interpreter(self, language: str, env: Mapping[str, str]) -> OpenSession:
-        """Start what a session talks to; `session` is what one usually wants."""
+        """Start the interpreter of a session. Callers usually want `session`."""
         opened = self._require_open()
         if not isinstance(opened, SupportsSessions):
             raise BackendUnavailable(f"backend {self.backend!r} has no sessions; use run, or another backend")
         return await opened.open_session(language, env)
 
     async def _open_apart(self, language: str, env: Mapping[str, str], idle_timeout_s: float | None) -> AsyncSession:
-        """Start a session that can be cloned, in a sandbox of its own, beside this one, which lives."""
+        """Start a session with checkpoints in a separate sandbox beside this live one."""
         live = self._require_open()
         if not isinstance(live, SupportsSessionsApart):
             raise BackendUnavailable(
@@ -604,15 +609,15 @@ class AsyncSandbox(
             sandbox, opened, language=language, env=env, idle_timeout_s=idle_timeout_s,
             close_sandbox=getattr(opened.sandbox, "close", None), beside=self,
         )  # fmt: skip
-        self._stack.push_async_exit(sandbox)  # with the forks that were made of it
+        self._stack.push_async_exit(sandbox)  # together with its forks
         self._stack.push_async_callback(session._interpreter.close)
         return session
 
     def _beside(self, opened: OpenSandbox) -> AsyncSandbox:
-        """Return a sandbox like this one around another workspace, which it closes when it is closed."""
+        """Return a sandbox like this one around another workspace, which is closed together with it."""
         sandbox = AsyncSandbox.__new__(AsyncSandbox)
         sandbox.__dict__.update(self.__dict__)
-        sandbox._holder = None  # this one's stack closes it
+        sandbox._holder = None  # closed by this sandbox's stack
         sandbox._opened, sandbox._stack, sandbox._turns = opened, AsyncExitStack(), asyncio.Semaphore(1)
         sandbox._is_live, sandbox._recordings, sandbox._forwards = False, set(), set()
         sandbox._connections = weakref.WeakSet()
@@ -625,7 +630,7 @@ class AsyncSandbox(
     def run_cell(
         self, run: Callable[[], Awaitable[Result]], code: str, language: str, env: Mapping[str, str], timeout_s: float
     ) -> Awaitable[Result]:
-        """Run a session's cell and record it, where anybody wants to know."""
+        """Run a session's cell, and record it if it is audited or traced."""
         if account_of(self._prepared.backend) is not None:
             run = functools.partial(counted, run, self._prepared.backend, timeout_s)
         if not is_wanted(self._prepared.audit):
@@ -643,11 +648,11 @@ class AsyncSandbox(
         sandbox = self._beside(fork.sandbox)
         copy = session._copy_for_fork(sandbox, fork)
         sandbox._stack.push_async_callback(copy._interpreter.close)
-        self._stack.push_async_exit(sandbox)  # with all that was opened or forked in it
+        self._stack.push_async_exit(sandbox)  # together with its sessions and forks
         return copy
 
     def timeout_s(self, timeout: float | str | None) -> float:
-        """Settle one run's own time-out as settings do: ceilings and the global override hold for it too."""
+        """Return the time-out of one run in seconds, after ceilings and the global override."""
         if timeout is None:
             return self.limits.timeout_s
         options: SandboxOptions = {**self._options, "timeout": timeout}

@@ -1,16 +1,15 @@
-"""Which backend a run gets: the one that is named, the best of those that are here, or a fallback for trusted code.
+"""Choose the backend of a run: the named one, the best available, or a fallback for trusted code.
 
-Theory of operation: `choose` is pure except for `probe`, which measures one option. It is called for as few options as
-possible: a daemon that could not be chosen is not even looked for. An option fits when it enforces all that the policy
-asks for; else `unmet_policy` gives the reason, in the words of the backend's own refusal. Nothing is fetched for a
-choice, and remote services are not among the options. Where nothing fits, the error lists every reason; only
-`fall_back` decides whether something weaker may run then.
+Theory of operation: `choose` is pure except for `probe`, which measures one option and is called for as few as
+possible: a daemon that could not be chosen is not contacted. An option fits if it enforces everything that the policy
+asks for; otherwise `unmet_policy` gives the reason, in the words of the backend's own refusal. Choosing downloads
+nothing, and remote services are no options. If nothing fits, the error lists every reason; only `fall_back` decides
+whether something weaker may run.
 
-Fallback (S12): nothing falls back unless the policy says `fallback: process` *and* the caller marked this code as
-trusted; what a model wrote never is. Then the local backend is tried, at its strongest. Where even that does not give
-what the policy asks for, a child process with limits does, unless the policy asks for more than that: a level, a
-control, or a network that is off because somebody said so. The screen reads what such a process is to run. The result,
-the log and the command line say that it happened.
+Fallback (S12): it requires that the policy says `fallback: process` *and* the caller marked this code as trusted, which
+code written by a model never is. Then the local backend is tried at its strongest level. If that does not meet the
+policy, a child process with limits is used, unless the policy asks for more: a level, a control, or a network that was
+explicitly turned off. The screen then checks the code. The result, the log and the command line report the fallback.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from .registry import OPTIONS, Option, backend_named, capabilities_of, policy_fo
 
 log = logging.getLogger("cloche.runtime")
 LOCAL = "local"
-LEVELS_WITHOUT_ISOLATION = (Level.PROCESS, Level.NONE)  # whoever asks for these by name knows what they lack
+LEVELS_WITHOUT_ISOLATION = (Level.PROCESS, Level.NONE)  # requested by name, so their missing controls are accepted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendCriteria:
-    """Hold what the choice of a backend depends on. `wants_image`: the call itself named an image."""
+    """The inputs of the choice. `wants_image`: the call itself named an image."""
 
     policy: Policy
     prefer: Prefer = "strongest"
@@ -49,7 +48,7 @@ class BackendCriteria:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundBackend:
-    """Hold a backend, the policy to open it with, and notes for the result's meta about how it was chosen."""
+    """A backend, the policy to open it with, and notes about the choice for the result's meta."""
 
     backend: Backend
     policy: Policy
@@ -58,7 +57,7 @@ class FoundBackend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendChoice:
-    """Hold the option that was chosen, None where nothing fits, and why each of the others was not."""
+    """The chosen option, None if nothing fits, and the reason against each of the others."""
 
     option: Option | None
     passed_over: Mapping[str, str]
@@ -70,7 +69,7 @@ Probe = Callable[[Option], "str | Capabilities"]
 def find(name: str, criteria: BackendCriteria) -> FoundBackend:
     """Return the backend of that name, or the one that `auto` chooses. May wait some seconds for a daemon's answer.
 
-    Raises BackendUnavailable when it cannot be had, with the remedy; InvalidRequest for a contradiction.
+    Raises BackendUnavailable with a remedy if there is none; InvalidRequest for a contradiction.
     """
     if name == AUTO:
         return _find_auto(criteria)
@@ -98,7 +97,7 @@ def _find_auto(criteria: BackendCriteria) -> FoundBackend:
 
 
 def choose(options: Sequence[Option], criteria: BackendCriteria, probe: Probe) -> BackendChoice:
-    """Choose among options that are sorted by speed, the fastest first. Pure, but for what `look` finds."""
+    """Choose among options that are sorted by speed, the fastest first. Pure apart from `probe`."""
     is_by_level = criteria.prefer == "strongest"
     ordered = sorted(options, key=lambda option: -option.max_level) if is_by_level else options
     best: tuple[Level, Option] | None = None
@@ -115,7 +114,7 @@ def choose(options: Sequence[Option], criteria: BackendCriteria, probe: Probe) -
 
 
 def level_or_reason(option: Option, criteria: BackendCriteria, probe: Probe) -> str | Level:
-    """Measure an option: return the level it would run at, or why it does not fit."""
+    """Measure an option: return its level, or why it does not fit."""
     capabilities = probe(option)
     if isinstance(capabilities, str):
         return capabilities
@@ -123,7 +122,7 @@ def level_or_reason(option: Option, criteria: BackendCriteria, probe: Probe) -> 
 
 
 def _reason_without_probing(option: Option, criteria: BackendCriteria) -> str:
-    """Return why an option cannot fit on any machine; empty when it might."""
+    """Return why an option cannot fit on any machine; empty if it might."""
     row, policy = row_of(option.backend), criteria.policy
     required_level = max(policy.require_level or Level.NONE, policy.level or Level.NONE)
     if required_level > option.max_level:
@@ -136,7 +135,7 @@ def _reason_without_probing(option: Option, criteria: BackendCriteria) -> str:
 
 
 def unmet_policy(capabilities: Capabilities, policy: Policy) -> str:
-    """Return what a backend lacks of what a policy asks for, empty when nothing. Pure."""
+    """Return what a backend lacks of a policy; empty if nothing. Pure."""
     if not capabilities.available:
         return (
             f"{capabilities.reason.rstrip('.')}; {capabilities.remedy}" if capabilities.remedy else capabilities.reason
@@ -157,7 +156,7 @@ def unmet_policy(capabilities: Capabilities, policy: Policy) -> str:
 
 
 def _probe_for(criteria: BackendCriteria) -> Probe:
-    """Return the function that measures an option on this machine."""
+    """Return a function that measures an option on this machine."""
 
     def probe(option: Option) -> str | Capabilities:
         level = option.level if option.level is not None else criteria.policy.level
@@ -173,7 +172,7 @@ def _join_reasons(passed_over: Mapping[str, str]) -> str:
 
 
 def describe(name: str, criteria: BackendCriteria) -> Capabilities:
-    """Say what a backend can do here; of `auto`, what it would choose now."""
+    """Return a backend's capabilities here; for `auto`, those of the backend that it would choose now."""
     if name != AUTO:
         return capabilities_of(name, images=criteria.images, accounts=criteria.accounts)
     choice = choose(OPTIONS, criteria, _probe_for(criteria))
@@ -184,10 +183,10 @@ def describe(name: str, criteria: BackendCriteria) -> Capabilities:
 
 
 def fall_back(missing: BackendUnavailable, settings: Settings, policy: Policy) -> FoundBackend:
-    """Return what may run trusted code instead of what is missing.
+    """Return a backend for trusted code in place of the missing one.
 
-    Raises `missing` where there is no fallback, or none that gives what the policy asks for; PolicyDenied where the
-    network has to be off and would not be.
+    Raises `missing` if there is no fallback, or none that meets the policy; PolicyDenied if the network must be off and
+    would not be.
     """
     if policy.fallback == "none":
         raise missing
@@ -216,7 +215,7 @@ def fall_back(missing: BackendUnavailable, settings: Settings, policy: Policy) -
 
 
 def check_local(policy: Policy) -> None:
-    """Raise BackendUnavailable where the local backend does not give what the policy asks for."""
+    """Raise BackendUnavailable if the local backend does not meet the policy."""
     why_not = unmet_policy(capabilities_of(LOCAL, level=policy.level), policy)
     if why_not:
         raise BackendUnavailable(
@@ -225,7 +224,9 @@ def check_local(policy: Policy) -> None:
 
 
 def _check_network(settings: Settings, policy: Policy) -> None:
-    """Raise PolicyDenied where the network was said to be off or to have rules: a child process has the host's."""
+    """Raise PolicyDenied if the policy turns the network off or restricts it: a child process has the host's
+    network.
+    """
     origin = _origin(settings, "network")
     if Control.NETWORK in policy.require_controls:
         reason = f"the policy requires the control network ({_origin(settings, 'require')})"
@@ -240,7 +241,7 @@ def _check_network(settings: Settings, policy: Policy) -> None:
 
 
 def _screen(settings: Settings) -> ScreenMode:
-    """Return the screen of a child process: the one that was asked for, else the strict one; never none."""
+    """Return the screen mode of a child process: the configured one, or `block` if it is off."""
     screen = settings.policy.screen
     return "block" if screen == "off" else screen
 

@@ -1,9 +1,9 @@
-"""The folders of programs that a sandbox is shown by name: what of them is hidden, and what is on PATH inside.
+"""The configured toolchain folders that a sandbox is shown: what is hidden in them, and the PATH inside.
 
-They are looked through as a folder of the host is that becomes a workspace, by the same rules, each time anew: what
-holds credentials is covered. No home and no folder above one is shown, nor what lies in the system's own.
+They are checked by the same rules as a host folder that becomes a workspace, each time again, and files with
+credentials are covered. Homes, folders above a home, and folders of the system are not shown.
 
-`advise` tells who asked for a program that is on this host, and not inside, which folders that takes.
+`advise` tells a caller whose program exists on this host but not inside which folders to show.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from .registry import is_shown_anyway, prefixes_for
 
 log = logging.getLogger("cloche.runtime")
 LOCAL = "local"
-MOST_HIDDEN = 1000  # each is a mount
-MOST_SHOWN = 100  # characters of a command that is no program
+MOST_HIDDEN = 1000  # each hidden path needs a mount
+MOST_SHOWN = 100  # characters of a command shown in advice
 
 
 async def with_toolchains(prepared: Prepared, folder: FolderOptions | None = None) -> Prepared:
-    """Return the same for a sandbox that is shown the configured folders. Those in its workspace are there already.
+    """Return the call with the configured folders shown. Folders inside the workspace are shown already.
 
-    Raises InvalidRequest for a folder that may not be shown, BackendUnavailable where none can be. What only the
-    variable CLOCHE_TOOLCHAINS names is searched for toolchains in any case, and shown where it may be.
+    Raises InvalidRequest for a folder that must not be shown, BackendUnavailable if the backend can show none. Folders
+    that only the variable CLOCHE_TOOLCHAINS names are searched for toolchains in any case, and shown if allowed.
     """
     folders = prepared.settings.toolchains
     if not folders:
@@ -87,7 +87,7 @@ def _with_folders(prepared: Prepared, folders: Sequence[str], workspace: str | N
 
 
 def _look_through(named: str) -> tuple[str, list[str]]:
-    """Return a folder's real path, and what of it is hidden. Raises InvalidRequest for one that may not be shown."""
+    """Return a folder's real path, and its hidden paths. Raises InvalidRequest for one that must not be shown."""
     real = os.path.realpath(os.path.expanduser(named))
     if is_shown_anyway(real) and os.path.isdir(real):
         return real, []
@@ -109,7 +109,7 @@ def _look_through(named: str) -> tuple[str, list[str]]:
 
 
 def _program_folders(shown: Sequence[str]) -> Iterator[str]:
-    """Yield the folders in which programs are found: those of this process's PATH that are shown, and each `bin`."""
+    """Yield the PATH inside: folders of this process's PATH that are shown, and the `bin` of each shown folder."""
     for folder in dict.fromkeys(map(os.path.realpath, os.environ.get("PATH", "").split(os.pathsep))):
         if any(_is_below(folder, top) for top in shown):
             yield folder
@@ -130,9 +130,9 @@ def _is_below(path: str, above: str) -> bool:
 
 
 async def advise(result: Result, prepared: Prepared, argv: Sequence[str]) -> None:
-    """Note in a result which folders to show for a program that was not found inside, and is on this host's PATH.
+    """Note in a result which folders to show for a program that was not found inside, but is on this host's PATH.
 
-    Where its name is a line for a shell, note that instead.
+    If the name looks like a shell command line, note that instead.
     """
     if len(argv) == 1 and " " in argv[0]:
         result.meta["advice"] = (

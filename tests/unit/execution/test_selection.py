@@ -13,7 +13,7 @@ from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.policy import BACKEND_ROWS, Policy
 from cloche.core.protocols import Capabilities
 from cloche.execution.registry import OPTIONS, Option
-from cloche.execution.selection import BackendCriteria, BackendChoice, choose, find, unmet_policy
+from cloche.execution.selection import BackendChoice, BackendCriteria, choose, find, unmet_policy
 
 ALL = dict.fromkeys(Control, Measure(state=State.ENFORCED))
 PARTIAL = {**ALL, Control.MEMORY: Measure(state=State.PARTIAL, reason="swap")}
