@@ -61,7 +61,9 @@ def may_search_all() -> bool:
 
 
 def own_temporary_folder() -> str:
-    """Return this user's folder in that for temporary files, whether it is there or not. Raises as that one."""
+    """Return this user's own folder in the folder for temporary files, existing or not. Raises as `temporary_folder`
+    does.
+    """
     return os.path.join(temporary_folder(), f"cloche-{os.geteuid()}")
 
 

@@ -211,7 +211,6 @@ class AsyncSession:
         out: str | PathLike[str] | None,
         collect: Sequence[str] | None,
     ) -> Result:
-        """Run a cell until it works; every attempt is a cell of the history."""
         from cloche.core.fixing import FixTask, StateLost
 
         sandbox = self._sandbox
@@ -256,8 +255,7 @@ class AsyncSession:
         """Save memory and workspace under `name`.
 
         Raises InvalidRequest naming what cannot be saved (a running thread or process, a file open for writing, a
-        socket, shared memory, a timer), and BackendUnavailable if the session has no checkpoints. The state is kept in
-        either case.
+        socket, shared memory, a timer), and BackendUnavailable without checkpoints. The state is kept in either case.
         """
         if not name or not isinstance(name, str):
             raise InvalidRequest(f"checkpoint: {name!r} is no name; give text")
@@ -288,7 +286,6 @@ class AsyncSession:
         return [self._sandbox._register_fork(self, opened) for opened in forks]
 
     def _copy_for_fork(self, sandbox: AsyncSandbox, opened: OpenSession) -> AsyncSession:
-        """Return a session like this one for a fork of its interpreter."""
         copy = AsyncSession(
             sandbox, opened, language=self._language, env=self._env, idle_timeout_s=self._idle_timeout_s, beside=self
         )
@@ -390,8 +387,7 @@ class AsyncSandbox(
     With `workspace`, the path of a folder of this machine, the sandbox works in a view of that folder, at its own path
     or at `workspace_at`; /workspace is a link to it. Changes go to a layer of `workspace_disk` bytes (2 GiB): `diff`
     shows them, `commit` writes them to the folder, `discard` reverts them. Files with keys are hidden, as are matches
-    of the patterns in `workspace_hide`. Folders of `workspace_read` are read-only. `meta["workspace"]` says if it is a
-    copy.
+    of `workspace_hide`. Folders of `workspace_read` are read-only. `meta["workspace"]` says if it is a copy.
     """
 
     def __init__(
@@ -496,11 +492,9 @@ class AsyncSandbox(
         """Run `code`, or the command `argv`, in this sandbox's workspace; see `cloche.run`.
 
         In a live sandbox, `result.files` has the files below /workspace that match a pattern of `collect`, such as
-        `*.csv` or `out/**`, and were created or changed during the run, including by concurrent runs
+        `*.csv` or `out/**`, and were created or changed during the run, also by concurrent runs
         (`meta["files_shared"]`). With `out` alone, all such files are collected. In any other sandbox `collect` has no
-        effect.
-
-        With `autofix`, every attempt finds the workspace as the failed one left it.
+        effect. With `autofix`, every attempt finds the workspace as the failed one left it.
         """
         opened = self._require_open()
         fixer = None if autofix is None else self.checked_fixer(autofix, code)
@@ -513,12 +507,9 @@ class AsyncSandbox(
         if fixer is None:
             return await self._run_in_turn(opened, prepared_request, sink, out, spill)
         return await run_fixing(
-            fixer,
-            self._prepared,
-            prepared_request,
-            lambda fixed_request: self._run_in_turn(opened, fixed_request, sink, spill=spill),
-            out,
-        )
+            fixer, self._prepared, prepared_request,
+            lambda fixed_request: self._run_in_turn(opened, fixed_request, sink, spill=spill), out,
+        )  # fmt: skip
 
     def stream(
         self,
@@ -596,7 +587,6 @@ class AsyncSandbox(
         return await opened.open_session(language, env)
 
     async def _open_apart(self, language: str, env: Mapping[str, str], idle_timeout_s: float | None) -> AsyncSession:
-        """Start a session with checkpoints in a separate sandbox beside this live one."""
         live = self._require_open()
         if not isinstance(live, SupportsSessionsApart):
             raise BackendUnavailable(
