@@ -54,14 +54,14 @@ class Streams(ABC):
 
     async def send(self, stream: int, data: bytes | memoryview) -> bool:
         """Send all of `data`, as fast as it is granted; False where the channel was closed meanwhile."""
-        left = memoryview(data)
-        while left:
-            piece = left[: min(await self.sendable(stream), wire.MOST_DATA)]
+        unsent = memoryview(data)
+        while unsent:
+            piece = unsent[: min(await self.sendable(stream), wire.MOST_DATA)]
             if self.closed.done():
                 return False
             self.credit.note_sent(stream, len(piece))
             await self.transmit(wire.data_frame(self.number, stream, piece))
-            left = left[len(piece) :]
+            unsent = unsent[len(piece) :]
         return not self.closed.done()
 
     async def sendable(self, stream: int) -> int:

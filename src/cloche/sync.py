@@ -281,9 +281,9 @@ class Sandbox:
     @classmethod
     def of(cls, sandbox: AsyncSandbox) -> Self:
         """Return a blocking Sandbox for an open AsyncSandbox, which somebody else will close."""
-        found = cls.__new__(cls)
-        found._sandbox, found._pid = sandbox, os.getpid()
-        return found
+        blocking = cls.__new__(cls)
+        blocking._sandbox, blocking._pid = sandbox, os.getpid()
+        return blocking
 
     @property
     def limits(self) -> Limits:

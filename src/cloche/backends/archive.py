@@ -96,25 +96,25 @@ def unpack(spool: Spool, until: Until) -> tuple[dict[str, ByteRange], int]:
 
     What follows a header that makes no sense, or comes when the time is over, is left out, and counts as one.
     """
-    found: dict[str, ByteRange] = {}
+    ranges: dict[str, ByteRange] = {}
     left_out = chars = 0
     try:
         for member in members(spool.file, spool.size):
             if until.is_over():
-                return found, left_out + 1
+                return ranges, left_out + 1
             path = _inside(member.name) if member.kind in REGULAR and member.name is not None else None
             chars += len(path or "")
-            if path is None or len(found) >= MAX_FILES or chars > MAX_PATH_CHARS:
+            if path is None or len(ranges) >= MAX_FILES or chars > MAX_PATH_CHARS:
                 left_out += member.kind != tarfile.DIRTYPE and not is_program_file(member.name or "")
                 continue
             digest = _digest(spool, member.offset, member.size, until)
             if digest is None:
-                return found, left_out + 1
-            found[path] = ByteRange(offset=member.offset, size=member.size, sha256=digest)
+                return ranges, left_out + 1
+            ranges[path] = ByteRange(offset=member.offset, size=member.size, sha256=digest)
     except (tarfile.TarError, ValueError) as error:
         log.warning("a container's files are left out from where their archive makes no sense: %s", error)
         left_out += 1
-    return found, left_out
+    return ranges, left_out
 
 
 def _inside(name: str) -> str | None:
@@ -125,10 +125,10 @@ def _inside(name: str) -> str | None:
     return path if path.count("/") <= MAX_DEPTH else None
 
 
-def _digest(spool: Spool, at: int, size: int, until: Until) -> str | None:
+def _digest(spool: Spool, offset: int, size: int, until: Until) -> str | None:
     """Return the hash of a member's content; None when the time is over before."""
     digest = hashlib.sha256()
-    spool.file.seek(at)
+    spool.file.seek(offset)
     while size and (data := spool.file.read(min(size, CHUNK_BYTES))):
         if until.is_over():
             return None
@@ -138,28 +138,28 @@ def _digest(spool: Spool, at: int, size: int, until: Until) -> str | None:
 
 
 def collected(
-    spool: Spool, patterns: Sequence[str], given: Mapping[str, bytes], said: Mapping[str, Any], until: Until
+    spool: Spool, patterns: Sequence[str], inputs: Mapping[str, bytes], answer: Mapping[str, Any], until: Until
 ) -> Changes:
     """Return the files of an archive that was made by `patterns`, by what was `said` of it.
 
     What does not match is none of them, nor is what is as it was `given`.
     """
-    found, left_out = unpack(spool, until)
+    byte_ranges, left_out = unpack(spool, until)
     ranges = {
-        path: one
-        for path, one in found.items()
+        path: byte_range
+        for path, byte_range in byte_ranges.items()
         if not is_program_file(path) and not until.is_over() and any(matches(pattern, path) for pattern in patterns)
-        if path not in given or hashlib.sha256(given[path]).hexdigest() != one.sha256
+        if path not in inputs or hashlib.sha256(inputs[path]).hexdigest() != byte_range.sha256
     }
     records = tuple(
         FileRecord(path=path, size=ranges[path].size, sha256=ranges[path].sha256) for path in sorted(ranges)
     )
-    skipped, partial = said.get("skipped"), said.get("partial")
-    told = {one for one in partial if isinstance(one, str)} if isinstance(partial, list) else set[str]()
+    skipped, partial = answer.get("skipped"), answer.get("partial")
+    reasons = {reason for reason in partial if isinstance(reason, str)} if isinstance(partial, list) else set[str]()
     return Changes(
         records=records,
         skipped=left_out + (skipped if isinstance(skipped, int) and 0 <= skipped <= MOST_SKIPPED else 0),
-        partial=REASONS & (told | {"time"} if until.has_ended else told),
+        partial=REASONS & (reasons | {"time"} if until.has_ended else reasons),
         save=keep(spool, ranges, records),
         is_shared=True,
     )

@@ -34,7 +34,7 @@ class CellOutputs:
     outputs: list[Output] = field(default_factory=list)
     shown_bytes: int = 0
     is_cut: bool = False
-    places: list[object] = field(default_factory=list)  # of each output, where the interpreter named one
+    display_ids: list[object] = field(default_factory=list)  # of each output, where the interpreter named one
     shown: int = 0
     clears: int = 0
     is_clear_due: bool = False
@@ -54,15 +54,17 @@ class CellOutputs:
             self.is_cut = True
             return
         self.clear_if_due()
-        place = frame.get("place")
-        is_update = frame.get("update") is True and type(place) is int
-        found = [at for at, one in enumerate(self.places) if one == place] if is_update else []
-        for at in found:
-            self.outputs[at] = output
-            self.sink(Displayed(output=output, replaces=at))
-        if not found:
+        display_id = frame.get("place")
+        is_update = frame.get("update") is True and type(display_id) is int
+        indexes = (
+            [index for index, known_id in enumerate(self.display_ids) if known_id == display_id] if is_update else []
+        )
+        for position in indexes:
+            self.outputs[position] = output
+            self.sink(Displayed(output=output, replaces=position))
+        if not indexes:
             self.outputs.append(output)
-            self.places.append(place if type(place) is int else None)
+            self.display_ids.append(display_id if type(display_id) is int else None)
             self.sink(Displayed(output=output))
 
     def clear(self, frame: Mapping[str, Any]) -> None:
@@ -85,7 +87,7 @@ class CellOutputs:
         self.is_clear_due, self.cleared = False, self.printed
         if self.outputs:
             self.outputs.clear()
-            self.places.clear()
+            self.display_ids.clear()
             self.sink(Cleared())
 
     def left_of(self, printed: Printed, frame: Mapping[str, Any]) -> Printed:
@@ -97,11 +99,11 @@ class CellOutputs:
         if self.is_clear_due and (len(printed.stdout) > self.printed[0] or len(printed.stderr) > self.printed[1]):
             self.clear_if_due()
         streams, counted = (printed.stdout, printed.stderr), _sizes(frame.get("printed"))
-        kept = [
+        outputs = [
             text if printed.is_truncated else text[max(0, min(cleared, len(text) - (size - cleared))) :]
             for text, cleared, size in zip(streams, self.cleared, counted, strict=True)
         ]
-        return replace(printed, stdout=_on_screen(kept[0]), stderr=_on_screen(kept[1]))
+        return replace(printed, stdout=_on_screen(outputs[0]), stderr=_on_screen(outputs[1]))
 
 
 def _on_screen(data: bytes) -> bytes:
@@ -110,8 +112,8 @@ def _on_screen(data: bytes) -> bytes:
     return as_on_screen(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
-def _sizes(given: object) -> tuple[int, int]:
+def _sizes(sizes: object) -> tuple[int, int]:
     """Return how many bytes of both streams an interpreter has counted."""
-    if isinstance(given, list) and len(given) == 2 and all(type(one) is int and one >= 0 for one in given):
-        return given[0], given[1]
+    if isinstance(sizes, list) and len(sizes) == 2 and all(type(size) is int and size >= 0 for size in sizes):
+        return sizes[0], sizes[1]
     return 0, 0

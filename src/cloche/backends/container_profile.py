@@ -50,9 +50,9 @@ def profile() -> dict[str, Any]:
 
 def profile_text() -> str:
     """Return the profile as JSON, one rule in a line."""
-    found = profile()
-    rules = ",\n  ".join(json.dumps(rule) for rule in found.pop("syscalls"))
-    return f'{json.dumps(found)[:-1]}, "syscalls": [\n  {rules}\n]}}\n'
+    content = profile()
+    rules = ",\n  ".join(json.dumps(rule) for rule in content.pop("syscalls"))
+    return f'{json.dumps(content)[:-1]}, "syscalls": [\n  {rules}\n]}}\n'
 
 
 def _allow(names: list[str], *arguments: dict[str, Any]) -> dict[str, Any]:

@@ -116,14 +116,14 @@ _REACHED = {"allowlist": "listed hosts", "open": "public addresses, on 80, 443 a
 
 
 def with_network(
-    enforcement: Enforcement, mode: str, *, is_proxied: bool, is_through_host: bool = False, way: str = NAMESPACE
+    enforcement: Enforcement, mode: str, *, is_proxied: bool, is_through_host: bool = False, path_kind: str = NAMESPACE
 ) -> Enforcement:
     """Return what holds where the egress process serves the network, in place of what holds without one.
 
-    `way` is how guests get there. `is_through_host`: gVisor's guests have the sockets of the host's kernel then, in
-    that namespace.
+    `path_kind` says how guests reach the network. With `is_through_host`, gVisor's guests use sockets of the host's
+    kernel in that namespace.
     """
-    mechanism = f"{way}; the egress process reaches {_REACHED[mode]}"
+    mechanism = f"{path_kind}; the egress process reaches {_REACHED[mode]}"
     if is_through_host:
         mechanism += "; gVisor hands socket calls on to the host's kernel"
     if is_proxied:

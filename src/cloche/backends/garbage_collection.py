@@ -65,12 +65,12 @@ def is_dead(name: str) -> bool:
     That a host has booted since says so of its own processes alone. An image gives one machine-id, or none, to all of
     its containers, so a caller in one may live on another host, whose boot is another one, too.
     """
-    parts = name.split(":")
-    if len(parts) != 5 or parts[0] != _host()[0]:
+    fields = name.split(":")
+    if len(fields) != 5 or fields[0] != _host()[0]:
         return False
-    if parts[1] != _host()[1]:
-        return parts[2] == namespace() == HOSTS_OWN
-    return parts[2] == namespace() and started_at(parts[3]) != parts[4] and not _is_hidden(parts[3])
+    if fields[1] != _host()[1]:
+        return fields[2] == namespace() == HOSTS_OWN
+    return fields[2] == namespace() and started_at(fields[3]) != fields[4] and not _is_hidden(fields[3])
 
 
 def _is_hidden(pid: str) -> bool:
@@ -116,10 +116,15 @@ def _maker(pid: int, kind: str) -> str:
 
 def is_left_over(name: str, kind: str) -> bool:
     """Tell whether a group is ours, for such a thing, and who made it is surely dead."""
-    parts = name.split("-")
-    if len(parts) != 6 or parts[0] != "cloche" or parts[2] != kind or not (parts[1].isdigit() and parts[4].isdigit()):
+    fields = name.split("-")
+    if (
+        len(fields) != 6
+        or fields[0] != "cloche"
+        or fields[2] != kind
+        or not (fields[1].isdigit() and fields[4].isdigit())
+    ):
         return False
-    return parts[3] == namespace() and started_at(parts[1]) != parts[4]
+    return fields[3] == namespace() and started_at(fields[1]) != fields[4]
 
 
 def clear_groups(host: Host, kind: str) -> None:
@@ -210,8 +215,8 @@ def remove_folders() -> list[str]:
     with suppress_logged(log, "nobody may look into the temporary folder, or it is gone", OSError, BackendUnavailable):
         folder = os.path.realpath(hostfs.temporary_folder())
         names = os.listdir(folder)
-    found = sorted(name for name in names if _NAME.fullmatch(name))
-    return [path for name in found if _remove_unused(path := os.path.join(folder, name))]
+    folder_names = sorted(name for name in names if _NAME.fullmatch(name))
+    return [path for name in folder_names if _remove_unused(path := os.path.join(folder, name))]
 
 
 def _remove_unused(path: str) -> bool:

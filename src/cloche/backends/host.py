@@ -107,19 +107,19 @@ def measure_host(executable: str = sys.executable) -> Host:
     Raises OSError when the probe process cannot be run.
     """
     probed = functools.partial(run_probe, executable)
-    found = {**(probed() if _is_filtered() else _tried().find(_about(executable), probed)), **look()}
-    cgroup: Mapping[str, Any] = found["cgroup"]
-    ids = _subordinate_ids(found)
+    facts = {**(probed() if _is_filtered() else _tried().find(_about(executable), probed)), **look()}
+    cgroup: Mapping[str, Any] = facts["cgroup"]
+    ids = _subordinate_ids(facts)
     return Host(
-        uid=found["uid"],
-        owns_ids=found["owns_ids"],
-        lists_children=found["lists_children"],
-        landlock_abi=found["landlock"],
-        seccomp=found["seccomp"],
-        namespaces=found["namespaces"],
-        idmapped=found["idmapped"],
-        can_switch_identity=found["can_switch_identity"],
-        processes=found["processes"],
+        uid=facts["uid"],
+        owns_ids=facts["owns_ids"],
+        lists_children=facts["lists_children"],
+        landlock_abi=facts["landlock"],
+        seccomp=facts["seccomp"],
+        namespaces=facts["namespaces"],
+        idmapped=facts["idmapped"],
+        can_switch_identity=facts["can_switch_identity"],
+        processes=facts["processes"],
         cgroup_version=cgroup["version"],
         cgroup_folders=cgroup["folders"],
         cgroup_reason=cgroup["reason"],
@@ -128,12 +128,12 @@ def measure_host(executable: str = sys.executable) -> Host:
     )
 
 
-def _subordinate_ids(found: Mapping[str, Any]) -> SubordinateIds | str:
+def _subordinate_ids(facts: Mapping[str, Any]) -> SubordinateIds | str:
     """Take an ordinary user's range of ids, where jails can be made and the guest could read its interpreter."""
-    if found["uid"] == 0 or found["namespaces"] or found["seccomp"]:
+    if facts["uid"] == 0 or facts["namespaces"] or facts["seccomp"]:
         return ""
     with _turn:  # else each of several threads that come first would take one, which the jails of others are not below
-        return _range_of(found["uid"], os.getegid())
+        return _range_of(facts["uid"], os.getegid())
 
 
 _turn = threading.Lock()
@@ -179,14 +179,14 @@ def _is_filtered() -> bool:
     return "\nSeccomp:\t2" in _reads("/proc/self/status")
 
 
-def _to_plain(found: Mapping[str, Any]) -> dict[str, Any] | None:
+def _to_plain(facts: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return what may be kept: only of a host with all that a jail needs. A start that it does not suffice for fails.
 
     A refusal is found out anew each time, so that nothing runs on less because of what was refused once.
     """
-    is_whole = not found["seccomp"] and not found["namespaces"] and not found["processes"]
-    is_whole = is_whole and found["idmapped"] in ("", "needs root")
-    return {name: found[name] for name in _TRIED} if is_whole else None
+    is_whole = not facts["seccomp"] and not facts["namespaces"] and not facts["processes"]
+    is_whole = is_whole and facts["idmapped"] in ("", "needs root")
+    return {name: facts[name] for name in _TRIED} if is_whole else None
 
 
 def _from_plain(plain: dict[str, Any]) -> Mapping[str, Any] | None:
@@ -204,8 +204,10 @@ def with_limit(message: str, number: int | None) -> str:
     if number not in _REACHED:
         return message
     name, amount, option = _REACHED[number]
-    most = resource.getrlimit(getattr(resource, name))[0]
-    return f"{message}. This process {amount.format(most)} ({name}, ulimit {option}): start it with a higher limit"
+    soft_limit = resource.getrlimit(getattr(resource, name))[0]
+    return (
+        f"{message}. This process {amount.format(soft_limit)} ({name}, ulimit {option}): start it with a higher limit"
+    )
 
 
 def why_unread_memory(yama: str = "/proc/sys/kernel/yama/ptrace_scope") -> str:
@@ -269,11 +271,11 @@ class KeptAnswers(Generic[T]):
         """Return what is known or kept, else what `measure` finds out, which one thread at a time does."""
         with self._turn:
             if about not in self._known:
-                kept = self._read(about)
-                if kept is None:
-                    kept = measure()
-                    self._write(about, kept)
-                self._known[about] = kept
+                stored = self._read(about)
+                if stored is None:
+                    stored = measure()
+                    self._write(about, stored)
+                self._known[about] = stored
             return self._known[about]
 
     def forget(self, about: tuple[object, ...]) -> None:
@@ -284,9 +286,9 @@ class KeptAnswers(Generic[T]):
 
     def _read(self, about: tuple[object, ...]) -> T | None:
         folder, (name, key) = own_cache("answers"), self._file(about)
-        found = read_cache(folder, name, key, is_own=True) if folder else None
+        stored = read_cache(folder, name, key, is_own=True) if folder else None
         try:
-            return None if found is None else self._from_plain(marshal.loads(found))  # noqa: S302  # our own file
+            return None if stored is None else self._from_plain(marshal.loads(stored))  # noqa: S302  # our own file
         except (EOFError, ValueError, TypeError, KeyError):
             return None
 
@@ -300,8 +302,8 @@ class KeptAnswers(Generic[T]):
 
     def _file(self, about: tuple[object, ...]) -> tuple[str, bytes]:
         """Return the name of an answer's file, and all that the answer depends on."""
-        parts = (self._question, *map(str, about), *(circumstances() if self._is_of_host else ()))
-        key = "\0".join(parts).encode(errors="surrogateescape")
+        key_parts = (self._question, *map(str, about), *(circumstances() if self._is_of_host else ()))
+        key = "\0".join(key_parts).encode(errors="surrogateescape")
         return f"{self._question}-{zlib.crc32(key):08x}", key
 
 

@@ -223,10 +223,10 @@ def read_guest_object(body: bytes) -> dict[str, Any]:
     """Read an object that a guest may have written. Raises ValueError."""
     if len(body) > MOST_OBJECT_BYTES:
         raise wire.WireError(f"an object of {len(body)} bytes")
-    found, _ = decode(body.decode("utf-8", "replace"), MOST_PARTS, mends_text=True)
-    if not isinstance(found, dict):
+    message, _ = decode(body.decode("utf-8", "replace"), MOST_PARTS, mends_text=True)
+    if not isinstance(message, dict):
         raise wire.WireError("a frame holds no JSON object")
-    return found
+    return message
 
 
 def failure_of(error: dict[str, Any]) -> OperationFailed:

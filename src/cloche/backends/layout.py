@@ -77,9 +77,9 @@ def _system_rows() -> tuple[Row, ...]:
 @functools.cache
 def etc_shown() -> tuple[str, ...]:
     """Return the parts of /etc that this host has of those that are shown."""
-    found = [path for path in ETC_SHOWN if os.path.exists(path)]
+    paths = [path for path in ETC_SHOWN if os.path.exists(path)]
     names = sorted(os.listdir("/etc")) if os.access("/etc", os.R_OK) else []
-    return (*found, *(f"/etc/{name}" for name in names if name.startswith("python3")))
+    return (*paths, *(f"/etc/{name}" for name in names if name.startswith("python3")))
 
 
 def _etc_row(path: str) -> Row:
@@ -127,15 +127,20 @@ def account_rows(name: str | None, home: str, *, has_users: bool) -> list[Row]:
     nobody = [] if user == "nobody" else [("nobody", 65534, "/", "/usr/sbin/nologin")]
     root = [("root", 0, "/root", "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh")] if has_users else []
     accounts = [*root, (user, uid, home, "/bin/sh"), *nobody]
-    passwd = "".join(f"{who}:x:{one}:{one}:{who}:{where}:{shell}\n" for who, one, where, shell in accounts)
-    groups = [(who if who != "nobody" else "nogroup", one) for who, one, *_ in accounts]
+    passwd = "".join(
+        f"{user_name}:x:{account_id}:{account_id}:{user_name}:{where}:{shell}\n"
+        for user_name, account_id, where, shell in accounts
+    )
+    groups = [(user_name if user_name != "nobody" else "nogroup", account_id) for user_name, account_id, *_ in accounts]
     if has_users:
         groups.append(("users", 100))
-    group = "".join(f"{who}:x:{one}:\n" for who, one in groups)
+    group = "".join(f"{group_name}:x:{group_id}:\n" for group_name, group_id in groups)
     rows: list[Row] = [("text", "etc/passwd", passwd), ("text", "etc/group", group)]
     if has_users:
-        rows += [("text", "etc/shadow", "".join(f"{who}:*:19000:0:99999:7:::\n" for who, *_ in accounts), 0o600)]
-        rows += [("text", "etc/gshadow", "".join(f"{who}:*::\n" for who, _ in groups), 0o600)]
+        rows += [
+            ("text", "etc/shadow", "".join(f"{user_name}:*:19000:0:99999:7:::\n" for user_name, *_ in accounts), 0o600)
+        ]
+        rows += [("text", "etc/gshadow", "".join(f"{group_name}:*::\n" for group_name, _ in groups), 0o600)]
         rows += [("text", f"etc/{name}", text) for name, text in USER_FILES.items()]
     return rows
 
@@ -158,11 +163,11 @@ def search_path() -> str:
 
 
 def _ancestors(path: str) -> list[str]:
-    found = []
+    files = []
     while path != "/":
         path = os.path.dirname(path)
-        found.append(path)
-    return found
+        files.append(path)
+    return files
 
 
 def is_below(path: str, folder: str) -> bool:
@@ -214,9 +219,13 @@ def startup_files(*, has_stand_ins: bool) -> dict[str, str]:
 
 def with_startup(env: Mapping[str, str], folder: str = STARTUP_FOLDER) -> dict[str, str]:
     """Return an environment in which interpreters of Python find it first, whatever else they are to find."""
-    given = env.get("PYTHONPATH", "")
-    is_there = given.partition(os.pathsep)[0] == folder
-    return dict(env) if is_there else {**env, "PYTHONPATH": f"{folder}{os.pathsep}{given}" if given else folder}
+    python_path = env.get("PYTHONPATH", "")
+    is_there = python_path.partition(os.pathsep)[0] == folder
+    return (
+        dict(env)
+        if is_there
+        else {**env, "PYTHONPATH": f"{folder}{os.pathsep}{python_path}" if python_path else folder}
+    )
 
 
 def with_layers(env: Mapping[str, str], layers: Sequence[str], sites: Sequence[str] | None = None) -> dict[str, str]:

@@ -126,15 +126,15 @@ class LiveProcess:
             self._keep(stream, bytes(data))
 
     def _keep(self, stream: int, data: bytes) -> None:
-        kept = self.kept[stream]
-        was_flooded = kept.total > self._limits.flood_bytes
-        kept.add(data)
+        output = self.kept[stream]
+        was_flooded = output.total > self._limits.flood_bytes
+        output.add(data)
         if was_flooded:
             return
         if self._sink is not None and self._sink is not discard:
             self._announce()
             self._sink(OutputChunk(stream=NAMES[stream], data=data))
-        if kept.total > self._limits.flood_bytes:
+        if output.total > self._limits.flood_bytes:
             self.kill(KillCause.OUTPUT_LIMIT)
 
     async def write(self, data: bytes) -> bool:
@@ -175,10 +175,10 @@ class LiveProcess:
                 await self._channel.closed
             return ended
         except OutcomeUnknown:
-            found = await self.on_loss() if self.on_loss is not None else None
-            if found is None:
+            end_report = await self.on_loss() if self.on_loss is not None else None
+            if end_report is None:
                 raise
-            return found
+            return end_report
         finally:
             self._end_streams()
 
@@ -242,8 +242,8 @@ class LiveProcess:
 
     def verdict(self, ended: Mapping[str, Any], refused: str = "") -> Verdict:
         """Return what came of it."""
-        seen = replace(observed_end(ended, self._cause), network_refused=self.traffic.refused)
-        return decide(seen.with_refusal(refused))
+        observed = replace(observed_end(ended, self._cause), network_refused=self.traffic.refused)
+        return decide(observed.with_refusal(refused))
 
     async def close(self) -> None:
         """Kill it, unless it has ended or was let go, and wait until that is reported."""
@@ -282,9 +282,9 @@ def not_started(error: OperationFailed) -> Exception:
 def observed_end(ended: Mapping[str, Any], cause: KillCause | None = None) -> Observed:
     """Read how the end of a process was reported."""
     status = ended.get("status")
-    said = ended.get("cause")
-    if cause is None and said in tuple(KillCause):
-        cause = KillCause(said)
+    reported_cause = ended.get("cause")
+    if cause is None and reported_cause in tuple(KillCause):
+        cause = KillCause(reported_cause)
     if not isinstance(status, int):
         return Observed(cause=cause)
     status &= 0xFFFF
@@ -299,14 +299,14 @@ def observed_end(ended: Mapping[str, Any], cause: KillCause | None = None) -> Ob
 
 def usage_of(ended: Mapping[str, Any]) -> Usage:
     """Read what a process used."""
-    found = ended.get("usage")
-    said = found if isinstance(found, dict) else {}
+    reported = ended.get("usage")
+    figures = reported if isinstance(reported, dict) else {}
 
     return Usage(
-        wall_s=_number(said.get("wall_s")),
-        cpu_user_s=_number(said.get("user_s")),
-        cpu_system_s=_number(said.get("system_s")),
-        peak_memory_bytes=int(_number(said.get("most_kib"))) * 1024,
+        wall_s=_number(figures.get("wall_s")),
+        cpu_user_s=_number(figures.get("user_s")),
+        cpu_system_s=_number(figures.get("system_s")),
+        peak_memory_bytes=int(_number(figures.get("most_kib"))) * 1024,
     )
 
 
@@ -409,10 +409,10 @@ class LiveSandbox(LiveFiles):
         """Return what was carried and refused; see core.protocols.SupportsNetwork."""
         if self.network is None:
             return ()
-        found = await self.network.traffic()
-        if found.is_lost:
+        traffic = await self.network.traffic()
+        if traffic.is_lost:
             raise OutcomeUnknown("the egress process of this sandbox is gone, and with it what the network carried")
-        return found.rows
+        return traffic.rows
 
     async def paused_s(self) -> float:
         """Return how many seconds it was paused in all: by what its keeper says, who is no guest, or what we did."""
@@ -428,8 +428,8 @@ class LiveSandbox(LiveFiles):
 
     def take_leftover(self) -> list[str]:
         """Return the programs of runs that have ended, for the next process to remove."""
-        found, self._leftover = self._leftover, []
-        return found
+        leftover, self._leftover = self._leftover, []
+        return leftover
 
     async def connected(self) -> InitLink:
         """Return the link to its init, and start the sandbox where it was not."""
@@ -448,7 +448,7 @@ class LiveSandbox(LiveFiles):
     async def ask(self, op: str, **arguments: Any) -> Mapping[str, Any]:  # noqa: ANN401 - any JSON
         """Do an operation that answers with one event, or none; see core.protocols.OpenLiveSandbox."""
         try:
-            found = await (await self.connected()).ask(op, **arguments)
+            answer = await (await self.connected()).ask(op, **arguments)
         except OperationFailed as error:
             if error.kind == "unknown":
                 raise InvalidRequest(f"{op} is for a sandbox with a name, which is kept: {error}") from error
@@ -457,7 +457,7 @@ class LiveSandbox(LiveFiles):
             self._paused_at = monotonic()
         elif op == "resume":
             self._paused_s, self._paused_at = await self.paused_s(), 0.0
-        return found
+        return answer
 
     async def start_process(self, request: ProcessRequest, sink: Sink | None = None) -> LiveProcess:
         """Start a process; see core.protocols.SupportsProcesses."""
@@ -518,11 +518,11 @@ class LiveSandbox(LiveFiles):
     async def read_output(self, name: str) -> tuple[bytes, bytes]:
         """Return what is kept of a process's output; see core.protocols.OpenLiveSandbox."""
         channel = (await self.connected()).open("output", id=name)
-        found = {wire.STDOUT: b"", wire.STDERR: b""}
+        output = {wire.STDOUT: b"", wire.STDERR: b""}
 
         def take(stream: int, data: memoryview) -> None:
-            if stream in found:
-                found[stream] = (found[stream] + bytes(data))[: wire.MOST_DATA]
+            if stream in output:
+                output[stream] = (output[stream] + bytes(data))[: wire.MOST_DATA]
 
         channel.on_data = take
         try:
@@ -531,18 +531,18 @@ class LiveSandbox(LiveFiles):
             raise InvalidRequest(f"process: {error}") from error
         finally:
             channel.close()
-        return found[wire.STDOUT], found[wire.STDERR]
+        return output[wire.STDOUT], output[wire.STDERR]
 
     async def list_processes(self) -> Sequence[ProcessInfo]:
         """Return what runs, and what ended a while ago."""
-        found = await (await self.connected()).ask("processes")
-        rows = found.get("processes")
+        answer = await (await self.connected()).ask("processes")
+        rows = answer.get("processes")
         return [_process_info(row) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
     async def list_ports(self) -> Sequence[ListeningPort]:
         """Return who listens inside."""
-        found = await (await self.connected()).ask("ports")
-        rows = found.get("ports")
+        answer = await (await self.connected()).ask("ports")
+        rows = answer.get("ports")
         return [
             ListeningPort(port=row["port"], address=str(row.get("address", "")))
             for row in (rows if isinstance(rows, list) else [])
@@ -564,14 +564,14 @@ class LiveSandbox(LiveFiles):
         return tunnel
 
 
-def command_error(said: dict[str, Any] | None, message: str, *, process: str | None) -> Exception:
+def command_error(channel_error: dict[str, Any] | None, message: str, *, process: str | None) -> Exception:
     """Return why a command did not start, or why its end is not known; `process` is its id, None if it did not start.
 
     `said` is the error of its channel, None where the sandbox is lost, of which `message` says more.
     """
-    if said is None:
+    if channel_error is None:
         return OutcomeUnknown(message)
-    error = failure_of(said)
+    error = failure_of(channel_error)
     if process is None or error.kind == "start":
         return not_started(error)
     if error.kind == "replaced":
@@ -595,13 +595,13 @@ def command_result(
         verdict,
         stdout=kept[wire.STDOUT].joined(),
         stderr=kept[wire.STDERR].joined(),
-        is_truncated=any(one.is_truncated for one in kept.values()) or bool(dropped),
+        is_truncated=any(output.is_truncated for output in kept.values()) or bool(dropped),
         value=None,
         value_is_repr=False,
         outputs=(),
         usage=usage,
         enforcement=enforcement,
-        found=Changes(),
+        changes=Changes(),
         meta={
             **run_notes(None, "", limits, enforcement, usage.wall_s),
             **notes,

@@ -120,11 +120,11 @@ class FileOperation:
         if not self._answer:
             message = f"{self._path}: the operation was ended before it was done"
             raise SandboxFileError(message, path=self._path, kind="timeout")
-        said = _read_answer(bytes(self._answer), self._path)
-        refused = said.get("error")
+        answer = _read_answer(bytes(self._answer), self._path)
+        refused = answer.get("error")
         if isinstance(refused, dict):
             raise _file_error(refused, self._path)
-        return said
+        return answer
 
     async def close(self) -> None:
         """End it, whether it is done or not."""
@@ -217,10 +217,10 @@ class LiveFiles:
         path: str,
         *,
         content: Content | None = None,
-        most: int = 0,
+        max_bytes: int = 0,
         **arguments: Any,  # noqa: ANN401 - any JSON
     ) -> tuple[Mapping[str, Any], bytes]:
-        """Do one operation on files, see `init.files`; return its answer and the content that came, `most` bytes.
+        """Do one operation on files, see `init.files`; return its answer and at most `max_bytes` of content.
 
         Raises a SandboxFileError.
         """
@@ -231,12 +231,14 @@ class LiveFiles:
             try:
                 async with (
                     asyncio.timeout(timeout_s),
-                    self._operation(do, path, content, timeout_s=timeout_s, most=most, **arguments) as operation,
+                    self._operation(do, path, content, timeout_s=timeout_s, most=max_bytes, **arguments) as operation,
                 ):
-                    found = await operation.incoming.read_all(most)
-                    if len(found) > most:
-                        raise SandboxFileTooLarge(f"{path}: more than {most} bytes came", path=path, kind="too_large")
-                    return await operation.answer(), found
+                    file_content = await operation.incoming.read_all(max_bytes)
+                    if len(file_content) > max_bytes:
+                        raise SandboxFileTooLarge(
+                            f"{path}: more than {max_bytes} bytes came", path=path, kind="too_large"
+                        )
+                    return await operation.answer(), file_content
             except TimeoutError as error:
                 raise _late(path, self.file_timeout_s) from error
 
@@ -254,13 +256,17 @@ class LiveFiles:
         """Return the paths of all regular files below `path`, relative to the workspace."""
         rows = await self.list_path(path, recursive=True)
         prefix = "" if path in (".", "") else f"{path.rstrip('/')}/"
-        found = (f"{prefix}{row.name}" for row in rows if row.type == "file")
-        return tuple(one for one in found if not is_program_file(one))
+        paths = (f"{prefix}{row.name}" for row in rows if row.type == "file")
+        return tuple(path for path in paths if not is_program_file(path))
 
     async def read_path(self, path: str, *, max_bytes: int, offset: int = 0, count: int | None = None) -> bytes:
         """Return a file, or `count` bytes of it from `offset` on. Raises SandboxFileTooLarge beyond `max_bytes`."""
         _, data = await self.file(
-            "read", path, most=_natural("max_bytes", max_bytes), offset=_natural("offset", offset), count=_count(count)
+            "read",
+            path,
+            max_bytes=_natural("max_bytes", max_bytes),
+            offset=_natural("offset", offset),
+            count=_count(count),
         )
         return data
 
@@ -286,12 +292,12 @@ class LiveFiles:
 
     async def stat_path(self, path: str) -> FileInfo:
         """Describe what is at a path."""
-        said, _ = await self.file("stat", path)
-        return _file_info(said, path)
+        answer, _ = await self.file("stat", path)
+        return _file_info(answer, path)
 
     async def list_path(self, path: str, *, recursive: bool = False) -> Sequence[FileInfo]:
         """Describe the entries of a folder, by name; those below it, too."""
-        _, data = await self.file("list", path, most=MOST_LIST_BYTES, entries=MOST_ENTRIES, recursive=recursive)
+        _, data = await self.file("list", path, max_bytes=MOST_LIST_BYTES, entries=MOST_ENTRIES, recursive=recursive)
         if len(data) <= MOST_LINE_BYTES:
             return list(read_rows(data, path))
         return await asyncio.to_thread(lambda: list(read_rows(data, path)))
@@ -326,13 +332,13 @@ class LiveFiles:
 
         More than `max_bytes` are refused.
         """
-        async with self._outgoing_turns, self._packing(path, most=_count(max_bytes)) as operation:
+        async with self._outgoing_turns, self._packing(path, max_bytes=_count(max_bytes)) as operation:
             while piece := await operation.read():
                 yield piece
             note_skipped(_skipped(await operation.answer()))
 
-    def _packing(self, path: str, most: int | None = None) -> AbstractAsyncContextManager[FileOperation]:
-        return self._operation("pack", path, timeout_s=None, most=most, entries=MOST_ENTRIES)
+    def _packing(self, path: str, max_bytes: int | None = None) -> AbstractAsyncContextManager[FileOperation]:
+        return self._operation("pack", path, timeout_s=None, most=max_bytes, entries=MOST_ENTRIES)
 
     async def changes_stream(
         self,
@@ -372,10 +378,14 @@ class LiveFiles:
             return 0
         await become_task()
         try:
-            found = (await (await self.connected()).ask("clock")).get("ns")
+            nanoseconds = (await (await self.connected()).ask("clock")).get("ns")
         except OperationFailed as error:
             raise InvalidRequest(f"collect: {error}") from error
-        return max(0, found - self.clock_slack_ns) if isinstance(found, int) and 0 <= found < 1 << 62 else 0
+        return (
+            max(0, nanoseconds - self.clock_slack_ns)
+            if isinstance(nanoseconds, int) and 0 <= nanoseconds < 1 << 62
+            else 0
+        )
 
     async def collect_files(
         self,
@@ -384,7 +394,7 @@ class LiveFiles:
         since: int,
         timeout_s: float,
         max_bytes: int,
-        given: Mapping[str, bytes] | None = None,
+        inputs: Mapping[str, bytes] | None = None,
     ) -> Changes:
         """Return the files of the workspace that match and have changed `since` a time of `clock_ns`.
 
@@ -397,7 +407,7 @@ class LiveFiles:
 
         spool, seconds = Spool(max_bytes), time_for_files(timeout_s)
         bounds: dict[str, Any] = {"most_files": MAX_FILES, "most": max_bytes, "entries": MOST_ENTRIES}
-        said: Mapping[str, Any]
+        answer: Mapping[str, Any]
         try:
             async with (
                 self._outgoing_turns,
@@ -413,17 +423,17 @@ class LiveFiles:
             ):
                 while piece := await operation.incoming.read():
                     spool.add(piece)
-                said = await operation.answer()
+                answer = await operation.answer()
         except TimeoutError:
-            said = {"partial": ["time"]}
+            answer = {"partial": ["time"]}
         except ValueError:
-            said = {"partial": ["bytes"]}
+            answer = {"partial": ["bytes"]}
         except (SandboxFileError, OutcomeUnknown, InvalidRequest, OSError) as error:
             log.warning("files of a run could not be collected: %s", error)
-            said = {"partial": ["access"]}
+            answer = {"partial": ["access"]}
         until = Until(seconds)
         try:
-            return await in_thread(until, lambda: collected(spool, patterns, given or {}, said, until))
+            return await in_thread(until, lambda: collected(spool, patterns, inputs or {}, answer, until))
         except OSError as error:  # there is no room for what came: the run has ended all the same
             log.warning("files of a run could not be kept: %s", error)
             return Changes(partial=frozenset({"access"}), is_shared=True)
@@ -469,8 +479,8 @@ def _no_sense(path: str, error: Exception | str) -> SandboxFileError:
 
 
 def _skipped(answer: Mapping[str, Any]) -> int:
-    found = answer.get("skipped")
-    return found if isinstance(found, int) else 0
+    skipped = answer.get("skipped")
+    return skipped if isinstance(skipped, int) else 0
 
 
 def _read_answer(data: bytes, path: str) -> dict[str, Any]:
@@ -541,20 +551,20 @@ def _object(line: bytes, path: str) -> dict[str, Any]:
     if len(line) > MOST_LINE_BYTES:
         raise _no_sense(path, f"a line of {len(line)} bytes")
     try:
-        found = _LINE.decode(line.decode())
+        row = _LINE.decode(line.decode())
     except (ValueError, RecursionError) as error:
         raise _no_sense(path, error) from error
-    if not isinstance(found, dict):
+    if not isinstance(row, dict):
         raise _no_sense(path, "a line holds no object")
-    return found
+    return row
 
 
 async def _lines(stream: ByteStream, path: str) -> AsyncIterator[dict[str, Any]]:
     """Yield the object of each line that comes."""
-    rest = b""
+    remainder = b""
     while data := await stream.read():
-        *lines, rest = (rest + data).split(b"\n")
-        if len(rest) > MOST_LINE_BYTES:
+        *lines, remainder = (remainder + data).split(b"\n")
+        if len(remainder) > MOST_LINE_BYTES:
             raise _no_sense(path, "a line without an end")
         for line in lines:
             yield _object(line, path)

@@ -41,7 +41,7 @@ def argv_of(commands: Sequence[Sequence[str]]) -> list[str]:
     if len(commands) == 1:
         return list(commands[0])
     *compile_steps, last = map(shlex.join, commands)
-    return ["sh", "-c", " && ".join([*(f"{one} 1>&2" for one in compile_steps), f"exec {last}"])]
+    return ["sh", "-c", " && ".join([*(f"{step} 1>&2" for step in compile_steps), f"exec {last}"])]
 
 
 def streams_of(request: Request, *, has_report: bool) -> list[int]:
@@ -74,21 +74,21 @@ async def run_to_end(sandbox: LiveSandbox, request: Request, run: LiveRun, sink:
     await sandbox.begun(process)
     ended = await _attend(process, request.stdin)
     await process.note_traffic()
-    found = await sandbox.collect_files(
-        request.collect, since=since, timeout_s=timeout_s, max_bytes=limits.disk_bytes, given=run.given
+    changes = await sandbox.collect_files(
+        request.collect, since=since, timeout_s=timeout_s, max_bytes=limits.disk_bytes, inputs=run.given
     )
     report, usage = reader.report(), usage_of(ended)
     return make_result(
         process.verdict(ended, report.refused),
         stdout=process.kept[wire.STDOUT].joined(),
         stderr=process.kept[wire.STDERR].joined(),
-        is_truncated=any(one.is_truncated for one in process.kept.values()),
+        is_truncated=any(output.is_truncated for output in process.kept.values()),
         value=report.value,
         value_is_repr=report.is_repr,
         outputs=report.outputs,
         usage=usage,
         enforcement=sandbox.enforcement,
-        found=found,
+        changes=changes,
         meta={
             **await run.notes(usage.wall_s),
             "backend": sandbox.backend,

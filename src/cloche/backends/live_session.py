@@ -93,18 +93,18 @@ class LiveTransport:
 
     def begin(self, sink: Sink) -> None:
         self._sink = sink
-        self._kept = {stream: one.followed(self._limits.output_bytes) for stream, one in self._kept.items()}
-        for stream, kept in self._kept.items():
-            if sink is not discard and (before := kept.joined()):
+        self._kept = {stream: output.followed(self._limits.output_bytes) for stream, output in self._kept.items()}
+        for stream, head_tail in self._kept.items():
+            if sink is not discard and (before := head_tail.joined()):
                 sink(OutputChunk(stream=NAMES[stream], data=before))
 
     def collect(self, *, is_up_to_date: bool = False) -> Printed:  # noqa: ARG002 - it always is
         """Return what was printed: what came before an answer was taken before it."""
-        kept, self._kept, self._sink = self._kept, self._between(), discard
+        outputs, self._kept, self._sink = self._kept, self._between(), discard
         return Printed(
-            stdout=kept[wire.STDOUT].joined(),
-            stderr=kept[wire.STDERR].joined(),
-            is_truncated=any(one.is_truncated for one in kept.values()),
+            stdout=outputs[wire.STDOUT].joined(),
+            stderr=outputs[wire.STDERR].joined(),
+            is_truncated=any(output.is_truncated for output in outputs.values()),
         )
 
     def send(self, data: bytes) -> Awaitable[None] | None:
@@ -175,14 +175,14 @@ class LiveTransport:
             self.link.lose("the interpreter has closed its link")
 
     def _keep(self, stream: int, data: bytes) -> None:
-        kept = self._kept[stream]
-        was_flooded = kept.total > self._limits.flood_bytes
-        kept.add(data)
+        output = self._kept[stream]
+        was_flooded = output.total > self._limits.flood_bytes
+        output.add(data)
         if was_flooded:
             return
         if self._sink is not discard:
             self._sink(OutputChunk(stream=NAMES[stream], data=data))
-        if kept.total > self._limits.flood_bytes:
+        if output.total > self._limits.flood_bytes:
             self.on_flood()
 
 

@@ -79,12 +79,12 @@ class ByteStream:
         self._channel.grant(self._number, len(piece))
         return piece
 
-    async def read_all(self, most: int) -> bytes:
+    async def read_all(self, max_bytes: int) -> bytes:
         """Return all that comes, until the end or more than `most` bytes."""
-        found = bytearray()
-        while len(found) <= most and (piece := await self.read()):
-            found += piece
-        return bytes(found)
+        content = bytearray()
+        while len(content) <= max_bytes and (piece := await self.read()):
+            content += piece
+        return bytes(content)
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self._iterate()

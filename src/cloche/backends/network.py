@@ -51,12 +51,12 @@ def network_rules(policy: Policy) -> NetworkRules | None:
     if policy.network not in SERVED:
         return None
     key = network_key(policy)
-    found = _rules.get(key)
-    if found is None:
+    rules = _rules.get(key)
+    if rules is None:
         if len(_rules) >= MOST_RULES:
             _rules.clear()
-        found = _rules[key] = policy.network_rules()
-    return found
+        rules = _rules[key] = policy.network_rules()
+    return rules
 
 
 def served_ports(policy: Policy) -> tuple[int, ...]:
@@ -132,8 +132,10 @@ def _close_joined(joining: asyncio.Task[tuple[Network, dict[str, Any], Sum]]) ->
 
 
 def _lost_network(policy: Policy) -> tuple[Network, NetworkRules]:
-    (ours, other), (jail_end, another) = (socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
-    for end in (other, another):
+    (ours, server_end), (jail_end, another) = (
+        socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)
+    )
+    for end in (server_end, another):
         end.close()
     ours.setblocking(False)
     return Network(jail_end, ours), policy.network_rules()

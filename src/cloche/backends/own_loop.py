@@ -31,11 +31,11 @@ class OwnLoop:
     def begin(self, make: Callable[[], Awaitable[T]], timeout_s: float | None) -> Future[T]:
         """Begin what `make` makes, in the loop; it ends by itself after so long."""
 
-        async def made() -> T:
+        async def bounded() -> T:
             async with asyncio.timeout(timeout_s):
                 return await make()
 
-        return asyncio.run_coroutine_threadsafe(made(), self.loop())
+        return asyncio.run_coroutine_threadsafe(bounded(), self.loop())
 
     def result_of(self, future: Future[T], timeout_s: float | None) -> T:
         """Wait for what was begun. Raises TimeoutError where it has not ended by itself."""

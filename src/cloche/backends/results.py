@@ -68,7 +68,7 @@ def make_result(
     outputs: tuple[Output, ...],
     usage: Usage,
     enforcement: Enforcement,
-    found: Changes,
+    changes: Changes,
     meta: Mapping[str, Any],
 ) -> Result:
     """Return a result; its `enforcement` also tells which limits were hit."""
@@ -85,13 +85,13 @@ def make_result(
         value=value,
         value_is_repr=value_is_repr,
         outputs=outputs,
-        files=found.records,
+        files=changes.records,
         usage=usage,
         enforcement=replace(enforcement, hits=verdict.hits) if verdict.hits else enforcement,
         stdout_bytes=stdout,
         stderr_bytes=stderr,
-        save_files=found.save,
-        meta={**meta, **found.meta(), **_advice(verdict.status, stdout, stderr, enforcement)},
+        save_files=changes.save,
+        meta={**meta, **changes.meta(), **_advice(verdict.status, stdout, stderr, enforcement)},
     )
 
 
@@ -99,15 +99,15 @@ def _advice(status: Status, stdout: bytes, stderr: bytes, enforcement: Enforceme
     """Return advice for a program that was refused something, and misleads about it."""
     if status not in (Status.DENIED, Status.ERROR):
         return {}
-    said = stdout[-MOST_LOOKED_AT:] + stderr[-MOST_LOOKED_AT:].lower()  # the guest's own: only searched
-    if b"ptrace" in said and b"not permitted" in said:
+    output = stdout[-MOST_LOOKED_AT:] + stderr[-MOST_LOOKED_AT:].lower()  # the guest's own: only searched
+    if b"ptrace" in output and b"not permitted" in output:
         return {"advice": NO_TRACING}
-    if b"ensurepip is not" in said or b"'ensurepip'" in said:
+    if b"ensurepip is not" in output or b"'ensurepip'" in output:
         return {"advice": NO_ENSUREPIP}
     if enforcement.level is Level.CONFINED:
-        last = said[-MOST_OF_LAST:].lower()
-        found = next((advice for pattern, advice in _CONFINED if re.search(pattern, last)), "")
-        return {"advice": found} if found else {}
+        last = output[-MOST_OF_LAST:].lower()
+        note = next((advice for pattern, advice in _CONFINED if re.search(pattern, last)), "")
+        return {"advice": note} if note else {}
     return {}
 
 

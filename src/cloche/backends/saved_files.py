@@ -59,9 +59,9 @@ class Changes:
 
     def meta(self) -> dict[str, Any]:
         """Return what a result's meta says of what was left out."""
-        found: dict[str, Any] = {"files_shared": True} if self.is_shared else {}
-        found |= {"files_skipped": self.skipped} if self.skipped else {}
-        return found | ({"files_partial": ", ".join(sorted(self.partial))} if self.partial else {})
+        notes: dict[str, Any] = {"files_shared": True} if self.is_shared else {}
+        notes |= {"files_skipped": self.skipped} if self.skipped else {}
+        return notes | ({"files_partial": ", ".join(sorted(self.partial))} if self.partial else {})
 
 
 class Source(Protocol):
@@ -103,19 +103,21 @@ def copy_out(
     _check_places(records)
     os.makedirs(directory, exist_ok=True)
     target_fd = hostfs.open_folder(directory, follows_link=True)
-    made: list[str] = []
+    new_folders: list[str] = []
     written: list[_Written] = []
     new: list[_Written] = []
     try:
         for record in records:
-            written.append(_write_one(open_source, target_fd, record, made))  # noqa: PERF401 - known when one fails
+            written.append(_write_one(open_source, target_fd, record, new_folders))  # noqa: PERF401 - known when one fails
         while written:
             if _name_one(target_fd, written[-1]):
                 new.append(written[-1])
             written.pop()
     except BaseException:
-        left = [(one.folder, one.temporary) for one in written] + [(one.folder, one.name) for one in new]
-        _undo(target_fd, left, made)
+        leftovers = [(entry.folder, entry.temporary) for entry in written] + [
+            (entry.folder, entry.name) for entry in new
+        ]
+        _undo(target_fd, leftovers, new_folders)
         raise
     finally:
         os.close(target_fd)
@@ -135,49 +137,49 @@ def _check_places(records: tuple[FileRecord, ...]) -> None:
             )
 
 
-def _write_one(open_source: OpenSource, target_fd: int, record: FileRecord, made: list[str]) -> _Written:
+def _write_one(open_source: OpenSource, target_fd: int, record: FileRecord, new_folders: list[str]) -> _Written:
     folder, _, name = record.path.rpartition("/")
-    here = _make_folder(target_fd, folder, made)
+    folder_fd = _make_folder(target_fd, folder, new_folders)
     try:
-        if _is_folder(name, here):
+        if _is_folder(name, folder_fd):
             raise SandboxFileRefused(f"cannot write {record.path!r}: a folder is in its place", path=record.path)
         with open_source(record) as source:
-            return _Written(folder, _write_beside(here, source, record), name)
+            return _Written(folder, _write_beside(folder_fd, source, record), name)
     finally:
-        os.close(here)
+        os.close(folder_fd)
 
 
-def _is_folder(name: str, here: int) -> bool:
+def _is_folder(name: str, folder_fd: int) -> bool:
     with contextlib.suppress(OSError):
-        there = hostfs.look(name, here)
-        return there is not None and stat.S_ISDIR(there.st_mode)
+        state = hostfs.look(name, folder_fd)
+        return state is not None and stat.S_ISDIR(state.st_mode)
     return False
 
 
-def _write_beside(here: int, source: Source, record: FileRecord) -> str:
+def _write_beside(folder_fd: int, source: Source, record: FileRecord) -> str:
     """Write what the record says, and return under which name: no reader sees half a file."""
-    with hostfs.new_file(here) as (temporary, target), target:
-        digest, left = hashlib.sha256(), record.size
-        while left > 0 and (data := source.read(min(CHUNK_BYTES, left))):
+    with hostfs.new_file(folder_fd) as (temporary, target), target:
+        digest, bytes_left = hashlib.sha256(), record.size
+        while bytes_left > 0 and (data := source.read(min(CHUNK_BYTES, bytes_left))):
             digest.update(data)
             target.write(data)
-            left -= len(data)
-        if left or digest.hexdigest() != record.sha256:
+            bytes_left -= len(data)
+        if bytes_left or digest.hexdigest() != record.sha256:
             raise changed_since(record)
     return temporary
 
 
-def _name_one(target_fd: int, one: _Written) -> bool:
+def _name_one(target_fd: int, entry: _Written) -> bool:
     """Rename over what is there: a link in the way is replaced, not followed. Tell whether nothing was there."""
     try:
-        here = _make_folder(target_fd, one.folder, [])
+        folder_fd = _make_folder(target_fd, entry.folder, [])
         try:
-            is_new = hostfs.look(one.name, here) is None
-            os.rename(one.temporary, one.name, src_dir_fd=here, dst_dir_fd=here)
+            is_new = hostfs.look(entry.name, folder_fd) is None
+            os.rename(entry.temporary, entry.name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
         finally:
-            os.close(here)
+            os.close(folder_fd)
     except OSError as error:
-        path = f"{one.folder}/{one.name}" if one.folder else one.name
+        path = f"{entry.folder}/{entry.name}" if entry.folder else entry.name
         raise SandboxFileError(
             f"cannot write {path!r}: {error.strerror or error}; what was there has changed meanwhile. New files were "
             "removed again, others may have been replaced; save into a folder that nobody else writes to",
@@ -186,29 +188,29 @@ def _name_one(target_fd: int, one: _Written) -> bool:
     return is_new
 
 
-def _undo(target_fd: int, names: list[tuple[str, str]], made: list[str]) -> None:
+def _undo(target_fd: int, names: list[tuple[str, str]], new_folders: list[str]) -> None:
     """Remove files by folder and name, and the folders that were made for them."""
     for folder, name in names:
         with contextlib.suppress(OSError, SandboxFileRefused):
-            here = _make_folder(target_fd, folder, [])
+            folder_fd = _make_folder(target_fd, folder, [])
             try:
-                os.unlink(name, dir_fd=here)
+                os.unlink(name, dir_fd=folder_fd)
             finally:
-                os.close(here)
-    for folder in reversed(made):
+                os.close(folder_fd)
+    for folder in reversed(new_folders):
         with contextlib.suppress(OSError, SandboxFileRefused):
             above, _, last = folder.rpartition("/")
-            here = _make_folder(target_fd, above, [])
+            folder_fd = _make_folder(target_fd, above, [])
             try:
-                os.rmdir(last, dir_fd=here)
+                os.rmdir(last, dir_fd=folder_fd)
             finally:
-                os.close(here)
+                os.close(folder_fd)
 
 
-def _make_folder(target_fd: int, folder: str, made: list[str]) -> int:
+def _make_folder(target_fd: int, folder: str, new_folders: list[str]) -> int:
     """Open a folder below, through no link; what must be `made` for that is noted there."""
     try:
-        return hostfs.descend(target_fd, folder.split("/") if folder else [], mode=0o777, created=made)
+        return hostfs.descend(target_fd, folder.split("/") if folder else [], mode=0o777, created=new_folders)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):  # nothing is in the way, but there is no room
             raise
@@ -282,7 +284,7 @@ async def in_thread(until: Until, work: Callable[[], T]) -> T:
 
     job = _executor().submit(begin)
     task = asyncio.wrap_future(job)
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody else asks for it
+    task.add_done_callback(lambda future: future.cancelled() or future.exception())  # perhaps nobody else asks for it
     try:
         await asyncio.wait([task], timeout=LONGEST_QUEUE_S)
         if job.cancel():

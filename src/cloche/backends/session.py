@@ -298,9 +298,11 @@ class Session:
             await asyncio.wait([end], timeout=1.0)
         if end.done() and isinstance(error := end.exception(), ClocheError):
             return error
-        said = self._collect().stderr.decode("utf-8", "replace").strip()[-400:]
+        stderr_tail = self._collect().stderr.decode("utf-8", "replace").strip()[-400:]
         late = "" if end.done() else f" in {self.start_timeout_s * self._transport.slowness:g} s"
-        return StartFailed(f"the {self._language} session did not start{late}{f': {said}' if said else ''}")
+        return StartFailed(
+            f"the {self._language} session did not start{late}{f': {stderr_tail}' if stderr_tail else ''}"
+        )
 
     def _collect(self, *, is_up_to_date: bool = False) -> Printed:
         """Return what was printed so far; what comes from now on belongs to the next cell."""
@@ -519,10 +521,10 @@ class Session:
     def _why(self) -> str:
         """Say how it ended, as far as that is known."""
         if self._verdict is None:
-            known = self._transport.known_end()
-            if isinstance(known, str):
-                return f" ({known})" if known else ""
-            self._verdict = self._last_verdict(known)
+            known_end = self._transport.known_end()
+            if isinstance(known_end, str):
+                return f" ({known_end})" if known_end else ""
+            self._verdict = self._last_verdict(known_end)
         return f" ({self._verdict.status}, exit code {self._verdict.exit_code})"
 
     def _verdict_of(self, frame: dict[str, Any]) -> Verdict:
@@ -540,13 +542,13 @@ class Session:
             return Verdict(status=Status.DENIED if hits else Status.ERROR, exit_code=code, hits=hits)
         return Verdict(status=Status.OK, exit_code=0, hits=hits) if hits else _OK
 
-    def _last_verdict(self, seen: Observed) -> Verdict:
+    def _last_verdict(self, observed: Observed) -> Verdict:
         """Judge a cell that ended its session: even with 0 that is an error.
 
         What was blocked is known of the whole session, not of its last cell.
         """
         refused = self._traffic.refused
-        verdict = decide(replace(seen, cause=seen.cause or self._cause, denied=0, network_refused=refused))
+        verdict = decide(replace(observed, cause=observed.cause or self._cause, denied=0, network_refused=refused))
         if verdict.status is Status.OK:
             return Verdict(status=Status.ERROR, exit_code=verdict.exit_code, hits=verdict.hits)
         return verdict
@@ -556,8 +558,8 @@ class Session:
         end = await self._transport.observe_end(self._cause)
         self._verdict = self._last_verdict(end.observed)
         usage = replace(end.usage or Usage(), wall_s=duration)
-        found = {"lost": end.lost, "refused": self._transport.link.refused[:2000]}
-        notes = {name: text for name, text in found.items() if text}
+        details = {"lost": end.lost, "refused": self._transport.link.refused[:2000]}
+        notes = {name: text for name, text in details.items() if text}
         return await self._result(None, self._verdict, usage, outputs, self._collect(), notes, timeout_s)
 
     async def _result(
@@ -571,7 +573,7 @@ class Session:
         timeout_s: float,
     ) -> Result:
         printed = outputs.left_of(printed, frame or {})
-        found = await self._changes(timeout_s)
+        changes = await self._changes(timeout_s)
         value, is_repr, is_cut = value_of(frame or {})
         last = read_output(frame or {})
         meta: dict[str, Any] = {
@@ -599,6 +601,6 @@ class Session:
             outputs=(*outputs.outputs, *([last] if last is not None else ())),
             usage=usage,
             enforcement=self._enforcement,
-            found=found,
+            changes=changes,
             meta=meta,
         )

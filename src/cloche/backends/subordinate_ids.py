@@ -54,7 +54,7 @@ class SubordinateIds:
         self._link: socket.socket | None = None
         os.close(claim_outside_id(first, count, lock_folders).held)
         self._take()
-        _taken.append(self)
+        _held_ranges.append(self)
         os.register_at_fork(after_in_child=self._forget)
 
     def _take(self) -> None:
@@ -182,23 +182,23 @@ async def make_seen(show: Show, mount: int) -> None:
         return
     fd = os.dup(mount)
 
-    def let_go(done: asyncio.Future[None]) -> None:
+    def let_go(future: asyncio.Future[None]) -> None:
         os.close(fd)
-        if not done.cancelled():
-            done.exception()  # perhaps nobody else asks for it
+        if not future.cancelled():
+            future.exception()  # perhaps nobody else asks for it
 
     task = asyncio.ensure_future(asyncio.to_thread(show, fd))
     task.add_done_callback(let_go)
     await asyncio.shield(task)
 
 
-_taken: list[SubordinateIds] = []
+_held_ranges: list[SubordinateIds] = []
 
 
 def rest() -> None:
     """End the mappers of this process, until they are needed again."""
-    for one in _taken:
-        one.rest()
+    for ids in _held_ranges:
+        ids.rest()
 
 
 atexit.register(rest)
@@ -215,11 +215,11 @@ def take_range(uid: int, gid: int, *, hindrance: Callable[[], str]) -> Subordina
         return f"uid {uid} has no name, and so no line in {FILES['newuidmap']}"
     ranges = {}
     for program, path in FILES.items():
-        found = _read_range(path, user.pw_name, uid, gid if program == "newgidmap" else uid)
-        if found is None:
+        id_range = _read_range(path, user.pw_name, uid, gid if program == "newgidmap" else uid)
+        if id_range is None:
             return f"{path} has no range of {LEAST_IDS} ids or more for {user.pw_name}"
-        ranges[program] = found
-    first, count = ranges["newuidmap"][0], min(found[1] for found in ranges.values())
+        ranges[program] = id_range
+    first, count = ranges["newuidmap"][0], min(id_range[1] for id_range in ranges.values())
     import shutil  # with all its compressors; who has no range needs none
 
     arguments = []

@@ -153,15 +153,15 @@ def other_languages() -> tuple[tuple[str, ...], tuple[str, ...]]:
 @lru_cache(maxsize=4)
 def _programs_in(folders: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     binds: list[str] = []
-    places: list[str] = []
-    for engine in (engine for name, one in LANGUAGES.items() if name != "python" for engine in one.engines):
+    program_folders: list[str] = []
+    for engine in (engine for name, language in LANGUAGES.items() if name != "python" for engine in language.engines):
         programs = [(name, _find_program(name, folders)) for name in engine.programs]
         for name, program in programs:
-            if program is not None and all(one for _, one in programs):
+            if program is not None and all(program_path for _, program_path in programs):
                 binds += program.binds
                 if os.path.basename(program.path) == name:
-                    places.append(os.path.dirname(program.path))
-    return _outermost(binds), tuple(one for one in dict.fromkeys(places) if one not in SYSTEM_FOLDERS)
+                    program_folders.append(os.path.dirname(program.path))
+    return _outermost(binds), tuple(folder for folder in dict.fromkeys(program_folders) if folder not in SYSTEM_FOLDERS)
 
 
 def languages_here() -> tuple[str, ...]:
@@ -195,10 +195,16 @@ def package_managers(shown: tuple[str, ...]) -> tuple[str, ...]:
         for entry in os.scandir(f"{top}/lib")
         if entry.name.startswith("python3")
     ]
-    places = [*libraries, *(f"{one}/{kind}-packages" for one in libraries for kind in ("site", "dist")), *shown]
-    modules = [os.path.realpath(f"{place}/{name}") for place in places for name in _INSTALLING_MODULES]
-    found = [one for one in programs if os.path.basename(one) not in _MULTICALL] + list(filter(os.path.exists, modules))
-    return _outermost(one for one in found if _is_below(one, tops))
+    module_folders = [
+        *libraries,
+        *(f"{library}/{kind}-packages" for library in libraries for kind in ("site", "dist")),
+        *shown,
+    ]
+    modules = [os.path.realpath(f"{folder}/{name}") for folder in module_folders for name in _INSTALLING_MODULES]
+    installers = [program for program in programs if os.path.basename(program) not in _MULTICALL] + list(
+        filter(os.path.exists, modules)
+    )
+    return _outermost(path for path in installers if _is_below(path, tops))
 
 
 def default_search_path(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
@@ -229,20 +235,20 @@ def engine_version(toolchain: Toolchain) -> str:
 
 def _try_engine(engine: Engine, folders: tuple[str, ...]) -> tuple[Toolchain | None, str]:
     """Return the engine's toolchain, or None with what it lacks."""
-    found: dict[str, _Found] = {}
+    found_programs: dict[str, _Found] = {}
     for name in engine.programs:
         program = _find_program(name, folders)
         if program is None:
             return None, f"{name} is missing"
-        found[name] = program
+        found_programs[name] = program
     main = engine.programs[0]
     if engine.least_version:
-        version = _program_version(main, found[main].path)
+        version = _program_version(main, found_programs[main].path)
         if version_numbers(version) < engine.least_version:
-            least = ".".join(map(str, engine.least_version))
-            return None, f"{main} is {version or 'of unknown version'}, older than {least}"
-    programs = MappingProxyType({name: program.path for name, program in found.items()})
-    binds = _outermost([*(bind for program in found.values() for bind in program.binds), *_settings(engine)])
+            least_version = ".".join(map(str, engine.least_version))
+            return None, f"{main} is {version or 'of unknown version'}, older than {least_version}"
+    programs = MappingProxyType({name: program.path for name, program in found_programs.items()})
+    binds = _outermost([*(bind for program in found_programs.values() for bind in program.binds), *_settings(engine)])
     return Toolchain(engine=engine, programs=programs, binds=binds), ""
 
 
@@ -255,9 +261,9 @@ def _find_program(name: str, folders: Iterable[str]) -> _Found | None:
     for folder in folders:
         path = os.path.join(folder, name)
         if os.path.isfile(path) and os.access(path, os.X_OK):
-            found = _resolve(name, path)
-            if found is not None:
-                return found
+            resolved = _resolve(name, path)
+            if resolved is not None:
+                return resolved
     return None
 
 
@@ -328,7 +334,7 @@ def find_version(line: str) -> str:
 
 def version_numbers(line: str) -> tuple[int, ...]:
     """Return the version in what a program says of itself, as numbers."""
-    return tuple(int(part) for part in find_version(line).split(".") if part)
+    return tuple(int(number) for number in find_version(line).split(".") if number)
 
 
 def _age(path: str) -> int:
@@ -400,9 +406,9 @@ def _python_parts(path: str) -> list[str]:
     import sysconfig
 
     paths = sysconfig.get_paths()
-    parts = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    parts += [path, os.path.realpath(path), f"{sys.prefix}/pyvenv.cfg"]
-    return [part for part in parts if os.path.exists(part)]
+    folders = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders += [path, os.path.realpath(path), f"{sys.prefix}/pyvenv.cfg"]
+    return [folder for folder in folders if os.path.exists(folder)]
 
 
 def _is_shown(path: str) -> bool:
@@ -435,16 +441,16 @@ def _homes() -> tuple[str, ...]:
 
 def _absolute(path_list: str) -> list[str]:
     """Split a search path; relative entries depend on the working directory and are dropped."""
-    return [os.path.normpath(part) for part in path_list.split(os.pathsep) if os.path.isabs(part)]
+    return [os.path.normpath(entry) for entry in path_list.split(os.pathsep) if os.path.isabs(entry)]
 
 
 def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
     """Drop paths that lie below others."""
-    kept: list[str] = []
+    outermost: list[str] = []
     for path in sorted(set(paths)):
-        if not _is_below(path, kept):
-            kept.append(path)
-    return tuple(kept)
+        if not _is_below(path, outermost):
+            outermost.append(path)
+    return tuple(outermost)
 
 
 def root_variables(prefixes: Iterable[str]) -> dict[str, str]:
@@ -455,12 +461,14 @@ def root_variables(prefixes: Iterable[str]) -> dict[str, str]:
 def suggested_prefixes(path: str) -> tuple[str, ...]:
     """Return the folders to show for a program of this host: its own, that of its interpreter, those links lead to."""
     paths = [path]
-    for one in paths:  # to which it adds, a few at most
+    for shown_path in paths:  # to which it adds, a few at most
         if len(paths) < 16:
-            paths += [further for further in (*_link_of(one), *_interpreter_of(one)) if further not in paths]
+            paths += [
+                further for further in (*_link_of(shown_path), *_interpreter_of(shown_path)) if further not in paths
+            ]
     if os.path.basename(os.path.realpath(path)) == "rustup":
         paths.append(os.path.join(os.environ.get("RUSTUP_HOME") or os.path.expanduser("~/.rustup"), "bin", "rustc"))
-    return _outermost(_prefix_of(one) for one in paths if not _is_shown(one))
+    return _outermost(_prefix_of(path) for path in paths if not _is_shown(path))
 
 
 def _link_of(path: str) -> list[str]:
@@ -476,8 +484,8 @@ def _interpreter_of(path: str) -> list[str]:
             line = file.readline(256)
     except OSError:
         return []
-    words = os.fsdecode(line[2:]).split() if line.startswith(b"#!") else []
-    return words[:1]
+    arguments = os.fsdecode(line[2:]).split() if line.startswith(b"#!") else []
+    return arguments[:1]
 
 
 def _prefix_of(path: str) -> str:

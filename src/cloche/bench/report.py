@@ -105,8 +105,8 @@ def _run_scenario(event: Scenario, setting: Setting, log: Tell) -> Report:
         rows = {
             case.name: {"call": case.call, **row(times[case.name], reference)} for case in present if case.name in times
         }
-        for name, one in rows.items():
-            one["ms"] = [round(ms, 3) for ms in times[name].ms]
+        for name, measured in rows.items():
+            measured["ms"] = [round(ms, 3) for ms in times[name].ms]
         fit = [case for case in present if case.name in event.at_full_speed and case.name in times]
         if fit:
             log(f"{', '.join(case.name for case in fit)}: up to {setting.runs} runs from {THREADS} threads, in stints")

@@ -349,7 +349,7 @@ def result_of(
         outputs=told.outputs,
         usage=end.usage,
         enforcement=enforcement,
-        found=found,
+        changes=found,
         meta={**common, **notes, **told.notes(), **traffic.notes()},
     )
 

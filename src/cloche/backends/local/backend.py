@@ -77,20 +77,20 @@ class LocalBackend:
         """Return the languages that may have sessions, here where their programs are."""
         return tuple(DRIVERS)
 
-    def _capabilities(self, wanted: Level | None) -> Capabilities:
+    def _capabilities(self, required_level: Level | None) -> Capabilities:
         try:
             host = self._host()
         except OSError as error:
             return Capabilities(backend=self.name, available=False, reason=str(error), remedy=DOCTOR)
         best = host.level()
-        level = best if wanted is None else wanted
+        level = best if required_level is None else required_level
         return Capabilities(
             backend=self.name,
             available=level <= best,
             level=level,
             controls=local_controls(level, host) if level <= best else {},
             networks=_networks(level),
-            reason=_why_not(level, host) if wanted is not None else _why_not_higher(host),
+            reason=_why_not(level, host) if required_level is not None else _why_not_higher(host),
             remedy=remedy(host, look_around()),
             not_live=_why_no_life(level, host),
         )
@@ -151,8 +151,8 @@ class LocalBackend:
         """Come back into a sandbox that is kept; see core.protocols.SupportsNames."""
 
         def make() -> LocalLiveSandbox:
-            made = _live_class(enforcement.level)
-            return made(policy=policy, limits=limits, enforcement=enforcement, host=self._host())
+            sandbox_class = _live_class(enforcement.level)
+            return sandbox_class(policy=policy, limits=limits, enforcement=enforcement, host=self._host())
 
         async def join(sandbox: LocalLiveSandbox) -> None:
             await sandbox.join(await connect(), join_network, check_greeting=check_greeting)
@@ -177,8 +177,8 @@ class LocalBackend:
                 remedy=f"{_remedy(host) if host.level() < Level.JAIL else 'Ask for no other level, or for jail.'} "
                 "Without live=True, runs take turns at any level.",
             )
-        made = _live_class(enforcement.level)
-        return made(policy=policy, limits=limits, enforcement=enforcement, host=host, keeping=keeping)
+        sandbox_class = _live_class(enforcement.level)
+        return sandbox_class(policy=policy, limits=limits, enforcement=enforcement, host=host, keeping=keeping)
 
     def _settle(self, policy: Policy) -> tuple[Host, Enforcement]:
         try:
@@ -204,19 +204,21 @@ class LocalBackend:
         last = self._last
         if last is not None and last[0] is policy and last[1] is host:  # which spares looking at each of its fields
             return last[2]
-        found = self._settled.get(policy)
-        if found is None or found[0] is not host:
+        settled = self._settled.get(policy)
+        if settled is None or settled[0] is not host:
             level = _choose_level(policy, host)
             enforcement = Enforcement(level=level, controls=local_controls(level, host))
             if policy.network in SERVED and level in (Level.JAIL, Level.CONFINED):
-                way = NAMESPACE if level is Level.JAIL else CONNECTED
-                enforcement = with_network(enforcement, policy.network, is_proxied=bool(operator_proxies()), way=way)
+                path_kind = NAMESPACE if level is Level.JAIL else CONNECTED
+                enforcement = with_network(
+                    enforcement, policy.network, is_proxied=bool(operator_proxies()), path_kind=path_kind
+                )
             _check(policy, enforcement, host)
             if len(self._settled) >= MOST_SETTLED:
                 self._settled.clear()
-            found = self._settled[policy] = (host, enforcement)
-        self._last = (policy, *found)
-        return found[1]
+            settled = self._settled[policy] = (host, enforcement)
+        self._last = (policy, *settled)
+        return settled[1]
 
     def drain(self) -> None:
         """End this process's warm templates and the sandboxes made ahead; the next run starts cold."""
@@ -296,22 +298,24 @@ def _why_no_life(level: Level, host: Host) -> str:
 
         return why_no_life(host)
     why = f" ({_why_not_higher(host)})" if host.level() < Level.JAIL else ""
-    least = "level jail or confined, and this one has level"
-    return "" if level is Level.JAIL else f"a sandbox that lives needs {least} {level}{why}"
+    requirement = "level jail or confined, and this one has level"
+    return "" if level is Level.JAIL else f"a sandbox that lives needs {requirement} {level}{why}"
 
 
 def _choose_level(policy: Policy, host: Host) -> Level:
     """Take the level the policy names, else the strongest of `jail` and `confined`."""
     best = host.level()
-    wanted = policy.level
-    if wanted is None:
+    policy_level = policy.level
+    if policy_level is None:
         is_excused = best >= Level.PROCESS and set(policy.best_effort) >= set(LOST_BELOW_CONFINED)
         if best < Level.CONFINED and not is_excused:
             raise BackendUnavailable(f"neither jail nor confined works here: {_why_not_higher(host)}. {_remedy(host)}")
         return best
-    if wanted > best:
-        raise BackendUnavailable(f"level {wanted} cannot be reached here: {_why_not_higher(host)}. {_remedy(host)}")
-    return wanted
+    if policy_level > best:
+        raise BackendUnavailable(
+            f"level {policy_level} cannot be reached here: {_why_not_higher(host)}. {_remedy(host)}"
+        )
+    return policy_level
 
 
 def _networks(level: Level) -> tuple[NetworkMode, ...]:
@@ -345,11 +349,11 @@ def _check(policy: Policy, enforcement: Enforcement, host: Host) -> None:
 
 
 def _remedy(host: Host) -> str:
-    found = remedy(host, look_around())
-    if not found and not host.cgroup_version:  # at jail, limits of a control group are what is missing most
-        found = group_remedy(host.uid, is_unified=has_unified_groups())
+    advice = remedy(host, look_around())
+    if not advice and not host.cgroup_version:  # at jail, limits of a control group are what is missing most
+        advice = group_remedy(host.uid, is_unified=has_unified_groups())
     see = f"{DOCTOR} to see what this host can enforce."
-    return f"To fix it: {found}; or {see}" if found else f"To fix it: {see}"
+    return f"To fix it: {advice}; or {see}" if advice else f"To fix it: {see}"
 
 
 def _why_not(level: Level, host: Host) -> str:

@@ -94,9 +94,13 @@ def search_path(home: str, path: str, is_there: bool) -> str:
 def shown(policy: Policy) -> tuple[str, ...]:
     """Return what is shown of the host's toolchains: those of all languages, but what a view of a folder shows."""
     folder, python = policy.host_folder, python_toolchain().binds
-    views = [one.path for one in (folder, *folder.read_only)] if folder is not None else []
-    others = [path for path in other_languages()[0] if not any(layout.is_below(path, one) for one in (*views, *python))]
-    return (*python, *others)
+    views = [view.path for view in (folder, *folder.read_only)] if folder is not None else []
+    other_paths = [
+        path
+        for path in other_languages()[0]
+        if not any(layout.is_below(path, shown_path) for shown_path in (*views, *python))
+    ]
+    return (*python, *other_paths)
 
 
 def mode_of(name: str, mode: int, shown: Sequence[str]) -> int:

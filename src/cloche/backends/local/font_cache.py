@@ -67,26 +67,26 @@ async def find_fonts(shown: Sequence[str], make: Callable[[], Awaitable[bytes]])
     if not folder or not key:
         return None
     name = f"{hashlib.blake2b(os.fsencode(sys.executable), digest_size=8).hexdigest()}.list"
-    found = read_cache(folder, name, key, is_own=True)
-    if found is None:
+    content = read_cache(folder, name, key, is_own=True)
+    if content is None:
         begun, marker = f"{name}.begun", marshal.dumps((key, int(time.time() // _AGAIN_S)))
         if read_cache(folder, begun, marker, is_own=True) is not None:
             return None
         if not write_cache(folder, begun, marker, b"", is_own=True):
             return None
         try:
-            found = await make()
+            content = await make()
         except BaseException:  # who was interrupted has not failed: the next one makes it
             write_cache(folder, begun, b"", b"", is_own=True)
             raise
-        if _parted(found) is not None:
-            write_cache(folder, name, key, found, is_own=True)
-    return _parted(found)
+        if _parted(content) is not None:
+            write_cache(folder, name, key, content, is_own=True)
+    return _parted(content)
 
 
-def _parted(found: bytes) -> FontList | None:
-    name, _, text = found.partition(b"\n")
-    if not text or len(text) > MOST_BYTES or not found.isascii() or _NAME.fullmatch(name.decode()) is None:
+def _parted(content: bytes) -> FontList | None:
+    name, _, text = content.partition(b"\n")
+    if not text or len(text) > MOST_BYTES or not content.isascii() or _NAME.fullmatch(name.decode()) is None:
         return None
     return FontList(name=name.decode(), text=text.decode())
 

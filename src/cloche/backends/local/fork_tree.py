@@ -139,13 +139,13 @@ class ForkTree:
                 orders.insert(0, self._ask("group", {"cgroup": self._cgroup()}, clone=node.number))
             await asyncio.gather(*orders)
             self._request_id += 1
-            asked = await parent.pipes.ask_for_clone(self._request_id, pipes, self._answer_s)
-            await self._first_of(asked, parent.pipes.link.lost, self.end, longest_s=self._answer_s)
-            if not asked.done():
+            answer = await parent.pipes.ask_for_clone(self._request_id, pipes, self._answer_s)
+            await self._first_of(answer, parent.pipes.link.lost, self.end, longest_s=self._answer_s)
+            if not answer.done():
                 has_ended = parent.pipes.link.lost.done() or self.end.done()
                 why = "ended" if has_ended else "did not answer (a task in it that never awaits, say)"
                 raise StartFailed(f"the session {why} while it was cloned{_stderr_tail(parent.pipes)}")
-            error = asked.result().get("error")
+            error = answer.result().get("error")
             if error is not None:
                 why = str(error.get("message"))[:2000] if isinstance(error, dict) else "no reason"
                 raise InvalidRequest(f"this session cannot be cloned: it has {why}")
@@ -202,19 +202,22 @@ class ForkTree:
 
     def _cgroup(self) -> Mapping[str, Any] | None:
         """Return a control group of its own for a fork; everything else shares the session's."""
-        given = self.spec.cgroup
-        if given is None:
+        session_group = self.spec.cgroup
+        if session_group is None:
             return None
         name = os.urandom(6).hex()
-        folders = {kind: f"{path.rpartition('-')[0]}-{name}" for kind, path in given["folders"].items()}
-        return {**given, "folders": folders}
+        folders = {kind: f"{path.rpartition('-')[0]}-{name}" for kind, path in session_group["folders"].items()}
+        return {**session_group, "folders": folders}
 
     def children(self, node: Node) -> list[Node]:
-        return [one for one in self.nodes.values() if one.parent is node]
+        return [child for child in self.nodes.values() if child.parent is node]
 
     def others_below(self, node: Node, runner: Node) -> bool:
         """Tell whether another session than that of `runner` lives below `node`."""
-        return any(one.is_runner and one is not runner and _is_below(one, node) for one in self.nodes.values())
+        return any(
+            other_node.is_runner and other_node is not runner and _is_below(other_node, node)
+            for other_node in self.nodes.values()
+        )
 
     async def go_on(self, node: Node) -> Node:
         """Return where a session goes on that stands at `node`: there, or in the spare clone while forks of it live."""
@@ -243,7 +246,7 @@ class ForkTree:
     async def prune(self) -> None:
         """End what nobody needs any more."""
         async with self._turn:
-            while unneeded := [one for one in self.nodes.values() if self._is_unneeded(one)]:
+            while unneeded := [node for node in self.nodes.values() if self._is_unneeded(node)]:
                 for node in unneeded:
                     await self._drop(node)
             for node in list(self.nodes.values()):
@@ -335,8 +338,8 @@ def _stderr_tail(pipes: SessionPipes) -> str:
     return f": {text}" if text else ""
 
 
-def _is_below(node: Node, other: Node) -> bool:
+def _is_below(node: Node, ancestor: Node) -> bool:
     above: Node | None = node
-    while above is not None and above is not other:
+    while above is not None and above is not ancestor:
         above = above.parent
-    return above is other
+    return above is ancestor

@@ -383,10 +383,10 @@ class Connection:
         if slot is None or slot.handoff is None:
             return fds
         slot.account_failure()
-        found = self._take_guest_workspace() or fds
-        for fd in set(fds) - set(found):
+        workspace_fds = self._take_guest_workspace() or fds
+        for fd in set(fds) - set(workspace_fds):
             os.close(fd)
-        return found
+        return workspace_fds
 
     def _read_handoff(self, handoff: HandoffSocket, end: asyncio.Future[dict[str, Any]], on_message: OnMessage) -> None:
         """Receive what has come over the handoff socket."""
@@ -411,21 +411,21 @@ class Connection:
     def _conclude(
         self,
         source: Source,
-        found: Conclusion | None,
+        conclusion: Conclusion | None,
         body: dict[str, Any],
         end: asyncio.Future[dict[str, Any]],
     ) -> None:
         """Act upon what a message says of the end."""
-        if found is None or end.done():
+        if conclusion is None or end.done():
             return
-        if isinstance(found, dict):
+        if isinstance(conclusion, dict):
             if source == "jail":
-                found["wall_s"] = monotonic() - self._run.started_at
+                conclusion["wall_s"] = monotonic() - self._run.started_at
             if self._slot is not None:
-                self._slot.account(found, is_watched=source == "helper")
-            end.set_result(found)
-        elif isinstance(found, Exception):
-            end.set_exception(found)
+                self._slot.account(conclusion, is_watched=source == "helper")
+            end.set_result(conclusion)
+        elif isinstance(conclusion, Exception):
+            end.set_exception(conclusion)
         else:
             self.notify("over", number=self._run.number, ended=body)
 
@@ -434,9 +434,9 @@ class Connection:
         run = self._run
         if run.started_at:
             return
-        at, device = handoff.start_of(run.number)
-        if at:
-            body = {"at": at}
+        started_at, device = handoff.start_of(run.number)
+        if started_at:
+            body = {"at": started_at}
             run.take("status", "started", body)
             if self._guest_workspace and os.fstat(self._guest_workspace[0]).st_dev != device:
                 raise OutcomeUnknown("the workspace that came with the guest is another one's; its files are not read")
@@ -445,8 +445,8 @@ class Connection:
 
     def _take_guest_workspace(self) -> list[int]:
         """Return the workspace of the guest that was given orders, to be owned by who asks."""
-        found, self._guest_workspace = self._guest_workspace or [], []
-        return found
+        workspace_fds, self._guest_workspace = self._guest_workspace or [], []
+        return workspace_fds
 
     def _close_guest_workspace(self) -> None:
         for fd in self._take_guest_workspace():
@@ -476,7 +476,7 @@ class Connection:
         if tag in END and handoff is not None:
             self._read_handoff(handoff, end, on_message)
             self._note_start(handoff, on_message)
-        found = run.take("helper", tag, body)
+        conclusion = run.take("helper", tag, body)
         if tag == "ended":
             self._note_end(body, on_message)
         elif tag == "failed":
@@ -489,7 +489,7 @@ class Connection:
             self._take_answer(body, fds)
         else:
             on_message(tag, body, fds)
-        self._conclude("helper", found, body, end)
+        self._conclude("helper", conclusion, body, end)
 
     def _note_end(self, body: dict[str, Any], on_message: OnMessage) -> None:
         """Take note, with a prefork jail, of what the end of a run means for it, and take over an unused workspace."""
@@ -610,8 +610,8 @@ class Connection:
 
     def _loss(self) -> Exception:
         handoff, run = self._slot.handoff if self._slot is not None else None, self._run
-        if handoff is not None and not run.started_at and (at := handoff.start_of(run.number)[0]):
-            run.take("status", "started", {"at": at})
+        if handoff is not None and not run.started_at and (started_at := handoff.start_of(run.number)[0]):
+            run.take("status", "started", {"at": started_at})
         return run.loss()
 
     def _drop(self) -> None:

@@ -134,13 +134,13 @@ def build_spec(level: Level, policy: Policy, limits: Limits, host: Host, guest_p
     if level is not Level.JAIL:
         return _new_spec(level, policy, limits, host, guest_paths)
     key = (policy.user, policy.writable_paths, limits, guest_paths, network_key(policy), modules_of(policy.layers))
-    found = _JAILS.get(key)
-    if found is None or found[0] is not host:
+    jail = _JAILS.get(key)
+    if jail is None or jail[0] is not host:
         if len(_JAILS) >= MOST_JAILS:
             _JAILS.clear()
-        found = _JAILS[key] = (host, _new_spec(level, policy, limits, host, guest_paths))
-    spec = found[1].copy()  # its fields are replaced, never changed
-    spec.origin = found[1]
+        jail = _JAILS[key] = (host, _new_spec(level, policy, limits, host, guest_paths))
+    spec = jail[1].copy()  # its fields are replaced, never changed
+    spec.origin = jail[1]
     spec.cgroup = _cgroup(limits, host)
     return spec
 
@@ -177,12 +177,12 @@ def _new_spec(level: Level, policy: Policy, limits: Limits, host: Host, guest_pa
         spec.prefork_ucounts = ucounts(is_forkable=False, is_prefork=True)
     if level in (Level.JAIL, Level.CONFINED):
         spec.network = {"ports": list(served_ports(policy))} if network_rules(policy) is not None else None
-        is_counted, asked = bool(host.cgroup_version), {"one_uid": False, "network": False}
+        is_counted, kernel_options = bool(host.cgroup_version), {"one_uid": False, "network": False}
         if level is Level.CONFINED:
-            asked = {"one_uid": not host.owns_ids, "network": spec.network is not None}
-            spec.answered = answered_calls(os.uname().machine, counted=is_counted, **asked)
+            kernel_options = {"one_uid": not host.owns_ids, "network": spec.network is not None}
+            spec.answered = answered_calls(os.uname().machine, counted=is_counted, **kernel_options)
         is_confined, version = level is Level.CONFINED, host.landlock_abi
-        spec.seccomp = filter_for(confined=is_confined, counted=is_counted, landlock=version, **asked)
+        spec.seccomp = filter_for(confined=is_confined, counted=is_counted, landlock=version, **kernel_options)
         spec.prefork_filter = filter_for(confined=False, counted=bool(host.cgroup_version), prefork=True)
         spec.landlock = _landlock(level, guest_paths, policy) if host.landlock_abi else None
         spec.landlock_abi = host.landlock_abi
@@ -198,11 +198,12 @@ def _memory_stat() -> str:
 
 def move(spec: Spec, folder: str) -> Spec:
     """Return the same sandbox below level jail with its folders in another one."""
-    moved, at = spec.copy(), len(spec.folder)
+    moved, old_length = spec.copy(), len(spec.folder)
     moved.move(folder)
     if spec.landlock is not None:
         moved.landlock = [
-            (folder + path[at:] if path.startswith(f"{spec.folder}/") else path, kind) for path, kind in spec.landlock
+            (folder + path[old_length:] if path.startswith(f"{spec.folder}/") else path, kind)
+            for path, kind in spec.landlock
         ]
     return moved
 
@@ -223,7 +224,10 @@ def show_toolchain(
     """Let one run see a toolchain's folders and files, and the layers of packages; a `single` one, no installers."""
     toolchain, paths = paths, (*paths, *policy.layers) if policy.layers else paths
     if policy.toolchains and spec.level == "jail":
-        paths = (*paths, *(path for path in policy.toolchains if not any(layout.is_below(path, one) for one in paths)))
+        paths = (
+            *paths,
+            *(path for path in policy.toolchains if not any(layout.is_below(path, shown_path) for shown_path in paths)),
+        )
         run.covered = list(policy.toolchains_hidden)
     if spec.level == "jail":
         run.binds = list(paths)
@@ -259,9 +263,9 @@ def show_folder(run: Run, spec: Spec, folder: HostFolder, host: Host) -> None:
 
     As root their files are shown as the guest's own. Raises BackendUnavailable where this host cannot do that.
     """
-    at = folder.at.lstrip("/")
-    links = [("symlink", folder.at, "workspace")] if at != "workspace" else []
-    rows = [_overlay(run, spec, one, host, number) for number, one in enumerate((folder, *folder.read_only))]
+    mount_point = folder.at.lstrip("/")
+    links = [("symlink", folder.at, "workspace")] if mount_point != "workspace" else []
+    rows = [_overlay(run, spec, view, host, number) for number, view in enumerate((folder, *folder.read_only))]
     if folder.git is not None:
         rows.insert(1, _overlay(run, spec, folder.git, host, 0, is_inner=True))
     texts = [("text", "etc/gitconfig", folder.git_config)] if folder.git_config else []
@@ -389,24 +393,24 @@ def _cgroup(limits: Limits, host: Host) -> dict[str, Any] | None:
 
 
 def guest_environment(
-    guest_paths: GuestPaths, given: Mapping[str, str], toolchain: Mapping[str, str]
+    guest_paths: GuestPaths, requested: Mapping[str, str], toolchain: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the guest's whole environment: a fixed minimum, the toolchain's, then what the request gives."""
     minimum = layout.guest_variables(guest_paths.workspace, guest_paths.tmp)
     settings = {} if not guest_paths.folder else {**NO_HOST_SETTINGS, **(NAMES if guest_paths.is_confined else {})}
-    found = {"PATH": layout.search_path(), **minimum, **settings, **toolchain, **given}
-    return layout.with_startup(found, guest_paths.startup)
+    variables = {"PATH": layout.search_path(), **minimum, **settings, **toolchain, **requested}
+    return layout.with_startup(variables, guest_paths.startup)
 
 
-def with_toolchains(env: Mapping[str, str], policy: Policy, given: Mapping[str, str]) -> dict[str, str]:
+def with_toolchains(env: Mapping[str, str], policy: Policy, requested: Mapping[str, str]) -> dict[str, str]:
     """Return an environment in which programs of the toolchains that were asked for are found; what is given stays.
 
     They come before the system's of the same name, as on the caller's own PATH: cargo calls the rustc beside it.
     """
     if not policy.toolchains_path:
         return dict(env)
-    places = os.pathsep.join((*policy.toolchains_path, layout.SYSTEM_PATH))
-    path = {} if "PATH" in given else {"PATH": env["PATH"].replace(layout.SYSTEM_PATH, places, 1)}
+    search_path = os.pathsep.join((*policy.toolchains_path, layout.SYSTEM_PATH))
+    path = {} if "PATH" in requested else {"PATH": env["PATH"].replace(layout.SYSTEM_PATH, search_path, 1)}
     return {**root_variables(policy.toolchains), **env, **path}
 
 
@@ -526,15 +530,15 @@ def _build_program(
 def _environment(toolchain: Toolchain, guest_paths: GuestPaths, source: str, build: str) -> Mapping[str, str]:
     """Return a program's variables besides those of the request; Python's toolchain is the same for ever."""
     key = (guest_paths, source)
-    found = _environments.get(key) if toolchain is python_toolchain() else None
-    if found is None:
+    variables = _environments.get(key) if toolchain is python_toolchain() else None
+    if variables is None:
         env = {**render_env(toolchain.engine, source, build), **toolchain.env}
-        found = guest_environment(guest_paths, {}, env)
+        variables = guest_environment(guest_paths, {}, env)
         if toolchain is python_toolchain():
             if len(_environments) >= MOST_ENVIRONMENTS:
                 _environments.clear()
-            _environments[key] = found
-    return found
+            _environments[key] = variables
+    return variables
 
 
 def _finished(
@@ -545,8 +549,8 @@ def _finished(
     language: Language | None,
 ) -> Program:
     run.files, run.timeout_s = [(file.path, file.mode, file.data) for file in files], timeout_s
-    given = {file.path: file.data for file in files}
-    return Program(run=run, toolchain=toolchain, language=language, given=given)
+    contents = {file.path: file.data for file in files}
+    return Program(run=run, toolchain=toolchain, language=language, given=contents)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

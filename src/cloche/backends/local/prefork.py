@@ -176,12 +176,12 @@ def choose_second_start(slot: Slot | None, failed: Start, *, is_open: bool) -> S
 
 
 def _remembered(key: Hashable, compile_it: Callable[[], Building]) -> Building:
-    found = _buildings.get(key)
-    if found is None:
+    building = _buildings.get(key)
+    if building is None:
         if len(_buildings) >= MOST_BUILDINGS:
             _buildings.clear()
-        found = _buildings[key] = compile_it()
-    return found
+        building = _buildings[key] = compile_it()
+    return building
 
 
 def warm_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: bool = False) -> WarmJail:
@@ -189,19 +189,19 @@ def warm_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: 
 
     One that `is_kept` has an interpreter ready, whatever the run is: the sandbox's next one may be Python's.
     """
-    known = (
+    jail_key = (
         spec.origin, network_key(policy), spec.outside is None, spec.cgroup is None, tuple(run.binds),
         tuple(run.private), tuple(run.covered), tuple(run.replaced), run.python is None, len(run.commands) <= 1,
         is_kept,
     )  # fmt: skip
-    found = _jails.get(known)
-    if found is None or spec.origin is None:
-        found = _new_jail(policy, limits, spec, run, is_kept=is_kept)
+    jail = _jails.get(jail_key)
+    if jail is None or spec.origin is None:
+        jail = _new_jail(policy, limits, spec, run, is_kept=is_kept)
         if len(_jails) >= MOST_BUILDINGS:
             _jails.clear()
         if spec.origin is not None:
-            _jails[known] = found
-    return found
+            _jails[jail_key] = jail
+    return jail
 
 
 def _new_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: bool) -> WarmJail:
@@ -244,12 +244,12 @@ def pool_for(policy: Policy, host: Host) -> Pool:
     """Return this process's pool for what a policy wants loaded."""
     key = (policy.preload, host.cgroup_version, host.namespace)
     with _lock:
-        found = _pools.pop(key, None) or _new_pool(policy, host)
-        _pools[key] = found  # the last one used is the last one to go
+        chosen_pool = _pools.pop(key, None) or _new_pool(policy, host)
+        _pools[key] = chosen_pool  # the last one used is the last one to go
         surplus = [_pools.pop(next(iter(_pools)))] if len(_pools) > MOST_POOLS else []
     for pool in surplus:
         pool.close()
-    return found
+    return chosen_pool
 
 
 def preload_settings(modules: Sequence[str], home: str, env: Mapping[str, str]) -> dict[str, Any]:

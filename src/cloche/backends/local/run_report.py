@@ -1,7 +1,7 @@
-"""The end of a run: what three sources report of it, which of them is believed, and what the report says.
+"""The end of a run: three sources report it. `RunEnd` decides which report counts; `observed` and `usage` read it.
 
-`RunEnd` decides, without I/O and without a clock. `observed` and `usage` read the report. How many runs go on at once
-in this process is counted here too: more than there are processors, and some have to wait for one.
+`RunEnd` uses no I/O and no clock. This module also counts the runs of this process that are under way: when they
+outnumber the processors, some wait for one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ os.register_at_fork(after_in_child=_running.clear)
 
 
 class Ask(enum.Enum):
-    """Say that the end is not decided by what was reported."""
+    """Say that the report received so far does not decide the end."""
 
     HELPER = enum.auto()  # hand the jail's report on to the helper, whose own decides
 
@@ -39,20 +39,20 @@ Conclusion = dict[str, Any] | ClocheError | Ask
 class RunEnd:
     """Decide how one run ended.
 
-    Theory of operation: the jail reports an end first, and its report is enough for a short run of which the helper can
-    know no more. Of all others, of one that was killed, and of one whose start nobody reported, the helper's report
-    decides. Before anything of the helper's is taken that ends a run, what lies in the shared status and in the handoff
-    socket must have been: that came before. Messages of earlier runs may come late, and are known by their number. One
-    of them counts: a jail that ended after an earlier run takes along the orders that went to it.
+    Theory of operation: the jail reports an end first. Its report is enough for a short run about which the helper can
+    know nothing more. The helper's report decides for all other runs, for a killed run, and for a run without a
+    reported start. Before the caller acts on a helper's message that ends a run, it must have read the shared status
+    and the handoff socket, whose messages are older. Messages of earlier runs may arrive late; their number tells them
+    apart. One of them counts: the end of a later generation of the jail, which took the orders of this run along.
     """
 
     __slots__ = ("_is_counted", "_timeout_s", "generation", "number", "started_at", "was_killed")
 
     def __init__(self, number: int = 0, timeout_s: float = 0.0, *, generation: int = 0, is_counted: bool = False):
-        """Take what is known when the orders are sent.
+        """Begin with the facts known when the orders are sent.
 
-        `generation` is that of the prefork jail that they went to, 0 where the helper hands them over. `is_counted`
-        says that a control group counts what was refused to the run.
+        `generation` is that of the prefork jail that received the orders, 0 if the helper passes them on. `is_counted`
+        says that a control group counts the run's refused requests.
         """
         self.number, self._timeout_s = number, timeout_s
         self.generation, self._is_counted = generation, is_counted
@@ -60,9 +60,9 @@ class RunEnd:
         self.was_killed = False
 
     def take(self, source: Source, tag: str, body: dict[str, Any]) -> Conclusion | None:
-        """Take one message, and return what it says of the end: the report, the error, whom to ask; else None.
+        """Take one message and return the conclusion: a report, an error, or `Ask`; None if the run goes on.
 
-        A report of the jail's lacks what the caller alone can add: the wall time, and figures of the control group.
+        A report from the jail lacks the wall time and the control group's figures, which the caller adds.
         """
         if source == "jail":  # whose message of a start is no more than a reason to look at the status
             is_end = tag == "ended" and body["number"] == self.number
@@ -81,7 +81,7 @@ class RunEnd:
         return None
 
     def is_of_earlier(self, body: Mapping[str, Any]) -> bool:
-        """Tell whether a message is about a run that was given up for this one."""
+        """Tell whether a message belongs to an earlier run, abandoned for this one."""
         return bool(body["number"] < self.number)
 
     def _short_report(self, ended: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -106,17 +106,18 @@ class RunEnd:
         return StartFailed(message, step=body["step"], index=body["index"], errno=body["errno"])
 
     def loss(self) -> ClocheError:
-        """Return the error of a run of whose end nobody is left to report."""
+        """Return the error of a run whose end can no longer be reported."""
         if self.started_at:
             return OutcomeUnknown("the helper process ended while the code was running; it may have run in part")
         return StartFailed("the helper process ended before the code was started", step="helper")
 
 
 def is_short(started_at: float, ended: Mapping[str, Any], timeout_s: float, *, is_counted: bool) -> bool:
-    """Tell whether the helper can have nothing to add to the end of a run, times on the monotonic clock in seconds.
+    """Tell whether the helper can add nothing to the report of an end. Times are in seconds of the monotonic clock.
 
-    It ended by itself, nothing of it is left, and neither clock nor sums had their turn. `is_counted` says that a
-    control group counts what was refused to it, which may be why it failed.
+    That holds if the run ended by itself, none of its processes is left, and neither the time-out nor the sampling of
+    resources came into play. `is_counted` says that a control group counts refused requests, which may be why it
+    failed.
     """
     code = ended["wait_status"]
     is_well = (code == 0 or (is_counted and code & 0x7F == 0)) and ended["is_alone"] and not ended["is_worn"]
@@ -124,7 +125,7 @@ def is_short(started_at: float, ended: Mapping[str, Any], timeout_s: float, *, i
 
 
 def observed(ended: dict[str, Any], network_refused: int = 0) -> Observed:
-    """Read the helper's report of an end, of a run whose network has refused so many connections."""
+    """Read a report of an end. `network_refused` is the number of connections that the network refused."""
     report = ended["ended"]
     status = report["wait_status"] if report else None
     signal = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None
@@ -142,7 +143,7 @@ def observed(ended: dict[str, Any], network_refused: int = 0) -> Observed:
 
 
 def usage(ended: dict[str, Any]) -> Usage:
-    """Read what a run used."""
+    """Read the resources that a run used."""
     return Usage(
         wall_s=ended["wall_s"],
         cpu_user_s=ended["cpu_user_s"],
@@ -153,15 +154,15 @@ def usage(ended: dict[str, Any]) -> Usage:
 
 
 def begin_run(sandbox: object) -> None:
-    """Count a sandbox that begins a run."""
+    """Count a run that begins."""
     _running.add(sandbox)
 
 
 def end_run(sandbox: object) -> None:
-    """Count a sandbox no more whose run is over."""
+    """Stop counting a run that is over."""
     _running.discard(sandbox)
 
 
 def is_under_load() -> bool:
-    """Tell whether some run has to wait for a processor."""
+    """Tell whether there are more runs than processors."""
     return len(_running) > _PROCESSORS

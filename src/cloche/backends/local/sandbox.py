@@ -244,7 +244,7 @@ class LocalOpenSandbox:
 
     def hold(self, session: LocalSession) -> None:
         """Close a session at this sandbox's own end at the latest."""
-        self._sessions = [*(one for one in self._sessions if not one.is_closed), session]
+        self._sessions = [*(open_session for open_session in self._sessions if not open_session.is_closed), session]
 
     @property
     def _can_fork(self) -> bool:
@@ -258,7 +258,7 @@ class LocalOpenSandbox:
         Raises InvalidRequest when another session works in the same files.
         """
         async with self._turn:
-            if any(one is not session and not one.has_ended for one in self._sessions):
+            if any(other_session is not session and not other_session.has_ended for other_session in self._sessions):
                 raise InvalidRequest(
                     "this sandbox has another open session, which works in the same files; "
                     "close it, or use two sandboxes"
@@ -279,11 +279,11 @@ class LocalOpenSandbox:
         async with self._turn:
             return await self._look({}, timeout_s) if self.workspace.fd >= 0 else Changes()
 
-    async def _look(self, given: Mapping[str, bytes], timeout_s: float) -> Changes:
+    async def _look(self, inputs: Mapping[str, bytes], timeout_s: float) -> Changes:
         """Return what has changed. Raises OutcomeUnknown, for the program has run."""
         try:
             return await self.workspace.collected(
-                given, timeout_s=timeout_s, halted=self._halted, is_last=self._is_last
+                inputs, timeout_s=timeout_s, halted=self._halted, is_last=self._is_last
             )
         except OSError as error:
             raise OutcomeUnknown(
@@ -294,7 +294,7 @@ class LocalOpenSandbox:
     async def _halted(self) -> AsyncIterator[None]:
         """Stop what live sessions run in these files, for as long as they are looked at."""
         async with contextlib.AsyncExitStack() as stack:
-            for session in [one for one in self._sessions if not one.has_ended]:
+            for session in [live_session for live_session in self._sessions if not live_session.has_ended]:
                 await stack.enter_async_context(session.halted())
             yield
 
@@ -378,9 +378,9 @@ class LocalOpenSandbox:
 
     async def _give_fonts(self, run: Run) -> None:
         """Give a run the list of fonts that matplotlib would make there."""
-        found = await self.font_file(run.env)
-        if found is not None:
-            path, text = found
+        fonts = await self.font_file(run.env)
+        if fonts is not None:
+            path, text = fonts
             folder = os.path.dirname(path)
             run.folders = [*run.folders, os.path.dirname(folder), folder]
             run.generated = {**run.generated, path: text}
@@ -391,25 +391,25 @@ class LocalOpenSandbox:
         if not self._gives_fonts or env.get("XDG_CACHE_HOME") != cache or "MPLCONFIGDIR" in env:
             return None
         await become_task()
-        found = await font_cache.find_fonts(python_toolchain().binds, self._make_fonts)
+        fonts = await font_cache.find_fonts(python_toolchain().binds, self._make_fonts)
         room = min(limits.disk_bytes, limits.tmp_bytes, limits.inodes * 4096) // font_cache.LEAST_ROOM
-        return (f"{cache}/matplotlib/{found.name}", found.text) if found and len(found.text) <= room else None
+        return (f"{cache}/matplotlib/{fonts.name}", fonts.text) if fonts and len(fonts.text) <= room else None
 
     async def _make_fonts(self) -> bytes:
         """Have matplotlib make its list, in a sandbox in which nothing else runs."""
         policy = replace(self._policy, warm=False)
-        other = LocalOpenSandbox(
+        font_sandbox = LocalOpenSandbox(
             policy=policy, limits=font_cache.LIMITS, enforcement=self._enforcement, host=self._host
         )
-        other._gives_fonts = False
+        font_sandbox._gives_fonts = False
         try:
-            await other.run(Request(code=font_cache.PROGRAM))
-            return await other.read_file(font_cache.FILE, max_bytes=font_cache.MOST_BYTES)
+            await font_sandbox.run(Request(code=font_cache.PROGRAM))
+            return await font_sandbox.read_file(font_cache.FILE, max_bytes=font_cache.MOST_BYTES)
         except ClocheError as error:
             log.info("there is no list of fonts, so every guest that draws makes its own: %s", error)
             return b""
         finally:
-            await finish(other.close())
+            await finish(font_sandbox.close())
 
     async def _run(self, request: Request, program: Program, sink: Sink) -> Result:
         """Run, and start once more when a warm helper turns out to be unfit before anything of the program started."""
@@ -476,12 +476,12 @@ class LocalOpenSandbox:
             pipes.listen()
         try:
             ended = await self._attend(program.run, pipes.guest_ends(), sink, pipes)
-            await pipes.drain(is_quiet=any(one and one.get("is_quiet") for one in (ended, ended["ended"])))
+            await pipes.drain(is_quiet=any(report and report.get("is_quiet") for report in (ended, ended["ended"])))
             traffic = await self._traffic(ended) if self._spec.network is not None else Traffic()
         finally:
             pipes.close()
-        found = await self._look(program.given, program.run.timeout_s)
-        return await self._result(program, pipes, ended, found, traffic)
+        changes = await self._look(program.given, program.run.timeout_s)
+        return await self._result(program, pipes, ended, changes, traffic)
 
     async def _traffic(self, ended: Mapping[str, Any]) -> Traffic:
         """Return what the network carried for a run that has ended, and have all that is left of it closed.
@@ -546,7 +546,7 @@ class LocalOpenSandbox:
         if slot is not None and start.kind != "own":
             building = connection.send_warm_run(
                 run, streams, jail, slot, start, workspace=fd, is_awaited=is_awaited,
-                shares_workspace=any(not one.has_ended for one in self._sessions) if self._sessions else False,
+                shares_workspace=any(not session.has_ended for session in self._sessions) if self._sessions else False,
             )  # fmt: skip
             return connection, building
         is_jail = self._spec.level == "jail"
@@ -617,10 +617,10 @@ class LocalOpenSandbox:
             self._connection.kill(cause)
 
     async def _result(
-        self, program: Program, pipes: Pipes, ended: dict[str, Any], found: Changes, traffic: Traffic
+        self, program: Program, pipes: Pipes, ended: dict[str, Any], changes: Changes, traffic: Traffic
     ) -> Result:
         report = pipes.report()
-        if found.save is not None and self._slot is not None and not self._spec.folder:
+        if changes.save is not None and self._slot is not None and not self._spec.folder:
             self._slot.account_files(self.workspace.stored_bytes())  # all of it, whether it was found or not
         runtime = program.runtime() if program.has_value else await asyncio.to_thread(program.runtime)
         engine = program.toolchain.engine if program.toolchain else None
@@ -635,7 +635,7 @@ class LocalOpenSandbox:
             outputs=report.outputs,
             usage=usage(ended),
             enforcement=self._enforcement,
-            found=found,
+            changes=changes,
             meta={**notes, "backend": "local", "start": self._start.name, **report.notes(), **traffic.notes()},
         )
 

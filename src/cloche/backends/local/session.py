@@ -165,8 +165,8 @@ class LocalTransport:
     async def _give_fonts(self) -> None:
         """Have the interpreter keep the list of fonts that matplotlib would make there."""
         self._was_given_fonts = True
-        found = await self.owner.font_file(self._program.run.env)
-        sending = self.node.pipes.keep(*found) if found is not None else None
+        fonts = await self.owner.font_file(self._program.run.env)
+        sending = self.node.pipes.keep(*fonts) if fonts is not None else None
         if sending is not None:
             await become_task()
             with suppress_logged(
@@ -351,8 +351,8 @@ class LocalSession(Session):
     async def _roll_back(self, fork_tree: ForkTree, node: Node, name: str) -> None:
         local, checkpoints = self._local, self._local.checkpoints
         async with local.owner.alone(self):
-            for other in [other for other in checkpoints if _is_after(checkpoints, other, name)]:
-                checkpoints.pop(other).is_held = False
+            for later_name in [later_name for later_name in checkpoints if _is_after(checkpoints, later_name, name)]:
+                checkpoints.pop(later_name).is_held = False
             local.node.is_runner = False
             await fork_tree.prune()
             clone = await fork_tree.clone(node, local.new_pipes)
@@ -420,9 +420,9 @@ class LocalSession(Session):
             fork_tree.connection.notify("resume", id=0, node=node)
 
 
-def _is_after(checkpoints: Mapping[str, Node], name: str, other: str) -> bool:
+def _is_after(checkpoints: Mapping[str, Node], name: str, candidate: str) -> bool:
     """Tell whether checkpoint `name` was made after `other`, on the way that led on from there."""
     above: Node | None = checkpoints[name].parent
-    while above is not None and above is not checkpoints[other]:
+    while above is not None and above is not checkpoints[candidate]:
         above = above.parent
     return above is not None

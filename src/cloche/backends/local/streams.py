@@ -1,13 +1,13 @@
-"""The pipes of a guest, seen from the caller's side: of one run (`Pipes`), and of a session with its link.
+"""The pipes of a guest, at the caller's end: of one run (`Pipes`), and of a session with its link (`SessionPipes`).
 
-A guest that writes faster than anybody reads must neither block the kill nor grow the caller, so reading never stops;
-beyond the limit only a head and a tail are kept, and beyond the flood limit nothing.
+A guest may write faster than its caller reads. That must neither delay the kill nor grow the caller's memory. So
+reading never stops; beyond the output limit only a head and a tail are kept, and beyond the flood limit nothing.
 
-Theory of operation of a session's link: whatever a guest writes to is a pipe. A socket of AF_UNIX carries descriptors,
-and who receives one that it has no room for closes it: a TCP socket with SO_LINGER keeps the thread that closes it for
-as long as the guest says. Only the caller sends descriptors, to be cloned with. So cells and descriptors go to the
-guest by a socket whose other direction is shut down before the guest gets it: the kernel refuses all that is sent to
-the caller there.
+Theory of operation of a session's link: the guest writes only to pipes, never to a socket. An AF_UNIX socket can carry
+descriptors, and a receiver without room for them closes them (unix(7), MSG_CTRUNC). If one is a TCP socket with
+SO_LINGER, close(2) blocks the receiving thread for a time that the guest chose. Only the caller sends descriptors, for
+a clone. So cells and descriptors travel to the guest over a socket whose reverse direction is shut down before the
+guest gets it: the kernel then refuses anything sent towards the caller.
 """
 
 from __future__ import annotations
@@ -47,17 +47,15 @@ MOST_PIECES = 16
 
 
 class QuietSocket(socket.socket):
-    """Take over a socket whose other end a guest may close: a caller that has SIGPIPE's default is not ended by it."""
+    """Send with MSG_NOSIGNAL, since a guest may close the other end: SIGPIPE's default action would end the caller."""
 
-    def __init__(self, taken: socket.socket):
-        super().__init__(fileno=taken.detach())
+    def __init__(self, source: socket.socket):
+        super().__init__(fileno=source.detach())
 
     def send(self, data: Any, flags: int = 0, /) -> int:  # noqa: ANN401 - whatever has bytes
-        """Send as any socket does. Raises OSError."""
         return super().send(data, flags | socket.MSG_NOSIGNAL)
 
     def sendmsg(self, buffers: Any, ancdata: Any = (), flags: int = 0, address: Any = None, /) -> int:  # noqa: ANN401
-        """Send as any socket does. Raises OSError."""
         return super().sendmsg(buffers, ancdata, flags | socket.MSG_NOSIGNAL, address)
 
 
@@ -83,7 +81,7 @@ class StreamReader:
 
     @property
     def ended(self) -> asyncio.Future[None]:
-        """Return what is done when the stream has ended; few ever wait for it."""
+        """Return a future that is done at the stream's end. It is made on first use, because few callers wait for it."""
         if self._ended is None:
             self._ended = self._loop.create_future()
             if self._fd < 0:
@@ -91,13 +89,13 @@ class StreamReader:
         return self._ended
 
     def listen(self) -> None:
-        """Read from now on whatever comes, as it comes."""
+        """Read data as it arrives, from now on."""
         if not self._is_listening and self._fd >= 0:
             self._is_listening = True
             self._loop.add_reader(self._fd, self._read_then_rest)
 
     def _read_then_rest(self) -> None:
-        """Read once, and not again for a moment if it was little: more may be coming line by line."""
+        """Read once, then pause after a small read: a guest that prints line by line is read in batches."""
         before = self.output.total
         self._read()
         if self._fd >= 0 and self.output.total - before < SMALL_BYTES:
@@ -111,11 +109,11 @@ class StreamReader:
             self._loop.add_reader(self._fd, self._read_then_rest)
 
     def renew(self) -> None:
-        """Begin anew with what comes from now on, for a stream that outlives a run: its end is kept."""
+        """Start a new buffer for a stream that outlives a run; the buffer keeps the latest output."""
         self._on_chunk, self.output = ignore, kept_between(self._limit)
 
     def hand_on_to(self, on_chunk: Callable[[bytes], None]) -> None:
-        """Hand on what comes, and first what is kept of what has come since it began anew."""
+        """Pass data to `on_chunk` from now on, starting with the data buffered since `renew`."""
         self._on_chunk, self.output = on_chunk, self.output.followed(self._limit)
         if before := self.output.joined():
             on_chunk(before)
@@ -133,9 +131,10 @@ class StreamReader:
             self._take(data)
 
     def finish(self, *, is_quiet: bool = False) -> bool:
-        """Read what is there without waiting; tell whether that was the stream's end, or nobody writes to it any more.
+        """Read the buffered data without waiting; tell whether the stream has ended or, with `is_quiet`, has no more
+        writers.
 
-        No more than a pipe can hold: somebody who still writes, faster than we read, would keep us here for ever.
+        At most one full pipe is read: a guest that still writes faster than this loop reads would never let it return.
         """
         last = self.output.total + PIPE_BYTES
         while self._fd >= 0 and self.output.total < last:
@@ -166,7 +165,9 @@ class StreamReader:
 
 
 class StreamSet:
-    """Hold the pipes that a guest writes to: our ends, and the guest's until it has them. Close it in any case."""
+    """Hold the pipes that a guest writes to: the caller's ends, and the guest's until they are passed on. Close it in
+    any case.
+    """
 
     def __init__(self) -> None:
         self._guest: list[int] = []
@@ -190,9 +191,9 @@ class StreamSet:
             os.close(self._guest.pop())
 
     async def drain(self, *, is_quiet: bool = False) -> None:
-        """Read what is still in the pipes. Everything that could write is dead; a bound is there all the same.
+        """Read the data left in the pipes, for a bounded time although every writer is dead.
 
-        Where it `is_quiet`, all that could write does so no more, though it may yet hold its ends.
+        With `is_quiet` the writers have stopped for good, but may still hold their ends open.
         """
         self.close_guest_ends()
         open_ones = [reader for reader in self._readers.values() if not reader.finish(is_quiet=is_quiet)]
@@ -202,29 +203,28 @@ class StreamSet:
             await asyncio.wait([reader.ended for reader in open_ones], timeout=DRAIN_S)
 
     def close(self) -> None:
-        """Close both ends of all pipes."""
         self.close_guest_ends()
         for reader in self._readers.values():
             if not reader.has_ended:
                 reader.close()
 
     def kept(self, stream: Stream) -> bytes:
-        """Return what is kept of a stream."""
+        """Return the buffered output of a stream."""
         return self._readers[stream].output.joined()
 
     @property
     def is_truncated(self) -> bool:
-        """Tell whether something of the output was left out."""
+        """Tell whether output was dropped."""
         return self._readers["stdout"].output.is_truncated or self._readers["stderr"].output.is_truncated
 
 
 def to_sink(stream: Stream, sink: Sink) -> Callable[[bytes], None]:
-    """Return what hands the pieces of a stream on."""
+    """Return a function that passes the chunks of a stream to `sink`."""
     return ignore if sink is discard else lambda data: sink(OutputChunk(stream=stream, data=data))
 
 
 def ignore(data: bytes) -> None:
-    """Keep a chunk nowhere else than in the bounded buffer."""
+    """Drop a chunk, which is in the bounded buffer already."""
 
 
 class Pipes(StreamSet):
@@ -248,7 +248,7 @@ class Pipes(StreamSet):
             raise
 
     def _value_reader(self, kill: Callable[[KillCause], None]) -> Callable[[bytes], None]:
-        """Return what reads the value as it comes, and kills a run whose report is too large."""
+        """Return a callback that parses the guest's report, and kills a run whose report is too large."""
         reader = self._report_reader
 
         def read(data: bytes) -> None:
@@ -260,32 +260,31 @@ class Pipes(StreamSet):
         return read
 
     def guest_ends(self) -> tuple[int, ...]:
-        """Return the guest's ends: standard input, output, error, and the value's pipe."""
+        """Return the guest's ends: standard input, output, error, and the pipe of the report."""
         return tuple(self._guest)
 
     def listen(self) -> None:
-        """Read what comes as it comes, from now on; until then the pipes hold it."""
+        """Read data as it arrives, from now on; until then it waits in the pipes."""
         for reader in self._readers.values():
             reader.listen()
 
     def listen_soon(self, seconds: float = LISTEN_DELAY_S) -> None:
-        """Read what comes as it comes, once the program has run for a while."""
+        """Start listening after `seconds`: the output of a shorter program is read once, at its end."""
         if self._listening is None:
             self._listening = asyncio.get_running_loop().call_later(seconds, self.listen)
 
     def close(self) -> None:
-        """Close them all."""
         if self._listening is not None:
             self._listening.cancel()
         super().close()
 
     def report(self) -> GuestReport:
-        """Return what the guest reported: its value, and what it showed."""
+        """Return the guest's report: its value and displayed outputs."""
         return self._report_reader.report()
 
 
 def _stdin(data: bytes) -> int:
-    """Return a descriptor to read `data` from: a sealed memory file, so that no amount of it can block anybody."""
+    """Return a descriptor of a sealed memfd with `data`: unlike a pipe, writing it never blocks the caller."""
     if not data:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     import fcntl
@@ -304,7 +303,7 @@ def _stdin(data: bytes) -> int:
 
 
 def started_first(sink: Sink) -> Sink:
-    """Hold output back until `Started` was handed on: it comes another way, and may be faster."""
+    """Hold output back until `Started` was passed on, which travels another way and may arrive later."""
     held: list[Event] | None = []
 
     def hand_on(event: Event) -> None:
@@ -315,8 +314,8 @@ def started_first(sink: Sink) -> Sink:
             held.append(event)
         else:
             early, held = held, None
-            for one in (event, *early):
-                sink(one)
+            for queued in (event, *early):
+                sink(queued)
 
     return hand_on
 
@@ -324,7 +323,7 @@ def started_first(sink: Sink) -> Sink:
 class SessionPipes(StreamSet):
     """Hold the caller's ends of one interpreter's link and streams. Use from one event loop, and close in any case.
 
-    `link` reads what it answers; `link.on_flood` is called for a flood of output, too.
+    `link` parses the interpreter's answers; `link.on_flood` is also called for too much output.
     """
 
     def __init__(self, limits: Limits, codec: Codec, on_flood: Callable[[], None]):
@@ -358,42 +357,41 @@ class SessionPipes(StreamSet):
         return [*self._guest, self._theirs.fileno()]
 
     def close_guest_ends(self) -> None:
-        """Close the guest's ends, so that pipes and link end with the guest."""
         super().close_guest_ends()
         self._theirs.close()
 
     def holds(self) -> list[str]:
-        """Name the guest's ends as the kernel names them to whoever looks which descriptors a process has."""
+        """Return the names of the guest's ends as /proc/PID/fd shows them, such as `pipe:[123]`."""
         return [_name(self._theirs.fileno(), "socket"), *(_name(fd, "pipe") for fd in self._guest[1:])]
 
     async def ask_for_clone(
-        self, request_id: int, other: SessionPipes, timeout_s: float
+        self, request_id: int, clone_pipes: SessionPipes, timeout_s: float
     ) -> asyncio.Future[dict[str, Any]]:
-        """Ask the interpreter to clone itself; the clone takes the guest's ends of `other`.
+        """Ask the interpreter to clone itself; the clone gets the guest's ends of `clone_pipes`.
 
-        An interpreter that does not read what it is asked for so long is lost.
+        An interpreter that does not read the request within `timeout_s` counts as lost.
         """
         answer = self.link.expect(request_id)
         sending = self.send(encode({"op": "fork", "id": request_id, "flags": FORK_FLAGS}))
         if sending is not None:
             with suppress_logged(log, "the interpreter does not read what it is asked", TimeoutError):
                 await asyncio.wait_for(sending, timeout_s)
-        _, *ends = other.guest_ends()
+        _, *ends = clone_pipes.guest_ends()
         with suppress_logged(log, "the interpreter is gone, as the answer will say", OSError):
             socket.send_fds(self._socket, [b"f"], ends)
         return answer
 
     def keep(self, path: str, text: str) -> Awaitable[None] | None:
-        """Have the interpreter write a file, unless there is one; return what to wait for, as `send` does."""
+        """Have the interpreter write a file unless it exists; return an awaitable as `send` does."""
         return self.send(encode({"op": "keep", "path": path, "text": text}))
 
     def go(self, *, is_fork: bool) -> None:
-        """Let a clone go on that has its namespaces and mounts by now; it will say that it is ready."""
+        """Let a clone continue once it has its namespaces and mounts; it answers when it is ready."""
         with suppress_logged(log, "the clone is gone, as its link will say", OSError):
             self._socket.send(encode({"op": "go", "is_fork": is_fork}))
 
     def send(self, data: bytes) -> Awaitable[None] | None:
-        """Send all of it, or return what to await until all is sent; cancelled in the middle, the link is lost."""
+        """Send `data`; return an awaitable for the remainder if the socket is full. Cancelling that loses the link."""
         try:
             sent = self._socket.send(data) if len(data) < SESSION_CHUNK_BYTES else 0
         except BlockingIOError:
@@ -418,20 +416,20 @@ class SessionPipes(StreamSet):
             sending.cancel()
 
     def begin(self, sink: Sink) -> None:
-        """Hand output on as it comes, and first what has come since it was collected."""
+        """Pass output on as it arrives, starting with the output since the last `collect`."""
         for stream in _STREAMS:
             self._readers[stream].hand_on_to(to_sink(stream, sink))
 
     def catch_up(self) -> None:
-        """Read what is in the pipes now."""
+        """Read the data that is in the pipes now."""
         for reader in self._readers.values():
             reader.finish()
 
     def collect(self, *, is_up_to_date: bool) -> Printed:
-        """Return what was printed since it was last collected, and keep nothing of it.
+        """Return the output since the last `collect`, and empty the buffers.
 
-        Where this loop has just handled all that was ready, pipes from which nothing was read are empty, unless their
-        reader rests.
+        `is_up_to_date` says that the loop has just handled every ready descriptor. Then pipes without buffered output
+        are empty, unless a reader pauses.
         """
         readers = self._readers.values()
         if not is_up_to_date or any(reader.output.total or reader.is_resting for reader in readers):
@@ -447,14 +445,16 @@ class SessionPipes(StreamSet):
         super().close()
 
     def end(self, reason: str) -> None:
-        """Take what was sent at last: the interpreter has ended, though somebody may still hold its end of the link."""
+        """Read the last answers of an interpreter that has ended, although another process may hold its end of the
+        link.
+        """
         for _ in range(MOST_PIECES):  # more than the socket holds: who still writes would keep us here
             if self.link.lost.done() or not self._listen():
                 break
         self.link.lose(reason)
 
     def _listen(self) -> bool:
-        """Take what has come; tell whether anything had."""
+        """Read the answers that have arrived; tell whether there were any."""
         try:
             data = os.read(self._answers, SESSION_CHUNK_BYTES)
         except BlockingIOError:
@@ -469,7 +469,7 @@ class SessionPipes(StreamSet):
         return True
 
     def _take(self, frame: dict[str, Any]) -> None:
-        """Take the messages of clones alone, and of pid 1 around one."""
+        """Handle the messages about clones, and those of the pid 1 around one."""
         kind = frame.get("op")
         if kind == "cloned" and not self.cloned.done():
             self.cloned.set_result(frame)

@@ -1,13 +1,14 @@
-"""A workspace as its owner holds it: a mount that the next jail attaches, and what is known of the files in it.
+"""A workspace as its owner holds it: a mount that the next jail attaches, and a record of the files in it.
 
-Files are looked at after everything there was killed or stopped. The guest chose the names and may have left links,
-fifos, devices or a million files; beside a session it may still be at work. So nothing is ever opened by a path:
-folders are walked by descriptors, depth first, each of them once however it is moved about, links are not followed,
-only regular files of the workspace's own file system are read, and time, entries, depth, number, size and the length of
-all paths are bounded. Paths are made for files alone, not for folders.
+Files are read only after every process in the workspace was killed or stopped. The guest chose the names and may have
+left links, FIFOs, devices or a million files; a live session may still be changing the tree. So no file is opened by a
+path. The walk descends by descriptors, depth first, and enters each folder once, even if the folder is moved during the
+walk. It does not follow links and reads only regular files of the workspace's own file system. Time, number of entries,
+depth, number and size of files and the total length of paths are bounded. Paths are built for files only, not for
+folders.
 
-A run's files stay readable after its sandbox is gone, for as long as somebody holds the result. Whatever keeps them has
-no name in any file system, so nothing is left behind however the caller ends.
+The files of a run stay readable after its sandbox is closed, as long as the result exists. The descriptor that keeps
+them has no name in any file system, so the kernel frees them however the caller ends.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ Halted = Callable[[], AbstractAsyncContextManager[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """Remember a file as it was: its identity as the kernel keeps it (which no guest can set), and its hash."""
+    """Record a file's identity as the kernel keeps it (inode, ctime and size; a guest cannot set ctime), and its hash."""
 
     inode: int
     changed_ns: int
@@ -68,10 +69,10 @@ class Known:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collection:
-    """Hold what a walk found: every file as known now, the records of new and changed ones, and what was skipped.
+    """Hold the outcome of a walk: all known files, records of new and changed ones, and the number of skipped entries.
 
-    `known` has paths as bytes: as text, one character outside of the BMP makes each of a path's take four. `partial`
-    says why files may be missing: those of `hostfs.REASONS`.
+    The keys of `known` are paths as bytes: in a `str`, one character outside the BMP makes every character take four
+    bytes (PEP 393). `partial` holds the reasons why files may be missing, out of `hostfs.REASONS`.
     """
 
     known: Mapping[bytes, Known]
@@ -81,7 +82,7 @@ class Collection:
 
 
 class Copies(Protocol):
-    """Take the content of changed files while it is read."""
+    """Receive the content of changed files while they are hashed."""
 
     def begin(self, path: str) -> None: ...
     def write(self, data: bytes, /) -> None: ...
@@ -91,52 +92,52 @@ class Copies(Protocol):
 def collect(
     root_fd: int,
     before: Mapping[bytes, Known],
-    given: Mapping[str, bytes],
+    inputs: Mapping[str, bytes],
     *,
     max_bytes: int,
     until: Until,
     max_entries: int = MAX_ENTRIES,
     copies: Copies | None = None,
 ) -> Collection:
-    """Walk the workspace. `given` maps the input files to their content: unchanged ones are not reported."""
+    """Walk the workspace. `inputs` maps input files to their content; unchanged inputs are not reported."""
     walk = _Walk(until, max_entries)
-    known: dict[bytes, Known] = {}
+    remembered: dict[bytes, Known] = {}
     left_out: dict[bytes, Known] = {}
     changed: list[FileRecord] = []
-    left, chars = max_bytes, 0
+    bytes_left, chars = max_bytes, 0
     with closing(walk.files(root_fd)) as files:
-        for here, name, path, state in files:
+        for folder_fd, name, path, state in files:
             chars += len(path)
-            key, found = os.fsencode(path), None
+            key, current = os.fsencode(path), None
             old = before.get(key)
-            if len(known) >= MAX_FILES or chars > MAX_PATH_CHARS or state.st_size > left:
-                walk.skip("files" if len(known) >= MAX_FILES else "paths" if chars > MAX_PATH_CHARS else "bytes")
+            if len(remembered) >= MAX_FILES or chars > MAX_PATH_CHARS or state.st_size > bytes_left:
+                walk.skip("files" if len(remembered) >= MAX_FILES else "paths" if chars > MAX_PATH_CHARS else "bytes")
             elif old is not None and _is_same(old, state):
-                known[key] = old
+                remembered[key] = old
                 continue
             else:
-                found = _read(here, name, path, walk, left, copies)
-            if found is None:
+                current = _read(folder_fd, name, path, walk, bytes_left, copies)
+            if current is None:
                 if old is not None:
                     left_out[key] = old
                 continue
-            known[key] = found
-            left -= found.size
-            if found.sha256 != (_digest_of(given.get(path)) or (old.sha256 if old is not None else None)):
-                changed.append(FileRecord(path=path, size=found.size, sha256=found.sha256))
+            remembered[key] = current
+            bytes_left -= current.size
+            if current.sha256 != (_digest_of(inputs.get(path)) or (old.sha256 if old is not None else None)):
+                changed.append(FileRecord(path=path, size=current.size, sha256=current.sha256))
             elif copies is not None:
                 copies.forget(path)
-    _keep_known(known, before if walk.reasons & UNSEEN else left_out)
+    _keep_known(remembered, before if walk.reasons & UNSEEN else left_out)
     changed.sort(key=lambda record: record.path)
-    return Collection(known=known, changed=tuple(changed), skipped=walk.skipped, partial=frozenset(walk.reasons))
+    return Collection(known=remembered, changed=tuple(changed), skipped=walk.skipped, partial=frozenset(walk.reasons))
 
 
-def is_as_given(root_fd: int, given: Mapping[str, bytes], *, entries: int) -> bool:
-    """Tell whether a workspace of so many `entries`, its root among them, holds the given files and nothing else."""
-    if entries != len(given) + 1 or len(given) > FEW_FILES:
+def is_as_given(root_fd: int, inputs: Mapping[str, bytes], *, entries: int) -> bool:
+    """Tell whether a workspace with `entries` inodes, its root included, holds exactly the input files."""
+    if entries != len(inputs) + 1 or len(inputs) > FEW_FILES:
         return False
     try:
-        for path, data in given.items():
+        for path, data in inputs.items():
             if "/" in path or not _is_given(root_fd, path, data):
                 return False
     except (OSError, SandboxFileRefused):
@@ -154,10 +155,10 @@ def _is_given(root_fd: int, name: str, content: bytes) -> bool:
         os.close(fd)
 
 
-def _read(here: int, name: str, path: str, walk: _Walk, max_bytes: int, copies: Copies | None) -> Known | None:
-    """Return a file as it is now, perhaps with a copy made of it; None where it cannot be read to its end."""
+def _read(folder_fd: int, name: str, path: str, walk: _Walk, max_bytes: int, copies: Copies | None) -> Known | None:
+    """Return a file's current record, copying the content if requested; None if it cannot be read to its end."""
     try:
-        fd, state = hostfs.open_regular(name, here)  # which looks once more: another file may have taken its place
+        fd, state = hostfs.open_regular(name, folder_fd)  # which looks once more: another file may have taken its place
     except OSError:
         walk.skip("access")
         return None
@@ -170,61 +171,60 @@ def _read(here: int, name: str, path: str, walk: _Walk, max_bytes: int, copies: 
             return None
         if copies is not None:
             copies.begin(path)
-        found = _digest(fd, state.st_size, walk, copies)
-        if found is None:
+        read = _digest(fd, state.st_size, walk, copies)
+        if read is None:
             if copies is not None:
                 copies.forget(path)
             return None
-        size, digest = found
+        size, digest = read
         return Known(inode=state.st_ino, changed_ns=state.st_ctime_ns, size=size, sha256=digest)
     finally:
         os.close(fd)
 
 
 def _digest(fd: int, size: int, walk: _Walk, copies: Copies | None) -> tuple[int, str] | None:
-    """Return how much of a file there was, at most `size`, and its hash; None when the time was over before."""
-    digest, left = hashlib.sha256(), size
+    """Return the number of bytes read, at most `size`, and their hash; None if the time ran out."""
+    digest, bytes_left = hashlib.sha256(), size
     try:
-        while left > 0 and (data := os.read(fd, min(CHUNK_BYTES, left))):
+        while bytes_left > 0 and (data := os.read(fd, min(CHUNK_BYTES, bytes_left))):
             if walk.is_over():
                 walk.skip("time")
                 return None
             digest.update(data)
-            left -= len(data)
+            bytes_left -= len(data)
             if copies is not None:
                 copies.write(data)
     except OSError:
         walk.skip("access")
         return None
-    return size - left, digest.hexdigest()
+    return size - bytes_left, digest.hexdigest()
 
 
 def _is_same(old: Known, now: os.stat_result) -> bool:
     return old.inode == now.st_ino and old.changed_ns == now.st_ctime_ns and old.size == now.st_size
 
 
-def _digest_of(given: bytes | None) -> str | None:
-    return hashlib.sha256(given).hexdigest() if given is not None else None
+def _digest_of(content: bytes | None) -> str | None:
+    return hashlib.sha256(content).hexdigest() if content is not None else None
 
 
-def _keep_known(known: dict[bytes, Known], before: Mapping[bytes, Known]) -> None:
-    """Remember what was not reached this time, so that it does not seem new the next time: the latest that have room.
+def _keep_known(remembered: dict[bytes, Known], before: Mapping[bytes, Known]) -> None:
+    """Carry over the records of files that this walk did not reach, as far as they fit.
 
-    What is forgotten is at worst reported as changed once more.
+    Without them, unchanged files would be reported as new by the next walk. A record that does not fit costs at most
+    one such false report.
     """
-    room = MAX_PATH_CHARS - sum(map(len, known)) if before else 0
+    room = MAX_PATH_CHARS - sum(map(len, remembered)) if before else 0
     for path, old in before.items():
-        if path in known:
+        if path in remembered:
             continue
         room -= len(path)
-        if room < 0 or len(known) >= MAX_FILES:
+        if room < 0 or len(remembered) >= MAX_FILES:
             return
-        known[path] = old
+        remembered[path] = old
 
 
 class _Folder:
-    """Hold a folder open, and how far it has been read."""
-
     __slots__ = ("depth", "entries", "fd", "prefix")
 
     def __init__(self, fd: int, prefix: str, depth: int):
@@ -237,9 +237,9 @@ class _Folder:
 
 
 class _Walk:
-    """Visit the files of a workspace, and count what is left out.
+    """Visit the regular files of a workspace and count the entries that are left out.
 
-    Nothing but the folders on the way to the current one is held, and the numbers of those that were visited.
+    It holds only the folders on the way to the current one, and the inode numbers of all visited folders.
     """
 
     def __init__(self, until: Until, max_entries: int):
@@ -251,37 +251,36 @@ class _Walk:
         self.reasons: set[str] = set()
 
     def skip(self, reason: str = "") -> None:
-        """Count what is left out; without a reason where it would be left out in any case: a link, say."""
+        """Count a skipped entry. `reason` is empty for entries that are never collected, such as links."""
         self.skipped += 1
         if reason:
             self.reasons.add(reason)
 
     def is_over(self) -> bool:
-        """Tell whether there is no more time."""
         return self._until.is_over()
 
     def files(self, root_fd: int, prefix: str = "") -> Generator[tuple[int, str, str, os.stat_result]]:
-        """Yield the folder, the name, the path and the state of each regular file below."""
+        """Yield descriptor of the folder, name, path and `stat` of each regular file below."""
         stack: list[_Folder] = []
         try:
             self._enter(stack, ".", root_fd, prefix, prefix.count("/"))
             while stack:
-                here = stack[-1]
+                current = stack[-1]
                 try:
-                    yield from self._files_of(here, stack)
+                    yield from self._files_of(current, stack)
                 except OSError:
                     self.skip("access")
                 if self._is_ended:
                     return
-                if stack[-1] is here:
+                if stack[-1] is current:
                     stack.pop().close()
         finally:
             for folder in stack:
                 folder.close()
 
-    def _files_of(self, here: _Folder, stack: list[_Folder]) -> Generator[tuple[int, str, str, os.stat_result]]:
-        """Yield the files of a folder up to the next folder in it, which is then on the stack, or to its end."""
-        for entry in here.entries:
+    def _files_of(self, current: _Folder, stack: list[_Folder]) -> Generator[tuple[int, str, str, os.stat_result]]:
+        """Yield a folder's files until a subfolder was pushed on the stack, or to the folder's end."""
+        for entry in current.entries:
             self._left -= 1
             if self._left < 0 or (self._left % LOOKS_EVERY == 0 and self.is_over()):
                 self.skip("entries" if self._left < 0 else "time")
@@ -294,20 +293,20 @@ class _Walk:
                 continue
             kind = stat.S_IFMT(state.st_mode)
             if kind == stat.S_IFREG:
-                path = here.prefix + entry.name
+                path = current.prefix + entry.name
                 if path not in PROGRAM_FILES:
-                    yield here.fd, entry.name, path, state
+                    yield current.fd, entry.name, path, state
             elif kind != stat.S_IFDIR:
                 self.skip()
-            elif here.depth >= MAX_DEPTH:
+            elif current.depth >= MAX_DEPTH:
                 self.skip("depth")
             elif state.st_ino not in self._visited:
-                self._enter(stack, entry.name, here.fd, f"{here.prefix}{entry.name}/", here.depth + 1)
-                if stack[-1] is not here:
+                self._enter(stack, entry.name, current.fd, f"{current.prefix}{entry.name}/", current.depth + 1)
+                if stack[-1] is not current:
                     return
 
     def _enter(self, stack: list[_Folder], name: str, parent: int, prefix: str, depth: int) -> None:
-        """Open a folder, unless it was visited before: it may have been moved on meanwhile."""
+        """Open a folder unless it was visited before: the guest may have moved it during the walk."""
         try:
             fd = hostfs.open_folder(name, parent)
         except OSError:
@@ -331,8 +330,8 @@ def open_regular(root_fd: int, path: str) -> int:
     *folders, name = path.split("/")
     refusal = SandboxFileRefused(f"{path!r} is not a regular file of the workspace", path=path)
     try:
-        with hostfs.descended(root_fd, folders) as here:
-            fd, state = hostfs.open_regular(name, here)
+        with hostfs.descended(root_fd, folders) as folder_fd:
+            fd, state = hostfs.open_regular(name, folder_fd)
     except hostfs.NotRegular:
         raise refusal from None
     if state.st_dev != os.fstat(root_fd).st_dev:
@@ -364,14 +363,14 @@ def read_regular(root_fd: int, path: str, *, max_bytes: int) -> bytes:
 def list_paths(root_fd: int, path: str, until: Until) -> tuple[str, ...]:
     """Return the paths of the regular files below `path`, relative to the workspace, sorted.
 
-    Raises SandboxFileTooLarge where there is too much below it: some of the paths would look like all of them.
+    Raises SandboxFileTooLarge if a bound is exceeded, because a partial list would look complete.
     """
     top = "" if path in (".", "", "/workspace") else workspace_path(path)
     try:
         fd = hostfs.descend(root_fd, top.split("/") if top else ())
     except OSError:
         return ()
-    walk, found, chars = _Walk(until, MAX_ENTRIES), [], 0
+    walk, paths, chars = _Walk(until, MAX_ENTRIES), [], 0
     walk.device = os.fstat(root_fd).st_dev
     try:
         with closing(walk.files(fd, f"{top}/" if top else "")) as files:
@@ -380,17 +379,17 @@ def list_paths(root_fd: int, path: str, until: Until) -> tuple[str, ...]:
                 if chars > MAX_PATH_CHARS:
                     walk.skip("paths")
                     break
-                found.append(inside)
+                paths.append(inside)
     finally:
         os.close(fd)
     if why := walk.reasons & {"time", "entries", "paths"}:
         text = f"there is too much below {path!r} to list it ({', '.join(sorted(why))}); list a folder below it"
         raise SandboxFileTooLarge(text, path=path)
-    return tuple(sorted(found))
+    return tuple(sorted(paths))
 
 
 def keep_mount(workspace_fd: int, records: tuple[FileRecord, ...]) -> SaveFiles:
-    """Keep a tmpfs workspace by a descriptor: without a mount point it lives exactly as long as that."""
+    """Keep a tmpfs workspace by a descriptor: a detached mount lives exactly as long as its descriptor."""
     return _KeptMount(os.dup(workspace_fd), records).save
 
 
@@ -421,9 +420,9 @@ class _KeptMount:
 
 
 class KeptCopies:
-    """Keep copies of the files of a workspace that is a folder of the host, which goes away: in one unnamed file.
+    """Keep copies of files in one unnamed temporary file, for a workspace that is a folder of the host and is removed.
 
-    They are taken while the files are read for their hashes, so that what is kept is what the result says.
+    Content is copied while it is read for hashing, so the copies match the hashes of the result.
     """
 
     def __init__(self) -> None:
@@ -436,26 +435,23 @@ class KeptCopies:
         self._offsets: dict[str, int] = {}
 
     def begin(self, path: str) -> None:
-        """Begin with the next file."""
         self._offsets[path] = self._file.tell()
 
     def write(self, data: bytes, /) -> None:
-        """Take more of it."""
         self._file.write(data)
 
     def forget(self, path: str) -> None:
-        """Keep nothing of the last file."""
+        """Drop the copy of the file that was written last."""
         self._file.seek(self._offsets.pop(path))
         self._file.truncate()
 
     def saver(self, records: tuple[FileRecord, ...]) -> SaveFiles:
-        """Return what `Result.save` needs."""
+        """Return the function that `Result.save` calls."""
         self._file.flush()
         self._records = records
         return self.save
 
     def save(self, directory: str | os.PathLike[str]) -> tuple[str, ...]:
-        """Copy the files into a folder; see Result.save."""
         return copy_out(self._open, directory, self._records)
 
     @contextmanager
@@ -464,13 +460,13 @@ class KeptCopies:
 
 
 class Workspace:
-    """Hold a workspace. `folder` is where it is below level jail; at that level it is empty, and a mount is handed in.
+    """Hold a workspace: below level jail a `folder` of the host, at level jail a mount, with an empty `folder`.
 
-    A mount can be attached once. Whoever attaches it hands back another one of the same files.
+    A mount can be attached only once. The helper or guest that attaches it returns another mount of the same files.
     """
 
     def __init__(self, limits: Limits, folder: str, show: Show | None = None):
-        """Take `show` where the guest's id is one that we cannot be: what makes its files ours in a second mount."""
+        """Take `show` if this process cannot take on the guest's id: it maps the files to this user in a second mount."""
         self._max_bytes, self._folder, self._show = limits.disk_bytes, folder, show
         self._shown, self._is_shown, self.fd = -1, False, -1
         self._known: dict[bytes, Known] = {}
@@ -479,18 +475,18 @@ class Workspace:
         self.has_node = False  # an interpreter that may go on in it
 
     def copy_for_fork(self) -> Workspace:
-        """Return the holder of a copy that is still to be made, of which the same is known."""
-        found = Workspace.__new__(Workspace)
-        found._max_bytes, found._folder, found._known = self._max_bytes, self._folder, dict(self._known)
-        found._program, found._show = self._program, self._show
-        found._shown = found.fd = -1
-        found._is_shown = found.has_owner = found.has_node = False
-        return found
+        """Return a holder for a copy of the files, to be made later, with the same known records."""
+        copied = Workspace.__new__(Workspace)
+        copied._max_bytes, copied._folder, copied._known = self._max_bytes, self._folder, dict(self._known)
+        copied._program, copied._show = self._program, self._show
+        copied._shown = copied.fd = -1
+        copied._is_shown = copied.has_owner = copied.has_node = False
+        return copied
 
     def take(self, fds: Sequence[int]) -> None:
-        """Hold the mount that came along in place of the one before; a folder is opened once.
+        """Hold the received mount in place of the previous one; a folder of the host is opened once.
 
-        The mount by which we see the files comes with the first of each file system.
+        The second mount, which shows the files as this user's, is sent with the first mount of each file system.
         """
         fresh, *shown = fds or (-1,)
         if fresh >= 0 and self._show is not None and not self._hold_shown(fresh, shown):
@@ -504,14 +500,14 @@ class Workspace:
             self.fd = fresh
 
     def _hold_shown(self, fresh: int, shown: Sequence[int]) -> bool:
-        """Tell whether we can see what is in a mount: by what came along, or by what we have of the same files."""
+        """Hold a second mount if one was sent; tell whether it, or the one held before, shows the files of `fresh`."""
         if shown:
             self._drop_shown()
             self._shown = shown[0]
         return self._shown >= 0 and os.fstat(self._shown).st_dev == os.fstat(fresh).st_dev
 
-    async def _seen(self) -> int:
-        """Return what the files are to be looked at by. Raises OutcomeUnknown where they cannot be shown to us."""
+    async def _view_fd(self) -> int:
+        """Return the descriptor through which the files are read. Raises OutcomeUnknown if they cannot be shown."""
         if self._show is None or self.fd < 0:
             return self.fd
         if not self._is_shown:
@@ -528,18 +524,17 @@ class Workspace:
         return self._shown
 
     def clear_for(self, run: Run) -> None:
-        """Have a run that is about to be sent remove the program of the one before it, unless it replaces that."""
+        """Make the next run remove the previous run's program file, unless it replaces that file."""
         before, self._program = self._program, next((path for path, _, _ in run.files if path in PROGRAM_FILES), "")
         if before != self._program:
             run.leftover = before
 
     def drop_unless_needed(self) -> None:
-        """Let go of it when neither a sandbox nor an interpreter needs it."""
+        """Close the descriptors if neither a sandbox nor an interpreter uses them."""
         if not (self.has_owner or self.has_node):
             self.drop()
 
     def drop(self) -> None:
-        """Let go of it."""
         self._drop_mount()
         self._drop_shown()
 
@@ -554,53 +549,53 @@ class Workspace:
         self._shown, self._is_shown = -1, False
 
     def forget(self) -> None:
-        """Drop it and what is known of it: another one takes its place."""
+        """Close the descriptors and drop all records, before another workspace takes its place."""
         self.drop()
         self._known.clear()
 
     def is_untouched(self) -> bool:
-        """Tell, cheaply, that no file is there and none is known."""
+        """Tell whether the workspace is certainly empty and nothing is recorded, by one `fstatvfs` call."""
         if self._folder or self.fd < 0 or self._known:
             return False
         state = os.fstatvfs(self.fd)
         return state.f_files - state.f_ffree <= 1
 
     async def collected(
-        self, given: Mapping[str, bytes], *, timeout_s: float, halted: Halted = nullcontext, is_last: bool = False
+        self, inputs: Mapping[str, bytes], *, timeout_s: float, halted: Halted = nullcontext, is_last: bool = False
     ) -> Changes:
-        """Look at the files after what had `timeout_s`; after the last run nothing needs to be known.
+        """Return the changes of a run that had `timeout_s`; after the last run, records are not kept up.
 
-        Where there are many, that is done in a thread, with what still runs there `halted`.
+        A larger workspace is walked in a thread while `halted` stops the processes that still run in it.
         """
-        if is_last and not self._known and self._is_as_given(given):
+        if is_last and not self._known and self._is_as_given(inputs):
             return Changes()
-        seen = await self._seen()
-        if (few := self._collect_few(seen, given)) is not None:
-            return self._changes(few, seen)
+        view_fd = await self._view_fd()
+        if (few := self._collect_few(view_fd, inputs)) is not None:
+            return self._changes(few, view_fd)
         until, copies = Until(time_for_files(timeout_s)), KeptCopies() if self._folder else None
-        fd, known = os.dup(seen), self._known  # of our own: a sandbox that is closed closes its own
+        fd, before = os.dup(view_fd), self._known  # of our own: a sandbox that is closed closes its own
 
         def look() -> Collection:
-            return collect(fd, known, given, max_bytes=self._max_bytes, until=until, copies=copies)
+            return collect(fd, before, inputs, max_bytes=self._max_bytes, until=until, copies=copies)
 
         try:
             async with halted():
-                found = await in_thread(until, look)
-            return self._changes(found, fd, copies)
+                collection = await in_thread(until, look)
+            return self._changes(collection, fd, copies)
         finally:
             os.close(fd)
 
-    def _changes(self, found: Collection, fd: int, copies: KeptCopies | None = None) -> Changes:
-        """Take note of what was found, and keep what `Result.save` needs as long as the result lives."""
-        self._known = dict(found.known)
+    def _changes(self, collection: Collection, fd: int, copies: KeptCopies | None = None) -> Changes:
+        """Record the outcome of a walk, and keep the files for `Result.save` if any changed."""
+        self._known = dict(collection.known)
         save = None
-        if found.changed:
-            save = keep_mount(fd, found.changed) if copies is None else copies.saver(found.changed)
-        return Changes(records=found.changed, skipped=found.skipped, partial=found.partial, save=save)
+        if collection.changed:
+            save = keep_mount(fd, collection.changed) if copies is None else copies.saver(collection.changed)
+        return Changes(records=collection.changed, skipped=collection.skipped, partial=collection.partial, save=save)
 
     async def paths(self, path: str, *, halted: Halted) -> tuple[str, ...]:
-        """Return the paths of the files below `path`. Raises SandboxFileTooLarge where there are too many."""
-        until, fd = Until(MOST_S), os.dup(await self._seen())
+        """Return the paths of the files below `path`. Raises SandboxFileTooLarge if there are too many."""
+        until, fd = Until(MOST_S), os.dup(await self._view_fd())
         try:
             async with halted():
                 return await in_thread(until, lambda: list_paths(fd, path, until))
@@ -608,10 +603,10 @@ class Workspace:
             os.close(fd)
 
     async def changes(self, order: dict[str, Any], into: int, *, halted: Halted) -> dict[str, Any]:
-        """Write the frames of all that is there to a descriptor, see `init.changes`; return the answer."""
+        """Write frames of the whole workspace to the descriptor `into`, see `init.changes`; return the answer."""
         from cloche.init.changes import walk
 
-        fd = hostfs.open_folder(".", await self._seen())
+        fd = hostfs.open_folder(".", await self._view_fd())
         try:
             async with halted():
                 return await in_thread(Until(MOST_S), lambda: walk(fd, order, into))
@@ -620,31 +615,35 @@ class Workspace:
 
     async def read(self, path: str, *, max_bytes: int) -> bytes:
         """Return a file. Raises the SandboxFile errors."""
-        fd = os.dup(await self._seen())  # of our own, as above
+        fd = os.dup(await self._view_fd())  # of our own, as above
         try:
             return await in_thread(Until(MOST_S), lambda: read_regular(fd, path, max_bytes=max_bytes))
         finally:
             os.close(fd)
 
-    def _is_as_given(self, given: Mapping[str, bytes]) -> bool:
+    def _is_as_given(self, inputs: Mapping[str, bytes]) -> bool:
         if self._folder:
-            with os.scandir(self.fd) as there:  # no more than it takes to know that there is more than was given
-                entries = 1 + sum(1 for _ in itertools.islice(there, len(given) + 1))
+            with os.scandir(self.fd) as scan:  # no more than it takes to know that there is more than was given
+                entries = 1 + sum(1 for _ in itertools.islice(scan, len(inputs) + 1))
         else:
             entries = (state := os.fstatvfs(self.fd)).f_files - state.f_ffree
-        return is_as_given(self.fd, given, entries=entries)
+        return is_as_given(self.fd, inputs, entries=entries)
 
-    def _collect_few(self, seen: int, given: Mapping[str, bytes]) -> Collection | None:
-        """Look at the files here and now, where that takes less time than handing the work to a thread; else None."""
+    def _collect_few(self, view_fd: int, inputs: Mapping[str, bytes]) -> Collection | None:
+        """Walk a small workspace in the calling thread, where that is faster than handing it to another; else return
+        None.
+        """
         state = os.fstatvfs(self.fd)
         stored = (state.f_blocks - state.f_bfree) * state.f_frsize
         if self._folder or stored >= SMALL_BYTES or state.f_files - state.f_ffree >= SMALL_FILES:
             return None
         # What still runs may add to it meanwhile; and what takes no room may say to be of any size.
-        found = collect(seen, self._known, given, max_bytes=SMALL_BYTES, until=Until(SMALL_S), max_entries=SMALL_FILES)
-        return None if found.partial & {"time", "entries", "bytes"} else found
+        collection = collect(
+            view_fd, self._known, inputs, max_bytes=SMALL_BYTES, until=Until(SMALL_S), max_entries=SMALL_FILES
+        )
+        return None if collection.partial & {"time", "entries", "bytes"} else collection
 
     def stored_bytes(self) -> int:
-        """Return the bytes that are stored, found or not."""
+        """Return the bytes stored in the workspace, whether or not a walk found them."""
         state = os.fstatvfs(self.fd)
         return (state.f_blocks - state.f_bfree) * state.f_frsize
