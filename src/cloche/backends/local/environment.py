@@ -1,7 +1,8 @@
-"""What programs of a sandbox that lives find: toolchains, and a virtual environment where pip and uv install.
+"""The environment of programs in a sandbox that lives: toolchains, and a virtual environment for pip and uv.
 
-Ours is shown read-only, and pip refuses to install for a user in an environment. So `python3`, `pip` and `uv` inside
-find one of the sandbox's own, which finds all that is in ours, and what pip installs for a user.
+The caller's environment is shown read-only, and pip refuses `--user` in a virtual environment. So `python3`, `pip` and
+`uv` inside use the sandbox's own environment. It finds all packages of the caller's, and those that pip installs for
+the user.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ sys.exit(code)
 
 
 def has_environment(policy: Policy) -> bool:
-    """Tell whether a sandbox with this policy has one: not where package managers are hidden, or its place is taken."""
+    """Tell whether a policy gives a sandbox its environment: it needs package managers, a user, and a free path."""
     shown = python_toolchain().binds
     is_free = not any(layout.is_below(path, FOLDER) for path in shown)
     return bool(policy.package_managers) and policy.user != "nobody" and is_free and os.name == "posix"
@@ -47,18 +48,18 @@ def has_environment(policy: Policy) -> bool:
 
 @functools.cache
 def folders() -> tuple[str, ...]:
-    """Return the folders that whoever installs writes to, relative to the root."""
+    """Return the folders that an installation writes to, relative to the root."""
     return (FOLDER[1:], f"{FOLDER[1:]}/bin", _site(FOLDER)[1:])
 
 
 def sites(home: str) -> list[str]:
-    """Return the folders from which Python imports what was installed, for everybody and for the user."""
+    """Return the folders from which Python imports packages installed inside, system-wide and for the user."""
     return [_site(FOLDER), _site(f"{home}/.local")]
 
 
 @functools.cache
 def rows(home: str) -> tuple[layout.Row, ...]:
-    """Return the mounts that make it."""
+    """Return the mounts that create the environment."""
     base = getattr(sys, "_base_executable", "") or os.path.realpath(sys.executable)
     version = ".".join(map(str, sys.version_info[:3]))
     names = ("python3", "python", f"python{version.rpartition('.')[0]}")
@@ -72,27 +73,27 @@ def rows(home: str) -> tuple[layout.Row, ...]:
 
 
 def show(python: dict[str, Any] | None, home: str, is_there: bool) -> None:
-    """Let one of Python's programs find what was installed inside, and start interpreters that do."""
+    """Let a Python program import packages installed inside, and start interpreters that do so too."""
     if python is not None and is_there:
         python["layers"] = [*sites(home), *python.get("layers", ())]
         python["executable"] = f"{FOLDER}/bin/python3"
 
 
 def with_own_first(env: Mapping[str, str], home: str, is_there: bool) -> dict[str, str]:
-    """Return variables by which interpreters that are started find what was installed inside before layers, too."""
+    """Put packages installed inside before the layers, in the variable that started interpreters read."""
     layers = env.get(layout.LAYERS_VARIABLE)
     is_needed = is_there and layers is not None and not layers.startswith(_site(FOLDER))
     return {**env, layout.LAYERS_VARIABLE: os.pathsep.join((*sites(home), layers or ""))} if is_needed else dict(env)
 
 
 def search_path(home: str, path: str, is_there: bool) -> str:
-    """Return where programs are found: what was installed inside first, toolchains of all languages last."""
+    """Return PATH: programs installed inside first, toolchains of all languages last."""
     own = [f"{home}/.local/bin", *([f"{FOLDER}/bin"] if is_there else [])]
     return os.pathsep.join((*own, path, *other_languages()[1]))
 
 
 def shown(policy: Policy) -> tuple[str, ...]:
-    """Return what is shown of the host's toolchains: those of all languages, but what a view of a folder shows."""
+    """Return the paths of all languages' toolchains to show, without those inside a view of a host folder."""
     folder, python = policy.host_folder, python_toolchain().binds
     views = [view.path for view in (folder, *folder.read_only)] if folder is not None else []
     other_paths = [
@@ -104,13 +105,13 @@ def shown(policy: Policy) -> tuple[str, ...]:
 
 
 def mode_of(name: str, mode: int, shown: Sequence[str]) -> int:
-    """Return the permission bits of a folder: whoever may run a toolchain must get to where it is shown."""
+    """Return the permission bits of a folder, searchable if a shown toolchain lies below it."""
     is_above = any(layout.is_below(path, f"/{name}") for path in shown)
     return mode | 0o011 if is_above else mode
 
 
 def _paths(home: str) -> str:
-    """Return the lines by which its interpreter finds what is in ours, and pip where ours has none."""
+    """Return the .pth lines that make the caller's packages importable, and a bundled pip if the caller has none."""
     ours = [path for path in (*site.getsitepackages(), *user_site()) if os.path.isdir(path)]
     lines = [_site(f"{home}/.local"), *(f"import site; site.addsitedir({path!r})" for path in ours)]
     if not any(os.path.isdir(f"{path}/pip") for path in ours):

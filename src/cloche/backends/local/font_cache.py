@@ -1,10 +1,10 @@
-"""The list of fonts that matplotlib makes: made once, not in every guest.
+"""The list of fonts that matplotlib makes: made once per user, not in every guest.
 
-Theory of operation: matplotlib looks through all fonts when it is first used, and keeps what it found in its cache. A
-guest's cache is its own and empty, so each guest that draws would look again. Here matplotlib makes its list once, in a
-jail in which nothing else runs; it is kept in this user's own cache, for this interpreter, these packages and these
-fonts, and each guest that seems to draw gets a copy in its own /tmp. No guest writes what another one or the host
-reads, and what the list says is read in guests alone. Wherever that fails, a guest looks for fonts by itself.
+Theory of operation: matplotlib searches all fonts at its first use and caches the list. A guest's cache is separate and
+empty, so each guest that draws would search again. Instead, matplotlib makes its list once, alone in a jail. The list
+is kept in this user's cache, keyed by interpreter, packages and fonts. Each guest that seems to draw gets a copy in its
+/tmp. So no guest writes a file that another guest or the host reads, and only guests parse the list. If any of this
+fails, the guest searches for fonts itself.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ class FontList:
 
 
 def seems_to_draw(data: bytes) -> bool:
-    """Tell whether a program or one of its files is about figures; matplotlib itself need not be named."""
+    """Tell whether a program or input file mentions plots; it need not mention matplotlib, which others import."""
     return any(data.find(mark, 0, _LOOKED_AT_BYTES) >= 0 for mark in (b"plot", b"seaborn"))
 
 
 async def find_fonts(shown: Sequence[str], make: Callable[[], Awaitable[bytes]]) -> FontList | None:
-    """Return the list for a jail that shows these paths, from the cache or made now; None where there is none.
+    """Return the list for a jail that shows these paths, from the cache or made now; None if there is no list.
 
-    `make` returns what `PROGRAM` wrote, nothing if it failed. That it began is kept first: no other process makes the
-    same beside it, one that failed is not repeated by each, and where nothing can be kept nothing is made.
+    `make` returns the output of `PROGRAM`, empty if it failed. A marker is written first: no other process makes the
+    same list at the same time, and a failure is not repeated by each run. Without a writable cache no list is made.
     """
     folder, key = own_cache("fonts"), _key(shown)
     if not folder or not key:
@@ -92,7 +92,7 @@ def _parted(content: bytes) -> FontList | None:
 
 
 def _key(shown: Sequence[str]) -> bytes:
-    """Return what the list depends on; empty where there is no matplotlib."""
+    """Return the cache key: everything the list depends on; empty without matplotlib."""
     import importlib.metadata  # brings what reads mail along, and is needed where something is drawn
 
     try:
@@ -107,7 +107,7 @@ def _key(shown: Sequence[str]) -> bytes:
 
 @functools.lru_cache(maxsize=4)
 def _version(folder: str, changed_ns: int) -> str:  # noqa: ARG001 - what the answer depends on
-    """Return matplotlib's version; to read it takes longer than many a run."""
+    """Return matplotlib's version. Cached, because reading it takes longer than many runs."""
     import importlib.metadata
 
     return importlib.metadata.version("matplotlib")

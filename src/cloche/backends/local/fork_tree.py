@@ -1,10 +1,11 @@
-"""The clones of a session, the caller's side: which interpreters there are, which one runs, which may be resumed.
+"""The clones of a session, at the caller's end: which interpreters exist, which one runs, which may be resumed.
 
-Theory of operation: see `cloche.jail.fork_tree` for why only leaves run. So a checkpoint is the interpreter that ran
-until then, stopped, and a clone of it goes on; a rollback discards what runs and resumes the checkpoint for as long
-as it takes to clone itself once more. A fork stops the interpreter too, and makes one clone more than was asked for,
-its *spare clone*. When the session is to go on and forks of it still live, it goes on in the spare clone; when none is
-left, that one is dropped and the interpreter resumed. Namespaces can be nested some thirty deep, so that matters.
+Theory of operation: only leaves of the tree run (`cloche.jail.fork_tree` says why). A checkpoint is an interpreter that
+was stopped, while a clone of it continues the session. A rollback discards the running interpreter and resumes the
+checkpoint just long enough to clone itself again. A fork stops the interpreter, too, and makes one clone more than
+requested, the *spare clone*. If the session continues while its forks live, it continues in the spare clone. Once no
+fork is left, the spare clone is dropped and the interpreter resumed. This saves nesting, since the kernel nests at most
+32 levels of namespaces (pid_namespaces(7), user_namespaces(7)).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ log = logging.getLogger("cloche.jail")
 
 
 class Kind(enum.Enum):
-    """Say what becomes of a clone."""
+    """Say what a clone is for."""
 
     CONTINUATION = enum.auto()  # goes on as if it were the one that it came from
     FORK = enum.auto()  # goes on by itself
@@ -47,11 +48,11 @@ class Kind(enum.Enum):
 
 
 class Node:
-    """Hold one interpreter of a fork tree: how to talk to it, and its workspace.
+    """Hold one interpreter of a fork tree, with its pipes and workspace.
 
-    `is_runner` says that an open session goes on in it, `is_held` that a checkpoint's name keeps it, `is_hollow` that
-    only pid 1 is left of it, because others live in its process namespace. `spare` is the clone in which it
-    goes on when it is stopped and its forks live.
+    `is_runner`: an open session runs in it. `is_held`: the name of a checkpoint keeps it. `is_hollow`: only its pid 1
+    is left, because other interpreters live in its process namespace. `spare` is the clone in which the session
+    continues while this interpreter is stopped and its forks live.
     """
 
     def __init__(self, number: int, parent: Node | None, pipes: SessionPipes, workspace: Workspace, *, is_fork: bool):
@@ -64,14 +65,14 @@ class Node:
         self.counters: Mapping[str, int] = {}
 
     def close(self) -> None:
-        """Close our ends."""
+        """Close the caller's ends."""
         self.pipes.close()
         self.workspace.has_node = False
         self.workspace.drop_unless_needed()
 
 
 class ForkTree:
-    """Hold the fork tree of one session: all nodes, also of its forks, and the helper that guards them."""
+    """Hold the fork tree of one session, the nodes of its forks included, and the helper that supervises them."""
 
     def __init__(self, connection: Connection, spec: Spec, first: Node, timeout_s: float, binds: Sequence[str] = ()):
         self.connection, self.spec, self._inner = connection, spec, inner_of(binds, spec)
@@ -86,9 +87,9 @@ class ForkTree:
         self._clone_steps: Mapping[str, Any] | None = None
 
     async def clone(self, parent: Node, new_pipes: Callable[[], SessionPipes]) -> Node:
-        """Stop `parent`, which may be stopped, and return a clone that goes on.
+        """Stop `parent`, unless it is stopped already, and return a running clone.
 
-        Raises InvalidRequest when something in the session cannot be cloned; then it goes on as before.
+        Raises InvalidRequest if something in the session cannot be cloned; the session then continues as before.
         """
         async with self._turn:
             was_frozen = parent.is_frozen
@@ -129,7 +130,7 @@ class ForkTree:
         return nodes
 
     async def _clone_one(self, parent: Node, pipes: SessionPipes, kind: Kind) -> Node:
-        """Have one clone made; it reports that it runs, and waits for its namespaces and mounts."""
+        """Make one clone, which reports that it runs and then waits for its namespaces and mounts."""
         self._last += 1
         is_fork = kind is Kind.FORK
         node = Node(self._last, parent, pipes, parent.workspace.copy_for_fork(), is_fork=is_fork)
@@ -164,7 +165,7 @@ class ForkTree:
             raise StartFailed(f"a clone of the session was made and did not live{_stderr_tail(node.pipes)}")
 
     async def _set_up(self, parent: Node, nodes: Sequence[Node], kinds: Sequence[Kind]) -> None:
-        """Stop the parent, give the clones their namespaces and mounts, and let them go on, but for a spare one."""
+        """Stop the parent, give the clones namespaces and mounts, and let all but a spare one continue."""
         clones = [
             {
                 "node": node.number,
@@ -201,7 +202,7 @@ class ForkTree:
             raise StartFailed(f"a clone of the session {why}{_stderr_tail(pipes)}")
 
     def _cgroup(self) -> Mapping[str, Any] | None:
-        """Return a control group of its own for a fork; everything else shares the session's."""
+        """Return a new control group for a fork. All other clones share the session's."""
         session_group = self.spec.cgroup
         if session_group is None:
             return None
@@ -213,14 +214,14 @@ class ForkTree:
         return [child for child in self.nodes.values() if child.parent is node]
 
     def others_below(self, node: Node, runner: Node) -> bool:
-        """Tell whether another session than that of `runner` lives below `node`."""
+        """Tell whether a session other than that of `runner` lives below `node`."""
         return any(
             other_node.is_runner and other_node is not runner and _is_below(other_node, node)
             for other_node in self.nodes.values()
         )
 
     async def go_on(self, node: Node) -> Node:
-        """Return where a session goes on that stands at `node`: there, or in the spare clone while forks of it live."""
+        """Return the node in which the session of `node` continues: itself, or its spare clone while forks live."""
         spare = node.spare
         if spare is None:
             return node
@@ -244,7 +245,7 @@ class ForkTree:
         node.is_frozen = False
 
     async def prune(self) -> None:
-        """End what nobody needs any more."""
+        """End all interpreters that no session or checkpoint needs."""
         async with self._turn:
             while unneeded := [node for node in self.nodes.values() if self._is_unneeded(node)]:
                 for node in unneeded:
@@ -258,7 +259,7 @@ class ForkTree:
         return not (is_needed or self.children(node))
 
     def _is_spare(self, node: Node) -> bool:
-        """Tell whether a session that is stopped above may still go on here."""
+        """Tell whether a session that is stopped in the parent may still continue in this node."""
         above = node.parent
         return above is not None and above.is_runner and above.spare is node
 
@@ -269,18 +270,18 @@ class ForkTree:
         node.close()
 
     async def _hollow_out(self, node: Node) -> None:
-        """End an interpreter alone: others live in its process namespace."""
+        """End only the interpreter, not its pid 1: others live in its process namespace."""
         node.is_hollow = True
         with suppress_logged(log, "an interpreter had ended by itself", OSError):
             await self.connection.ask("drop", node=node.number, is_guest_only=True)
         node.close()
 
     def kill(self, node: Node) -> None:
-        """Kill a node that does not listen; its end is reported on its link."""
+        """Kill a node that does not respond; its link reports the end."""
         self.connection.notify("drop", id=0, node=node.number, is_guest_only=False)
 
     def on_message(self, tag: str, body: Mapping[str, Any]) -> None:
-        """Take a message of the helper's about a node."""
+        """Handle a message from the helper about a node."""
         node = self.nodes.get(body.get("node", -1))
         if node is None:
             return
@@ -297,7 +298,7 @@ class ForkTree:
             raise InvalidRequest(f"this session cannot be cloned: {error}") from error
 
     async def close_session(self, held: Sequence[Node]) -> None:
-        """Close one session, whose nodes are `held`; with the last one everything ends."""
+        """Close one session with the nodes that it `held`. Closing the last session ends everything."""
         for node in held:
             node.is_runner = node.is_held = False
         self.members -= 1
@@ -307,11 +308,11 @@ class ForkTree:
             await self.prune()
 
     def _restart_timeout(self) -> None:
-        """Restart the time-out of all the clones of one call together; what the helper does is not counted."""
+        """Restart the time-out shared by all clones of one call; the helper's own work does not count against it."""
         self._until = asyncio.get_running_loop().time() + CLONE_TIMEOUT_S
 
     async def _first_of(self, *futures: asyncio.Future[Any], longest_s: float = CLONE_TIMEOUT_S) -> None:
-        """Wait until one is done or the time is up."""
+        """Wait until one future is done or the time is up."""
         timeout_s = min(longest_s, self._left_s())
         await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
@@ -319,7 +320,6 @@ class ForkTree:
         return max(0.0, self._until - asyncio.get_running_loop().time())
 
     async def close(self) -> None:
-        """Kill and remove everything."""
         for node in self.nodes.values():
             node.close()
         self.connection.kill("cancelled")

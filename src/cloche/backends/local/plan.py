@@ -1,7 +1,7 @@
-"""What a jail is made of, and what runs in it: policy, limits and request as records for the helper. No I/O here.
+"""Records for the helper, made from policy, limits and request: what a jail consists of, and what runs in it. No I/O.
 
 A `Spec` describes the jail of one sandbox with its limits, a `Run` one program: its commands, files, environment and
-toolchain. A session is a run too: `build_session_program` says which interpreter serves it, and how it is started.
+toolchain. A session is a run too: `build_session_program` chooses its interpreter and the command that starts it.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ _ONE_THREAD: Mapping[str, str] = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestPaths:
-    """Name the guest's folders as the guest sees them; where it `is_confined`, `startup` has stand-ins for /dev/shm."""
+    """Name folders as the guest sees them. With `is_confined`, `startup` holds replacements for /dev/shm."""
 
     workspace: str = "/workspace"
     tmp: str = "/tmp"
@@ -115,14 +115,14 @@ INSIDE = GuestPaths()
 
 
 def choose_guest_paths(level: Level) -> GuestPaths:
-    """Return fixed paths at level jail, and those of a new folder of the host below it."""
+    """Return the fixed paths of level jail, or the paths in a new folder of the host below that level."""
     if level is Level.JAIL:
         return INSIDE
     return guest_paths_below(new_folder(), level)
 
 
 def guest_paths_below(folder: str, level: Level) -> GuestPaths:
-    """Return the paths in a folder of the host."""
+    """Return the guest's paths in a folder of the host."""
     return GuestPaths(
         workspace=f"{folder}/workspace", tmp=f"{folder}/tmp", folder=folder, startup=f"{folder}/{STARTUP}",
         is_confined=level is Level.CONFINED,
@@ -130,7 +130,7 @@ def guest_paths_below(folder: str, level: Level) -> GuestPaths:
 
 
 def build_spec(level: Level, policy: Policy, limits: Limits, host: Host, guest_paths: GuestPaths) -> Spec:
-    """Return the helper's orders for one sandbox; what depends on the program is in each `Run`."""
+    """Return the helper's orders for one sandbox, without those that depend on the program (`Run`)."""
     if level is not Level.JAIL:
         return _new_spec(level, policy, limits, host, guest_paths)
     key = (policy.user, policy.writable_paths, limits, guest_paths, network_key(policy), modules_of(policy.layers))
@@ -197,7 +197,7 @@ def _memory_stat() -> str:
 
 
 def move(spec: Spec, folder: str) -> Spec:
-    """Return the same sandbox below level jail with its folders in another one."""
+    """Return a copy of a spec below level jail, with its paths moved to `folder`."""
     moved, old_length = spec.copy(), len(spec.folder)
     moved.move(folder)
     if spec.landlock is not None:
@@ -209,7 +209,7 @@ def move(spec: Spec, folder: str) -> Spec:
 
 
 def _outside_ids(level: Level, host: Host) -> tuple[int, int, tuple[str, ...]]:
-    """Return the outside ids to claim from, and the folders for their locks; none where there is one id to give."""
+    """Return first id and number of outside ids to claim from, and folders for their locks; zeros without a range."""
     if host.owns_ids and level in (Level.JAIL, Level.CONFINED):
         return (*OUTSIDE_IDS, LOCK_FOLDERS)
     if host.ids is not None and level is Level.JAIL:
@@ -221,7 +221,9 @@ def _outside_ids(level: Level, host: Host) -> tuple[int, int, tuple[str, ...]]:
 def show_toolchain(
     run: Run, spec: Spec, paths: Sequence[str], host: Host, policy: Policy, *, is_single: bool = False
 ) -> None:
-    """Let one run see a toolchain's folders and files, and the layers of packages; a `single` one, no installers."""
+    """Show one run the folders and files of a toolchain and the package layers. With `is_single`, installers are
+    hidden.
+    """
     toolchain, paths = paths, (*paths, *policy.layers) if policy.layers else paths
     if policy.toolchains and spec.level == "jail":
         paths = (
@@ -244,12 +246,12 @@ def show_toolchain(
 
 
 def closed_folder(paths: Sequence[str]) -> str:
-    """Return a folder above one of these paths that not any user may walk through; empty when there is none."""
+    """Return the first folder above one of `paths` that other users may not search; empty if there is none."""
     return next(filter(None, map(layout.closed_to_others, paths)), "")
 
 
 def closed_to_guests(folder: str) -> str:
-    """Say that the root of a plain container cannot let a guest, who is another user there, walk through a folder."""
+    """Return the message for a root without CAP_DAC_READ_SEARCH whose guest, another user, cannot search a folder."""
     return (
         f"{folder} is closed to the sandbox's user, and what runs the code lies in it; without the capability "
         f"DAC_READ_SEARCH root cannot let it in. To fix it: chmod o+x {folder}, or install that elsewhere (below /opt "
@@ -259,9 +261,9 @@ def closed_to_guests(folder: str) -> str:
 
 
 def show_folder(run: Run, spec: Spec, folder: HostFolder, host: Host) -> None:
-    """Let a sandbox that lives see a folder of the host copy-on-write, and others read-only.
+    """Show a living sandbox a folder of the host copy-on-write, and others read-only.
 
-    As root their files are shown as the guest's own. Raises BackendUnavailable where this host cannot do that.
+    For root, their files appear as the guest's own. Raises BackendUnavailable if this host has no id-mapped mounts.
     """
     mount_point = folder.at.lstrip("/")
     links = [("symlink", folder.at, "workspace")] if mount_point != "workspace" else []
@@ -275,7 +277,7 @@ def show_folder(run: Run, spec: Spec, folder: HostFolder, host: Host) -> None:
 def _overlay(
     run: Run, spec: Spec, folder: HostFolder, host: Host, number: int, *, is_inner: bool = False
 ) -> layout.Row:
-    """Return the row of an overlay; only the first one can be written to, and what is in that."""
+    """Return the row of an overlay mount. Only number 0, and an inner folder in it, is writable."""
     register, source = "", folder.opened_as or folder.path
     if host.owns_ids:
         if host.idmapped:
@@ -293,10 +295,11 @@ def _overlay(
 
 
 def make_forkable(spec: Spec, host: Host) -> None:
-    """Let the session that will live here be cloned, by the one call that its reaper lets pass.
+    """Let a session be cloned: its seccomp filter permits the one clone call that the reaper answers.
 
-    A clone's /workspace is another file system than the one which Landlock's rules would name, and no rule can be
-    added later: so what can be written to is left to the mounts, of which all others are read-only.
+    A clone's /workspace is another file system than the one that the Landlock rules would name, and a Landlock domain
+    can only be restricted further (landlock(7)). So Landlock permits writes everywhere, and the mounts decide: all
+    others are read-only.
     """
     spec.seccomp = filter_for(confined=False, counted=bool(host.cgroup_version), forkable=True)
     spec.ucounts = ucounts(is_forkable=True)
@@ -306,7 +309,7 @@ def make_forkable(spec: Spec, host: Host) -> None:
 
 
 def filter_for(*, confined: bool, counted: bool = True, landlock: int = IOCTLS_SINCE, **kind: bool) -> bytes:
-    """Return the assembled system call filter for this machine, once per process; see `build_filter`."""
+    """Return the assembled seccomp filter for this machine, cached per process; see `build_filter`."""
     machine = os.uname().machine
     key = (machine, confined, counted, landlock, *kind.items())
     if key not in _FILTERS:
@@ -354,10 +357,10 @@ def _rlimits(level: Level, limits: Limits, host: Host) -> list[tuple[str, int]]:
 
 
 def _tasks_of_user(level: Level, host: Host) -> int:
-    """Count what the kernel will count besides the guest: where the id is the user's own, all that they run.
+    """Count the tasks that RLIMIT_NPROC counts besides the guest's: all of the user's, if the guest has that user's id.
 
-    At level `confined` it matters only where the guest's filter is not heard, see `jail/task_count.py`, and a guest
-    that was built ahead has a count of before in any case: one count does for a second.
+    At level `confined` the number matters only if the guest's filter has no listener (see `jail/task_count.py`), and a
+    guest built ahead has an older count in any case. So one count serves for a second.
     """
     if level is Level.JAIL or (level is Level.CONFINED and host.owns_ids):
         return 0
@@ -365,7 +368,7 @@ def _tasks_of_user(level: Level, host: Host) -> int:
 
 
 def _count_tasks(uid: int, second: int) -> int:
-    """Count a user's processes and threads, once in a `second` of the clock; anew where that is negative."""
+    """Count a user's processes and threads, once per `second` of the clock; a negative `second` counts anew."""
     global _counted
     if second >= 0 and _counted[:2] == (uid, second):
         return _counted[2]
@@ -395,7 +398,7 @@ def _cgroup(limits: Limits, host: Host) -> dict[str, Any] | None:
 def guest_environment(
     guest_paths: GuestPaths, requested: Mapping[str, str], toolchain: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the guest's whole environment: a fixed minimum, the toolchain's, then what the request gives."""
+    """Return the guest's whole environment: a fixed minimum, then the toolchain's variables, then the request's."""
     minimum = layout.guest_variables(guest_paths.workspace, guest_paths.tmp)
     settings = {} if not guest_paths.folder else {**NO_HOST_SETTINGS, **(NAMES if guest_paths.is_confined else {})}
     variables = {"PATH": layout.search_path(), **minimum, **settings, **toolchain, **requested}
@@ -403,9 +406,10 @@ def guest_environment(
 
 
 def with_toolchains(env: Mapping[str, str], policy: Policy, requested: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which programs of the toolchains that were asked for are found; what is given stays.
+    """Add the folders of the policy's toolchains to PATH, unless the request sets PATH.
 
-    They come before the system's of the same name, as on the caller's own PATH: cargo calls the rustc beside it.
+    They come before the system's programs of the same name, as on the caller's own PATH: cargo calls the rustc beside
+    it.
     """
     if not policy.toolchains_path:
         return dict(env)
@@ -415,18 +419,20 @@ def with_toolchains(env: Mapping[str, str], policy: Policy, requested: Mapping[s
 
 
 def with_layers(env: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:
-    """Return an environment in which programs find what is in layers of packages; some have nothing yet."""
+    """Add the package layers to an environment; layers that are still empty are skipped."""
     filled = _filled(layers)
     return layout.with_layers(env, filled, sites_of(filled))
 
 
 def sites_of(layers: Sequence[str]) -> list[str]:
-    """Return the folders of layers from which Python imports: those of npm's packages have none."""
+    """Return the folders of layers from which Python imports. Layers of npm packages have no such folder."""
     return layout.sites_of([layer for layer in layers if not _has_modules(layer)])
 
 
 def modules_of(layers: Sequence[str]) -> str:
-    """Return the folder of packages of npm's, empty for none: of several, the last, as there is one place for it."""
+    """Return the `node_modules` folder of the last layer that has one, since it can be mounted in one place only;
+    else empty.
+    """
     return next((f"{layer}/{MODULES}" for layer in reversed(layers) if _has_modules(layer)), "")
 
 
@@ -435,19 +441,18 @@ def _has_modules(layer: str) -> bool:
 
 
 def _filled(layers: Sequence[str]) -> list[str]:
-    """Leave out the layers that have nothing yet."""
     return [layer for layer in layers if os.path.exists(f"{layer}/{LAYER_MANIFEST}")]
 
 
 def unfilled_layers(layers: Sequence[str]) -> list[str]:
-    """Return the files whose making changes what `with_layers` makes of these layers."""
+    """Return the files whose creation changes the outcome of `with_layers` for these layers."""
     filled = _filled(layers)
     return [f"{layer}/{LAYER_MANIFEST}" for layer in layers if layer not in filled]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Hold a run for the helper, the toolchain, and the input files' content by path."""
+    """Hold a run for the helper, its toolchain, and the content of input files by path."""
 
     run: Run
     toolchain: Toolchain | None
@@ -459,7 +464,7 @@ class Program:
         return self.run.python is not None
 
     def paths(self) -> tuple[str, ...]:
-        """Return what must be shown besides the system's own trees: the interpreter always, then the toolchain."""
+        """Return the paths to show besides the system's own trees: always the interpreter, then the toolchain."""
         mine = self.toolchain.binds if self.toolchain else ()
         if mine is python_toolchain().binds:
             return mine
@@ -488,7 +493,8 @@ def build_program(
 ) -> Program:
     """Return the program of a request. Raises InvalidRequest, or BackendUnavailable for a missing toolchain.
 
-    Where several run at the same time in the same files, a `number` tells theirs apart. It finds what is in `layers`.
+    A `number` distinguishes programs that run at the same time in the same workspace. Packages of `layers` are
+    importable.
     """
     program = _build_program(request, guest_paths, timeout_s, number, has_modules=bool(modules_of(layers)))
     if layers:
@@ -528,7 +534,7 @@ def _build_program(
 
 
 def _environment(toolchain: Toolchain, guest_paths: GuestPaths, source: str, build: str) -> Mapping[str, str]:
-    """Return a program's variables besides those of the request; Python's toolchain is the same for ever."""
+    """Return a program's variables without the request's; cached for Python, whose toolchain never changes."""
     key = (guest_paths, source)
     variables = _environments.get(key) if toolchain is python_toolchain() else None
     if variables is None:
@@ -555,7 +561,7 @@ def _finished(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionProgram:
-    """Hold the run that a session is, and how to talk to it."""
+    """Hold the run of a session, and how to talk to its interpreter."""
 
     run: Run
     language: Language
@@ -565,11 +571,11 @@ class SessionProgram:
     is_forkable: bool = False
 
     def paths(self) -> tuple[str, ...]:
-        """Return what must be shown besides the system's own trees."""
+        """Return the paths to show besides the system's own trees."""
         return tuple(dict.fromkeys((*python_toolchain().binds, *self.toolchain.binds)))
 
     def why_no_forks(self) -> str:
-        """Say why its interpreter can never be cloned; empty where it may be."""
+        """Return the reason why the interpreter can never be cloned; empty if it may be."""
         name = self.language.name
         return "" if self.is_forkable else f"a {name} session has no checkpoints and no forks; Python's have"
 
@@ -577,7 +583,7 @@ class SessionProgram:
 def build_session_program(
     name: str, env: Mapping[str, str], guest_paths: GuestPaths, layers: Sequence[str] = ()
 ) -> SessionProgram:
-    """Return what serves a session. Raises BackendUnavailable for a language without sessions."""
+    """Return the program of a session. Raises BackendUnavailable for a language without sessions."""
     language, driver = session_language(name)
     program = _python(language, env, guest_paths) if driver is None else _driven(language, env, guest_paths, driver)
     if layers:
@@ -606,7 +612,7 @@ def _python(language: Language, env: Mapping[str, str], guest_paths: GuestPaths)
 
 
 def _driven(language: Language, env: Mapping[str, str], guest_paths: GuestPaths, driver: Driver) -> SessionProgram:
-    """Return a session in an interpreter of its own, which runs a driver that is written into its /tmp."""
+    """Return a session whose interpreter runs a driver, which is written into its /tmp."""
     toolchain = find_toolchain(language)
     check_toolchain(language, driver, toolchain)
     folder = f"{guest_paths.tmp}/.cloche"

@@ -1,4 +1,4 @@
-"""Warm starts of the local backend: this process's pools, the jails built in advance, and which start a run gets."""
+"""Warm starts of the local backend: this process's pools, jails built ahead, and the choice of a run's start."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ _lock = threading.Lock()
 
 @dataclass(slots=True)
 class WarmJail:
-    """Be a jail that can be built ahead of the code that will run in it.
+    """Describe a jail that can be built ahead of the code that will run in it.
 
-    In a prefork jail (`is_prefork`), namespaces and mounts stay for the next guest. One guest there is one process, so
-    what is compiled first has a jail of its own.
+    In a prefork jail (`is_prefork`), namespaces and mounts are reused by the next guest. Each guest there is one
+    process, so a program that is compiled first gets a jail for itself.
     """
 
     base_key: Hashable
@@ -65,15 +65,17 @@ class WarmJail:
 
     @property
     def key(self) -> Hashable:
-        """Return what two runs must have in common to use the same kind; with a network, also who serves it."""
+        """Return the key that two runs must share to use the same jail; with a network, it includes the egress
+        process.
+        """
         return self.base_key if self.rules is None else (self.base_key, egress.process_id())
 
     def open_network(self) -> egress.Network | None:
-        """Return a network for jails of this kind, None where they have none. Raises OSError."""
+        """Return a network for jails of this kind; None if they have no network. Raises OSError."""
         return egress.open_network(self.rules, proxies=operator_proxies()) if self.rules is not None else None
 
     def building(self) -> Building:
-        """Return the steps that build it; they are compiled once for all of the same kind."""
+        """Return the steps that build it, compiled once per kind."""
         return _remembered(
             self.base_key,
             lambda: (
@@ -85,11 +87,10 @@ class WarmJail:
 
     @property
     def level(self) -> str:
-        """Return the level of its spec."""
         return self.spec.level
 
     def prepare(self, slot: Slot) -> None:
-        """Tell the slot's helper whose jail this is to be, and to build it."""
+        """Have the slot's helper build this jail."""
         spec, building = self.spec, None
         if spec.folder:  # of the slot's own, which gets the run's name with its order
             spec = move(spec, slot.keep_folder(new_folder()))
@@ -107,18 +108,18 @@ class WarmJail:
 
     @property
     def key_of_kept(self) -> Hashable:
-        """Return the key of the same jail where it keeps the workspace of one sandbox."""
+        """Return the key of the jail that keeps one sandbox's workspace."""
         return ("kept", self.key)
 
     def building_of_kept(self, *, has_workspace: bool) -> Building:
-        """Return the steps that build it where it keeps the workspace, which it makes or has."""
+        """Return the steps that build the jail that keeps a workspace, which it makes unless `has_workspace`."""
         return _remembered(
             (self.base_key, has_workspace),
             lambda: compile_prefork_jail(self.spec, self.run, keeps_workspace=True, has_workspace=has_workspace),
         )
 
     def prepare_kept(self, slot: Slot, workspace: int) -> None:
-        """Tell the helper of a sandbox to build a jail that keeps its workspace, -1 where there is none yet."""
+        """Have a sandbox's helper build a jail that keeps its workspace; -1 stands for a workspace still to be made."""
         building = self.building_of_kept(has_workspace=workspace >= 0)
         body, network = self._as_body(), self.open_network()
         slot.prepare(
@@ -131,10 +132,10 @@ class WarmJail:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Say how a run starts: its name in the result, and the kind of jail.
+    """Say how a run starts: the `name` in its result, and the `kind` of its jail.
 
-    One is its own alone; one is for the `single` runs of one sandbox after the other; one is `kept` for the runs of one
-    sandbox, with its workspace.
+    An `own` jail serves one run, a `single` jail one run each of several sandboxes, and a `kept` jail, with the
+    workspace, all runs of one sandbox.
     """
 
     name: Literal["cold", "forked", "pooled"]
@@ -147,9 +148,9 @@ FORKED_KEPT, POOLED_KEPT = Start("forked", "kept"), Start("pooled", "kept")
 
 
 def choose_start(slot: Slot | None, jail: WarmJail | None, *, is_last: bool = False) -> Start:
-    """Choose how a run starts, with the slot that there is. No I/O.
+    """Choose how a run starts, given its slot. No I/O.
 
-    `jail` is None for what lives in a jail of its own, a session.
+    `jail` is None for a session, which always has its own jail.
     """
     if slot is None:
         return COLD
@@ -163,10 +164,10 @@ def choose_start(slot: Slot | None, jail: WarmJail | None, *, is_last: bool = Fa
 
 
 def choose_second_start(slot: Slot | None, failed: Start, *, is_open: bool) -> Start | None:
-    """Choose how a run starts whose first try `failed` before anything of its program ran; None for not at all. No I/O.
+    """Choose the second try of a run whose first start `failed` before its program ran; None for no second try. No I/O.
 
-    The sandbox `is_open` if the helper had served it before. Then its files may be in the jail that failed, unless that
-    had waited with a guest: another one is given what the caller holds of them.
+    `is_open` says that the helper had served the sandbox before. Its files may then be in the jail that failed, unless
+    that jail had a waiting guest: another jail gets the workspace that the caller holds.
     """
     if slot is None:
         return None
@@ -185,9 +186,9 @@ def _remembered(key: Hashable, compile_it: Callable[[], Building]) -> Building:
 
 
 def warm_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: bool = False) -> WarmJail:
-    """Return the jail that a run needs; its key is what two runs must have in common to use the same kind.
+    """Return the jail that a run needs; its key holds everything that two runs must share to use the same kind.
 
-    One that `is_kept` has an interpreter ready, whatever the run is: the sandbox's next one may be Python's.
+    A jail that `is_kept` has an interpreter ready even for a command, since the sandbox's next run may be Python's.
     """
     jail_key = (
         spec.origin, network_key(policy), spec.outside is None, spec.cgroup is None, tuple(run.binds),
@@ -223,7 +224,7 @@ def _new_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: 
 
 
 def _new_confined(policy: Policy, limits: Limits, spec: Spec, run: Run) -> WarmJail:
-    """Return what stands in for a jail at level confined: a guest of its own for each run, in a folder made ahead."""
+    """Return the equivalent at level confined: a separate guest for each run, in a folder made ahead."""
     mine = spec.copy()
     mine.is_ahead = True
     mine.outside = spec.ids[:2] if spec.outside is not None else None
@@ -241,7 +242,7 @@ def _new_confined(policy: Policy, limits: Limits, spec: Spec, run: Run) -> WarmJ
 
 
 def pool_for(policy: Policy, host: Host) -> Pool:
-    """Return this process's pool for what a policy wants loaded."""
+    """Return this process's pool for a policy's set of preloaded modules."""
     key = (policy.preload, host.cgroup_version, host.namespace)
     with _lock:
         chosen_pool = _pools.pop(key, None) or _new_pool(policy, host)
@@ -253,7 +254,7 @@ def pool_for(policy: Policy, host: Host) -> Pool:
 
 
 def preload_settings(modules: Sequence[str], home: str, env: Mapping[str, str]) -> dict[str, Any]:
-    """Return what `interpreter.preload` must know, for runs with this environment in most cases."""
+    """Return the settings of `interpreter.preload` for runs with this environment."""
     return {
         "preload": list(modules),
         "extra_paths": list(user_site()),
@@ -278,7 +279,7 @@ def _new_pool(policy: Policy, host: Host) -> Pool:
 
 
 def close_pools() -> None:
-    """End all that is kept warm, and wait until it is gone; the next run starts cold."""
+    """Close all pools and wait until their processes have ended; the next run starts cold."""
     with _lock:
         pools = list(_pools.values())
         _pools.clear()

@@ -81,7 +81,9 @@ class StreamReader:
 
     @property
     def ended(self) -> asyncio.Future[None]:
-        """Return a future that is done at the stream's end. It is made on first use, because few callers wait for it."""
+        """Return a future that is done at the stream's end. It is made on first use, because few callers wait for
+        it.
+        """
         if self._ended is None:
             self._ended = self._loop.create_future()
             if self._fd < 0:
@@ -131,8 +133,8 @@ class StreamReader:
             self._take(data)
 
     def finish(self, *, is_quiet: bool = False) -> bool:
-        """Read the buffered data without waiting; tell whether the stream has ended or, with `is_quiet`, has no more
-        writers.
+        """Read the buffered data without waiting; tell whether the stream has ended or, with `is_quiet`, has no
+        more writers.
 
         At most one full pipe is read: a guest that still writes faster than this loop reads would never let it return.
         """
@@ -165,8 +167,8 @@ class StreamReader:
 
 
 class StreamSet:
-    """Hold the pipes that a guest writes to: the caller's ends, and the guest's until they are passed on. Close it in
-    any case.
+    """Hold the pipes that a guest writes to: the caller's ends, and the guest's until they are passed on. Close it
+    in any case.
     """
 
     def __init__(self) -> None:

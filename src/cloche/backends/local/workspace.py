@@ -59,7 +59,7 @@ Halted = Callable[[], AbstractAsyncContextManager[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """Record a file's identity as the kernel keeps it (inode, ctime and size; a guest cannot set ctime), and its hash."""
+    """Record a file's identity (inode, ctime and size, of which a guest cannot set the ctime) and hash."""
 
     inode: int
     changed_ns: int
@@ -341,7 +341,7 @@ def open_regular(root_fd: int, path: str) -> int:
 
 
 def read_regular(root_fd: int, path: str, *, max_bytes: int) -> bytes:
-    """Return a file of the workspace. Raises the SandboxFile errors."""
+    """Return the content of a file of the workspace. Raises the SandboxFile errors."""
     inside = workspace_path(path)
     try:
         fd = open_regular(root_fd, inside)
@@ -466,7 +466,7 @@ class Workspace:
     """
 
     def __init__(self, limits: Limits, folder: str, show: Show | None = None):
-        """Take `show` if this process cannot take on the guest's id: it maps the files to this user in a second mount."""
+        """Take `show` where the guest's id is not ours to take: it maps the files to this user."""
         self._max_bytes, self._folder, self._show = limits.disk_bytes, folder, show
         self._shown, self._is_shown, self.fd = -1, False, -1
         self._known: dict[bytes, Known] = {}
@@ -500,14 +500,14 @@ class Workspace:
             self.fd = fresh
 
     def _hold_shown(self, fresh: int, shown: Sequence[int]) -> bool:
-        """Hold a second mount if one was sent; tell whether it, or the one held before, shows the files of `fresh`."""
+        """Hold a second mount if one was sent; tell whether the second mount shows the files of `fresh`."""
         if shown:
             self._drop_shown()
             self._shown = shown[0]
         return self._shown >= 0 and os.fstat(self._shown).st_dev == os.fstat(fresh).st_dev
 
     async def _view_fd(self) -> int:
-        """Return the descriptor through which the files are read. Raises OutcomeUnknown if they cannot be shown."""
+        """Return the descriptor to read files through. Raises OutcomeUnknown if the files cannot be shown."""
         if self._show is None or self.fd < 0:
             return self.fd
         if not self._is_shown:
@@ -594,7 +594,6 @@ class Workspace:
         return Changes(records=collection.changed, skipped=collection.skipped, partial=collection.partial, save=save)
 
     async def paths(self, path: str, *, halted: Halted) -> tuple[str, ...]:
-        """Return the paths of the files below `path`. Raises SandboxFileTooLarge if there are too many."""
         until, fd = Until(MOST_S), os.dup(await self._view_fd())
         try:
             async with halted():
@@ -614,7 +613,6 @@ class Workspace:
             os.close(fd)
 
     async def read(self, path: str, *, max_bytes: int) -> bytes:
-        """Return a file. Raises the SandboxFile errors."""
         fd = os.dup(await self._view_fd())  # of our own, as above
         try:
             return await in_thread(Until(MOST_S), lambda: read_regular(fd, path, max_bytes=max_bytes))
@@ -630,9 +628,7 @@ class Workspace:
         return is_as_given(self.fd, inputs, entries=entries)
 
     def _collect_few(self, view_fd: int, inputs: Mapping[str, bytes]) -> Collection | None:
-        """Walk a small workspace in the calling thread, where that is faster than handing it to another; else return
-        None.
-        """
+        """Walk a small workspace in the calling thread, where that is faster; else return None."""
         state = os.fstatvfs(self.fd)
         stored = (state.f_blocks - state.f_bfree) * state.f_frsize
         if self._folder or stored >= SMALL_BYTES or state.f_files - state.f_ffree >= SMALL_FILES:
