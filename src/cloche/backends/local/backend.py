@@ -46,10 +46,10 @@ S = TypeVar("S", bound=_Closable)
 
 
 class LocalBackend:
-    """Give sandboxes made of nothing but this host's kernel.
+    """Provide sandboxes made by this host's kernel alone.
 
-    `use_cgroups` set to false leaves control groups aside even where there are some; limits then rest on rlimits
-    and on summing the tree, as they do for a user without a delegated group.
+    With `use_cgroups=False`, control groups are not used even if available. Limits then rest on rlimits and on summing
+    the process tree, as for a user without a delegated group.
     """
 
     name = "local"
@@ -62,19 +62,19 @@ class LocalBackend:
         self._plain: tuple[Host, Host] | None = None
 
     def capabilities(self) -> Capabilities:
-        """Return the strongest level of this host with its controls; measured once per process."""
+        """Return this host's strongest level with its controls; measured once per process."""
         return self._capabilities(None)
 
     def capabilities_at(self, level: Level) -> Capabilities:
-        """Return what is enforced at a level of this host's; unavailable, with the reason, at a higher one."""
+        """Return the controls enforced at a level; unavailable, with the reason, at a level above this host's."""
         return self._capabilities(level)
 
     def languages(self) -> tuple[str, ...]:
-        """Return the languages for which this host has a toolchain."""
+        """Return the languages with a toolchain on this host."""
         return languages_here()
 
     def session_languages(self) -> tuple[str, ...]:
-        """Return the languages that may have sessions, here where their programs are."""
+        """Return the languages whose sessions can run on this host."""
         return tuple(DRIVERS)
 
     def _capabilities(self, required_level: Level | None) -> Capabilities:
@@ -96,17 +96,17 @@ class LocalBackend:
         )
 
     def toolchain(self, language: Language) -> Toolchain:
-        """Return what runs `language` here. Raises BackendUnavailable saying which package brings it."""
+        """Return the toolchain that runs `language` here. Raises BackendUnavailable naming the package to install."""
         return find_toolchain(language)
 
     def check_layers(self, policy: Policy) -> None:
-        """Do nothing: programs find layers at every level."""
+        """Do nothing: layers work at every level."""
 
     def check_node_modules(self, policy: Policy) -> None:
-        """Do nothing: so they do with those of npm's packages."""
+        """Do nothing: layers of npm packages work at every level."""
 
     def check_added_layers(self, policy: Policy) -> None:
-        """Raise BackendUnavailable where the guest, another user than root, may not walk to the folder of the host."""
+        """Raise BackendUnavailable if the guest, a user other than root, may not search the layers' folder."""
         if os.geteuid() != 0 or may_search_all() or self._settle(policy)[1].level is not Level.CONFINED:
             return
         if closed := closed_folder(policy.layers):
@@ -115,12 +115,12 @@ class LocalBackend:
     def open(self, policy: Policy, limits: Limits) -> AbstractAsyncContextManager[LocalOpenSandbox]:
         """Open a sandbox; nothing is started before its first run.
 
-        Raises BackendUnavailable, as it is entered, when this host cannot give what the policy requires.
+        Entering it raises BackendUnavailable if this host cannot enforce the policy.
         """
         return _Opening(self._make, policy, limits)
 
     def why_no_view(self, level: Level | None) -> str:
-        """Say why no sandbox here can be shown a folder copy-on-write; see core.changes.SupportsHostFolder."""
+        """Return the reason why a folder cannot be shown copy-on-write; see core.changes.SupportsHostFolder."""
         host = self._host()
         if (host.level() if level is None else level) is not Level.JAIL:
             return "level jail has such views alone"
@@ -129,14 +129,14 @@ class LocalBackend:
     def open_live(self, policy: Policy, limits: Limits) -> AbstractAsyncContextManager[LocalLiveSandbox]:
         """Open a sandbox that lives; nothing is started before it is used.
 
-        Raises BackendUnavailable, as it is entered, where the level is not jail.
+        Entering it raises BackendUnavailable if no sandbox can live at the level.
         """
         return _Opening(self._make_live, policy, limits)
 
     def open_kept(
         self, policy: Policy, limits: Limits, keeping: Keeping
     ) -> AbstractAsyncContextManager[LocalLiveSandbox]:
-        """Open a sandbox that lives and hand it over, as it is entered; see core.protocols.SupportsNames."""
+        """Open a sandbox that lives and hand it to a keeper when it is entered; see core.protocols.SupportsNames."""
         return _Entering(lambda: self._make_live(policy, limits, keeping), lambda sandbox: sandbox.connected())
 
     def attach_live(
@@ -148,7 +148,7 @@ class LocalBackend:
         check_greeting: Callable[[Mapping[str, Any]], None],
         join_network: Callable[[], socket.socket],
     ) -> AbstractAsyncContextManager[LocalLiveSandbox]:
-        """Come back into a sandbox that is kept; see core.protocols.SupportsNames."""
+        """Reconnect to a sandbox that a keeper holds; see core.protocols.SupportsNames."""
 
         def make() -> LocalLiveSandbox:
             sandbox_class = _live_class(enforcement.level)
@@ -191,7 +191,7 @@ class LocalBackend:
         return host, self._enforced(policy, host)
 
     def _without_ids(self, host: Host) -> Host:
-        """Return a host that gives an ordinary user's own id: a folder's files belong to that."""
+        """Return the host without subordinate ids: files of a folder view belong to the user's own id."""
         if self._plain is None or self._plain[0] is not host:
             self._plain = (
                 host,
@@ -200,7 +200,7 @@ class LocalBackend:
         return self._plain[1]
 
     def _enforced(self, policy: Policy, host: Host) -> Enforcement:
-        """Return what will be enforced, found out once for each policy. Raises BackendUnavailable."""
+        """Return the enforcement for a policy, cached per policy. Raises BackendUnavailable."""
         last = self._last
         if last is not None and last[0] is policy and last[1] is host:  # which spares looking at each of its fields
             return last[2]
@@ -221,12 +221,12 @@ class LocalBackend:
         return settled[1]
 
     def drain(self) -> None:
-        """End this process's warm templates and the sandboxes made ahead; the next run starts cold."""
+        """End this process's warm templates and prepared sandboxes; the next run starts cold."""
         close_pools()
         rest()
 
     def collect_garbage(self) -> list[str]:
-        """Remove the empty control groups and the folders of processes that are dead; return a line for each."""
+        """Remove empty control groups and folders of dead processes; return a line for each."""
         groups = [f"control group {name}" for name in remove_groups(self._host(), KIND)]
         return [*groups, *(f"folder {path}" for path in remove_folders())]
 
@@ -238,7 +238,7 @@ class LocalBackend:
 
 
 class _Opening(Generic[S]):
-    """Hold a sandbox open, as a block; a generator would take its time at every run."""
+    """Hold a sandbox open for a block. A class, because a generator-based context manager takes longer at every run."""
 
     __slots__ = ("_limits", "_make", "_policy", "_sandbox")
 
@@ -258,7 +258,7 @@ class _Opening(Generic[S]):
 
 
 class _Entering:
-    """Hold a sandbox that is there when the block begins."""
+    """Hold a sandbox that is opened when the block is entered."""
 
     def __init__(self, make: Callable[[], LocalLiveSandbox], begin: Callable[[LocalLiveSandbox], Awaitable[object]]):
         self._make, self._begin = make, begin
@@ -281,7 +281,7 @@ class _Entering:
 
 
 def _live_class(level: Level) -> type[LocalLiveSandbox]:
-    """Return what makes sandboxes that live; a throwaway run needs neither module."""
+    """Return the class of living sandboxes at a level; imported late, since a throwaway run needs neither module."""
     if level is Level.CONFINED:
         from .confined_live import ConfinedLiveSandbox
 
@@ -292,7 +292,7 @@ def _live_class(level: Level) -> type[LocalLiveSandbox]:
 
 
 def _why_no_life(level: Level, host: Host) -> str:
-    """Say why no sandbox lives at a level; empty where one can."""
+    """Return the reason why no sandbox can live at a level; empty if one can."""
     if level is Level.CONFINED:
         from .confined_live import why_no_life
 
@@ -303,7 +303,7 @@ def _why_no_life(level: Level, host: Host) -> str:
 
 
 def _choose_level(policy: Policy, host: Host) -> Level:
-    """Take the level the policy names, else the strongest of `jail` and `confined`."""
+    """Return the policy's level, or the strongest of `jail` and `confined` if it names none."""
     best = host.level()
     policy_level = policy.level
     if policy_level is None:
@@ -319,19 +319,19 @@ def _choose_level(policy: Policy, host: Host) -> Level:
 
 
 def _networks(level: Level) -> tuple[NetworkMode, ...]:
-    """Return the modes of the network at a level: below confined nothing keeps a guest from sockets of its own."""
+    """Return the network modes at a level: below confined, the backend cannot keep a guest from opening sockets."""
     return ("off",) if _why_no_network(level) else ("off", *SERVED)
 
 
 def _why_no_network(level: Level) -> str:
-    """Say why the network is off at a level; empty where it need not be."""
+    """Return the reason why the network must be off at a level; empty if it need not be."""
     if level < Level.CONFINED:
         return "the local backend has the network off, by an allowlist or open, at levels jail and confined alone"
     return why_unread_memory() if level is Level.CONFINED else ""
 
 
 def _check(policy: Policy, enforcement: Enforcement, host: Host) -> None:
-    """Raise BackendUnavailable when something required would be missing."""
+    """Raise BackendUnavailable if a required control would be missing."""
 
     def lacks(missing: str) -> BackendUnavailable:
         reason = _why_not_higher(host)
@@ -357,7 +357,7 @@ def _remedy(host: Host) -> str:
 
 
 def _why_not(level: Level, host: Host) -> str:
-    """Say why a level cannot be reached; empty when it can."""
+    """Return the reason why a level cannot be reached; empty if it can."""
     if level <= host.level():
         return ""
     return f"level {level} cannot be reached here: {_why_not_higher(host) or 'a jail shares the host kernel'}"

@@ -1,11 +1,11 @@
-"""The caller's end of one helper, on an event loop: start it or take a warm one over, send runs, receive their ends.
+"""The caller's end of one helper, on an event loop: start or take over a helper, send runs, receive their ends.
 
-Theory of operation: messages of a run come from the helper's own link and, where a prefork jail is used, from the
-handoff socket first; `run_report.RunEnd` decides which of them is the end.
+Theory of operation: messages about a run arrive on the helper's own link. With a prefork jail, earlier ones arrive on
+the handoff socket. `run_report.RunEnd` decides which of them is the end.
 
-When the end of a throwaway sandbox's run is reported, its code is dead and its streams are read. What is left to do,
-the helper does alone: it waits for the reaper and removes the control group. Nobody waits for that but the end of this
-process; the next start takes note of it (`collect`).
+When the end of a throwaway sandbox's run is reported, its code is dead and its streams are read. The helper alone does
+the remaining work: it waits for the reaper and removes the control group. Only the exit of this process waits for that;
+until then, the next start reaps helpers that have ended (`collect`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ OnMessage = Callable[[str, dict[str, Any], list[int]], None]
 
 
 async def until_end(link: socket.socket) -> None:
-    """Wait until the other end is closed; messages are dropped."""
+    """Wait until the other end is closed, dropping messages."""
     while True:
         try:
             tag, _, fds = messages.receive(link.fileno())
@@ -74,7 +74,7 @@ async def until_end(link: socket.socket) -> None:
 
 
 async def wait_for_exit(process: subprocess.Popen[bytes]) -> None:
-    """Wait by a pidfd: `Popen.wait` with a time-out polls, which is for kernels without one."""
+    """Wait for a process by a pidfd, or by polling on kernels without pidfd_open(2) (before Linux 5.3)."""
     try:
         fd = os.pidfd_open(process.pid)
     except OSError as error:
@@ -100,13 +100,13 @@ def _wait_by_polling(process: subprocess.Popen[bytes]) -> None:
 
 
 def add(process: subprocess.Popen[bytes], spec: Spec) -> None:
-    """Take over a helper that was told to end."""
+    """Take over a helper that is about to end."""
     with _lock:
         _helpers.append((process, spec))
 
 
 def collect() -> bool:
-    """Take note of those that have ended, and clear up after one that did not end by itself; tell whether all have."""
+    """Reap helpers that have ended, and clear up after those that failed; tell whether all have ended."""
     with _lock:
         _released[:] = [process for process in _released if process.poll() is None]
         waiting = _helpers[:]
@@ -139,14 +139,14 @@ atexit.register(_wait_for_all)
 
 
 class Connection:
-    """Hold one helper: start it or take a warm one over, run in it, end it. Use from one event loop."""
+    """Hold one helper: start it or take over a warm one, send runs, end it. Use from one event loop."""
 
     _run = RunEnd()  # of the run that was sent last; this one is of none
 
     def __init__(self, spec: Spec, executable: str, slot: Slot | None = None, claim: int = -1, namespace: int = -1):
-        """Take a sandbox's spec, perhaps a warm slot, and perhaps the descriptor that holds its outside id.
+        """Take a sandbox's spec, a warm slot if there is one, and the descriptor that holds its outside id, or -1.
 
-        `namespace` is what a helper of our own enters, -1 for nothing.
+        `namespace` is the user namespace that a newly started helper enters, -1 for none.
         """
         self._spec, self._claim = spec, [claim] if claim >= 0 else []
         self._executable = executable
@@ -166,12 +166,12 @@ class Connection:
 
     @property
     def helper_pid(self) -> int:
-        """Return the helper's process, 0 when it is not known yet."""
+        """Return the helper's process id, 0 before it is known."""
         return self._process.pid if self._process is not None else self._slot.pid if self._slot is not None else 0
 
     @property
     def groups(self) -> list[str]:
-        """Return the folders of its control group, which it removes, unless it is killed."""
+        """Return the folders of its control group, which the helper removes unless it is killed."""
         cgroup = self._spec.cgroup
         return sorted(set(cgroup["folders"].values())) if cgroup else []
 
@@ -197,7 +197,7 @@ class Connection:
         self._send("open", {}, self._spec.as_wire(), self._claim)
 
     def _make_cgroup(self, cgroup: Mapping[str, Any]) -> None:
-        """Make the control group here and now, while the helper's interpreter starts on the other processor."""
+        """Make the control group here, while the helper's interpreter starts on another processor."""
         try:
             make_cgroup(cgroup)
         except OSError as error:
@@ -206,11 +206,11 @@ class Connection:
     def send_run(
         self, run: Run, streams: Sequence[int], *, workspace: int = -1, network: int = -1, is_last: bool = False
     ) -> Building:
-        """Send one run with its descriptors: standard input, output, error, and the value's pipe; return its plan.
+        """Send one run with its descriptors (standard input, output, error, and the report's pipe); return its plan.
 
-        `workspace` is the mount that an earlier one left, which the sandbox attaches: it comes back as another one.
-        By `network` pid 1 sends the sockets that are served from outside.
-        After the last one, a helper of our own clears up and ends by itself.
+        `workspace` is the mount left by an earlier run; the helper attaches it and returns another mount of it. Through
+        `network`, pid 1 sends the sockets that the egress process serves. After the last run (`is_last`), a helper
+        without a slot clears up and ends by itself.
         """
         has_workspace = workspace >= 0
         building = compile_building(self._spec, run, has_workspace=has_workspace)
@@ -225,7 +225,7 @@ class Connection:
         return building
 
     def send_resident(self, run: Run, order: dict[str, Any], wire: int, network: int = -1) -> None:
-        """Send the run that a sandbox is that lives, with pid 1's end of the link to its client."""
+        """Send the run of a sandbox that lives, with pid 1's end of the link to its client."""
         building = compile_resident(self._spec, run)
         if self._slot is not None:
             self._slot.invalidate()
@@ -256,10 +256,10 @@ class Connection:
         is_awaited: bool,
         shares_workspace: bool,
     ) -> Building:
-        """Send a run into a jail that was built ahead, or that is built now; another guest follows.
+        """Send a run into a jail that was built ahead or is built now, and that is reused afterwards.
 
-        That the program starts is reported at once when it `is_awaited`, else with its end. It `shares_workspace` with
-        a live session where one works in the same files.
+        With `is_awaited`, the program's start is reported at once, otherwise with its end. `shares_workspace` says that
+        a live session works in the same files.
         """
         is_kept = start.kind == "kept"
         if start.name != "pooled":
@@ -289,7 +289,7 @@ class Connection:
         is_awaited: bool,
         shares_workspace: bool,
     ) -> None:
-        """Send the guest its orders; the helper keeps the clock without being told."""
+        """Send the orders to the guest; the helper enforces the time-out without a message."""
         self._close_guest_workspace()
         self._guest_workspace = handoff.take_guest() if handoff.has_guest else None
         number, clock, is_counted = next(_numbers), run.timeout_s, slot.cgroup is not None
@@ -324,13 +324,13 @@ class Connection:
                 os.close(files)
 
     async def attend(self, on_message: OnMessage, on_wait: Callable[[float], None] | None = None) -> dict[str, Any]:
-        """Wait for the end of the run that was sent; every earlier message goes to `on_message`.
+        """Wait for the end of the last run that was sent; pass every earlier message to `on_message`.
 
-        Where that is not soon, `on_wait` is called first, with the seconds after which the run is no short one.
+        `on_wait` is called if the end does not come at once. Its argument is the time in seconds after which the run no
+        longer counts as short.
 
-        Who was cancelled while waiting may wait again, and does not miss the end if it came meanwhile.
-        Raises StartFailed when the sandbox could not be set up, OutcomeUnknown when the helper is gone although the
-        code had been started.
+        A caller that was cancelled may wait again, and gets an end that arrived meanwhile. Raises StartFailed if the
+        sandbox could not be set up, and OutcomeUnknown if the helper is gone after the code was started.
         """
         loop = asyncio.get_running_loop()
         end = self._end
@@ -372,13 +372,15 @@ class Connection:
     def _wait_for_handoff(
         self, handoff: HandoffSocket, end: asyncio.Future[dict[str, Any]], on_message: OnMessage
     ) -> None:
-        """Read the handoff socket right here for as long as nothing else need be read: a loop would take longer."""
+        """Read the handoff socket without the event loop, which would take longer, while no other descriptor need
+        be read.
+        """
         until = monotonic() + UNREAD_S
         while not end.done() and handoff.wait(until - monotonic()):
             self._read_handoff(handoff, end, on_message)
 
     def _given_back(self, fds: list[int]) -> list[int]:
-        """Return the workspace after a failure: what a guest had attached, if one had, else the helper's."""
+        """Return the workspace after a failure: the mount that a guest had attached, otherwise the helper's."""
         slot = self._slot
         if slot is None or slot.handoff is None:
             return fds
@@ -389,7 +391,7 @@ class Connection:
         return workspace_fds
 
     def _read_handoff(self, handoff: HandoffSocket, end: asyncio.Future[dict[str, Any]], on_message: OnMessage) -> None:
-        """Receive what has come over the handoff socket."""
+        """Receive all messages on the handoff socket."""
         run = self._run
         try:
             while not end.done():
@@ -415,7 +417,7 @@ class Connection:
         body: dict[str, Any],
         end: asyncio.Future[dict[str, Any]],
     ) -> None:
-        """Act upon what a message says of the end."""
+        """Act on the conclusion that `RunEnd` drew from a message."""
         if conclusion is None or end.done():
             return
         if isinstance(conclusion, dict):
@@ -430,7 +432,7 @@ class Connection:
             self.notify("over", number=self._run.number, ended=body)
 
     def _note_start(self, handoff: HandoffSocket, on_message: OnMessage) -> None:
-        """Take note of the start of the program, if it has started, and take over the workspace of its guest."""
+        """Record the program's start, if it has started, and take over its guest's workspace."""
         run = self._run
         if run.started_at:
             return
@@ -444,7 +446,7 @@ class Connection:
             on_message("started", body, [])
 
     def _take_guest_workspace(self) -> list[int]:
-        """Return the workspace of the guest that was given orders, to be owned by who asks."""
+        """Return the workspace of the guest that has the orders; the caller owns the descriptors."""
         workspace_fds, self._guest_workspace = self._guest_workspace or [], []
         return workspace_fds
 
@@ -453,7 +455,7 @@ class Connection:
             os.close(fd)
 
     def _listen(self, end: asyncio.Future[dict[str, Any]], on_message: OnMessage) -> None:
-        """Receive what has come over the helper's link."""
+        """Receive all messages on the helper's link."""
         try:
             while self._link is not None and not end.done():
                 self._take_message(end, on_message, *messages.receive(self._link.fileno()))
@@ -466,7 +468,7 @@ class Connection:
     def _take_message(
         self, end: asyncio.Future[dict[str, Any]], on_message: OnMessage, tag: str, body: dict[str, Any], fds: list[int]
     ) -> None:
-        """Take one message of the helper's, after those that came over the handoff socket before it."""
+        """Handle one message from the helper, after older ones on the handoff socket."""
         run, slot = self._run, self._slot
         handoff = slot.handoff if slot is not None else None
         if tag == "failed" and run.is_of_earlier(body):
@@ -492,7 +494,7 @@ class Connection:
         self._conclude("helper", conclusion, body, end)
 
     def _note_end(self, body: dict[str, Any], on_message: OnMessage) -> None:
-        """Take note, with a prefork jail, of what the end of a run means for it, and take over an unused workspace."""
+        """Tell the slot's prefork jail of the end of a run, and take over a workspace that the run did not use."""
         slot, run = self._slot, self._run
         if slot is None or slot.handoff is None:
             return
@@ -501,7 +503,7 @@ class Connection:
             on_message("ready", {"seconds": slot.handoff.seconds}, fds)
 
     def _lose(self) -> None:
-        """Take note that the helper is gone."""
+        """Record that the helper is gone."""
         asyncio.get_running_loop().remove_reader(self._link.fileno() if self._link else -1)
         self._drop()
         for answer in self._answers.values():
@@ -510,22 +512,22 @@ class Connection:
         self._is_lost = True
 
     def kill(self, cause: str) -> None:
-        """Ask the helper to kill the run; the end is still reported by `attend`, and the helper decides it then."""
+        """Ask the helper to kill the run. `attend` still reports the end, which the helper then decides."""
         if self._end is not None and self._end.done() and not self._end.cancelled():
             return
         self._run.was_killed = True
         self.notify("kill", cause=str(cause), number=self._run.number)
 
     def notify(self, tag: str, **body: str | bool | int | dict[str, Any]) -> None:
-        """Send the helper a message that needs no answer; one that is gone need not receive it."""
+        """Send the helper a message without an answer; a helper that is gone is ignored."""
         if self._link is not None:
             with suppress_logged(log, "the helper is gone, as its link will say", OSError):
                 messages.send(self._link.fileno(), tag, body)
 
     async def ask(self, tag: str, payload: Mapping[str, Any] | None = None, **body: Any) -> list[int]:  # noqa: ANN401
-        """Ask the helper something while a run is attended; return the descriptors of its answer.
+        """Send the helper a request while a run is attended; return the descriptors of its answer.
 
-        Raises OSError with what it says went wrong.
+        Raises OSError with the helper's error message.
         """
         if not self._is_attended:
             raise OSError("the session has ended")
@@ -550,7 +552,7 @@ class Connection:
             answer.set_result(fds)
 
     def release(self) -> socket.socket:
-        """Return the helper's socket, for somebody else, with whom it ends from now on; nobody attends it any more."""
+        """Return the helper's socket to a new owner, whose closing ends the helper; this process stops attending it."""
         link, self._link = self._link, None
         if link is None:
             raise self._loss()
@@ -561,7 +563,7 @@ class Connection:
         return link
 
     def detach(self) -> None:
-        """Let a helper that ends by itself do so unattended: nothing of the guest's is left but its emptied mounts."""
+        """Leave a helper that ends by itself unattended: of the guest, only emptied mounts are left."""
         self._close_guest_workspace()
         self._drop()
         if self._process is not None:
@@ -569,7 +571,7 @@ class Connection:
             self._process = None
 
     async def close(self) -> None:
-        """Let the helper clear up, and wait until it is gone; one that was killed is cleared up after."""
+        """Let the helper clear up and wait until it is gone; clear up here if it was killed."""
         self._close_guest_workspace()
         if self._slot is not None:
             await self._close_slot()

@@ -1,4 +1,4 @@
-"""One open sandbox of the local backend: a workspace that lives, and every run a fresh process in it."""
+"""One open sandbox of the local backend: a workspace that is kept, and a fresh process for each run."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class LocalOpenSandbox:
         self._network: Network | None = None  # of runs in a helper of our own
 
     def expect_single_run(self) -> None:
-        """Say that the next run is the last one; the helper then clears up while its result is being put together."""
+        """Announce that the next run is the last one: the helper then clears up while the result is assembled."""
         self._is_last = True
         # As one id without scopes, a guest could send signals to those that wait for other runs.
         is_apart = self._spec.scope_abi > 0 or self._spec.outside is not None
@@ -97,11 +97,11 @@ class LocalOpenSandbox:
             self._pool = pool_for(self._policy, self._host)
 
     async def run(self, request: Request) -> Result:
-        """Run code or a command and return what came of it."""
+        """Run code or a command and return its result."""
         return await self.run_streaming(request, discard)
 
     async def run_streaming(self, request: Request, sink: Sink) -> Result:
-        """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
+        """Run as `run` does, passing `Started` and `OutputChunk` events to `sink` as they happen."""
         timeout_s = request.timeout_s or self._limits.timeout_s
         program = build_program(request, self._guest_paths, timeout_s, layers=self._policy.layers)
         argv = (argument.encode("utf-8", "surrogateescape") for argument in request.argv)  # which need not be UTF-8
@@ -137,7 +137,7 @@ class LocalOpenSandbox:
         skip: Sequence[str] = (),
         note_answer: Callable[[Mapping[str, Any]], None],
     ) -> AsyncIterator[bytes]:
-        """Yield what is in its workspace, which is `root`; see core.changes.SupportsChanges."""
+        """Yield frames of the workspace's content; `root` is ignored. See core.changes.SupportsChanges."""
         import tempfile
 
         from cloche.init.names import pack_text
@@ -158,13 +158,12 @@ class LocalOpenSandbox:
         await self.write_files([InputFile(path=path, data=data)])
 
     async def write_files(self, files: Sequence[InputFile]) -> None:
-        """Create or replace all of `files`."""
         self._note_drawing(*(file.data for file in files))
         async with self._turn:
             await self._write(files)
 
     async def open_session(self, language: str, env: Mapping[str, str]) -> LocalSession:
-        """Start an interpreter that lives, in this workspace; see core.protocols.SupportsSessions."""
+        """Start an interpreter in this workspace; see core.protocols.SupportsSessions."""
         from .plan import build_session_program
         from .session import LocalSession, LocalTransport
 
@@ -190,7 +189,7 @@ class LocalOpenSandbox:
             return session
 
     async def _start_session(self, session: LocalSession, program: SessionProgram, env: Mapping[str, str]) -> None:
-        """Start a helper of the session's own, with this sandbox's identity and workspace."""
+        """Start the session's own helper, with this sandbox's identity and workspace."""
         self._claim_id()
         spec = build_spec(self._enforcement.level, self._policy, self._limits, self._host, self._guest_paths)
         spec.outside, spec.shares_folder = self._spec.outside, True
@@ -234,7 +233,7 @@ class LocalOpenSandbox:
             raise
 
     def move_to(self, workspace: Workspace) -> None:
-        """Work in the files of the interpreter that a session goes on in."""
+        """Switch to the workspace of the interpreter in which a session continues."""
         before, self.workspace = self.workspace, workspace
         before.has_owner = False
         workspace.has_owner = True
@@ -243,19 +242,19 @@ class LocalOpenSandbox:
         before.drop_unless_needed()
 
     def hold(self, session: LocalSession) -> None:
-        """Close a session at this sandbox's own end at the latest."""
+        """Register a session, to be closed with this sandbox at the latest."""
         self._sessions = [*(open_session for open_session in self._sessions if not open_session.is_closed), session]
 
     @property
     def _can_fork(self) -> bool:
-        """Tell whether sessions here can be cloned: it takes namespaces, and a /tmp that a clone may write to."""
+        """Tell whether sessions can be cloned: that needs namespaces, and a /tmp that a clone may write to."""
         return self._enforcement.level is Level.JAIL and "/tmp" in self._policy.writable_paths
 
     @contextlib.asynccontextmanager
     async def alone(self, session: LocalSession) -> AsyncIterator[None]:
-        """Keep runs away from the files while a session is cloned, which would part them from it.
+        """Block runs while a session is cloned, since the clone continues in another workspace.
 
-        Raises InvalidRequest when another session works in the same files.
+        Raises InvalidRequest if another session works in the same files.
         """
         async with self._turn:
             if any(other_session is not session and not other_session.has_ended for other_session in self._sessions):
@@ -266,7 +265,7 @@ class LocalOpenSandbox:
             yield
 
     def copy_for_fork(self, workspace: Workspace) -> LocalOpenSandbox:
-        """Return the sandbox of a fork: the same rules and identity, and a workspace of its own."""
+        """Return the sandbox of a fork: same rules and identity, separate workspace."""
         fork = LocalOpenSandbox(
             policy=self._policy, limits=self._limits, enforcement=self._enforcement, host=self._host
         )
@@ -275,12 +274,12 @@ class LocalOpenSandbox:
         return fork
 
     async def changes(self, timeout_s: float) -> Changes:
-        """Look at the workspace after a cell that had so long; nothing when it is gone."""
+        """Return the changes of a cell that had `timeout_s`; none if the workspace is gone."""
         async with self._turn:
             return await self._look({}, timeout_s) if self.workspace.fd >= 0 else Changes()
 
     async def _look(self, inputs: Mapping[str, bytes], timeout_s: float) -> Changes:
-        """Return what has changed. Raises OutcomeUnknown, for the program has run."""
+        """Return the changes in the workspace. Raises OutcomeUnknown, because the program has run."""
         try:
             return await self.workspace.collected(
                 inputs, timeout_s=timeout_s, halted=self._halted, is_last=self._is_last
@@ -292,7 +291,7 @@ class LocalOpenSandbox:
 
     @contextlib.asynccontextmanager
     async def _halted(self) -> AsyncIterator[None]:
-        """Stop what live sessions run in these files, for as long as they are looked at."""
+        """Stop the processes of live sessions while the files are read."""
         async with contextlib.AsyncExitStack() as stack:
             for session in [live_session for live_session in self._sessions if not live_session.has_ended]:
                 await stack.enter_async_context(session.halted())
@@ -300,11 +299,10 @@ class LocalOpenSandbox:
 
     @property
     def is_closed(self) -> bool:
-        """Tell whether it was closed, or is being closed."""
         return self._is_closed
 
     async def close(self) -> None:
-        """Kill and remove everything, for good."""
+        """Kill and remove everything."""
         self._is_closed = True
         if not self._sessions:
             await self._close_own()
@@ -334,19 +332,19 @@ class LocalOpenSandbox:
                 self._claim = None
 
     def _can_rest(self, ended: Mapping[str, Any]) -> bool:
-        """Tell whether its slot's helper is soon through with the folder that a run has left."""
+        """Tell whether the slot's helper can quickly empty the folder of the last run."""
         return self._slot is not None and ended.get("entries", 0) <= FEW_ENTRIES
 
     def _can_go_back(self) -> bool:
         return self._is_over and self._slot is not None and self._slot.kept_bytes <= KEPT_BYTES
 
     def _begin_soon(self) -> None:
-        """Have the pool begin in this loop beside a long run; its start shall take no processors from a short one."""
+        """Start the pool during a longer run; a short run should not share the processors with the pool's start."""
         if self._pool is not None:
             asyncio.get_running_loop().call_later(BEGIN_S, self._pool.start)
 
     def _release(self) -> None:
-        """Give the pool its slot back, or have it count one less; and make sure that it has begun."""
+        """Return the slot to the pool, or write it off; start the pool if it has not started yet."""
         slot, self._slot = self._slot, None
         if self._pool is None:
             return
@@ -377,7 +375,7 @@ class LocalOpenSandbox:
         self._draws = self._draws or any(map(font_cache.seems_to_draw, datas))
 
     async def _give_fonts(self, run: Run) -> None:
-        """Give a run the list of fonts that matplotlib would make there."""
+        """Add matplotlib's list of fonts to a run's files."""
         fonts = await self.font_file(run.env)
         if fonts is not None:
             path, text = fonts
@@ -386,7 +384,9 @@ class LocalOpenSandbox:
             run.generated = {**run.generated, path: text}
 
     async def font_file(self, env: Mapping[str, str]) -> tuple[str, str] | None:
-        """Return the list of fonts, and where matplotlib looks for it; None where it would not, or there is none."""
+        """Return path and text of matplotlib's list of fonts; None if there is no list, or matplotlib looks
+        elsewhere.
+        """
         cache, limits = f"{self._guest_paths.tmp}/.cache", self._limits
         if not self._gives_fonts or env.get("XDG_CACHE_HOME") != cache or "MPLCONFIGDIR" in env:
             return None
@@ -396,7 +396,7 @@ class LocalOpenSandbox:
         return (f"{cache}/matplotlib/{fonts.name}", fonts.text) if fonts and len(fonts.text) <= room else None
 
     async def _make_fonts(self) -> bytes:
-        """Have matplotlib make its list, in a sandbox in which nothing else runs."""
+        """Have matplotlib make its list, alone in a separate sandbox."""
         policy = replace(self._policy, warm=False)
         font_sandbox = LocalOpenSandbox(
             policy=policy, limits=font_cache.LIMITS, enforcement=self._enforcement, host=self._host
@@ -412,7 +412,7 @@ class LocalOpenSandbox:
             await finish(font_sandbox.close())
 
     async def _run(self, request: Request, program: Program, sink: Sink) -> Result:
-        """Run, and start once more when a warm helper turns out to be unfit before anything of the program started."""
+        """Run; start once more if a warm helper fails before anything of the program has started."""
         await self._move_to_warm()
         is_open, has_workspace = self._connection is not None, self.workspace.fd >= 0
         self._start = COLD
@@ -438,7 +438,7 @@ class LocalOpenSandbox:
             raise first from None  # of the same files, whose mount may be in the jail that failed first
 
     async def _leave_slot(self, *, has_workspace: bool) -> None:
-        """Go on in a helper of our own, in the workspace if there was one before."""
+        """Continue in a newly started helper, with the workspace if there was one before."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await finish(connection.close())
@@ -449,7 +449,7 @@ class LocalOpenSandbox:
         self._spec = build_spec(self._enforcement.level, self._policy, self._limits, self._host, self._guest_paths)
 
     async def _move_to_warm(self) -> None:
-        """Leave the helper that was started before there was a template, once there is one; the files stay."""
+        """Leave a cold helper once a template is ready; the files stay."""
         connection = self._connection
         if connection is None or self._slot is not None or self._pool is None or self.workspace.fd < 0:
             return
@@ -484,9 +484,9 @@ class LocalOpenSandbox:
         return await self._result(program, pipes, ended, changes, traffic)
 
     async def _traffic(self, ended: Mapping[str, Any]) -> Traffic:
-        """Return what the network carried for a run that has ended, and have all that is left of it closed.
+        """Return the traffic of a run that has ended, and close its remaining connections.
 
-        A jail that goes on with another guest has seen no socket of this one's, so there is nothing to ask for.
+        A jail that is reused was given no socket by this run, so there is nothing to report.
         """
         of_slot = self._slot.network if self._slot is not None else None
         network = of_slot if isinstance(of_slot, Network) else self._network
@@ -538,7 +538,7 @@ class LocalOpenSandbox:
             raise
 
     async def _send(self, run: Run, streams: Sequence[int], *, is_awaited: bool) -> tuple[Connection, Building]:
-        """Send a run to the helper: a warm one where there is one, and then into a jail built ahead if it can be."""
+        """Send a run to the helper; to a jail built ahead if helper and program allow it."""
         jail = warm_jail(self._policy, self._limits, self._spec, run, is_kept=not self._is_last)
         connection = await self._connected(jail)
         slot, fd = self._slot, self.workspace.fd
@@ -560,7 +560,7 @@ class LocalOpenSandbox:
         return authority_variables(self._policy) if is_jail else variables_without_namespace(self._policy)
 
     def _own_network(self) -> int:
-        """Return where a jail in a helper of our own sends its sockets, -1 where it has no network."""
+        """Return the descriptor to which a jail in a newly started helper sends sockets, -1 without a network."""
         rules = network_rules(self._policy) if self._spec.network is not None else None
         if rules is None:
             return -1
@@ -592,7 +592,9 @@ class LocalOpenSandbox:
         return self._connection
 
     def _showing(self) -> Show | None:
-        """Return what makes the guest's files ours in a second mount of a workspace; None where they are."""
+        """Return the function that shows the guest's files as this user's in a second mount; None if they are this
+        user's.
+        """
         ids = self._host.ids if self._spec.is_shown else None
         return ids.showing(self._spec.inside_id) if ids is not None else None
 
@@ -601,7 +603,7 @@ class LocalOpenSandbox:
         return Connection(spec, sys.executable, slot, self._claim.held if self._claim else -1, namespace)
 
     def _claim_id(self) -> None:
-        """Claim an outside id for all that this sandbox will start; a single run's helper does it by itself."""
+        """Claim an outside id for all runs and sessions of this sandbox; the helper of a single run claims its own."""
         if self._spec.outside is None or self._is_last:
             return
         if self._claim is None:
@@ -641,6 +643,6 @@ class LocalOpenSandbox:
 
 
 def _timed(steps: Sequence[Step], seconds: Sequence[float], *, whose: str = "") -> Iterator[PlanStep]:
-    """Return what was done, with the time that it took; there is none of a guest that waited."""
+    """Yield the steps with their durations; steps without a duration, of a guest that had waited, are left out."""
     for (name, description, _), spent in zip(steps, seconds, strict=False):
         yield PlanStep(name=name, description=whose + description, seconds=spent)

@@ -1,8 +1,8 @@
-"""A live session of the local backend: an interpreter in a jail of its own, in the workspace of its sandbox.
+"""A live session of the local backend: an interpreter with its own jail, in the workspace of its sandbox.
 
-It is one long run: the same helper, reaper, walls and limits; what is added is a link on which the interpreter is
-given cells, and that it can be cloned: checkpoints, rollbacks, forks (`fork_tree`). What sessions run in a workspace is
-stopped while files are looked at, and goes on afterwards (`LocalSession.halted`).
+A session is one long run with the same helper, reaper, walls and limits. Added are a link, on which the interpreter
+receives cells, and cloning: checkpoints, rollbacks and forks (`fork_tree`). Processes of sessions in a workspace are
+stopped while its files are read, and resumed afterwards (`LocalSession.halted`).
 """
 
 from __future__ import annotations
@@ -51,46 +51,47 @@ _NONE = Changes()
 
 
 class SessionOwner(OpenSandbox, Protocol):
-    """Be the sandbox in whose workspace a session works."""
+    """Be the sandbox whose workspace a session uses."""
 
     @property
-    def workspace(self) -> Workspace:
-        """Return the files."""
-        ...
+    def workspace(self) -> Workspace: ...
 
     def move_to(self, workspace: Workspace) -> None:
-        """Work in the files of the interpreter that a session goes on in."""
+        """Switch to the workspace of the interpreter in which a session continues."""
         ...
 
     def alone(self, session: LocalSession) -> AbstractAsyncContextManager[None]:
-        """Keep runs away from the files. Raises InvalidRequest when another session works in them."""
+        """Block runs meanwhile. Raises InvalidRequest if another session works in the same files."""
         ...
 
     def copy_for_fork(self, workspace: Workspace) -> SessionOwner:
-        """Return the sandbox of a fork: the same rules and identity, and a workspace of its own."""
+        """Return the sandbox of a fork: same rules and identity, separate workspace."""
         ...
 
     def hold(self, session: LocalSession) -> None:
-        """Close a session at the sandbox's own end at the latest."""
+        """Register a session, to be closed with the sandbox at the latest."""
         ...
 
     async def changes(self, timeout_s: float) -> Changes:
-        """Look at the files after a cell that had so long; nothing when they are gone."""
+        """Return the changes of a cell that had `timeout_s`; none if the files are gone."""
         ...
 
     async def font_file(self, env: Mapping[str, str]) -> tuple[str, str] | None:
-        """Return the list of fonts, and where matplotlib looks for it; None where it would not, or there is none."""
+        """Return path and text of matplotlib's list of fonts; None if there is no list, or matplotlib looks
+        elsewhere.
+        """
         ...
 
     async def close(self) -> None:
-        """Kill and remove everything, for good."""
+        """Kill and remove everything."""
         ...
 
 
 class LocalTransport:
-    """Carry a session's interpreter in a jail, another clone after a rollback; see backends.session.SessionTransport.
+    """Carry a session's interpreter in a jail, and its successors after rollbacks; see
+    backends.session.SessionTransport.
 
-    `node` is the interpreter in which the session goes on, `checkpoints` are those that it can go back to.
+    `node` is the interpreter in which the session runs, `checkpoints` are those to which it can roll back.
     """
 
     slowness = 1.0
@@ -105,7 +106,7 @@ class LocalTransport:
         self._was_given_fonts = False
 
     def new_pipes(self) -> SessionPipes:
-        """Return pipes for another interpreter that this session may go on in."""
+        """Return pipes for a further interpreter of this session."""
         return SessionPipes(self._limits, self._program.new_codec(), self._flood)
 
     def _flood(self) -> None:
@@ -114,7 +115,7 @@ class LocalTransport:
     def start(
         self, connection: Connection, spec: Spec, send: Callable[[list[int]], None], attend: Attend
     ) -> asyncio.Future[dict[str, Any]]:
-        """Send the run that the session is, with `send`, and return its end."""
+        """Send the session's run with `send`, and return the future of its end."""
         fork_tree = ForkTree(connection, spec, self.node, self._limits.timeout_s, self._program.run.binds)
         send(self.node.pipes.guest_ends())
         self.fork_tree = fork_tree  # whose end can be waited for, now that there will be one
@@ -123,9 +124,9 @@ class LocalTransport:
         return fork_tree.end
 
     async def await_workspace(self) -> None:
-        """Wait for the helper's message with the workspace, which the interpreter's may overtake. Raises StartFailed.
+        """Wait until the helper's message with the workspace has arrived. Raises StartFailed.
 
-        Whoever started beside us without it would make another one.
+        The interpreter's first answer may overtake that message; a run started in between would make another workspace.
         """
         fork_tree = self.fork_tree
         if fork_tree is None or fork_tree.spec.level != "jail" or self.owner.workspace.fd >= 0:
@@ -137,7 +138,7 @@ class LocalTransport:
             raise StartFailed(f"the helper does not answer: {error}", step="helper") from error
 
     def fork(self, owner: SessionOwner, node: Node) -> LocalTransport:
-        """Return what carries the session that goes on in a fork."""
+        """Return the transport of a fork's session."""
         fork = copy.copy(self)
         fork.owner, fork.checkpoints = owner, {}
         node.pipes.link.on_flood = fork._flood
@@ -163,7 +164,7 @@ class LocalTransport:
             await self._give_fonts()
 
     async def _give_fonts(self) -> None:
-        """Have the interpreter keep the list of fonts that matplotlib would make there."""
+        """Have the interpreter write matplotlib's list of fonts to its cache."""
         self._was_given_fonts = True
         fonts = await self.owner.font_file(self._program.run.env)
         sending = self.node.pipes.keep(*fonts) if fonts is not None else None
@@ -175,7 +176,7 @@ class LocalTransport:
                 await asyncio.wait_for(sending, ACK_TIMEOUT_S)
 
     async def _await_signals(self, fork_tree: ForkTree) -> None:
-        """Wait until the helper, which takes messages in order, has sent the last cell's signals."""
+        """Wait until the helper, which handles messages in order, has sent the last cell's signals."""
         await become_task()
         with suppress_logged(
             log, "a session's helper does not answer, as its next cell will show", OSError, TimeoutError
@@ -183,12 +184,12 @@ class LocalTransport:
             await asyncio.wait_for(fork_tree.connection.ask("echo"), ACK_TIMEOUT_S)
 
     async def go_on(self) -> None:
-        """Go on where this session goes on after a fork."""
+        """Move to the node in which this session continues after a fork."""
         if self.fork_tree is not None and self.node.spare is not None:
             self.stand_at(await finish(self.fork_tree.go_on(self.node)))
 
     def stand_at(self, node: Node) -> None:
-        """Go on in another interpreter, and in its files."""
+        """Switch to another interpreter and its workspace."""
         self.node = node
         node.is_runner = True
         self.owner.move_to(node.workspace)
@@ -208,7 +209,7 @@ class LocalTransport:
             self.fork_tree.connection.notify(tag, node=self.node.number, **body)
 
     def kill(self, cause: KillCause) -> None:
-        """Kill the interpreter; the end of a clone is reported on its link."""
+        """Kill the interpreter; its link reports the end of a clone."""
         if self.fork_tree is None:
             return
         if self.node.number == ORIGIN:
@@ -217,7 +218,7 @@ class LocalTransport:
             self.fork_tree.kill(self.node)
 
     async def stop(self, cause: KillCause | None) -> None:
-        """End the interpreter, and wait until its end is reported."""
+        """End the interpreter and wait for the report of its end."""
         fork_tree = self.fork_tree
         if fork_tree is None:
             return
@@ -253,7 +254,7 @@ class LocalTransport:
         return end.result()
 
     def _observed_of_node(self) -> Observed:
-        """Return what ended a clone: pid 1 around it is the guest's, so the code is what the guest says."""
+        """Return how a clone ended. Its pid 1 belongs to the guest, so the exit code is the guest's claim."""
         status = self.node.pipes.wait_status
         return Observed(
             exit_code=os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None,
@@ -263,13 +264,13 @@ class LocalTransport:
         )
 
     async def changes(self, timeout_s: float) -> Changes:
-        """Return what has changed in the workspace, after a cell that had so long."""
+        """Return the changes of a cell that had `timeout_s`."""
         if self.owner.workspace.is_untouched():
             return _NONE
         return await self.owner.changes(timeout_s)
 
     async def close(self) -> None:
-        """Kill and remove everything, for good."""
+        """Kill and remove everything."""
         if self.fork_tree is None:
             self.node.close()
         else:
@@ -277,9 +278,9 @@ class LocalTransport:
 
 
 class LocalSession(Session):
-    """Run one cell at a time, go back, and go on in several ways; see core.protocols.SupportsFork.
+    """Run one cell at a time, with checkpoints and forks; see core.protocols.SupportsFork.
 
-    It `can_fork` where its sandbox has namespaces and a /tmp that a clone may write to.
+    `can_fork` says that its sandbox has namespaces, and a /tmp that a clone may write to.
     """
 
     def __init__(
@@ -300,21 +301,21 @@ class LocalSession(Session):
 
     @property
     def sandbox(self) -> SessionOwner:
-        """Return the sandbox in whose workspace it works; a fork's is its own."""
+        """Return the sandbox whose workspace it uses; a fork has its own."""
         return self._local.owner
 
     @property
     def fork_tree(self) -> ForkTree | None:
-        """Return the helper that guards it and all that was cloned from it; None before it was started."""
+        """Return the session's tree of clones with its helper; None before the start."""
         return self._local.fork_tree
 
     async def open(self, connection: Connection, spec: Spec, send: Callable[[list[int]], None], attend: Attend) -> None:
-        """Send the run that the session is, with `send`, and wait until the interpreter says that it is ready."""
+        """Send the session's run with `send`, and wait until the interpreter is ready."""
         await self.await_ready(self._local.start(connection, spec, send, attend))
         await self._local.await_workspace()
 
     async def checkpoint(self, name: str) -> None:
-        """Remember memory and workspace under `name`; see core.protocols.SupportsFork."""
+        """Save memory and workspace under `name`; see core.protocols.SupportsFork."""
         async with self._turn:
             fork_tree = self._forkable()
             await finish(self._checkpoint(fork_tree, name))
@@ -334,7 +335,7 @@ class LocalSession(Session):
             await fork_tree.prune()
 
     async def rollback(self, name: str) -> None:
-        """Go back to a checkpoint, which stays; see core.protocols.SupportsFork."""
+        """Return to a checkpoint, which is kept; see core.protocols.SupportsFork."""
         async with self._turn:
             fork_tree, node = self._forkable(needs_life=False), self._local.checkpoints.get(name)
             if node is None:
@@ -360,7 +361,7 @@ class LocalSession(Session):
             local.stand_at(clone)
 
     async def fork(self, count: int) -> list[LocalSession]:
-        """Return sessions that begin as this one is; see core.protocols.SupportsFork."""
+        """Return sessions that begin in this one's state; see core.protocols.SupportsFork."""
         async with self._turn:
             fork_tree = self._forkable()
             forking = asyncio.ensure_future(self._fork(fork_tree, count))
@@ -379,7 +380,6 @@ class LocalSession(Session):
         return [self._session_of_fork(fork_tree, fork) for fork in forks]
 
     def _session_of_fork(self, fork_tree: ForkTree, node: Node) -> LocalSession:
-        """Return the session that goes on in a fork."""
         owner = self._local.owner.copy_for_fork(node.workspace)
         session = LocalSession(
             self._local.fork(owner, node), self._program, self._limits, enforcement=self._enforcement,
@@ -393,7 +393,7 @@ class LocalSession(Session):
         return session
 
     def _forkable(self, *, needs_life: bool = True) -> ForkTree:
-        """Return the fork tree. Raises where this session cannot be cloned."""
+        """Return the fork tree. Raises InvalidRequest if this session cannot be cloned."""
         if not self._program.is_forkable:
             raise BackendUnavailable(self._program.why_no_forks())
         if self.fork_tree is None or not self._can_fork:
@@ -406,7 +406,7 @@ class LocalSession(Session):
 
     @contextlib.asynccontextmanager
     async def halted(self) -> AsyncIterator[None]:
-        """Stop all that it runs, its interpreter too, as far as that can be done soon; then have it go on."""
+        """Stop all its processes, the interpreter included, if that is possible soon; resume them afterwards."""
         fork_tree, node = self.fork_tree, self._local.node.number
         if fork_tree is None or fork_tree.end.done():
             yield
@@ -421,7 +421,7 @@ class LocalSession(Session):
 
 
 def _is_after(checkpoints: Mapping[str, Node], name: str, candidate: str) -> bool:
-    """Tell whether checkpoint `name` was made after `other`, on the way that led on from there."""
+    """Tell whether checkpoint `name` was made after `candidate`, on the same branch."""
     above: Node | None = checkpoints[name].parent
     while above is not None and above is not checkpoints[candidate]:
         above = above.parent

@@ -1,4 +1,6 @@
-"""A connection to a server in a jail, by a socket that pid 1 has made there and handed out: nothing passes it on."""
+"""A connection to a server in a jail, over a socket that pid 1 made there and sent to the caller: no process relays
+it.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ class SocketTunnel:
         return data
 
     async def write(self, data: bytes) -> bool:
-        """Send all of `data`, as fast as the server takes it; False where it is gone."""
+        """Send all of `data` at the server's pace; return False if the server is gone."""
         if self._has_ended or self._closed.done():
             return False
         self._waiting += 1
@@ -54,7 +56,7 @@ class SocketTunnel:
         return True
 
     def end(self) -> None:
-        """Say that nothing more comes."""
+        """Shut down the sending direction."""
         if self._has_ended or self._closed.done():
             return
         self._has_ended = True
@@ -75,7 +77,7 @@ class SocketTunnel:
             self._socket.close()
 
     def close(self) -> None:
-        """Close it; who reads or writes just now is told."""
+        """Close it; pending reads and writes end."""
         if self._closed.done():
             return
         self._closed.set_result(None)
@@ -86,5 +88,5 @@ class SocketTunnel:
             self._socket.close()
 
     async def wait_closed(self) -> None:
-        """Wait until it is closed, by whichever side."""
+        """Wait until either side has closed it."""
         await asyncio.wait([self._closed])
