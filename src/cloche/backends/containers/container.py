@@ -120,8 +120,8 @@ class Link:
     def send_data(self, data: bytes | memoryview) -> None:
         """Send data in pieces, and an empty one that ends them."""
         view = memoryview(data)
-        for at in range(0, len(view), CHUNK_BYTES):
-            self.send(b"D", bytes(view[at : at + CHUNK_BYTES]))
+        for offset in range(0, len(view), CHUNK_BYTES):
+            self.send(b"D", bytes(view[offset : offset + CHUNK_BYTES]))
         self.send(b"D")
 
     def close(self) -> None:
@@ -153,18 +153,18 @@ class Splitter:
     def feed(self, data: bytes) -> list[tuple[bytes, bytes]]:
         """Return the frames that `data` completes. Raises ValueError for one that is too long."""
         self._buffer += data
-        found = []
-        at = 0
-        while len(self._buffer) - at >= 5:
-            end = at + 5 + int.from_bytes(self._buffer[at + 1 : at + 5], "big")
-            if end - at > MAX_FRAME_BYTES:
+        frames = []
+        start = 0
+        while len(self._buffer) - start >= 5:
+            end = start + 5 + int.from_bytes(self._buffer[start + 1 : start + 5], "big")
+            if end - start > MAX_FRAME_BYTES:
                 raise ValueError("the container sent a frame that is too long")
             if len(self._buffer) < end:
                 break
-            found.append((bytes(self._buffer[at : at + 1]), bytes(self._buffer[at + 5 : end])))
-            at = end
-        del self._buffer[:at]
-        return found
+            frames.append((bytes(self._buffer[start : start + 1]), bytes(self._buffer[start + 5 : end])))
+            start = end
+        del self._buffer[:start]
+        return frames
 
 
 def read_object(body: bytes) -> dict[str, Any]:
@@ -174,10 +174,10 @@ def read_object(body: bytes) -> dict[str, Any]:
     """
     if len(body) > MOST_BYTES:
         raise ValueError(f"the container sent {len(body)} bytes at once, of at most {MOST_BYTES}")
-    found, _ = decode(as_text(body), MOST_PARTS, mends_text=True)
-    if not isinstance(found, dict):
+    value, _ = decode(as_text(body), MOST_PARTS, mends_text=True)
+    if not isinstance(value, dict):
         raise ValueError("the container sent what is no object")
-    return found
+    return value
 
 
 class Streams(Protocol):
@@ -287,12 +287,12 @@ class Container(ABC, Generic[G]):
     def send_to_session(self, data: bytes) -> None:
         """Send data to a session's interpreter. Raises OSError when the container is gone."""
         link = self._connected()
-        for at in range(0, len(data), CHUNK_BYTES):
-            link.send(TO_SESSION, data[at : at + CHUNK_BYTES])
+        for offset in range(0, len(data), CHUNK_BYTES):
+            link.send(TO_SESSION, data[offset : offset + CHUNK_BYTES])
 
-    def send_control(self, word: str, **body: int) -> None:
+    def send_control(self, name: str, **body: int) -> None:
         """Have a session signalled, or watched more or less closely. Raises OSError when the container is gone."""
-        self._connected().send(CONTROL, json.dumps({"word": word, **body}).encode())
+        self._connected().send(CONTROL, json.dumps({"word": name, **body}).encode())
 
     def order(self, order: Mapping[str, Any], *payloads: bytes) -> None:
         """Send an order, and what belongs to it. Raises OSError when the container is gone."""
@@ -418,10 +418,10 @@ def _modules(*, is_live: bool) -> dict[str, str]:
 
 
 def _package(package: str) -> dict[str, str]:
-    names = [one.name for one in files(f"cloche.{package}").iterdir() if one.name.endswith(".py")]
-    found = {f"{package}.{name.removesuffix('.py')}": _text(f"cloche.{package}", name) for name in names}
-    found[package] = found.pop(f"{package}.__init__")
-    return found
+    names = [entry.name for entry in files(f"cloche.{package}").iterdir() if entry.name.endswith(".py")]
+    sources = {f"{package}.{name.removesuffix('.py')}": _text(f"cloche.{package}", name) for name in names}
+    sources[package] = sources.pop(f"{package}.__init__")
+    return sources
 
 
 @functools.cache

@@ -234,8 +234,8 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
 
     def live_settings(self) -> dict[str, Any]:
         """Return what the first process must know."""
-        limits, places = self.limits, (WORKSPACE, *TEMPORARY, *self._homes())
-        settings = {"memory_bytes": limits.memory_bytes, "in_memory": list(self._in_memory()), "places": list(places)}
+        limits, writable = self.limits, (WORKSPACE, *TEMPORARY, *self._homes())
+        settings = {"memory_bytes": limits.memory_bytes, "in_memory": list(self._in_memory()), "places": list(writable)}
         return {**settings, "nofile": NOFILE}
 
     # Its life.
@@ -292,16 +292,16 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """Return a command's whole environment."""
-        found = dict(self._variables())
+        variables = dict(self._variables())
         if HOME in self.writable or os.path.dirname(HOME) in self.writable:
-            found["HOME"] = HOME
-            found["PATH"] = f"{HOME}/.local/bin:{found['PATH']}"
-        return with_startup({**found, **env}, STARTUP_FOLDER)
+            variables["HOME"] = HOME
+            variables["PATH"] = f"{HOME}/.local/bin:{variables['PATH']}"
+        return with_startup({**variables, **env}, STARTUP_FOLDER)
 
-    def _variables_of(self, env: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    def _variables_of(self, env: Mapping[str, str], request_variables: Mapping[str, str]) -> dict[str, str]:
         """Return a program's variables, with those that every process here has; what was `given` stays."""
-        given = {name: value for name, value in given.items() if name != "PYTHONPATH"}  # of which `env` has more
-        return {**self.environment({}), **{name: value for name, value in env.items() if name not in _OWN}, **given}
+        request_variables = {name: value for name, value in request_variables.items() if name != "PYTHONPATH"}  # of which `env` has more
+        return {**self.environment({}), **{name: value for name, value in env.items() if name not in _OWN}, **request_variables}
 
     def _rules_to_begin_with(self) -> NetworkRules:
         return network_rules(self._policy) or super()._rules_to_begin_with()
@@ -319,11 +319,11 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
         program = await asyncio.to_thread(self._build_program, request, next(self._numbers))
 
         async def notes(wall_s: float) -> Mapping[str, Any]:
-            found = run_notes(program.engine, program.version, self.limits, self.enforcement, wall_s)
-            return {**found, **self._notes(), "start": "cold", "writable": list(self.writable)}
+            notes_of_run = run_notes(program.engine, program.version, self.limits, self.enforcement, wall_s)
+            return {**notes_of_run, **self._notes(), "start": "cold", "writable": list(self.writable)}
 
-        given = {file.path: file.data for file in request.files}
-        run = LiveRun(order=await self._order(program, request, timeout_s), given=given, notes=notes)
+        contents = {file.path: file.data for file in request.files}
+        run = LiveRun(order=await self._order(program, request, timeout_s), given=contents, notes=notes)
         try:
             return await run_to_end(self, request, run, sink, timeout_s=timeout_s)
         finally:

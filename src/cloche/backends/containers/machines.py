@@ -51,8 +51,8 @@ class LookedInto:
     def of(cls, name: str, output: str, *, shown: str, remedy: str) -> LookedInto:
         """Return what the script `program.LOOK` has printed; all else is passed over."""
         rows = [line.split("\t") for line in output.splitlines()[:MOST_PROGRAMS]]
-        found = [row for row in rows if len(row) == 3 and row[0] in PROGRAMS and row[1].startswith("/")]
-        programs, versions = {row[0]: row[1] for row in found}, {row[0]: row[2] for row in found}
+        valid_rows = [row for row in rows if len(row) == 3 and row[0] in PROGRAMS and row[1].startswith("/")]
+        programs, versions = {row[0]: row[1] for row in valid_rows}, {row[0]: row[2] for row in valid_rows}
         return cls(name=name, programs=programs, versions=versions, shown=shown, remedy=remedy)
 
     def engine(self, language: Language) -> Engine:
@@ -60,8 +60,8 @@ class LookedInto:
         engine = engine_of(language, self.programs, self.versions)
         if engine is not None:
             return engine
-        wanted = "; or ".join(", ".join(engine.programs) for engine in language.engines)
-        raise BackendUnavailable(f"{self.shown} cannot run {language.name}: it has no {wanted}.", remedy=self.remedy)
+        missing = "; or ".join(", ".join(engine.programs) for engine in language.engines)
+        raise BackendUnavailable(f"{self.shown} cannot run {language.name}: it has no {missing}.", remedy=self.remedy)
 
     def version(self, engine: Engine) -> str:
         """Return what the engine's main program prints as its version, else its name."""

@@ -106,14 +106,14 @@ class Pool:
         with self._turn:
             warm_set = self._warm_sets.setdefault(kind, WarmSet(make))
             warm_set.make, warm_set.asked_at, warm_set.asked = make, time.monotonic(), warm_set.asked + 1
-            wanted = min(WAITING, warm_set.asked) - len(warm_set.waiting) - warm_set.coming
-            warm_set.coming += max(0, wanted)
+            missing = min(WAITING, warm_set.asked) - len(warm_set.waiting) - warm_set.coming
+            warm_set.coming += max(0, missing)
             dropped = self._drop_old()
             generation = self._generation
         for container in dropped:
             container.release()
         self._expire_later()
-        for _ in range(wanted):
+        for _ in range(missing):
             thread = threading.Thread(target=self._make, args=(kind, make, generation), daemon=True)
             thread.name = "cloche-container-pool"
             thread.start()
@@ -124,7 +124,7 @@ class Pool:
             self._generation += 1
             if self._timer is not None:
                 self._timer.cancel()
-            self._are_none_coming.wait_for(lambda: not any(one.coming for one in self._warm_sets.values()), timeout=60)
+            self._are_none_coming.wait_for(lambda: not any(warm_set.coming for warm_set in self._warm_sets.values()), timeout=60)
             waiting = [container for warm_set in self._warm_sets.values() for container in warm_set.waiting]
             self._warm_sets.clear()
         for container in waiting:
@@ -148,9 +148,9 @@ class Pool:
     def _drop_old(self) -> list[Container[Any]]:
         by_age = sorted(self._warm_sets.items(), key=lambda item: -item[1].asked_at)
         now = time.monotonic()
-        old = [kind for at, (kind, one) in enumerate(by_age) if at >= MOST_KINDS or now - one.asked_at > IDLE_S]
-        gone = [kind for kind in old if not self._warm_sets[kind].coming]
-        return [container for kind in gone for container in self._warm_sets.pop(kind).waiting]
+        old = [kind for index, (kind, warm_set) in enumerate(by_age) if index >= MOST_KINDS or now - warm_set.asked_at > IDLE_S]
+        removed = [kind for kind in old if not self._warm_sets[kind].coming]
+        return [container for kind in removed for container in self._warm_sets.pop(kind).waiting]
 
     def _make(self, kind: Hashable, make: Make, generation: int) -> None:
         container = None

@@ -38,7 +38,7 @@ FOLDER = "/dev/shm/.cloche"
 STARTUP_FOLDER = "/dev/shm/.cloche-startup"  # of every interpreter of Python, see `layout.with_startup`
 LINK, ANSWERS = 3, 4  # as in `inside/program.py`
 
-PROGRAMS = tuple(dict.fromkeys(name for lang in LANGUAGES.values() for one in lang.engines for name in one.programs))
+PROGRAMS = tuple(dict.fromkeys(name for lang in LANGUAGES.values() for engine in lang.engines for name in engine.programs))
 # One line per program that is there: its name, its path, the first line that it says of its version.
 LOOK = """
 for name in "$@"; do
@@ -105,7 +105,7 @@ class Program:
         return {
             "do": "run",
             "is_session": False,
-            "commands": [list(words) for words in self.commands],
+            "commands": [list(argv) for argv in self.commands],
             "python": dict(self.python) if self.python is not None else None,
             "env": dict(self.env),
             "build": self.build,
@@ -201,7 +201,7 @@ class SessionProgram:
         return {
             "do": "session",
             "is_session": True,
-            "commands": [list(words) for words in self.commands],
+            "commands": [list(argv) for argv in self.commands],
             "python": dict(self.python) if self.python is not None else None,
             "env": dict(self.env),
             "build": FOLDER if self.generated else "",
@@ -217,7 +217,7 @@ def session_of(
     driver: Driver | None,
     image: Equipment,
     env: Mapping[str, str],
-    given: Mapping[str, str],
+    session_variables: Mapping[str, str],
     *,
     extra_paths: Sequence[str] = (),
     customizes: bool = False,
@@ -228,12 +228,12 @@ def session_of(
     """
     base = {**env, **ENVIRONMENT}
     if driver is None:
-        check_variables(given)
-        return python_session(language, {**base, **given}, extra_paths=extra_paths, customizes=customizes)
+        check_variables(session_variables)
+        return python_session(language, {**base, **session_variables}, extra_paths=extra_paths, customizes=customizes)
     path = f"{FOLDER}/{driver.file_name}"
     return SessionProgram(
         language=language,
-        env=with_startup({**base, **render_env(image.engine(language), path, BUILD), **given}, STARTUP_FOLDER),
+        env=with_startup({**base, **render_env(image.engine(language), path, BUILD), **session_variables}, STARTUP_FOLDER),
         new_codec=driver.new_codec,
         interrupt=driver.interrupt,
         commands=(tuple(driver.command(image.programs[driver.program], path, LINK, ANSWERS)),),

@@ -60,7 +60,7 @@ class Outputs:
     def __init__(self, limits: Limits, sink: Sink, post: Callable[..., None], on_flood: Callable[[], object]):
         self._limits, self._sink, self._post, self._on_flood = limits, sink, post, on_flood
         self._turn = threading.Lock()
-        self._kept: dict[Stream, HeadTail] = {one: HeadTail(limits.output_bytes) for one in STREAMS.values()}
+        self._kept: dict[Stream, HeadTail] = {stream: HeadTail(limits.output_bytes) for stream in STREAMS.values()}
 
     def take(self, stream: Stream, data: bytes) -> None:
         """Take a piece; in the reading thread."""
@@ -79,7 +79,7 @@ class Outputs:
         """Hand on what comes, and first what is kept of what has come since it was renewed."""
         with self._turn:
             self._sink = sink
-            self._kept = {stream: one.followed(self._limits.output_bytes) for stream, one in self._kept.items()}
+            self._kept = {stream: output.followed(self._limits.output_bytes) for stream, output in self._kept.items()}
             for stream, output in self._kept.items():
                 if sink is not discard and (before := output.joined()):
                     sink(OutputChunk(stream=stream, data=before))
@@ -177,18 +177,18 @@ class RunListener(FileRequest):
 
 def read_report(body: bytes) -> dict[str, Any]:
     """Return a first process's report of an end, times in seconds. Raises ValueError where it cannot be true."""
-    found, counters = read_object(body), ("oom_kills", "pids_hits", "unreachable")
-    status, counts = found.get("wait_status"), [found.get(name) or 0 for name in counters]
-    times = [found.get("wall_s"), *(found.get(name) or 0 for name in ("cpu_user_s", "cpu_system_s"))]
+    report, counters = read_object(body), ("oom_kills", "pids_hits", "unreachable")
+    status, counts = report.get("wait_status"), [report.get(name) or 0 for name in counters]
+    times = [report.get("wall_s"), *(report.get(name) or 0 for name in ("cpu_user_s", "cpu_system_s"))]
     is_possible = (
         isinstance(status, int)
         and 0 <= status < 1 << 16
-        and all(isinstance(one, int) and abs(one) < MOST for one in counts)
-        and all(isinstance(one, int | float) and abs(one) < MOST for one in times)
+        and all(isinstance(count, int) and abs(count) < MOST for count in counts)
+        and all(isinstance(seconds, int | float) and abs(seconds) < MOST for seconds in times)
     )
     if not is_possible:
-        raise ValueError(f"the container reports an end that cannot be: {found!r:.200}")
-    return found
+        raise ValueError(f"the container reports an end that cannot be: {report!r:.200}")
+    return report
 
 
 def _error(body: dict[str, Any]) -> SandboxFileError:
@@ -218,29 +218,29 @@ class Workspace:
         """Take note of files that the caller wrote."""
         self._known |= {_key(file.path): hashlib.sha256(file.data).hexdigest() for file in files}
 
-    async def changes(self, spool: Spool, given: Mapping[str, str], answer: Mapping[str, Any], until: Until) -> Changes:
+    async def changes(self, spool: Spool, input_hashes: Mapping[str, str], answer: Mapping[str, Any], until: Until) -> Changes:
         """Return what a run changed, by what it handed back."""
-        return await in_thread(until, lambda: self._changes(spool, given, answer, until))
+        return await in_thread(until, lambda: self._changes(spool, input_hashes, answer, until))
 
-    def _changes(self, spool: Spool, given: Mapping[str, str], answer: Mapping[str, Any], until: Until) -> Changes:
-        before = self._known | {_key(path): sha256 for path, sha256 in given.items()}
-        gone = spool.take_names(answer.get("gone_bytes"))
+    def _changes(self, spool: Spool, input_hashes: Mapping[str, str], answer: Mapping[str, Any], until: Until) -> Changes:
+        before = self._known | {_key(path): sha256 for path, sha256 in input_hashes.items()}
+        gone_paths = spool.take_names(answer.get("gone_bytes"))
         ranges, left_out = unpack(spool, until)
         changed = [path for path, byte_range in ranges.items() if before.get(_key(path)) != byte_range.sha256]
         if answer.get("is_whole") and not until.has_ended:
             before = {}
-        for path in gone:
+        for path in gone_paths:
             before.pop(_key(path), None)
         self._known = _bounded(ranges, before)
         records = tuple(
             FileRecord(path=path, size=ranges[path].size, sha256=ranges[path].sha256) for path in sorted(changed)
         )
         skipped, partial = answer.get("skipped"), answer.get("partial")
-        told = {one for one in partial if isinstance(one, str)} if isinstance(partial, list) else set[str]()
+        reasons = {reason for reason in partial if isinstance(reason, str)} if isinstance(partial, list) else set[str]()
         return Changes(
             records=records,
             skipped=left_out + (skipped if isinstance(skipped, int) else 0),
-            partial=REASONS & (told | {"time"} if until.has_ended else told),
+            partial=REASONS & (reasons | {"time"} if until.has_ended else reasons),
             save=keep(spool, ranges, records),
         )
 
@@ -251,17 +251,17 @@ def _key(path: str) -> bytes:
 
 def _bounded(ranges: Mapping[str, ByteRange], before: dict[bytes, str]) -> dict[bytes, str]:
     """Return what is remembered, the latest last: what was found now, and of what was known `before` what has room."""
-    found = {_key(path): byte_range.sha256 for path, byte_range in ranges.items()}
-    room = MAX_PATH_CHARS - sum(map(len, found))
-    kept: list[tuple[bytes, str]] = []
+    hashes = {_key(path): byte_range.sha256 for path, byte_range in ranges.items()}
+    room = MAX_PATH_CHARS - sum(map(len, hashes))
+    remembered: list[tuple[bytes, str]] = []
     for path, sha256 in reversed(before.items()):
-        if path in found:
+        if path in hashes:
             continue
         room -= len(path)
-        if room < 0 or len(found) + len(kept) >= MAX_FILES:
+        if room < 0 or len(hashes) + len(remembered) >= MAX_FILES:
             break
-        kept.append((path, sha256))
-    return dict(reversed(kept)) | found
+        remembered.append((path, sha256))
+    return dict(reversed(remembered)) | hashes
 
 
 async def observed_end(
@@ -296,7 +296,7 @@ def _observed(report: Mapping[str, Any], cause: KillCause | None) -> Observed:
     status = int(report["wait_status"])
     signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     own = {"out_of_memory": KillCause.OUT_OF_MEMORY, "timeout": KillCause.TIMEOUT}
-    causes = [one for one in (cause, own.get(str(report.get("cause")))) if one is not None]
+    causes = [possible_cause for possible_cause in (cause, own.get(str(report.get("cause")))) if possible_cause is not None]
     return Observed(
         exit_code=os.WEXITSTATUS(status) if signal is None else None,
         signal=signal,
@@ -325,7 +325,7 @@ def _number(value: object) -> float | None:
 def result_of(
     end: End,
     listener: RunListener,
-    found: Changes,
+    changes: Changes,
     *,
     program: Program,
     limits: Limits,
@@ -334,23 +334,23 @@ def result_of(
     notes: Mapping[str, Any],
 ) -> Result:
     """Put a result together; `notes` is what the backend adds to `meta`."""
-    told = listener.told()
-    seen = replace(end.observed, network_refused=traffic.refused).with_refusal(told.refused)
+    guest_report = listener.told()
+    observed = replace(end.observed, network_refused=traffic.refused).with_refusal(guest_report.refused)
     if enforcement[Control.NETWORK].state is not State.ENFORCED:
-        seen = replace(seen, denied=0)  # what was not reached, no policy kept it from
+        observed = replace(observed, denied=0)  # what was not reached, no policy kept it from
     common = run_notes(program.engine, program.version, limits, enforcement, end.usage.wall_s)
     return make_result(
-        decide(seen),
+        decide(observed),
         stdout=listener.outputs.kept("stdout"),
         stderr=listener.outputs.kept("stderr"),
         is_truncated=listener.outputs.is_truncated,
-        value=told.value,
-        value_is_repr=told.is_repr,
-        outputs=told.outputs,
+        value=guest_report.value,
+        value_is_repr=guest_report.is_repr,
+        outputs=guest_report.outputs,
         usage=end.usage,
         enforcement=enforcement,
-        changes=found,
-        meta={**common, **notes, **told.notes(), **traffic.notes()},
+        changes=changes,
+        meta={**common, **notes, **guest_report.notes(), **traffic.notes()},
     )
 
 

@@ -128,8 +128,8 @@ class ContainerSandbox(ABC, Generic[G, C]):
         async with self._turn:
             file_request = FileRequest(0)
             await self._request_files(file_request, {"do": "list"})
-            found = file_request.spool.take_names(file_request.spool.size)
-            return tuple(path for path in found if path.startswith(top) and path not in PROGRAM_FILES)
+            paths = file_request.spool.take_names(file_request.spool.size)
+            return tuple(path for path in paths if path.startswith(top) and path not in PROGRAM_FILES)
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Create or replace a file of the workspace, with its folders. Raises the SandboxFile errors."""
@@ -151,8 +151,8 @@ class ContainerSandbox(ABC, Generic[G, C]):
             self._release_all()
 
     def _release_all(self) -> None:
-        left = [one for one in (self._used, self._fresh) if one is not None]
-        for container in left or ([self._last] if self._last is not None else []):
+        holders = [container for container in (self._used, self._fresh) if container is not None]
+        for container in holders or ([self._last] if self._last is not None else []):
             self._release(container, with_workspace=True)
         self._used = self._fresh = self._last = None
 
@@ -164,7 +164,7 @@ class ContainerSandbox(ABC, Generic[G, C]):
     def _current_holder(self) -> C | None:
         """Return a container that has the workspace, one that runs nothing before any other."""
         all_of_them = (self._used, self._fresh, *self._others())
-        return next((one for one in all_of_them if one is not None and not one.is_lost), None)
+        return next((container for container in all_of_them if container is not None and not container.is_lost), None)
 
     def _others(self) -> Sequence[C]:
         """Return what else has the workspace."""
@@ -175,11 +175,11 @@ class ContainerSandbox(ABC, Generic[G, C]):
 
         Raises StartFailed, or InvalidRequest when the sandbox was closed meanwhile: nobody would release it later.
         """
-        found = await self._take_one(rootfs)
+        taken_container = await self._take_one(rootfs)
         if self._is_closed:
-            self._release(found[0], with_workspace=True)
+            self._release(taken_container[0], with_workspace=True)
             raise InvalidRequest("this sandbox was closed before the container was up; open another one")
-        return found
+        return taken_container
 
     async def _take_one(self, rootfs: G) -> tuple[C, str]:
         if self._coming is not None:
@@ -191,24 +191,24 @@ class ContainerSandbox(ABC, Generic[G, C]):
         if fresh is not None and self._current_holder() is None:
             self._used, fresh = fresh, None
         try:
-            found = await self._start(rootfs)
+            started = await self._start(rootfs)
         finally:
             if fresh is not None:
                 self._release(fresh)
-        return found
+        return started
 
     async def _start(self, rootfs: G) -> tuple[C, str]:
         start = "cold"
         if self._last is None:
-            found: Any = shared_pool().take(self._kind(rootfs)) if self._policy.warm else None
-            start = "pooled" if found is not None else start
-            found = found if found is not None else await self._made(rootfs, None)
+            container: Any = shared_pool().take(self._kind(rootfs)) if self._policy.warm else None
+            start = "pooled" if container is not None else start
+            container = container if container is not None else await self._made(rootfs, None)
         else:
             holder = self._current_holder()
             await self._hold_workspace(holder)
-            found = await self._made(rootfs, holder or self._last)
-        self._last = found
-        return found, start
+            container = await self._made(rootfs, holder or self._last)
+        self._last = container
+        return container, start
 
     async def _made(self, rootfs: G, after: C | None) -> C:
         """Start a container in a thread; when cancelled, it is released."""
@@ -249,9 +249,9 @@ class ContainerSandbox(ABC, Generic[G, C]):
             raise OutcomeUnknown(f"{container.why_lost()}. {self._advice}{container.last_output()}")
         traffic = await container.network.report(ends=True) if container.network is not None else Traffic()
         until = Until(time_for_files(timeout_s))
-        found = await self._workspace.changes(listener.spool, program.given(), answer, until)
+        changes = await self._workspace.changes(listener.spool, program.given(), answer, until)
         return result_of(
-            end, listener, found, program=program, limits=self._limits, enforcement=self._enforced(container),
+            end, listener, changes, program=program, limits=self._limits, enforcement=self._enforced(container),
             traffic=traffic, notes={**self._notes(container), "start": start},
         )  # fmt: skip
 
@@ -403,7 +403,7 @@ class SessionSandbox(ContainerSandbox[G, C]):
 
     def take_back(self, container: Container[Any]) -> None:
         """Take the container of a session that is over: it may be the only one that has the files."""
-        mine = next(one for one in self._sessions if one is container)
+        mine = next(session_container for session_container in self._sessions if session_container is container)
         del self._sessions[mine]
         if self._is_closed or mine.is_lost or self._current_holder() is not None:
             self._release(mine, with_workspace=self._is_closed)

@@ -105,8 +105,8 @@ class ContainerTransport:
 
     def collect(self, *, is_up_to_date: bool = False) -> Printed:  # noqa: ARG002 - it always is
         """Return what was printed: what came before an answer was handed to the loop before it."""
-        kept = self._outputs.kept
-        printed = Printed(stdout=kept("stdout"), stderr=kept("stderr"), is_truncated=self._outputs.is_truncated)
+        kept_bytes = self._outputs.kept
+        printed = Printed(stdout=kept_bytes("stdout"), stderr=kept_bytes("stderr"), is_truncated=self._outputs.is_truncated)
         with self._turn:
             self._passed_bytes = 0
         self._outputs.renew()
@@ -141,11 +141,11 @@ class ContainerTransport:
 
     async def observe_end(self, cause: KillCause | None) -> SessionEnd:
         container = self._container
-        found = await observed_end(container, self._report, cause or self._kill_timer.cause)
-        if found is None:
+        end = await observed_end(container, self._report, cause or self._kill_timer.cause)
+        if end is None:
             why = f"the {container.what} is gone, and nobody said why{container.last_output()}"
             return SessionEnd(observed=Observed(), lost=container.why_lost() if container.is_given_up else why)
-        return SessionEnd(observed=found.observed, usage=found.usage)
+        return SessionEnd(observed=end.observed, usage=end.usage)
 
     def known_end(self) -> Observed | str:
         if self._report is not None:

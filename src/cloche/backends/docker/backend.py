@@ -109,9 +109,9 @@ class DockerBackend:
         if why_not:
             return self._unavailable(why_not, remedy)
         runtime = gvisor_runtime(daemon) if level is Level.GVISOR else ""
-        found = _enforcement(daemon, Policy(), level, runtime).controls
+        controls = _enforcement(daemon, Policy(), level, runtime).controls
         return Capabilities(
-            backend=self.name, available=True, level=level, controls=found, networks=_networks(daemon, level)
+            backend=self.name, available=True, level=level, controls=controls, networks=_networks(daemon, level)
         )
 
     def _unavailable(self, reason: str, remedy: str = "") -> Capabilities:
@@ -212,9 +212,9 @@ class DockerBackend:
             return choose_runtime(daemon, None, policy.level, is_served=is_served)
         return choose_runtime(daemon, find_image(daemon, self._any_image()), policy.level, is_served=is_served)
 
-    def workspace_arguments(self, wanted: WorkspaceContainer, policy: Policy, limits: Limits) -> list[str]:
+    def workspace_arguments(self, container: WorkspaceContainer, policy: Policy, limits: Limits) -> list[str]:
         """Return the arguments of the `docker run` of an agent's container; no daemon is asked."""
-        return workspace_arguments(wanted, policy, limits)
+        return workspace_arguments(container, policy, limits)
 
     def drain(self) -> None:
         """End this process's warm containers, and wait until all that was released is gone."""
@@ -237,14 +237,14 @@ class DockerBackend:
 
 def _enforcement(daemon: Daemon, policy: Policy, level: Level, runtime: str, *, has_users: bool = False) -> Enforcement:
     """Return what holds in a container of that runtime."""
-    found = Enforcement(level=level, controls=docker_controls(daemon, policy, level))
+    enforcement = Enforcement(level=level, controls=docker_controls(daemon, policy, level))
     if has_users:
-        found = docker_with_users(found, daemon)
+        enforcement = docker_with_users(enforcement, daemon)
     is_through_host = level is Level.GVISOR and has_hosts_stack(daemon, runtime)
     if policy.network in SERVED:
         is_proxied = bool(operator_proxies())
-        found = with_network(found, policy.network, is_proxied=is_proxied, is_through_host=is_through_host)
-    return with_hosts_stack(found, is_root_outside=not daemon.is_id_mapped) if is_through_host else found
+        enforcement = with_network(enforcement, policy.network, is_proxied=is_proxied, is_through_host=is_through_host)
+    return with_hosts_stack(enforcement, is_root_outside=not daemon.is_id_mapped) if is_through_host else enforcement
 
 
 def _networks(daemon: Daemon, level: Level) -> tuple[NetworkMode, ...]:

@@ -33,11 +33,11 @@ def stream_of(connection: Any, stall_s: float = STALL_S) -> Any:  # noqa: ANN401
 
     Over TLS, `stall_s` is how long the other end may take nothing of what it is sent.
     """
-    found: Any = getattr(connection, "_sock", connection)
-    if isinstance(found, ssl.SSLSocket):
-        return Encrypted(found, stall_s)
-    found.settimeout(None)
-    return found
+    raw: Any = getattr(connection, "_sock", connection)
+    if isinstance(raw, ssl.SSLSocket):
+        return Encrypted(raw, stall_s)
+    raw.settimeout(None)
+    return raw
 
 
 class Encrypted:
@@ -69,9 +69,9 @@ class Encrypted:
         while view:
             view = view[self.attempt(self._socket.send, view) :]
 
-    def recv(self, most: int) -> bytes:
+    def recv(self, max_bytes: int) -> bytes:
         """Return what has come, at most so many bytes; empty at the end."""
-        return self.attempt(self._socket.recv, most)
+        return self.attempt(self._socket.recv, max_bytes)
 
     def shutdown(self, how: int) -> None:
         """End the connection below TLS, whoever waits for it: the wrapper would go on without encryption."""
@@ -101,9 +101,9 @@ class AttachedWire:
         self._connection, self._stall_s = connection, stall_s
         self._socket: Any = stream_of(connection, stall_s)
         if hasattr(self._socket, "setsockopt"):  # over ssh, it is no socket of the kernel's; over TLS, it waits itself
-            seconds, rest = divmod(stall_s, 1)
+            seconds, fraction = divmod(stall_s, 1)
             self._socket.setsockopt(
-                socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(rest * 1_000_000))
+                socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(fraction * 1_000_000))
             )
 
     def send(self, data: bytes) -> None:

@@ -80,11 +80,11 @@ class Daemon:
     @property
     def is_id_mapped(self) -> bool:
         """Tell whether ids inside are others outside, of which there are few."""
-        return any(word.startswith(("name=userns", "name=rootless")) for word in self._options())
+        return any(option.startswith(("name=userns", "name=rootless")) for option in self._options())
 
     @property
     def has_seccomp(self) -> bool:
-        return any(word.startswith("name=seccomp") for word in self._options())
+        return any(option.startswith("name=seccomp") for option in self._options())
 
     @property
     def version(self) -> str:
@@ -96,11 +96,11 @@ class Daemon:
     def create(self, body: Mapping[str, Any]) -> str:
         """Create a container and return its id. Raises StartFailed."""
         try:
-            made = str(self.api.create_container_from_config(dict(body))["Id"])
+            container_id = str(self.api.create_container_from_config(dict(body))["Id"])
         except Exception as error:
             raise StartFailed(f"docker cannot create a container: {explained(error)}", step="create") from error
-        log.debug("container %.12s is created", made)
-        return made
+        log.debug("container %.12s is created", container_id)
+        return container_id
 
     def attach(self, container: str) -> Any:  # noqa: ANN401 - the SDK's idea of a socket
         """Attach to a container's streams before it starts. Raises StartFailed."""
@@ -117,15 +117,15 @@ class Daemon:
         except Exception as error:
             raise StartFailed(f"docker cannot start a container: {explained(error)}", step="start") from error
 
-    def archive_of(self, container: str, path: str, most: int) -> bytes:
+    def archive_of(self, container: str, path: str, max_bytes: int) -> bytes:
         """Return a folder of a container as a tar archive, of at most so many bytes. Raises StartFailed."""
         try:
             pieces, _ = self.api.get_archive(container, path)
             data = bytearray()
             for piece in pieces:
                 data += piece
-                if len(data) > most:
-                    raise ValueError(f"it has more than {most} bytes")
+                if len(data) > max_bytes:
+                    raise ValueError(f"it has more than {max_bytes} bytes")
         except Exception as error:
             raise StartFailed(f"{path} of the image cannot be read: {explained(error)}", step="archive") from error
         return bytes(data)
@@ -142,7 +142,7 @@ class Daemon:
     def labelled_volumes(self, label: str) -> list[tuple[str, Mapping[str, str]]]:
         """Return the volumes with a label, by name, with all of their labels. Raises the SDK's errors."""
         answer = self.api.volumes(filters={"label": [label]})
-        return [(str(one["Name"]), one.get("Labels") or {}) for one in answer.get("Volumes") or ()]
+        return [(str(volume["Name"]), volume.get("Labels") or {}) for volume in answer.get("Volumes") or ()]
 
     def kill(self, container: str) -> None:
         """Kill a container, unless it is gone."""
@@ -180,7 +180,7 @@ class Daemon:
             mounts = self.api.inspect_container(container)["Mounts"]
         except Exception as error:
             raise StartFailed(f"the workspace cannot be found: {explained(error)}", step="inspect") from error
-        return str(next(one["Name"] for one in mounts if one["Destination"] == "/workspace"))
+        return str(next(mount["Name"] for mount in mounts if mount["Destination"] == "/workspace"))
 
     @property
     def is_by_socket(self) -> bool:
@@ -212,13 +212,13 @@ class Daemon:
 
     def owned(self) -> list[tuple[str, str]]:
         """Return id and owner of every container of Cloche's."""
-        found = self.api.containers(all=True, filters={"label": [OWNER_LABEL]})
-        return [(str(one["Id"]), str(one["Labels"][OWNER_LABEL])) for one in found]
+        containers = self.api.containers(all=True, filters={"label": [OWNER_LABEL]})
+        return [(str(container["Id"]), str(container["Labels"][OWNER_LABEL])) for container in containers]
 
     def dangling_volumes(self) -> list[tuple[str, str]]:
         """Return name and owner of every volume of Cloche's that no container has."""
         answer = self.api.volumes(filters={"label": [OWNER_LABEL], "dangling": ["true"]})
-        return [(str(one["Name"]), str(one["Labels"][OWNER_LABEL])) for one in answer.get("Volumes") or ()]
+        return [(str(volume["Name"]), str(volume["Labels"][OWNER_LABEL])) for volume in answer.get("Volumes") or ()]
 
 
 class ignoring_absence:  # noqa: N801 - reads as the statement it is
@@ -369,7 +369,7 @@ def _no_context(name: str, why: str) -> BackendUnavailable:
 def _why_not(error: Exception, where: str) -> tuple[str, str]:
     """Return the reason and the remedy."""
     # Of TLS the number is a kind of its own, of which the first would be read as EPERM.
-    numbers = {one.errno for one in _chain(error) if isinstance(one, OSError) and not isinstance(one, ssl.SSLError)}
+    numbers = {cause.errno for cause in _chain(error) if isinstance(cause, OSError) and not isinstance(cause, ssl.SSLError)}
     if errno.EACCES in numbers or errno.EPERM in numbers:
         return f"you may not talk to the daemon at {where} (permission denied).", JOIN_THE_GROUP
     if numbers & {errno.ENOENT, errno.ECONNREFUSED}:
@@ -377,7 +377,7 @@ def _why_not(error: Exception, where: str) -> tuple[str, str]:
             f'the daemon cannot be reached: nobody answers at {where} ("docker info" fails as well).',
             'Start it ("sudo systemctl start docker"), install Docker, or name another daemon in DOCKER_HOST.',
         )
-    refusals = [one for one in _chain(error) if isinstance(one, ssl.SSLError) and one.errno is not None]
+    refusals = [cause for cause in _chain(error) if isinstance(cause, ssl.SSLError) and cause.errno is not None]
     if refusals:
         return f"the daemon at {where} cannot be talked to over TLS: {refusals[-1]}.", CERTIFICATES
     return f"the daemon cannot be reached at {where}: {explained(error)}.", 'See what "docker info" says.'
@@ -387,16 +387,16 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     """Yield an error and all of its causes."""
     pending: list[object] = [error]
     while pending:
-        one = pending.pop()
-        if isinstance(one, BaseException):
-            yield one
-            pending += [*one.args, one.__cause__, one.__context__, getattr(one, "reason", None)]
+        current = pending.pop()
+        if isinstance(current, BaseException):
+            yield current
+            pending += [*current.args, current.__cause__, current.__context__, getattr(current, "reason", None)]
 
 
 def explained(error: BaseException) -> str:
     """Return the daemon's own message for an error."""
-    found = getattr(error, "explanation", None)
-    text = found.decode("utf-8", "replace") if isinstance(found, bytes) else found
+    explanation = getattr(error, "explanation", None)
+    text = explanation.decode("utf-8", "replace") if isinstance(explanation, bytes) else explanation
     return str(text or error).strip()
 
 
@@ -468,18 +468,18 @@ def clear(daemon: Daemon) -> list[str]:
         for name, owner in daemon.dangling_volumes():
             if is_dead(owner) and daemon.remove_volume(name):
                 cleared.append(f"volume {name[:12]}")
-        left = half_made(daemon.labelled_volumes(LAYER_LABEL))
-        cleared += [f"volume {name}" for name in left if daemon.remove_volume(name)]
+        leftover = half_made(daemon.labelled_volumes(LAYER_LABEL))
+        cleared += [f"volume {name}" for name in leftover if daemon.remove_volume(name)]
     return cleared
 
 
 def half_made(volumes: Sequence[tuple[str, Mapping[str, str]]]) -> list[str]:
     """Return the names of those volumes with packages that a dead process left half made, and of marks of nothing."""
-    whole = {labels[LAYER_LABEL] for _, labels in volumes if MARK_LABEL in labels}
-    there = {labels[LAYER_LABEL] for _, labels in volumes if MARK_LABEL not in labels}
+    complete = {labels[LAYER_LABEL] for _, labels in volumes if MARK_LABEL in labels}
+    present = {labels[LAYER_LABEL] for _, labels in volumes if MARK_LABEL not in labels}
     return [
         name
         for name, labels in volumes
-        if labels[LAYER_LABEL] not in (there if MARK_LABEL in labels else whole)
+        if labels[LAYER_LABEL] not in (present if MARK_LABEL in labels else complete)
         and is_dead(labels.get(MAKER_LABEL, ""))
     ]

@@ -79,9 +79,9 @@ class Image:
         engine = engine_of(language, self.programs, self.versions)
         if engine is not None:
             return engine
-        wanted = "; or ".join(", ".join(engine.programs) for engine in language.engines)
+        missing = "; or ".join(", ".join(engine.programs) for engine in language.engines)
         raise BackendUnavailable(
-            f"image {self.name!r} cannot run {language.name}: it has no {wanted}. Name one that has: "
+            f"image {self.name!r} cannot run {language.name}: it has no {missing}. Name one that has: "
             f"--image, images: {{{language.name}: NAME}}, or CLOCHE_IMAGE_{language.name.upper()}"
         )
 
@@ -103,11 +103,11 @@ def find_image(daemon: Daemon, name: str) -> Image:
     daemon.check_socket(CONNECT_S)  # a daemon that is gone since the last run is reported, with the remedy
     with _turn:
         state = _inspect(daemon, name) or _pull(daemon, name)
-        found = _known.get(f"{name} {state['Id']}")
-        if found is None:
+        image = _known.get(f"{name} {state['Id']}")
+        if image is None:
             rows = _KEPT.find((state["Id"], _PROBE, *PROGRAMS), lambda: _look_into(daemon, name, state))
-            found = _known[f"{name} {state['Id']}"] = _image(name, state, rows)
-        return found
+            image = _known[f"{name} {state['Id']}"] = _image(name, state, rows)
+        return image
 
 
 def interpreter_of(daemon: Daemon, image: Image) -> Interpreter:
@@ -115,35 +115,35 @@ def interpreter_of(daemon: Daemon, image: Image) -> Interpreter:
 
     Raises BackendUnavailable where it has none that packages can be chosen for.
     """
-    said = _PYTHONS.find((image.id, _ASK_PYTHON), lambda: _ask_python(daemon, image))
-    python, version, tag, platform, libc, modules = said
+    answer = _PYTHONS.find((image.id, _ASK_PYTHON), lambda: _ask_python(daemon, image))
+    python, version, tag, platform, libc, modules = answer
     target = Target(python=python, version=version, tag=tag, platform=platform, libc=libc, folder=LAYERS)
     return Interpreter(target=target, modules=frozenset(modules))
 
 
 def _ask_python(daemon: Daemon, image: Image) -> Said:
-    wanted = "packages take an image with CPython as python3, of a release"
+    requirement = "packages take an image with CPython as python3, of a release"
     if "python3" not in image.programs:
-        raise BackendUnavailable(f"packages: image {image.name!r} has no python3.", remedy=f"Name another: {wanted}.")
+        raise BackendUnavailable(f"packages: image {image.name!r} has no python3.", remedy=f"Name another: {requirement}.")
     code, output = _said_by(daemon, image.name, image.id, ["python3", "-I", "-c", _ASK_PYTHON])
     try:
-        said = _read_said(json.loads(output.splitlines()[-1]))
+        answer = _read_said(json.loads(output.splitlines()[-1]))
     except (ValueError, IndexError, TypeError):
-        said = None
-    if code != 0 or said is None:
+        answer = None
+    if code != 0 or answer is None:
         raise BackendUnavailable(
             f"packages: the python3 of image {image.name!r} is none that packages can be chosen for.",
-            remedy=f"Name another image: {wanted}.",
+            remedy=f"Name another image: {requirement}.",
         )
-    return said
+    return answer
 
 
-def _read_said(said: Any) -> Said | None:  # noqa: ANN401 - JSON of an image
+def _read_said(answer: Any) -> Said | None:  # noqa: ANN401 - JSON of an image
     """Return what an image says of its interpreter; None where it is not of the form that is asked for."""
-    *texts, names = said
-    if len(texts) != 5 or not all(isinstance(one, str) and 0 < len(one) < 200 for one in texts):
+    *texts, names = answer
+    if len(texts) != 5 or not all(isinstance(text, str) and 0 < len(text) < 200 for text in texts):
         return None
-    if not all(re.fullmatch(form, one) for form, one in zip(_FORMS, texts, strict=True)):
+    if not all(re.fullmatch(form, text) for form, text in zip(_FORMS, texts, strict=True)):
         return None
     python, version, tag, platform, libc = texts
     return python, version, tag, platform, libc, [name for name in names if isinstance(name, str)]
@@ -161,12 +161,12 @@ def _inspect(daemon: Daemon, name: str) -> Mapping[str, Any] | None:
     import docker.errors
 
     try:
-        found: Mapping[str, Any] = daemon.api.inspect_image(name)
+        details: Mapping[str, Any] = daemon.api.inspect_image(name)
     except docker.errors.ImageNotFound:
         return None
     except Exception as error:
         raise BackendUnavailable(f"image {name!r} cannot be looked up: {explained(error)}") from error
-    return found
+    return details
 
 
 def _pull(daemon: Daemon, name: str) -> Mapping[str, Any]:
@@ -181,20 +181,20 @@ def _pull(daemon: Daemon, name: str) -> Mapping[str, Any]:
             detail = message.get("progressDetail") or {}
             if message.get("status") == "Downloading" and detail.get("total"):
                 layers[str(message.get("id"))] = int(detail["current"]), int(detail["total"])
-                done, total = (sum(amounts) for amounts in zip(*layers.values(), strict=True))
-                report_progress(Progress(what=f"pulling {name}", done=done, total=total))
+                loaded, total = (sum(amounts) for amounts in zip(*layers.values(), strict=True))
+                report_progress(Progress(what=f"pulling {name}", done=loaded, total=total))
     except Exception as error:
         why = explained(error)
     finally:
         report_progress(Progress(what=f"pulling {name}", is_over=True))
-    found = _inspect(daemon, name)
-    if found is None:
+    details = _inspect(daemon, name)
+    if details is None:
         raise BackendUnavailable(
             f"image {name!r} is not here and cannot be pulled: {why}. Build one with "
             '"docker build -f Dockerfile.sandbox -t cloche-sandbox ." and name it (or any other you have): '
             "--image cloche-sandbox, images: {python: NAME}, or CLOCHE_IMAGE_PYTHON=NAME"
         )
-    return found
+    return details
 
 
 def _look_into(daemon: Daemon, name: str, state: Mapping[str, Any]) -> Rows:
@@ -205,12 +205,12 @@ def _look_into(daemon: Daemon, name: str, state: Mapping[str, Any]) -> Rows:
     return rows
 
 
-def _said_by(daemon: Daemon, name: str, image: str, words: Sequence[str]) -> tuple[int, str]:
+def _said_by(daemon: Daemon, name: str, image: str, arguments: Sequence[str]) -> tuple[int, str]:
     """Run a container of an image to its end; return its exit code, and what it said. Raises BackendUnavailable."""
     body = {
         "Image": image,
-        "Entrypoint": [words[0]],
-        "Cmd": list(words[1:]),
+        "Entrypoint": [arguments[0]],
+        "Cmd": list(arguments[1:]),
         "User": f"{MAPPED_ID}:{MAPPED_ID}",
         "Env": ["HOME=/tmp", "DOTNET_NOLOGO=1", "DOTNET_CLI_TELEMETRY_OPTOUT=1", "DENO_NO_UPDATE_CHECK=1"],
         "Labels": {OWNER_LABEL: owner()},
@@ -247,7 +247,7 @@ def _image(name: str, state: Mapping[str, Any], rows: Rows) -> Image:
 
 
 def _from_plain(plain: Rows) -> Rows:
-    return [[str(one), str(two), str(three)] for one, two, three in plain]
+    return [[str(name), str(two), str(three)] for name, two, three in plain]
 
 
 # What an image holds never changes: that is a container less for each new process.

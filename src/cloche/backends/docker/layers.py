@@ -32,7 +32,7 @@ PIECE_BYTES = 1 << 20
 
 def volumes_of(layers: Sequence[str]) -> dict[str, str]:
     """Return the volumes of layers, which are folders of the host, and the places that they have in a container."""
-    return {_volume(layer): place for layer, place in zip(layers, places_of(layers), strict=True)}
+    return {_volume(layer): target for layer, target in zip(layers, places_of(layers), strict=True)}
 
 
 def places_of(layers: Sequence[str]) -> list[str]:
@@ -139,11 +139,11 @@ def archive(layer: str) -> Iterator[bytes]:
     """Yield a tar archive of a layer, in pieces: root's, read-only, its manifest last. Raises OSError."""
     names = sorted(set(os.listdir(layer)) - {MANIFEST})
     for name in names:
-        for here, folders, files in os.walk(os.path.join(layer, name)):
+        for folder, folders, files in os.walk(os.path.join(layer, name)):
             folders.sort()
-            yield _head(here, layer, 0o555, tarfile.DIRTYPE)
+            yield _head(folder, layer, 0o555, tarfile.DIRTYPE)
             for file in sorted(files):
-                yield from _file(os.path.join(here, file), layer)
+                yield from _file(os.path.join(folder, file), layer)
     yield from _file(os.path.join(layer, MANIFEST), layer)
     yield bytes(2 * tarfile.BLOCKSIZE)
 
@@ -158,12 +158,12 @@ def _file(path: str, layer: str) -> Iterator[bytes]:
     with open(path, "rb") as file:
         facts = os.fstat(file.fileno())
         yield _head(path, layer, 0o444 | (facts.st_mode & 0o111), tarfile.REGTYPE, facts.st_size)
-        left = facts.st_size
-        while left:
-            piece = file.read(min(PIECE_BYTES, left))
+        bytes_left = facts.st_size
+        while bytes_left:
+            piece = file.read(min(PIECE_BYTES, bytes_left))
             if not piece:
                 raise OSError(f"{path} is shorter than it was")
-            left -= len(piece)
+            bytes_left -= len(piece)
             yield piece
         yield bytes(-facts.st_size % tarfile.BLOCKSIZE)
 

@@ -110,8 +110,8 @@ class DockerLiveSandbox(ContainerLiveSandbox[DockerContainer]):
     def _homes(self) -> tuple[str, ...]:
         if self._policy.users:
             return (*HOMES_OF_USERS, *HOMES)
-        found = super()._homes()
-        return (*found, *HOMES) if found else ()
+        homes = super()._homes()
+        return (*homes, *HOMES) if homes else ()
 
     def _in_memory(self) -> Sequence[str]:
         workspace = () if self._runtime in GVISOR else (WORKSPACE,)  # it is a file system of the host's kernel

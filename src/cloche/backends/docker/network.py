@@ -81,8 +81,8 @@ def _made_by_container(daemon: Daemon, container: str, image: Image, rules: Netw
             daemon.start(helper)
             with listener.accept()[0] as link:
                 link.settimeout(HAND_OUT_S)
-                said, sockets, _, _ = socket.recv_fds(link, 64, MOST_SOCKETS)
-        if said != b"sockets" or len(sockets) != len(rules.served_ports) + 2:
+                message, sockets, _, _ = socket.recv_fds(link, 64, MOST_SOCKETS)
+        if message != b"sockets" or len(sockets) != len(rules.served_ports) + 2:
             for fd in sockets:
                 os.close(fd)
             raise StartFailed("the container that makes a network's sockets sent others", step="network")

@@ -149,7 +149,7 @@ class Plan:
             # A namespace of its own without docker's /dev/shm, whose files nobody counts.
             "IpcMode": "none",
             "CgroupnsMode": "private",
-            "Ulimits": [{"Name": name, "Soft": most, "Hard": most} for name, most in self.ulimits().items()],
+            "Ulimits": [{"Name": name, "Soft": limit, "Hard": limit} for name, limit in self.ulimits().items()],
             "LogConfig": {"Type": "none", "Config": {}},
             "RestartPolicy": {"Name": "no"},
             "Mounts": [self._workspace(), *self._layers()],
@@ -174,7 +174,7 @@ class Plan:
 
     def _layers(self) -> list[dict[str, Any]]:
         mount = {"Type": "volume", "ReadOnly": True, "VolumeOptions": {"NoCopy": True}}
-        return [{**mount, "Source": volume, "Target": place} for volume, place in self.layers.items()]
+        return [{**mount, "Source": volume, "Target": target} for volume, target in self.layers.items()]
 
     def arguments(self) -> list[str]:
         """Return the arguments of the `docker run` that makes the same container."""
@@ -182,8 +182,8 @@ class Plan:
         arguments += [f"--user={self.user}:{self.user}", "--workdir=/", "--stop-signal=SIGKILL"]
         arguments.append(f"--mount={self._mount_option()}")
         arguments += [
-            f"--mount=type=volume,src={volume},dst={place},readonly,volume-nocopy"
-            for volume, place in self.layers.items()
+            f"--mount=type=volume,src={volume},dst={target},readonly,volume-nocopy"
+            for volume, target in self.layers.items()
         ]
         arguments += [f"--label={name}={value}" for name, value in self.labels.items()]
         arguments += [f"--env={name}={value}" for name, value in ENVIRONMENT.items()]
@@ -200,7 +200,7 @@ class Plan:
             *([f"--runtime={self.runtime}"] if self.runtime else []),
             *([f"--dns={NAME_SERVER_ADDRESS}"] if self.rules is not None else []),
             *(f"--tmpfs={target}:{options}" for target, options in self.tmpfs().items()),
-            *(f"--ulimit={name}={most}:{most}" for name, most in self.ulimits().items()),
+            *(f"--ulimit={name}={limit}:{limit}" for name, limit in self.ulimits().items()),
         ]  # fmt: skip
 
     def _mount_option(self) -> str:
@@ -258,8 +258,8 @@ def profile_with_users() -> dict[str, Any]:
     of_netlink = {"index": 0, "value": socket.AF_NETLINK, "valueTwo": 0, "op": "SCMP_CMP_EQ"}
     not_of_routes = {"index": 2, "value": NETLINK_ROUTE, "valueTwo": 0, "op": "SCMP_CMP_NE"}
     rule = {"names": ["socket"], "action": "SCMP_ACT_ERRNO", "errnoRet": errno.EPROTONOSUPPORT}
-    found = profile()
-    return {**found, "syscalls": [*found["syscalls"], {**rule, "args": [of_netlink, not_of_routes]}]}
+    rules = profile()
+    return {**rules, "syscalls": [*rules["syscalls"], {**rule, "args": [of_netlink, not_of_routes]}]}
 
 
 def with_homes(plan: Plan, homes: tuple[str, ...]) -> Plan:
@@ -267,7 +267,7 @@ def with_homes(plan: Plan, homes: tuple[str, ...]) -> Plan:
     return replace(plan, homes=homes, memory_bytes=plan.memory_bytes + len(homes) * plan.tmp_bytes)
 
 
-def workspace_arguments(wanted: WorkspaceContainer, policy: Policy, limits: Limits) -> list[str]:
+def workspace_arguments(container: WorkspaceContainer, policy: Policy, limits: Limits) -> list[str]:
     """Return the arguments of the `docker run` that starts the container an agent works in (C15), `docker` first.
 
     It is as hard as that of a run, but lives as long as the agent does, with folders of the host.
@@ -279,23 +279,23 @@ def workspace_arguments(wanted: WorkspaceContainer, policy: Policy, limits: Limi
             f"network {policy.network!r}: a container of docker's has the network off or bridge, in this version.",
             remedy="Leave network off, or use network 'bridge', which is docker's own, without any rules.",
         )
-    if policy.network == "bridge" and wanted.runtime in GVISOR:
+    if policy.network == "bridge" and container.runtime in GVISOR:
         raise InvalidRequest(
             "network 'bridge' is that of docker's own runtime, and runtime gvisor is asked for; drop one"
         )
     plan = plan_container(
-        policy, limits, image=wanted.image, command=wanted.command, user=wanted.user, is_watched=False,
-        runtime=wanted.runtime,
+        policy, limits, image=container.image, command=container.command, user=container.user, is_watched=False,
+        runtime=container.runtime,
     )  # fmt: skip
     plan = replace(plan, pids=plan.pids - SHELLS)  # the command is the first process
-    group = wanted.group if plan.user == wanted.user else plan.user
-    arguments = ["docker", "run", "--rm", "--interactive", *(["--tty"] if wanted.has_terminal else [])]
+    group = container.group if plan.user == container.user else plan.user
+    arguments = ["docker", "run", "--rm", "--interactive", *(["--tty"] if container.has_terminal else [])]
     arguments += [*plan.isolation(), f"--user={plan.user}:{group}", f"--workdir={WORKSPACE}"]
-    arguments += [f"--name={wanted.name}"] if wanted.name else []
-    arguments += [f"--mount=type=bind,{_field('src', host)},dst={target}" for target, host in wanted.folders.items()]
-    variables = {**ENVIRONMENT, **wanted.env}
+    arguments += [f"--name={container.name}"] if container.name else []
+    arguments += [f"--mount=type=bind,{_field('src', host)},dst={target}" for target, host in container.folders.items()]
+    variables = {**ENVIRONMENT, **container.env}
     arguments += [f"--env={name}" if value is None else f"--env={name}={value}" for name, value in variables.items()]
-    return [*arguments, wanted.image, *wanted.command]
+    return [*arguments, container.image, *container.command]
 
 
 def _field(name: str, value: str) -> str:

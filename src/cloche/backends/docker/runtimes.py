@@ -37,22 +37,22 @@ _answers: dict[tuple[int, str], str] = {}  # by daemon and runtime: why not; emp
 
 
 def choose_runtime(
-    daemon: Daemon, image: Image | None, wanted: Level | None, *, is_served: bool = False
+    daemon: Daemon, image: Image | None, level: Level | None, *, is_served: bool = False
 ) -> tuple[str, Level]:
     """Return the runtime, empty for the daemon's own, and the level that it gives; None takes the strongest.
 
     `is_served`: its network is served from outside. Raises BackendUnavailable when gVisor is wanted and does not work.
     """
     jail = (hosts_runtime(daemon) if is_served else ""), Level.JAIL
-    if wanted is Level.JAIL:
+    if level is Level.JAIL:
         return jail
     why_not = why_no_gvisor(daemon, image, is_served=is_served)
     if not why_not:
         return gvisor_runtime(daemon, is_served=is_served), Level.GVISOR
-    if wanted is None:
+    if level is None:
         return jail
-    what, remedy = ("gVisor with a network", REMEDY_NETWORK) if is_served else ("gVisor", REMEDY)
-    raise BackendUnavailable(f"{what} does not work on this daemon: {why_not}. To have it, {remedy}")
+    feature, remedy = ("gVisor with a network", REMEDY_NETWORK) if is_served else ("gVisor", REMEDY)
+    raise BackendUnavailable(f"{feature} does not work on this daemon: {why_not}. To have it, {remedy}")
 
 
 def own_runtime(daemon: Daemon) -> tuple[str, Level]:
@@ -60,10 +60,10 @@ def own_runtime(daemon: Daemon) -> tuple[str, Level]:
 
     Raises BackendUnavailable where the daemon does not have it.
     """
-    known = _known(daemon)
-    if RUNC not in known:
+    runtimes = _known(daemon)
+    if RUNC not in runtimes:
         raise BackendUnavailable(
-            f"this daemon does not know the runtime {RUNC}, which is demanded; it knows: {', '.join(known) or 'none'}.",
+            f"this daemon does not know the runtime {RUNC}, which is demanded; it knows: {', '.join(runtimes) or 'none'}.",
             remedy="Use a daemon that has it, or take runtime out of the settings.",
         )
     return RUNC, Level.JAIL
@@ -83,8 +83,8 @@ def gvisor_runtime(daemon: Daemon, *, is_served: bool = False) -> str:
 
 def has_hosts_stack(daemon: Daemon, runtime: str) -> bool:
     """Tell whether the guests of gVisor's runtime of that name have sockets of the host's kernel."""
-    words = _known(daemon).get(runtime, {}).get("runtimeArgs") or ()
-    return _NETWORK.findall(" ".join(map(str, words)))[-1:] == ["host"]
+    arguments = _known(daemon).get(runtime, {}).get("runtimeArgs") or ()
+    return _NETWORK.findall(" ".join(map(str, arguments)))[-1:] == ["host"]
 
 
 def why_no_gvisor(daemon: Daemon, image: Image | None, *, is_served: bool = False) -> str:
@@ -124,12 +124,12 @@ def _known(daemon: Daemon) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _why_unknown(daemon: Daemon, *, is_served: bool) -> str:
-    known = _known(daemon)
+    runtimes = _known(daemon)
     if not is_served:
         return f"the daemon does not know the runtime {RUNSC}"
-    if RUNSC_NETWORK in known:
+    if RUNSC_NETWORK in runtimes:
         return f"the daemon has the runtime {RUNSC_NETWORK} without --network=host among its runtimeArgs"
-    also = f"; its {RUNSC} has a network stack of its own, which nothing outside can serve" if RUNSC in known else ""
+    also = f"; its {RUNSC} has a network stack of its own, which nothing outside can serve" if RUNSC in runtimes else ""
     return f"the daemon does not know the runtime {RUNSC_NETWORK}{also}"
 
 

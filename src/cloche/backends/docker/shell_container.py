@@ -159,20 +159,20 @@ class ShellContainer(DockerContainer):
         if self._take_files(payloads[0], order):
             self._send_json(DONE)
 
-    def _read(self, path: str, most: int) -> None:
+    def _read(self, path: str, max_bytes: int) -> None:
         data = bytearray()
         code = self._execute(
-            ["sh", "-c", _READ, "sh", path, str(most + 1)],
+            ["sh", "-c", _READ, "sh", path, str(max_bytes + 1)],
             lambda stream, piece: data.extend(piece if stream == 1 else b""),
         )
         kinds = {
             _REFUSED: ("refused", "it is not a regular file of the workspace"),
             _MISSING: ("not_found", "no such file"),
         }
-        if code or len(data) > most:
+        if code or len(data) > max_bytes:
             kind, why = kinds.get(code, ("refused", f"it cannot be read ({code})"))
             if not code:
-                kind, why = "too_large", f"it is larger than {most} bytes"
+                kind, why = "too_large", f"it is larger than {max_bytes} bytes"
             self._send_json(FAILED, kind=kind, path=path, why=why)
             return
         self._send(DATA, bytes(data))
@@ -214,8 +214,8 @@ class ShellContainer(DockerContainer):
     ) -> int:
         """Run a command in the container to its end and return its exit code."""
         api, is_fed = self.daemon.api, bool(stdin)
-        made = api.exec_create(self.id, list(arguments), stdin=is_fed, environment=dict(env or {}), workdir=workdir)
-        connection = api.exec_start(made["Id"], socket=True)
+        created = api.exec_create(self.id, list(arguments), stdin=is_fed, environment=dict(env or {}), workdir=workdir)
+        connection = api.exec_start(created["Id"], socket=True)
         source = getattr(connection, "_response", None)
         raw: Any = source.raw._fp.fp if source is not None else connection  # with what was read together with the head
         plain = stream_of(connection)
@@ -230,7 +230,7 @@ class ShellContainer(DockerContainer):
         finally:
             connection.close()
             plain.close()
-        return self._exit_code(made["Id"])
+        return self._exit_code(created["Id"])
 
     def _fed(self, stdin: bytes) -> str:
         return f"head -c {len(stdin)} | " if self.daemon.is_encrypted else ""

@@ -87,14 +87,14 @@ class E2BBackend(AccountBackend):
     def collect_garbage(self) -> list[str]:
         """End the sandboxes of processes that are dead; return a line for each. Raises BackendUnavailable."""
         account = self._checked()
-        provider, counter, found = provider_of(account), counter_for(account), []
+        provider, counter, leftover = provider_of(account), counter_for(account), []
         for name, whose in list_sandboxes(provider, {OURS: "1"}):
             if is_left(whose):
                 kill_sandbox(provider, name)
                 if counter is not None:
                     counter.forget_sandbox(name)
-                found.append(f"sandbox {name} at E2B")
-        return found
+                leftover.append(f"sandbox {name} at E2B")
+        return leftover
 
     def _checked(self) -> RemoteAccount:
         return check_account(self._account, provider=PROVIDER, package=PACKAGE, extra=EXTRA, variable=KEY_VARIABLE)

@@ -81,7 +81,7 @@ def close_root(but: tuple[str, ...]) -> None:
         rows = [line.split() for line in file]
     for row in rows:
         target = row[4].encode().decode("unicode_escape")
-        flags = sum(KEPT_FLAGS.get(word, 0) for word in row[5].split(","))
+        flags = sum(KEPT_FLAGS.get(option, 0) for option in row[5].split(","))
         if target not in but:
             try:
                 remount(target, READ_ONLY | flags)
@@ -120,8 +120,8 @@ def give_up(user: int, settings: dict[str, Any]) -> None:
     """Give up everything that root may do, for good, and do not outlive who waits for this process."""
     for capability in range(LAST_CAPABILITY + 1):
         _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
-    for name, most in settings["ulimits"].items():
-        resource.setrlimit(getattr(resource, f"RLIMIT_{name.upper()}"), (most, most))
+    for name, limit in settings["ulimits"].items():
+        resource.setrlimit(getattr(resource, f"RLIMIT_{name.upper()}"), (limit, limit))
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)

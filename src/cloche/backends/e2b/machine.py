@@ -121,10 +121,10 @@ def allowed_hosts(policy: Policy) -> tuple[str, ...]:
         if policy.network_ports:
             raise _inexpressible("a choice of ports", str(policy.network_ports[0]))
         return ()
-    found = []
+    fields = []
     for rule in policy.network_rules().allow:
         if rule.is_address:
-            found.append(rule.host)
+            fields.append(rule.host)
             if set(rule.ports) != set(WEB_PORTS):
                 raise _inexpressible("a choice of ports", rule.text)
             continue
@@ -132,15 +132,15 @@ def allowed_hosts(policy: Policy) -> tuple[str, ...]:
             raise _inexpressible("a name that may be a private address", rule.text)
         if not set(rule.ports) <= set(WEB_PORTS):
             raise _inexpressible("a port besides 80 and 443", rule.text)
-        found.append(f"*.{rule.host}" if rule.is_wildcard else rule.host)
-    if not found:
+        fields.append(f"*.{rule.host}" if rule.is_wildcard else rule.host)
+    if not fields:
         raise _inexpressible("an empty list", "network_allow")
-    return tuple(found)
+    return tuple(fields)
 
 
-def _inexpressible(what: str, text: str) -> BackendUnavailable:
+def _inexpressible(feature: str, text: str) -> BackendUnavailable:
     return BackendUnavailable(
-        f'backend "e2b": its rules of the network cannot express {what} ({text}).',
+        f'backend "e2b": its rules of the network cannot express {feature} ({text}).',
         remedy='Name hosts alone, on ports 80 and 443; or use network "open" or "off", or another backend.',
     )
 
@@ -231,10 +231,10 @@ class Machine:
 
     def _created(self) -> Any:
         labels = {OURS: "1", OWNER_LABEL: self._owner, NAME_LABEL: self._ours}
-        given = {**self.plan.creation(labels), **self.provider.options(), "request_timeout": CREATE_S}
+        arguments = {**self.plan.creation(labels), **self.provider.options(), "request_timeout": CREATE_S}
         for attempt in range(TRIES):
             try:
-                return self._ask(lambda: self.provider.package.top.AsyncSandbox.create(**given), CREATE_S)
+                return self._ask(lambda: self.provider.package.top.AsyncSandbox.create(**arguments), CREATE_S)
             except RemoteUnavailable as error:
                 wait_s = error.retry_after_s
                 if error.failure in (Failure.TIMEOUT, Failure.BAD_ANSWER, Failure.SERVER):
@@ -257,20 +257,20 @@ class Machine:
     def _look(self) -> LookedInto:
         output = self._run(["/bin/sh", "-c", LOOK, "look", *PROGRAMS])
         name = self.plan.template
-        found = LookedInto.of(
+        contents = LookedInto.of(
             name, output.decode("utf-8", "replace"), shown=f"template {name!r} of E2B",
             remedy="Name one that has: e2b.template.",
         )  # fmt: skip
-        if "python3" not in found.programs:
+        if "python3" not in contents.programs:
             raise BackendUnavailable(
-                f"template {found.name!r} of E2B has no python3, which serves runs there.",
+                f"template {contents.name!r} of E2B has no python3, which serves runs there.",
                 remedy="Name one that has Python 3.11 or later: e2b.template.",
             )
-        return found
+        return contents
 
-    def _run(self, words: Sequence[str]) -> bytes:
+    def _run(self, arguments: Sequence[str]) -> bytes:
         """Run a program to its end, and return what it writes. Raises BackendUnavailable or StartFailed."""
-        wire = self.start(words, user="", sends=False)
+        wire = self.start(arguments, user="", sends=False)
         output = b""
         late = threading.Timer(LOOK_S, wire.fail, (TimeoutError("it does not end in time"),))
         late.daemon = True
@@ -294,10 +294,10 @@ class Machine:
         self.has_workspace = True
         return wire
 
-    def start(self, words: Sequence[str], *, user: str, sends: bool) -> ProcessWire:
+    def start(self, arguments: Sequence[str], *, user: str, sends: bool) -> ProcessWire:
         """Start a process. Raises BackendUnavailable."""
-        made = functools.partial(ProcessWire.opened, self.provider, self._client, words, user, sends=sends)
-        wire = self._ask(made, START_S)
+        open_wire = functools.partial(ProcessWire.opened, self.provider, self._client, arguments, user, sends=sends)
+        wire = self._ask(open_wire, START_S)
         self._wires.add(wire)
         return wire
 
@@ -344,8 +344,8 @@ class Machine:
 def kill_sandbox(provider: Provider, name: str) -> bool:
     """End a sandbox by the provider's name for it; tell whether it was there. Raises BackendUnavailable."""
     try:
-        made = functools.partial(provider.package.top.AsyncSandbox.kill, name, **provider.options())
-        provider.ask(made, END_S)
+        kill = functools.partial(provider.package.top.AsyncSandbox.kill, name, **provider.options())
+        provider.ask(kill, END_S)
     except RemoteUnavailable as error:
         if error.failure is not Failure.NOT_FOUND:
             raise
@@ -357,14 +357,14 @@ def list_sandboxes(provider: Provider, labels: Mapping[str, str]) -> list[tuple[
     """Return name and owner of all sandboxes with some labels. Raises BackendUnavailable."""
     top = provider.package.top
     pages = top.AsyncSandbox.list(query=top.SandboxQuery(metadata=dict(labels)), limit=PAGE, **provider.options())
-    found, ends = [], time.monotonic() + LIST_S
+    sandboxes, ends = [], time.monotonic() + LIST_S
     for _ in range(MOST_PAGES):
         if time.monotonic() > ends:
             raise provider.failure(Failure.TIMEOUT)
-        for one in provider.ask(pages.next_items)[: 10 * PAGE]:
-            said = one.metadata or {}
-            if all(said.get(name) == value for name, value in labels.items()):
-                found.append((provider.check_name(one.sandbox_id), str(said.get(OWNER_LABEL, ""))))
+        for sandbox in provider.ask(pages.next_items)[: 10 * PAGE]:
+            metadata = sandbox.metadata or {}
+            if all(metadata.get(name) == value for name, value in labels.items()):
+                sandboxes.append((provider.check_name(sandbox.sandbox_id), str(metadata.get(OWNER_LABEL, ""))))
         if not pages.has_next:
             break
-    return found
+    return sandboxes

@@ -56,7 +56,7 @@ call = OwnLoop("cloche-e2b", margin_s=MARGIN_S)
 def find_package() -> Any:
     """Return the parts of the package that are used. Raises BackendUnavailable where they are missing or others."""
     try:
-        parts = {
+        modules = {
             "top": "e2b",
             "connections": "e2b.api.client_async",
             "proxies": "e2b.api",
@@ -67,7 +67,7 @@ def find_package() -> Any:
             "protobuf": "protobuf",
             "pyqwest": "pyqwest",
         }
-        found = SimpleNamespace(**{name: importlib.import_module(module) for name, module in parts.items()})
+        found = SimpleNamespace(**{name: importlib.import_module(module) for name, module in modules.items()})
     except (ImportError, ValueError) as error:  # the latter for variables of its own that it cannot read
         raise BackendUnavailable(
             f'backend "e2b": the package {PACKAGE} cannot be used ({error}).',
@@ -101,10 +101,10 @@ class Provider:
                 pool = getattr(table, name, None)
                 if pool is not None or name == "_transports":
                     pool.update(dict.fromkeys(keys, self.transport))  # type: ignore[union-attr]
-            known = table.get_pyqwest_transport(proxy)
+            transport = table.get_pyqwest_transport(proxy)
         except (AttributeError, TypeError, ValueError) as error:
-            known = error
-        if known is not self.transport:
+            transport = error
+        if transport is not self.transport:
             raise BackendUnavailable(
                 'backend "e2b": this version of its package keeps connections in a way that Cloche does not know.',
                 remedy="Install one that was tried: pip install 'e2b>=2.45.1,<=2.63'.",
@@ -112,7 +112,7 @@ class Provider:
 
     def options(self) -> dict[str, Any]:
         """Return everything that the package would look for in the environment, and what it would do on its own."""
-        told = {
+        options = {
             "api_key": self.account.api_key.reveal(),
             "domain": self.domain or DOMAIN,
             "api_url": self.api_url,
@@ -124,8 +124,8 @@ class Provider:
             "http_version": "2",
             "retries": 0,
         }
-        known = inspect.signature(self.package.config.ConnectionConfig.__init__).parameters
-        return {name: value for name, value in told.items() if name in known}
+        parameters = inspect.signature(self.package.config.ConnectionConfig.__init__).parameters
+        return {name: value for name, value in options.items() if name in parameters}
 
     def ask(self, make: Callable[[], Awaitable[T]], timeout_s: float = ANSWER_S) -> T:
         """Return what comes of a call. Raises BackendUnavailable with a sentence for whatever went wrong."""
@@ -136,15 +136,15 @@ class Provider:
 
     def explain(self, error: BaseException) -> BackendUnavailable:
         """Return the error that says what another one means."""
-        at: BaseException | None = error
+        current: BaseException | None = error
         for _ in range(10):
-            if at is None:
+            if current is None:
                 break
-            if isinstance(at, RemoteUnavailable):
-                return at
-            if isinstance(at, asyncio.CancelledError):  # which the package turns into an error of its own
+            if isinstance(current, RemoteUnavailable):
+                return current
+            if isinstance(current, asyncio.CancelledError):  # which the package turns into an error of its own
                 return self.failure(Failure.TIMEOUT)
-            at = at.__cause__ or at.__context__
+            current = current.__cause__ or current.__context__
         if isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:
             return self.failure(Failure.TIMEOUT)
         if isinstance(error, KeyError | TypeError | ValueError | AttributeError):
@@ -182,8 +182,8 @@ class Provider:
 
     def _is_known(self, domain: str) -> bool:
         """Tell whether the package reaches all sandboxes of this domain by one host."""
-        known: bool = self.package.config.is_supported_sandbox_domain(domain)
-        return known
+        is_supported: bool = self.package.config.is_supported_sandbox_domain(domain)
+        return is_supported
 
     def check_name(self, text: object) -> str:
         """Return the provider's name for a sandbox, which becomes part of a host's. Raises BackendUnavailable."""
@@ -194,8 +194,8 @@ class Provider:
 
 def origin(url: str) -> tuple[str, str]:
     """Return scheme and host, with the port."""
-    parts = urlsplit(url)
-    return parts.scheme, parts.netloc.lower()
+    split_url = urlsplit(url)
+    return split_url.scheme, split_url.netloc.lower()
 
 
 class AccountTransport:
@@ -227,8 +227,8 @@ class AccountTransport:
 
     async def execute(self, request: Any) -> Any:
         """Send a request, and return the answer, if it is none of an error. Raises RemoteUnavailable."""
-        place = origin(request.url)
-        if place not in self._allowed or (place != self._api and KEY_HEADER in request.headers):
+        request_origin = origin(request.url)
+        if request_origin not in self._allowed or (request_origin != self._api and KEY_HEADER in request.headers):
             raise self._provider.failure(Failure.BAD_ANSWER, detail="a request would have gone to another host")
         answer = await self._sent(request)
         is_stream = "connect+json" in request.headers.get("content-type", "")
@@ -297,10 +297,10 @@ class AccountTransport:
 
 def last_words(error: BaseException) -> str:
     """Return the innermost reason of an error."""
-    words, at = str(error), error.__cause__
-    while at is not None:
-        words, at = str(at) or words, at.__cause__
-    return words or type(error).__name__
+    text, cause = str(error), error.__cause__
+    while cause is not None:
+        text, cause = str(cause) or text, cause.__cause__
+    return text or type(error).__name__
 
 
 def _message(kind: str, body: bytes) -> str:
@@ -308,20 +308,20 @@ def _message(kind: str, body: bytes) -> str:
     if "json" not in kind:
         return "the answer is not of its API" if body else ""
     try:
-        found = json.loads(body)
+        document = json.loads(body)
     except (ValueError, RecursionError):
         return ""
-    said = found.get("message") if isinstance(found, Mapping) else None
-    return said if isinstance(said, str) else ""
+    message = document.get("message") if isinstance(document, Mapping) else None
+    return message if isinstance(message, str) else ""
 
 
 def _seconds(text: str) -> float | None:
     """Return what a Retry-After header says in seconds, if it says so: a date needs a clock that agrees."""
     try:
-        found = float(text)
+        seconds = float(text)
     except ValueError:
         return None
-    return found if math.isfinite(found) and 0 <= found <= 86_400 else None
+    return seconds if math.isfinite(seconds) and 0 <= seconds <= 86_400 else None
 
 
 _providers: dict[tuple[int, RemoteAccount], Provider] = {}

@@ -43,11 +43,11 @@ class ProcessWire:
 
     @classmethod
     async def opened(
-        cls, provider: Provider, client: Any, words: Sequence[str], user: str, *, sends: bool
+        cls, provider: Provider, client: Any, arguments: Sequence[str], user: str, *, sends: bool
     ) -> ProcessWire:
         """Start a process, and return its streams."""
         messages = provider.package.messages
-        process = messages.ProcessConfig(cmd=words[0], args=list(words[1:]), envs={"PATH": IMAGE_PATH}, cwd="/")
+        process = messages.ProcessConfig(cmd=arguments[0], args=list(arguments[1:]), envs={"PATH": IMAGE_PATH}, cwd="/")
         headers = {"Keepalive-Ping-Interval": str(max(1, int(provider.account.silence_s / KEEPALIVES)))}
         if user:
             headers["Authorization"] = f"Basic {base64.b64encode(f'{user}:'.encode()).decode()}"
@@ -92,8 +92,8 @@ class ProcessWire:
             return piece
 
     async def _send_piece(self, piece: bytes) -> None:
-        messages, one = self._provider.package.messages, self._provider.package.protobuf.Oneof
-        stdin = messages.ProcessInput(input=one("stdin", piece))
+        messages, oneof = self._provider.package.messages, self._provider.package.protobuf.Oneof
+        stdin = messages.ProcessInput(input=oneof("stdin", piece))
         await self._client.send_input(
             messages.SendInputRequest(process=self._selector(), input=stdin), timeout_ms=round(STALL_S * 1000)
         )
@@ -115,7 +115,7 @@ class ProcessWire:
         """Yield what it writes, until it ends. Raises OSError."""
         while True:
             try:
-                kind, said = call(self._next_event, self._provider.account.silence_s)
+                kind, event = call(self._next_event, self._provider.account.silence_s)
             except Exception as error:
                 reason = self._provider.explain(error)
                 self.fail(reason)
@@ -123,8 +123,8 @@ class ProcessWire:
             if kind == "end":
                 self.fail(ConnectionError("the process has ended"))
                 return
-            if kind == "data" and said.output is not None:
-                stream, piece = said.output.field, bytes(said.output.value)
+            if kind == "data" and event.output is not None:
+                stream, piece = event.output.field, bytes(event.output.value)
                 if piece:
                     yield OUTPUT if stream == "stdout" else ERROR, piece
 
@@ -185,5 +185,5 @@ class ProcessWire:
 
 def _event(message: Any) -> tuple[str, Any]:
     """Return kind and content of a message about a process."""
-    found = message.event.event if message.event is not None else None
-    return (str(found.field), found.value) if found is not None else ("", None)
+    event = message.event.event if message.event is not None else None
+    return (str(event.field), event.value) if event is not None else ("", None)

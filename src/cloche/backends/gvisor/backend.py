@@ -194,9 +194,9 @@ class RunscBackend:
         engine = find_engine()
         if isinstance(engine, str):
             return self._unavailable(engine, INSTALL)
-        found = gvisor_controls(self._host())
+        controls = gvisor_controls(self._host())
         networks = ("off", *SERVED)
-        return Capabilities(backend=self.name, available=True, level=level, controls=found, networks=networks)
+        return Capabilities(backend=self.name, available=True, level=level, controls=controls, networks=networks)
 
     def languages(self) -> tuple[str, ...]:
         """Return the languages for which this host has a toolchain."""

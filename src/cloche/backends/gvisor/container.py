@@ -199,7 +199,7 @@ def _can_take(link: socket.socket) -> bool:
 def reason_in(errors: str) -> str:
     """Return the line of what runsc wrote to standard error that says why it ended, without what its log adds."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    fatal = [found[1] or found[2] for line in lines if (found := _FATAL.search(line))]
+    fatal = [match[1] or match[2] for line in lines if (match := _FATAL.search(line))]
     plain = [line for line in lines if not _LOGGED.match(line)]
     chosen = (fatal or plain or [_LOGGED.sub("", line) for line in lines])[-1:]
     return "".join(chosen)[:_MOST_REASON]

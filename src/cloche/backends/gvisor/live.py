@@ -55,8 +55,8 @@ class RunscLiveSandbox(ContainerLiveSandbox[RunscContainer]):
         return replace(plan, homes=self._homes())
 
     def _homes(self) -> tuple[str, ...]:
-        found = super()._homes()
-        return (*found, *HOMES) if found else ()
+        homes = super()._homes()
+        return (*homes, *HOMES) if homes else ()
 
     def _check_greeting(self, greeting: Mapping[str, Any]) -> None:
         if greeting.get("kernel") == os.uname().release:

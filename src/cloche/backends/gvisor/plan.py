@@ -108,8 +108,8 @@ class Engine:
 def find_runsc() -> str:
     """Return the path of runsc: what CLOCHE_RUNSC names, else the one on PATH; empty when there is none."""
     named = os.environ.get(PATH_VARIABLE, "")
-    found = None if named == NONE else shutil.which(named or RUNSC)
-    return os.path.realpath(found) if found else ""
+    path = None if named == NONE else shutil.which(named or RUNSC)
+    return os.path.realpath(path) if path else ""
 
 
 def why_no_runsc() -> str:
@@ -282,7 +282,7 @@ class Plan:
             "capabilities": none,
             "noNewPrivileges": True,
             "rlimits": [
-                {"type": f"RLIMIT_{name.upper()}", "soft": most, "hard": most} for name, most in rlimits.items()
+                {"type": f"RLIMIT_{name.upper()}", "soft": limit, "hard": limit} for name, limit in rlimits.items()
             ],
         }
 
@@ -347,8 +347,8 @@ def bundle_folder(binds: Sequence[str]) -> str:
 
 def _parts(path: str) -> list[str]:
     """Return the folders on the way to a path, and it itself, from the root."""
-    words = path.strip("/").split("/")
-    return ["/".join(words[: at + 1]) for at in range(len(words))]
+    names = path.strip("/").split("/")
+    return ["/".join(names[: index + 1]) for index in range(len(names))]
 
 
 def _folder(name: str) -> Call:
@@ -357,7 +357,7 @@ def _folder(name: str) -> Call:
 
 def _calls(mounts: Sequence[Any]) -> list[Call]:
     """Return the calls that show each of `mounts`, those of a bind with its opening."""
-    return [one for shown in mounts for one in (*getattr(shown, "opening", list)(), *shown.calls())]
+    return [call for shown in mounts for call in (*getattr(shown, "opening", list)(), *shown.calls())]
 
 
 def _mount(target: str, kind: str, source: str, options: Sequence[str]) -> dict[str, Any]:
@@ -413,8 +413,8 @@ def live_rootfs(layers: Sequence[str] = ()) -> Shown:
 def _shown(binds: tuple[str, ...]) -> Shown:
     python = python_toolchain()
     all_binds = sorted({*python.binds, *user_site(), *binds})
-    kept = [path for path in all_binds if not any(path != one and is_below(path, one) for one in all_binds)]
-    return Shown(python=python.programs["python3"], binds=tuple(kept))
+    outermost = [path for path in all_binds if not any(path != other_path and is_below(path, other_path) for other_path in all_binds)]
+    return Shown(python=python.programs["python3"], binds=tuple(outermost))
 
 
 def _toolchain(request: Request) -> Toolchain | None:

@@ -183,17 +183,17 @@ class MicrosandboxBackend:
 
 
 async def _clear(package: Any) -> list[str]:
-    found, cursor = [], None
+    leftover, cursor = [], None
     while True:
         page = await asyncio.wait_for(package.Sandbox.list_with(cursor=cursor), ANSWER_S)
-        for one in page.sandboxes:
-            labels = one.config().get("labels") or {}
+        for sandbox in page.sandboxes:
+            labels = sandbox.config().get("labels") or {}
             if OWNER_LABEL in labels and is_dead(labels[OWNER_LABEL]):
-                await one.destroy(force=True, timeout=END_S)
-                found.append(f"machine {one.name}")
+                await sandbox.destroy(force=True, timeout=END_S)
+                leftover.append(f"machine {sandbox.name}")
         cursor = page.next_cursor
         if not cursor:
-            return found
+            return leftover
 
 
 def _check(policy: Policy, enforcement: Enforcement) -> None:

@@ -110,7 +110,7 @@ class Plan:
             "env": {"PATH": IMAGE_PATH, **ENVIRONMENT},
             "stdin": package.Stdin.pipe(),
             "tty": False,
-            "rlimits": [package.Rlimit(package.RlimitResource(name), most, most) for name, most in limits.items()],
+            "rlimits": [package.Rlimit(package.RlimitResource(name), limit, limit) for name, limit in limits.items()],
         }
 
 
@@ -157,8 +157,8 @@ class Machine:
     def create(self) -> LookedInto:
         """Create it, and look what its image holds. Raises StartFailed; then nothing of it is left."""
         try:
-            given = self.plan.creation(self.package)
-            self._sandbox = call(lambda: self.package.Sandbox.create(self.name, **given), CREATE_S)
+            arguments = self.plan.creation(self.package)
+            self._sandbox = call(lambda: self.package.Sandbox.create(self.name, **arguments), CREATE_S)
             self._run("/bin/sh", self.plan.preparation(), "0")
             output = self._run("/bin/sh", ["-c", LOOK, "look", *PROGRAMS], str(self.plan.user))
         except (self.package.MicrosandboxError, OSError) as error:
@@ -172,13 +172,13 @@ class Machine:
             name, output.decode("utf-8", "replace"), shown=f"image {name!r}", remedy="Name one that has: --image."
         )
 
-    def _run(self, program: str, words: Sequence[str], user: str) -> bytes:
+    def _run(self, program: str, arguments: Sequence[str], user: str) -> bytes:
         """Run a program to its end, and return what it writes. Raises OSError when it fails."""
         sandbox, more = self._sandbox, {"cwd": "/", "user": user, "env": {"PATH": IMAGE_PATH}, "timeout": ANSWER_S}
-        done = call(lambda: sandbox.exec(program, list(words), **more), 2 * ANSWER_S)
-        if done.exit_code != 0:
-            raise OSError(f"{program} failed with exit code {done.exit_code}: {done.stderr_text[-600:]}")
-        return bytes(done.stdout_bytes)
+        output = call(lambda: sandbox.exec(program, list(arguments), **more), 2 * ANSWER_S)
+        if output.exit_code != 0:
+            raise OSError(f"{program} failed with exit code {output.exit_code}: {output.stderr_text[-600:]}")
+        return bytes(output.stdout_bytes)
 
     def start(self) -> ExecWire:
         """Start a first process. Raises OSError."""

@@ -62,13 +62,13 @@ class MicrosandboxOpenSandbox(HostedSandbox[MicrosandboxContainer]):
 
     def _find_rootfs(self, request: Request | None) -> LookedInto:
         """Return the image; its machine is created when there is none yet, for only that shows what is in it."""
-        wanted = self._image_for(language_of(request).name if request is not None else "python")
+        image_name = self._image_for(language_of(request).name if request is not None else "python")
         if self._image is None:
-            self._machine = self._new_machine(wanted)
+            self._machine = self._new_machine(image_name)
             self._image = self._machine.create()
-        elif request is not None and wanted != self._image.name:
+        elif request is not None and image_name != self._image.name:
             raise InvalidRequest(
-                f"this sandbox is a machine of image {self._image.name!r}, and image {wanted!r} is asked for; "
+                f"this sandbox is a machine of image {self._image.name!r}, and image {image_name!r} is asked for; "
                 "open another sandbox for it"
             )
         return self._image

@@ -47,8 +47,8 @@ def find_acceleration(image: Image, monitor: Monitor) -> Found:
     """Return what machines run on; the first time on a host a guest is booted on KVM, for five seconds at most."""
     reason = why_no_kvm()
     about = (monitor.program, changed_ns(monitor.program), image.id)
-    found = Found(kind="tcg", reason=reason) if reason else _KEPT.find(about, lambda: _try_kvm(image, monitor))
-    return found if found.kind == "kvm" else replace(found, counter_khz=counter_khz())
+    acceleration = Found(kind="tcg", reason=reason) if reason else _KEPT.find(about, lambda: _try_kvm(image, monitor))
+    return acceleration if acceleration.kind == "kvm" else replace(acceleration, counter_khz=counter_khz())
 
 
 def _try_kvm(image: Image, monitor: Monitor) -> Found:
@@ -66,7 +66,7 @@ def _from_plain(plain: tuple[Acceleration, str]) -> Found:
     return Found(kind=kind, reason=str(reason))
 
 
-_KEPT = KeptAnswers[Found]("microvm", to_plain=lambda found: (found.kind, found.reason), from_plain=_from_plain)
+_KEPT = KeptAnswers[Found]("microvm", to_plain=lambda acceleration: (acceleration.kind, acceleration.reason), from_plain=_from_plain)
 
 
 class MicroVMBackend:
@@ -77,16 +77,16 @@ class MicroVMBackend:
     def capabilities(self) -> Capabilities:
         """Say what a machine enforces here; the first time on a host, one is booted to find out about KVM."""
         try:
-            _, monitor, found = self._look()
+            _, monitor, acceleration = self._look()
         except BackendUnavailable as error:
             return Capabilities(backend=self.name, available=False, reason=error.reason, remedy=error.remedy)
-        is_emulated = found.kind == "tcg"
+        is_emulated = acceleration.kind == "tcg"
         return Capabilities(
             backend=self.name,
             available=True,
             level=Level.VM,
-            controls=_controls(found, monitor),
-            reason=f"software emulation, slow: {found.reason}" if is_emulated else "",
+            controls=_controls(acceleration, monitor),
+            reason=f"software emulation, slow: {acceleration.reason}" if is_emulated else "",
             remedy=USE_KVM if is_emulated else "",
         )
 
@@ -121,9 +121,9 @@ class MicroVMBackend:
 
         Raises BackendUnavailable when monitor or image are missing, or when a machine cannot give what is required.
         """
-        image, monitor, found, enforcement = await self._choose(policy)
+        image, monitor, acceleration, enforcement = await self._choose(policy)
         sandbox = MicroVMOpenSandbox(
-            name=self.name, image=image, monitor=monitor, found=found,
+            name=self.name, image=image, monitor=monitor, found=acceleration,
             policy=policy, limits=limits, enforcement=enforcement,
         )  # fmt: skip
         try:
@@ -142,9 +142,9 @@ class MicroVMBackend:
                 f'backend "{self.name}": a sandbox has one user.',
                 remedy='Leave users out; or use backend "local" or "docker".',
             )
-        image, monitor, found, enforcement = await self._choose(policy)
+        image, monitor, acceleration, enforcement = await self._choose(policy)
         sandbox = MicroVMLiveSandbox(
-            name=self.name, image=image, monitor=monitor, found=found,
+            name=self.name, image=image, monitor=monitor, found=acceleration,
             policy=policy, limits=limits, enforcement=enforcement,
         )  # fmt: skip
         try:
@@ -154,10 +154,10 @@ class MicroVMBackend:
 
     async def _choose(self, policy: Policy) -> tuple[Image, Monitor, Found, Enforcement]:
         """Return image, monitor, what it runs on, and what they enforce. Raises BackendUnavailable."""
-        image, monitor, found = await asyncio.to_thread(self._look)
-        enforcement = Enforcement(level=Level.VM, controls=_controls(found, monitor))
+        image, monitor, acceleration = await asyncio.to_thread(self._look)
+        enforcement = Enforcement(level=Level.VM, controls=_controls(acceleration, monitor))
         _check(self.name, policy, enforcement)
-        return image, monitor, found, enforcement
+        return image, monitor, acceleration, enforcement
 
     def _find_monitor(self) -> Monitor:
         return find_qemu()
@@ -197,12 +197,12 @@ class FirecrackerBackend(MicroVMBackend):
     def _look(self) -> tuple[Image, Monitor, Found]:
         """Return image, monitor and what it runs on. Raises BackendUnavailable, also where there is no KVM."""
         image, monitor = self._check_parts()
-        found = self._given[1] if self._given else find_acceleration(image, monitor)
-        if found.kind != "kvm":
+        acceleration = self._given[1] if self._given else find_acceleration(image, monitor)
+        if acceleration.kind != "kvm":
             raise BackendUnavailable(
-                f'backend "firecracker": it runs on KVM alone, and {found.reason}.', remedy=f"{NEEDS_KVM} {USE_QEMU}"
+                f'backend "firecracker": it runs on KVM alone, and {acceleration.reason}.', remedy=f"{NEEDS_KVM} {USE_QEMU}"
             )
-        return image, monitor, found
+        return image, monitor, acceleration
 
 
 def _check_host(name: str) -> None:
@@ -212,8 +212,8 @@ def _check_host(name: str) -> None:
         )
 
 
-def _controls(found: Found, monitor: Monitor) -> Controls:
-    return microvm_controls(found.kind, is_root=os.geteuid() == 0, monitor=monitor.engine)
+def _controls(acceleration: Found, monitor: Monitor) -> Controls:
+    return microvm_controls(acceleration.kind, is_root=os.geteuid() == 0, monitor=monitor.engine)
 
 
 def _check(name: str, policy: Policy, enforcement: Enforcement) -> None:

@@ -88,9 +88,9 @@ def show(libc: Any, fd: int, target: str, *, is_device: bool) -> None:
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o600))
     mount(libc, f"/proc/self/fd/{fd}", target, None, BIND | RECURSIVE)
     os.close(fd)
-    kept = os.statvfs(target).f_flag & KEPT  # what another namespace has set may not be unset in this one
-    wanted = NO_SUID | (0 if is_device else NO_DEVICES | READ_ONLY)
-    mount(libc, "none", target, None, REMOUNT | BIND | wanted | kept)
+    locked_flags = os.statvfs(target).f_flag & KEPT  # what another namespace has set may not be unset in this one
+    flags = NO_SUID | (0 if is_device else NO_DEVICES | READ_ONLY)
+    mount(libc, "none", target, None, REMOUNT | BIND | flags | locked_flags)
 
 
 def make_device(target: str, number: int, user: int) -> None:

@@ -45,7 +45,7 @@ def _measure() -> int:
 
 def _by_kernel() -> int:
     try:
-        found = _MEGAHERTZ.search(Path("/proc/cpuinfo").read_text())
+        match = _MEGAHERTZ.search(Path("/proc/cpuinfo").read_text())
     except OSError:
-        found = None
-    return round(float(found[1]) * 1000) if found else GUESS_KHZ
+        match = None
+    return round(float(match[1]) * 1000) if match else GUESS_KHZ

@@ -74,20 +74,20 @@ class Deadline:
 
     def left_s(self) -> float:
         """Return what is left. Raises TimeoutError when nothing is."""
-        left = self._until - time.monotonic()
-        if left <= 0:
+        left_s = self._until - time.monotonic()
+        if left_s <= 0:
             raise TimeoutError(f"not ready within {self.s:g} s")
-        return left
+        return left_s
 
     def wait(self, fd: int | None = None, most_s: float | None = None) -> bool:
         """Wait until something is there to read, or for so long; tell whether it is. Raises OSError when it is gone."""
         poll = select.poll()
-        for one in (self.console, fd):
-            if one is not None:
-                poll.register(one, select.POLLIN)
+        for watched_fd in (self.console, fd):
+            if watched_fd is not None:
+                poll.register(watched_fd, select.POLLIN)
         until = time.monotonic() + (self.left_s() if most_s is None else min(most_s, self.left_s()))
         while (left_s := until - time.monotonic()) > 0:
-            ready = {one for one, _ in poll.poll(left_s * 1000)}
+            ready = {ready_fd for ready_fd, _ in poll.poll(left_s * 1000)}
             if self.console in ready:
                 self._listen()
             if fd in ready:
@@ -115,8 +115,8 @@ class Deadline:
 def received_folder(hand: socket.socket, deadline: Deadline) -> int:
     """Return the descriptor of a folder that the jailer hands over. Raises OSError when it cannot make one."""
     hand.settimeout(deadline.left_s())
-    _, parts, _, _ = hand.recvmsg(1, socket.CMSG_SPACE(4))
-    for level, kind, data in parts:
+    _, ancillary, _, _ = hand.recvmsg(1, socket.CMSG_SPACE(4))
+    for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             fds = array.array("i")
             fds.frombytes(data[:4])
@@ -176,11 +176,11 @@ def put(api: socket.socket, path: str, body: Mapping[str, Any], deadline: Deadli
         )
 
 
-def _fault(said: bytes) -> str:
+def _fault(body: bytes) -> str:
     try:
-        return str(json.loads(said)["fault_message"])
+        return str(json.loads(body)["fault_message"])
     except (ValueError, KeyError, TypeError):
-        return said.decode("utf-8", "replace")
+        return body.decode("utf-8", "replace")
 
 
 def accepted(listener: socket.socket, folder: int, name: str, deadline: Deadline) -> socket.socket:
@@ -223,7 +223,7 @@ class Call:
 
 def kernel_arguments() -> str:
     """Return the kernel's command line."""
-    return " ".join((*(word for word in KERNEL_ARGUMENTS if not word.startswith("reboot=")), *OWN_ARGUMENTS))
+    return " ".join((*(argument for argument in KERNEL_ARGUMENTS if not argument.startswith("reboot=")), *OWN_ARGUMENTS))
 
 
 def processors(plan: Plan) -> int:
@@ -303,13 +303,13 @@ class Firecracker:
         with ExitStack() as always, ExitStack() as on_failure:
             hand, theirs = socket.socketpair()
             always.callback(hand.close)
-            console, said = os.pipe()
+            console, console_writer = os.pipe()
             on_failure.callback(os.close, console)
             try:
-                process = start_jailer(self.order(plan, image, theirs.fileno()), control, said, (theirs.fileno(),))
+                process = start_jailer(self.order(plan, image, theirs.fileno()), control, console_writer, (theirs.fileno(),))
             finally:
                 theirs.close()
-                os.close(said)
+                os.close(console_writer)
             on_failure.callback(process.wait)
             on_failure.callback(control.kill)
             deadline = Deadline(console=console, s=timeout_s)
@@ -331,8 +331,8 @@ def _streams(
     listener = listening(folder, f"{VSOCK_SOCKET}_{OWN_PORT}")
     always.callback(listener.close)
     with joined(folder, API_SOCKET, deadline) as api:
-        for one in calls(plan):
-            put(api, one.path, one.body, deadline)
+        for call in calls(plan):
+            put(api, call.path, call.body, deadline)
     streams = [accepted(listener, folder, f"{VSOCK_SOCKET}_{OWN_PORT}", deadline)]
     on_failure.callback(streams[0].close)
     for port in range(OWN_PORT + 1, OWN_PORT + 1 + CONTAINERS):
@@ -344,11 +344,11 @@ def _streams(
 def find_firecracker() -> Firecracker:
     """Return Firecracker: the file in CLOCHE_FIRECRACKER, else the one on PATH. Raises BackendUnavailable."""
     named = os.environ.get(VARIABLE)
-    found = shutil.which(named or PROGRAM)
-    if found is None:
+    path = shutil.which(named or PROGRAM)
+    if path is None:
         where = f"{named} ({VARIABLE}) is no program" if named else f"{PROGRAM} is not on PATH"
         raise BackendUnavailable(f'backend "firecracker": {where}.', remedy=INSTALL)
-    return Firecracker(program=str(Path(found).resolve()))
+    return Firecracker(program=str(Path(path).resolve()))
 
 
 def _is_whole(program: str) -> bool:
@@ -358,6 +358,6 @@ def _is_whole(program: str) -> bool:
     if not head.startswith(_ELF):
         return False
     start = int.from_bytes(head[_PROGRAM_HEADERS_AT : _PROGRAM_HEADERS_AT + 8], "little")
-    size, count = (int.from_bytes(head[at : at + 2], "little") for at in (54, 56))
-    kinds = (int.from_bytes(head[at : at + 4], "little") for at in range(start, start + size * count, size))
+    size, count = (int.from_bytes(head[offset : offset + 2], "little") for offset in (54, 56))
+    kinds = (int.from_bytes(head[offset : offset + 4], "little") for offset in range(start, start + size * count, size))
     return _INTERPRETER not in kinds

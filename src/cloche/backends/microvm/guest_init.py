@@ -153,8 +153,8 @@ class VsockPorts:
     def open(self, number: int) -> int:
         """Take the host's call; there is one for each, and no other."""
         with self.listeners.pop(number) as listener:
-            taken, _ = listener.accept()
-        return taken.detach()
+            connection, _ = listener.accept()
+        return connection.detach()
 
 
 class Host:
@@ -183,8 +183,8 @@ class Host:
 
     def message(self) -> dict[str, Any]:
         """Return the next message; ends the machine when there will be none."""
-        found: dict[str, Any] = json.loads(self._exactly(int(self._exactly(LENGTH_DIGITS))))
-        return found
+        message: dict[str, Any] = json.loads(self._exactly(int(self._exactly(LENGTH_DIGITS))))
+        return message
 
     def _exactly(self, size: int) -> bytes:
         found = b""
@@ -381,23 +381,23 @@ def take_program(mark: bytes) -> bytes:
 
     The mark is sent before anything that it will send.
     """
-    found = b""
-    while mark not in found:
-        found = found[-len(mark) :] + read_some(len(mark))
-    found, size = found.partition(mark)[2], LENGTH_DIGITS
+    data = b""
+    while mark not in data:
+        data = data[-len(mark) :] + read_some(len(mark))
+    data, size = data.partition(mark)[2], LENGTH_DIGITS
     while True:
-        if len(found) >= LENGTH_DIGITS:  # some of it may have come with the mark
-            size = LENGTH_DIGITS + int(found[:LENGTH_DIGITS])
-        if len(found) >= size:
+        if len(data) >= LENGTH_DIGITS:  # some of it may have come with the mark
+            size = LENGTH_DIGITS + int(data[:LENGTH_DIGITS])
+        if len(data) >= size:
             break
-        found += read_some(min(CHUNK, size - len(found)))
+        data += read_some(min(CHUNK, size - len(data)))
     write_all(1, mark)
-    return found[LENGTH_DIGITS:]
+    return data[LENGTH_DIGITS:]
 
 
-def read_some(most: int) -> bytes:
+def read_some(max_bytes: int) -> bytes:
     """Read what is there, `most` bytes at the most. Raises EOFError when nobody is at the other end."""
-    data = os.read(0, most)
+    data = os.read(0, max_bytes)
     if not data:
         raise EOFError("the host is gone")
     return data
@@ -434,8 +434,8 @@ def give_up(settings: dict[str, Any]) -> None:
     """Give up everything that root may do, for good."""
     for capability in range(LAST_CAPABILITY + 1):
         _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
-    for name, most in settings["ulimits"].items():
-        resource.setrlimit(getattr(resource, f"RLIMIT_{name.upper()}"), (most, most))
+    for name, limit in settings["ulimits"].items():
+        resource.setrlimit(getattr(resource, f"RLIMIT_{name.upper()}"), (limit, limit))
     user = settings["user"]
     os.setgroups([])
     os.setresgid(user, user, user)

@@ -105,14 +105,14 @@ class Package:
 
 def tool(name: str) -> str:
     """Return the path of a program that a build needs. Raises BackendUnavailable naming its package."""
-    found = shutil.which(name, path=":".join(PLACES))
-    if found is None:
+    path = shutil.which(name, path=":".join(PLACES))
+    if path is None:
         raise BackendUnavailable(
             f"an image is built with {name}, which is not here.",
             remedy=f'On Debian and Ubuntu: "apt-get install {TOOLS.get(name, name)}"; elsewhere, build it there and '
             "name its folder in CLOCHE_MICROVM_IMAGE.",
         )
-    return found
+    return path
 
 
 def check_tools() -> None:
@@ -121,22 +121,22 @@ def check_tools() -> None:
         tool(name)
 
 
-def called(words: Sequence[str], *, cwd: Path | None = None) -> str:
+def called(arguments: Sequence[str], *, cwd: Path | None = None) -> str:
     """Run one of the distribution's programs and return what it says. Raises StartFailed with its last words."""
-    done = subprocess.run(list(words), cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    if done.returncode != 0:
-        said = (done.stderr or done.stdout).decode("utf-8", "replace").strip()
-        raise StartFailed(f"{Path(words[0]).name} failed with exit code {done.returncode}: {said[-600:]}")
-    return done.stdout.decode("utf-8", "replace")
+    process = subprocess.run(list(arguments), cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if process.returncode != 0:
+        errors = (process.stderr or process.stdout).decode("utf-8", "replace").strip()
+        raise StartFailed(f"{Path(arguments[0]).name} failed with exit code {process.returncode}: {errors[-600:]}")
+    return process.stdout.decode("utf-8", "replace")
 
 
 def real_kernel_package() -> str:
     """Return the package that the distribution's kernel for virtual machines is in. Raises StartFailed."""
-    said = called([tool("apt-cache"), "depends", KERNEL_PACKAGE])
-    found = re.search(r"Depends: (linux-image-\S+)", said)
-    if found is None:
+    output = called([tool("apt-cache"), "depends", KERNEL_PACKAGE])
+    match = re.search(r"Depends: (linux-image-\S+)", output)
+    if match is None:
         raise StartFailed(f"the package lists of this machine have no {KERNEL_PACKAGE}. {UPDATE}")
-    return found[1]
+    return match[1]
 
 
 def fetch_alone(names: Sequence[str], folder: Path) -> list[Package]:
@@ -160,32 +160,32 @@ def fetch_closure(names: Sequence[str], folder: Path) -> list[Package]:
         "APT::Sandbox::User": "root",
         "APT::Install-Recommends": "false",
     }
-    words = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
-    called([tool("apt-get"), "-q", "-y", *words, "--download-only", "install", *names])
+    options = [argument for name, value in settings.items() for argument in ("-o", f"{name}={value}")]
+    called([tool("apt-get"), "-q", "-y", *options, "--download-only", "install", *names])
     return _fetched(archives)
 
 
 def _fetched(folder: Path) -> list[Package]:
-    found = []
+    versions = []
     for file in sorted(folder.glob("*.deb")):
-        said = called([tool("dpkg-deb"), "--show", "--showformat=${Package} ${Version}", str(file)])
-        name, _, version = said.partition(" ")
-        found.append(Package(file=file, name=name, version=version))
-    if not found:
+        output = called([tool("dpkg-deb"), "--show", "--showformat=${Package} ${Version}", str(file)])
+        name, _, version = output.partition(" ")
+        versions.append(Package(file=file, name=name, version=version))
+    if not versions:
         raise StartFailed(f"nothing was fetched. {UPDATE}")
-    return found
+    return versions
 
 
 def unpack(packages: Sequence[Package], folder: Path) -> None:
     """Unpack archives into a folder; links that stand for folders stay. Raises StartFailed."""
     for package in packages:
         reading = subprocess.Popen([tool("dpkg-deb"), "--fsys-tarfile", str(package.file)], stdout=subprocess.PIPE)
-        words = [tool("tar"), "-x", "-f", "-", "-C", str(folder), "--keep-directory-symlink", "--no-same-owner"]
-        done = subprocess.run(words, stdin=reading.stdout, capture_output=True, check=False)
+        arguments = [tool("tar"), "-x", "-f", "-", "-C", str(folder), "--keep-directory-symlink", "--no-same-owner"]
+        process = subprocess.run(arguments, stdin=reading.stdout, capture_output=True, check=False)
         if reading.stdout is not None:
             reading.stdout.close()
-        if reading.wait() != 0 or done.returncode != 0:
-            raise StartFailed(f"package {package.name} cannot be unpacked: {done.stderr.decode(errors='replace')}")
+        if reading.wait() != 0 or process.returncode != 0:
+            raise StartFailed(f"package {package.name} cannot be unpacked: {process.stderr.decode(errors='replace')}")
 
 
 def upstream(version: str) -> str:
@@ -194,8 +194,8 @@ def upstream(version: str) -> str:
     >>> upstream("2:1.19~1")
     '1.19'
     """
-    found = re.match(r"[0-9.]*[0-9]", version.partition(":")[2] or version)
-    return found[0] if found else version
+    match = re.match(r"[0-9.]*[0-9]", version.partition(":")[2] or version)
+    return match[0] if match else version
 
 
 def _by_zstd(data: bytes) -> bytes:
@@ -211,44 +211,44 @@ def _by_xz(data: bytes) -> bytes:
 
 def _by_lz4(data: bytes) -> bytes:
     """Unpack the old format of `lz4`, in which kernels are packed: blocks, each after its length."""
-    found, at = bytearray(), 4
-    while at + 4 <= len(data):
-        (size,) = struct.unpack_from("<I", data, at)
-        if size == 0 or at + 4 + size > len(data):  # behind the last block comes the length of it all
+    unpacked, position = bytearray(), 4
+    while position + 4 <= len(data):
+        (size,) = struct.unpack_from("<I", data, position)
+        if size == 0 or position + 4 + size > len(data):  # behind the last block comes the length of it all
             break
-        _unpack_block(data, at + 4, at + 4 + size, found)
-        at += 4 + size
-    return bytes(found)
+        _unpack_block(data, position + 4, position + 4 + size, unpacked)
+        position += 4 + size
+    return bytes(unpacked)
 
 
-def _unpack_block(data: bytes, at: int, end: int, found: bytearray) -> None:
+def _unpack_block(data: bytes, position: int, end: int, unpacked: bytearray) -> None:
     """Unpack one block of `lz4`: literals, then a copy of what came so far back, again and again."""
-    while at < end:
-        token = data[at]
-        size, at = _length(data, at + 1, token >> 4)
-        found += data[at : at + size]
-        at += size
-        if at >= end:
+    while position < end:
+        token = data[position]
+        size, position = _length(data, position + 1, token >> 4)
+        unpacked += data[position : position + size]
+        position += size
+        if position >= end:
             return
-        back = data[at] | data[at + 1] << 8
-        size, at = _length(data, at + 2, token & 15)
+        back = data[position] | data[position + 1] << 8
+        size, position = _length(data, position + 2, token & 15)
         size += 4
-        start = len(found) - back
+        start = len(unpacked) - back
         if back >= size:
-            found += found[start : start + size]
+            unpacked += unpacked[start : start + size]
         else:  # it reaches into what it makes
-            found += (found[start:] * (size // back + 1))[:size]
+            unpacked += (unpacked[start:] * (size // back + 1))[:size]
 
 
-def _length(data: bytes, at: int, size: int) -> tuple[int, int]:
+def _length(data: bytes, position: int, size: int) -> tuple[int, int]:
     """Return a length that begins in four bits, and where what follows it is."""
     if size == 15:
-        while data[at] == 255:
+        while data[position] == 255:
             size += 255
-            at += 1
-        size += data[at]
-        at += 1
-    return size, at
+            position += 1
+        size += data[position]
+        position += 1
+    return size, position
 
 
 # By their first bytes.
@@ -274,36 +274,36 @@ def unpack_kernel(image: bytes) -> bytes:
     payload = image[start + offset : start + offset + length]
     for magic, unpack in UNPACKERS.items():
         if payload.startswith(magic):
-            found = unpack(payload)
-            is_fit = found.startswith(ELF) and any(note in found for note in ENTRY_NOTES)
-            return found if is_fit else image
+            kernel = unpack(payload)
+            is_fit = kernel.startswith(ELF) and any(note in kernel for note in ENTRY_NOTES)
+            return kernel if is_fit else image
     return image
 
 
-def module_order(folder: Path, wanted: Iterable[str] = WANTED_MODULES) -> list[Path]:
+def module_order(folder: Path, names: Iterable[str] = WANTED_MODULES) -> list[Path]:
     """Return the files of modules in an order in which they can be loaded; what is built in needs no file.
 
     Raises StartFailed for one that is neither there nor built in.
     """
-    there = {_name(path): path for path in sorted(folder.rglob("*.ko*"))}
+    available = {_name(path): path for path in sorted(folder.rglob("*.ko*"))}
     listed = folder / "modules.builtin"
     built_in = {_name(Path(line)) for line in listed.read_text().split()} if listed.exists() else set[str]()
-    found: dict[str, Path] = {}
+    ordered: dict[str, Path] = {}
 
     def add(name: str) -> None:
-        if name in found or name in built_in:
+        if name in ordered or name in built_in:
             return
-        if name not in there:
+        if name not in available:
             raise StartFailed(f"this kernel has no module {name!r}; build with the package of another one")
-        depends = _DEPENDS.search(module_bytes(there[name]))
-        for other in depends[1].decode().split(",") if depends else ():
-            if other:
-                add(other)
-        found[name] = there[name]
+        depends = _DEPENDS.search(module_bytes(available[name]))
+        for dependency in depends[1].decode().split(",") if depends else ():
+            if dependency:
+                add(dependency)
+        ordered[name] = available[name]
 
-    for name in wanted:
+    for name in names:
         add(name)
-    return list(found.values())
+    return list(ordered.values())
 
 
 def _name(path: Path) -> str:
@@ -341,7 +341,7 @@ def pack_archive(entries: Iterable[tuple[str, int, bytes]]) -> bytes:
         major, minor = content if is_device else (0, 0)
         links = 2 if stat.S_ISDIR(mode) else 1
         fields = (number, mode, 0, 0, links, 0, len(data), 0, 0, major, minor, len(name) + 1, 0)
-        packed += b"070701" + b"".join(b"%08x" % one for one in fields) + name.encode() + b"\0"
+        packed += b"070701" + b"".join(b"%08x" % value for value in fields) + name.encode() + b"\0"
         packed += bytes(-len(packed) % 4)
         packed += data
         packed += bytes(-len(packed) % 4)
@@ -356,14 +356,14 @@ def build_image(packages: Sequence[str] = ()) -> Image:
     if platform.machine() != "x86_64":
         raise BackendUnavailable(f"images are built for x86-64 only in this version, and this is {platform.machine()}.")
     check_tools()
-    place = place_of_images()
-    place.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".new-", dir=place) as folder:
+    images = place_of_images()
+    images.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=images) as folder:
         try:
             _build(Path(folder), packages)
         finally:
             report_progress(Progress(what="building", is_over=True))
-        return _take_over(place, Path(folder) / "image")
+        return _take_over(images, Path(folder) / "image")
 
 
 def _build(folder: Path, extra: Sequence[str]) -> None:
@@ -386,8 +386,8 @@ def _build(folder: Path, extra: Sequence[str]) -> None:
     _write_manifest(ready, root, [*kernel, *userland], python)
 
 
-def _say(what: str) -> None:
-    report_progress(Progress(what=what))
+def _say(text: str) -> None:
+    report_progress(Progress(what=text))
 
 
 def _make_boot_files(boot: Path, ready: Path) -> None:
@@ -433,25 +433,25 @@ def _compile(root: Path) -> str:
     loader = root / "usr/lib64/ld-linux-x86-64.so.2"
     if not loader.exists():
         loader = root / "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"
-    libraries = ":".join(str(root / place) for place in ("usr/lib/x86_64-linux-gnu", "usr/lib"))
+    libraries = ":".join(str(root / folder) for folder in ("usr/lib/x86_64-linux-gnu", "usr/lib"))
     interpreter = [str(loader), "--library-path", libraries, str(root / "usr/bin" / library.name)]
-    words = [*interpreter, "-s", "-S", "-m", "compileall", "-q", "-s", str(root), "-p", "/",
+    arguments = [*interpreter, "-s", "-S", "-m", "compileall", "-q", "-s", str(root), "-p", "/",
              "--invalidation-mode", "unchecked-hash", "-x", r"/(test|idlelib|lib2to3/tests)/",
              str(library), str(root / "usr/lib/cloche")]  # fmt: skip
     env = {"PYTHONHOME": str(root / "usr"), "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
-    done = subprocess.run(words, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    process = subprocess.run(arguments, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if not next(iter((library / "__pycache__").glob("os.*.pyc")), None):
-        said = (done.stderr or done.stdout).decode("utf-8", "replace").strip()
-        raise StartFailed(f"the image's own Python does not run here: {said[-600:]}")
+        errors = (process.stderr or process.stdout).decode("utf-8", "replace").strip()
+        raise StartFailed(f"the image's own Python does not run here: {errors[-600:]}")
     return library.name.removeprefix("python")
 
 
 def _write_disk(root: Path, disk: Path) -> None:
     """Write a file system that is never written to again: no journal, no room to spare."""
     size, count = 0, INODES_SPARE
-    for folder, names, others in os.walk(root):
-        count += len(names) + len(others)
-        size += 4096 + sum(-(-os.lstat(os.path.join(folder, name)).st_size // 4096) * 4096 for name in others)
+    for folder, names, file_names in os.walk(root):
+        count += len(names) + len(file_names)
+        size += 4096 + sum(-(-os.lstat(os.path.join(folder, name)).st_size // 4096) * 4096 for name in file_names)
     blocks = (size + count * 256 + size // 32 + SPARE_BYTES) // 4096
     features = "^has_journal,^resize_inode,^metadata_csum,^64bit"
     called(
@@ -483,20 +483,20 @@ def _write_manifest(ready: Path, root: Path, packages: Sequence[Package], python
 def _programs(root: Path) -> dict[str, str]:
     """Return the programs that run languages, with their paths inside."""
     names = {name for language in LANGUAGES.values() for engine in language.engines for name in engine.programs}
-    places = ("usr/local/bin", "usr/bin")
+    folders = ("usr/local/bin", "usr/bin")
     return {
-        name: f"/{place}/{name}" for name in sorted(names) for place in places if os.path.lexists(root / place / name)
+        name: f"/{folder}/{name}" for name in sorted(names) for folder in folders if os.path.lexists(root / folder / name)
     }
 
 
-def _take_over(place: Path, ready: Path) -> Image:
+def _take_over(images: Path, ready: Path) -> Image:
     """Put a finished image in its place, and point to it; those before it go."""
     name = json.loads((ready / MANIFEST).read_text())["id"][:16]
-    target = place / name
+    target = images / name
     if not target.exists():
         ready.rename(target)
     point_to(name)
-    for other in place.iterdir():
-        if other.is_dir() and other.name != name and not other.name.startswith("."):
-            shutil.rmtree(other, ignore_errors=True)  # a machine that runs holds its files open
+    for old in images.iterdir():
+        if old.is_dir() and old.name != name and not old.name.startswith("."):
+            shutil.rmtree(old, ignore_errors=True)  # a machine that runs holds its files open
     return find_image()

@@ -93,9 +93,9 @@ def has_cell(order: dict[str, Any]) -> bool:
     """Make the root that the monitor is to have; tell whether it was made."""
     import runpy  # nobody else's start should wait for it
 
-    place = os.path.join(os.path.dirname(os.path.abspath(__file__)), "cell.py")
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "cell.py")
     try:
-        runpy.run_path(place)["enter"](ctypes.CDLL(None, use_errno=True), order)
+        runpy.run_path(path)["enter"](ctypes.CDLL(None, use_errno=True), order)
     except OSError as error:
         os.write(2, f"cannot make a root for {order['argv'][0]}: {error}\n".encode())
         return False

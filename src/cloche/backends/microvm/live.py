@@ -62,8 +62,8 @@ class MicroVMLiveSandbox(ContainerLiveSandbox[VMContainer]):
             await finish(asyncio.to_thread(self._machine.wait))
 
     def _homes(self) -> tuple[str, ...]:
-        found = super()._homes()
-        return (*found, *HOMES) if found else ()
+        homes = super()._homes()
+        return (*homes, *HOMES) if homes else ()
 
     def _in_memory(self) -> Sequence[str]:
         return (WORKSPACE, *TEMPORARY)

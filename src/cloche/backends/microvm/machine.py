@@ -109,8 +109,8 @@ class PortWire:
                 data = b""
             if not data:
                 poll.unregister(port)  # the machine is gone, and whoever knows that calls `shutdown`
-            elif said := self._beyond.feed(data):
-                yield OUTPUT, said
+            elif answer := self._beyond.feed(data):
+                yield OUTPUT, answer
 
     def shutdown(self) -> None:
         """Expect nothing more than what has come."""
@@ -136,16 +136,16 @@ class Beyond:
         if self._is_beyond:
             return data
         self._kept += data
-        _, mark, rest = self._kept.partition(self._mark)
+        _, mark, remainder = self._kept.partition(self._mark)
         self._is_beyond = bool(mark)
         self._kept = b"" if mark else self._kept[1 - len(self._mark) :]
-        return rest
+        return remainder
 
 
 class MachineContainer(Protocol):
     """Be a container in a machine: receive what the machine reports about it."""
 
-    def leave(self, left: Mapping[str, Any]) -> None:
+    def leave(self, final_message: Mapping[str, Any]) -> None:
         """Learn how it ended; in the machine's reading thread."""
         ...
 
@@ -167,10 +167,10 @@ class PortLease:
     port: int
     has_ended: bool = False
 
-    def leave(self, left: Mapping[str, Any]) -> None:
+    def leave(self, final_message: Mapping[str, Any]) -> None:
         """Report to its container that it has ended, and how."""
         self.has_ended = True
-        self.container.leave(left)
+        self.container.leave(final_message)
         self.wire.shutdown()
 
 
@@ -293,8 +293,8 @@ class Machine:
 
     def last_output(self) -> str:
         """Return the last output of its console and its monitor, for messages."""
-        said = self._link.last_output.decode("utf-8", "replace").strip() if self._link is not None else ""
-        return f": {said[-600:]}" if said else ""
+        output = self._link.last_output.decode("utf-8", "replace").strip() if self._link is not None else ""
+        return f": {output[-600:]}" if output else ""
 
     def _send(self, verb: str, **body: object) -> None:
         """Give the first process an order. Raises OSError when the machine is gone."""
@@ -326,11 +326,11 @@ class Machine:
         if tag == PROBED:
             self._probed.set()
         elif tag == CONTAINER_ENDED:
-            found = read_object(body)
+            message = read_object(body)
             with self._turn:
-                lease = self._leases.get(_whole(found.get("number")))
+                lease = self._leases.get(_whole(message.get("number")))
             if lease is not None:
-                lease.leave(found)
+                lease.leave(message)
 
     def _lose(self) -> None:
         """Learn that it is gone: so are all containers."""

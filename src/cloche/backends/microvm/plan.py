@@ -215,17 +215,17 @@ def find_image(backend: str = "microvm") -> Image:
 
 
 def _read(folder: Path) -> Image:
-    found = json.loads((folder / MANIFEST).read_bytes())
-    if found["format"] != FORMAT:
+    manifest = json.loads((folder / MANIFEST).read_bytes())
+    if manifest["format"] != FORMAT:
         raise ValueError(f"{folder} was built by another version of Cloche")
     for name in (KERNEL, INITRD, DISK):
         (folder / name).stat()
     return Image(
         folder=folder,
-        id=str(found["id"]),
-        python=str(found["python"]),
-        programs={str(name): str(path) for name, path in found["programs"].items()},
-        versions={str(name): str(version) for name, version in found["versions"].items()},
+        id=str(manifest["id"]),
+        python=str(manifest["python"]),
+        programs={str(name): str(path) for name, path in manifest["programs"].items()},
+        versions={str(name): str(version) for name, version in manifest["versions"].items()},
     )
 
 

@@ -44,7 +44,7 @@ class Descriptors:
     ports: tuple[int, ...]
 
 
-def arguments(program: str, plan: Plan, given: Descriptors) -> list[str]:
+def arguments(program: str, plan: Plan, descriptors: Descriptors) -> list[str]:
     """Return the arguments that start QEMU.
 
     No network device, no path of the host's but the firmware's. The disk is opened for reading alone, and stays so
@@ -58,14 +58,14 @@ def arguments(program: str, plan: Plan, given: Descriptors) -> list[str]:
         "-cpu", "host" if plan.acceleration == "kvm" else "max",
         "-m", size, "-object", f"memory-backend-ram,id=memory,size={size},reserve=off", "-smp", str(plan.processors),
         "-global", "virtio-mmio.force-legacy=false",
-        "-kernel", f"/proc/self/fd/{given.kernel}", "-initrd", f"/proc/self/fd/{given.initrd}",
+        "-kernel", f"/proc/self/fd/{descriptors.kernel}", "-initrd", f"/proc/self/fd/{descriptors.initrd}",
         "-append", plan.kernel_arguments(),
-        "-add-fd", f"fd={given.disk},set=1",
+        "-add-fd", f"fd={descriptors.disk},set=1",
         "-blockdev", "driver=file,node-name=file,filename=/dev/fdset/1,read-only=on,locking=off",
         "-blockdev", "driver=raw,node-name=root,file=file,read-only=on",
         "-device", "virtio-blk-device,drive=root",
-        "-device", f"virtio-serial-device,max_ports={len(given.ports) + 1}",
-        *(word for number, fd in enumerate(given.ports, 1) for word in _port(number, fd)),
+        "-device", f"virtio-serial-device,max_ports={len(descriptors.ports) + 1}",
+        *(argument for number, fd in enumerate(descriptors.ports, 1) for argument in _port(number, fd)),
         "-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
         "-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
     ]  # fmt: skip
@@ -99,32 +99,32 @@ class Qemu:
                 ours.settimeout(timeout_s)  # for a machine to take what it is sent
                 on_failure.callback(ours.close)
                 always.callback(theirs.close)
-            console, said = os.pipe()
+            console, console_writer = os.pipe()
             on_failure.callback(os.close, console)
-            always.callback(os.close, said)
+            always.callback(os.close, console_writer)
             ports = tuple(theirs.fileno() for _, theirs in pairs)
-            given = Descriptors(kernel=files[KERNEL], initrd=files[INITRD], disk=files[DISK], ports=ports)
+            descriptors = Descriptors(kernel=files[KERNEL], initrd=files[INITRD], disk=files[DISK], ports=ports)
             order = {
-                "argv": arguments(self.program, plan, given),
+                "argv": arguments(self.program, plan, descriptors),
                 **identity(has_kvm=plan.acceleration == "kvm"),
             }
-            process = start_jailer(order, control, said, (*files.values(), *ports))
+            process = start_jailer(order, control, console_writer, (*files.values(), *ports))
             on_failure.pop_all()
-        own, *others = (ours for ours, _ in pairs)
-        return Launched(own=own, ports=others, console=console, process=process)
+        own, *containers = (ours for ours, _ in pairs)
+        return Launched(own=own, ports=containers, console=console, process=process)
 
     def argv(self, plan: Plan) -> Sequence[str]:
         """Return QEMU's arguments, with the files that it gets as descriptors."""
-        given = Descriptors(kernel=3, initrd=4, disk=5, ports=tuple(range(6, 7 + CONTAINERS)))
-        return arguments(self.program, plan, given)
+        descriptors = Descriptors(kernel=3, initrd=4, disk=5, ports=tuple(range(6, 7 + CONTAINERS)))
+        return arguments(self.program, plan, descriptors)
 
 
 def find_qemu() -> Qemu:
     """Return QEMU. Raises BackendUnavailable with the remedy."""
-    found = shutil.which(PROGRAM)
-    if found is None:
+    path = shutil.which(PROGRAM)
+    if path is None:
         raise BackendUnavailable(
             f'backend "microvm": {PROGRAM} is not on PATH.',
             remedy='Install it, on Debian and Ubuntu: "apt-get install qemu-system-x86".',
         )
-    return Qemu(program=found)
+    return Qemu(program=path)

@@ -71,9 +71,9 @@ class VMContainer(SharingContainer[Image]):
             self._fail(is_first)
             raise
         if not is_ready:
-            what, why = self.what, self._why_not_ready()
+            name, why = self.what, self._why_not_ready()
             self._fail(is_first)  # where the machine ends with it, all of its output has been read by then
-            raise StartFailed(f"the {what} did not get ready{why}{machine.last_output()}", step="boot")
+            raise StartFailed(f"the {name} did not get ready{why}{machine.last_output()}", step="boot")
 
     def start_live(self, boot: bytes) -> Wire:
         """Boot the machine, make its only container, send it `boot`, and return its streams.
@@ -118,9 +118,9 @@ class VMContainer(SharingContainer[Image]):
         """Give back its port, over which nothing more comes."""
         self.machine.return_port(self._number)
 
-    def leave(self, left: Mapping[str, Any]) -> None:
+    def leave(self, final_message: Mapping[str, Any]) -> None:
         """Learn how its first process ended, or nothing where the machine did; in the machine's reading thread."""
-        self._left = left
+        self._left = final_message
 
     def lose(self) -> None:
         """Learn that nothing more will come; in the container's reading thread."""

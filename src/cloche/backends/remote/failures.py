@@ -61,10 +61,10 @@ def remote_error(
     account: RemoteAccount | None = None,
 ) -> RemoteUnavailable:
     """Return the error; `detail` is the provider's own word, of which no more than a line is repeated."""
-    said = f" ({status})" if status is not None else ""
+    suffix = f" ({status})" if status is not None else ""
     where = f" at {account.host}" if account is not None and account.host else ""
     detail = scrub(detail, account)
-    reason = f"backend {provider!r}: {failure.sentence}{said}{where}{f': {detail}' if detail else ''}."
+    reason = f"backend {provider!r}: {failure.sentence}{suffix}{where}{f': {detail}' if detail else ''}."
     remedy = failure.remedy
     if retry_after_s is not None and math.isfinite(retry_after_s) and retry_after_s >= 0:
         remedy = f"It asks to wait for {retry_after_s:g} s. {remedy}"

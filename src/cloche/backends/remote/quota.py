@@ -80,16 +80,16 @@ class SandboxTicket:
             self.counter.add(self.day, sandboxes=-1)
 
 
-def amount(said: object) -> float:
+def amount(value: object) -> float:
     """Return what a provider says that something took or cost; 0 for what is no amount."""
-    if isinstance(said, bool) or not isinstance(said, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return 0.0
-    return float(said) if 0 <= said <= MOST_AMOUNT and math.isfinite(said) else 0.0
+    return float(value) if 0 <= value <= MOST_AMOUNT and math.isfinite(value) else 0.0
 
 
-def _whatever_comes(what: str) -> AbstractContextManager[None]:
+def _whatever_comes(action: str) -> AbstractContextManager[None]:
     """Go on without it: what ran has run, and what comes of it must not be lost."""
-    return suppress_logged(log, what, BackendUnavailable)
+    return suppress_logged(log, action, BackendUnavailable)
 
 
 class Counter:
@@ -124,10 +124,10 @@ class Counter:
                     'Close one; "cloche gc" ends what dead processes left.',
                 )
             self._add(database, day, sandboxes=1)
-            made = database.execute(
+            added = database.execute(
                 "INSERT INTO living (account, ends) VALUES (?, ?)", (self._account.id, self._now() + lifetime_s)
             )
-            return SandboxTicket(self, day, int(made.lastrowid or 0))
+            return SandboxTicket(self, day, int(added.lastrowid or 0))
 
     def forget_sandbox(self, sandbox: str) -> None:
         """Give back the place of a sandbox by the provider's name for it."""
@@ -167,18 +167,18 @@ class Counter:
         ).fetchone()
         return dict(zip(names, row or (0, 0.0, 0, 0.0), strict=True))
 
-    def _check(self, name: str, used: float, more: float, most: float | None) -> None:
-        if most is None or (used + more <= most and used < most):
+    def _check(self, name: str, used: float, more: float, limit: float | None) -> None:
+        if limit is None or (used + more <= limit and used < limit):
             return
-        left = max(0.0, most - used)
+        remaining = max(0.0, limit - used)
         raise self._refused(
-            f"{used:g} of {most:g} {name} of today are used, {left:g} are left and {more:g} asked for",
+            f"{used:g} of {limit:g} {name} of today are used, {remaining:g} are left and {more:g} asked for",
             f"It resets at {_next_day(self._now())} UTC; or raise {self._account.provider}.{name}_per_day.",
         )
 
     def _refused(self, reason: str, remedy: str) -> BackendUnavailable:
-        who = f"backend {self._account.provider!r} (account {self._account.id})"
-        return BackendUnavailable(f"{who}: {reason}.", remedy=remedy)
+        account_name = f"backend {self._account.provider!r} (account {self._account.id})"
+        return BackendUnavailable(f"{account_name}: {reason}.", remedy=remedy)
 
     def _today(self) -> str:
         return datetime.fromtimestamp(self._now(), UTC).strftime("%Y-%m-%d")

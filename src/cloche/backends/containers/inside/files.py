@@ -41,37 +41,37 @@ class Refused(Exception):
 
 def open_folder(folder: str, *, make: bool = False) -> int:
     """Open a folder of the workspace one name at a time, through no link."""
-    here = os.open(WORKSPACE, FOLDER)
+    folder_fd = os.open(WORKSPACE, FOLDER)
     for name in folder.split("/") if folder else ():
         try:
             if make:
                 try:
-                    os.mkdir(name, dir_fd=here)
+                    os.mkdir(name, dir_fd=folder_fd)
                 except FileExistsError:
                     pass
             # Old versions of gVisor follow a link all the same, so it is looked at first; the guest is dead.
-            if stat.S_ISLNK(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode):
+            if stat.S_ISLNK(os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode):
                 raise OSError(ELOOP, os.strerror(ELOOP))
-            there = os.open(name, FOLDER, dir_fd=here)
+            next_fd = os.open(name, FOLDER, dir_fd=folder_fd)
         finally:
-            os.close(here)
-        here = there
-    return here
+            os.close(folder_fd)
+        folder_fd = next_fd
+    return folder_fd
 
 
 def open_file(path: str) -> tuple[int, os.stat_result]:
     """Open a regular file of the workspace for reading."""
     folder, _, name = path.rpartition("/")
-    here = open_folder(folder)
+    folder_fd = open_folder(folder)
     try:
-        return open_file_in(here, name, path)
+        return open_file_in(folder_fd, name, path)
     finally:
-        os.close(here)
+        os.close(folder_fd)
 
 
-def open_file_in(here: int, name: str, path: str) -> tuple[int, os.stat_result]:
+def open_file_in(folder_fd: int, name: str, path: str) -> tuple[int, os.stat_result]:
     """Open a regular file of a folder for reading."""
-    fd = os.open(name, FILE, dir_fd=here)
+    fd = os.open(name, FILE, dir_fd=folder_fd)
     state = os.fstat(fd)
     if not stat.S_ISREG(state.st_mode):
         os.close(fd)
@@ -104,19 +104,19 @@ class Walk:
         try:
             self._enter(stack, WORKSPACE, None, "")
             while stack:
-                here, entries, prefix = stack[-1]
+                folder_fd, entries, prefix = stack[-1]
                 entry = next(entries, None)
                 if entry is None:
                     stack.pop()
                     entries.close()
-                    os.close(here)
+                    os.close(folder_fd)
                     continue
                 if self.left <= 0 or time.monotonic() >= self.until:
                     self.skip("entries" if self.left <= 0 else "time")
                     return
                 self.left -= 1
                 try:
-                    state = os.stat(entry.name, dir_fd=here, follow_symlinks=False)
+                    state = os.stat(entry.name, dir_fd=folder_fd, follow_symlinks=False)
                 except OSError:
                     self.skip("access")
                     continue
@@ -127,7 +127,7 @@ class Walk:
                         self.skip("paths")
                         continue
                     handed = time.monotonic()
-                    yield here, entry.name, path, state
+                    yield folder_fd, entry.name, path, state
                     self.until += time.monotonic() - handed
                 elif not stat.S_ISDIR(state.st_mode):
                     self.skip()
@@ -135,25 +135,25 @@ class Walk:
                     self.skip("depth")
                 elif state.st_ino not in self.visited:
                     # Old versions of gVisor follow a link all the same, so this was looked at first.
-                    self._enter(stack, entry.name, here, f"{prefix}{entry.name}/")
+                    self._enter(stack, entry.name, folder_fd, f"{prefix}{entry.name}/")
         finally:
-            for here, entries, _ in stack:
+            for folder_fd, entries, _ in stack:
                 entries.close()
-                os.close(here)
+                os.close(folder_fd)
 
     def _enter(self, stack: list[tuple[int, Any, str]], name: str, parent: int | None, prefix: str) -> None:
         """Open a folder, unless it was visited before: it may have been moved on meanwhile."""
         try:
-            here = os.open(name, FOLDER, dir_fd=parent)
+            folder_fd = os.open(name, FOLDER, dir_fd=parent)
         except OSError:
             self.skip("access")
             return
-        number = os.fstat(here).st_ino
+        number = os.fstat(folder_fd).st_ino
         if number in self.visited:
-            os.close(here)
+            os.close(folder_fd)
             return
         self.visited.add(number)
-        stack.append((here, os.scandir(here), prefix))
+        stack.append((folder_fd, os.scandir(folder_fd), prefix))
 
 
 def identity(state: os.stat_result) -> tuple[int, int, int]:
@@ -181,10 +181,10 @@ def take_files(incoming: Any) -> None:
 def place_file(path: str, mode: int, source: Any) -> None:
     """Write beside, then rename over, so that a link in the way is replaced and not followed."""
     folder, _, name = path.rpartition("/")
-    here = open_folder(folder, make=True)
+    folder_fd = open_folder(folder, make=True)
     temporary = f".{os.urandom(8).hex()}.cloche"
     try:
-        fd = os.open(temporary, NEW, 0o600, dir_fd=here)
+        fd = os.open(temporary, NEW, 0o600, dir_fd=folder_fd)
         try:
             try:
                 while data := source.read(CHUNK):
@@ -194,41 +194,41 @@ def place_file(path: str, mode: int, source: Any) -> None:
                 os.fchmod(fd, mode & 0o777)
             finally:
                 os.close(fd)  # also where the disk is full: what is open keeps its room
-            os.rename(temporary, name, src_dir_fd=here, dst_dir_fd=here)
+            os.rename(temporary, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
         except BaseException:
-            os.unlink(temporary, dir_fd=here)
+            os.unlink(temporary, dir_fd=folder_fd)
             raise
     finally:
-        os.close(here)
+        os.close(folder_fd)
 
 
 def hand_files(
     caller: Caller, before: dict[str, tuple[int, int, int]], max_bytes: int, seconds: float = WALK_S
 ) -> None:
     """Send what is new or changed as an archive; then what was skipped, and what is gone."""
-    walk, left = Walk(seconds), max_bytes
-    seen: set[str] = set()
+    walk, bytes_left = Walk(seconds), max_bytes
+    seen_paths: set[str] = set()
     archive: tarfile.TarFile | None = None
-    for here, name, path, state in walk.files():
-        if len(seen) >= MAX_FILES or state.st_size > left:
-            walk.skip("files" if len(seen) >= MAX_FILES else "bytes")
+    for folder_fd, name, path, state in walk.files():
+        if len(seen_paths) >= MAX_FILES or state.st_size > bytes_left:
+            walk.skip("files" if len(seen_paths) >= MAX_FILES else "bytes")
             continue
-        seen.add(path)
+        seen_paths.add(path)
         if before.get(path) == identity(state):
             continue
         try:
-            fd, now = open_file_in(here, name, path)
+            fd, now = open_file_in(folder_fd, name, path)
         except (OSError, Refused):
             walk.skip("access")
             continue
-        if now.st_size > left:
+        if now.st_size > bytes_left:
             os.close(fd)
             walk.skip("bytes")
             continue
         if archive is None:
             out: Any = Outgoing(caller)
             archive = tarfile.open(fileobj=out, mode="w|", format=tarfile.GNU_FORMAT, **TEXT)  # noqa: SIM115 - see below
-        left -= now.st_size
+        bytes_left -= now.st_size
         member = tarfile.TarInfo(path)
         member.size, member.mode = now.st_size, now.st_mode & 0o777
         with open(fd, "rb") as file:
@@ -237,8 +237,8 @@ def hand_files(
     if archive is not None:
         archive.close()
     # Or not found in time: the caller then forgets its hash.
-    gone = hand_names(caller, [path for path in before if path not in seen])
-    caller.send_json(DONE, skipped=walk.skipped, partial=sorted(walk.reasons), gone_bytes=gone)
+    gone_bytes = hand_names(caller, [path for path in before if path not in seen_paths])
+    caller.send_json(DONE, skipped=walk.skipped, partial=sorted(walk.reasons), gone_bytes=gone_bytes)
 
 
 def hand_names(caller: Caller, paths: list[str]) -> int:
@@ -307,10 +307,10 @@ def hand_file(caller: Caller, path: str, max_bytes: int) -> None:
 def list_files(caller: Caller) -> None:
     """Send the paths of all files. Some of them would look like all of them, so too many are refused."""
     walk = Walk(WALK_S)
-    found = file_states(walk)
+    states = file_states(walk)
     if why := walk.reasons & {"time", "entries", "paths"}:
         raise Refused("too_large", WORKSPACE, f"there is too much to list it ({', '.join(sorted(why))})")
-    hand_names(caller, sorted(found))
+    hand_names(caller, sorted(states))
     caller.send_json(DONE)
 
 

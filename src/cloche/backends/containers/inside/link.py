@@ -73,13 +73,13 @@ class Caller:
 
     def receive_piece(self) -> bytes:
         """Wait for a piece of what follows an order; what else comes meanwhile is returned after that."""
-        kept, self.later = self.later, []
+        postponed, self.later = self.later, []
         while True:
             tag, body = self.receive()
             if tag == DATA:
-                self.later = kept
+                self.later = postponed
                 return body
-            kept.append((tag, body))
+            postponed.append((tag, body))
 
     def next(self) -> tuple[bytes, bytes] | None:
         """Return a frame that is already here."""
@@ -113,8 +113,8 @@ class Incoming:
             piece = self.caller.receive_piece()
             self.rest += piece
             self.is_over = not piece
-        found, self.rest = self.rest[:size], self.rest[size:]
-        return found
+        data, self.rest = self.rest[:size], self.rest[size:]
+        return data
 
     def drain(self) -> None:
         """Leave out what is left."""
@@ -131,8 +131,8 @@ class Outgoing:
         self.caller = caller
 
     def write(self, data: bytes) -> int:
-        for at in range(0, len(data), CHUNK):
-            self.caller.send(DATA, data[at : at + CHUNK])
+        for offset in range(0, len(data), CHUNK):
+            self.caller.send(DATA, data[offset : offset + CHUNK])
         return len(data)
 
 
@@ -141,16 +141,16 @@ class Counters:
 
     def __init__(self) -> None:
         self.fds: dict[str, int] = {}
-        for name, places in PLACES.items():
-            for place in places:
+        for name, paths in PLACES.items():
+            for path in paths:
                 try:
-                    self.fds[name] = os.open(f"/sys/fs/cgroup/{place}", os.O_RDONLY | os.O_CLOEXEC)
+                    self.fds[name] = os.open(f"/sys/fs/cgroup/{path}", os.O_RDONLY | os.O_CLOEXEC)
                     break
                 except OSError:
                     continue
-        for name, place in ROUTES.items():
+        for name, path in ROUTES.items():
             try:
-                self.fds[name] = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+                self.fds[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 continue
         # gVisor tells no private memory of a process; there, the figures of its kernel are asked.
@@ -216,35 +216,35 @@ def memory_of(pid: str, name: str, row: str) -> int:
     """Return the bytes that a row of a file about a process says; 0 where it cannot be read."""
     try:
         with open(f"/proc/{pid}/{name}", encoding="ascii", errors="replace") as file:
-            found = next((line for line in file if line.startswith(row)), "")
-        return int(found.split()[1]) * 1024
+            line_of_row = next((line for line in file if line.startswith(row)), "")
+        return int(line_of_row.split()[1]) * 1024
     except (OSError, ValueError, IndexError):
         return 0
 
 
 def programs() -> dict[int, int]:
     """Return the private memory of all processes that have this one's effective id as their real one."""
-    mine, found = str(os.geteuid()).encode(), {}
+    mine, memory_by_pid = str(os.geteuid()).encode(), {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{name}/status", "rb", buffering=0) as file:
                 rows = dict(line.split(b":", 1) for line in file.read(CHUNK).splitlines() if b":" in line)
             if rows[b"Uid"].split()[0] == mine:
-                found[int(name)] = int(rows.get(b"RssAnon", rows.get(b"VmRSS", b"0")).split()[0]) * 1024
+                memory_by_pid[int(name)] = int(rows.get(b"RssAnon", rows.get(b"VmRSS", b"0")).split()[0]) * 1024
         except (OSError, ValueError, KeyError, IndexError):
             continue
-    return found
+    return memory_by_pid
 
 
-def stored(places: Iterable[str] = (WORKSPACE, TMP, SHM)) -> int:
+def stored(folders: Iterable[str] = (WORKSPACE, TMP, SHM)) -> int:
     """Return the bytes in the container's own file systems."""
     total = 0
-    for place in places:
+    for folder in folders:
         try:
-            state = os.statvfs(place)
+            state = os.statvfs(folder)
         except OSError:
             continue
-        if os.access(place, os.W_OK):
+        if os.access(folder, os.W_OK):
             total += (state.f_blocks - state.f_bfree) * state.f_frsize
     return total
 

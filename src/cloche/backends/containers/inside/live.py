@@ -118,16 +118,16 @@ class Marker:
                 return resource.prlimit(pid, resource.RLIMIT_RSS)[1]
             with open(f"/proc/{pid}/limits", "rb", buffering=0) as file:
                 text = file.read(CHUNK)
-            words = text[text.index(LIMITS_NAME) + len(LIMITS_NAME) :].split(None, 2)
-            return int(words[1]) if words[1].isdigit() else 0
+            fields = text[text.index(LIMITS_NAME) + len(LIMITS_NAME) :].split(None, 2)
+            return int(fields[1]) if fields[1].isdigit() else 0
         except (OSError, ValueError, IndexError):
             return 0
 
     def all(self) -> dict[int, int]:
         """Return the marks of all processes that have one."""
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-        found = {pid: self.of(pid) for pid in pids if pid != INIT}
-        return {pid: mark for pid, mark in found.items() if mark >= FIRST_MARK}
+        marks = {pid: self.of(pid) for pid in pids if pid != INIT}
+        return {pid: mark for pid, mark in marks.items() if mark >= FIRST_MARK}
 
 
 class Mark:
@@ -179,10 +179,10 @@ class Forked:
             os.close(self.asked)
             self.asked = -1
         try:
-            said = json.loads(self.said) if self.said else {}
+            failure = json.loads(self.said) if self.said else {}
         except ValueError:
             return {"kind": "start", "step": "start", "message": "it did not become a program"}
-        return {"kind": "start", **said} if isinstance(said, dict) and said else {}
+        return {"kind": "start", **failure} if isinstance(failure, dict) and failure else {}
 
 
 class Become(BaseException):
@@ -215,18 +215,18 @@ class ContainerHost:
         if order.get("user") is not None and self.users is None:
             raise refusal("unsupported", "a container has one user; leave user out, or use the local backend")
         number = self.marker.next()
-        asked, asking = os.pipe2(os.O_CLOEXEC)
+        errors_fd, errors_writer = os.pipe2(os.O_CLOEXEC)
         try:
             pid = os.fork()
         except OSError:
-            os.close(asked)
-            os.close(asking)
+            os.close(errors_fd)
+            os.close(errors_writer)
             raise
         if pid == 0:
             signal.set_wakeup_fd(-1)
-            raise Become(Guest(self, number, asking, order, streams))
-        os.close(asking)
-        return Forked(self, pid, number, asked)
+            raise Become(Guest(self, number, errors_writer, order, streams))
+        os.close(errors_writer)
+        return Forked(self, pid, number, errors_fd)
 
     def look(self) -> Iterator[tuple[int, int]]:
         """Yield all that live with a mark, the newest first; and who was stopped before it had its own."""
@@ -246,9 +246,9 @@ class ContainerHost:
 
     def signal_others(self, number: int) -> None:
         """Send a signal to all of them, until nobody is found that has not had it, or they are too many and fast."""
-        seen: set[int] = set()
+        signalled: set[int] = set()
         for _ in range(MOST_PASSES):
-            new = set(self.others()) - seen
+            new = set(self.others()) - signalled
             if not new:
                 break
             for pid in new:
@@ -256,7 +256,7 @@ class ContainerHost:
                     os.kill(pid, number)
                 except OSError:
                     pass  # it has gone meanwhile
-            seen |= new
+            signalled |= new
 
     def hold_others(self) -> bool:
         """Tell that this would take more than one call: others may live here that are not ours."""
@@ -312,10 +312,10 @@ class ContainerHost:
             sums[mark] = sums.get(mark, 0) + held_by(pid)
         largest = max(sums, key=lambda mark: sums[mark], default=0)
         self.ended_mark, self.ended_at = largest, importlib.import_module("init.loop").now()
-        found = [one for one in self.server.processes.values() if one.mark.number == largest]
-        for process in found:
+        largest_processes = [process for process in self.server.processes.values() if process.mark.number == largest]
+        for process in largest_processes:
             process.kill(OUT_OF_MEMORY)
-        if not found and largest:  # it has outlived the process that it belonged to
+        if not largest_processes and largest:  # it has outlived the process that it belonged to
             self.server.ender.end(largest)
 
 
@@ -371,18 +371,18 @@ class Guest:
     def become(self) -> None:
         """Do everything; never returns."""
         try:
-            kept = self._take_streams()
+            inherited = self._take_streams()
             self._get_ready()
             if self.order.get("op") == "files":
-                os.dup2(kept[0], ANSWER_FD)
+                os.dup2(inherited[0], ANSWER_FD)
                 importlib.import_module("init.files").serve(self.order)
                 os._exit(0)
-            self._start_program(kept)
+            self._start_program(inherited)
         except StartFailed as error:
             os.write(self.asking, json.dumps(error.said).encode()[:MOST_MESSAGE])
         except OSError as error:
-            said = StartFailed("start", "", error).said
-            os.write(self.asking, json.dumps(said).encode()[:MOST_MESSAGE])
+            failure = StartFailed("start", "", error).said
+            os.write(self.asking, json.dumps(failure).encode()[:MOST_MESSAGE])
         finally:
             os._exit(1)
 
@@ -392,10 +392,10 @@ class Guest:
             os.dup2(self.streams[number], number)
         more = [self.streams[number] for number in (REPORT, REQUESTS) if number in self.streams]
         last = self.host.nofile - 1
-        kept = [os.dup2(fd, last - at, inheritable=False) for at, fd in enumerate((*more, self.asking))]
-        os.closerange(3, kept[-1])
-        self.asking = kept.pop()
-        return kept
+        inherited = [os.dup2(fd, last - index, inheritable=False) for index, fd in enumerate((*more, self.asking))]
+        os.closerange(3, inherited[-1])
+        self.asking = inherited.pop()
+        return inherited
 
     def _get_ready(self) -> None:
         order = self.order
@@ -435,17 +435,17 @@ class Guest:
         except OSError as error:
             raise StartFailed("user", str(name), error) from error
 
-    def _start_program(self, kept: list[int]) -> None:
+    def _start_program(self, inherited: list[int]) -> None:
         order = self.order
         env = {**self.account, **{str(name): str(value) for name, value in (order.get("env") or {}).items()}}
         python: Any = order.get("python")
         if python is None:
-            for fd, number in zip(kept, (ANSWERS, LINK), strict=False):
+            for fd, number in zip(inherited, (ANSWERS, LINK), strict=False):
                 os.dup2(fd, number)
-            execute([str(word) for word in order["argv"]], env)
+            execute([str(argument) for argument in order["argv"]], env)
         else:
             os.close(self.asking)
-            run_python(dict(python), env, kept or [-1])
+            run_python(dict(python), env, inherited or [-1])
 
 
 def make_accounts(users: dict[str, Any]) -> None:
@@ -488,7 +488,7 @@ def write_file(path: str, mode: int, data: bytes) -> None:
         raise StartFailed("files", path, error) from error
 
 
-def run_python(settings: dict[str, Any], env: dict[str, str], kept: list[int]) -> None:
+def run_python(settings: dict[str, Any], env: dict[str, str], inherited: list[int]) -> None:
     """Let the interpreter forget what it was, and run a script, or serve a session."""
     oneshot = sys.modules["interpreter.oneshot"]
     is_session = bool(settings.pop("is_session", False))
@@ -497,7 +497,7 @@ def run_python(settings: dict[str, Any], env: dict[str, str], kept: list[int]) -
     work = importlib.import_module("interpreter.session").serve if is_session else oneshot.run
     archive: Any = __spec__.loader
     forget_ours()
-    work(settings, env, oneshot.prepare(), oneshot.Privileges(archive), *kept)
+    work(settings, env, oneshot.prepare(), oneshot.Privileges(archive), *inherited)
 
 
 def main(settings: dict[str, Any]) -> None:

@@ -41,24 +41,24 @@ def attribute(kind: int, value: bytes) -> bytes:
 
 def bound(kind: int, address: str, port: int) -> socket.socket:
     """Return a socket that is bound, and listens if it can."""
-    made = socket.socket(socket.AF_INET, kind)
+    bound_socket = socket.socket(socket.AF_INET, kind)
     if kind == socket.SOCK_STREAM:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    made.bind((address, port))
+        bound_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound_socket.bind((address, port))
     if kind == socket.SOCK_STREAM:
-        made.listen(BACKLOG)
-    return made
+        bound_socket.listen(BACKLOG)
+    return bound_socket
 
 
 def main() -> None:
     """Make all of them, and send them in one message."""
     ports, path = json.loads(sys.argv[1]), sys.argv[2]
     make_all_local()
-    made = [bound(socket.SOCK_DGRAM, NAME_SERVER, DNS_PORT), bound(socket.SOCK_STREAM, NAME_SERVER, DNS_PORT)]
-    made += [bound(socket.SOCK_STREAM, "0.0.0.0", port) for port in ports]  # noqa: S104 - in a namespace without others
+    sockets = [bound(socket.SOCK_DGRAM, NAME_SERVER, DNS_PORT), bound(socket.SOCK_STREAM, NAME_SERVER, DNS_PORT)]
+    sockets += [bound(socket.SOCK_STREAM, "0.0.0.0", port) for port in ports]  # noqa: S104 - in a namespace without others
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
         link.connect(path)
-        socket.send_fds(link, [b"sockets"], [one.fileno() for one in made])
+        socket.send_fds(link, [b"sockets"], [bound_socket.fileno() for bound_socket in sockets])
 
 
 main()

@@ -163,8 +163,8 @@ class Attempt:
         What was printed before something was shown goes before that.
         """
         before, tag = self.passed, readers[fd]
-        for one in self.resting if tag == VALUE else ():
-            self._pass_on(one, readers[one])
+        for resting_fd in self.resting if tag == VALUE else ():
+            self._pass_on(resting_fd, readers[resting_fd])
         if not self._pass_on(fd, tag):
             self.poll.unregister(fd)
         elif tag in (OUT, ERR) and self.passed - before < SMALL_BYTES:
@@ -286,16 +286,16 @@ def become_guest(order: dict[str, Any], index: int, stdin: int, ends: list[int])
         for number, fd in enumerate((stdin, ends[0], ends[1])):
             os.dup2(fd, number)
         last = order["nofile"] - 1
-        kept = [os.dup2(fd, last - at, inheritable=False) for at, fd in enumerate(ends[2:])]
-        os.closerange(3, kept[-1])
+        inherited = [os.dup2(fd, last - index, inheritable=False) for index, fd in enumerate(ends[2:])]
+        os.closerange(3, inherited[-1])
         commands = order["commands"]
         if commands and order["is_session"]:
-            for fd, number in zip(kept, (ANSWERS, LINK), strict=True):
+            for fd, number in zip(inherited, (ANSWERS, LINK), strict=True):
                 os.dup2(fd, number)
         if commands:
-            os.closerange(kept[-1], last + 1)
+            os.closerange(inherited[-1], last + 1)
             execute(commands[index], order["env"])
-        run_python(order, kept)
+        run_python(order, inherited)
     finally:
         os._exit(1)
 
@@ -317,17 +317,17 @@ def leave_first() -> None:
     os.umask(0o022)
 
 
-def execute(words: list[str], env: dict[str, str]) -> None:
+def execute(argv: list[str], env: dict[str, str]) -> None:
     """Become a command."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     try:
         name, value = sys.modules["interpreter.oneshot"].output_variable()
-        os.execvpe(words[0], words, {**env, name: value})  # noqa: S606 - this is what the container is for
+        os.execvpe(argv[0], argv, {**env, name: value})  # noqa: S606 - this is what the container is for
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
-        why = (missing and missing_interpreter(words[0], env)) or os.strerror(error.errno or 0)
-        os.write(2, f"cloche: cannot run {words[0]!r}: {why}\n".encode("utf-8", "surrogateescape"))
+        why = (missing and missing_interpreter(argv[0], env)) or os.strerror(error.errno or 0)
+        os.write(2, f"cloche: cannot run {argv[0]!r}: {why}\n".encode("utf-8", "surrogateescape"))
         os._exit(NOT_FOUND if missing else CANNOT_RUN)
 
 
@@ -340,18 +340,18 @@ def missing_interpreter(program: str, env: dict[str, str]) -> str:
                 line = file.readline(256)
         except OSError:
             continue
-        words = os.fsdecode(line[2:]).split() if line.startswith(b"#!") else []
-        if words and not os.path.exists(words[0]):
-            return f"its interpreter {words[0]!r}, which its first line names, is not there"
+        interpreter = os.fsdecode(line[2:]).split() if line.startswith(b"#!") else []
+        if interpreter and not os.path.exists(interpreter[0]):
+            return f"its interpreter {interpreter[0]!r}, which its first line names, is not there"
     return ""
 
 
-def run_python(order: dict[str, Any], kept: list[int]) -> None:
+def run_python(order: dict[str, Any], inherited: list[int]) -> None:
     """Let the interpreter forget what it was, and run a script, or serve a session."""
     oneshot = sys.modules["interpreter.oneshot"]
     work = importlib.import_module("interpreter.session").serve if order["is_session"] else oneshot.run
     forget_ours()
-    work(order["python"], order["env"], oneshot.prepare(), oneshot.Privileges(archive), *kept)
+    work(order["python"], order["env"], oneshot.prepare(), oneshot.Privileges(archive), *inherited)
 
 
 def forget_ours() -> None:
@@ -451,12 +451,12 @@ class PreforkedGuest:
         """Return the CPU times that it had used before it began; None when it never did. For when it has ended."""
         os.set_blocking(self.begun, False)
         try:
-            said = os.read(self.begun, CHUNK)
+            report = os.read(self.begun, CHUNK)
         except BlockingIOError:
-            said = b""
-        if not said:
+            report = b""
+        if not report:
             return None
-        user_s, system_s = json.loads(said)
+        user_s, system_s = json.loads(report)
         return user_s, system_s
 
     def discard(self) -> None:
@@ -500,7 +500,7 @@ def become_preforked(nofile: int, stdin: int, ends: list[int], order_fd: int, be
 
 def warm_up(oneshot: Any) -> None:
     """Do a warm-up run, with streams of the same kinds as a run's that nobody reads."""
-    kept = [os.dup(number) for number in (1, 2)]
+    saved_fds = [os.dup(number) for number in (1, 2)]
     reading, writing = os.pipe()
     try:
         for number in (1, 2):
@@ -511,9 +511,9 @@ def warm_up(oneshot: Any) -> None:
         give(NO_ORDER, writing)
         begin(reading, writing)
     finally:
-        for number, fd in zip((1, 2), kept, strict=True):
+        for number, fd in zip((1, 2), saved_fds, strict=True):
             os.dup2(fd, number)
-        for fd in (*kept, reading, writing):
+        for fd in (*saved_fds, reading, writing):
             os.close(fd)
     preloaded = oneshot.prepare()
     if any(path.startswith(WORKSPACE) for path in preloaded.paths or ()):

@@ -44,11 +44,11 @@ class SessionAttempt(Attempt):
 
     def live(self) -> int:
         """Start it, pass on all until its end, and return its wait status."""
-        out, err, answers, asked = (os.pipe() for _ in range(4))
-        self.link = asked[1]
+        out, err, answers, requests = (os.pipe() for _ in range(4))
+        self.link = requests[1]
         os.set_blocking(self.link, False)
         self.streams = {out[0]: OUT, err[0]: ERR}
-        self.start(0, [out[1], err[1], answers[1], asked[0]])
+        self.start(0, [out[1], err[1], answers[1], requests[0]])
         status = self.relay({**self.streams, answers[0]: FROM_SESSION})
         os.close(self.link)
         return status
@@ -105,14 +105,14 @@ class SessionAttempt(Attempt):
             else:
                 self.poll.unregister(self.link)
 
-    def _control(self, word: dict[str, Any]) -> None:
+    def _control(self, message: dict[str, Any]) -> None:
         """Signal the program, or look at its memory more or less often."""
-        if word["word"] == "pace":
-            self.look_s = LOOK_S if word["is_busy"] else IDLE_LOOK_S
-        elif word["word"] == "interrupt":
+        if message["word"] == "pace":
+            self.look_s = LOOK_S if message["is_busy"] else IDLE_LOOK_S
+        elif message["word"] == "interrupt":
             self._signal(signal.SIGINT, to_group=True)
         else:
-            self._signal(word["number"], to_group=bool(word["to_group"]))
+            self._signal(message["number"], to_group=bool(message["to_group"]))
 
     def _signal(self, number: int, *, to_group: bool) -> None:
         """Signal the program, and with it what it started in its own group."""
