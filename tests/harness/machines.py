@@ -18,7 +18,7 @@ from cloche.backends.microvm import counter
 from cloche.backends.microvm.backend import FirecrackerBackend
 from cloche.backends.microvm.firecracker import Firecracker
 from cloche.backends.microvm.image_build import INIT, TOOLS, build_image, pack_archive
-from cloche.backends.microvm.plan import DISK, FIRST_ID, IDS, INITRD, MANIFEST, Found
+from cloche.backends.microvm.plan import DISK, FIRST_ID, IDS, INITRD, MANIFEST, HostAcceleration
 from cloche.core.errors import StartFailed
 from tests.harness.leaks import is_of_this_suite
 
@@ -130,7 +130,7 @@ def pack_stand_in(folder: Path) -> Path:
 
 def stand_in_backend(program: Path) -> FirecrackerBackend:
     """Return the backend over a stand-in, which needs no KVM."""
-    return FirecrackerBackend(given=(Firecracker(program=str(program), pace=PACE), Found(kind="kvm")))
+    return FirecrackerBackend(given=(Firecracker(program=str(program), pace=PACE), HostAcceleration(kind="kvm")))
 
 
 def programs_of(caller: int) -> set[int]:

@@ -24,7 +24,7 @@ from cloche.backends.containers.container import (
     Link,
     read_object,
 )
-from cloche.backends.containers.pool import Pool
+from cloche.backends.containers.pool import ContainerPool
 from cloche.backends.containers.program import Program, SessionProgram, python_session
 from cloche.backends.containers.run import reported_end
 from cloche.backends.containers.sandbox import SessionSandbox
@@ -427,7 +427,7 @@ def test_a_container_that_could_not_be_made_ready_is_not_waited_for(caplog: pyte
     def stumble() -> Scripted:
         raise OSError("no room for now")
 
-    pool = Pool()
+    pool = ContainerPool()
     pool.refill("kind", stumble)
     started = time.monotonic()
     pool.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cloche.backends.containers.program import ENVIRONMENT
-from cloche.backends.docker.plan import PROFILE_FILE, Plan, plan_container
+from cloche.backends.docker.plan import PROFILE_FILE, ContainerPlan, plan_container
 from cloche.core.limits import MIB, Limits
 from cloche.core.policy import Policy
 from cloche.jail.setup.seccomp import profile
@@ -18,7 +18,7 @@ from cloche.jail.setup.syscall_table import ALLOWED
 USER = 1_950_000_042
 
 
-def a_plan(policy: Policy | None = None, *, is_watched: bool = False, is_id_mapped: bool = False) -> Plan:
+def a_plan(policy: Policy | None = None, *, is_watched: bool = False, is_id_mapped: bool = False) -> ContainerPlan:
     """Return the plan of an ordinary container."""
     return plan_container(
         policy or Policy(),

@@ -14,7 +14,7 @@ from cloche.backends.containers.inside import link
 from cloche.backends.containers.program import ANSWERS, LINK, python_session
 from cloche.backends.containers.run import Outputs
 from cloche.backends.containers.session import FROM_SESSION, ContainerTransport, SessionOwner
-from cloche.backends.docker.images import Image
+from cloche.backends.docker.images import DockerImage
 from cloche.backends.docker.sandbox import build_session_program
 from cloche.backends.session import MAX_RECEIVED_BYTES
 from cloche.core.errors import BackendUnavailable, InvalidRequest
@@ -28,10 +28,12 @@ from cloche.execution.registry import OPTIONS, row_of
 LIMITS = Limits(output_bytes=1000)
 
 
-def image(**versions: str) -> Image:
+def image(**versions: str) -> DockerImage:
     """Return an image that holds these programs."""
     programs = {name: f"/bin/{name}" for name in versions}
-    return Image(name="some", id="1", env={"FROM": "image", "HOME": "/root"}, programs=programs, versions=versions)
+    return DockerImage(
+        name="some", id="1", env={"FROM": "image", "HOME": "/root"}, programs=programs, versions=versions
+    )
 
 
 ALL = image(python3="Python 3.12.1", node="v22.1.0", bash="GNU bash, version 5.2")
@@ -58,7 +60,7 @@ def test_python_is_forked_and_others_are_driven() -> None:
         ("bash", image(python3="Python 3.12", sh=""), "no bash"),
     ],
 )
-def test_an_image_that_cannot_hold_one_is_refused(language: str, holds: Image, lacking: str) -> None:
+def test_an_image_that_cannot_hold_one_is_refused(language: str, holds: DockerImage, lacking: str) -> None:
     """The error names what is missing and how to name another image."""
     with pytest.raises(BackendUnavailable, match=rf"{lacking}.*CLOCHE_IMAGE_{language.upper()}"):
         build_session_program(language, {}, holds)
@@ -86,10 +88,10 @@ def test_whatever_auto_may_choose_has_sessions() -> None:
 
 def test_words_between_pieces_are_heard_after_them() -> None:
     """A signal that crosses a file on its way in is neither taken for a piece of it nor lost."""
-    caller = link.Caller()
+    caller = link.CallerLink()
     for tag, body in ((b"D", b"one"), (b"W", b"word"), (b"L", b"cell"), (b"D", b"two"), (b"D", b""), (b"O", b"order")):
         caller.buffer += tag + len(body).to_bytes(4, "big") + body
-    incoming = link.Incoming(caller)
+    incoming = link.IncomingData(caller)
     assert incoming.read(6) == b"onetwo"
     incoming.drain()
     assert [caller.next() for _ in range(4)] == [(b"W", b"word"), (b"L", b"cell"), (b"O", b"order"), None]
@@ -106,18 +108,18 @@ def test_output_is_bounded_and_begins_anew() -> None:
     outputs.take("stdout", b" and in")
     for call, rest in posted:
         call(*rest)
-    assert b"".join(chunk.data for chunk in heard) == b"between and in" == outputs.kept("stdout")
+    assert b"".join(chunk.data for chunk in heard) == b"between and in" == outputs.kept_bytes("stdout")
     outputs.take("stderr", bytes(LIMITS.flood_bytes + 1))
     outputs.take("stderr", b"more")
-    assert (outputs.is_truncated, len(outputs.kept("stderr")) < 2000) == (True, True)
+    assert (outputs.is_truncated, len(outputs.kept_bytes("stderr")) < 2000) == (True, True)
     assert sum(call.__name__ == "<lambda>" for call, _ in posted) == 1
     outputs.renew()
     outputs.take("stdout", b"new")
-    assert (outputs.kept("stdout"), outputs.kept("stderr"), outputs.is_truncated) == (b"new", b"", False)
+    assert (outputs.kept_bytes("stdout"), outputs.kept_bytes("stderr"), outputs.is_truncated) == (b"new", b"", False)
     outputs.take("stdout", bytes(LIMITS.output_bytes - 3) + b"end")
     outputs.hand_on_to(discard)
     outputs.take("stdout", b"own")
-    note, _, kept = outputs.kept("stdout").partition(b"\n")
+    note, _, kept = outputs.kept_bytes("stdout").partition(b"\n")
     assert (note, outputs.is_truncated) == (b"[cloche: 3 bytes left out]", True)
     assert kept == bytes(LIMITS.output_bytes - 3) + b"endown"
 

@@ -25,7 +25,16 @@ from cloche.backends.microvm.firecracker import (
     put,
 )
 from cloche.backends.microvm.guest_init import VSOCK_PORTS
-from cloche.backends.microvm.plan import CONTAINERS, DISK, FORMAT, INITRD, KERNEL, MANIFEST, Found, plan_machine
+from cloche.backends.microvm.plan import (
+    CONTAINERS,
+    DISK,
+    FORMAT,
+    INITRD,
+    KERNEL,
+    MANIFEST,
+    HostAcceleration,
+    plan_machine,
+)
 from cloche.core.errors import BackendUnavailable, StartFailed
 from cloche.core.limits import MIB, Limits
 from cloche.core.policy import Policy
@@ -153,7 +162,7 @@ async def _open(backend: FirecrackerBackend) -> None:
 def test_a_monitor_that_fails_is_quoted(image: Path) -> None:
     """Its last words are in the error, and it is dead."""
     file = program(image, "#!/bin/sh\necho it is broken\nexit 1\n")
-    given = (Firecracker(program=str(file)), Found(kind="kvm"))
+    given = (Firecracker(program=str(file)), HostAcceleration(kind="kvm"))
 
     async def main() -> None:
         async with FirecrackerBackend(given).open(Policy(), Limits()) as sandbox:

@@ -14,17 +14,17 @@ import pytest
 from cloche.backends.containers.program import ANSWERS, LINK, session_in
 from cloche.backends.layout import SYSTEM_PATH
 from cloche.backends.microvm.machine import Beyond, PortWire
-from cloche.backends.microvm.plan import Image
+from cloche.backends.microvm.plan import MachineImage
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.limits import Limits
 
 MARK = b"0123456789abcdef"
 
 
-def image(*programs: str) -> Image:
+def image(*programs: str) -> MachineImage:
     """Return an image whose disk holds these programs."""
     paths = {name: f"/usr/bin/{name}" for name in programs}
-    return Image(folder=Path("/nowhere"), id="ab" * 32, python="3.11", programs=paths, versions={})
+    return MachineImage(folder=Path("/nowhere"), id="ab" * 32, python="3.11", programs=paths, versions={})
 
 
 @pytest.mark.parametrize("size", [1, 3, 16, 1000])

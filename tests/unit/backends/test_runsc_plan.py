@@ -9,7 +9,7 @@ import pytest
 
 from cloche.backends.gvisor.backend import find_engine
 from cloche.backends.gvisor.container import PipeWire, reason_in
-from cloche.backends.gvisor.plan import Engine, Plan, Shown, plan_container
+from cloche.backends.gvisor.plan import HostView, RunscEngine, RunscPlan, plan_container
 from cloche.core.limits import MIB, Limits
 from cloche.core.policy import Policy
 from tests.harness.processes import no_room
@@ -17,13 +17,13 @@ from tests.harness.processes import no_room
 PYTHON = "/opt/python/bin/python3"
 
 
-def a_plan(policy: Policy | None = None, *, is_rootless: bool = False) -> Plan:
+def a_plan(policy: Policy | None = None, *, is_rootless: bool = False) -> RunscPlan:
     """Return the plan of an ordinary container."""
     return plan_container(
         policy or Policy(),
         Limits(memory_bytes=256 * MIB, cpus=0.5, pids=64, disk_bytes=16 * MIB, tmp_bytes=8 * MIB),
-        engine=Engine(path="/usr/bin/runsc", version="1", platform="systrap", is_rootless=is_rootless),
-        shown=Shown(python=PYTHON, binds=("/opt/python",)),
+        engine=RunscEngine(path="/usr/bin/runsc", version="1", platform="systrap", is_rootless=is_rootless),
+        shown=HostView(python=PYTHON, binds=("/opt/python",)),
     )
 
 
@@ -92,8 +92,8 @@ def test_the_interpreter_is_shown_and_started() -> None:
 
 def test_the_bundle_folder_covers_nothing_that_is_shown() -> None:
     """An interpreter below the folder that would be covered makes it another one."""
-    engine = Engine(path="/usr/bin/runsc", version="1", platform="systrap", is_rootless=False)
-    shown = Shown(python="/dev/shm/python/bin/python3", binds=("/dev/shm/python",))
+    engine = RunscEngine(path="/usr/bin/runsc", version="1", platform="systrap", is_rootless=False)
+    shown = HostView(python="/dev/shm/python/bin/python3", binds=("/dev/shm/python",))
     assert plan_container(Policy(), Limits(), engine=engine, shown=shown).top != "/dev/shm"
 
 

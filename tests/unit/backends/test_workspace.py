@@ -13,7 +13,7 @@ import pytest
 from cloche.backends.archive import Spool, pack, unpack
 from cloche.backends.containers import run
 from cloche.backends.containers.inside import files
-from cloche.backends.containers.inside.link import DATA, Caller
+from cloche.backends.containers.inside.link import DATA, CallerLink
 from cloche.backends.local import workspace as local_workspace
 from cloche.backends.local.workspace import Workspace, collect, is_as_given, list_paths, read_regular
 from cloche.backends.saved_files import Until
@@ -135,7 +135,7 @@ def test_what_exceeds_a_bound_is_said(walker: str, root: int, tmp_path: Path, mo
         if walker == "host":
             found = collect(root, {}, {}, max_bytes=1 << 20, until=Until(60), max_entries=max_entries)
             return set(map(os.fsdecode, found.known)), found.skipped, set(found.partial)
-        walk = files.Walk(60)
+        walk = files.WorkspaceWalk(60)
         walk.left = max_entries
         return set(files.file_states(walk)), walk.skipped, walk.reasons
 
@@ -170,11 +170,11 @@ def test_too_much_is_not_listed_in_part(
         with pytest.raises(SandboxFileTooLarge, match="list a folder below it"):
             list_paths(root, ".", Until(60))
     else:
-        with pytest.raises(files.Refused, match="too much"):
-            files.list_files(Caller())
+        with pytest.raises(files.FileRequestRefused, match="too much"):
+            files.list_files(CallerLink())
 
 
-class _Said(Caller):
+class _Said(CallerLink):
     """Keep as a container's caller does what is said of files."""
 
     def __init__(self) -> None:
@@ -234,7 +234,7 @@ def test_paths_that_are_remembered_have_bounds(
     names = [f"{number}".ljust(100, "n") for number in range(20)]
     known = collect(root, {}, {}, max_bytes=100, until=Until(60)).known
     state = known[b"main.py"]
-    seen, workspace = files.Seen(_Said()), run.Workspace()
+    seen, workspace = files.Seen(_Said()), run.WorkspaceHashes()
     for name in names:
         if walker == "host":
             known = {os.fsencode(name): state, **known}
@@ -247,7 +247,7 @@ def test_paths_that_are_remembered_have_bounds(
         else:
             (spool := Spool(100)).add(pack([InputFile(path=name, data=b"")]))
             workspace._changes(spool, {}, {"partial": ["time"]}, Until(60))
-            kept = {path.decode() for path in workspace._known}
+            kept = {path.decode() for path in workspace._hashes}
     assert 8 <= len(kept) <= 10
     assert set(names[-8:]) <= kept
 

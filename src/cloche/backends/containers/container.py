@@ -180,7 +180,7 @@ def read_object(body: bytes) -> dict[str, Any]:
     return value
 
 
-class Streams(Protocol):
+class ContainerStreams(Protocol):
     """Hold a container's standard streams, whoever reads them."""
 
     last_output: bytes
@@ -233,10 +233,10 @@ class Container(ABC, Generic[G]):
         self._ready = threading.Event()
         self._ready_message: Mapping[str, Any] = {}
         self._link: Link | None = None
-        self._streams: Streams | None = None
+        self._streams: ContainerStreams | None = None
 
     @property
-    def what(self) -> str:
+    def label(self) -> str:
         """Name it to people."""
         return "container"
 
@@ -331,8 +331,8 @@ class Container(ABC, Generic[G]):
     def why_lost(self) -> str:
         """Return the message for a run that was lost with it."""
         if self.is_given_up:
-            return f"the {self.what} does not answer and could not be killed; the code may still be running"
-        return f"the {self.what} was lost while the code ran, and nobody said why; it may have run to its end"
+            return f"the {self.label} does not answer and could not be killed; the code may still be running"
+        return f"the {self.label} was lost while the code ran, and nobody said why; it may have run to its end"
 
     def last_output(self) -> str:
         """Return the end of its standard error, for messages."""
@@ -368,7 +368,7 @@ class Container(ABC, Generic[G]):
         if listener is not None:
             listener.receive(tag, body)
 
-    def hold(self, streams: Streams) -> None:
+    def hold(self, streams: ContainerStreams) -> None:
         """Take what serves its standard streams."""
         self._streams = streams
 

@@ -270,7 +270,7 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
         await asyncio.wait((link.greeting, link.lost), return_when=asyncio.FIRST_COMPLETED, timeout=self.patience_s)
         if not link.greeting.done() or link.greeting.exception() is not None:
             raise StartFailed(
-                f"the {container.what} of a sandbox did not get ready{container.last_output()}", step="container"
+                f"the {container.label} of a sandbox did not get ready{container.last_output()}", step="container"
             )
         greeting = link.greeting.result()
         self._check_greeting(greeting)
@@ -300,8 +300,14 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
 
     def _variables_of(self, env: Mapping[str, str], request_variables: Mapping[str, str]) -> dict[str, str]:
         """Return a program's variables, with those that every process here has; what was `given` stays."""
-        request_variables = {name: value for name, value in request_variables.items() if name != "PYTHONPATH"}  # of which `env` has more
-        return {**self.environment({}), **{name: value for name, value in env.items() if name not in _OWN}, **request_variables}
+        request_variables = {
+            name: value for name, value in request_variables.items() if name != "PYTHONPATH"
+        }  # of which `env` has more
+        return {
+            **self.environment({}),
+            **{name: value for name, value in env.items() if name not in _OWN},
+            **request_variables,
+        }
 
     def _rules_to_begin_with(self) -> NetworkRules:
         return network_rules(self._policy) or super()._rules_to_begin_with()

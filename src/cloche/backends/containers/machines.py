@@ -121,10 +121,10 @@ class HostedContainer(Container[LookedInto]):
             self._link = Link(self._started(), self._receive, self._lose)
             self._link.send_raw(boot_message(preload))
             if not self._is_ready():
-                raise StartFailed(f"nothing got ready in a {self.what}{self.last_output()}", step="boot")
+                raise StartFailed(f"nothing got ready in a {self.label}{self.last_output()}", step="boot")
         except OSError as error:
             self.machine.end()
-            raise StartFailed(f"a {self.what} is gone: {error}{self.last_output()}", step="boot") from error
+            raise StartFailed(f"a {self.label} is gone: {error}{self.last_output()}", step="boot") from error
         except BaseException:
             self.machine.end()
             raise

@@ -28,7 +28,7 @@ MOST_S = 0.25  # much less than a container takes to start
 WAITING, MOST_KINDS, IDLE_S = 2, 3, 300.0  # containers of one kind, kinds, and how long one waits
 log = logging.getLogger("cloche.containers")
 Make = Callable[[], Container[Any]]
-_pools: dict[int, Pool] = {}
+_pools: dict[int, ContainerPool] = {}
 
 
 class Deferral:
@@ -77,11 +77,11 @@ class WarmSet:
     make: Make
     waiting: list[Container[Any]] = field(default_factory=list)
     coming: int = 0
-    asked: int = 0
+    request_count: int = 0
     asked_at: float = 0.0
 
 
-class Pool:
+class ContainerPool:
     """Keep containers ready; for use from any thread."""
 
     def __init__(self) -> None:
@@ -105,8 +105,12 @@ class Pool:
         """Start containers of a kind in the background; those of the kind asked for longest ago may be removed."""
         with self._turn:
             warm_set = self._warm_sets.setdefault(kind, WarmSet(make))
-            warm_set.make, warm_set.asked_at, warm_set.asked = make, time.monotonic(), warm_set.asked + 1
-            missing = min(WAITING, warm_set.asked) - len(warm_set.waiting) - warm_set.coming
+            warm_set.make, warm_set.asked_at, warm_set.request_count = (
+                make,
+                time.monotonic(),
+                warm_set.request_count + 1,
+            )
+            missing = min(WAITING, warm_set.request_count) - len(warm_set.waiting) - warm_set.coming
             warm_set.coming += max(0, missing)
             dropped = self._drop_old()
             generation = self._generation
@@ -124,7 +128,9 @@ class Pool:
             self._generation += 1
             if self._timer is not None:
                 self._timer.cancel()
-            self._are_none_coming.wait_for(lambda: not any(warm_set.coming for warm_set in self._warm_sets.values()), timeout=60)
+            self._are_none_coming.wait_for(
+                lambda: not any(warm_set.coming for warm_set in self._warm_sets.values()), timeout=60
+            )
             waiting = [container for warm_set in self._warm_sets.values() for container in warm_set.waiting]
             self._warm_sets.clear()
         for container in waiting:
@@ -148,7 +154,11 @@ class Pool:
     def _drop_old(self) -> list[Container[Any]]:
         by_age = sorted(self._warm_sets.items(), key=lambda item: -item[1].asked_at)
         now = time.monotonic()
-        old = [kind for index, (kind, warm_set) in enumerate(by_age) if index >= MOST_KINDS or now - warm_set.asked_at > IDLE_S]
+        old = [
+            kind
+            for index, (kind, warm_set) in enumerate(by_age)
+            if index >= MOST_KINDS or now - warm_set.asked_at > IDLE_S
+        ]
         removed = [kind for kind in old if not self._warm_sets[kind].coming]
         return [container for kind in removed for container in self._warm_sets.pop(kind).waiting]
 
@@ -171,9 +181,9 @@ class Pool:
             container.release()
 
 
-def shared_pool() -> Pool:
+def shared_pool() -> ContainerPool:
     """Return this process's pool."""
-    return _pools.setdefault(os.getpid(), Pool())
+    return _pools.setdefault(os.getpid(), ContainerPool())
 
 
 def close_pool() -> None:

@@ -38,7 +38,9 @@ FOLDER = "/dev/shm/.cloche"
 STARTUP_FOLDER = "/dev/shm/.cloche-startup"  # of every interpreter of Python, see `layout.with_startup`
 LINK, ANSWERS = 3, 4  # as in `inside/program.py`
 
-PROGRAMS = tuple(dict.fromkeys(name for lang in LANGUAGES.values() for engine in lang.engines for name in engine.programs))
+PROGRAMS = tuple(
+    dict.fromkeys(name for lang in LANGUAGES.values() for engine in lang.engines for name in engine.programs)
+)
 # One line per program that is there: its name, its path, the first line that it says of its version.
 LOOK = """
 for name in "$@"; do
@@ -96,7 +98,7 @@ class Program:
     generated: Mapping[str, str] = field(default_factory=dict)
     python: Mapping[str, Any] | None = None
 
-    def given(self) -> dict[str, str]:
+    def input_hashes(self) -> dict[str, str]:
         """Return the input files' hashes by path."""
         return {file.path: hashlib.sha256(file.data).hexdigest() for file in self.files}
 
@@ -145,18 +147,18 @@ def program_of(
     """
     base = {**env, **ENVIRONMENT}
 
-    def whole(variables: Mapping[str, str]) -> Mapping[str, str]:
+    def with_startup_folder(variables: Mapping[str, str]) -> Mapping[str, str]:
         return with_startup(variables, STARTUP_FOLDER) if has_interpreter else variables
 
     if request.code is None:
-        return Program(commands=(request.argv,), env=whole({**base, **request.env}), files=request.files)
+        return Program(commands=(request.argv,), env=with_startup_folder({**base, **request.env}), files=request.files)
     language = language_named(request.language)
     path, files = source_of(request, language=language.name, file_name=_numbered(language.file_name, number))
     source, own_file = f"{WORKSPACE}/{path}", "" if request.source_path else path
     build = _numbered(BUILD, number)
     engine = image.engine(language)
     version = image.version(engine)
-    variables = whole({**base, **render_env(engine, source, build), **request.env})
+    variables = with_startup_folder({**base, **render_env(engine, source, build), **request.env})
     if language.name == "python" and has_interpreter and not sets_interpreter_variables(request.env):
         python = {
             "path": source,
@@ -233,7 +235,9 @@ def session_of(
     path = f"{FOLDER}/{driver.file_name}"
     return SessionProgram(
         language=language,
-        env=with_startup({**base, **render_env(image.engine(language), path, BUILD), **session_variables}, STARTUP_FOLDER),
+        env=with_startup(
+            {**base, **render_env(image.engine(language), path, BUILD), **session_variables}, STARTUP_FOLDER
+        ),
         new_codec=driver.new_codec,
         interrupt=driver.interrupt,
         commands=(tuple(driver.command(image.programs[driver.program], path, LINK, ANSWERS)),),

@@ -90,7 +90,7 @@ class Outputs:
             self._sink, limit = discard, self._limits.output_bytes
             self._kept = {stream: kept_between(limit) for stream in STREAMS.values()}
 
-    def kept(self, stream: Stream) -> bytes:
+    def kept_bytes(self, stream: Stream) -> bytes:
         """Return what is kept of a stream."""
         return self._kept[stream].joined()
 
@@ -141,7 +141,7 @@ class RunListener(FileRequest):
         super().__init__(limits.disk_bytes)
         self._sink, self._on_start = sink, on_start
         self.outputs = Outputs(limits, sink, self.post, lambda: kill(KillCause.OUTPUT_LIMIT))
-        self._told, self._kill = GuestReportReader(), kill
+        self._report_reader, self._kill = GuestReportReader(), kill
         self.plan: tuple[PlanStep, ...] = ()
         self.report: dict[str, Any] | None = None
         self.has_started = False
@@ -161,18 +161,18 @@ class RunListener(FileRequest):
             super().receive(tag, body)
 
     def _receive_value(self, data: bytes) -> None:
-        was_refused = bool(self._told.refused)
-        self._told.feed(data)
-        if self._told.refused and not was_refused:
+        was_refused = bool(self._report_reader.refused)
+        self._report_reader.feed(data)
+        if self._report_reader.refused and not was_refused:
             self.post(self._kill, KillCause.OUTPUT_LIMIT)
 
     def _begin(self) -> None:
         self._on_start()
         self._sink(Started(plan=self.plan))
 
-    def told(self) -> GuestReport:
+    def guest_report(self) -> GuestReport:
         """Return the value that the guest reported, and what it displayed."""
-        return self._told.report()
+        return self._report_reader.report()
 
 
 def read_report(body: bytes) -> dict[str, Any]:
@@ -205,25 +205,29 @@ class End:
     usage: Usage
 
 
-class Workspace:
+class WorkspaceHashes:
     """Remember the files of a workspace by their hashes, with paths as bytes: as text these may take four times that.
 
     Number and bytes are bounded. What is forgotten, the oldest first, is at worst reported as changed once more.
     """
 
     def __init__(self) -> None:
-        self._known: dict[bytes, str] = {}
+        self._hashes: dict[bytes, str] = {}
 
     def note(self, files: Sequence[InputFile]) -> None:
         """Take note of files that the caller wrote."""
-        self._known |= {_key(file.path): hashlib.sha256(file.data).hexdigest() for file in files}
+        self._hashes |= {_key(file.path): hashlib.sha256(file.data).hexdigest() for file in files}
 
-    async def changes(self, spool: Spool, input_hashes: Mapping[str, str], answer: Mapping[str, Any], until: Until) -> Changes:
+    async def changes(
+        self, spool: Spool, input_hashes: Mapping[str, str], answer: Mapping[str, Any], until: Until
+    ) -> Changes:
         """Return what a run changed, by what it handed back."""
         return await in_thread(until, lambda: self._changes(spool, input_hashes, answer, until))
 
-    def _changes(self, spool: Spool, input_hashes: Mapping[str, str], answer: Mapping[str, Any], until: Until) -> Changes:
-        before = self._known | {_key(path): sha256 for path, sha256 in input_hashes.items()}
+    def _changes(
+        self, spool: Spool, input_hashes: Mapping[str, str], answer: Mapping[str, Any], until: Until
+    ) -> Changes:
+        before = self._hashes | {_key(path): sha256 for path, sha256 in input_hashes.items()}
         gone_paths = spool.take_names(answer.get("gone_bytes"))
         ranges, left_out = unpack(spool, until)
         changed = [path for path, byte_range in ranges.items() if before.get(_key(path)) != byte_range.sha256]
@@ -231,7 +235,7 @@ class Workspace:
             before = {}
         for path in gone_paths:
             before.pop(_key(path), None)
-        self._known = _bounded(ranges, before)
+        self._hashes = _bounded(ranges, before)
         records = tuple(
             FileRecord(path=path, size=ranges[path].size, sha256=ranges[path].sha256) for path in sorted(changed)
         )
@@ -296,7 +300,9 @@ def _observed(report: Mapping[str, Any], cause: KillCause | None) -> Observed:
     status = int(report["wait_status"])
     signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     own = {"out_of_memory": KillCause.OUT_OF_MEMORY, "timeout": KillCause.TIMEOUT}
-    causes = [possible_cause for possible_cause in (cause, own.get(str(report.get("cause")))) if possible_cause is not None]
+    causes = [
+        possible_cause for possible_cause in (cause, own.get(str(report.get("cause")))) if possible_cause is not None
+    ]
     return Observed(
         exit_code=os.WEXITSTATUS(status) if signal is None else None,
         signal=signal,
@@ -334,15 +340,15 @@ def result_of(
     notes: Mapping[str, Any],
 ) -> Result:
     """Put a result together; `notes` is what the backend adds to `meta`."""
-    guest_report = listener.told()
+    guest_report = listener.guest_report()
     observed = replace(end.observed, network_refused=traffic.refused).with_refusal(guest_report.refused)
     if enforcement[Control.NETWORK].state is not State.ENFORCED:
         observed = replace(observed, denied=0)  # what was not reached, no policy kept it from
     common = run_notes(program.engine, program.version, limits, enforcement, end.usage.wall_s)
     return make_result(
         decide(observed),
-        stdout=listener.outputs.kept("stdout"),
-        stderr=listener.outputs.kept("stderr"),
+        stdout=listener.outputs.kept_bytes("stdout"),
+        stderr=listener.outputs.kept_bytes("stderr"),
         is_truncated=listener.outputs.is_truncated,
         value=guest_report.value,
         value_is_repr=guest_report.is_repr,

@@ -38,7 +38,7 @@ from ..session import Session
 from .container import SMALL_BYTES, Container, G
 from .pool import deferral, shared_pool
 from .program import Program, SessionProgram
-from .run import FileRequest, KillTimer, Lost, RunListener, Workspace, observed_end, result_of
+from .run import FileRequest, KillTimer, Lost, RunListener, WorkspaceHashes, observed_end, result_of
 from .session import ContainerTransport
 
 ANSWER_S = 120.0  # for an answer about files
@@ -60,7 +60,7 @@ class ContainerSandbox(ABC, Generic[G, C]):
         self._used: C | None = None  # holds the workspace, and runs nothing more
         self._coming: asyncio.Task[None] | None = None
         self._last: C | None = None  # came up last, whatever has become of it
-        self._workspace = Workspace()
+        self._workspace = WorkspaceHashes()
         self._is_last = self._is_closed = False
 
     @abstractmethod
@@ -163,10 +163,10 @@ class ContainerSandbox(ABC, Generic[G, C]):
 
     def _current_holder(self) -> C | None:
         """Return a container that has the workspace, one that runs nothing before any other."""
-        all_of_them = (self._used, self._fresh, *self._others())
+        all_of_them = (self._used, self._fresh, *self._other_holders())
         return next((container for container in all_of_them if container is not None and not container.is_lost), None)
 
-    def _others(self) -> Sequence[C]:
+    def _other_holders(self) -> Sequence[C]:
         """Return what else has the workspace."""
         return ()
 
@@ -202,15 +202,15 @@ class ContainerSandbox(ABC, Generic[G, C]):
         if self._last is None:
             container: Any = shared_pool().take(self._kind(rootfs)) if self._policy.warm else None
             start = "pooled" if container is not None else start
-            container = container if container is not None else await self._made(rootfs, None)
+            container = container if container is not None else await self._start_container(rootfs, None)
         else:
             holder = self._current_holder()
             await self._hold_workspace(holder)
-            container = await self._made(rootfs, holder or self._last)
+            container = await self._start_container(rootfs, holder or self._last)
         self._last = container
         return container, start
 
-    async def _made(self, rootfs: G, after: C | None) -> C:
+    async def _start_container(self, rootfs: G, after: C | None) -> C:
         """Start a container in a thread; when cancelled, it is released."""
         making = asyncio.ensure_future(asyncio.to_thread(self._make, rootfs, after))
         try:
@@ -249,7 +249,7 @@ class ContainerSandbox(ABC, Generic[G, C]):
             raise OutcomeUnknown(f"{container.why_lost()}. {self._advice}{container.last_output()}")
         traffic = await container.network.report(ends=True) if container.network is not None else Traffic()
         until = Until(time_for_files(timeout_s))
-        changes = await self._workspace.changes(listener.spool, program.given(), answer, until)
+        changes = await self._workspace.changes(listener.spool, program.input_hashes(), answer, until)
         return result_of(
             end, listener, changes, program=program, limits=self._limits, enforcement=self._enforced(container),
             traffic=traffic, notes={**self._notes(container), "start": start},
@@ -433,5 +433,5 @@ class SessionSandbox(ContainerSandbox[G, C]):
             for session in reversed(self._sessions.values()):
                 stack.push_async_callback(session.close)
 
-    def _others(self) -> Sequence[C]:
+    def _other_holders(self) -> Sequence[C]:
         return list(self._sessions)

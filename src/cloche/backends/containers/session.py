@@ -79,7 +79,7 @@ class ContainerTransport:
         try:
             await finish(asyncio.to_thread(self._container.order, self._program.order(self._limits)))
         except OSError as error:
-            why = f"the {self._container.what} was lost before the session began{self._container.last_output()}"
+            why = f"the {self._container.label} was lost before the session began{self._container.last_output()}"
             raise StartFailed(why, step="session") from error
         except asyncio.CancelledError:
             self._is_started = True  # by now, most likely: it shall not outlive its session in this container
@@ -105,8 +105,10 @@ class ContainerTransport:
 
     def collect(self, *, is_up_to_date: bool = False) -> Printed:  # noqa: ARG002 - it always is
         """Return what was printed: what came before an answer was handed to the loop before it."""
-        kept_bytes = self._outputs.kept
-        printed = Printed(stdout=kept_bytes("stdout"), stderr=kept_bytes("stderr"), is_truncated=self._outputs.is_truncated)
+        kept_bytes = self._outputs.kept_bytes
+        printed = Printed(
+            stdout=kept_bytes("stdout"), stderr=kept_bytes("stderr"), is_truncated=self._outputs.is_truncated
+        )
         with self._turn:
             self._passed_bytes = 0
         self._outputs.renew()
@@ -143,14 +145,14 @@ class ContainerTransport:
         container = self._container
         end = await observed_end(container, self._report, cause or self._kill_timer.cause)
         if end is None:
-            why = f"the {container.what} is gone, and nobody said why{container.last_output()}"
+            why = f"the {container.label} is gone, and nobody said why{container.last_output()}"
             return SessionEnd(observed=Observed(), lost=container.why_lost() if container.is_given_up else why)
         return SessionEnd(observed=end.observed, usage=end.usage)
 
     def known_end(self) -> Observed | str:
         if self._report is not None:
             return reported_end(self._report, self._kill_timer.cause).observed
-        return f"its {self._container.what} is gone" if self._container.is_lost else ""
+        return f"its {self._container.label} is gone" if self._container.is_lost else ""
 
     async def close(self) -> None:
         try:

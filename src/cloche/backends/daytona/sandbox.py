@@ -197,7 +197,7 @@ class DaytonaContainer(HostedContainer):
         self._wire: TerminalWire | None = None
 
     @property
-    def what(self) -> str:
+    def label(self) -> str:
         """Name what is lost."""
         return "sandbox at Daytona"
 

@@ -18,9 +18,9 @@ from cloche.core.suppressed import suppress_logged
 
 from ..containers.container import CHUNK_BYTES, MAX_FRAME_BYTES, Container, Link, Wire, boot_message
 from .daemon import Daemon, explained, release
-from .images import Image
+from .images import DockerImage
 from .network import serve_container
-from .plan import Plan
+from .plan import ContainerPlan
 
 log = logging.getLogger("cloche.docker")
 STALL_S = 60.0  # for a container to take more of what it is sent
@@ -139,22 +139,22 @@ class Demultiplexer:
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
         """Return the pieces that `data` completes."""
         self._buffer += data
-        found = []
+        pieces = []
         while len(self._buffer) >= 8:
             end = 8 + int.from_bytes(self._buffer[4:8], "big")
             if end > MAX_FRAME_BYTES:
                 raise ValueError("docker sent what is no stream of frames")
             if len(self._buffer) < end:
                 break
-            found.append((self._buffer[0], bytes(self._buffer[8:end])))
+            pieces.append((self._buffer[0], bytes(self._buffer[8:end])))
             del self._buffer[:end]
-        return found
+        return pieces
 
 
-class DockerContainer(Container[Image]):
+class DockerContainer(Container[DockerImage]):
     """Hold one started container with our first process in it. All methods block, and are for any thread."""
 
-    def __init__(self, daemon: Daemon, plan: Plan, image: Image):
+    def __init__(self, daemon: Daemon, plan: ContainerPlan, image: DockerImage):
         super().__init__()
         self.daemon, self.plan, self.rootfs = daemon, plan, image
         self.id = ""

@@ -369,7 +369,9 @@ def _no_context(name: str, why: str) -> BackendUnavailable:
 def _why_not(error: Exception, where: str) -> tuple[str, str]:
     """Return the reason and the remedy."""
     # Of TLS the number is a kind of its own, of which the first would be read as EPERM.
-    numbers = {cause.errno for cause in _chain(error) if isinstance(cause, OSError) and not isinstance(cause, ssl.SSLError)}
+    numbers = {
+        cause.errno for cause in _chain(error) if isinstance(cause, OSError) and not isinstance(cause, ssl.SSLError)
+    }
     if errno.EACCES in numbers or errno.EPERM in numbers:
         return f"you may not talk to the daemon at {where} (permission denied).", JOIN_THE_GROUP
     if numbers & {errno.ENOENT, errno.ECONNREFUSED}:

@@ -55,12 +55,12 @@ Rows = list[list[str]]
 Said = tuple[str, str, str, str, str, list[str]]  # path, version, tag, platform, C library, modules
 _FORMS = (r"/[^\s\0]+", r"3\.\d+\.\d+\S*", r"cpython-3\d+", r"linux-\w+", r"(glibc|musl) \d+\.\d+\S*")
 _turn = threading.Lock()
-_known: dict[str, Image] = {}
-_here: set[tuple[int, str]] = set()
+_images_by_id: dict[str, DockerImage] = {}
+_present: set[tuple[int, str]] = set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Image:
+class DockerImage:
     """Hold what is known of an image: its name, its id, its variables, the programs in it with paths and versions."""
 
     name: str
@@ -95,7 +95,7 @@ def image_name(language: str, chosen: Mapping[str, str]) -> str:
     return chosen.get(language) or chosen.get(ANY_LANGUAGE) or LANGUAGES[language].image
 
 
-def find_image(daemon: Daemon, name: str) -> Image:
+def find_image(daemon: Daemon, name: str) -> DockerImage:
     """Return an image, pulled when it is not here, and looked into once.
 
     Raises BackendUnavailable saying how to get or name one.
@@ -103,14 +103,14 @@ def find_image(daemon: Daemon, name: str) -> Image:
     daemon.check_socket(CONNECT_S)  # a daemon that is gone since the last run is reported, with the remedy
     with _turn:
         state = _inspect(daemon, name) or _pull(daemon, name)
-        image = _known.get(f"{name} {state['Id']}")
+        image = _images_by_id.get(f"{name} {state['Id']}")
         if image is None:
             rows = _KEPT.find((state["Id"], _PROBE, *PROGRAMS), lambda: _look_into(daemon, name, state))
-            image = _known[f"{name} {state['Id']}"] = _image(name, state, rows)
+            image = _images_by_id[f"{name} {state['Id']}"] = _image(name, state, rows)
         return image
 
 
-def interpreter_of(daemon: Daemon, image: Image) -> Interpreter:
+def interpreter_of(daemon: Daemon, image: DockerImage) -> Interpreter:
     """Return the interpreter that an image has as `python3`, asked once; blocks.
 
     Raises BackendUnavailable where it has none that packages can be chosen for.
@@ -121,10 +121,12 @@ def interpreter_of(daemon: Daemon, image: Image) -> Interpreter:
     return Interpreter(target=target, modules=frozenset(modules))
 
 
-def _ask_python(daemon: Daemon, image: Image) -> Said:
+def _ask_python(daemon: Daemon, image: DockerImage) -> Said:
     requirement = "packages take an image with CPython as python3, of a release"
     if "python3" not in image.programs:
-        raise BackendUnavailable(f"packages: image {image.name!r} has no python3.", remedy=f"Name another: {requirement}.")
+        raise BackendUnavailable(
+            f"packages: image {image.name!r} has no python3.", remedy=f"Name another: {requirement}."
+        )
     code, output = _said_by(daemon, image.name, image.id, ["python3", "-I", "-c", _ASK_PYTHON])
     try:
         answer = _read_said(json.loads(output.splitlines()[-1]))
@@ -152,9 +154,9 @@ def _read_said(answer: Any) -> Said | None:  # noqa: ANN401 - JSON of an image
 def is_here(daemon: Daemon, name: str) -> bool:
     """Tell whether the daemon has an image; one that it had is taken to stay."""
     key = (id(daemon), name)
-    if key not in _here and _inspect(daemon, name) is not None:
-        _here.add(key)
-    return key in _here
+    if key not in _present and _inspect(daemon, name) is not None:
+        _present.add(key)
+    return key in _present
 
 
 def _inspect(daemon: Daemon, name: str) -> Mapping[str, Any] | None:
@@ -240,10 +242,10 @@ def _said_by(daemon: Daemon, name: str, image: str, arguments: Sequence[str]) ->
     return int(code), output
 
 
-def _image(name: str, state: Mapping[str, Any], rows: Rows) -> Image:
+def _image(name: str, state: Mapping[str, Any], rows: Rows) -> DockerImage:
     programs = {row[0]: row[1] for row in rows}
     versions = {row[0]: row[2] for row in rows if row[2]}
-    return Image(name=name, id=str(state["Id"]), env=_environment(state), programs=programs, versions=versions)
+    return DockerImage(name=name, id=str(state["Id"]), env=_environment(state), programs=programs, versions=versions)
 
 
 def _from_plain(plain: Rows) -> Rows:

@@ -21,7 +21,7 @@ from cloche.core.errors import StartFailed
 
 from ..garbage_collection import owner
 from .daemon import LAYER_LABEL, MAKER_LABEL, MARK_LABEL, OWNER_LABEL, STORE_LABEL, Daemon, explained
-from .images import LAYERS, Image
+from .images import LAYERS, DockerImage
 
 log = logging.getLogger("cloche.docker")
 MANIFEST = "layer.json"  # of a layer; the last file of its volume
@@ -44,7 +44,7 @@ def _volume(layer: str) -> str:
     return f"cloche-packages-{os.path.basename(layer)}"
 
 
-def fill(daemon: Daemon, image: Image, layers: Sequence[str]) -> None:
+def fill(daemon: Daemon, image: DockerImage, layers: Sequence[str]) -> None:
     """Have the volumes of layers, whole; blocks. An image is there for a container that is never started.
 
     Raises StartFailed.
@@ -75,7 +75,7 @@ def _failed(layer: str, error: BaseException) -> StartFailed:
     return StartFailed(f"packages: the volume of layer {name} cannot be made: {explained(error)}", step="packages")
 
 
-def _fill(daemon: Daemon, image: Image, layer: str) -> None:
+def _fill(daemon: Daemon, image: DockerImage, layer: str) -> None:
     with _turn(layer) as manifest:
         if _is_whole(daemon, layer):
             return
@@ -113,7 +113,7 @@ def _labels(layer: str) -> dict[str, str]:
     return {LAYER_LABEL: os.path.basename(layer), STORE_LABEL: os.path.dirname(layer), MAKER_LABEL: owner()}
 
 
-def _container(image: Image, layer: str) -> dict[str, object]:
+def _container(image: DockerImage, layer: str) -> dict[str, object]:
     """Return the body of the call that creates the container through which a volume is filled."""
     mount = {"Type": "volume", "Source": _volume(layer), "Target": PLACE, "VolumeOptions": {"NoCopy": True}}
     return {

@@ -29,9 +29,9 @@ from ..garbage_collection import owner
 from ..layout import USERS, with_layers
 from .container import DockerContainer
 from .daemon import OWNER_LABEL, Daemon
-from .images import Image, find_image, image_name
+from .images import DockerImage, find_image, image_name
 from .layers import fill, places_of, volumes_of
-from .plan import GVISOR, Plan, plan_container, with_homes
+from .plan import GVISOR, ContainerPlan, plan_container, with_homes
 from .sandbox import COMMAND, any_id, build_program, build_session_program, image_variables
 
 # What can be written to besides the workspace, each with a bound of its own: no two folders can share a volume.
@@ -41,7 +41,7 @@ MOST_ETC_BYTES = 32 << 20
 SLACK_NS = 20_000_000  # of gVisor, whose workspace has the host's clock
 
 
-def find_live_image(daemon: Daemon, images: Mapping[str, str]) -> Image:
+def find_live_image(daemon: Daemon, images: Mapping[str, str]) -> DockerImage:
     """Return the image that can hold a sandbox that lives; blocks. Raises BackendUnavailable where none can."""
     image = find_image(daemon, image_name("python", images))
     if not image.has_reaper:
@@ -65,12 +65,12 @@ class DockerLiveSandbox(ContainerLiveSandbox[DockerContainer]):
         policy: Policy,
         limits: Limits,
         enforcement: Enforcement,
-        image: Image,
+        image: DockerImage,
         runtime: str = "",
         notes: Mapping[str, str] = MappingProxyType({}),
     ):
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
-        self._daemon, self._image, self._runtime, self._told = daemon, image, runtime, notes
+        self._daemon, self._image, self._runtime, self._choice_notes = daemon, image, runtime, notes
         self.clock_slack_ns = SLACK_NS if runtime in GVISOR else 0
 
     def _make(self) -> tuple[DockerContainer, Wire]:
@@ -92,7 +92,7 @@ class DockerLiveSandbox(ContainerLiveSandbox[DockerContainer]):
             }
         return boot_message(self._policy.preload, live=settings)
 
-    def _plan(self, image: Image) -> Plan:
+    def _plan(self, image: DockerImage) -> ContainerPlan:
         plan = plan_container(
             self._policy,
             self.limits,
@@ -130,4 +130,4 @@ class DockerLiveSandbox(ContainerLiveSandbox[DockerContainer]):
     def _notes(self) -> dict[str, Any]:
         runtime = f", {self._runtime}" if self._runtime else ""
         engine = f"docker {self._daemon.version}{runtime}"
-        return {"backend": "docker", "image": self._image.name, "engine": engine, **self._told}
+        return {"backend": "docker", "image": self._image.name, "engine": engine, **self._choice_notes}

@@ -29,14 +29,14 @@ from .runtimes import hosts_runtime
 if TYPE_CHECKING:
     from cloche.core.network import NetworkRules
 
-    from .images import Image
+    from .images import DockerImage
 
 FOLDER = "/run/cloche"
 HAND_OUT_S = 60.0
 MEMORY_BYTES, PIDS, MOST_SOCKETS = 64 << 20, 16, 128
 
 
-def serve_container(daemon: Daemon, container: str, image: Image, rules: NetworkRules) -> Network:
+def serve_container(daemon: Daemon, container: str, image: DockerImage, rules: NetworkRules) -> Network:
     """Return a network whose sockets are made in the namespace of a container that was started; blocks.
 
     Raises StartFailed.
@@ -62,7 +62,7 @@ def serve_container(daemon: Daemon, container: str, image: Image, rules: Network
     return network
 
 
-def _made_by_container(daemon: Daemon, container: str, image: Image, rules: NetworkRules) -> list[int]:
+def _made_by_container(daemon: Daemon, container: str, image: DockerImage, rules: NetworkRules) -> list[int]:
     """Return the sockets that a container beside another one has made in its network namespace."""
     above, link_name = hostfs.temporary_folder(), secrets.token_hex(16)
     folder = tempfile.mkdtemp(prefix="cloche-", dir=above)
@@ -101,7 +101,7 @@ def _made_by_container(daemon: Daemon, container: str, image: Image, rules: Netw
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _container(beside: str, image: Image, rules: NetworkRules, folder: str, link_name: str) -> dict[str, Any]:
+def _container(beside: str, image: DockerImage, rules: NetworkRules, folder: str, link_name: str) -> dict[str, Any]:
     """Return the body of the daemon's call that creates it."""
     program = files("cloche.backends.containers.inside").joinpath("network.py").read_text("utf-8")
     ports = json.dumps(list(rules.served_ports))

@@ -42,7 +42,7 @@ FIRST_ID, IDS, MAPPED_ID = 1_950_000_000, 100_000, 65_534
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ContainerPlan:
     """Describe one container. `volume` names a workspace that is there already; empty makes a new one.
 
     `runtime` is empty for whichever the daemon takes by itself. `homes` are folders that can be written to besides.
@@ -222,14 +222,14 @@ def plan_container(
     runtime: str = "",
     is_id_mapped: bool = False,
     labels: Mapping[str, str] | None = None,
-) -> Plan:
+) -> ContainerPlan:
     """Return the plan of one container.
 
     Where the first process watches the guest's memory (`is_watched`), the control group's cap leaves room for what
     the file systems in memory may hold; else they count as the guest's memory.
     """
     stored = limits.disk_bytes + 2 * limits.tmp_bytes + REAPER_BYTES if is_watched else 0
-    return Plan(
+    return ContainerPlan(
         image=image,
         command=tuple(command),
         user=MAPPED_ID if policy.user == "nobody" or is_id_mapped else user,
@@ -262,7 +262,7 @@ def profile_with_users() -> dict[str, Any]:
     return {**rules, "syscalls": [*rules["syscalls"], {**rule, "args": [of_netlink, not_of_routes]}]}
 
 
-def with_homes(plan: Plan, homes: tuple[str, ...]) -> Plan:
+def with_homes(plan: ContainerPlan, homes: tuple[str, ...]) -> ContainerPlan:
     """Return the plan of a container that lives, with folders of its own, each as large as /tmp."""
     return replace(plan, homes=homes, memory_bytes=plan.memory_bytes + len(homes) * plan.tmp_bytes)
 

@@ -22,7 +22,7 @@ from cloche.core.policy import Policy
 from ..garbage_collection import owner
 from ..network import SERVED
 from .daemon import OWNER_LABEL, Daemon, explained
-from .images import Image
+from .images import DockerImage
 from .plan import GVISOR, MAPPED_ID, RUNC, RUNSC, RUNSC_NETWORK
 
 PROBE_S = 20
@@ -37,7 +37,7 @@ _answers: dict[tuple[int, str], str] = {}  # by daemon and runtime: why not; emp
 
 
 def choose_runtime(
-    daemon: Daemon, image: Image | None, level: Level | None, *, is_served: bool = False
+    daemon: Daemon, image: DockerImage | None, level: Level | None, *, is_served: bool = False
 ) -> tuple[str, Level]:
     """Return the runtime, empty for the daemon's own, and the level that it gives; None takes the strongest.
 
@@ -60,10 +60,11 @@ def own_runtime(daemon: Daemon) -> tuple[str, Level]:
 
     Raises BackendUnavailable where the daemon does not have it.
     """
-    runtimes = _known(daemon)
+    runtimes = _runtimes(daemon)
     if RUNC not in runtimes:
         raise BackendUnavailable(
-            f"this daemon does not know the runtime {RUNC}, which is demanded; it knows: {', '.join(runtimes) or 'none'}.",
+            f"this daemon does not know the runtime {RUNC}, which is demanded; it knows: "
+            f"{', '.join(runtimes) or 'none'}.",
             remedy="Use a daemon that has it, or take runtime out of the settings.",
         )
     return RUNC, Level.JAIL
@@ -77,17 +78,17 @@ def hosts_runtime(daemon: Daemon) -> str:
 def gvisor_runtime(daemon: Daemon, *, is_served: bool = False) -> str:
     """Return the name of gVisor's runtime, with the host's stack where the network `is_served`; empty for none."""
     if not is_served:
-        return RUNSC if RUNSC in _known(daemon) else ""
+        return RUNSC if RUNSC in _runtimes(daemon) else ""
     return next((name for name in (RUNSC_NETWORK, RUNSC) if has_hosts_stack(daemon, name)), "")
 
 
 def has_hosts_stack(daemon: Daemon, runtime: str) -> bool:
     """Tell whether the guests of gVisor's runtime of that name have sockets of the host's kernel."""
-    arguments = _known(daemon).get(runtime, {}).get("runtimeArgs") or ()
+    arguments = _runtimes(daemon).get(runtime, {}).get("runtimeArgs") or ()
     return _NETWORK.findall(" ".join(map(str, arguments)))[-1:] == ["host"]
 
 
-def why_no_gvisor(daemon: Daemon, image: Image | None, *, is_served: bool = False) -> str:
+def why_no_gvisor(daemon: Daemon, image: DockerImage | None, *, is_served: bool = False) -> str:
     """Return why gVisor cannot be used, empty when it was tried and can; trying it takes an image."""
     name = gvisor_runtime(daemon, is_served=is_served)
     if not name:
@@ -105,7 +106,7 @@ def why_not_preferred(daemon: Daemon, policy: Policy, level: Level) -> str:
 
     That is where less was asked for, and where the daemon has no runtime of gVisor's at all.
     """
-    is_free = policy.level is None and policy.runtime is None and any(name in _known(daemon) for name in GVISOR)
+    is_free = policy.level is None and policy.runtime is None and any(name in _runtimes(daemon) for name in GVISOR)
     if level is Level.GVISOR or not is_free:
         return ""
     if policy.network == "bridge":
@@ -119,12 +120,12 @@ def is_ruled_out(daemon: Daemon, *, is_served: bool = False) -> bool:
     return not name or bool(_answers.get((id(daemon), name)))
 
 
-def _known(daemon: Daemon) -> Mapping[str, Mapping[str, Any]]:
+def _runtimes(daemon: Daemon) -> Mapping[str, Mapping[str, Any]]:
     return daemon.info.get("Runtimes") or {}
 
 
 def _why_unknown(daemon: Daemon, *, is_served: bool) -> str:
-    runtimes = _known(daemon)
+    runtimes = _runtimes(daemon)
     if not is_served:
         return f"the daemon does not know the runtime {RUNSC}"
     if RUNSC_NETWORK in runtimes:
@@ -133,7 +134,7 @@ def _why_unknown(daemon: Daemon, *, is_served: bool) -> str:
     return f"the daemon does not know the runtime {RUNSC_NETWORK}{also}"
 
 
-def _try(daemon: Daemon, image: Image, runtime: str) -> str:
+def _try(daemon: Daemon, image: DockerImage, runtime: str) -> str:
     """Run a container on it, and clean up whatever comes of that."""
     body = {
         "Image": image.id,

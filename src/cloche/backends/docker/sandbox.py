@@ -35,9 +35,9 @@ from ..garbage_collection import owner
 from ..session_languages import session_language
 from .container import DockerContainer
 from .daemon import OWNER_LABEL, Daemon, release
-from .images import Image, find_image, image_name
+from .images import DockerImage, find_image, image_name
 from .layers import fill, places_of, volumes_of
-from .plan import FIRST_ID, IDS, Plan, plan_container
+from .plan import FIRST_ID, IDS, ContainerPlan, plan_container
 from .shell_container import COMMAND as SHELL_COMMAND
 from .shell_container import ShellContainer
 
@@ -45,17 +45,17 @@ COMMAND = ("python3", *ARGUMENTS)
 UNWATCHED = Measure(state=State.ENFORCED, mechanism="memory control group; what the file systems in memory hold counts")
 
 
-def build_program(request: Request, image: Image, number: int = 0) -> Program:
+def build_program(request: Request, image: DockerImage, number: int = 0) -> Program:
     """Return the program of a request. Raises InvalidRequest, or BackendUnavailable for an engine that is missing."""
     return program_of(request, image, image_variables(image), has_interpreter=image.has_reaper, number=number)
 
 
-def image_variables(image: Image) -> dict[str, str]:
+def image_variables(image: DockerImage) -> dict[str, str]:
     """Return the variables that an image sets, with a PATH in any case."""
     return {"PATH": IMAGE_PATH, **image.env}
 
 
-def build_session_program(name: str, env: Mapping[str, str], image: Image) -> SessionProgram:
+def build_session_program(name: str, env: Mapping[str, str], image: DockerImage) -> SessionProgram:
     """Return what serves a session.
 
     Raises BackendUnavailable for a language without sessions and for an image that cannot have one.
@@ -74,7 +74,7 @@ def build_session_program(name: str, env: Mapping[str, str], image: Image) -> Se
     return session_of(language, driver, image, image_variables(image), env)
 
 
-class DockerOpenSandbox(SessionSandbox[Image, DockerContainer]):
+class DockerOpenSandbox(SessionSandbox[DockerImage, DockerContainer]):
     """Run requests in containers of a daemon, one at a time; see core.protocols.OpenSandbox."""
 
     _advice = 'See whether the daemon is well: "docker info"'
@@ -91,31 +91,31 @@ class DockerOpenSandbox(SessionSandbox[Image, DockerContainer]):
         notes: Mapping[str, str] = MappingProxyType({}),
     ):
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
-        self._daemon, self._images, self._runtime, self._told = daemon, images, runtime, notes
+        self._daemon, self._images, self._runtime, self._choice_notes = daemon, images, runtime, notes
         self._volume = ""
 
-    def _find_rootfs(self, request: Request | None) -> Image:
+    def _find_rootfs(self, request: Request | None) -> DockerImage:
         language = language_of(request).name if request is not None else "python"
         return find_image(self._daemon, image_name(language, self._images))
 
-    def _build_program(self, request: Request, rootfs: Image) -> Program:
+    def _build_program(self, request: Request, rootfs: DockerImage) -> Program:
         return program_with_layers(build_program(request, rootfs), places_of(self._policy.layers))
 
-    def _find_session_rootfs(self, language: str) -> Image:
+    def _find_session_rootfs(self, language: str) -> DockerImage:
         return find_image(self._daemon, image_name(session_language(language)[0].name, self._images))
 
-    def _build_session_program(self, language: str, env: Mapping[str, str], rootfs: Image) -> SessionProgram:
+    def _build_session_program(self, language: str, env: Mapping[str, str], rootfs: DockerImage) -> SessionProgram:
         program = build_session_program(language, env, rootfs)
         return session_with_layers(program, places_of(self._policy.layers))
 
-    def _make(self, rootfs: Image, after: DockerContainer | None) -> DockerContainer:
+    def _make(self, rootfs: DockerImage, after: DockerContainer | None) -> DockerContainer:
         fill(self._daemon, rootfs, self._policy.layers)
         kind = DockerContainer if rootfs.has_reaper else ShellContainer
         container = kind(self._daemon, self._plan(rootfs, after), rootfs)
         container.start(self._policy.preload)
         return container
 
-    def _plan(self, image: Image, after: DockerContainer | None) -> Plan:
+    def _plan(self, image: DockerImage, after: DockerContainer | None) -> ContainerPlan:
         plan = plan_container(
             self._policy,
             self._limits,
@@ -130,7 +130,7 @@ class DockerOpenSandbox(SessionSandbox[Image, DockerContainer]):
         plan = replace(plan, layers=volumes_of(self._policy.layers))
         return replace(plan, volume=self._volume) if after is not None else plan
 
-    def _kind(self, rootfs: Image) -> tuple[object, ...]:
+    def _kind(self, rootfs: DockerImage) -> tuple[object, ...]:
         return id(self._daemon), self._policy.preload, self._plan(rootfs, None).kind()
 
     def _release(self, container: DockerContainer, *, with_workspace: bool = False) -> None:
@@ -141,7 +141,7 @@ class DockerOpenSandbox(SessionSandbox[Image, DockerContainer]):
     def _notes(self, container: DockerContainer) -> dict[str, Any]:
         runtime = f", {self._runtime}" if self._runtime else ""
         engine = f"docker {self._daemon.version}{runtime}"
-        return {"backend": "docker", "image": container.rootfs.name, "engine": engine, **self._told}
+        return {"backend": "docker", "image": container.rootfs.name, "engine": engine, **self._choice_notes}
 
     def _enforced(self, container: DockerContainer) -> Enforcement:
         if container.rootfs.has_reaper:

@@ -267,11 +267,11 @@ def _moved(packed: bytes, order: Mapping[str, Any]) -> bytes:
     target = io.BytesIO()
     options: dict[str, Any] = {"format": tarfile.GNU_FORMAT, "encoding": "utf-8", "errors": "surrogateescape"}
     with (
-        tarfile.open(fileobj=io.BytesIO(packed), **options) as given,
+        tarfile.open(fileobj=io.BytesIO(packed), **options) as input_archive,
         tarfile.open(fileobj=target, mode="w", **options) as out,
     ):
-        for member in given:
-            source = given.extractfile(member)
+        for member in input_archive:
+            source = input_archive.extractfile(member)
             member.name = f"workspace/{member.name}"
             out.addfile(member, source)
         if order.get("build"):

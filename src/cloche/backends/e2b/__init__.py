@@ -1,12 +1,12 @@
-"""The backend "e2b": a sandbox of E2B's cloud, or of a server of one's own that speaks its wire, by its Python package.
+"""The backend "e2b": sandboxes of E2B's cloud, or of a self-hosted server with its API, by E2B's Python package.
 
 In: an account, policy, limits, requests. Out: results, sessions, sandboxes that live. `sdk` holds the package, its
-connections and what its errors mean; `machine` makes one sandbox there and the programs in it, whose streams `wire`
-carries; `launcher` is sent into it and makes a container; `sandbox` and `live` are what is opened; `backend` says what
-can be had.
+connections and the mapping of its errors; `machine` creates one sandbox and starts processes in it; `wire` carries the
+streams of a process; `launcher` is a program that is sent into the sandbox and makes a container; `sandbox` and `live`
+are the objects that `backend` opens.
 
-To be kept: where code is sent is what the account says, whatever the environment or a file in the working folder says.
-Nothing waits for the provider without a bound.
+Must not change: the account alone decides where code is sent; the environment and files of the working folder do not.
+Every wait for the provider has a bound.
 """
 
 from __future__ import annotations

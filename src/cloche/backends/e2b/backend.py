@@ -1,6 +1,6 @@
-"""The e2b backend: every sandbox at a provider of machines, E2B or who speaks its wire, for the account that is named.
+"""The e2b backend: each sandbox is a machine of E2B, or of a server with the same API, in the configured account.
 
-Nobody is asked before a sandbox is used: whether it can be had is whether the package and the key are there.
+No request is sent before a sandbox is used. Until then, available means that the package and the key are present.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..remote.claims import check_claims, claimed_capabilities, claimed_controls
 from ..remote.labels import is_left
 from ..remote.quota import counter_for
 from .live import E2BLiveSandbox
-from .machine import OURS, Machine, kill_sandbox, list_sandboxes, plan_sandbox
+from .machine import OURS, E2BMachine, kill_sandbox, list_sandboxes, plan_sandbox
 from .sandbox import E2BOpenSandbox
 from .sdk import EXTRA, KEY_VARIABLE, PACKAGE, PROVIDER, provider_of
 
@@ -55,9 +55,9 @@ class E2BBackend(AccountBackend):
 
     @asynccontextmanager
     async def open(self, policy: Policy, limits: Limits) -> AsyncIterator[E2BOpenSandbox]:
-        """Open a sandbox; it is made at the provider when it is first used.
+        """Open a sandbox; it is created at the provider on first use.
 
-        Raises BackendUnavailable where there is none to be had, or when one cannot give what is required.
+        Raises BackendUnavailable if the account cannot be used or a required control is missing.
         """
         machine, enforcement = await asyncio.to_thread(self._planned, policy, limits, is_live=False)
         sandbox = E2BOpenSandbox(machine=machine, policy=policy, limits=limits, enforcement=enforcement)
@@ -68,9 +68,9 @@ class E2BBackend(AccountBackend):
 
     @asynccontextmanager
     async def open_live(self, policy: Policy, limits: Limits) -> AsyncIterator[E2BLiveSandbox]:
-        """Open a sandbox that lives; it is made at the provider when it is first used.
+        """Open a sandbox that lives; it is created at the provider on first use.
 
-        Raises BackendUnavailable as `open` does, and for several users.
+        Raises BackendUnavailable as `open` does, and if the policy has several users.
         """
         if policy.users:
             raise BackendUnavailable(
@@ -85,7 +85,7 @@ class E2BBackend(AccountBackend):
             await sandbox.close()
 
     def collect_garbage(self) -> list[str]:
-        """End the sandboxes of processes that are dead; return a line for each. Raises BackendUnavailable."""
+        """End the sandboxes of dead processes; return one line for each. Raises BackendUnavailable."""
         account = self._checked()
         provider, counter, leftover = provider_of(account), counter_for(account), []
         for name, whose in list_sandboxes(provider, {OURS: "1"}):
@@ -99,8 +99,8 @@ class E2BBackend(AccountBackend):
     def _checked(self) -> RemoteAccount:
         return check_account(self._account, provider=PROVIDER, package=PACKAGE, extra=EXTRA, variable=KEY_VARIABLE)
 
-    def _planned(self, policy: Policy, limits: Limits, *, is_live: bool) -> tuple[Machine, Enforcement]:
-        """Return a machine that is yet to be made, and what holds in it. Raises BackendUnavailable."""
+    def _planned(self, policy: Policy, limits: Limits, *, is_live: bool) -> tuple[E2BMachine, Enforcement]:
+        """Return a machine that is not created yet, and its enforcement report. Raises BackendUnavailable."""
         account, enforcement = self._checked(), claimed_enforcement(Level.VM, CONTROLS)
         check_claims(
             policy, enforcement, backend=self.name, networks=NETWORKS,
@@ -117,4 +117,4 @@ class E2BBackend(AccountBackend):
         plan = plan_sandbox(
             policy, limits, template=account.template, lifetime_s=account.lifetime_s, is_live=is_live, homes=homes
         )
-        return Machine(provider_of(account), plan, owner()), enforcement
+        return E2BMachine(provider_of(account), plan, owner()), enforcement

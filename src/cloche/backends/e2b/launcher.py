@@ -1,8 +1,8 @@
-"""Sent into a sandbox, and run as root there: makes a container in it, whose first process it becomes.
+"""Program that runs as root in an E2B sandbox: it makes a container and becomes the container's first process.
 
-The machine is the provider's, and so is what else runs in it. So a program gets namespaces of its own, folders in
-memory with a size, a root that it cannot write to, an id that is not root, and no way to become root. What follows on
-standard input is for the first process (`containers.container.boot_message`).
+The machine and the other processes on it belong to the provider. A guest therefore gets its own namespaces, tmpfs
+folders of bounded size, a read-only root, an unprivileged id, and no way to become root again. The rest of standard
+input is for the first process (`containers.container.boot_message`).
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Make a call of the C library. Raises OSError naming it."""
+    """Call a function of the C library. Raises OSError with its name."""
     if getattr(_libc, name)(*arguments) < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}{arguments}: {os.strerror(number)}")
 
 
 def mount(kind: str, target: str, flags: int, options: str = "") -> None:
-    """Mount a file system that needs no device."""
+    """Mount a file system that has no device."""
     call("mount", kind.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode())
 
 
@@ -61,7 +61,10 @@ def user_id() -> int:
 
 
 def make_workspace(user: int, settings: dict[str, Any]) -> None:
-    """Mount the workspace, once in a sandbox; homes are folders of the same file system, which it then covers."""
+    """Mount the workspace, once per sandbox.
+
+    With `homes`, they and the workspace are folders of that one file system.
+    """
     homes = settings["homes"]
     owner = "mode=0755" if homes else f"uid={user},gid={user},mode=0700"
     os.makedirs(WORKSPACE, exist_ok=True)
@@ -76,7 +79,7 @@ def make_workspace(user: int, settings: dict[str, Any]) -> None:
 
 
 def close_root(but: tuple[str, ...]) -> None:
-    """Have nothing written to what is mounted, `but` to some of it."""
+    """Remount everything read-only, except the targets in `but`."""
     with open("/proc/self/mountinfo") as file:
         rows = [line.split() for line in file]
     for row in rows:
@@ -91,7 +94,7 @@ def close_root(but: tuple[str, ...]) -> None:
 
 
 def furnish(settings: dict[str, Any]) -> None:
-    """Mount what is new for each container."""
+    """Make the mounts and devices of one container."""
     call("mount", b"none", b"/", None, ctypes.c_ulong(RECURSIVE | PRIVATE), None)
     close_root((WORKSPACE, *settings["homes"]))
     if os.path.isdir(GROUPS):  # those of the whole machine say nothing of this container
@@ -117,7 +120,7 @@ def furnish(settings: dict[str, Any]) -> None:
 
 
 def give_up(user: int, settings: dict[str, Any]) -> None:
-    """Give up everything that root may do, for good, and do not outlive who waits for this process."""
+    """Drop all privileges of root for good, and have the kernel kill this process when its parent ends."""
     for capability in range(LAST_CAPABILITY + 1):
         _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
     for name, limit in settings["ulimits"].items():
@@ -135,7 +138,7 @@ def give_up(user: int, settings: dict[str, Any]) -> None:
 
 
 def main(settings: dict[str, Any]) -> None:
-    """Make the container, run its first process, and end with it; never returns."""
+    """Make the container, run its first process, and exit when it ends. Never returns."""
     try:
         user = settings["user"] or user_id()
         if settings["makes_workspace"]:

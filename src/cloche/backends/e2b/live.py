@@ -1,4 +1,4 @@
-"""A sandbox of the e2b backend that lives: one container, the only one of its machine; see `containers.live`."""
+"""A sandbox of the e2b backend that lives: the only container of its machine; see `containers.live`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from cloche.core.request import Request
 from ..containers.container import Wire, boot_message
 from ..containers.live import TEMPORARY, ContainerLiveSandbox
 from ..containers.program import ENVIRONMENT, IMAGE_PATH, WORKSPACE, Program, SessionProgram, program_of, session_in
-from .machine import Machine
+from .machine import E2BMachine
 from .sandbox import E2BContainer
 
 
 class E2BLiveSandbox(ContainerLiveSandbox[E2BContainer]):
-    """Hold one sandbox at E2B with one container in it, which is made when it is first used."""
+    """One sandbox at E2B with one container, created on first use."""
 
     backend = "e2b"
 
-    def __init__(self, *, machine: Machine, policy: Policy, limits: Limits, enforcement: Enforcement):
+    def __init__(self, *, machine: E2BMachine, policy: Policy, limits: Limits, enforcement: Enforcement):
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
         self._machine = machine
 
@@ -36,7 +36,7 @@ class E2BLiveSandbox(ContainerLiveSandbox[E2BContainer]):
         self._machine.end_soon()
 
     async def close(self) -> None:
-        """End the machine, and wait until it is gone."""
+        """End the machine and wait until it has ended."""
         try:
             await super().close()
         finally:  # also when nobody waits for it any more

@@ -1,7 +1,7 @@
-"""One sandbox at E2B: what is asked for, decided purely; what it is made of; and the programs in it.
+"""One sandbox at E2B: its plan (a pure decision), the programs of its template, and processes in it.
 
-A sandbox has a name of ours besides the provider's. Where it is not known whether one was made, as the answer was lost,
-one of that name is looked for and ended.
+Besides the provider's id, a sandbox has a name chosen here. If the answer to a creation was lost, that name is looked
+up and the sandbox, if there is one, is ended.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ _UNPACK = "import binascii, zlib\nexec(compile(zlib.decompress(binascii.a2b_base
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """Describe one sandbox, and the containers in it."""
+class E2BPlan:
+    """Settings of one sandbox and of the containers in it."""
 
     template: str
     lifetime_s: int
@@ -67,7 +67,7 @@ class Plan:
     settings: Mapping[str, Any]  # for the launcher
 
     def creation(self, labels: Mapping[str, str]) -> dict[str, Any]:
-        """Return what the package's `create` is given, besides what it is told about the account."""
+        """Return the arguments of the package's `create`, except those about the account."""
         only = {"allow_out": list(self.allowed), "deny_out": ["0.0.0.0/0"]} if self.allowed else {}
         return {
             "template": self.template,
@@ -79,7 +79,7 @@ class Plan:
         }
 
     def launching(self, *, makes_workspace: bool) -> bytes:
-        """Return what makes a container: a length in nine digits, and a program."""
+        """Return the launcher as a message: its length in nine digits, then the program."""
         settings = json.dumps({**self.settings, "makes_workspace": makes_workspace})
         text = files("cloche.backends.e2b").joinpath("launcher.py").read_text(encoding="utf-8")
         program = f"{text}\nimport json\nmain(json.loads({settings!r}))\n".encode()
@@ -89,10 +89,10 @@ class Plan:
 def plan_sandbox(
     policy: Policy, limits: Limits, *, template: str, lifetime_s: float, is_live: bool = False,
     homes: Sequence[str] = (),
-) -> Plan:  # fmt: skip
-    """Return the plan of one sandbox. Raises BackendUnavailable for a rule of the network that E2B cannot express."""
+) -> E2BPlan:  # fmt: skip
+    """Return the plan of one sandbox. Raises BackendUnavailable for a network rule that E2B cannot express."""
     has_network = policy.network != "off"
-    return Plan(
+    return E2BPlan(
         template=template or TEMPLATE,
         lifetime_s=max(1, math.ceil(lifetime_s)),
         has_network=has_network,
@@ -114,7 +114,10 @@ def plan_sandbox(
 
 
 def allowed_hosts(policy: Policy) -> tuple[str, ...]:
-    """Return the hosts that a policy lists, as E2B's rules name them. Raises BackendUnavailable where they cannot."""
+    """Return the policy's hosts in the notation of E2B's rules.
+
+    Raises BackendUnavailable for one they cannot express.
+    """
     if policy.network_deny:
         raise _inexpressible("a rule that denies a host", policy.network_deny[0])
     if policy.network != "allowlist":
@@ -147,19 +150,19 @@ def _inexpressible(feature: str, text: str) -> BackendUnavailable:
 
 @functools.lru_cache(8)
 def packed(boot: bytes) -> bytes:
-    """Return a message to a first process, length and program, that does the same and is shorter."""
+    """Return a shorter message (length, program) with the same effect as the boot message `boot`."""
     text = binascii.b2a_base64(zlib.compress(boot[LENGTH_DIGITS:], 9), newline=False).decode()
     program = _UNPACK.format(text=text).encode()
     return f"{len(program):0{LENGTH_DIGITS}d}".encode() + program
 
 
-class Machine:
-    """Hold one sandbox at the provider; it is gone when it was ended, when its time is up, and then by `cloche gc`.
+class E2BMachine:
+    """One sandbox at the provider. It ends by `end`, at the end of its lifetime, or by `cloche gc`.
 
-    All methods block, and are for any thread. Whatever is asked of the provider for it ends at once when it is ended.
+    All methods block and are thread-safe. `end` also cancels the pending requests for this sandbox.
     """
 
-    def __init__(self, provider: Provider, plan: Plan, owner: str):
+    def __init__(self, provider: Provider, plan: E2BPlan, owner: str):
         self.provider, self.plan, self._owner = provider, plan, owner
         self.is_lost = self.has_workspace = False
         self.id = ""
@@ -173,12 +176,15 @@ class Machine:
         self._ticket: SandboxTicket | None = None
         self._has_ended = threading.Event()
 
-    def another(self) -> Machine:
-        """Return one like it, which is yet to be made."""
-        return Machine(self.provider, self.plan, self._owner)
+    def another(self) -> E2BMachine:
+        """Return a machine with the same plan that is not created yet."""
+        return E2BMachine(self.provider, self.plan, self._owner)
 
     def create(self) -> LookedInto:
-        """Create it once, and look what its template holds. Raises BackendUnavailable or StartFailed; none is left."""
+        """Create the sandbox on the first call and list its template's programs.
+
+        Raises BackendUnavailable or StartFailed; nothing is left then.
+        """
         with self._making:
             self._check()
             if self.template is None:
@@ -214,7 +220,7 @@ class Machine:
             raise
 
     def _ask(self, make: Callable[[], Awaitable[T]], timeout_s: float) -> T:
-        """Return what comes of a call. Raises BackendUnavailable, or StartFailed when this is ended meanwhile."""
+        """Return the result of a call. Raises BackendUnavailable, or StartFailed if `end` is called meanwhile."""
         with self._turn:
             self._check()
             future = call.begin(make, timeout_s)
@@ -249,7 +255,7 @@ class Machine:
         raise AssertionError("unreachable")
 
     def _end_unknown(self) -> None:
-        """End a sandbox of this name, if one was made and its answer lost."""
+        """End the sandbox with this machine's name, if one was created and the answer was lost."""
         with suppress_logged(log, "it is not known whether a sandbox was made; it would end with its time", Exception):
             for name, _ in list_sandboxes(self.provider, {NAME_LABEL: self._ours}):
                 kill_sandbox(self.provider, name)
@@ -269,7 +275,7 @@ class Machine:
         return contents
 
     def _run(self, arguments: Sequence[str]) -> bytes:
-        """Run a program to its end, and return what it writes. Raises BackendUnavailable or StartFailed."""
+        """Run a program to its end and return its standard output. Raises BackendUnavailable or StartFailed."""
         wire = self.start(arguments, user="", sends=False)
         output = b""
         late = threading.Timer(LOOK_S, wire.fail, (TimeoutError("it does not end in time"),))
@@ -288,7 +294,7 @@ class Machine:
         return output
 
     def launch(self, boot: bytes) -> ProcessWire:
-        """Start the launcher, which makes a container, with `boot` for it. Raises BackendUnavailable or OSError."""
+        """Start the launcher, which makes a container, and send it `boot`. Raises BackendUnavailable or OSError."""
         wire = self.start(["/bin/sh", "-c", 'exec python3 "$@"', "python3", *ARGUMENTS], user="root", sends=True)
         wire.send(self.plan.launching(makes_workspace=not self.has_workspace) + packed(boot))
         self.has_workspace = True
@@ -302,7 +308,7 @@ class Machine:
         return wire
 
     def end(self) -> None:
-        """Kill it, and have nothing of it left; whoever comes second waits for the first."""
+        """Kill the sandbox and release its ticket. Later calls wait for the first."""
         with self._turn:
             is_first, self.is_lost = not self.is_lost, True
             for future in self._asked:
@@ -322,16 +328,16 @@ class Machine:
         self._has_ended.wait(END_S)
 
     def end_soon(self) -> None:
-        """Do so in the background."""
+        """Call `end` in the background."""
         background.begin(self.end)
 
     async def close(self) -> None:
-        """End it, and wait until it is gone, but not for long: then that goes on in the background."""
+        """End the sandbox and wait a bounded time; after that the end continues in the background."""
         self.end_soon()
         await finish(asyncio.to_thread(self._has_ended.wait, CLOSE_S))
 
     def notes(self) -> dict[str, Any]:
-        """Return what results say of where they come from."""
+        """Return the entries for `meta` of results."""
         return {
             "backend": PROVIDER,
             "level_source": "claimed",
@@ -342,7 +348,7 @@ class Machine:
 
 
 def kill_sandbox(provider: Provider, name: str) -> bool:
-    """End a sandbox by the provider's name for it; tell whether it was there. Raises BackendUnavailable."""
+    """End a sandbox by the provider's id; return whether it existed. Raises BackendUnavailable."""
     try:
         kill = functools.partial(provider.package.top.AsyncSandbox.kill, name, **provider.options())
         provider.ask(kill, END_S)
@@ -354,7 +360,7 @@ def kill_sandbox(provider: Provider, name: str) -> bool:
 
 
 def list_sandboxes(provider: Provider, labels: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return name and owner of all sandboxes with some labels. Raises BackendUnavailable."""
+    """Return (id, owner) of all sandboxes with these labels. Raises BackendUnavailable."""
     top = provider.package.top
     pages = top.AsyncSandbox.list(query=top.SandboxQuery(metadata=dict(labels)), limit=PAGE, **provider.options())
     sandboxes, ends = [], time.monotonic() + LIST_S

@@ -1,7 +1,7 @@
 """One open sandbox of the e2b backend, and the container of one run or session in its machine.
 
-The workspace is a file system in the memory of one machine, which lives as long as the sandbox. Each run gets a new
-container in it, once that of the last one has ended, and each session one that it keeps.
+The workspace is a tmpfs of one machine, which lives as long as the sandbox. Each run gets a new container in the
+machine when the container of the previous run has ended. Each session keeps its own container.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cloche.core.suppressed import suppress_logged
 from ..containers.container import Link, Wire, boot_message
 from ..containers.machines import LookedInto, SharedSandbox, SharingContainer
 from ..session_languages import session_language
-from .machine import Machine
+from .machine import E2BMachine
 from .wire import ProcessWire
 
 log = logging.getLogger("cloche.remote")
@@ -30,20 +30,20 @@ END_S = 8.0
 
 
 class E2BContainer(SharingContainer[LookedInto]):
-    """Hold one container in a machine, which may hold others."""
+    """One of the containers in a machine."""
 
-    def __init__(self, machine: Machine):
+    def __init__(self, machine: E2BMachine):
         super().__init__()
         self.machine, self.rootfs = machine, machine.create()
         self._wire: ProcessWire | None = None
 
     @property
-    def what(self) -> str:
-        """Name what is lost when this container is."""
+    def label(self) -> str:
+        """Return the name for messages: the machine if it is lost, else the container."""
         return "sandbox at E2B" if self.machine.is_lost else "container in the sandbox at E2B"
 
     def start(self, preload: Sequence[str]) -> None:
-        """Make it, and wait until it listens. Raises StartFailed or BackendUnavailable; then nothing of it is left."""
+        """Make the container and wait for its READY. Raises StartFailed or BackendUnavailable; nothing is left then."""
         try:
             self._wire = self.machine.launch(boot_message(preload))
             self._link = Link(self._wire, self._receive, self.note_lost)
@@ -57,9 +57,9 @@ class E2BContainer(SharingContainer[LookedInto]):
             raise
 
     def start_live(self, boot: bytes) -> Wire:
-        """Make the only container of the machine, send it `boot`, and return its streams.
+        """Make the machine's only container, send it `boot`, and return its streams.
 
-        Raises StartFailed or BackendUnavailable; then nothing of it is left.
+        Raises StartFailed or BackendUnavailable; nothing is left then.
         """
         try:
             self._wire = self.machine.launch(boot)
@@ -72,12 +72,12 @@ class E2BContainer(SharingContainer[LookedInto]):
         return self._wire
 
     def note_lost(self) -> None:
-        """Take note that nothing more comes from it; in the container's reading thread."""
+        """Record that the container's stream has ended. Called in its reading thread."""
         super().note_lost()
         self._over.set()
 
     def kill(self) -> None:
-        """Have the machine end it, and end the machine when it does not do so."""
+        """Have the machine kill the container; end the machine if that fails."""
         if self.is_lost:
             return
         if self._wire is not None:
@@ -88,11 +88,11 @@ class E2BContainer(SharingContainer[LookedInto]):
         self.machine.end()
 
     def release(self) -> None:
-        """End the machine, in the background."""
+        """End the machine in the background."""
         self.machine.end_soon()
 
     def argv(self) -> Sequence[str]:
-        """Return the program that is started, with the provider's name for the sandbox."""
+        """Return the provider's id of the sandbox and the program started in it."""
         return ("e2b", self.machine.id, "python3")
 
 
@@ -102,12 +102,12 @@ class E2BOpenSandbox(SharedSandbox[LookedInto, E2BContainer]):
     _loses_notice_of_start = True
     _advice = "It may have reached the end of its time, or the connection was lost. Do not run the code again blindly"
 
-    def __init__(self, *, machine: Machine, policy: Policy, limits: Limits, enforcement: Enforcement):
+    def __init__(self, *, machine: E2BMachine, policy: Policy, limits: Limits, enforcement: Enforcement):
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
         self._machine = machine
 
     async def close(self) -> None:
-        """End the machine, and wait until it is gone."""
+        """End the machine and wait until it has ended."""
         try:
             await super().close()
         finally:  # also when nobody waits for it any more
@@ -129,8 +129,8 @@ class E2BOpenSandbox(SharedSandbox[LookedInto, E2BContainer]):
         container.start(self._policy.preload)
         return container
 
-    async def _made(self, rootfs: LookedInto, after: E2BContainer | None) -> E2BContainer:
-        """Start a container in a thread; one that nobody waits for any more is ended once it is there."""
+    async def _start_container(self, rootfs: LookedInto, after: E2BContainer | None) -> E2BContainer:
+        """Start a container in a thread. If the caller is cancelled, the container is released once it has started."""
         making = asyncio.ensure_future(asyncio.to_thread(self._make, rootfs, after))
         try:
             return await asyncio.shield(making)

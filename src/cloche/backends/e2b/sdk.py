@@ -1,12 +1,12 @@
-"""The package `e2b`: found when it is used, told everything that it would look for itself, and its errors explained.
+"""The package `e2b`: its import, an explicit value for each of its options, its connections, and its errors.
 
-Theory of operation: what the package is not told, it takes from the environment (`E2B_*`), so it is told all of it. Its
-connections are its own, from a table in which one set of them belongs to one proxy. Each account has a set of its own
-there, under the name of a proxy that does not exist: an `AccountTransport`, which trusts the account's authorities,
-sends nothing to any other host, bounds what is answered, and turns every failure into an error with a sentence.
+Theory of operation: the package reads every option that is not passed from the environment (`E2B_*`), so all options
+are passed. It keeps connections in a table with one entry per proxy. Each account has its own entry there, under the
+name of a proxy that does not exist: an `AccountTransport`. It trusts the account's certificate authorities, sends
+nothing to other hosts, bounds the size of answers, and maps every failure to an error with a sentence.
 
-All calls of the package are coroutines, run in one loop in a thread of its own (`call`). Methods block, and are for any
-thread, but for those of `AccountTransport`.
+All calls of the package are coroutines. They run in one event loop in a thread (`call`). Methods block and are
+thread-safe, except those of `AccountTransport`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ call = OwnLoop("cloche-e2b", margin_s=MARGIN_S)
 
 
 def find_package() -> Any:
-    """Return the parts of the package that are used. Raises BackendUnavailable where they are missing or others."""
+    """Return the used modules of the package. Raises BackendUnavailable if they are missing or incompatible."""
     try:
         modules = {
             "top": "e2b",
@@ -67,22 +67,22 @@ def find_package() -> Any:
             "protobuf": "protobuf",
             "pyqwest": "pyqwest",
         }
-        found = SimpleNamespace(**{name: importlib.import_module(module) for name, module in modules.items()})
+        package = SimpleNamespace(**{name: importlib.import_module(module) for name, module in modules.items()})
     except (ImportError, ValueError) as error:  # the latter for variables of its own that it cannot read
         raise BackendUnavailable(
             f'backend "e2b": the package {PACKAGE} cannot be used ({error}).',
             remedy=f'Install the extra that brings a version that can: "pip install cloche[{EXTRA}]".',
         ) from error
-    return found
+    return package
 
 
 def said_domain(account: RemoteAccount) -> str:
-    """Return the domain that the account names, E2B's own where it names nothing at all; empty where it has none."""
+    """Return the account's domain; E2B's own if the account names no address at all; "" if it names only URLs."""
     return account.domain or ("" if account.url or account.sandbox_url else DOMAIN)
 
 
 class Provider:
-    """Hold an account at E2B: what the package is told about it, and its connections."""
+    """One account at E2B: the package's options for it, and its connections."""
 
     def __init__(self, account: RemoteAccount):
         self.account, self.package = account, find_package()
@@ -93,7 +93,7 @@ class Provider:
         self._keep_connections()
 
     def _keep_connections(self) -> None:
-        """Put the account's connections where the package will look for them. Raises BackendUnavailable."""
+        """Register the account's transport in the package's table of connections. Raises BackendUnavailable."""
         table, proxy = self.package.connections, self.package.proxies.proxy_to_config(self._proxy)
         keys = [(proxy, None, "2"), (proxy, None, True)]  # as versions from 2.46 on have them, and as those before
         try:
@@ -111,7 +111,9 @@ class Provider:
             )
 
     def options(self) -> dict[str, Any]:
-        """Return everything that the package would look for in the environment, and what it would do on its own."""
+        """Return a value for each option that the package would otherwise read from the environment or choose
+        itself.
+        """
         options = {
             "api_key": self.account.api_key.reveal(),
             "domain": self.domain or DOMAIN,
@@ -128,14 +130,14 @@ class Provider:
         return {name: value for name, value in options.items() if name in parameters}
 
     def ask(self, make: Callable[[], Awaitable[T]], timeout_s: float = ANSWER_S) -> T:
-        """Return what comes of a call. Raises BackendUnavailable with a sentence for whatever went wrong."""
+        """Return the result of a call. Raises BackendUnavailable with a sentence about the failure."""
         try:
             return call(make, timeout_s)
         except Exception as error:
             raise self.explain(error) from error
 
     def explain(self, error: BaseException) -> BackendUnavailable:
-        """Return the error that says what another one means."""
+        """Return the error with a sentence for an exception of the package."""
         current: BaseException | None = error
         for _ in range(10):
             if current is None:
@@ -157,18 +159,25 @@ class Provider:
         return remote_error(PROVIDER, failure, account=self.account, **more)
 
     def process_client(self, sandbox: Any) -> Any:
-        """Return what starts processes in a sandbox, which may send no message beyond a bound."""
+        """Return the package's client for processes of a sandbox.
+
+        Incoming messages are bounded by `MOST_MESSAGE_BYTES`.
+        """
         url = self.sandbox_url(sandbox)
         self.transport.allow(url)
         new = functools.partial(self.package.process.ProcessClient, read_max_bytes=MOST_MESSAGE_BYTES)
         return self.package.rpc.create_rpc_client(new, url, sandbox.connection_config)
 
     def sandbox_url(self, sandbox: Any) -> str:
-        """Return where a sandbox is reached. Raises BackendUnavailable."""
+        """Return the URL of a sandbox. Raises BackendUnavailable."""
         if self.account.sandbox_url:
             return self.account.sandbox_url
-        name, said = str(sandbox.sandbox_id), getattr(sandbox, "sandbox_domain", None)
-        domain = said if isinstance(said, str) and said and said != DOMAIN else self.domain
+        name, reported_domain = str(sandbox.sandbox_id), getattr(sandbox, "sandbox_domain", None)
+        domain = (
+            reported_domain
+            if isinstance(reported_domain, str) and reported_domain and reported_domain != DOMAIN
+            else self.domain
+        )
         if not domain:
             raise BackendUnavailable(
                 'backend "e2b": the account has the address of an API, and none of its sandboxes.',
@@ -181,25 +190,28 @@ class Provider:
         return f"https://{ENVD_PORT}-{name}.{domain}"
 
     def _is_known(self, domain: str) -> bool:
-        """Tell whether the package reaches all sandboxes of this domain by one host."""
+        """Return whether the package reaches all sandboxes of this domain by one host."""
         is_supported: bool = self.package.config.is_supported_sandbox_domain(domain)
         return is_supported
 
     def check_name(self, text: object) -> str:
-        """Return the provider's name for a sandbox, which becomes part of a host's. Raises BackendUnavailable."""
+        """Return the provider's id of a sandbox, which becomes part of a host name.
+
+        Raises BackendUnavailable if it is invalid.
+        """
         if not isinstance(text, str) or not _NAME.fullmatch(text):
             raise self.failure(Failure.BAD_ANSWER, detail="the name of the sandbox is none")
         return text
 
 
 def origin(url: str) -> tuple[str, str]:
-    """Return scheme and host, with the port."""
+    """Return scheme and host with port."""
     split_url = urlsplit(url)
     return split_url.scheme, split_url.netloc.lower()
 
 
 class AccountTransport:
-    """Carry the requests of one account, to its API and its sandboxes alone; see `pyqwest.Transport`."""
+    """Carry the requests of one account, to its API and its sandboxes only; see `pyqwest.Transport`."""
 
     def __init__(self, provider: Provider):
         self._provider = provider
@@ -210,7 +222,7 @@ class AccountTransport:
         self._inner: Any = None
 
     def allow(self, url: str) -> None:
-        """Let requests go to the host of a URL, too."""
+        """Also allow requests to the host of `url`."""
         self._allowed.add(origin(url))
 
     def _connections(self) -> Any:
@@ -226,7 +238,7 @@ class AccountTransport:
         return self._inner
 
     async def execute(self, request: Any) -> Any:
-        """Send a request, and return the answer, if it is none of an error. Raises RemoteUnavailable."""
+        """Send a request and return the answer. Raises RemoteUnavailable, also for an answer with an error status."""
         request_origin = origin(request.url)
         if request_origin not in self._allowed or (request_origin != self._api and KEY_HEADER in request.headers):
             raise self._provider.failure(Failure.BAD_ANSWER, detail="a request would have gone to another host")
@@ -239,7 +251,7 @@ class AccountTransport:
         return self._bounded(answer)
 
     async def _sent(self, request: Any) -> Any:
-        """Send it, again where no connection came about: then nothing was sent."""
+        """Send a request. It is sent again only if no connection was established."""
         for attempt in range(CONNECT_TRIES):
             try:
                 return await self._connections().execute(request)
@@ -260,7 +272,7 @@ class AccountTransport:
         raise AssertionError("unreachable")
 
     async def _refusal(self, answer: Any) -> RemoteUnavailable:
-        """Return the error that an answer means."""
+        """Return the error for an answer with an error status."""
         body = b""
         with contextlib.suppress(Exception):  # whatever the package raises of a cut body: the status has said it
             async for piece in answer.content:
@@ -296,7 +308,7 @@ class AccountTransport:
 
 
 def last_words(error: BaseException) -> str:
-    """Return the innermost reason of an error."""
+    """Return the message of an error's innermost cause."""
     text, cause = str(error), error.__cause__
     while cause is not None:
         text, cause = str(cause) or text, cause.__cause__
@@ -304,7 +316,7 @@ def last_words(error: BaseException) -> str:
 
 
 def _message(kind: str, body: bytes) -> str:
-    """Return what an answer says of its error, nothing for a page that a proxy made."""
+    """Return the error message of an API answer. A page that a proxy made has none."""
     if "json" not in kind:
         return "the answer is not of its API" if body else ""
     try:
@@ -316,7 +328,7 @@ def _message(kind: str, body: bytes) -> str:
 
 
 def _seconds(text: str) -> float | None:
-    """Return what a Retry-After header says in seconds, if it says so: a date needs a clock that agrees."""
+    """Return the seconds of a Retry-After header. None for a date, which would need synchronised clocks."""
     try:
         seconds = float(text)
     except ValueError:
@@ -329,7 +341,7 @@ _turn = threading.Lock()
 
 
 def provider_of(account: RemoteAccount) -> Provider:
-    """Return what holds an account; one for all that use it in this process. Raises BackendUnavailable."""
+    """Return the `Provider` of an account, one per process and account. Raises BackendUnavailable."""
     with _turn:
         key = os.getpid(), account
         if key not in _providers:

@@ -1,9 +1,9 @@
-"""The streams of a process at E2B, carried as bytes.
+"""The streams of a process at E2B, as bytes.
 
-Theory of operation: a first process is a process of the sandbox's agent, `envd`, which the package's own client for
-processes starts. That client hands on bytes, where the package's commands hand on text. What it writes comes as one
-long answer, in which a keepalive says that both ends are there. What it reads goes in requests of their own, one after
-the other: while one is on its way, all that is to follow is gathered into the next.
+Theory of operation: the sandbox's agent, `envd`, starts the first process on behalf of the package's process client.
+That client handles bytes; the package's commands handle text. The output of the process is one long answer with
+keepalive messages. Its input is sent as a sequence of requests: while one is in flight, later data is collected for the
+next.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ERROR = 2
 
 
 class ProcessWire:
-    """Carry the streams of a process at E2B; see containers.container.Wire. Made in the loop of `call`."""
+    """Carry the streams of a process at E2B; see containers.container.Wire. Created in the loop of `call`."""
 
     def __init__(self, provider: Provider, client: Any, events: Any, pid: int):
         self._provider, self._client, self._events, self._pid = provider, client, events, pid
@@ -45,7 +45,7 @@ class ProcessWire:
     async def opened(
         cls, provider: Provider, client: Any, arguments: Sequence[str], user: str, *, sends: bool
     ) -> ProcessWire:
-        """Start a process, and return its streams."""
+        """Start a process and return its streams."""
         messages = provider.package.messages
         process = messages.ProcessConfig(cmd=arguments[0], args=list(arguments[1:]), envs={"PATH": IMAGE_PATH}, cwd="/")
         headers = {"Keepalive-Ping-Interval": str(max(1, int(provider.account.silence_s / KEEPALIVES)))}
@@ -64,7 +64,7 @@ class ProcessWire:
             raise
 
     def send(self, data: bytes) -> None:
-        """Send all of `data`, soon. Raises OSError when the process is gone, or takes nothing for a while."""
+        """Queue `data` for sending. Raises OSError if the process has ended or has read nothing for `STALL_S`."""
         with self._turn:
             if not self._turn.wait_for(lambda: len(self._unsent) < MOST_UNSENT or self._error, STALL_S):
                 raise TimeoutError("a process at E2B takes nothing")
@@ -76,7 +76,7 @@ class ProcessWire:
             asyncio.run_coroutine_threadsafe(self._send_all(), call.loop())
 
     async def _send_all(self) -> None:
-        """Send what there is, and what is added meanwhile."""
+        """Send queued data until the queue is empty."""
         try:
             while piece := self._next():
                 await asyncio.wait_for(self._send_piece(piece), STALL_S)
@@ -99,7 +99,7 @@ class ProcessWire:
         )
 
     def fail(self, error: BaseException) -> None:
-        """Have nothing more sent or received, for a reason; the first one counts."""
+        """Stop sending and receiving because of `error`. The first error is kept."""
         with self._turn:
             self._error = self._error or error
             self._is_sending = False
@@ -112,7 +112,7 @@ class ProcessWire:
         return package.messages.ProcessSelector(selector=package.protobuf.Oneof("pid", self._pid))
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
-        """Yield what it writes, until it ends. Raises OSError."""
+        """Yield the output of the process until it ends. Raises OSError."""
         while True:
             try:
                 kind, event = call(self._next_event, self._provider.account.silence_s)
@@ -129,7 +129,7 @@ class ProcessWire:
                     yield OUTPUT if stream == "stdout" else ERROR, piece
 
     async def _next_event(self) -> tuple[str, Any]:
-        """Wait for what the process says next, as long as it can be told anything."""
+        """Wait for the next message of the process, or raise the error passed to `fail`."""
         coming = asyncio.ensure_future(anext(self._events))
         failing = asyncio.ensure_future(self._has_failed.wait())
         try:
@@ -145,7 +145,10 @@ class ProcessWire:
             await asyncio.gather(coming, failing, return_exceptions=True)
 
     def shutdown(self) -> None:
-        """End its standard input, once what was to be sent is sent: the process then ends by itself."""
+        """Close standard input; the process then exits by itself.
+
+        If data is still being sent, the process is killed.
+        """
         with self._turn:
             is_first, self._is_shut_down = not self._is_shut_down, True
             is_sending = self._is_sending
@@ -157,7 +160,7 @@ class ProcessWire:
             self._tell(lambda: self._client.close_stdin(request, timeout_ms=round(END_S * 1000)))
 
     def kill(self) -> None:
-        """Kill the process, and with it the container that it made. Raises OSError."""
+        """Kill the process, and with it its container. Raises OSError."""
         package = self._provider.package
         request = package.messages.SendSignalRequest(process=self._selector(), signal=package.messages.Signal.SIGKILL)
         self._tell(lambda: self._client.send_signal(request, timeout_ms=round(END_S * 1000)))
@@ -170,7 +173,7 @@ class ProcessWire:
                 raise ConnectionError(str(error)) from error
 
     def close(self) -> None:
-        """Close everything."""
+        """Kill the process unless it has ended, and close its stream."""
         with self._turn:
             is_first, self._is_closed = not self._is_closed, True
             has_ended = self._error is not None

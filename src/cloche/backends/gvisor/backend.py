@@ -1,10 +1,10 @@
 """The gvisor backend: gVisor's own kernel around this host's toolchains, without a daemon or an image.
 
-Whether it works here is tried: an installed runsc may lack a right, or a part of the kernel. A container is run once,
-within a bounded time. That it worked is kept in the user's cache folder until the program, the user, the boot or the
-interpreter that containers show is another; that it did not, for the life of this process.
+Whether it works here is tested: an installed runsc may lack a privilege or a kernel feature. One container is run,
+within a bounded time. Success is cached in the user's cache folder until the program, the user, the boot or the
+interpreter shown to containers changes. Failure is cached for the life of this process.
 
-The workspace of an open sandbox belongs to its shim (`container.ShimClient`), and outlives every container below it.
+The workspace of an open sandbox belongs to its shim (`container.ShimClient`) and outlives each container.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from .live import RunscLiveSandbox
 from .plan import (
     INSTALL,
     PLATFORMS,
-    Engine,
-    Plan,
-    Shown,
+    HostView,
+    RunscEngine,
+    RunscPlan,
     build_program,
     build_session_program,
     find_runsc,
@@ -54,8 +54,8 @@ from .plan import (
 PROBE_S = 20.0
 
 
-def find_engine() -> Engine | str:
-    """Return the runsc that really runs a container here, or why none does."""
+def find_engine() -> RunscEngine | str:
+    """Return the runsc that can run a container here, or the reason why none can."""
     path = find_runsc()
     if not path:
         return why_no_runsc()
@@ -63,7 +63,7 @@ def find_engine() -> Engine | str:
     return _KEPT.find((path, changed_ns(path), shown.python, *shown.binds), lambda: _find(path, shown))
 
 
-def _find(path: str, shown: Shown) -> Engine | str:
+def _find(path: str, shown: HostView) -> RunscEngine | str:
     version = version_of(path, changed_ns(path))
     if not version:
         return f"{path} does not say its version"
@@ -73,7 +73,7 @@ def _find(path: str, shown: Shown) -> Engine | str:
         return f"a process cannot be started here: {error}"
     whys = []
     for platform in PLATFORMS:
-        engine = Engine(path=path, version=version, platform=platform, is_rootless=host.uid != 0)
+        engine = RunscEngine(path=path, version=version, platform=platform, is_rootless=host.uid != 0)
         why = _try(engine, host, shown)
         if not why:
             return engine
@@ -81,8 +81,8 @@ def _find(path: str, shown: Shown) -> Engine | str:
     return f"no container runs on it ({'; '.join(whys)})"
 
 
-def _try(engine: Engine, host: Host, shown: Shown) -> str:
-    """Run a container; nothing is left of it, whatever comes of that."""
+def _try(engine: RunscEngine, host: Host, shown: HostView) -> str:
+    """Run a test container; return the failure, "" on success. Nothing is left of it."""
     plan = plan_container(Policy(), Limits(), engine=engine, shown=shown)
     try:
         shim = ShimClient(plan, host)
@@ -97,9 +97,9 @@ def _try(engine: Engine, host: Host, shown: Shown) -> str:
     return ""
 
 
-def _from_plain(plain: dict[str, str]) -> Engine | None:
+def _from_plain(plain: dict[str, str]) -> RunscEngine | None:
     # What worked elsewhere on this machine need not work where namespaces are refused: in a plain container, say.
-    engine = Engine(**plain, is_rootless=os.geteuid() != 0)
+    engine = RunscEngine(**plain, is_rootless=os.geteuid() != 0)
     try:
         is_possible = not measure_host().namespaces
     except OSError:
@@ -107,48 +107,48 @@ def _from_plain(plain: dict[str, str]) -> Engine | None:
     return engine if is_possible and engine.platform in PLATFORMS else None
 
 
-def _to_plain(answer: Engine | str) -> dict[str, str] | None:
+def _to_plain(answer: RunscEngine | str) -> dict[str, str] | None:
     if isinstance(answer, str):
         return None
     return {"path": answer.path, "version": answer.version, "platform": answer.platform}
 
 
-_KEPT = KeptAnswers[Engine | str]("runsc", to_plain=_to_plain, from_plain=_from_plain)
+_KEPT = KeptAnswers[RunscEngine | str]("runsc", to_plain=_to_plain, from_plain=_from_plain)
 
 
-class RunscOpenSandbox(SessionSandbox[Shown, RunscContainer]):
+class RunscOpenSandbox(SessionSandbox[HostView, RunscContainer]):
     """Run requests in containers of gVisor, one at a time; see core.protocols.OpenSandbox."""
 
     _advice = "Something outside killed gVisor, or it failed: see the system's log"
 
-    def __init__(self, *, engine: Engine, host: Host, policy: Policy, limits: Limits, enforcement: Enforcement):
+    def __init__(self, *, engine: RunscEngine, host: Host, policy: Policy, limits: Limits, enforcement: Enforcement):
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
         self._engine, self._host = engine, host
 
-    def _find_rootfs(self, request: Request | None) -> Shown:
+    def _find_rootfs(self, request: Request | None) -> HostView:
         return rootfs_for(request, self._policy.layers)
 
-    def _build_program(self, request: Request, rootfs: Shown) -> Program:  # noqa: ARG002 - it is the host's
+    def _build_program(self, request: Request, rootfs: HostView) -> Program:  # noqa: ARG002 - it is the host's
         return program_with_layers(build_program(request), self._policy.layers)
 
-    def _find_session_rootfs(self, language: str) -> Shown:
+    def _find_session_rootfs(self, language: str) -> HostView:
         return session_rootfs(language, self._policy.layers)
 
     def _build_session_program(
         self,
         language: str,
         env: Mapping[str, str],
-        rootfs: Shown,  # noqa: ARG002 - it is the host's
+        rootfs: HostView,  # noqa: ARG002 - it is the host's
     ) -> SessionProgram:
         return session_with_layers(build_session_program(language, env), self._policy.layers)
 
-    def _plan(self, rootfs: Shown) -> Plan:
+    def _plan(self, rootfs: HostView) -> RunscPlan:
         return plan_container(self._policy, self._limits, engine=self._engine, shown=rootfs)
 
-    def _kind(self, rootfs: Shown) -> tuple[object, ...]:
+    def _kind(self, rootfs: HostView) -> tuple[object, ...]:
         return "runsc", self._policy.preload, self._plan(rootfs)
 
-    def _make(self, rootfs: Shown, after: RunscContainer | None) -> RunscContainer:
+    def _make(self, rootfs: HostView, after: RunscContainer | None) -> RunscContainer:
         plan = self._plan(rootfs)
         shim = ShimClient(plan, self._host) if after is None else after.shim
         if shim.is_lost:
@@ -173,9 +173,9 @@ class RunscOpenSandbox(SessionSandbox[Shown, RunscContainer]):
 
 
 class RunscBackend:
-    """Give sandboxes on gVisor, made of nothing but runsc and this host's system.
+    """Give sandboxes on gVisor, made of runsc and this host's system only.
 
-    `use_cgroups` set to false leaves control groups aside even where there are some.
+    With `use_cgroups=False`, control groups are not used even if there are some.
     """
 
     name = "gvisor"
@@ -184,11 +184,14 @@ class RunscBackend:
         self._use_cgroups = use_cgroups
 
     def capabilities(self) -> Capabilities:
-        """Say what a container enforces here. The first time, one is run; that it works is kept until the next boot."""
+        """Return the controls that a container enforces here.
+
+        The first call runs a test container; success is cached.
+        """
         return self.capabilities_at(Level.GVISOR)
 
     def capabilities_at(self, level: Level) -> Capabilities:
-        """Return what is enforced at level gvisor, which is the only one."""
+        """Return the controls at level gvisor, the only supported level."""
         if level is not Level.GVISOR:
             return self._unavailable(f"level {level} is not what gVisor gives")
         engine = find_engine()
@@ -199,24 +202,24 @@ class RunscBackend:
         return Capabilities(backend=self.name, available=True, level=level, controls=controls, networks=networks)
 
     def languages(self) -> tuple[str, ...]:
-        """Return the languages for which this host has a toolchain."""
+        """Return the languages that have a toolchain on this host."""
         return languages_here()
 
     def session_languages(self) -> tuple[str, ...]:
-        """Return the languages that may have sessions, here where their programs are."""
+        """Return the languages that support sessions. The host also needs the language's program."""
         return tuple(DRIVERS)
 
     def check_layers(self, policy: Policy) -> None:
-        """Do nothing: a container is shown the host's own folders, read-only."""
+        """Accept every policy: a container gets read-only bind mounts of the layers' folders on the host."""
 
     def _unavailable(self, reason: str, remedy: str = "") -> Capabilities:
         return Capabilities(backend=self.name, available=False, reason=reason, remedy=remedy)
 
     @asynccontextmanager
     async def open(self, policy: Policy, limits: Limits) -> AsyncIterator[RunscOpenSandbox]:
-        """Open a sandbox; nothing is started before its first run.
+        """Open a sandbox; no container starts before the first run.
 
-        Raises BackendUnavailable when runsc does not work here, or cannot give what the policy requires.
+        Raises BackendUnavailable if runsc does not work here or a required control is missing.
         """
         engine, host, enforcement = await self._choose(policy)
         sandbox = RunscOpenSandbox(engine=engine, host=host, policy=policy, limits=limits, enforcement=enforcement)
@@ -227,9 +230,9 @@ class RunscBackend:
 
     @asynccontextmanager
     async def open_live(self, policy: Policy, limits: Limits) -> AsyncIterator[RunscLiveSandbox]:
-        """Open a sandbox that lives, in one container; it is started when it is first used.
+        """Open a sandbox that lives, in one container, which starts on first use.
 
-        Raises BackendUnavailable when runsc does not work here, or cannot give what the policy requires.
+        Raises BackendUnavailable if runsc does not work here or a required control is missing.
         """
         if policy.users:
             raise BackendUnavailable(
@@ -243,8 +246,8 @@ class RunscBackend:
         finally:
             await sandbox.close()
 
-    async def _choose(self, policy: Policy) -> tuple[Engine, Host, Enforcement]:
-        """Return the runsc, the host, and what they enforce. Raises BackendUnavailable."""
+    async def _choose(self, policy: Policy) -> tuple[RunscEngine, Host, Enforcement]:
+        """Return the runsc, the host and their enforcement report. Raises BackendUnavailable."""
         engine = await asyncio.to_thread(find_engine)
         if isinstance(engine, str):
             raise BackendUnavailable(f"gVisor cannot be used here: {engine}.", remedy=INSTALL)
@@ -259,20 +262,20 @@ class RunscBackend:
         return engine, host, enforcement
 
     def check(self) -> None:
-        """Raise BackendUnavailable when runsc does not work here."""
+        """Raise BackendUnavailable if runsc does not work here."""
         engine = find_engine()
-        if isinstance(engine, Engine):
+        if isinstance(engine, RunscEngine):
             return
         raise BackendUnavailable(f"gVisor cannot be used here: {engine}.", remedy=INSTALL)
 
     def drain(self) -> None:
-        """End this process's warm containers, and wait until all that was released is gone."""
+        """End this process's warm containers, and wait until all released resources are removed."""
         close_pool()
         wait_for_all()
         rest()
 
     def collect_garbage(self) -> list[str]:
-        """Remove what processes that are dead left, which takes no runsc; return a line for each."""
+        """Remove the control groups of dead processes, without runsc; return one line for each."""
         return [f"control group {name}" for name in remove_groups(self._host(), KIND)]
 
     def _host(self) -> Host:
@@ -281,7 +284,7 @@ class RunscBackend:
 
 
 def _check(policy: Policy, enforcement: Enforcement) -> None:
-    """Raise BackendUnavailable when something asked for would be missing."""
+    """Raise BackendUnavailable if a required control would be missing."""
     check_policy(
         policy,
         enforcement,

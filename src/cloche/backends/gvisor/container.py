@@ -1,7 +1,8 @@
-"""One container of gVisor: how it is started, killed and released; and the client of the shim that it runs below.
+"""One container of gVisor: its start, kill and release; and the client of its shim.
 
-The shim (`jail.container_shim`) holds namespaces and one workspace for as long as our socket is open. So a caller that
-is killed leaves nothing, and one that closes it has nothing left to do but wait, in the background.
+The shim (`jail.container_shim`) holds the namespaces and one workspace as long as our socket is open. If the caller is
+killed, the socket closes and nothing is left. A caller that closes the socket only waits, in the background, for the
+shim to end.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ..garbage_collection import Background, clear_groups, group_name
 from ..host import Host
 from ..network import new_network
 from ..toolchain import has_customization, user_site
-from .plan import Plan, Shown
+from .plan import HostView, RunscPlan
 
 OPEN_S, SHIM_S = 30.0, 10.0
 KIND = "gvisor"  # of control groups
@@ -54,10 +55,10 @@ _MOST_REASON = 300
 
 
 class ShimClient:
-    """Start one shim, and talk with it. All methods block, and are for any thread."""
+    """Start one shim and talk to it. All methods block and are thread-safe."""
 
-    def __init__(self, plan: Plan, host: Host):
-        """Start it. Raises StartFailed; then nothing is left."""
+    def __init__(self, plan: RunscPlan, host: Host):
+        """Start the shim. Raises StartFailed; nothing is left then."""
         self._host = host
         self._numbers = itertools.count(1)
         self._waiting: dict[int, OnEnd] = {}
@@ -81,8 +82,11 @@ class ShimClient:
             self.close()
             raise
 
-    def start(self, plan: Plan, streams: Sequence[int], on_end: OnEnd, network: Network | None = None) -> int:
-        """Start a container with these standard streams; `on_end` is called in another thread. Raises StartFailed."""
+    def start(self, plan: RunscPlan, streams: Sequence[int], on_end: OnEnd, network: Network | None = None) -> int:
+        """Start a container with these standard streams and return its number. Raises StartFailed.
+
+        `on_end` is called in another thread.
+        """
         number = next(self._numbers)
         cgroup = _cgroup(plan, self._host)
         self._answers[number] = threading.Event()
@@ -106,12 +110,12 @@ class ShimClient:
         return number
 
     def kill(self, number: int) -> None:
-        """Kill a container, with all that is in it."""
+        """Kill a container and every process in it."""
         with suppress_logged(log, "a container ends with its shim, which takes no order to kill it", StartFailed):
             self._send("kill", {"number": number})
 
     def close(self) -> None:
-        """End the shim and all below it; wait for that in the background."""
+        """End the shim and its containers, and wait for that in the background."""
         with suppress_logged(log, "the shim had closed its socket first", OSError):
             self._link.shutdown(socket.SHUT_RDWR)
         _background.begin(self._wait_for_end)
@@ -125,17 +129,17 @@ class ShimClient:
         except OSError as error:
             raise StartFailed(f"the shim does not answer: {error}", step="shim") from error
 
-    def _await(self, number: int, what: str) -> None:
+    def _await(self, number: int, failure: str) -> None:
         has_answered = self._answers[number].wait(OPEN_S)
         del self._answers[number]
         if not has_answered:
-            raise StartFailed(f"{what}: no answer within {OPEN_S:g} s", step="runsc")
+            raise StartFailed(f"{failure}: no answer within {OPEN_S:g} s", step="runsc")
         why = self._failed.get(number) or ("the shim is gone" if self.is_lost else "")
         if why:
-            raise StartFailed(f"{what}: {why}", step="runsc")
+            raise StartFailed(f"{failure}: {why}", step="runsc")
 
     def _read(self) -> None:
-        """Receive the shim's messages until it is gone."""
+        """Receive the shim's messages until its socket closes."""
         with suppress_logged(log, "nothing more comes from the shim", OSError):
             poll = select.poll()
             poll.register(self._link.fileno(), select.POLLIN)
@@ -182,7 +186,7 @@ class ShimClient:
             log.warning("the shim %d of a gVisor container was killed, and has not ended", self._process.pid)
 
 
-def _cgroup(plan: Plan, host: Host) -> dict[str, Any] | None:
+def _cgroup(plan: RunscPlan, host: Host) -> dict[str, Any] | None:
     if not host.cgroup_version:
         return None
     name = group_name(KIND)
@@ -197,7 +201,7 @@ def _can_take(link: socket.socket) -> bool:
 
 
 def reason_in(errors: str) -> str:
-    """Return the line of what runsc wrote to standard error that says why it ended, without what its log adds."""
+    """Return the line of runsc's standard error that says why it ended, without the log prefix."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     fatal = [match[1] or match[2] for line in lines if (match := _FATAL.search(line))]
     plain = [line for line in lines if not _LOGGED.match(line)]
@@ -206,10 +210,10 @@ def reason_in(errors: str) -> str:
 
 
 class PipeWire:
-    """Hold the pipes to a container's standard streams; see containers.container.Wire."""
+    """The pipes to a container's standard streams; see containers.container.Wire."""
 
     def __init__(self, stall_s: float = STALL_S) -> None:
-        """Open the pipes. Raises OSError when there is no room for them; then none is left open."""
+        """Open the pipes. Raises OSError if the process has no free descriptors; none is left open then."""
         self.stall_s = stall_s
         with ExitStack() as on_failure:
             (theirs_in, self._in), (self._out, theirs_out), (self._err, theirs_err) = (
@@ -221,7 +225,7 @@ class PipeWire:
         self._turn = threading.Lock()
 
     def send(self, data: bytes) -> None:
-        """Send bytes. Raises OSError when the container is gone, TimeoutError when it takes nothing for a while."""
+        """Send bytes. Raises OSError if the container has ended, TimeoutError if it reads nothing for `stall_s`."""
         view, poll = memoryview(data), select.poll()
         with self._turn:
             if self._in < 0:
@@ -234,7 +238,7 @@ class PipeWire:
                     view = view[os.write(self._in, view) :]
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
-        """Yield what the container writes."""
+        """Yield the container's output."""
         poll, streams = select.poll(), {self._out: OUTPUT, self._err: ERROR}
         for fd in streams:
             poll.register(fd, select.POLLIN)
@@ -248,19 +252,19 @@ class PipeWire:
                     del streams[fd]
 
     def close_theirs(self) -> None:
-        """Close the container's ends, which it holds itself."""
+        """Close our copies of the container's ends."""
         for fd in self.theirs:
             os.close(fd)
 
     def shutdown(self) -> None:
-        """End the container's standard input."""
+        """Close the container's standard input."""
         with self._turn:
             if self._in >= 0:
                 os.close(self._in)
                 self._in = -1
 
     def close(self) -> None:
-        """Close everything."""
+        """Close all pipes."""
         self.shutdown()
         os.close(self._out)
         os.close(self._err)
@@ -273,10 +277,10 @@ def _pipe(on_failure: ExitStack) -> tuple[int, int]:
     return ends
 
 
-class RunscContainer(Container[Shown]):
-    """Hold one started container below a shim, which may have its predecessor too."""
+class RunscContainer(Container[HostView]):
+    """One container below a shim. The shim may also hold the previous container."""
 
-    def __init__(self, shim: ShimClient, plan: Plan):
+    def __init__(self, shim: ShimClient, plan: RunscPlan):
         super().__init__()
         self.shim, self.plan, self.rootfs = shim, plan, plan.shown
         self.number = 0
@@ -284,7 +288,7 @@ class RunscContainer(Container[Shown]):
         self._has_ended = threading.Event()
 
     def start_live(self, boot: bytes) -> Wire:
-        """Start it, send it `boot`, and return its streams. Raises StartFailed; then nothing of it is left."""
+        """Start the container, send it `boot`, and return its streams. Raises StartFailed; nothing is left then."""
         wire = self._start_wire(STALL_S)
         with suppress_logged(log, "a container ended before it had its program, as its reader finds", OSError):
             wire.send(boot)
@@ -308,7 +312,7 @@ class RunscContainer(Container[Shown]):
         return wire
 
     def start(self, preload: Sequence[str], *, timeout_s: float = START_S) -> None:
-        """Start it, and wait until it listens. Raises StartFailed; then nothing of it is left."""
+        """Start the container and wait for its READY. Raises StartFailed; nothing is left then."""
         wire = self._start_wire(min(timeout_s, STALL_S))
         self._link = Link(wire, self._receive, self._lose)
         try:
@@ -331,7 +335,7 @@ class RunscContainer(Container[Shown]):
         return reason_in(errors)
 
     def end(self) -> None:
-        """End this container alone; the shim stays, and its workspace."""
+        """End this container. The shim and its workspace stay."""
         self._close_network()
         self.shim.kill(self.number)
         self.shutdown()
@@ -341,7 +345,7 @@ class RunscContainer(Container[Shown]):
         self.shim.kill(self.number)
 
     def release(self) -> None:
-        """Remove it, with its shim."""
+        """Remove the container and its shim."""
         self._close_network()
         self.shim.close()
         self.shutdown()
@@ -351,7 +355,9 @@ class RunscContainer(Container[Shown]):
         return self.plan.argv(self.number)
 
     def end_by_guest(self) -> Observed | None:
-        """Say what it died of: memory, processes, or a signal that the guest sent to our first process."""
+        """Return the cause of its end if the guest caused it: memory, processes, or a signal sent to our first
+        process.
+        """
         if not self._has_ended.wait(ENDED_S):
             return None
         end = self._end

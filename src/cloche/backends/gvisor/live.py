@@ -20,7 +20,15 @@ from ..host import Host
 from ..layout import with_layers
 from ..toolchain import has_customization, user_site
 from .container import RunscContainer, ShimClient
-from .plan import Engine, Plan, build_program, build_session_program, live_rootfs, plan_container, variables_of
+from .plan import (
+    RunscEngine,
+    RunscPlan,
+    build_program,
+    build_session_program,
+    live_rootfs,
+    plan_container,
+    variables_of,
+)
 
 SLACK_NS = 20_000_000  # its workspace has the host's clock, which stands still for some milliseconds
 # What can be written to, one file system with the workspace.
@@ -28,12 +36,12 @@ HOMES = ("/root", "/var", "/opt", "/srv", "/run")
 
 
 class RunscLiveSandbox(ContainerLiveSandbox[RunscContainer]):
-    """Hold one container of gVisor open, which shows every toolchain of this host."""
+    """One container of gVisor, which shows every toolchain of this host."""
 
     backend = "gvisor"
     clock_slack_ns = SLACK_NS
 
-    def __init__(self, *, engine: Engine, host: Host, policy: Policy, limits: Limits, enforcement: Enforcement):
+    def __init__(self, *, engine: RunscEngine, host: Host, policy: Policy, limits: Limits, enforcement: Enforcement):
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
         self._engine, self._host = engine, host
 
@@ -50,7 +58,7 @@ class RunscLiveSandbox(ContainerLiveSandbox[RunscContainer]):
             shim.close()
             raise
 
-    def _plan(self) -> Plan:
+    def _plan(self) -> RunscPlan:
         plan = plan_container(self._policy, self.limits, engine=self._engine, shown=live_rootfs(self._policy.layers))
         return replace(plan, homes=self._homes())
 

@@ -1,8 +1,8 @@
-"""What a container of gVisor is made of, decided purely: mounts, bundle, limits, arguments of runsc, and its program.
+"""Settings of a gVisor container (a pure decision): mounts, bundle, limits, arguments of runsc, and the program.
 
-The root is the host's own system, read-only, put together as the native jail's is: the same rows make both. It is made
-below a tmpfs in the shim's mount namespace, so nothing of a container is ever a file of the host's. A container
-shows the same toolchains as the native jail. `find_runsc` says which runsc there is.
+The root is the host's own system, read-only, made from the same rows as the native jail's. It is built in a tmpfs in
+the shim's mount namespace, so no file of a container is ever a file of the host. A container shows the same toolchains
+as the native jail. `find_runsc` finds runsc.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ _DEVICE_LINKS = tuple(("symlink", points_to, target) for points_to, target in la
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
-    """Name one runsc and how it is run."""
+class RunscEngine:
+    """A runsc and its platform."""
 
     path: str
     version: str
@@ -91,9 +91,10 @@ class Engine:
     is_rootless: bool
 
     def argv(self, *, is_served: bool = False) -> list[str]:
-        """Return the program and its options, which stand before the command.
+        """Return the program and its global options.
 
-        A network that `is_served` is that of the namespace which gVisor itself is in, with no interface but loopback.
+        With `is_served`, gVisor uses the network stack of its own network namespace, which has only the loopback
+        interface.
         """
         return [
             self.path,
@@ -106,14 +107,14 @@ class Engine:
 
 
 def find_runsc() -> str:
-    """Return the path of runsc: what CLOCHE_RUNSC names, else the one on PATH; empty when there is none."""
+    """Return the path of runsc: the value of CLOCHE_RUNSC, else the one on PATH; "" if there is none."""
     named = os.environ.get(PATH_VARIABLE, "")
     path = None if named == NONE else shutil.which(named or RUNSC)
     return os.path.realpath(path) if path else ""
 
 
 def why_no_runsc() -> str:
-    """Return why there is no path of runsc."""
+    """Return why `find_runsc` found nothing."""
     named = os.environ.get(PATH_VARIABLE, "")
     if not named:
         return "there is no program runsc on PATH"
@@ -124,7 +125,7 @@ def why_no_runsc() -> str:
 
 @functools.cache
 def version_of(path: str, age: int) -> str:  # noqa: ARG001 - part of the cache's key
-    """Return what a runsc says of its version, empty when it says nothing."""
+    """Return the version that runsc prints, "" if it prints none. `age` is only part of the cache's key."""
     try:
         answer = subprocess.run(
             [path, "--version"], capture_output=True, stdin=subprocess.DEVNULL, timeout=ASK_S, check=True
@@ -137,29 +138,31 @@ def version_of(path: str, age: int) -> str:  # noqa: ARG001 - part of the cache'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """Name what a container shows of the host: the interpreter of our first process, and paths besides the system."""
+class HostView:
+    """The parts of the host that a container shows: the interpreter of the first process, and paths besides the
+    system.
+    """
 
     python: str
     binds: tuple[str, ...]
 
     @property
     def id(self) -> str:
-        """Name exactly this one."""
+        """Return the identity of these contents."""
         return "\0".join((self.python, *self.binds))
 
     @property
     def name(self) -> str:
-        """Name it to people."""
+        """Return the name for messages."""
         return "this host's own system"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """Describe one container and the namespaces that it is in."""
+class RunscPlan:
+    """Settings of one container and its namespaces."""
 
-    engine: Engine
-    shown: Shown
+    engine: RunscEngine
+    shown: HostView
     user: str
     memory_bytes: int
     guest_bytes: int
@@ -175,10 +178,10 @@ class Plan:
 
     @property
     def uid(self) -> int:
-        """Return the guest's id, as it sees it itself.
+        """Return the guest's id as the guest sees it.
 
-        An ordinary user has one id to give, and runsc wants it to be 0 in its user namespace: files that anybody else
-        makes could not be given to them.
+        An ordinary user can map a single id, and runsc requires it to be 0 in its user namespace, because files created
+        under any other id could not be mapped.
         """
         return 0 if self.engine.is_rootless else dict(USERS.values())[self.user]
 
@@ -188,11 +191,13 @@ class Plan:
         return bundle_folder(self.shown.binds)
 
     def folder(self, number: int) -> str:
-        """Return where container `number` of a shim is put together."""
+        """Return the folder in which container `number` of a shim is built."""
         return f"{self.top}/{number}"
 
     def open_calls(self) -> list[Call]:
-        """Return what a shim mounts first: a folder for bundles, a /proc of its own, the workspace."""
+        """Return the system calls that a shim makes first: mounts of the bundle folder, of a new /proc, and of the
+        workspace.
+        """
         owner = f"mode=0700,uid={self.uid},gid={self.uid}"
         workspace = f"size={self.disk_bytes},nr_inodes={self.inodes},{'mode=0755' if self.homes else owner}"
         return [
@@ -206,7 +211,7 @@ class Plan:
         ]
 
     def _writable(self) -> tuple[str, ...]:
-        """Return what shares one file system with the workspace, and that itself; nothing where it has its own."""
+        """Return the workspace and the homes if they share one file system; () if the workspace has its own."""
         return ("/workspace", *self.homes) if self.homes else ()
 
     def _place_of(self, path: str) -> str:
@@ -217,7 +222,7 @@ class Plan:
         return [_folder(folder), make("fchownat", AT_FDCWD, name, self.uid, self.uid, 0)]
 
     def start_calls(self, number: int) -> list[Call]:
-        """Return what puts one container together: a root, and the bundle's description of it."""
+        """Return the system calls that build one container: its root, and the bundle's config.json."""
         folder = self.folder(number)
         rows = [row for row in layout.system_rows() if row[0] != "device" and row not in _DEVICE_LINKS]
         if self.rules is not None:
@@ -235,7 +240,7 @@ class Plan:
             _folder("root"),
             chdir(f"{folder}/root"),
             *(_folder(name) for name in FOLDERS),
-            *(_folder(name) for path in self.homes for name in _parts(path)),
+            *(_folder(name) for path in self.homes for name in _folders_to(path)),
             *_calls(shown),
             chdir("/"),
         ]
@@ -251,7 +256,7 @@ class Plan:
         ]
 
     def config(self, number: int) -> dict[str, Any]:
-        """Return the bundle's description, as the OCI runtime specification has it."""
+        """Return the bundle's config.json, as the OCI runtime specification defines it."""
         return {
             "ociVersion": "1.0.2",
             "process": self._process(),
@@ -265,7 +270,7 @@ class Plan:
         }
 
     def _namespaces(self) -> tuple[str, ...]:
-        """Return the namespaces that runsc makes; that of a network which is served is there before."""
+        """Return the namespaces that runsc makes. A served network namespace exists before runsc starts."""
         return ("pid", "ipc", "uts", "mount", *(() if self.rules is not None else ("network",)))
 
     def _process(self) -> dict[str, Any]:
@@ -300,7 +305,7 @@ class Plan:
         ]
 
     def _inner_mounts(self, number: int) -> list[tuple[str, str, str, list[str]]]:
-        """Show once more what those above cover: an environment in /tmp, say."""
+        """Return mounts that show again those paths that `_mounts` covers, such as an environment in /tmp."""
         empty = (*(target for target, kind, *_ in self._mounts() if kind == "tmpfs"), *self.homes)
         covers = tuple(f"{target}/" for target in empty)
         inner = [path for path in self.shown.binds if path.startswith(covers)]
@@ -309,17 +314,17 @@ class Plan:
         ]
 
     def amounts(self) -> dict[str, float]:
-        """Return the amounts of the control group around gVisor."""
+        """Return the limits of the control group around gVisor."""
         return {"memory_bytes": self.memory_bytes, "pids": self.pids, "cpus": self.cpus}
 
 
-def plan_container(policy: Policy, limits: Limits, *, engine: Engine, shown: Shown) -> Plan:
+def plan_container(policy: Policy, limits: Limits, *, engine: RunscEngine, shown: HostView) -> RunscPlan:
     """Return the plan of one container.
 
-    gVisor does not tell what a program holds from its files in memory, so the cap leaves room for both.
+    gVisor does not distinguish a program's memory from its files in tmpfs, so the memory limit includes both.
     """
     stored = 2 * limits.tmp_bytes + REAPER_BYTES
-    return Plan(
+    return RunscPlan(
         engine=engine,
         rules=network_rules(policy),
         shown=shown,
@@ -338,15 +343,15 @@ def plan_container(policy: Policy, limits: Limits, *, engine: Engine, shown: Sho
 
 @functools.cache
 def bundle_folder(binds: Sequence[str]) -> str:
-    """Return the folder to cover: one that is here, and holds nothing that is to be shown."""
+    """Return an existing folder to mount over that contains none of the paths to show."""
     for folder in BUNDLE_FOLDERS:
         if os.path.isdir(folder) and not any(layout.is_below(path, folder) for path in binds):
             return folder
     return "/var"
 
 
-def _parts(path: str) -> list[str]:
-    """Return the folders on the way to a path, and it itself, from the root."""
+def _folders_to(path: str) -> list[str]:
+    """Return all folders from the root down to `path`, and `path` itself."""
     names = path.strip("/").split("/")
     return ["/".join(names[: index + 1]) for index in range(len(names))]
 
@@ -356,7 +361,7 @@ def _folder(name: str) -> Call:
 
 
 def _calls(mounts: Sequence[Any]) -> list[Call]:
-    """Return the calls that show each of `mounts`, those of a bind with its opening."""
+    """Return the system calls of `mounts`; a bind mount's are preceded by opening its source."""
     return [call for shown in mounts for call in (*getattr(shown, "opening", list)(), *shown.calls())]
 
 
@@ -365,21 +370,21 @@ def _mount(target: str, kind: str, source: str, options: Sequence[str]) -> dict[
 
 
 def _seccomp() -> Mapping[str, Any]:
-    """Return the containers' profile by the names of the OCI specification.
+    """Return the containers' seccomp profile in the OCI specification's terms.
 
-    gVisor answers every refusal with EPERM, whatever a rule says, and the C library takes ENOSYS alone for "not there":
-    so `clone3`, which would get that answer, is left to gVisor's own kernel. So is SO_LINGER, which the filter would
-    pretend to set: a socket that lingers is gVisor's own, and nobody outside can be made to close it. The call
-    of `select` has another name there; one that gVisor does not know by its name is refused.
+    gVisor answers every refusal with EPERM, whatever errno the rule names. The C library treats only ENOSYS as "not
+    implemented", so `clone3`, which should get ENOSYS, is left to gVisor's own kernel. So is setting SO_LINGER, which
+    the filter elsewhere pretends to do: a lingering socket is inside gVisor and cannot delay a close outside. gVisor
+    calls `select` by another name, and refuses system calls that it does not know by name.
     """
-    found = profile()
+    docker_profile = profile()
     # The first process looks up the marks of others (see `containers.inside.live`): it asks, and changes nothing.
     select = {"names": ["pselect"], "args": []}
     question = {"names": ["prlimit64"], "args": [{"index": 2, "value": 0, "valueTwo": 0, "op": "SCMP_CMP_EQ"}]}
-    rules = [*found["syscalls"], select, question]
+    rules = [*docker_profile["syscalls"], select, question]
     return {
-        "defaultAction": found["defaultAction"],
-        "architectures": [row["architecture"] for row in found["archMap"]],
+        "defaultAction": docker_profile["defaultAction"],
+        "architectures": [row["architecture"] for row in docker_profile["archMap"]],
         "syscalls": [{**_without_answer(rule), "action": "SCMP_ACT_ALLOW"} for rule in rules],
     }
 
@@ -388,33 +393,40 @@ def _without_answer(rule: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in rule.items() if name != "errnoRet"}
 
 
-def plain_rootfs() -> Shown:
-    """Return what every container shows."""
+def plain_rootfs() -> HostView:
+    """Return the paths that every container shows."""
     return _shown(())
 
 
-def rootfs_for(request: Request | None, layers: Sequence[str] = ()) -> Shown:
-    """Return what the container of a request shows. Raises BackendUnavailable for a missing toolchain."""
+def rootfs_for(request: Request | None, layers: Sequence[str] = ()) -> HostView:
+    """Return the paths that the container of a request shows. Raises BackendUnavailable for a missing toolchain."""
     toolchain = _toolchain(request) if request is not None else None
     return _shown((*(toolchain.binds if toolchain is not None else ()), *layers))
 
 
-def session_rootfs(name: str, layers: Sequence[str] = ()) -> Shown:
-    """Return what the container of a session shows. Raises BackendUnavailable for a language without sessions."""
+def session_rootfs(name: str, layers: Sequence[str] = ()) -> HostView:
+    """Return the paths that the container of a session shows.
+
+    Raises BackendUnavailable for a language without sessions.
+    """
     language, driver = session_language(name)
     return _shown((*(find_toolchain(language).binds if driver is not None else ()), *layers))
 
 
-def live_rootfs(layers: Sequence[str] = ()) -> Shown:
-    """Return what a container shows that is for any language: every toolchain that is here."""
+def live_rootfs(layers: Sequence[str] = ()) -> HostView:
+    """Return the paths that a container for any language shows: every toolchain of this host."""
     return _shown((*all_shown(), *layers))
 
 
-def _shown(binds: tuple[str, ...]) -> Shown:
+def _shown(binds: tuple[str, ...]) -> HostView:
     python = python_toolchain()
     all_binds = sorted({*python.binds, *user_site(), *binds})
-    outermost = [path for path in all_binds if not any(path != other_path and is_below(path, other_path) for other_path in all_binds)]
-    return Shown(python=python.programs["python3"], binds=tuple(outermost))
+    outermost = [
+        path
+        for path in all_binds
+        if not any(path != other_path and is_below(path, other_path) for other_path in all_binds)
+    ]
+    return HostView(python=python.programs["python3"], binds=tuple(outermost))
 
 
 def _toolchain(request: Request) -> Toolchain | None:
@@ -426,7 +438,7 @@ def _toolchain(request: Request) -> Toolchain | None:
 
 @dataclass(frozen=True, slots=True)
 class _ToolchainImage:
-    """Let a toolchain of this host stand for an image; see containers.program.Equipment."""
+    """Adapter that presents a toolchain of this host as an image; see containers.program.Equipment."""
 
     toolchain: Toolchain
 
@@ -458,7 +470,7 @@ def build_program(request: Request, number: int = 0) -> Program:
 
 
 def build_session_program(name: str, env: Mapping[str, str]) -> SessionProgram:
-    """Return what serves a session. Raises InvalidRequest, or BackendUnavailable where there can be none."""
+    """Return the program of a session. Raises InvalidRequest, or BackendUnavailable if the host lacks the language."""
     language, driver = session_language(name)
     toolchain = find_toolchain(language) if driver is not None else python_toolchain()
     if driver is not None:
@@ -475,5 +487,5 @@ def build_session_program(name: str, env: Mapping[str, str]) -> SessionProgram:
 
 
 def variables_of(toolchain: Toolchain | None) -> dict[str, str]:
-    """Return PATH, and what a toolchain needs."""
+    """Return PATH and the variables of a toolchain."""
     return {"PATH": layout.search_path(), **(toolchain.env if toolchain is not None else {})}

@@ -1,10 +1,10 @@
-"""The backend "microsandbox": a virtual machine of its own for every sandbox, by that project's Python package.
+"""The backend "microsandbox": one virtual machine per sandbox, by the Python package of that project.
 
-In: policy, limits, requests. Out: results and sessions (`sandbox`). `machine` decides what a machine is made of, with
-its limits, and talks with the package; `backend` tries on this host whether it runs any.
+In: policy, limits, requests. Out: results and sessions (`sandbox`). `machine` decides the settings and limits of a
+machine and calls the package; `backend` tests whether it runs machines on this host.
 
-To be kept: nothing of the host's is in a machine, no network, nobody is root there. It was never tried on a machine
-with KVM (docs/limitations/microsandbox.md). How the package is called may be changed without asking.
+Must not change: a machine has no files of the host, no network, and no root. Calls of the package may change freely. It
+was never tested on a machine with KVM (docs/limitations/microsandbox.md).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The microsandbox backend: every sandbox in a machine of that project's, on KVM alone.
+"""The microsandbox backend: one machine of the microsandbox project per sandbox, on KVM only.
 
-Whether microsandbox can run machines here is tried by running one, in a process of its own, for five seconds: there are
-hosts where `/dev/kvm` opens and guests hang. The machine of this probe has empty folders for its root and a HOME of its
-own, so nothing is fetched and nothing of the user's is touched. What hangs is killed with its process group, and the
-answer is kept in a file until the next boot.
+Whether it can run machines here is tested by starting one, in a separate process, for at most five seconds: on some
+hosts `/dev/kvm` opens and guests hang. The test machine has empty folders as its root and its own HOME, so nothing is
+downloaded and no file of the user changes. A hanging test is killed with its process group. The answer is cached in a
+file until the next boot.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cloche.core.protocols import Capabilities
 from ..enforcement import check_policy, microsandbox_controls
 from ..garbage_collection import is_dead, owner
 from ..host import NEEDS_KVM, KeptAnswers, why_no_kvm
-from .machine import ANSWER_S, END_S, OWNER_LABEL, Machine, call, find_package, plan_machine
+from .machine import ANSWER_S, END_S, OWNER_LABEL, MicrosandboxMachine, call, find_package, plan_machine
 from .sandbox import MicrosandboxOpenSandbox
 
 PROBE_S = 5.0
@@ -52,7 +52,7 @@ IMAGE = LANGUAGES["python"].image  # what has no Python could not hold our first
 
 
 def check_host(package: Any) -> None:
-    """Raise BackendUnavailable where microsandbox runs no machine on this very host."""
+    """Raise BackendUnavailable if microsandbox cannot run machines on this host."""
     if platform.system() != "Linux":
         raise _refusal(f"this is {platform.system()}, and Cloche uses it on Linux alone")
     kind = str(package.default_backend_kind())
@@ -78,12 +78,12 @@ _KEPT = KeptAnswers[str](
 
 
 def why_not(script: str, version: str) -> str:
-    """Return why a probe failed; empty when it did not. One is made per boot, user, version and script."""
+    """Return why the test failed, "" if it succeeded. Cached per boot, user, version and script."""
     return _KEPT.find((version, script), lambda: probe(script, PROBE_S))
 
 
 def probe(script: str, timeout_s: float) -> str:
-    """Run a script in a home of its own, and return how it failed; nothing of it is left."""
+    """Run a script with a temporary HOME and return why it failed. Everything is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="cloche-microsandbox-", ignore_cleanup_errors=True) as home:
         root = Path(home) / "root"
         for name in FOLDERS:
@@ -104,7 +104,7 @@ def probe(script: str, timeout_s: float) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill all of its group, and reap it."""
+    """Kill the process group and reap the process."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -115,9 +115,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 class MicrosandboxBackend:
-    """Give sandboxes that are machines of microsandbox's.
+    """Give sandboxes that are machines of microsandbox.
 
-    `given` is its package, or what has the same parts, for whoever knows that it works: it is not tried out.
+    `given` is its package, or an object with the same attributes. It is used without the test of the host.
     """
 
     name = "microsandbox"
@@ -126,11 +126,11 @@ class MicrosandboxBackend:
         self._images, self._given = dict(images or {}), given
 
     def with_images(self, images: Mapping[str, str]) -> MicrosandboxBackend:
-        """Return the same backend with other images."""
+        """Return a backend of the same class with other images."""
         return MicrosandboxBackend(images, given=self._given)
 
     def capabilities(self) -> Capabilities:
-        """Say what a machine enforces here; the first time in a process, one is run to find out whether any can be."""
+        """Return the controls that a machine enforces here. The first call in a process may start a test machine."""
         try:
             self._package()
         except BackendUnavailable as error:
@@ -138,21 +138,23 @@ class MicrosandboxBackend:
         return Capabilities(backend=self.name, available=True, level=Level.VM, controls=microsandbox_controls())
 
     def check(self) -> None:
-        """Raise BackendUnavailable when the package or KVM is missing."""
+        """Raise BackendUnavailable if the package or KVM is missing."""
         self._package()
 
     @asynccontextmanager
     async def open(self, policy: Policy, limits: Limits) -> AsyncIterator[MicrosandboxOpenSandbox]:
-        """Open a sandbox; its machine is created at its first run.
+        """Open a sandbox; its machine is created at the first run.
 
-        Raises BackendUnavailable where there is none to be had, or when one cannot give what is required.
+        Raises BackendUnavailable if no machine can run here or a required control is missing.
         """
         package = await asyncio.to_thread(self._package)
         enforcement = Enforcement(level=Level.VM, controls=microsandbox_controls())
         _check(policy, enforcement)
 
-        def new_machine(image: str) -> Machine:
-            return Machine(package, plan_machine(policy, limits, image=image, labels={OWNER_LABEL: owner()}))
+        def new_machine(image: str) -> MicrosandboxMachine:
+            return MicrosandboxMachine(
+                package, plan_machine(policy, limits, image=image, labels={OWNER_LABEL: owner()})
+            )
 
         sandbox = MicrosandboxOpenSandbox(
             new_machine=new_machine, image_for=self._image_for, policy=policy, limits=limits, enforcement=enforcement
@@ -163,7 +165,7 @@ class MicrosandboxBackend:
             await sandbox.close()
 
     def collect_garbage(self) -> list[str]:
-        """Remove machines of processes that are dead; return a line for each. Raises BackendUnavailable."""
+        """Remove the machines of dead processes; return one line for each. Raises BackendUnavailable."""
         package = self._given or find_package()
         try:
             return call(lambda: _clear(package), END_S * 4)
@@ -178,7 +180,7 @@ class MicrosandboxBackend:
         return package
 
     def _image_for(self, language: str) -> str:
-        """Return the image that is configured for a language, else the usual one."""
+        """Return the configured image of a language, else the default."""
         return self._images.get(language) or self._images.get(ANY_LANGUAGE) or IMAGE
 
 
@@ -197,7 +199,7 @@ async def _clear(package: Any) -> list[str]:
 
 
 def _check(policy: Policy, enforcement: Enforcement) -> None:
-    """Raise BackendUnavailable when something asked for would be missing."""
+    """Raise BackendUnavailable if a required control would be missing."""
     check_policy(
         policy,
         enforcement,

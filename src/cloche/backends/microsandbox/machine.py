@@ -1,10 +1,10 @@
-"""One machine of microsandbox's: what it is made of, decided purely; the programs in it; and calls of the package.
+"""One machine of microsandbox: its settings (a pure decision), the programs in it, and calls of the package.
 
-Everything that a caller may choose and that the package knows is passed on: memory, processors, places in memory with
-their sizes, limits of each process, environment, labels. No network, nothing of the host's, not root inside.
+Every choice of the caller that the package supports is passed on: memory, processors, sizes of tmpfs folders, rlimits,
+environment, labels. The machine has no network, no files of the host, and guests are not root.
 
-All calls of the package are coroutines, and what they return belongs to the loop that they ran in. So there is one
-loop, in a thread of its own, for everything (`OwnLoop`). Methods block, and are for any thread.
+All calls of the package are coroutines, and their results belong to the event loop they ran in. One loop in a thread
+therefore serves all calls (`OwnLoop`). Methods block and are thread-safe.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ for place in ("/tmp", "/dev/shm"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """Describe one machine, and what each program in it may use."""
+class MicrosandboxPlan:
+    """Settings of one machine, and the limits of each program in it."""
 
     image: str
     memory_mib: int
@@ -75,7 +75,7 @@ class Plan:
     labels: Mapping[str, str]
 
     def creation(self, package: Any) -> dict[str, Any]:
-        """Return what `Sandbox.create` is given besides a name."""
+        """Return the arguments of `Sandbox.create`, except the name."""
         sizes = {"/workspace": self.disk_mib, "/tmp": self.tmp_mib, "/dev/shm": self.tmp_mib}
         return {
             "image": package.Image.oci(self.image),
@@ -97,12 +97,12 @@ class Plan:
         }
 
     def preparation(self) -> list[str]:
-        """Return what is run once, as root: the file systems belong to whoever programs run as."""
+        """Return the arguments of the command that root runs once: it gives the file systems to the guest's user."""
         tmp = "chmod 1777 /tmp /dev/shm" if self.is_tmp_writable else "chmod 0755 /tmp && chmod 1777 /dev/shm"
         return ["-c", f"chown {self.user}:{self.user} /workspace && chmod 0700 /workspace && {tmp}"]
 
     def execution(self, package: Any) -> dict[str, Any]:
-        """Return what `exec_stream` is given besides a program and its words; the program serves one run."""
+        """Return the options of `exec_stream` for the first process of one run."""
         limits = {**ULIMITS, "nproc": self.pids, "data": self.data_bytes}
         return {
             "cwd": "/",
@@ -114,10 +114,10 @@ class Plan:
         }
 
 
-def plan_machine(policy: Policy, limits: Limits, *, image: str, labels: Mapping[str, str]) -> Plan:
-    """Return the plan of one machine; its memory has room for all that its file systems may hold."""
+def plan_machine(policy: Policy, limits: Limits, *, image: str, labels: Mapping[str, str]) -> MicrosandboxPlan:
+    """Return the plan of one machine. Its memory includes the maximum content of its file systems."""
     everything = limits.memory_bytes + limits.disk_bytes + 2 * limits.tmp_bytes + REAPER_BYTES
-    return Plan(
+    return MicrosandboxPlan(
         image=image,
         memory_mib=math.ceil((everything + KERNEL_BYTES + ROOT_BYTES) / MIB),
         processors=min(MOST_CPUS, max(1, math.ceil(limits.cpus))),
@@ -144,10 +144,10 @@ def find_package() -> Any:
 call = OwnLoop("cloche-microsandbox", margin_s=MARGIN_S)
 
 
-class Machine:
-    """Hold one machine; it is created at once, and gone when it was ended or its caller is dead."""
+class MicrosandboxMachine:
+    """One machine. It ends by `end`, or with its caller."""
 
-    def __init__(self, package: Any, plan: Plan):
+    def __init__(self, package: Any, plan: MicrosandboxPlan):
         self.package, self.plan = package, plan
         self.name = f"cloche-{uuid.uuid4().hex[:16]}"
         self.is_lost = False
@@ -155,7 +155,7 @@ class Machine:
         self._sandbox: Any = None
 
     def create(self) -> LookedInto:
-        """Create it, and look what its image holds. Raises StartFailed; then nothing of it is left."""
+        """Create the machine and list its image's programs. Raises StartFailed; nothing is left then."""
         try:
             arguments = self.plan.creation(self.package)
             self._sandbox = call(lambda: self.package.Sandbox.create(self.name, **arguments), CREATE_S)
@@ -173,7 +173,7 @@ class Machine:
         )
 
     def _run(self, program: str, arguments: Sequence[str], user: str) -> bytes:
-        """Run a program to its end, and return what it writes. Raises OSError when it fails."""
+        """Run a program to its end and return its standard output. Raises OSError if it fails."""
         sandbox, more = self._sandbox, {"cwd": "/", "user": user, "env": {"PATH": IMAGE_PATH}, "timeout": ANSWER_S}
         output = call(lambda: sandbox.exec(program, list(arguments), **more), 2 * ANSWER_S)
         if output.exit_code != 0:
@@ -190,14 +190,14 @@ class Machine:
         return ExecWire(self.package, handle)
 
     def sweep(self) -> None:
-        """End all that programs left running, and remove what they left for a moment. Raises OSError when it cannot."""
+        """Kill the processes that programs left, and delete their files in /tmp and /dev/shm. Raises OSError."""
         try:
             self._run(COMMAND, ["-I", "-S", "-c", SWEEP], str(self.plan.user))
         except self.package.MicrosandboxError as error:
             raise ConnectionError(_message(error)) from error
 
     def end(self) -> None:
-        """Kill it, and have nothing of it left; whoever comes second waits for the first."""
+        """Kill and destroy the machine. Later calls wait for the first."""
         with self._turn:
             sandbox, self._sandbox, self.is_lost = self._sandbox, None, True
             if sandbox is None:
@@ -223,7 +223,7 @@ class ExecWire:
         self._is_shut_down = False
 
     def send(self, data: bytes) -> None:
-        """Send all of `data`. Raises OSError when it is gone, or takes nothing for a while."""
+        """Send all of `data`. Raises OSError if the machine has ended or reads nothing for `STALL_S`."""
         if self._is_shut_down or self._sink is None:
             raise ConnectionError("the machine was ended")
         try:
@@ -232,7 +232,7 @@ class ExecWire:
             raise ConnectionError(_message(error)) from error
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
-        """Yield what it writes, until it ends. Raises OSError."""
+        """Yield the program's output until it ends. Raises OSError."""
         kinds = self._package.ExecEventType
         streams = {kinds.STDOUT: OUTPUT, kinds.STDERR: ERROR}
         while True:
@@ -247,7 +247,7 @@ class ExecWire:
                 yield stream, bytes(event.data)
 
     def shutdown(self) -> None:
-        """End its standard input."""
+        """Close standard input."""
         with self._turn:
             is_first, self._is_shut_down = not self._is_shut_down, True
         if is_first and self._sink is not None:
@@ -255,7 +255,7 @@ class ExecWire:
                 call(self._sink.close, ANSWER_S)
 
     def close(self) -> None:
-        """Close everything."""
+        """Close standard input and kill the program."""
         self.shutdown()
         with contextlib.suppress(self._package.MicrosandboxError, OSError):
             call(self._handle.kill, ANSWER_S)

@@ -1,7 +1,6 @@
-"""One open sandbox of the microsandbox backend: one machine, and in it a first process for each run, one after another.
+"""One open sandbox of the microsandbox backend: one machine, and one first process after the other, one for each run.
 
-The workspace is a file system in the machine's memory. Before a run begins, all that the one before it left running is
-ended.
+The workspace is a tmpfs of the machine. Before a run starts, all processes that the previous run left are killed.
 """
 
 from __future__ import annotations
@@ -18,41 +17,41 @@ from cloche.core.request import Request
 from ..containers.machines import HostedContainer, HostedSandbox, LookedInto
 from ..containers.program import language_of
 from ..garbage_collection import Background
-from .machine import COMMAND, END_S, Machine
+from .machine import COMMAND, END_S, MicrosandboxMachine
 
 _background = Background("cloche-microsandbox-end", 2 * END_S)
 wait_for_all = _background.wait_for_all
 
 
 class MicrosandboxContainer(HostedContainer):
-    """Hold one first process in a machine."""
+    """One first process in a machine."""
 
     background = _background
-    machine: Machine
+    machine: MicrosandboxMachine
 
-    def __init__(self, machine: Machine, image: LookedInto):
+    def __init__(self, machine: MicrosandboxMachine, image: LookedInto):
         super().__init__()
         self.machine, self.rootfs = machine, image
 
     @property
-    def what(self) -> str:
-        """Name what is lost."""
+    def label(self) -> str:
+        """Return the name for messages."""
         return "machine of microsandbox"
 
     def argv(self) -> Sequence[str]:
-        """Return the program that is started, with the machine's name."""
+        """Return the machine's name and the program started in it."""
         return (self.machine.name, COMMAND)
 
 
 class MicrosandboxOpenSandbox(HostedSandbox[MicrosandboxContainer]):
     """Run requests in a machine, one at a time; see core.protocols.OpenSandbox."""
 
-    _machine: Machine | None
+    _machine: MicrosandboxMachine | None
 
     _advice = 'See what is known of it: "msb list" and "msb logs"'
 
     def __init__(
-        self, *, new_machine: Callable[[str], Machine], image_for: Callable[[str], str],
+        self, *, new_machine: Callable[[str], MicrosandboxMachine], image_for: Callable[[str], str],
         policy: Policy, limits: Limits, enforcement: Enforcement,
     ):  # fmt: skip
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
@@ -61,7 +60,10 @@ class MicrosandboxOpenSandbox(HostedSandbox[MicrosandboxContainer]):
         self._image: LookedInto | None = None
 
     def _find_rootfs(self, request: Request | None) -> LookedInto:
-        """Return the image; its machine is created when there is none yet, for only that shows what is in it."""
+        """Return the contents of the image.
+
+        The first call creates the machine, because only a machine can list them.
+        """
         image_name = self._image_for(language_of(request).name if request is not None else "python")
         if self._image is None:
             self._machine = self._new_machine(image_name)

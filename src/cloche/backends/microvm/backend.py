@@ -25,8 +25,8 @@ from ..session_languages import DRIVERS
 from .counter import counter_khz
 from .firecracker import find_firecracker
 from .live import MicroVMLiveSandbox
-from .machine import Machine
-from .plan import Acceleration, Found, Image, Monitor, find_image, plan_machine
+from .machine import VirtualMachine
+from .plan import Acceleration, HostAcceleration, MachineImage, Monitor, find_image, plan_machine
 from .qemu import find_qemu
 from .sandbox import MicroVMOpenSandbox
 
@@ -43,30 +43,34 @@ SLOW = (
 )
 
 
-def find_acceleration(image: Image, monitor: Monitor) -> Found:
+def find_acceleration(image: MachineImage, monitor: Monitor) -> HostAcceleration:
     """Return what machines run on; the first time on a host a guest is booted on KVM, for five seconds at most."""
     reason = why_no_kvm()
     about = (monitor.program, changed_ns(monitor.program), image.id)
-    acceleration = Found(kind="tcg", reason=reason) if reason else _KEPT.find(about, lambda: _try_kvm(image, monitor))
+    acceleration = (
+        HostAcceleration(kind="tcg", reason=reason) if reason else _KEPT.find(about, lambda: _try_kvm(image, monitor))
+    )
     return acceleration if acceleration.kind == "kvm" else replace(acceleration, counter_khz=counter_khz())
 
 
-def _try_kvm(image: Image, monitor: Monitor) -> Found:
+def _try_kvm(image: MachineImage, monitor: Monitor) -> HostAcceleration:
     try:
-        Machine(plan_machine(Policy(), Limits(), "kvm"), image, monitor).probe(PROBE_S)
+        VirtualMachine(plan_machine(Policy(), Limits(), "kvm"), image, monitor).probe(PROBE_S)
     except StartFailed as error:
-        return Found(kind="tcg", reason=f"no guest got up on KVM within {PROBE_S:g} s ({error})")
-    return Found(kind="kvm")
+        return HostAcceleration(kind="tcg", reason=f"no guest got up on KVM within {PROBE_S:g} s ({error})")
+    return HostAcceleration(kind="kvm")
 
 
-def _from_plain(plain: tuple[Acceleration, str]) -> Found:
+def _from_plain(plain: tuple[Acceleration, str]) -> HostAcceleration:
     kind, reason = plain
     if kind not in ("kvm", "tcg"):
         raise ValueError(kind)
-    return Found(kind=kind, reason=str(reason))
+    return HostAcceleration(kind=kind, reason=str(reason))
 
 
-_KEPT = KeptAnswers[Found]("microvm", to_plain=lambda acceleration: (acceleration.kind, acceleration.reason), from_plain=_from_plain)
+_KEPT = KeptAnswers[HostAcceleration](
+    "microvm", to_plain=lambda acceleration: (acceleration.kind, acceleration.reason), from_plain=_from_plain
+)
 
 
 class MicroVMBackend:
@@ -123,7 +127,7 @@ class MicroVMBackend:
         """
         image, monitor, acceleration, enforcement = await self._choose(policy)
         sandbox = MicroVMOpenSandbox(
-            name=self.name, image=image, monitor=monitor, found=acceleration,
+            name=self.name, image=image, monitor=monitor, acceleration=acceleration,
             policy=policy, limits=limits, enforcement=enforcement,
         )  # fmt: skip
         try:
@@ -144,7 +148,7 @@ class MicroVMBackend:
             )
         image, monitor, acceleration, enforcement = await self._choose(policy)
         sandbox = MicroVMLiveSandbox(
-            name=self.name, image=image, monitor=monitor, found=acceleration,
+            name=self.name, image=image, monitor=monitor, acceleration=acceleration,
             policy=policy, limits=limits, enforcement=enforcement,
         )  # fmt: skip
         try:
@@ -152,7 +156,7 @@ class MicroVMBackend:
         finally:
             await sandbox.close()
 
-    async def _choose(self, policy: Policy) -> tuple[Image, Monitor, Found, Enforcement]:
+    async def _choose(self, policy: Policy) -> tuple[MachineImage, Monitor, HostAcceleration, Enforcement]:
         """Return image, monitor, what it runs on, and what they enforce. Raises BackendUnavailable."""
         image, monitor, acceleration = await asyncio.to_thread(self._look)
         enforcement = Enforcement(level=Level.VM, controls=_controls(acceleration, monitor))
@@ -162,12 +166,12 @@ class MicroVMBackend:
     def _find_monitor(self) -> Monitor:
         return find_qemu()
 
-    def _check_parts(self) -> tuple[Image, Monitor]:
+    def _check_parts(self) -> tuple[MachineImage, Monitor]:
         _check_host(self.name)
         monitor = self._find_monitor()
         return find_image(self.name), monitor
 
-    def _look(self) -> tuple[Image, Monitor, Found]:
+    def _look(self) -> tuple[MachineImage, Monitor, HostAcceleration]:
         """Return image, monitor and what it runs on. Raises BackendUnavailable."""
         image, monitor = self._check_parts()
         return image, monitor, find_acceleration(image, monitor)
@@ -181,7 +185,7 @@ class FirecrackerBackend(MicroVMBackend):
 
     name = "firecracker"
 
-    def __init__(self, given: tuple[Monitor, Found] | None = None):
+    def __init__(self, given: tuple[Monitor, HostAcceleration] | None = None):
         self._given = given
 
     def check(self) -> None:
@@ -194,13 +198,14 @@ class FirecrackerBackend(MicroVMBackend):
     def _find_monitor(self) -> Monitor:
         return self._given[0] if self._given else find_firecracker()
 
-    def _look(self) -> tuple[Image, Monitor, Found]:
+    def _look(self) -> tuple[MachineImage, Monitor, HostAcceleration]:
         """Return image, monitor and what it runs on. Raises BackendUnavailable, also where there is no KVM."""
         image, monitor = self._check_parts()
         acceleration = self._given[1] if self._given else find_acceleration(image, monitor)
         if acceleration.kind != "kvm":
             raise BackendUnavailable(
-                f'backend "firecracker": it runs on KVM alone, and {acceleration.reason}.', remedy=f"{NEEDS_KVM} {USE_QEMU}"
+                f'backend "firecracker": it runs on KVM alone, and {acceleration.reason}.',
+                remedy=f"{NEEDS_KVM} {USE_QEMU}",
             )
         return image, monitor, acceleration
 
@@ -212,7 +217,7 @@ def _check_host(name: str) -> None:
         )
 
 
-def _controls(acceleration: Found, monitor: Monitor) -> Controls:
+def _controls(acceleration: HostAcceleration, monitor: Monitor) -> Controls:
     return microvm_controls(acceleration.kind, is_root=os.geteuid() == 0, monitor=monitor.engine)
 
 

@@ -34,9 +34,9 @@ from .plan import (
     KERNEL,
     KERNEL_ARGUMENTS,
     ControlPipe,
-    Image,
     Launched,
-    Plan,
+    MachineImage,
+    MachinePlan,
     identity,
     start_jailer,
 )
@@ -65,7 +65,7 @@ class Deadline:
 
     console: int
     s: float
-    said: bytes = b""
+    console_output: bytes = b""
     is_over: bool = False
     _until: float = field(init=False)
 
@@ -96,7 +96,7 @@ class Deadline:
 
     def _listen(self) -> None:
         data = os.read(self.console, CHUNK_BYTES)
-        self.said = (self.said + data)[-OUTPUT_KEPT_BYTES:]
+        self.console_output = (self.console_output + data)[-OUTPUT_KEPT_BYTES:]
         if not data:
             self.is_over = True
             raise ConnectionError("it has ended")
@@ -108,7 +108,7 @@ class Deadline:
                 self._listen()
             except ConnectionError:
                 break
-        text = self.said.decode("utf-8", "replace").strip()
+        text = self.console_output.decode("utf-8", "replace").strip()
         return f": {text[-600:]}" if text else ""
 
 
@@ -167,12 +167,12 @@ def put(api: socket.socket, path: str, body: Mapping[str, Any], deadline: Deadli
     try:
         with http.client.HTTPResponse(api, method="PUT") as answer:
             answer.begin()
-            said = answer.read(LINE_BYTES * 64)
+            content = answer.read(LINE_BYTES * 64)
     except http.client.HTTPException as error:
         raise ConnectionError(f"no answer to PUT {path} ({type(error).__name__})") from error
     if answer.status != DONE:
         raise StartFailed(
-            f"Firecracker refuses PUT {path} ({answer.status}): {_fault(said)}{deadline.output()}", step="boot"
+            f"Firecracker refuses PUT {path} ({answer.status}): {_fault(content)}{deadline.output()}", step="boot"
         )
 
 
@@ -214,7 +214,7 @@ def called_port(folder: int, name: str, port: int, deadline: Deadline) -> socket
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class ApiCall:
     """Hold one call of its API: always PUT."""
 
     path: str
@@ -223,23 +223,25 @@ class Call:
 
 def kernel_arguments() -> str:
     """Return the kernel's command line."""
-    return " ".join((*(argument for argument in KERNEL_ARGUMENTS if not argument.startswith("reboot=")), *OWN_ARGUMENTS))
+    return " ".join(
+        (*(argument for argument in KERNEL_ARGUMENTS if not argument.startswith("reboot=")), *OWN_ARGUMENTS)
+    )
 
 
-def processors(plan: Plan) -> int:
+def processors(plan: MachinePlan) -> int:
     """Return how many processors the machine gets: it takes one, or an even number."""
     count = plan.processors
     return count if count < EVEN_FROM else count + count % 2
 
 
-def calls(plan: Plan) -> Sequence[Call]:
+def calls(plan: MachinePlan) -> Sequence[ApiCall]:
     """Return what describes a machine and starts it: no network device, a disk for reading alone."""
     return (
-        Call(
+        ApiCall(
             path="/machine-config",
             body={"vcpu_count": processors(plan), "mem_size_mib": math.ceil(plan.machine_bytes / MIB), "smt": False},
         ),
-        Call(
+        ApiCall(
             path="/boot-source",
             body={
                 "kernel_image_path": f"{FILES}/{KERNEL}",
@@ -247,7 +249,7 @@ def calls(plan: Plan) -> Sequence[Call]:
                 "boot_args": kernel_arguments(),
             },
         ),
-        Call(
+        ApiCall(
             path="/drives/root",
             body={
                 "drive_id": "root",
@@ -258,8 +260,8 @@ def calls(plan: Plan) -> Sequence[Call]:
                 "io_engine": "Sync",
             },
         ),
-        Call(path="/vsock", body={"guest_cid": GUEST_CID, "uds_path": f"{RUN}/{VSOCK_SOCKET}"}),
-        Call(path="/actions", body={"action_type": "InstanceStart"}),
+        ApiCall(path="/vsock", body={"guest_cid": GUEST_CID, "uds_path": f"{RUN}/{VSOCK_SOCKET}"}),
+        ApiCall(path="/actions", body={"action_type": "InstanceStart"}),
     )
 
 
@@ -271,19 +273,19 @@ class Firecracker:
     pace: float = field(default=1.0)
     engine: str = "firecracker"
 
-    def boot_s(self, plan: Plan) -> float:  # noqa: ARG002 - there is KVM alone
+    def boot_s(self, plan: MachinePlan) -> float:  # noqa: ARG002 - there is KVM alone
         """Return how long a machine may take to get ready, in seconds."""
         return BOOT_S * self.pace
 
-    def slowness(self, plan: Plan) -> float:  # noqa: ARG002
+    def slowness(self, plan: MachinePlan) -> float:  # noqa: ARG002
         """Return how many times longer than usual the time-outs of what runs inside must be."""
         return self.pace
 
-    def argv(self, plan: Plan) -> Sequence[str]:  # noqa: ARG002
+    def argv(self, plan: MachinePlan) -> Sequence[str]:  # noqa: ARG002
         """Return the arguments that start it."""
         return (f"/{PROGRAM}", "--api-sock", f"{RUN}/{API_SOCKET}", "--id", "cloche")
 
-    def order(self, plan: Plan, image: Image, hand: int) -> dict[str, Any]:
+    def order(self, plan: MachinePlan, image: MachineImage, hand: int) -> dict[str, Any]:
         """Return the jailer's order: who the monitor is to be, and what its root holds."""
         files = {f"{FILES}/{name}": str(image.folder / name) for name in (KERNEL, INITRD, DISK)}
         return {
@@ -298,7 +300,7 @@ class Firecracker:
             },
         }
 
-    def launch(self, plan: Plan, image: Image, control: ControlPipe, timeout_s: float) -> Launched:
+    def launch(self, plan: MachinePlan, image: MachineImage, control: ControlPipe, timeout_s: float) -> Launched:
         """Start a machine; it has booted when this returns. Raises StartFailed."""
         with ExitStack() as always, ExitStack() as on_failure:
             hand, theirs = socket.socketpair()
@@ -306,7 +308,9 @@ class Firecracker:
             console, console_writer = os.pipe()
             on_failure.callback(os.close, console)
             try:
-                process = start_jailer(self.order(plan, image, theirs.fileno()), control, console_writer, (theirs.fileno(),))
+                process = start_jailer(
+                    self.order(plan, image, theirs.fileno()), control, console_writer, (theirs.fileno(),)
+                )
             finally:
                 theirs.close()
                 os.close(console_writer)
@@ -323,7 +327,7 @@ class Firecracker:
 
 
 def _streams(
-    hand: socket.socket, plan: Plan, deadline: Deadline, always: ExitStack, on_failure: ExitStack
+    hand: socket.socket, plan: MachinePlan, deadline: Deadline, always: ExitStack, on_failure: ExitStack
 ) -> list[socket.socket]:
     """Describe a machine to a monitor that has just been started, and return the streams that lead there."""
     folder = received_folder(hand, deadline)

@@ -157,7 +157,7 @@ class VsockPorts:
         return connection.detach()
 
 
-class Host:
+class HostChannel:
     """Read messages of whoever started the machine."""
 
     def __init__(self) -> None:
@@ -187,13 +187,13 @@ class Host:
         return message
 
     def _exactly(self, size: int) -> bytes:
-        found = b""
-        while len(found) < size:
-            data = os.read(self.port, size - len(found))
+        received = b""
+        while len(received) < size:
+            data = os.read(self.port, size - len(received))
             if not data:
                 end("nobody is at the other end any more")
-            found += data
-        return found
+            received += data
+        return received
 
     def send(self, tag: bytes, **body: Any) -> None:
         """Send one frame."""
@@ -277,7 +277,7 @@ def make_group(number: int, settings: dict[str, Any]) -> str:
 class Containers:
     """Make containers, end them, and report their ends."""
 
-    def __init__(self, host: Host):
+    def __init__(self, host: HostChannel):
         self.host = host
         self.groups: dict[int, str] = {}  # by the number of a container
         self.parents: dict[int, int] = {}  # its number, by the process that waits for its first one
@@ -456,7 +456,7 @@ def main() -> None:
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     prepare()
-    host = Host()
+    host = HostChannel()
     containers = Containers(host)
     containers.handle(host.message())
     poll = select.poll()

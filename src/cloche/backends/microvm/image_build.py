@@ -33,7 +33,7 @@ from cloche.core.languages import LANGUAGES
 from cloche.core.limits import MIB
 from cloche.core.record import dataclass
 
-from .plan import DISK, FORMAT, INITRD, KERNEL, MANIFEST, Image, find_image, place_of_images, point_to
+from .plan import DISK, FORMAT, INITRD, KERNEL, MANIFEST, MachineImage, find_image, place_of_images, point_to
 
 KERNEL_PACKAGE = "linux-image-cloud-amd64"
 BUSYBOX = "busybox-static"
@@ -348,7 +348,7 @@ def pack_archive(entries: Iterable[tuple[str, int, bytes]]) -> bytes:
     return bytes(packed)
 
 
-def build_image(packages: Sequence[str] = ()) -> Image:
+def build_image(packages: Sequence[str] = ()) -> MachineImage:
     """Build the image, with `packages` besides the usual ones, and use it from now on.
 
     Raises BackendUnavailable when a program for it is missing, StartFailed when a package cannot be had.
@@ -485,11 +485,14 @@ def _programs(root: Path) -> dict[str, str]:
     names = {name for language in LANGUAGES.values() for engine in language.engines for name in engine.programs}
     folders = ("usr/local/bin", "usr/bin")
     return {
-        name: f"/{folder}/{name}" for name in sorted(names) for folder in folders if os.path.lexists(root / folder / name)
+        name: f"/{folder}/{name}"
+        for name in sorted(names)
+        for folder in folders
+        if os.path.lexists(root / folder / name)
     }
 
 
-def _take_over(images: Path, ready: Path) -> Image:
+def _take_over(images: Path, ready: Path) -> MachineImage:
     """Put a finished image in its place, and point to it; those before it go."""
     name = json.loads((ready / MANIFEST).read_text())["id"][:16]
     target = images / name

@@ -16,8 +16,8 @@ from ..containers.container import Wire, boot_message
 from ..containers.live import TEMPORARY, ContainerLiveSandbox
 from ..containers.program import ENVIRONMENT, WORKSPACE, Program, SessionProgram, program_of, session_in
 from ..layout import SYSTEM_PATH
-from .machine import Machine
-from .plan import Found, Image, Monitor, plan_machine
+from .machine import VirtualMachine
+from .plan import HostAcceleration, MachineImage, Monitor, plan_machine
 from .sandbox import VMContainer
 
 # What can be written to, one file system with the workspace.
@@ -28,18 +28,20 @@ class MicroVMLiveSandbox(ContainerLiveSandbox[VMContainer]):
     """Hold one machine with one container in it, which boots when it is first used."""
 
     def __init__(
-        self, *, name: str, image: Image, monitor: Monitor, found: Found,
+        self, *, name: str, image: MachineImage, monitor: Monitor, acceleration: HostAcceleration,
         policy: Policy, limits: Limits, enforcement: Enforcement,
     ):  # fmt: skip
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
         self.backend = name
-        self._image, self._monitor, self._found = image, monitor, found
-        self._plan = plan_machine(policy, limits, found.kind, found.counter_khz, is_live=True, homes=self._homes())
+        self._image, self._monitor, self._acceleration = image, monitor, acceleration
+        self._plan = plan_machine(
+            policy, limits, acceleration.kind, acceleration.counter_khz, is_live=True, homes=self._homes()
+        )
         self.slowness, self.patience_s = monitor.slowness(self._plan), monitor.boot_s(self._plan)
         self._machine = self._new_machine()
 
-    def _new_machine(self) -> Machine:
-        return Machine(self._plan, self._image, self._monitor)
+    def _new_machine(self) -> VirtualMachine:
+        return VirtualMachine(self._plan, self._image, self._monitor)
 
     def _make(self) -> tuple[VMContainer, Wire]:
         if self._machine.is_killed:  # nobody waited for that one to the end
@@ -78,5 +80,5 @@ class MicroVMLiveSandbox(ContainerLiveSandbox[VMContainer]):
         return {"PATH": SYSTEM_PATH, **ENVIRONMENT}
 
     def _notes(self) -> dict[str, Any]:
-        engine = f"{self._monitor.engine} ({self._found.kind})"
+        engine = f"{self._monitor.engine} ({self._acceleration.kind})"
         return {"backend": self.backend, "image": self._image.name, "engine": engine}

@@ -28,7 +28,7 @@ from cloche.core.record import dataclass
 from cloche.core.suppressed import suppress_logged
 
 from ..containers.container import CHUNK_BYTES, OUTPUT, Link, read_object
-from .plan import CONTAINERS, ControlPipe, Image, Monitor, Plan
+from .plan import CONTAINERS, ControlPipe, MachineImage, MachinePlan, Monitor
 
 CONSOLE = 2
 log = logging.getLogger("cloche.microvm")
@@ -174,10 +174,10 @@ class PortLease:
         self.wire.shutdown()
 
 
-class Machine:
+class VirtualMachine:
     """Hold one running virtual machine. All methods but `kill` block, and are for any thread."""
 
-    def __init__(self, plan: Plan, image: Image, monitor: Monitor):
+    def __init__(self, plan: MachinePlan, image: MachineImage, monitor: Monitor):
         self.plan, self.image, self.monitor = plan, image, monitor
         self.is_lost = False
         self._link: Link | None = None
@@ -328,7 +328,7 @@ class Machine:
         elif tag == CONTAINER_ENDED:
             message = read_object(body)
             with self._turn:
-                lease = self._leases.get(_whole(message.get("number")))
+                lease = self._leases.get(_integer(message.get("number")))
             if lease is not None:
                 lease.leave(message)
 
@@ -348,7 +348,7 @@ class Machine:
         self._gone.set()
 
 
-def _whole(number: object) -> int:
+def _integer(number: object) -> int:
     """Return a number of the machine's. Raises ValueError for anything else."""
     if not isinstance(number, int):
         raise ValueError("the virtual machine sent what is no number of a container")

@@ -64,7 +64,7 @@ FIRST_ID, IDS = 1_950_000_000, 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class MachinePlan:
     """Describe one virtual machine. An emulated processor must be told how fast it counts.
 
     `memory_bytes` is what one container may take, `all_bytes` what all of them together may.
@@ -131,11 +131,11 @@ def plan_machine(
     *,
     is_live: bool = False,
     homes: tuple[str, ...] = (),
-) -> Plan:
+) -> MachinePlan:
     """Return the plan of one machine; its memory has room for all that its file systems may hold."""
     own = limits.memory_bytes + 2 * limits.tmp_bytes + REAPER_BYTES
     everything = (1 if is_live else FULL_CONTAINERS) * own + limits.disk_bytes
-    return Plan(
+    return MachinePlan(
         acceleration=acceleration,
         machine_bytes=everything + everything // MEMORY_PER_DESCRIPTION + KERNEL_BYTES,
         all_bytes=everything,
@@ -154,7 +154,7 @@ def plan_machine(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Image:
+class MachineImage:
     """Hold what is known of an image: its folder, its id, the programs on its disk with paths and versions."""
 
     folder: Path
@@ -197,7 +197,7 @@ def point_to(name: str) -> None:
     beside.replace(place_of_images() / POINTER)
 
 
-def find_image(backend: str = "microvm") -> Image:
+def find_image(backend: str = "microvm") -> MachineImage:
     """Return the image that is used: the folder in CLOCHE_MICROVM_IMAGE, else what was built last.
 
     Raises BackendUnavailable, saying how to get one.
@@ -214,13 +214,13 @@ def find_image(backend: str = "microvm") -> Image:
         ) from error
 
 
-def _read(folder: Path) -> Image:
+def _read(folder: Path) -> MachineImage:
     manifest = json.loads((folder / MANIFEST).read_bytes())
     if manifest["format"] != FORMAT:
         raise ValueError(f"{folder} was built by another version of Cloche")
     for name in (KERNEL, INITRD, DISK):
         (folder / name).stat()
-    return Image(
+    return MachineImage(
         folder=folder,
         id=str(manifest["id"]),
         python=str(manifest["python"]),
@@ -260,19 +260,19 @@ class Monitor(Protocol):
         """Name its file."""
         ...
 
-    def boot_s(self, plan: Plan) -> float:
+    def boot_s(self, plan: MachinePlan) -> float:
         """Return how long a machine may take to get ready, in seconds."""
         ...
 
-    def slowness(self, plan: Plan) -> float:
+    def slowness(self, plan: MachinePlan) -> float:
         """Return how many times longer than usual the time-outs of what runs inside must be."""
         ...
 
-    def launch(self, plan: Plan, image: Image, control: ControlPipe, timeout_s: float) -> Launched:
+    def launch(self, plan: MachinePlan, image: MachineImage, control: ControlPipe, timeout_s: float) -> Launched:
         """Start a machine. Raises StartFailed; then nothing of it is left, once its control pipe is closed."""
         ...
 
-    def argv(self, plan: Plan) -> Sequence[str]:
+    def argv(self, plan: MachinePlan) -> Sequence[str]:
         """Return the arguments that start it, for messages."""
         ...
 
@@ -311,7 +311,7 @@ def opened(stack: ExitStack, path: Path) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class HostAcceleration:
     """Hold what machines run on here, why not on KVM, and then how fast the processor counts."""
 
     kind: Acceleration

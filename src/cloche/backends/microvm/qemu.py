@@ -20,9 +20,9 @@ from .plan import (
     KERNEL,
     TRANSLATED_MIB,
     ControlPipe,
-    Image,
     Launched,
-    Plan,
+    MachineImage,
+    MachinePlan,
     identity,
     opened,
     start_jailer,
@@ -44,7 +44,7 @@ class Descriptors:
     ports: tuple[int, ...]
 
 
-def arguments(program: str, plan: Plan, descriptors: Descriptors) -> list[str]:
+def arguments(program: str, plan: MachinePlan, descriptors: Descriptors) -> list[str]:
     """Return the arguments that start QEMU.
 
     No network device, no path of the host's but the firmware's. The disk is opened for reading alone, and stays so
@@ -82,15 +82,15 @@ class Qemu:
     program: str
     engine: str = "qemu"
 
-    def boot_s(self, plan: Plan) -> float:
+    def boot_s(self, plan: MachinePlan) -> float:
         """Return how long a machine may take to get ready, in seconds."""
         return BOOT_S[plan.acceleration]
 
-    def slowness(self, plan: Plan) -> float:
+    def slowness(self, plan: MachinePlan) -> float:
         """Return how many times longer than usual the time-outs of what runs inside must be."""
         return SLOWNESS[plan.acceleration]
 
-    def launch(self, plan: Plan, image: Image, control: ControlPipe, timeout_s: float) -> Launched:
+    def launch(self, plan: MachinePlan, image: MachineImage, control: ControlPipe, timeout_s: float) -> Launched:
         """Start a machine; it boots after this returns. Raises StartFailed."""
         with ExitStack() as always, ExitStack() as on_failure:
             files = {name: opened(always, image.folder / name) for name in (KERNEL, INITRD, DISK)}
@@ -113,7 +113,7 @@ class Qemu:
         own, *containers = (ours for ours, _ in pairs)
         return Launched(own=own, ports=containers, console=console, process=process)
 
-    def argv(self, plan: Plan) -> Sequence[str]:
+    def argv(self, plan: MachinePlan) -> Sequence[str]:
         """Return QEMU's arguments, with the files that it gets as descriptors."""
         descriptors = Descriptors(kernel=3, initrd=4, disk=5, ports=tuple(range(6, 7 + CONTAINERS)))
         return arguments(self.program, plan, descriptors)

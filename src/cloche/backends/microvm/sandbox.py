@@ -26,25 +26,25 @@ from ..containers.container import Link, Wire, boot_message
 from ..containers.machines import SharedSandbox, SharingContainer
 from ..layout import SYSTEM_PATH
 from ..session_languages import session_language
-from .machine import Machine, PortWire
-from .plan import MOST_SESSIONS, Found, Image, Monitor, plan_machine
+from .machine import PortWire, VirtualMachine
+from .plan import MOST_SESSIONS, HostAcceleration, MachineImage, Monitor, plan_machine
 
 log = logging.getLogger("cloche.microvm")
 END_S = 8.0  # for the machine to end a container
 KILLED = -signal.SIGKILL & 0xFF  # as a machine reports it; only the kernel inside, or we, can kill a first process
 
 
-class VMContainer(SharingContainer[Image]):
+class VMContainer(SharingContainer[MachineImage]):
     """Hold one container in a machine, which may hold others."""
 
-    def __init__(self, machine: Machine):
+    def __init__(self, machine: VirtualMachine):
         super().__init__()
         self.machine, self.rootfs = machine, machine.image
         self._number = 0
         self._left: Mapping[str, Any] = {}
 
     @property
-    def what(self) -> str:
+    def label(self) -> str:
         """Name what is lost when this container is."""
         return "virtual machine" if self.machine.is_lost else "container in the virtual machine"
 
@@ -66,12 +66,12 @@ class VMContainer(SharingContainer[Image]):
             is_ready = self._is_ready(machine.boot_s)
         except OSError as error:
             self._fail(is_first)
-            raise self._gone(error) from error
+            raise self._machine_lost(error) from error
         except BaseException:
             self._fail(is_first)
             raise
         if not is_ready:
-            name, why = self.what, self._why_not_ready()
+            name, why = self.label, self._why_not_ready()
             self._fail(is_first)  # where the machine ends with it, all of its output has been read by then
             raise StartFailed(f"the {name} did not get ready{why}{machine.last_output()}", step="boot")
 
@@ -91,11 +91,11 @@ class VMContainer(SharingContainer[Image]):
                 self.note_lost()
             self._fail(is_first=True)
             if isinstance(error, OSError):
-                raise self._gone(error) from error
+                raise self._machine_lost(error) from error
             raise
         return wire
 
-    def _gone(self, error: OSError) -> StartFailed:
+    def _machine_lost(self, error: OSError) -> StartFailed:
         return StartFailed(f"the virtual machine is gone: {error}{self.machine.last_output()}", step="boot")
 
     def _why_not_ready(self) -> str:
@@ -157,24 +157,24 @@ class VMContainer(SharingContainer[Image]):
         return self.machine.argv()
 
 
-class MicroVMOpenSandbox(SharedSandbox[Image, VMContainer]):
+class MicroVMOpenSandbox(SharedSandbox[MachineImage, VMContainer]):
     """Run requests in a virtual machine, one at a time, beside sessions; see core.protocols.OpenSandbox."""
 
     path = SYSTEM_PATH
     _advice = "Nothing of it is left; a memory limit of the host may have ended its monitor"
 
     def __init__(
-        self, *, name: str, image: Image, monitor: Monitor, found: Found,
+        self, *, name: str, image: MachineImage, monitor: Monitor, acceleration: HostAcceleration,
         policy: Policy, limits: Limits, enforcement: Enforcement,
     ):  # fmt: skip
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
         self._name = name
-        self._image, self._monitor, self._found = image, monitor, found
+        self._image, self._monitor, self._acceleration = image, monitor, acceleration
         self._machine = self._new_machine()
 
-    def _new_machine(self) -> Machine:
-        plan = plan_machine(self._policy, self._limits, self._found.kind, self._found.counter_khz)
-        return Machine(plan, self._image, self._monitor)
+    def _new_machine(self) -> VirtualMachine:
+        plan = plan_machine(self._policy, self._limits, self._acceleration.kind, self._acceleration.counter_khz)
+        return VirtualMachine(plan, self._image, self._monitor)
 
     async def close(self) -> None:
         """Kill the machine, and wait until it is gone."""
@@ -184,10 +184,10 @@ class MicroVMOpenSandbox(SharedSandbox[Image, VMContainer]):
             self._machine.kill()
             await finish(asyncio.to_thread(self._machine.wait))
 
-    def _find_rootfs(self, request: Request | None) -> Image:  # noqa: ARG002 - one disk serves all
+    def _find_rootfs(self, request: Request | None) -> MachineImage:  # noqa: ARG002 - one disk serves all
         return self._image
 
-    def _find_session_rootfs(self, language: str) -> Image:
+    def _find_session_rootfs(self, language: str) -> MachineImage:
         session_language(language)
         if len(self._sessions) >= MOST_SESSIONS:
             raise InvalidRequest(
@@ -195,7 +195,7 @@ class MicroVMOpenSandbox(SharedSandbox[Image, VMContainer]):
             )
         return self._image
 
-    def _make(self, rootfs: Image, after: VMContainer | None) -> VMContainer:  # noqa: ARG002 - one disk serves all
+    def _make(self, rootfs: MachineImage, after: VMContainer | None) -> VMContainer:  # noqa: ARG002 - one disk serves all
         if after is not None and after is self._used:  # that of a session goes on
             after.empty()
         if after is not None:
@@ -204,7 +204,7 @@ class MicroVMOpenSandbox(SharedSandbox[Image, VMContainer]):
         container.start(self._policy.preload)
         return container
 
-    async def _made(self, rootfs: Image, after: VMContainer | None) -> VMContainer:
+    async def _start_container(self, rootfs: MachineImage, after: VMContainer | None) -> VMContainer:
         """Start a machine, or make a container, in a thread; what nobody waits for any more is ended."""
         making = asyncio.ensure_future(asyncio.to_thread(self._make, rootfs, after))
         try:
@@ -220,13 +220,13 @@ class MicroVMOpenSandbox(SharedSandbox[Image, VMContainer]):
                 self._machine = self._new_machine()
             raise
 
-    def _kind(self, rootfs: Image) -> tuple[object, ...]:
+    def _kind(self, rootfs: MachineImage) -> tuple[object, ...]:
         return self._name, rootfs.id, id(self)
 
     def _notes(self, container: VMContainer) -> dict[str, Any]:
         return {
             "backend": self._name,
             "image": container.machine.image.name,
-            "engine": f"{self._monitor.engine} ({self._found.kind})",
+            "engine": f"{self._monitor.engine} ({self._acceleration.kind})",
             "start_s": round(container.start_s, 3),
         }

@@ -1,9 +1,9 @@
-"""What backends share whose sandboxes are on other machines.
+"""Code shared by the backends whose sandboxes run on other machines.
 
-| module | what it holds |
+| module | content |
 |---|---|
-| `accounts` | whether an account can be used at all, before anybody is asked |
-| `claims` | what a provider says of its sandboxes, and the refusal where that does not do |
-| `failures` | one sentence for each way in which a provider does not give what is asked for |
+| `accounts` | checks an account's configuration without contacting the provider |
+| `claims` | controls that a provider claims for its sandboxes, and the check of a policy against them |
+| `failures` | one sentence and one remedy for each way a provider can fail |
 | `quota` | counters of runs, seconds, sandboxes and money, shared by all processes of a user |
 """

@@ -1,4 +1,4 @@
-"""Whether an account can be used at all, found out before anybody is asked."""
+"""Checks of a provider account's configuration, without a request to the provider."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _DOMAIN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?(:[0-9]{1,5}
 def check_account(
     account: RemoteAccount | None, *, provider: str, package: str, extra: str, variable: str, needs_url: bool = False
 ) -> RemoteAccount:
-    """Return the account. Raises BackendUnavailable for a package, a key or an address that is missing or wrong.
+    """Return the account. Raises BackendUnavailable if the package, the key or an address is missing or invalid.
 
-    `package` is what is imported, `extra` brings it, `variable` has the key. Nothing is imported and nobody is asked.
+    `package` is the imported package, `extra` the extra that installs it, `variable` the environment variable of the
+    key. Nothing is imported, and no request is sent.
     """
 
     def refused(reason: str, remedy: str) -> BackendUnavailable:
@@ -51,7 +52,10 @@ def check_account(
 
 
 class AccountBackend(ABC):
-    """Be a backend on machines elsewhere, for one account. Nobody is asked before a sandbox is used."""
+    """Base of the backends on remote machines, for one account.
+
+    The first request is sent when a sandbox is first used.
+    """
 
     name: ClassVar[str]
 
@@ -59,23 +63,23 @@ class AccountBackend(ABC):
         self._account = account
 
     def account(self) -> RemoteAccount | None:
-        """Return the account that code is sent with, None before one is given."""
+        """Return the configured account, or None."""
         return self._account
 
     def with_account(self, account: RemoteAccount) -> Self:
-        """Return the same backend for an account."""
+        """Return a backend of the same class for another account."""
         return type(self)(account)
 
     @abstractmethod
     def _checked(self) -> RemoteAccount:
-        """Return the account. Raises BackendUnavailable when the package, the key or the address is missing."""
+        """Return the account. Raises BackendUnavailable if the package, the key or the address is missing."""
 
     @abstractmethod
     def _claimed(self, account: RemoteAccount) -> Capabilities:
-        """Return what is claimed of its sandboxes."""
+        """Return the capabilities that the provider claims for its sandboxes."""
 
     def capabilities(self) -> Capabilities:
-        """Say what is claimed of its sandboxes; nobody is asked."""
+        """Return the claimed capabilities, without a request to the provider."""
         try:
             account = self._checked()
         except BackendUnavailable as error:
@@ -83,9 +87,9 @@ class AccountBackend(ABC):
         return self._claimed(account)
 
     def session_languages(self) -> tuple[str, ...]:
-        """Return the languages that may have sessions, there as far as their programs are there."""
+        """Return the languages that support sessions. A sandbox also needs the language's program."""
         return tuple(DRIVERS)
 
     def check(self) -> None:
-        """Raise BackendUnavailable, saying what is missing; nobody is asked."""
+        """Raise BackendUnavailable if the package, the key or the address is missing. Sends no request."""
         self._checked()

@@ -1,4 +1,4 @@
-"""What a provider says of its own sandboxes, which nobody here can see; and the refusal where that does not do."""
+"""Controls that a provider claims for its sandboxes, which cannot be verified from here, and the check of a policy."""
 
 from __future__ import annotations
 
@@ -20,31 +20,33 @@ _OWN = {
 
 
 def claimed(by: str, reason: str = "") -> Measure:
-    """Return the measure of what a provider says of itself."""
+    """Return the measure of a control that `by` claims."""
     return Measure(state=State.CLAIMED, mechanism=f"claimed by {by}", reason=reason)
 
 
 def claimed_controls(by: str, changes: Mapping[Control, Measure] | None = None) -> Mapping[Control, Measure]:
-    """Return a row for each control: what we do is enforced, all else is claimed, but for these changes."""
+    """Return a measure for each control: enforced for those implemented here, claimed for the rest, except for
+    `changes`.
+    """
     return {**{control: claimed(by) for control in Control}, **_OWN, **(changes or {})}
 
 
 def claimed_enforcement(level: Level, controls: Mapping[Control, Measure]) -> Enforcement:
-    """Return the enforcement of a sandbox elsewhere."""
+    """Return the enforcement report of a remote sandbox."""
     return Enforcement(level=level, controls=controls, level_source="claimed")
 
 
 def claimed_capabilities(
     backend: str, level: Level, controls: Mapping[Control, Measure], networks: tuple[Any, ...] = ("off",)
 ) -> Capabilities:
-    """Return the capabilities of a provider that can be asked."""
+    """Return the capabilities of an available provider."""
     return Capabilities(
         backend=backend, available=True, level=level, controls=controls, networks=networks, level_source="claimed"
     )
 
 
 def unavailable(backend: str, error: BackendUnavailable) -> Capabilities:
-    """Return those of one that cannot."""
+    """Return the capabilities of an unavailable provider, with the reason and the remedy of `error`."""
     return Capabilities(
         backend=backend, available=False, reason=error.reason, remedy=error.remedy, level_source="claimed"
     )
@@ -59,7 +61,7 @@ def check_claims(
     network: str,
     level: str,
 ) -> None:
-    """Raise BackendUnavailable where something that a policy asks for would be missing; see `check_policy`."""
+    """Raise BackendUnavailable if a control that the policy requires would be missing; see `check_policy`."""
     check_policy(
         policy, enforcement, networks=networks, network=network, level=level,
         lacks=lambda missing: BackendUnavailable(

@@ -1,4 +1,4 @@
-"""One sentence for each way in which a provider does not give what is asked for, before anything ran there."""
+"""One sentence and one remedy for each way a provider can fail before any code ran there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u206
 
 
 class Failure(enum.Enum):
-    """Name the ways; each with what happened and what to do about it."""
+    """Kinds of failure, each with a sentence and a remedy."""
 
     UNAUTHORIZED = ("it does not accept the key", "Check that the key is whole, not revoked, and of this provider.")
     FORBIDDEN = ("the key may not do this", "Use a key with the rights for it, or ask whoever gave it.")
@@ -39,7 +39,10 @@ _BY_STATUS = {
 
 
 class RemoteUnavailable(BackendUnavailable):
-    """Blame a provider; `failure` says how, `retry_after_s` when it wants to be asked again, if it said so."""
+    """Raised when a provider fails.
+
+    `failure` is the kind; `retry_after_s` is the provider's requested delay, if it sent one.
+    """
 
     def __init__(self, reason: str, *, remedy: str, failure: Failure, retry_after_s: float | None = None):
         super().__init__(reason, remedy=remedy)
@@ -47,7 +50,7 @@ class RemoteUnavailable(BackendUnavailable):
 
 
 def by_status(status: int) -> Failure:
-    """Return what an HTTP status of 400 and above means."""
+    """Return the failure that an HTTP status of 400 or above stands for."""
     return _BY_STATUS.get(status, Failure.SERVER if status >= 500 else Failure.BAD_ANSWER)
 
 
@@ -60,7 +63,7 @@ def remote_error(
     retry_after_s: float | None = None,
     account: RemoteAccount | None = None,
 ) -> RemoteUnavailable:
-    """Return the error; `detail` is the provider's own word, of which no more than a line is repeated."""
+    """Return the error. At most one line of `detail`, the provider's own message, is repeated in it."""
     suffix = f" ({status})" if status is not None else ""
     where = f" at {account.host}" if account is not None and account.host else ""
     detail = scrub(detail, account)
@@ -74,7 +77,7 @@ def remote_error(
 
 
 def scrub(text: str, account: RemoteAccount | None = None) -> str:
-    """Return a line of a provider's words: bounded, without what moves a cursor, without the key."""
+    """Return one bounded line of the provider's message, without control characters and without the account's key."""
     line = _CONTROL.sub(" ", text[: MOST_DETAIL * 4]).strip().rstrip(".")
     key = account.api_key.reveal() if account is not None else ""
     if len(key) >= 4:  # what is shorter is no secret, and would take the words apart

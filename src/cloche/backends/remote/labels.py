@@ -1,4 +1,4 @@
-"""The label by which a sandbox at a provider is known to be ours, and when it is sure that nobody has it any more."""
+"""The label that marks a provider's sandbox as created by Cloche, and the test whether its owner is dead."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ LABEL = "cloche-owner"  # its value is `garbage_collection.owner()`
 
 
 def is_left(value: str) -> bool:
-    """Tell whether the process that a label at a provider names is surely dead: one of this host since it booted.
+    """Return whether the process named by a label is certainly dead.
 
-    Hosts that were made from one image may have one machine-id, or none, and use one account: there another boot is
-    another host, whose processes cannot be seen from here. What a host left before it booted ends with its lifetime.
+    True only for a process of this host's current boot.
+
+    Hosts made from one image can share a machine-id (or have none) and an account. A different boot id can therefore be
+    another host, whose processes are not visible here. Sandboxes left by a host before it rebooted end with their
+    lifetime.
     """
     return value.split(":")[:2] == owner().split(":")[:2] and is_dead(value)

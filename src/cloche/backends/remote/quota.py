@@ -1,9 +1,9 @@
-"""How much of an account is used: durable counters in one SQLite file, shared by all processes of a user.
+"""Usage of an account: durable counters in one SQLite file, shared by all processes of a user.
 
-Theory of operation: what is about to be used is reserved in one transaction, with the limits looked at under the same
-lock, and settled afterwards to what it came to. Who dies in between leaves the reservation, so a limit errs on the safe
-side. A day is one of UTC. Sandboxes at once are rows that end with the sandbox, or when the provider has ended it by
-itself. Calls block for a moment: an event loop makes them in a thread.
+Theory of operation: expected usage is reserved in one transaction, which also checks the limits, and is corrected to
+the actual usage at the end. If the process dies in between, the reservation stays, so the counters err on the safe
+side. A day is a UTC day. Each open sandbox is a row, deleted when the sandbox ends or when its lifetime at the provider
+is over. Calls block briefly: an event loop must make them in a thread.
 """
 
 from __future__ import annotations
@@ -37,69 +37,75 @@ CREATE TABLE IF NOT EXISTS living (
 
 @dataclass(frozen=True, slots=True)
 class RunTicket:
-    """Hold what is reserved for one run."""
+    """Usage reserved for one run."""
 
     counter: Counter
     day: str
     seconds: float
 
     def settle(self, seconds: float, cost: object = None) -> None:
-        """Count what it came to, in seconds and in the provider's money; where that fails, what was reserved stays."""
-        with _whatever_comes("the time of a run stays counted as it was reserved"):
+        """Replace the reservation by the actual seconds and cost (in the provider's currency).
+
+        On failure the reservation stays.
+        """
+        with _log_uncounted("the time of a run stays counted as it was reserved"):
             self.counter.add(self.day, seconds=amount(seconds) - self.seconds, money=amount(cost))
 
     def refund(self) -> None:
-        """Count nothing, as nothing ran."""
-        with _whatever_comes("a run that never began stays counted"):
+        """Remove the reservation, because nothing ran."""
+        with _log_uncounted("a run that never began stays counted"):
             self.counter.add(self.day, runs=-1, seconds=-self.seconds)
 
 
 @dataclass(slots=True)
 class SandboxTicket:
-    """Hold the place of one sandbox."""
+    """Row of one open sandbox."""
 
     counter: Counter
     day: str
     row: int
 
     def note_id(self, sandbox: str) -> None:
-        """Remember what the provider calls it."""
-        with _whatever_comes("the name of a sandbox could not be kept"):
+        """Store the provider's id of the sandbox."""
+        with _log_uncounted("the name of a sandbox could not be kept"):
             self.counter.note_sandbox(self.row, sandbox)
 
     def close(self, cost: object = None) -> None:
-        """Give the place back; the sandbox stays counted for its day."""
-        with _whatever_comes("the place of a sandbox stays counted"):
+        """Delete the row. The sandbox still counts for its day."""
+        with _log_uncounted("the place of a sandbox stays counted"):
             self.counter.end_sandbox(self.row)
             self.counter.add(self.day, money=amount(cost))
 
     def refund(self) -> None:
-        """Count nothing, as none was made."""
-        with _whatever_comes("a sandbox that was not made stays counted"):
+        """Delete the row and do not count the sandbox, because none was created."""
+        with _log_uncounted("a sandbox that was not made stays counted"):
             self.counter.end_sandbox(self.row)
             self.counter.add(self.day, sandboxes=-1)
 
 
 def amount(value: object) -> float:
-    """Return what a provider says that something took or cost; 0 for what is no amount."""
+    """Return an amount that a provider reported, or 0 if it is not a valid amount."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return 0.0
     return float(value) if 0 <= value <= MOST_AMOUNT and math.isfinite(value) else 0.0
 
 
-def _whatever_comes(action: str) -> AbstractContextManager[None]:
-    """Go on without it: what ran has run, and what comes of it must not be lost."""
+def _log_uncounted(action: str) -> AbstractContextManager[None]:
+    """Log a failure to count and continue: the run has already happened, and its result must not be lost."""
     return suppress_logged(log, action, BackendUnavailable)
 
 
 class Counter:
-    """Count for one account. `now` returns seconds since the epoch."""
+    """Count the usage of one account. `now` returns seconds since the epoch."""
 
     def __init__(self, account: RemoteAccount, now: Callable[[], float] = time.time):
         self._account, self._now = account, now
 
     def begin_run(self, seconds: float) -> RunTicket:
-        """Reserve a run of so many seconds at most. Raises BackendUnavailable saying what is left."""
+        """Reserve a run of at most `seconds`.
+
+        Raises BackendUnavailable if a limit is reached; the message says what remains.
+        """
         quota, day = self._account.quota, self._today()
         with self._open() as database:
             used = self._used(database, day)
@@ -110,7 +116,10 @@ class Counter:
         return RunTicket(self, day, seconds)
 
     def open_sandbox(self, lifetime_s: float) -> SandboxTicket:
-        """Reserve a place for a sandbox that the provider ends after so long. Raises BackendUnavailable."""
+        """Reserve a sandbox that the provider ends after `lifetime_s`.
+
+        Raises BackendUnavailable if a limit is reached.
+        """
         quota, day = self._account.quota, self._today()
         with self._open() as database:
             database.execute("DELETE FROM living WHERE ends < ?", (self._now(),))
@@ -130,27 +139,27 @@ class Counter:
             return SandboxTicket(self, day, int(added.lastrowid or 0))
 
     def forget_sandbox(self, sandbox: str) -> None:
-        """Give back the place of a sandbox by the provider's name for it."""
+        """Delete the row of a sandbox, by the provider's id."""
         with self._open() as database:
             database.execute("DELETE FROM living WHERE account = ? AND sandbox = ?", (self._account.id, sandbox))
 
     def note_sandbox(self, row: int, sandbox: str) -> None:
-        """Remember what the provider calls it."""
+        """Store the provider's id of a sandbox."""
         with self._open() as database:
             database.execute("UPDATE living SET sandbox = ? WHERE id = ?", (sandbox, row))
 
     def end_sandbox(self, row: int) -> None:
-        """Give a place back."""
+        """Delete the row of a sandbox."""
         with self._open() as database:
             database.execute("DELETE FROM living WHERE id = ?", (row,))
 
     def add(self, day: str, **amounts: float) -> None:
-        """Add to what a day has used; never below nothing."""
+        """Add to a day's usage. No counter goes below 0."""
         with self._open() as database:
             self._add(database, day, **amounts)
 
     def used_today(self) -> dict[str, float]:
-        """Return runs, seconds, sandboxes and money."""
+        """Return today's runs, seconds, sandboxes and money."""
         with self._open() as database:
             return self._used(database, self._today())
 
@@ -185,7 +194,7 @@ class Counter:
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        """Hold the file's lock for the body; what it changes is there when it ends without an error."""
+        """Open a transaction that holds the file's lock. It is committed unless the body raises."""
         file = self._account.quota_file or ":memory:"
         database: sqlite3.Connection | None = None
         try:
@@ -210,9 +219,9 @@ class Counter:
 
 
 def counter_for(account: RemoteAccount) -> Counter | None:
-    """Return the counter of an account, None where nothing is limited: then nothing is counted.
+    """Return the counter of an account, or None if no quota is configured.
 
-    Raises BackendUnavailable for a quota that no file can count.
+    Raises BackendUnavailable if a quota is configured and there is no file for its counters.
     """
     if account.quota == type(account.quota)():
         return None

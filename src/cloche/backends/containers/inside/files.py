@@ -12,7 +12,7 @@ import stat
 import tarfile
 import time
 
-from .link import CHUNK, DATA, DONE, Caller, Outgoing
+from .link import CHUNK, DATA, DONE, CallerLink, OutgoingData
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 TEXT: Any = {"encoding": "utf-8", "errors": "surrogateescape"}  # names that are no text come through as they are
 
 
-class Refused(Exception):
+class FileRequestRefused(Exception):
     """Hold why a request about files was not done: one of `refused`, `not_found`, `too_large`, `full`."""
 
     def __init__(self, kind: str, path: str, why: str):
@@ -75,11 +75,11 @@ def open_file_in(folder_fd: int, name: str, path: str) -> tuple[int, os.stat_res
     state = os.fstat(fd)
     if not stat.S_ISREG(state.st_mode):
         os.close(fd)
-        raise Refused("refused", path, "it is not a regular file of the workspace")
+        raise FileRequestRefused("refused", path, "it is not a regular file of the workspace")
     return fd, state
 
 
-class Walk:
+class WorkspaceWalk:
     """Visit the regular files of the workspace, depth first, and each folder once, however it is moved about.
 
     Nothing but the folders on the way to the current one is held. Time, entries, depth and the length of all paths are
@@ -161,9 +161,9 @@ def identity(state: os.stat_result) -> tuple[int, int, int]:
     return state.st_ino, state.st_ctime_ns, state.st_size
 
 
-def file_states(walk: Walk | None = None) -> dict[str, tuple[int, int, int]]:
+def file_states(walk: WorkspaceWalk | None = None) -> dict[str, tuple[int, int, int]]:
     """Return the identity of every regular file, which no guest can set."""
-    return {path: identity(state) for _, _, path, state in (walk or Walk(WALK_S)).files()}
+    return {path: identity(state) for _, _, path, state in (walk or WorkspaceWalk(WALK_S)).files()}
 
 
 def take_files(incoming: Any) -> None:
@@ -175,7 +175,7 @@ def take_files(incoming: Any) -> None:
                 place_file(member.name, member.mode, source)
             except OSError as error:
                 kind = "full" if error.errno in (ENOSPC, EDQUOT) else "refused"
-                raise Refused(kind, member.name, os.strerror(error.errno or 0)) from error
+                raise FileRequestRefused(kind, member.name, os.strerror(error.errno or 0)) from error
 
 
 def place_file(path: str, mode: int, source: Any) -> None:
@@ -203,10 +203,10 @@ def place_file(path: str, mode: int, source: Any) -> None:
 
 
 def hand_files(
-    caller: Caller, before: dict[str, tuple[int, int, int]], max_bytes: int, seconds: float = WALK_S
+    caller: CallerLink, before: dict[str, tuple[int, int, int]], max_bytes: int, seconds: float = WALK_S
 ) -> None:
     """Send what is new or changed as an archive; then what was skipped, and what is gone."""
-    walk, bytes_left = Walk(seconds), max_bytes
+    walk, bytes_left = WorkspaceWalk(seconds), max_bytes
     seen_paths: set[str] = set()
     archive: tarfile.TarFile | None = None
     for folder_fd, name, path, state in walk.files():
@@ -218,7 +218,7 @@ def hand_files(
             continue
         try:
             fd, now = open_file_in(folder_fd, name, path)
-        except (OSError, Refused):
+        except (OSError, FileRequestRefused):
             walk.skip("access")
             continue
         if now.st_size > bytes_left:
@@ -226,7 +226,7 @@ def hand_files(
             walk.skip("bytes")
             continue
         if archive is None:
-            out: Any = Outgoing(caller)
+            out: Any = OutgoingData(caller)
             archive = tarfile.open(fileobj=out, mode="w|", format=tarfile.GNU_FORMAT, **TEXT)  # noqa: SIM115 - see below
         bytes_left -= now.st_size
         member = tarfile.TarInfo(path)
@@ -241,10 +241,10 @@ def hand_files(
     caller.send_json(DONE, skipped=walk.skipped, partial=sorted(walk.reasons), gone_bytes=gone_bytes)
 
 
-def hand_names(caller: Caller, paths: list[str]) -> int:
+def hand_names(caller: CallerLink, paths: list[str]) -> int:
     """Send paths as data, in which many are cheap to read, and the end of all data; return how many bytes they are."""
     data = b"\0".join(map(os.fsencode, paths))
-    Outgoing(caller).write(data)
+    OutgoingData(caller).write(data)
     caller.send(DATA)
     return len(data)
 
@@ -263,13 +263,13 @@ class Exactly:
 class Seen:
     """Remember how the files were when they were looked at last."""
 
-    def __init__(self, caller: Caller):
+    def __init__(self, caller: CallerLink):
         self.caller = caller
         self.files: dict[str, tuple[int, int, int]] = {}
 
     def hand(self, max_bytes: int, seconds: float) -> None:
         """Send what has changed since. What changes meanwhile is sent once more the next time."""
-        walk = Walk(seconds)
+        walk = WorkspaceWalk(seconds)
         before, self.files = self.files, file_states(walk)
         if walk.reasons & UNSEEN:
             self._keep(before)
@@ -289,27 +289,27 @@ class Seen:
                 self.files[path] = state
 
 
-def hand_file(caller: Caller, path: str, max_bytes: int) -> None:
+def hand_file(caller: CallerLink, path: str, max_bytes: int) -> None:
     """Hand back one file."""
     try:
         fd, _ = open_file(path)
     except FileNotFoundError:
-        raise Refused("not_found", path, "there is no such file") from None
+        raise FileRequestRefused("not_found", path, "there is no such file") from None
     with open(fd, "rb") as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
-        raise Refused("too_large", path, f"it is larger than {max_bytes} bytes")
-    Outgoing(caller).write(data)
+        raise FileRequestRefused("too_large", path, f"it is larger than {max_bytes} bytes")
+    OutgoingData(caller).write(data)
     caller.send(DATA)
     caller.send_json(DONE)
 
 
-def list_files(caller: Caller) -> None:
+def list_files(caller: CallerLink) -> None:
     """Send the paths of all files. Some of them would look like all of them, so too many are refused."""
-    walk = Walk(WALK_S)
+    walk = WorkspaceWalk(WALK_S)
     states = file_states(walk)
     if why := walk.reasons & {"time", "entries", "paths"}:
-        raise Refused("too_large", WORKSPACE, f"there is too much to list it ({', '.join(sorted(why))})")
+        raise FileRequestRefused("too_large", WORKSPACE, f"there is too much to list it ({', '.join(sorted(why))})")
     hand_names(caller, sorted(states))
     caller.send_json(DONE)
 

@@ -35,7 +35,7 @@ SHARES_SANDBOX = len(set(os.getresuid())) > 1
 ROUTES = {"ipv4": "/proc/net/snmp", "ipv6": "/proc/net/snmp6"}  # what the network namespace counts
 
 
-class Caller:
+class CallerLink:
     """Exchange frames with whoever started the container."""
 
     def __init__(self) -> None:
@@ -102,10 +102,10 @@ def has_come(fd: int) -> bool:
     return bool(poll.poll(0))
 
 
-class Incoming:
+class IncomingData:
     """Read the pieces that follow an order like a file; an empty one ends them."""
 
-    def __init__(self, caller: Caller):
+    def __init__(self, caller: CallerLink):
         self.caller, self.rest, self.is_over = caller, b"", False
 
     def read(self, size: int) -> bytes:
@@ -124,10 +124,10 @@ class Incoming:
             self.rest = b""
 
 
-class Outgoing:
+class OutgoingData:
     """Write like to a file; it goes out in pieces."""
 
-    def __init__(self, caller: Caller):
+    def __init__(self, caller: CallerLink):
         self.caller = caller
 
     def write(self, data: bytes) -> int:

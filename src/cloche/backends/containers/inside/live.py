@@ -130,7 +130,7 @@ class Marker:
         return {pid: mark for pid, mark in marks.items() if mark >= FIRST_MARK}
 
 
-class Mark:
+class ProcessMark:
     """Stand for all that belongs to a process; its number is never given again."""
 
     def __init__(self, number: int):
@@ -140,15 +140,15 @@ class Mark:
         """Hold nothing."""
 
 
-class Forked:
+class ForkedGuest:
     """Hold what the first process knows of a fork: its mark, and the pipe on which it says what went wrong."""
 
-    def __init__(self, host: ContainerHost, pid: int, number: int, asked: int):
-        self.host, self.pid, self.mark, self.asked = host, pid, Mark(number), asked
-        self.said = bytearray()
+    def __init__(self, host: ContainerHost, pid: int, number: int, errors_fd: int):
+        self.host, self.pid, self.mark, self.errors_fd = host, pid, ProcessMark(number), errors_fd
+        self.failure = bytearray()
         self.denied = 0  # nobody counts here
-        os.set_blocking(asked, False)
-        host.server.loop.watch(asked, host.POLLIN, self.receive)
+        os.set_blocking(errors_fd, False)
+        host.server.loop.watch(errors_fd, host.POLLIN, self.receive)
 
     def signal(self, number: int, group: int = 0) -> None:
         """Send a signal to it, or to a process group. Raises OSError."""
@@ -160,35 +160,35 @@ class Forked:
     def receive(self, _: int = 0) -> bool:
         """Take what it says; tell whether there was anything."""
         try:
-            data = os.read(self.asked, MOST_MESSAGE)
+            data = os.read(self.errors_fd, MOST_MESSAGE)
         except BlockingIOError:
             return False
-        self.said += data[: MOST_MESSAGE - len(self.said)]
+        self.failure += data[: MOST_MESSAGE - len(self.failure)]
         if not data:
-            self.host.server.loop.ignore(self.asked)
-            os.close(self.asked)
-            self.asked = -1
+            self.host.server.loop.ignore(self.errors_fd)
+            os.close(self.errors_fd)
+            self.errors_fd = -1
         return bool(data)
 
     def conclude(self) -> dict[str, Any]:
         """Return what it failed at before it was a program, nothing if it became one; it has ended."""
-        while self.asked >= 0 and self.receive():
+        while self.errors_fd >= 0 and self.receive():
             pass
-        if self.asked >= 0:  # what it left behind holds the other end
-            self.host.server.loop.ignore(self.asked)
-            os.close(self.asked)
-            self.asked = -1
+        if self.errors_fd >= 0:  # what it left behind holds the other end
+            self.host.server.loop.ignore(self.errors_fd)
+            os.close(self.errors_fd)
+            self.errors_fd = -1
         try:
-            failure = json.loads(self.said) if self.said else {}
+            failure = json.loads(self.failure) if self.failure else {}
         except ValueError:
             return {"kind": "start", "step": "start", "message": "it did not become a program"}
         return {"kind": "start", **failure} if isinstance(failure, dict) and failure else {}
 
 
-class Become(BaseException):
+class BecomeGuest(BaseException):
     """Leave the loop of init, in a fork that becomes a guest: nothing of it stands below the program then."""
 
-    def __init__(self, guest: Guest):
+    def __init__(self, guest: ContainerGuest):
         super().__init__()
         self.guest = guest
 
@@ -210,7 +210,7 @@ class ContainerHost:
         self.ended_mark, self.ended_at = 0, 0.0  # what was last ended for memory
         self.users: dict[str, Any] | None = settings.get("users")
 
-    def fork(self, order: dict[str, Any], streams: dict[int, int]) -> Forked:
+    def fork(self, order: dict[str, Any], streams: dict[int, int]) -> ForkedGuest:
         """Fork a process that becomes a guest."""
         if order.get("user") is not None and self.users is None:
             raise refusal("unsupported", "a container has one user; leave user out, or use the local backend")
@@ -224,9 +224,9 @@ class ContainerHost:
             raise
         if pid == 0:
             signal.set_wakeup_fd(-1)
-            raise Become(Guest(self, number, errors_writer, order, streams))
+            raise BecomeGuest(ContainerGuest(self, number, errors_writer, order, streams))
         os.close(errors_writer)
-        return Forked(self, pid, number, errors_fd)
+        return ForkedGuest(self, pid, number, errors_fd)
 
     def look(self) -> Iterator[tuple[int, int]]:
         """Yield all that live with a mark, the newest first; and who was stopped before it had its own."""
@@ -240,7 +240,7 @@ class ContainerHost:
     def note_orphan(self, pid: int) -> None:
         """Take note of nothing: what nobody asked for is found by its mark."""
 
-    def others(self) -> list[int]:
+    def marked_pids(self) -> list[int]:
         """Return all that live with a mark."""
         return list(self.marker.all())
 
@@ -248,7 +248,7 @@ class ContainerHost:
         """Send a signal to all of them, until nobody is found that has not had it, or they are too many and fast."""
         signalled: set[int] = set()
         for _ in range(MOST_PASSES):
-            new = set(self.others()) - signalled
+            new = set(self.marked_pids()) - signalled
             if not new:
                 break
             for pid in new:
@@ -344,27 +344,27 @@ def refusal(kind: str, message: str) -> Exception:
     return error
 
 
-class StartFailed(Exception):
+class GuestStartFailed(Exception):
     """Hold what a process could not do before it was a program."""
 
     def __init__(self, step: str, path: str, error: OSError):
         super().__init__(step)
         message = f"{step} {path}: {os.strerror(error.errno or 0) if error.errno else error}"
-        self.said = {"step": step, "path": path, "message": message, "errno": error.errno or 0}
+        self.failure = {"step": step, "path": path, "message": message, "errno": error.errno or 0}
 
 
-class Guest:
+class ContainerGuest:
     """Be a process that a client has asked for."""
 
     def __init__(
         self,
         host: ContainerHost,
         number: int,
-        asking: int,
+        errors_writer: int,
         order: dict[str, Any],
         streams: dict[int, int],
     ):
-        self.host, self.number, self.asking = host, number, asking
+        self.host, self.number, self.errors_writer = host, number, errors_writer
         self.order, self.streams = order, streams
         self.account: dict[str, str] = {}  # variables of a user that was asked for
 
@@ -378,11 +378,11 @@ class Guest:
                 importlib.import_module("init.files").serve(self.order)
                 os._exit(0)
             self._start_program(inherited)
-        except StartFailed as error:
-            os.write(self.asking, json.dumps(error.said).encode()[:MOST_MESSAGE])
+        except GuestStartFailed as error:
+            os.write(self.errors_writer, json.dumps(error.failure).encode()[:MOST_MESSAGE])
         except OSError as error:
-            failure = StartFailed("start", "", error).said
-            os.write(self.asking, json.dumps(failure).encode()[:MOST_MESSAGE])
+            failure = GuestStartFailed("start", "", error).failure
+            os.write(self.errors_writer, json.dumps(failure).encode()[:MOST_MESSAGE])
         finally:
             os._exit(1)
 
@@ -392,9 +392,11 @@ class Guest:
             os.dup2(self.streams[number], number)
         more = [self.streams[number] for number in (REPORT, REQUESTS) if number in self.streams]
         last = self.host.nofile - 1
-        inherited = [os.dup2(fd, last - index, inheritable=False) for index, fd in enumerate((*more, self.asking))]
+        inherited = [
+            os.dup2(fd, last - index, inheritable=False) for index, fd in enumerate((*more, self.errors_writer))
+        ]
         os.closerange(3, inherited[-1])
-        self.asking = inherited.pop()
+        self.errors_writer = inherited.pop()
         return inherited
 
     def _get_ready(self) -> None:
@@ -416,7 +418,7 @@ class Guest:
         try:
             os.chdir(folder)
         except OSError as error:
-            raise StartFailed("cwd", folder, error) from error
+            raise GuestStartFailed("cwd", folder, error) from error
 
     def _become_user(self, users: dict[str, Any]) -> None:
         """Become who the order says, or the sandbox's own user; none but root keeps capabilities."""
@@ -433,7 +435,7 @@ class Guest:
             os.setresgid(gid, gid, gid)
             os.setresuid(uid, uid, uid)
         except OSError as error:
-            raise StartFailed("user", str(name), error) from error
+            raise GuestStartFailed("user", str(name), error) from error
 
     def _start_program(self, inherited: list[int]) -> None:
         order = self.order
@@ -444,7 +446,7 @@ class Guest:
                 os.dup2(fd, number)
             execute([str(argument) for argument in order["argv"]], env)
         else:
-            os.close(self.asking)
+            os.close(self.errors_writer)
             run_python(dict(python), env, inherited or [-1])
 
 
@@ -485,7 +487,7 @@ def write_file(path: str, mode: int, data: bytes) -> None:
             while view:
                 view = view[file.write(view) :]
     except OSError as error:
-        raise StartFailed("files", path, error) from error
+        raise GuestStartFailed("files", path, error) from error
 
 
 def run_python(settings: dict[str, Any], env: dict[str, str], inherited: list[int]) -> None:
@@ -521,7 +523,7 @@ def main(settings: dict[str, Any]) -> None:
     guest = None
     try:
         host.server.serve()
-    except Become as fork:
+    except BecomeGuest as fork:
         guest = fork.guest
     if guest is not None:  # out of that block: else each error of the program would be one during its handling
         guest.become()

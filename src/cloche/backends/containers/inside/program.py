@@ -33,7 +33,7 @@ from .link import (
     SHARES_SANDBOX,
     SHM,
     VALUE,
-    Caller,
+    CallerLink,
     Counters,
     has_come,
     is_full,
@@ -67,7 +67,7 @@ class Attempt:
 
     def __init__(
         self,
-        caller: Caller,
+        caller: CallerLink,
         order: dict[str, Any],
         stdin: int,
         wake: int,
@@ -388,7 +388,7 @@ def write_startup(files: dict[str, str]) -> None:
 class RunReport:
     """Report how a program ended, and what it and its children used and hit."""
 
-    def __init__(self, caller: Caller, counters: Counters):
+    def __init__(self, caller: CallerLink, counters: Counters):
         self.caller, self.counters = caller, counters
         self.hits, self.started = counters.hits(), time.monotonic()
         self.unreachable = counters.unreachable()

@@ -27,7 +27,7 @@ import tarfile
 from .files import (
     TEXT,
     WORKSPACE,
-    Refused,
+    FileRequestRefused,
     Seen,
     file_states,
     hand_file,
@@ -37,7 +37,7 @@ from .files import (
     remove_file,
     take_files,
 )
-from .link import CHUNK, DATA, DONE, FAILED, ORDER, READY, STARTED, Caller, Counters, Incoming, Outgoing
+from .link import CHUNK, DATA, DONE, FAILED, ORDER, READY, STARTED, CallerLink, Counters, IncomingData, OutgoingData
 from .program import (
     FOR_EVER,
     GRACE_S,
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from typing import Any, ClassVar
 
 
-class Loopback(Caller):
+class Loopback(CallerLink):
     """Receive what is sent here."""
 
     def send(self, tag: bytes, body: bytes = b"") -> None:
@@ -71,14 +71,14 @@ class Loopback(Caller):
 def warm_up(counters: Counters) -> None:
     """Go through what leaves no trace: orders, files that come in, the program's output, the report, files that go."""
     loopback = Loopback()
-    out: Any = Outgoing(loopback)
+    out: Any = OutgoingData(loopback)
     loopback.send_json(ORDER, **NO_ORDER)
     with tarfile.open(fileobj=out, mode="w|", format=tarfile.GNU_FORMAT, **TEXT) as archive:
         archive.addfile(tarfile.TarInfo("main.py"))
     loopback.send(DATA)
     _, body = loopback.receive()
     order = {**json.loads(body), "commands": [], "memory_bytes": 0, "pids": 0}
-    incoming: Any = Incoming(loopback)
+    incoming: Any = IncomingData(loopback)
     with tarfile.open(fileobj=incoming, mode="r|", **TEXT) as archive:
         for member in archive:
             archive.extractfile(member)
@@ -94,10 +94,10 @@ def warm_up(counters: Counters) -> None:
         hand_files(loopback, file_states(), 0)
 
 
-class Server:
+class OrderServer:
     """Do what is asked, one order after the other, until nobody asks any more: see `ORDERS`."""
 
-    def __init__(self, caller: Caller):
+    def __init__(self, caller: CallerLink):
         self.caller, self.counters, self.seen = caller, Counters(), Seen(caller)
         self.preforked: PreforkedGuest | None = None  # the guest that was forked ahead of the next run
         self.wake, waker = os.pipe()
@@ -117,7 +117,7 @@ class Server:
         """Do one order; where it cannot be done, send why."""
         try:
             self.ORDERS[order["do"]](self, order)
-        except Refused as error:
+        except FileRequestRefused as error:
             self.caller.send_json(FAILED, kind=error.kind, path=error.path, why=error.why)
         except OSError as error:
             path = order.get("path", WORKSPACE)
@@ -141,7 +141,7 @@ class Server:
         if order["has_stdin"]:
             os.close(stdin)
             stdin = os.dup(preforked.stdin) if preforked is not None else memory_file()
-            take_stdin(Incoming(caller), stdin)
+            take_stdin(IncomingData(caller), stdin)
         before = file_states()
         write_generated(order)
         report = RunReport(caller, counters)
@@ -198,7 +198,7 @@ class Server:
 
     def _take_files(self) -> None:
         prepare_workspace()
-        incoming = Incoming(self.caller)
+        incoming = IncomingData(self.caller)
         take_files(incoming)
         incoming.drain()
 
@@ -210,7 +210,7 @@ class Server:
         """End this process, and with it the container."""
         os._exit(0)
 
-    ORDERS: ClassVar[dict[str, Callable[[Server, dict[str, Any]], None]]] = {
+    ORDERS: ClassVar[dict[str, Callable[[OrderServer, dict[str, Any]], None]]] = {
         "run": run,
         "expect": expect,
         "session": live,
@@ -222,7 +222,7 @@ class Server:
     }
 
 
-def take_stdin(incoming: Incoming, fd: int) -> None:
+def take_stdin(incoming: IncomingData, fd: int) -> None:
     """Fill a file in memory with the program's standard input."""
     while data := incoming.read(CHUNK):
         view = memoryview(data)
@@ -240,6 +240,6 @@ def main(settings: dict[str, Any]) -> None:
     failed = importlib.import_module("interpreter.preload").warm_up(settings)["failed"]
     gc.collect()
     gc.freeze()
-    caller = Caller()
+    caller = CallerLink()
     caller.send_json(READY, version=sys.version.split()[0], failed=failed, kernel=os.uname().release)
-    Server(caller).serve()
+    OrderServer(caller).serve()

@@ -12,7 +12,7 @@ import select
 import signal
 
 from .files import prepare_workspace
-from .link import CHUNK, CONTROL, ERR, FROM_SESSION, ORDER, OUT, STARTED, TO_SESSION, Caller, Counters
+from .link import CHUNK, CONTROL, ERR, FROM_SESSION, ORDER, OUT, STARTED, TO_SESSION, CallerLink, Counters
 from .program import FOR_EVER, LOOK_S, Attempt, RunReport, write_generated
 
 TYPE_CHECKING = False
@@ -29,7 +29,7 @@ class SessionAttempt(Attempt):
 
     def __init__(
         self,
-        caller: Caller,
+        caller: CallerLink,
         order: dict[str, Any],
         stdin: int,
         wake: int,
@@ -124,7 +124,7 @@ class SessionAttempt(Attempt):
 
 
 def live(
-    caller: Caller, order: dict[str, Any], wake: int, counters: Counters, handle: Callable[[dict[str, Any]], None]
+    caller: CallerLink, order: dict[str, Any], wake: int, counters: Counters, handle: Callable[[dict[str, Any]], None]
 ) -> None:
     """Run a session to its end, and report how it ended."""
     prepare_workspace()
