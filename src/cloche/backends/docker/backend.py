@@ -1,4 +1,4 @@
-"""The docker backend: every run in a throwaway container of a daemon, under runc or under gVisor's runsc."""
+"""The docker backend: each run in a throwaway container of a daemon, under runc or gVisor's runsc."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ _cleared: set[int] = set()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chosen:
-    """Hold where a container runs, under which runtime, what both enforce, and what results say of the choice."""
+    """The daemon and runtime chosen for a container, their enforcement report, and the entries for `meta` of
+    results.
+    """
 
     daemon: Daemon
     runtime: str
@@ -67,7 +69,7 @@ class _Chosen:
 
 
 class DockerBackend:
-    """Give sandboxes that are containers. `images` names one per language; `*` stands for any other."""
+    """Give sandboxes that are containers. `images` maps languages to image names; `*` matches any other language."""
 
     name = "docker"
 
@@ -75,17 +77,17 @@ class DockerBackend:
         self._images = dict(images or {})
 
     def with_images(self, images: Mapping[str, str]) -> DockerBackend:
-        """Return the same backend with other images."""
+        """Return a backend of the same class with other images."""
         return DockerBackend(images)
 
     def session_languages(self) -> tuple[str, ...]:
-        """Return the languages that may have sessions, here as far as an image has their programs."""
+        """Return the languages that support sessions. The image also needs the language's program."""
         return tuple(DRIVERS)
 
     def capabilities(self) -> Capabilities:
-        """Ask the daemon what it can enforce; gVisor counts when a container really ran on it.
+        """Return the controls that the daemon can enforce. gVisor counts if a test container ran on it.
 
-        Nothing is fetched for that. What cannot be reached is asked again after half a minute.
+        No image is pulled. After a failure the daemon is contacted again only after half a minute.
         """
         gvisor = self.capabilities_at(Level.GVISOR)
         if gvisor.available:
@@ -97,7 +99,7 @@ class DockerBackend:
         return replace(jail, reason=reason, remedy=gvisor.remedy)
 
     def capabilities_at(self, level: Level) -> Capabilities:
-        """Return what a container of the daemon's own runtime enforces (`jail`), or one of gVisor's (`gvisor`)."""
+        """Return the controls of a container on the daemon's own runtime (`jail`) or on gVisor's (`gvisor`)."""
         if level not in (Level.JAIL, Level.GVISOR):
             return self._unavailable(f"level {level} is not one that a container gives")
         try:
@@ -118,22 +120,22 @@ class DockerBackend:
         return Capabilities(backend=self.name, available=False, reason=reason, remedy=remedy)
 
     def why_not_ready(self) -> str:
-        """Say which image would have to be pulled first; empty when it is here."""
+        """Return which image must be pulled first, "" if it is present."""
         name = self._any_image()
         if is_here(_look(), name):
             return ""
         return f'image {name!r} is not here; fetch it with "docker pull {name}", or name one that is here'
 
     def check_layers(self, policy: Policy) -> None:
-        """Do nothing: a container is shown volumes."""
+        """Accept every policy: a container gets the layers as volumes."""
 
     def find_interpreter(self) -> Interpreter:
-        """Return the interpreter of the image that runs Python, which may be pulled; blocks."""
+        """Return the interpreter of the image that runs Python. Blocks; may pull the image."""
         daemon = connect()
         return interpreter_of(daemon, find_image(daemon, image_name("python", self._images)))
 
     def prune_layers(self, folder: str) -> list[str]:
-        """Remove the volumes of layers that are no longer below a folder; return a line for each."""
+        """Remove the volumes of layers that no longer exist below `folder`; return one line for each."""
         try:
             return prune(_look(), folder)
         except BackendUnavailable:
@@ -142,11 +144,11 @@ class DockerBackend:
             raise BackendUnavailable(f'backend "docker": volumes cannot be listed: {explained(error)}') from error
 
     def _any_image(self) -> str:
-        """Return the image that stands for all: the first that is configured, else Python's."""
+        """Return the image used for tests: the first that is configured, else Python's."""
         return next(iter(self._images.values()), image_name("python", self._images))
 
     def _why_no_gvisor(self, daemon: Daemon) -> tuple[str, str]:
-        """Return why it cannot be used, and what to do; it is tried, but with an image that is here only."""
+        """Return why gVisor cannot be used, and the remedy. It is tested only if the image is present."""
         if is_ruled_out(daemon):
             return why_no_gvisor(daemon, None), REMEDY
         lacking = self.why_not_ready()
@@ -156,9 +158,9 @@ class DockerBackend:
 
     @asynccontextmanager
     async def open(self, policy: Policy, limits: Limits) -> AsyncIterator[DockerOpenSandbox]:
-        """Open a sandbox; nothing is started before its first run.
+        """Open a sandbox; no container starts before the first run.
 
-        Raises BackendUnavailable when there is no daemon, or when it cannot give what the policy requires.
+        Raises BackendUnavailable if there is no daemon or a required control is missing.
         """
         chosen = await self._choose(policy)
         sandbox = DockerOpenSandbox(
@@ -172,9 +174,9 @@ class DockerBackend:
 
     @asynccontextmanager
     async def open_live(self, policy: Policy, limits: Limits) -> AsyncIterator[DockerLiveSandbox]:
-        """Open a sandbox that lives, in one container; it is started when it is first used.
+        """Open a sandbox that lives, in one container, which starts on first use.
 
-        Raises BackendUnavailable when there is no daemon, or when it cannot give what the policy requires.
+        Raises BackendUnavailable if there is no daemon or a required control is missing.
         """
         chosen = await self._choose(policy, is_live=True)
         image = await asyncio.to_thread(find_live_image, chosen.daemon, self._images)
@@ -188,7 +190,7 @@ class DockerBackend:
             await sandbox.close()
 
     async def _choose(self, policy: Policy, *, is_live: bool = False) -> _Chosen:
-        """Return the daemon, the runtime, and what they enforce. Raises BackendUnavailable."""
+        """Return the daemon, the runtime and their enforcement report. Raises BackendUnavailable."""
         daemon = await asyncio.to_thread(connect)
         _clear_once(daemon)
         runtime, level = await asyncio.to_thread(self._runtime, daemon, policy)
@@ -202,7 +204,7 @@ class DockerBackend:
         )
 
     def _runtime(self, daemon: Daemon, policy: Policy) -> tuple[str, Level]:
-        """Choose the runtime; trying one takes an image, and any will do."""
+        """Choose the runtime. A test of gVisor needs an image; any image will do."""
         if policy.runtime is not None:
             return own_runtime(daemon)
         is_served = policy.network in SERVED
@@ -213,30 +215,30 @@ class DockerBackend:
         return choose_runtime(daemon, find_image(daemon, self._any_image()), policy.level, is_served=is_served)
 
     def workspace_arguments(self, container: WorkspaceContainer, policy: Policy, limits: Limits) -> list[str]:
-        """Return the arguments of the `docker run` of an agent's container; no daemon is asked."""
+        """Return the arguments of the `docker run` for an agent's container. Sends no request to the daemon."""
         return workspace_arguments(container, policy, limits)
 
     def drain(self) -> None:
-        """End this process's warm containers, and wait until all that was released is gone."""
+        """End this process's warm containers, and wait until all released containers are removed."""
         close_pool()
         wait_for_all()
         close_idle()
         rest()
 
     def check(self) -> None:
-        """Raise BackendUnavailable when there is no daemon."""
+        """Raise BackendUnavailable if there is no daemon."""
         try:
             connect()
         except BackendUnavailable as error:
             raise BackendUnavailable(error.reason, remedy=f"{error.remedy} {USE_LOCAL}") from error
 
     def collect_garbage(self) -> list[str]:
-        """Remove what dead processes left on the daemon; return a line for each. Raises BackendUnavailable."""
+        """Remove containers and volumes of dead processes; return one line for each. Raises BackendUnavailable."""
         return clear(connect())
 
 
 def _enforcement(daemon: Daemon, policy: Policy, level: Level, runtime: str, *, has_users: bool = False) -> Enforcement:
-    """Return what holds in a container of that runtime."""
+    """Return the enforcement report of a container on this runtime."""
     enforcement = Enforcement(level=level, controls=docker_controls(daemon, policy, level))
     if has_users:
         enforcement = docker_with_users(enforcement, daemon)
@@ -248,9 +250,9 @@ def _enforcement(daemon: Daemon, policy: Policy, level: Level, runtime: str, *, 
 
 
 def _networks(daemon: Daemon, level: Level) -> tuple[NetworkMode, ...]:
-    """Return the modes of the network; its own bridge docker has with its own runtime.
+    """Return the supported network modes. Only docker's own runtime has its bridge.
 
-    Rules take a daemon of this machine: sockets are made in a container's namespace, and served here.
+    Allowlists need a local daemon: the sockets are made in the container's network namespace and served from here.
     """
     is_jail = level is Level.JAIL
     is_served = daemon.is_by_socket and (is_jail or bool(gvisor_runtime(daemon, is_served=True)))
@@ -258,7 +260,7 @@ def _networks(daemon: Daemon, level: Level) -> tuple[NetworkMode, ...]:
 
 
 def _check(daemon: Daemon, policy: Policy, enforcement: Enforcement) -> None:
-    """Raise BackendUnavailable when something asked for would be missing."""
+    """Raise BackendUnavailable if a required control would be missing."""
 
     def lacks(missing: str) -> BackendUnavailable:
         remedy = REMEDY_NETWORK if policy.network in SERVED else REMEDY
@@ -277,7 +279,7 @@ def _check(daemon: Daemon, policy: Policy, enforcement: Enforcement) -> None:
 
 
 def _look() -> Daemon:
-    """Return the daemon, found within seconds or not at all. Raises BackendUnavailable, also from memory."""
+    """Return the daemon, found within seconds. Raises BackendUnavailable; failures are cached for `ABSENT_S`."""
     named = key()
     found = _absent.get(named)
     if found is not None and time.monotonic() - found[0] < ABSENT_S:
@@ -292,7 +294,7 @@ def _look() -> Daemon:
 
 
 def _clear_once(daemon: Daemon) -> None:
-    """Remove what dead processes left, once per daemon, in the background."""
+    """Remove what dead processes left on the daemon, once per daemon, in the background."""
     with _clearing:
         if id(daemon) in _cleared:
             return

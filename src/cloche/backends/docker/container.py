@@ -1,4 +1,4 @@
-"""One container of a daemon: how it is started, killed and released, and the connection that carries its streams."""
+"""One container of a daemon: its start, kill and release, and the connection that carries its streams."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ T = TypeVar("T")
 
 
 def stream_of(connection: Any, stall_s: float = STALL_S) -> Any:  # noqa: ANN401 - whatever the SDK opened
-    """Return what sends and receives on a connection of the SDK's, from two threads, for as long as that takes.
+    """Return an object with `sendall` and `recv` for a connection of the SDK, usable from two threads.
 
-    Over TLS, `stall_s` is how long the other end may take nothing of what it is sent.
+    It has no time-out for receiving. Over TLS, sending fails after `stall_s` in which the other end reads nothing.
     """
     raw: Any = getattr(connection, "_sock", connection)
     if isinstance(raw, ssl.SSLSocket):
@@ -43,8 +43,9 @@ def stream_of(connection: Any, stall_s: float = STALL_S) -> Any:  # noqa: ANN401
 class Encrypted:
     """Send and receive over TLS from two threads.
 
-    OpenSSL takes one call at a time, and a call that receives may wait for hours: so no call waits, and a thread that
-    has to waits for the socket alone. There is no way to end one direction only.
+    OpenSSL allows one call at a time on a connection, and a blocking read could take hours. The socket is therefore
+    non-blocking: a thread that must wait polls the socket without the lock. TLS offers no way to close one direction
+    only.
     """
 
     def __init__(self, wrapped: ssl.SSLSocket, stall_s: float):
@@ -53,7 +54,7 @@ class Encrypted:
         wrapped.setblocking(False)
 
     def attempt(self, call: Callable[..., T], *args: object) -> T:
-        """Make a call that uses the socket, again and again until it need not wait. Raises OSError."""
+        """Repeat a call on the socket until it does not have to wait. Raises OSError."""
         while True:
             try:
                 with self._turn:
@@ -64,21 +65,24 @@ class Encrypted:
                 self._wait(select.POLLOUT, self._stall_s * 1000)
 
     def sendall(self, data: bytes) -> None:
-        """Send all of it. Raises OSError when nobody listens."""
+        """Send all of `data`. Raises OSError if the other end is closed."""
         view = memoryview(data)
         while view:
             view = view[self.attempt(self._socket.send, view) :]
 
     def recv(self, max_bytes: int) -> bytes:
-        """Return what has come, at most so many bytes; empty at the end."""
+        """Return received data, at most `max_bytes`; b"" at the end."""
         return self.attempt(self._socket.recv, max_bytes)
 
     def shutdown(self, how: int) -> None:
-        """End the connection below TLS, whoever waits for it: the wrapper would go on without encryption."""
+        """Shut down the TCP connection below TLS, also while another thread waits for it.
+
+        `SSLSocket.shutdown` would drop the TLS state and continue in plain text.
+        """
         socket.socket.shutdown(self._socket, how)
 
     def close(self) -> None:
-        """Close it, and the answer that it came with, which would keep it open."""
+        """Close the socket and the HTTP response that it came with, which would keep it open."""
         response = getattr(self._socket, "_response", None)
         if response is not None:
             response.close()
@@ -95,7 +99,7 @@ class Encrypted:
 
 
 class AttachedWire:
-    """Hold the connection to the attached streams of one container; see containers.container.Wire."""
+    """The connection to the attached streams of one container; see containers.container.Wire."""
 
     def __init__(self, connection: Any, stall_s: float = STALL_S):  # noqa: ANN401 - whatever the SDK opened
         self._connection, self._stall_s = connection, stall_s
@@ -107,20 +111,20 @@ class AttachedWire:
             )
 
     def send(self, data: bytes) -> None:
-        """Send bytes. Raises OSError when the container is gone, TimeoutError when it takes nothing for a while."""
+        """Send bytes. Raises OSError if the container has ended, TimeoutError if it reads nothing for `stall_s`."""
         try:
             self._socket.sendall(data)
         except BlockingIOError as error:
             raise TimeoutError(f"it took nothing of what it was sent for {self._stall_s:g} s") from error
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
-        """Yield what the container writes."""
+        """Yield the container's output."""
         streams = Demultiplexer()
         while data := self._socket.recv(CHUNK_BYTES):
             yield from streams.feed(data)
 
     def shutdown(self) -> None:
-        """End the connection, in both directions."""
+        """Shut down the connection in both directions."""
         self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -131,13 +135,13 @@ class AttachedWire:
 
 
 class Demultiplexer:
-    """Take apart what docker sends: pieces of standard output (1) and standard error (2)."""
+    """Split docker's stream format into pieces of standard output (1) and standard error (2)."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """Return the pieces that `data` completes."""
+        """Return the pieces that `data` completes. Raises ValueError for a malformed stream."""
         self._buffer += data
         pieces = []
         while len(self._buffer) >= 8:
@@ -152,7 +156,7 @@ class Demultiplexer:
 
 
 class DockerContainer(Container[DockerImage]):
-    """Hold one started container with our first process in it. All methods block, and are for any thread."""
+    """One started container with our first process in it. All methods block and are thread-safe."""
 
     def __init__(self, daemon: Daemon, plan: ContainerPlan, image: DockerImage):
         super().__init__()
@@ -160,7 +164,7 @@ class DockerContainer(Container[DockerImage]):
         self.id = ""
 
     def start(self, preload: Sequence[str]) -> None:
-        """Create and start it, and wait until it listens. Raises StartFailed; then nothing is left."""
+        """Create and start the container, and wait for its READY. Raises StartFailed; nothing is left then."""
         self.id = self.daemon.create(self.plan.api())
         try:
             wire = AttachedWire(self.daemon.attach(self.id))
@@ -178,9 +182,10 @@ class DockerContainer(Container[DockerImage]):
             raise
 
     def start_live(self, make_boot: Callable[[], bytes]) -> Wire:
-        """Create and start it, send it what is made then, and return its streams.
+        """Create and start the container, send it the result of `make_boot()`, and return its streams.
 
-        Raises StartFailed; then nothing is left.
+        `make_boot` is called when the container is created and not started yet. Raises StartFailed; nothing is left
+        then.
         """
         self.id = self.daemon.create(self.plan.api())
         wire = None
@@ -200,7 +205,7 @@ class DockerContainer(Container[DockerImage]):
         return wire
 
     def _serve_network(self) -> None:
-        """Have its network served, where it has one, before anything in it runs that is the guest's."""
+        """Have the container's network served, if it has one, before any code of the guest runs."""
         if self.plan.rules is not None:
             self.network = serve_container(self.daemon, self.id, self.rootfs, self.plan.rules)
 
@@ -218,13 +223,13 @@ class DockerContainer(Container[DockerImage]):
         self.daemon.kill(self.id)
 
     def lift_quota(self) -> None:
-        """Let what is being killed have a whole processor; gVisor has no such call."""
+        """Let processes that are being killed use a whole processor. gVisor has no such call."""
         if self.plan.cpus < 1 and not self.plan.is_gvisor:
             with suppress_logged(log, "what is killed dies with the share of the processors that it had", Exception):
                 self.daemon.give_processor(self.id, self.plan.pids)
 
     def release(self) -> None:
-        """Remove it, with the workspace that is its own."""
+        """Remove the container and its own workspace."""
         self._close_network()
         release(self)
 
@@ -233,7 +238,7 @@ class DockerContainer(Container[DockerImage]):
         return self.plan.arguments()
 
     def end_by_guest(self) -> Observed | None:
-        """Ask the daemon whether it ran out of memory."""
+        """Ask the daemon whether the container ran out of memory."""
         import docker.errors
         import requests
 

@@ -1,8 +1,8 @@
-"""The docker daemon: connections, what it can do, its errors, and the removal of containers and volumes.
+"""The docker daemon: connections, its capabilities, its errors, and the removal of containers and volumes.
 
-A container ends when its caller closes its input, or is killed: the first process reads the end of file, and the daemon
-removes what has ended. What is left in spite of that is removed here, and so are workspaces: the daemon removes a
-volume only with the container that it was made for.
+A container ends when its caller closes its input or is killed: the first process reads the end of file, and the daemon
+removes ended containers. Containers left in spite of that are removed here, and so are workspaces: the daemon removes a
+volume only together with the container that it was made for.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ wait_for_all = _background.wait_for_all
 
 
 class Daemon:
-    """Hold one connection to a daemon, for use from any thread."""
+    """One connection to a daemon; thread-safe."""
 
     def __init__(self, api: Any, info: Mapping[str, Any], where: str):  # noqa: ANN401 - the SDK's client
         self.api, self.info, self.where = api, info, where
 
     def check_socket(self, timeout_s: int) -> None:
-        """Raise BackendUnavailable when nothing listens any more."""
+        """Raise BackendUnavailable if nothing listens at the daemon's socket any more."""
         try:
             _try_socket(self.where, timeout_s)
         except OSError as error:
@@ -74,12 +74,12 @@ class Daemon:
 
     @property
     def is_encrypted(self) -> bool:
-        """Tell whether its streams go over TLS."""
+        """Return whether the connection uses TLS."""
         return str(self.api.base_url).startswith("https:")
 
     @property
     def is_id_mapped(self) -> bool:
-        """Tell whether ids inside are others outside, of which there are few."""
+        """Return whether the daemon maps user ids (userns-remap or rootless), which limits their number."""
         return any(option.startswith(("name=userns", "name=rootless")) for option in self._options())
 
     @property
@@ -118,7 +118,7 @@ class Daemon:
             raise StartFailed(f"docker cannot start a container: {explained(error)}", step="start") from error
 
     def archive_of(self, container: str, path: str, max_bytes: int) -> bytes:
-        """Return a folder of a container as a tar archive, of at most so many bytes. Raises StartFailed."""
+        """Return a folder of a container as a tar archive of at most `max_bytes`. Raises StartFailed."""
         try:
             pieces, _ = self.api.get_archive(container, path)
             data = bytearray()
@@ -136,32 +136,35 @@ class Daemon:
             raise ValueError(f"the daemon does not unpack an archive into {path}")
 
     def make_volume(self, name: str, labels: Mapping[str, str]) -> None:
-        """Make a volume, unless there is one of that name. Raises the SDK's errors."""
+        """Create a volume unless one of that name exists. Raises the SDK's errors."""
         self.api.create_volume(name, driver="local", labels=dict(labels))
 
     def labelled_volumes(self, label: str) -> list[tuple[str, Mapping[str, str]]]:
-        """Return the volumes with a label, by name, with all of their labels. Raises the SDK's errors."""
+        """Return (name, all labels) of the volumes with a label. Raises the SDK's errors."""
         answer = self.api.volumes(filters={"label": [label]})
         return [(str(volume["Name"]), volume.get("Labels") or {}) for volume in answer.get("Volumes") or ()]
 
     def kill(self, container: str) -> None:
-        """Kill a container, unless it is gone."""
+        """Kill a container. A missing container is ignored."""
         with ignoring_absence():
             self.api.kill(container)
 
     def give_processor(self, container: str, pids: int) -> None:
-        """Let a container use one whole processor, unless it is gone; `pids` is the limit on processes that it has."""
+        """Let a container use one whole processor.
+
+        `pids` is its existing limit on processes. A missing container is ignored.
+        """
         url = self.api._url("/containers/{0}/update", container)  # the SDK's own update does not know NanoCpus
         with ignoring_absence():
             self.api._raise_for_status(self.api._post_json(url, data={"NanoCpus": 10**9, "PidsLimit": pids}))
 
     def remove(self, container: str) -> None:
-        """Remove a container whatever it does, unless it is gone."""
+        """Remove a container even if it runs. A missing container is ignored."""
         with ignoring_absence():
             self.api.remove_container(container, force=True, v=True)
 
     def remove_volume(self, name: str) -> bool:
-        """Remove a volume; False when somebody still uses it, or nobody answers."""
+        """Remove a volume. Returns False if it is in use or the daemon does not answer."""
         import docker.errors
         import requests
 
@@ -175,7 +178,7 @@ class Daemon:
         return True
 
     def volume_of(self, container: str) -> str:
-        """Return the name of a container's workspace. Raises StartFailed."""
+        """Return the name of a container's workspace volume. Raises StartFailed."""
         try:
             mounts = self.api.inspect_container(container)["Mounts"]
         except Exception as error:
@@ -184,18 +187,19 @@ class Daemon:
 
     @property
     def is_by_socket(self) -> bool:
-        """Tell whether it is reached by a socket of this machine."""
+        """Return whether the daemon is reached by a Unix socket of this machine."""
         return str(self.api.base_url).startswith("http+docker:")
 
     def pid_of(self, container: str) -> int:
-        """Return the first process of a container that runs, by its number on the daemon's machine; 0 for none."""
+        """Return the pid of a container's first process on the daemon's machine; 0 if it does not run."""
         return int(self.api.inspect_container(container)["State"]["Pid"])
 
     def ran_out_of_memory(self, container: str, since: float, until: float) -> bool:
-        """Tell whether a container ran out of memory between two Unix times, as far as the daemon knows soon after.
+        """Return whether a container ran out of memory between two Unix times, as far as the daemon knows.
 
-        A busy daemon sometimes misses the kernel's notification. So one that was killed (137) without a request to the
-        daemon counts, too: its first process is out of the guest's reach, and the kernel's OOM killer is what is left.
+        A busy daemon sometimes misses the kernel's notification. A first process that was killed (exit code 137)
+        without a request to the daemon therefore counts, too: the guest cannot reach it, so only the kernel's OOM
+        killer remains.
         """
         filters = {"container": [container], "event": ["oom", "die", "kill"]}
         events = self.api.events(since=int(since) - 1, until=int(until) + LATE_S, filters=filters, decode=True)
@@ -211,18 +215,18 @@ class Daemon:
         return was_killed and not was_asked_for
 
     def owned(self) -> list[tuple[str, str]]:
-        """Return id and owner of every container of Cloche's."""
+        """Return (id, owner) of each container of Cloche."""
         containers = self.api.containers(all=True, filters={"label": [OWNER_LABEL]})
         return [(str(container["Id"]), str(container["Labels"][OWNER_LABEL])) for container in containers]
 
     def dangling_volumes(self) -> list[tuple[str, str]]:
-        """Return name and owner of every volume of Cloche's that no container has."""
+        """Return (name, owner) of each volume of Cloche that no container uses."""
         answer = self.api.volumes(filters={"label": [OWNER_LABEL], "dangling": ["true"]})
         return [(str(volume["Name"]), str(volume["Labels"][OWNER_LABEL])) for volume in answer.get("Volumes") or ()]
 
 
 class ignoring_absence:  # noqa: N801 - reads as the statement it is
-    """Ignore a container that is not there any more, or is being removed."""
+    """Context manager that ignores a container that is missing or being removed."""
 
     def __enter__(self) -> None:
         pass
@@ -240,14 +244,14 @@ class ignoring_absence:  # noqa: N801 - reads as the statement it is
 
 
 def key() -> Key:
-    """Return the key of a connection: this process, and the variables that say where the daemon is."""
+    """Return the key of a connection: this process, and the variables that name the daemon."""
     return os.getpid(), tuple(os.environ.get(name, "") for name in _VARIABLES)
 
 
 def connect(*, timeout_s: int = CONNECT_S) -> Daemon:
-    """Return the daemon that DOCKER_HOST or docker's context names; `timeout_s` is for each of three requests.
+    """Return the daemon that DOCKER_HOST or docker's context names. `timeout_s` applies to each of three requests.
 
-    Raises BackendUnavailable saying what is missing, and what to do.
+    Raises BackendUnavailable with the reason and the remedy.
     """
     named = key()
     with _turn:
@@ -299,9 +303,9 @@ def _connect(timeout_s: int) -> Daemon:
 
 
 def _without_environment(api: APIClient) -> APIClient:
-    """Let a client read the environment now and never again: its caller may be changing it.
+    """Have a client read the proxy variables once, now, because the caller may change the environment later.
 
-    Which authority to trust is not read there: REQUESTS_CA_BUNDLE would go before the one of DOCKER_CERT_PATH.
+    The trusted authority is not read from the environment: REQUESTS_CA_BUNDLE would override that of DOCKER_CERT_PATH.
     """
     if not api.base_url.startswith("http+docker:"):  # over a socket, proxies do not matter
         api.proxies = api.merge_environment_settings(api.base_url, {}, None, None, None)["proxies"]
@@ -315,7 +319,7 @@ def _unreachable(error: Exception, where: str) -> BackendUnavailable:
 
 
 def _try_socket(where: str, timeout_s: int) -> None:
-    """Raise OSError when nothing listens at a socket; the SDK would then leave it open."""
+    """Raise OSError if nothing listens at a Unix socket. Without this check the SDK would leak a socket."""
     scheme, _, path = where.partition("://")
     if scheme in ("unix", "http+unix"):
         with socket.socket(socket.AF_UNIX) as attempt:
@@ -324,9 +328,9 @@ def _try_socket(where: str, timeout_s: int) -> None:
 
 
 def _options() -> dict[str, Any]:
-    """Return how to reach the daemon: DOCKER_HOST and its companions, else docker's context.
+    """Return the options for reaching the daemon: DOCKER_HOST and its companions, else docker's context.
 
-    Raises BackendUnavailable for a context that is named and cannot be had: another daemon is not what was asked for.
+    Raises BackendUnavailable for a named context that cannot be used: no other daemon takes its place.
     """
     import docker.errors
     import docker.utils
@@ -403,18 +407,18 @@ def explained(error: BaseException) -> str:
 
 
 class Removable(Protocol):
-    """Have an input to close, and then be gone."""
+    """A container whose input can be closed and which can then be removed."""
 
     id: str
     daemon: Daemon
 
     def shutdown(self) -> None:
-        """End its standard input; the container then ends by itself."""
+        """Close its standard input; the container then ends by itself."""
         ...
 
 
 def release(container: Removable, volume: str = "") -> None:
-    """Remove a container soon, in the background, and the workspace `volume` with it."""
+    """Remove a container in the background, and the workspace `volume` with it."""
     try:
         _background.begin(lambda: _release(container, volume))
     except RuntimeError:  # there can be no thread any more, and it goes by itself
@@ -441,7 +445,7 @@ def _remove(container: Removable, volume: str) -> None:
 
 
 def _is_gone(container: Removable) -> bool:
-    """Wait a little until a container has been removed."""
+    """Wait up to `REMOVED_S` for a container's removal; return whether it was removed."""
     import docker.errors
     import requests
 
@@ -455,7 +459,7 @@ def _is_gone(container: Removable) -> bool:
 
 
 def clear(daemon: Daemon) -> list[str]:
-    """Remove the containers and workspaces of processes that are dead; return a line for each."""
+    """Remove the containers and volumes of dead processes; return one line for each."""
     import docker.errors
     import requests
 
@@ -476,7 +480,7 @@ def clear(daemon: Daemon) -> list[str]:
 
 
 def half_made(volumes: Sequence[tuple[str, Mapping[str, str]]]) -> list[str]:
-    """Return the names of those volumes with packages that a dead process left half made, and of marks of nothing."""
+    """Return the names of incomplete package volumes of dead processes, and of marks without a volume."""
     complete = {labels[LAYER_LABEL] for _, labels in volumes if MARK_LABEL in labels}
     present = {labels[LAYER_LABEL] for _, labels in volumes if MARK_LABEL not in labels}
     return [

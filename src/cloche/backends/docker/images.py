@@ -1,4 +1,4 @@
-"""Images: which one runs a language, whether it is here, and what it holds."""
+"""Images: which image runs a language, whether it is present, and which programs it has."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _present: set[tuple[int, str]] = set()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DockerImage:
-    """Hold what is known of an image: its name, its id, its variables, the programs in it with paths and versions."""
+    """An image: name, id, environment variables, and its programs with paths and versions."""
 
     name: str
     id: str
@@ -71,11 +71,11 @@ class DockerImage:
 
     @property
     def has_reaper(self) -> bool:
-        """Tell whether our first process can run in it."""
+        """Return whether our first process can run in it."""
         return version_numbers(self.versions.get("python3", "")) >= LEAST_PYTHON
 
     def engine(self, language: Language) -> Engine:
-        """Return the first engine that is there. Raises BackendUnavailable saying what is missing."""
+        """Return the first engine that the image can run. Raises BackendUnavailable that names the missing programs."""
         engine = engine_of(language, self.programs, self.versions)
         if engine is not None:
             return engine
@@ -86,19 +86,19 @@ class DockerImage:
         )
 
     def version(self, engine: Engine) -> str:
-        """Return what the engine's main program prints as its version, else its name."""
+        """Return the version that the engine's main program prints, else its name."""
         return self.versions.get(engine.programs[0]) or engine.programs[0]
 
 
 def image_name(language: str, chosen: Mapping[str, str]) -> str:
-    """Return the image that is configured for a language, else the table's."""
+    """Return the configured image of a language, else the default of `LANGUAGES`."""
     return chosen.get(language) or chosen.get(ANY_LANGUAGE) or LANGUAGES[language].image
 
 
 def find_image(daemon: Daemon, name: str) -> DockerImage:
-    """Return an image, pulled when it is not here, and looked into once.
+    """Return an image with its programs. It is pulled if it is missing, and its programs are listed once.
 
-    Raises BackendUnavailable saying how to get or name one.
+    Raises BackendUnavailable, which says how to get or name an image.
     """
     daemon.check_socket(CONNECT_S)  # a daemon that is gone since the last run is reported, with the remedy
     with _turn:
@@ -111,9 +111,9 @@ def find_image(daemon: Daemon, name: str) -> DockerImage:
 
 
 def interpreter_of(daemon: Daemon, image: DockerImage) -> Interpreter:
-    """Return the interpreter that an image has as `python3`, asked once; blocks.
+    """Return the interpreter that an image has as `python3`; cached. Blocks.
 
-    Raises BackendUnavailable where it has none that packages can be chosen for.
+    Raises BackendUnavailable if packages cannot be chosen for it.
     """
     answer = _PYTHONS.find((image.id, _ASK_PYTHON), lambda: _ask_python(daemon, image))
     python, version, tag, platform, libc, modules = answer
@@ -141,7 +141,7 @@ def _ask_python(daemon: Daemon, image: DockerImage) -> Said:
 
 
 def _read_said(answer: Any) -> Said | None:  # noqa: ANN401 - JSON of an image
-    """Return what an image says of its interpreter; None where it is not of the form that is asked for."""
+    """Return the image's answer about its interpreter, or None if it is malformed."""
     *texts, names = answer
     if len(texts) != 5 or not all(isinstance(text, str) and 0 < len(text) < 200 for text in texts):
         return None
@@ -152,7 +152,7 @@ def _read_said(answer: Any) -> Said | None:  # noqa: ANN401 - JSON of an image
 
 
 def is_here(daemon: Daemon, name: str) -> bool:
-    """Tell whether the daemon has an image; one that it had is taken to stay."""
+    """Return whether the daemon has an image. A positive answer is cached."""
     key = (id(daemon), name)
     if key not in _present and _inspect(daemon, name) is not None:
         _present.add(key)
@@ -200,7 +200,7 @@ def _pull(daemon: Daemon, name: str) -> Mapping[str, Any]:
 
 
 def _look_into(daemon: Daemon, name: str, state: Mapping[str, Any]) -> Rows:
-    """Run a container once that prints which programs an image has: name, path, version."""
+    """Run a container that lists an image's programs: name, path, version."""
     code, output = _said_by(daemon, name, state["Id"], ["sh", "-c", _PROBE, "sh", *PROGRAMS])
     rows = [line.split("\t") for line in output.splitlines() if line.count("\t") == 2]
     log.debug("image %s (exit code %s): %s", name, code, json.dumps(rows))
@@ -208,7 +208,7 @@ def _look_into(daemon: Daemon, name: str, state: Mapping[str, Any]) -> Rows:
 
 
 def _said_by(daemon: Daemon, name: str, image: str, arguments: Sequence[str]) -> tuple[int, str]:
-    """Run a container of an image to its end; return its exit code, and what it said. Raises BackendUnavailable."""
+    """Run a container of an image to its end; return its exit code and output. Raises BackendUnavailable."""
     body = {
         "Image": image,
         "Entrypoint": [arguments[0]],
@@ -258,6 +258,6 @@ _PYTHONS = KeptAnswers[Said]("pythons", to_plain=list, from_plain=_read_said, is
 
 
 def _environment(state: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables that an image sets: its toolchains may need them."""
+    """Return the variables that an image sets, which its toolchains may need."""
     lines = [str(line) for line in (state.get("Config") or {}).get("Env") or ()]
     return {name: value for name, _, value in (line.partition("=") for line in lines) if name}

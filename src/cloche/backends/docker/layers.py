@@ -1,10 +1,10 @@
-"""Layers of packages on a daemon: each is a volume, filled by the daemon's archive call, and shown read-only.
+"""Layers of packages on a daemon: each is a volume, filled by the daemon's archive call and mounted read-only.
 
-Theory of operation: the volume of a layer has the name of its folder, `KEY.NONCE`, which is never used for anything
-else. It is filled through a container that is never started, by one process at a time (a lock on the layer's manifest).
-The manifest comes last; once it can be read back, a second volume, which is empty, marks the first one as whole. Where
-the mark is missing, the manifest is read back again, and where that is missing, too, the volume is filled again. So
-what a killed process or daemon left half made is never shown. Nothing of the host is mounted.
+Theory of operation: a layer's volume has the name of its folder, `KEY.NONCE`, which is used only once. It is filled
+through a container that is never started, by one process at a time (a lock on the layer's manifest). The manifest is
+written last. When it can be read back, a second, empty volume is created as a mark that the first is complete. If the
+mark is missing, the manifest is read back again; if that is missing, too, the volume is filled again. A volume left
+incomplete by a killed process or daemon is therefore never mounted in a sandbox. Nothing of the host is mounted.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ PIECE_BYTES = 1 << 20
 
 
 def volumes_of(layers: Sequence[str]) -> dict[str, str]:
-    """Return the volumes of layers, which are folders of the host, and the places that they have in a container."""
+    """Return the volumes of layers (folders of the host), and their mount points in a container."""
     return {_volume(layer): target for layer, target in zip(layers, places_of(layers), strict=True)}
 
 
 def places_of(layers: Sequence[str]) -> list[str]:
-    """Return the places of layers in a container: below their keys, which their bytecode names."""
+    """Return the layers' mount points in a container. They contain the keys, which the layers' bytecode refers to."""
     return [f"{LAYERS}/{os.path.basename(layer).partition('.')[0]}" for layer in layers]
 
 
@@ -45,7 +45,7 @@ def _volume(layer: str) -> str:
 
 
 def fill(daemon: Daemon, image: DockerImage, layers: Sequence[str]) -> None:
-    """Have the volumes of layers, whole; blocks. An image is there for a container that is never started.
+    """Ensure that the volumes of layers are complete. Blocks. `image` is used for containers that are never started.
 
     Raises StartFailed.
     """
@@ -55,7 +55,7 @@ def fill(daemon: Daemon, image: DockerImage, layers: Sequence[str]) -> None:
 
 
 def _is_whole(daemon: Daemon, layer: str) -> bool:
-    """Tell whether the daemon has both the volume and its mark."""
+    """Return whether the daemon has both the volume and its mark."""
     return {_volume(layer), _mark(layer)} <= {name for name, _ in _volumes(daemon, layer)}
 
 
@@ -99,7 +99,7 @@ def _fill(daemon: Daemon, image: DockerImage, layer: str) -> None:
 
 @contextlib.contextmanager
 def _turn(layer: str) -> Iterator[bytes]:
-    """Wait until no other process or thread fills the volume of a layer; give its manifest. Raises StartFailed."""
+    """Hold the lock on a layer's volume, and yield the layer's manifest. Raises StartFailed."""
     try:
         file = open(os.path.join(layer, MANIFEST), "rb")  # noqa: SIM115 - closed below
     except OSError as error:
@@ -114,7 +114,7 @@ def _labels(layer: str) -> dict[str, str]:
 
 
 def _container(image: DockerImage, layer: str) -> dict[str, object]:
-    """Return the body of the call that creates the container through which a volume is filled."""
+    """Return the request body that creates the container through which a volume is filled."""
     mount = {"Type": "volume", "Source": _volume(layer), "Target": PLACE, "VolumeOptions": {"NoCopy": True}}
     return {
         "Image": image.id,
@@ -125,7 +125,7 @@ def _container(image: DockerImage, layer: str) -> dict[str, object]:
 
 
 def _read_back(daemon: Daemon, container: str) -> bytes:
-    """Return the manifest of the volume that a container has; empty where it has none."""
+    """Return the manifest in the volume of a container; b"" if it has none."""
     try:
         data = daemon.archive_of(container, f"{PLACE}/{MANIFEST}", MOST_MANIFEST_BYTES)
         with tarfile.open(fileobj=io.BytesIO(data)) as opened:
@@ -136,7 +136,7 @@ def _read_back(daemon: Daemon, container: str) -> bytes:
 
 
 def archive(layer: str) -> Iterator[bytes]:
-    """Yield a tar archive of a layer, in pieces: root's, read-only, its manifest last. Raises OSError."""
+    """Yield a tar archive of a layer in pieces: owned by root, read-only, manifest last. Raises OSError."""
     names = sorted(set(os.listdir(layer)) - {MANIFEST})
     for name in names:
         for folder, folders, files in os.walk(os.path.join(layer, name)):
@@ -169,7 +169,7 @@ def _file(path: str, layer: str) -> Iterator[bytes]:
 
 
 def prune(daemon: Daemon, folder: str) -> list[str]:
-    """Remove the volumes of layers that were below a folder of this host and are not there; return a line for each."""
+    """Remove the volumes of layers of this host that no longer exist below `folder`; return one line for each."""
     removed = []
     for name, labels in daemon.labelled_volumes(f"{STORE_LABEL}={folder}"):
         layer = labels.get(LAYER_LABEL, "")

@@ -42,7 +42,7 @@ SLACK_NS = 20_000_000  # of gVisor, whose workspace has the host's clock
 
 
 def find_live_image(daemon: Daemon, images: Mapping[str, str]) -> DockerImage:
-    """Return the image that can hold a sandbox that lives; blocks. Raises BackendUnavailable where none can."""
+    """Return the image for a sandbox that lives. Blocks. Raises BackendUnavailable if it cannot hold one."""
     image = find_image(daemon, image_name("python", images))
     if not image.has_reaper:
         raise BackendUnavailable(
@@ -54,7 +54,7 @@ def find_live_image(daemon: Daemon, images: Mapping[str, str]) -> DockerImage:
 
 
 class DockerLiveSandbox(ContainerLiveSandbox[DockerContainer]):
-    """Hold one container of a daemon open; its image is the one of Python, or the one for all languages."""
+    """One container of a daemon. Its image is Python's, or the one configured for all languages."""
 
     backend = "docker"
 

@@ -1,8 +1,8 @@
-"""How the sockets of a container's network come to be: by root here, for a member of the docker group by a container.
+"""Creation of the sockets of a container's network: directly as root, through a helper container for the docker group.
 
-That container shares the network namespace of the one that is served, and nothing else of it. It runs our code alone,
-with an image's Python, and has two capabilities in that namespace; the folder that it is shown of the host has one
-socket in it, of a name that nobody else can learn, by which it hands out what it has made.
+The helper container shares only the network namespace of the served container. It runs our code alone, with an image's
+Python and two capabilities in that namespace. Its only folder of the host contains one socket with a secret name, over
+which it sends the sockets that it created.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MEMORY_BYTES, PIDS, MOST_SOCKETS = 64 << 20, 16, 128
 
 
 def serve_container(daemon: Daemon, container: str, image: DockerImage, rules: NetworkRules) -> Network:
-    """Return a network whose sockets are made in the namespace of a container that was started; blocks.
+    """Return a network whose sockets are in the network namespace of a started container. Blocks.
 
     Raises StartFailed.
     """
@@ -63,7 +63,7 @@ def serve_container(daemon: Daemon, container: str, image: DockerImage, rules: N
 
 
 def _made_by_container(daemon: Daemon, container: str, image: DockerImage, rules: NetworkRules) -> list[int]:
-    """Return the sockets that a container beside another one has made in its network namespace."""
+    """Return the sockets that a helper container created in another container's network namespace."""
     above, link_name = hostfs.temporary_folder(), secrets.token_hex(16)
     folder = tempfile.mkdtemp(prefix="cloche-", dir=above)
     helper = ""
@@ -102,7 +102,7 @@ def _made_by_container(daemon: Daemon, container: str, image: DockerImage, rules
 
 
 def _container(beside: str, image: DockerImage, rules: NetworkRules, folder: str, link_name: str) -> dict[str, Any]:
-    """Return the body of the daemon's call that creates it."""
+    """Return the request body that creates the helper container."""
     program = files("cloche.backends.containers.inside").joinpath("network.py").read_text("utf-8")
     ports = json.dumps(list(rules.served_ports))
     return {

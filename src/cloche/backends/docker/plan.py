@@ -1,6 +1,6 @@
-"""What a container is made of, decided purely: as the daemon's API takes it, and as `docker run` takes it.
+"""Settings of a container (a pure decision), for the daemon's API and as arguments of `docker run`.
 
-One table of facts serves both, so that what is shown is what is done.
+Both are made from one record, so the shown command makes the same container.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ FIRST_ID, IDS, MAPPED_ID = 1_950_000_000, 100_000, 65_534
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerPlan:
-    """Describe one container. `volume` names a workspace that is there already; empty makes a new one.
+    """Settings of one container. `volume` names an existing workspace; "" creates a new one.
 
-    `runtime` is empty for whichever the daemon takes by itself. `homes` are folders that can be written to besides.
-    Where it `has_users`, the first process is root, with the capabilities that root inside has, and `user` one of them.
+    `runtime` is "" for the daemon's default. `homes` are additional writable folders. With `has_users`, the first
+    process is root with `CAPABILITIES`, and `user` is one of the users inside.
     """
 
     image: str
@@ -76,7 +76,7 @@ class ContainerPlan:
         return self.runtime in GVISOR
 
     def kind(self) -> tuple[object, ...]:
-        """Return what two containers must have in common for one to stand for the other."""
+        """Return a key that is equal for two containers if one can replace the other."""
         is_own_id = self.user >= FIRST_ID
         return (
             self.image, self.command, None if is_own_id else self.user, self.memory_bytes, self.cpus, self.pids,
@@ -85,7 +85,7 @@ class ContainerPlan:
         )  # fmt: skip
 
     def ulimits(self) -> Mapping[str, int]:
-        """Return the limits of each process; gVisor's kernel counts processes by one of them alone."""
+        """Return the rlimits of each process. gVisor's kernel counts processes only by `nproc`."""
         return {**ULIMITS, "nproc": self.guests + REAPERS} if self.is_gvisor else ULIMITS
 
     def workspace_options(self) -> str:
@@ -95,7 +95,7 @@ class ContainerPlan:
         return f"size={self.disk_bytes},nr_inodes={self.inodes},{owner},nosuid,nodev"
 
     def tmpfs(self) -> Mapping[str, str]:
-        """Return the other file systems in memory, with their mount options."""
+        """Return the other tmpfs mounts with their options."""
         common = f"size={self.tmp_bytes},nr_inodes={self.inodes},mode=1777,nosuid,nodev"
         of_root = common.replace("mode=1777", "mode=0755") if self.has_users else common
         homes = {path: f"{common if path in FOR_ALL else of_root},exec" for path in self.homes}
@@ -111,7 +111,7 @@ class ContainerPlan:
         return 0 if self.has_users else self.user
 
     def api(self) -> dict[str, Any]:
-        """Return the body of the daemon's call that creates a container."""
+        """Return the request body that creates the container."""
         return {
             "Image": self.image,
             "Entrypoint": [self.command[0]],
@@ -190,7 +190,7 @@ class ContainerPlan:
         return [*arguments, f"--entrypoint={self.command[0]}", self.image, *self.command[1:]]
 
     def isolation(self) -> list[str]:
-        """Return the options that isolate and limit any container of ours, whatever runs in it."""
+        """Return the options that isolate and limit a container of ours, independent of its program."""
         return [
             f"--network={self.network}",
             f"--memory={self.memory_bytes}", f"--memory-swap={self.memory_bytes}", f"--cpus={self.cpus:g}",
@@ -225,8 +225,8 @@ def plan_container(
 ) -> ContainerPlan:
     """Return the plan of one container.
 
-    Where the first process watches the guest's memory (`is_watched`), the control group's cap leaves room for what
-    the file systems in memory may hold; else they count as the guest's memory.
+    If the first process watches the guest's memory (`is_watched`), the control group's limit includes the maximum
+    content of the tmpfs file systems. Otherwise that content counts as the guest's memory.
     """
     stored = limits.disk_bytes + 2 * limits.tmp_bytes + REAPER_BYTES if is_watched else 0
     return ContainerPlan(
@@ -251,9 +251,9 @@ def plan_container(
 
 
 def profile_with_users() -> dict[str, Any]:
-    """Return the profile where there are several users: su and useradd give up where a netlink socket is forbidden.
+    """Return the seccomp profile for several users: su and useradd fail if netlink sockets are refused with EPERM.
 
-    So a protocol other than that of routes is an unknown one, as on a kernel without it.
+    Netlink protocols other than NETLINK_ROUTE are refused with EPROTONOSUPPORT, as on a kernel without them.
     """
     of_netlink = {"index": 0, "value": socket.AF_NETLINK, "valueTwo": 0, "op": "SCMP_CMP_EQ"}
     not_of_routes = {"index": 2, "value": NETLINK_ROUTE, "valueTwo": 0, "op": "SCMP_CMP_NE"}
@@ -263,16 +263,15 @@ def profile_with_users() -> dict[str, Any]:
 
 
 def with_homes(plan: ContainerPlan, homes: tuple[str, ...]) -> ContainerPlan:
-    """Return the plan of a container that lives, with folders of its own, each as large as /tmp."""
+    """Return the plan of a container that lives, with additional writable folders, each as large as /tmp."""
     return replace(plan, homes=homes, memory_bytes=plan.memory_bytes + len(homes) * plan.tmp_bytes)
 
 
 def workspace_arguments(container: WorkspaceContainer, policy: Policy, limits: Limits) -> list[str]:
-    """Return the arguments of the `docker run` that starts the container an agent works in (C15), `docker` first.
+    """Return the arguments of the `docker run` that starts an agent's container (C15), beginning with `docker`.
 
-    It is as hard as that of a run, but lives as long as the agent does, with folders of the host.
-
-    Raises BackendUnavailable for a network that docker does not have, InvalidRequest for its bridge under gVisor.
+    It is isolated like a run's container, but lives as long as the agent and has folders of the host. Raises
+    BackendUnavailable for a network that docker does not have, InvalidRequest for its bridge under gVisor.
     """
     if policy.network not in NETWORKS:
         raise BackendUnavailable(
@@ -299,6 +298,6 @@ def workspace_arguments(container: WorkspaceContainer, policy: Policy, limits: L
 
 
 def _field(name: str, value: str) -> str:
-    """Return a field of a line of comma-separated values, which is how docker reads a mount."""
+    """Return a field of a comma-separated mount option, quoted as docker reads it."""
     quoted = value.replace('"', '""')
     return f'"{name}={quoted}"'

@@ -1,11 +1,11 @@
-"""Which runtime of a daemon a container has: docker's own, or gVisor's, which is tried before it is trusted.
+"""Choice of a container's runtime: docker's own, or gVisor's, which is tested before it is used.
 
-gVisor has two, by name. `runsc` has a network stack of its own, which nothing outside can serve. `runsc-network` is the
-same program with `--network=host`: a guest's sockets are then those of the host's kernel, in the network namespace that
-docker made for the container, which is empty. What a runtime's arguments are, the daemon says.
+gVisor has two runtimes. `runsc` has its own network stack, which cannot be served from outside. `runsc-network` is the
+same program with `--network=host`: a guest's sockets are sockets of the host's kernel, in the empty network namespace
+that docker made for the container. The daemon reports the arguments of a runtime.
 
-A daemon may know runsc although it lacks a right, or a part of the kernel. So a container is run once on each, within a
-bounded time, and the answer kept for this process.
+A daemon may list runsc although it lacks a privilege or a kernel feature. One container is therefore run on each,
+within a bounded time, and the answer is cached for this process.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ _answers: dict[tuple[int, str], str] = {}  # by daemon and runtime: why not; emp
 def choose_runtime(
     daemon: Daemon, image: DockerImage | None, level: Level | None, *, is_served: bool = False
 ) -> tuple[str, Level]:
-    """Return the runtime, empty for the daemon's own, and the level that it gives; None takes the strongest.
+    """Return the runtime ("" for the daemon's default) and its level. `level` None takes the strongest available.
 
-    `is_served`: its network is served from outside. Raises BackendUnavailable when gVisor is wanted and does not work.
+    With `is_served`, the network is served from outside. Raises BackendUnavailable if gVisor is required and does not
+    work.
     """
     jail = (hosts_runtime(daemon) if is_served else ""), Level.JAIL
     if level is Level.JAIL:
@@ -56,9 +57,9 @@ def choose_runtime(
 
 
 def own_runtime(daemon: Daemon) -> tuple[str, Level]:
-    """Return docker's own runtime by its name, whichever the daemon takes by itself, and the level that it gives.
+    """Return docker's own runtime by name, whatever the daemon's default is, and its level.
 
-    Raises BackendUnavailable where the daemon does not have it.
+    Raises BackendUnavailable if the daemon does not have it.
     """
     runtimes = _runtimes(daemon)
     if RUNC not in runtimes:
@@ -71,25 +72,25 @@ def own_runtime(daemon: Daemon) -> tuple[str, Level]:
 
 
 def hosts_runtime(daemon: Daemon) -> str:
-    """Return a runtime whose guests are the host's kernel's own: empty, the daemon's default, unless that is gVisor."""
+    """Return a runtime whose guests use the host's kernel: "" (the daemon's default) unless the default is gVisor."""
     return RUNC if daemon.info.get("DefaultRuntime") in GVISOR else ""
 
 
 def gvisor_runtime(daemon: Daemon, *, is_served: bool = False) -> str:
-    """Return the name of gVisor's runtime, with the host's stack where the network `is_served`; empty for none."""
+    """Return the name of gVisor's runtime, with the host's network stack if `is_served`; "" if there is none."""
     if not is_served:
         return RUNSC if RUNSC in _runtimes(daemon) else ""
     return next((name for name in (RUNSC_NETWORK, RUNSC) if has_hosts_stack(daemon, name)), "")
 
 
 def has_hosts_stack(daemon: Daemon, runtime: str) -> bool:
-    """Tell whether the guests of gVisor's runtime of that name have sockets of the host's kernel."""
+    """Return whether guests of this gVisor runtime have sockets of the host's kernel."""
     arguments = _runtimes(daemon).get(runtime, {}).get("runtimeArgs") or ()
     return _NETWORK.findall(" ".join(map(str, arguments)))[-1:] == ["host"]
 
 
 def why_no_gvisor(daemon: Daemon, image: DockerImage | None, *, is_served: bool = False) -> str:
-    """Return why gVisor cannot be used, empty when it was tried and can; trying it takes an image."""
+    """Return why gVisor cannot be used, "" if a test succeeded. A test needs an image."""
     name = gvisor_runtime(daemon, is_served=is_served)
     if not name:
         return _why_unknown(daemon, is_served=is_served)
@@ -102,9 +103,9 @@ def why_no_gvisor(daemon: Daemon, image: DockerImage | None, *, is_served: bool 
 
 
 def why_not_preferred(daemon: Daemon, policy: Policy, level: Level) -> str:
-    """Return why a container is not gVisor's, which is preferred; empty where it is, or nobody prefers it (C3).
+    """Return why a container does not use gVisor, which is preferred (C3); "" if it does or the policy chose otherwise.
 
-    That is where less was asked for, and where the daemon has no runtime of gVisor's at all.
+    It is also "" if the daemon has no runtime of gVisor.
     """
     is_free = policy.level is None and policy.runtime is None and any(name in _runtimes(daemon) for name in GVISOR)
     if level is Level.GVISOR or not is_free:
@@ -115,7 +116,7 @@ def why_not_preferred(daemon: Daemon, policy: Policy, level: Level) -> str:
 
 
 def is_ruled_out(daemon: Daemon, *, is_served: bool = False) -> bool:
-    """Tell whether it is known without trying that gVisor cannot be used."""
+    """Return whether it is known without a test that gVisor cannot be used."""
     name = gvisor_runtime(daemon, is_served=is_served)
     return not name or bool(_answers.get((id(daemon), name)))
 
@@ -135,7 +136,7 @@ def _why_unknown(daemon: Daemon, *, is_served: bool) -> str:
 
 
 def _try(daemon: Daemon, image: DockerImage, runtime: str) -> str:
-    """Run a container on it, and clean up whatever comes of that."""
+    """Run a test container on a runtime, and remove it; return the failure, "" on success."""
     body = {
         "Image": image.id,
         "Entrypoint": ["sh"],

@@ -1,7 +1,7 @@
-"""One open sandbox of the docker backend, and what a container must run for a request or a session.
+"""One open sandbox of the docker backend, and the programs of its requests and sessions.
 
-The workspace is a volume in memory, which lives as long as a container that has it; so the last one stays, idle, until
-the next one is up, and nothing can follow when none is left.
+The workspace is a tmpfs volume, which exists as long as a container has it mounted. The last container therefore stays,
+idle, until the next has started. If no container is left, the workspace is lost.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ UNWATCHED = Measure(state=State.ENFORCED, mechanism="memory control group; what 
 
 
 def build_program(request: Request, image: DockerImage, number: int = 0) -> Program:
-    """Return the program of a request. Raises InvalidRequest, or BackendUnavailable for an engine that is missing."""
+    """Return the program of a request. Raises InvalidRequest, or BackendUnavailable for a missing engine."""
     return program_of(request, image, image_variables(image), has_interpreter=image.has_reaper, number=number)
 
 
 def image_variables(image: DockerImage) -> dict[str, str]:
-    """Return the variables that an image sets, with a PATH in any case."""
+    """Return the variables that an image sets, always with a PATH."""
     return {"PATH": IMAGE_PATH, **image.env}
 
 
 def build_session_program(name: str, env: Mapping[str, str], image: DockerImage) -> SessionProgram:
-    """Return what serves a session.
+    """Return the program of a session.
 
-    Raises BackendUnavailable for a language without sessions and for an image that cannot have one.
+    Raises BackendUnavailable for a language without sessions, and for an image that cannot run it.
     """
     language, driver = session_language(name)
     program = driver.program if driver is not None else "python3"
@@ -158,5 +158,5 @@ class DockerOpenSandbox(SessionSandbox[DockerImage, DockerContainer]):
 
 
 def any_id() -> int:
-    """Return an id that, most likely, no other sandbox has."""
+    """Return a random user id that, very likely, no other sandbox uses."""
     return FIRST_ID + random.SystemRandom().randrange(IDS)

@@ -1,7 +1,7 @@
-"""A container of an image without a recent Python: a shell is its first process, and the daemon's exec does the work.
+"""A container of an image without a recent Python: its first process is a shell, and the daemon's exec does the work.
 
-It takes the same orders and sends the same frames as a container with our first process. A shell reports less: a
-program's exit code above 128 counts as a signal, memory is not watched, and there is no value.
+It takes the same orders and sends the same frames as a container with our first process. A shell reports less: an exit
+code above 128 counts as a signal, memory is not watched, and there is no value.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ OnPiece = Callable[[int, bytes], None]
 
 
 class ShellContainer(DockerContainer):
-    """Hold one started container with a shell in it."""
+    """One started container with a shell in it."""
 
     _is_killed = False
 
     def _begin(self, link: Link, preload: Sequence[str]) -> None:  # noqa: ARG002 - nothing is sent, nothing loaded
-        """Wait for nothing: the shell reads whenever it is up."""
+        """Mark the container as ready: the shell reads its input as soon as it runs."""
         self._ready.set()
 
     def order(self, order: Mapping[str, Any], *payloads: bytes) -> None:
-        """Do an order in the background. Raises OSError when the container is gone."""
+        """Carry out an order in the background. Raises OSError if the container has ended."""
         self._connected()
         thread = threading.Thread(target=self._handle, args=(order, payloads), name="cloche-docker-shell", daemon=True)
         thread.start()
 
     def kill_guest(self) -> None:
-        """Have the shell kill everything else; the container itself when it cannot be reached."""
+        """Have the shell kill all other processes; kill the container if the shell cannot be reached."""
         self._is_killed = True
         try:
             self._connected().send_raw(b"kill\n")
@@ -122,7 +122,7 @@ class ShellContainer(DockerContainer):
         )  # fmt: skip
 
     def _hand_files(self, max_bytes: int, report: Callable[[bool], None]) -> None:
-        """Hand over the whole workspace, which the caller compares with what it knows."""
+        """Send the whole workspace. The caller compares it with the hashes that it knows."""
         spool, errors = Spool(max_bytes), bytearray()
 
         def take(stream: int, data: bytes) -> None:
@@ -194,7 +194,7 @@ class ShellContainer(DockerContainer):
         self._send_json(DONE)
 
     def _counters(self) -> tuple[int, int]:
-        """Return how often the kernel killed for memory and refused a process."""
+        """Return how often the kernel killed a process for memory and refused to create one."""
         rows_text = bytearray()
         self._execute(["sh", "-c", _COUNT], lambda _, data: rows_text.extend(data[:4096]))
         rows = dict(
@@ -236,7 +236,7 @@ class ShellContainer(DockerContainer):
         return f"head -c {len(stdin)} | " if self.daemon.is_encrypted else ""
 
     def _exit_code(self, execution: str) -> int:
-        """Return an exit code; the daemon may take a moment to know it."""
+        """Return a command's exit code, which the daemon may know only after a moment."""
         deadline = time.monotonic() + 5
         while True:
             code = self.daemon.api.exec_inspect(execution)["ExitCode"]
@@ -257,13 +257,13 @@ def _feed(connection: Any, data: bytes) -> None:  # noqa: ANN401 - a socket, or 
 
 
 def _pids_refused(text: bytes) -> int:
-    """Return the count of the pids controller: the row `max` that follows the rows of memory."""
+    """Return the count of the pids controller: the last row `max`, after the rows of memory."""
     counts = re.findall(rb"^max (\d+)$", text, re.MULTILINE)
     return int(counts[-1]) if counts else 0
 
 
 def _moved(packed: bytes, order: Mapping[str, Any]) -> bytes:
-    """Return an archive from the root down: the workspace's files, and what is generated for the compiler."""
+    """Return an archive relative to /: the workspace's files, and the generated files of a compiler."""
     target = io.BytesIO()
     options: dict[str, Any] = {"format": tarfile.GNU_FORMAT, "encoding": "utf-8", "errors": "surrogateescape"}
     with (
