@@ -1,14 +1,15 @@
-"""The backends "microvm" (QEMU) and "firecracker": a virtual machine of its own for every sandbox.
+"""The backends "microvm" (QEMU) and "firecracker": one virtual machine per sandbox.
 
-In: policy, limits, requests, an image that `image_build` made. Out: results and sessions (`sandbox`), sandboxes that
-live (`live`). `plan` decides the size of a machine and the memory of a guest, and finds the image; `qemu` and
-`firecracker` turn that into what the monitor takes; `machine` boots one, talks with it and kills it; `guest_init` is
-pid 1 inside, which makes the control group, mounts and identity of each program; `backend` finds out whether KVM works,
-`counter` how fast the processor's counter runs.
+In: policy, limits, requests, an image made by `image_build`. Out: results and sessions (`sandbox`), sandboxes that live
+(`live`). `plan` decides the size of a machine and a guest's memory, and finds the image; `qemu` and `firecracker`
+translate the plan for the monitor; `machine` boots a machine, talks to it and kills it; `guest_init` is pid 1 inside,
+which makes each program's control group, mounts and identity; `backend` tests whether KVM works; `counter` measures the
+processor's time-stamp counter.
 
-`jailer` and `cell` take power from the monitor and are run as files, without Cloche: standard library alone, and the
-order of steps in them is the wall. `guest_init` is copied to the root disk: what older disks cannot do raises
-`plan.FORMAT`. Sizes, words of the kernel's command line and timeouts may be changed if the machines still boot.
+Must not change without review: `jailer` and `cell` drop the monitor's privileges and run as files without Cloche
+(standard library only); their order of steps is a security boundary. `guest_init` is copied to the root disk: a change
+that older disks do not support increments `plan.FORMAT`. Sizes, kernel arguments and timeouts may change if machines
+still boot.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The microvm backend: every sandbox in a throwaway virtual machine, under QEMU or under Firecracker.
+"""The microvm backend: each sandbox in a throwaway virtual machine, under QEMU or Firecracker.
 
-Whether machines run on KVM or an emulated processor is found out by booting one, and kept. An emulated
-machine has to be told how fast the processor's time-stamp counter runs (`counter`).
+Whether machines run on KVM or on an emulated processor is tested by booting one, and cached. The kernel of an emulated
+machine must be told the frequency of the processor's time-stamp counter (`counter`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ SLOW = (
 
 
 def find_acceleration(image: MachineImage, monitor: Monitor) -> HostAcceleration:
-    """Return what machines run on; the first time on a host a guest is booted on KVM, for five seconds at most."""
+    """Return the acceleration of machines here.
+
+    The first call on a host boots a guest on KVM, for at most five seconds.
+    """
     reason = why_no_kvm()
     about = (monitor.program, changed_ns(monitor.program), image.id)
     acceleration = (
@@ -79,7 +82,7 @@ class MicroVMBackend:
     name = "microvm"
 
     def capabilities(self) -> Capabilities:
-        """Say what a machine enforces here; the first time on a host, one is booted to find out about KVM."""
+        """Return the controls that a machine enforces here. The first call on a host boots a machine to test KVM."""
         try:
             _, monitor, acceleration = self._look()
         except BackendUnavailable as error:
@@ -95,24 +98,24 @@ class MicroVMBackend:
         )
 
     def session_languages(self) -> tuple[str, ...]:
-        """Return the languages that may have sessions, here as far as the disk has their programs."""
+        """Return the languages that support sessions. The disk also needs the language's program."""
         return tuple(DRIVERS)
 
     def why_not_ready(self) -> str:
-        """Say why nobody should be given an emulated machine who did not ask for one."""
+        """Return why the automatic choice must not take this backend: emulated machines are slow."""
         return SLOW if self._look()[2].kind == "tcg" else ""
 
     def check(self) -> None:
-        """Raise BackendUnavailable when the monitor or its image is missing."""
+        """Raise BackendUnavailable if the monitor or its image is missing."""
         try:
             self._check_parts()
         except BackendUnavailable as error:
             raise BackendUnavailable(error.reason, remedy=f"{error.remedy} {USE_LOCAL}") from error
 
     def build_image(self, packages: Sequence[str]) -> str:
-        """Build kernel and root disk, with `packages` besides the usual ones; return a line that says what came of it.
+        """Build kernel and root disk, with `packages` besides the default ones; return a line about the result.
 
-        Raises BackendUnavailable when a program for it is missing, StartFailed when a package cannot be had.
+        Raises BackendUnavailable if a required program is missing, StartFailed if a package cannot be downloaded.
         """
         from .image_build import build_image
 
@@ -121,9 +124,9 @@ class MicroVMBackend:
 
     @asynccontextmanager
     async def open(self, policy: Policy, limits: Limits) -> AsyncIterator[MicroVMOpenSandbox]:
-        """Open a sandbox; its machine boots at its first run.
+        """Open a sandbox; its machine boots at the first run.
 
-        Raises BackendUnavailable when monitor or image are missing, or when a machine cannot give what is required.
+        Raises BackendUnavailable if monitor or image is missing, or if a required control is missing.
         """
         image, monitor, acceleration, enforcement = await self._choose(policy)
         sandbox = MicroVMOpenSandbox(
@@ -137,9 +140,9 @@ class MicroVMBackend:
 
     @asynccontextmanager
     async def open_live(self, policy: Policy, limits: Limits) -> AsyncIterator[MicroVMLiveSandbox]:
-        """Open a sandbox that lives, in one container of one machine, which boots when it is first used.
+        """Open a sandbox that lives, in the only container of one machine, which boots on first use.
 
-        Raises BackendUnavailable as `open` does, and for several users.
+        Raises BackendUnavailable as `open` does, and if the policy has several users.
         """
         if policy.users:
             raise BackendUnavailable(
@@ -157,7 +160,7 @@ class MicroVMBackend:
             await sandbox.close()
 
     async def _choose(self, policy: Policy) -> tuple[MachineImage, Monitor, HostAcceleration, Enforcement]:
-        """Return image, monitor, what it runs on, and what they enforce. Raises BackendUnavailable."""
+        """Return image, monitor, acceleration and enforcement report. Raises BackendUnavailable."""
         image, monitor, acceleration = await asyncio.to_thread(self._look)
         enforcement = Enforcement(level=Level.VM, controls=_controls(acceleration, monitor))
         _check(self.name, policy, enforcement)
@@ -172,15 +175,15 @@ class MicroVMBackend:
         return find_image(self.name), monitor
 
     def _look(self) -> tuple[MachineImage, Monitor, HostAcceleration]:
-        """Return image, monitor and what it runs on. Raises BackendUnavailable."""
+        """Return image, monitor and acceleration. Raises BackendUnavailable."""
         image, monitor = self._check_parts()
         return image, monitor, find_acceleration(image, monitor)
 
 
 class FirecrackerBackend(MicroVMBackend):
-    """Give sandboxes that are virtual machines under Firecracker, on KVM alone.
+    """Give sandboxes that are virtual machines under Firecracker, on KVM only.
 
-    `given` is a monitor with what it runs on, for whoever knows better than to look: it is not tried out.
+    `given` is a monitor with its acceleration, which is used without a test.
     """
 
     name = "firecracker"
@@ -189,7 +192,7 @@ class FirecrackerBackend(MicroVMBackend):
         self._given = given
 
     def check(self) -> None:
-        """Raise BackendUnavailable when Firecracker, its image or KVM is missing."""
+        """Raise BackendUnavailable if Firecracker, its image or KVM is missing."""
         try:
             self._look()
         except BackendUnavailable as error:
@@ -199,7 +202,7 @@ class FirecrackerBackend(MicroVMBackend):
         return self._given[0] if self._given else find_firecracker()
 
     def _look(self) -> tuple[MachineImage, Monitor, HostAcceleration]:
-        """Return image, monitor and what it runs on. Raises BackendUnavailable, also where there is no KVM."""
+        """Return image, monitor and acceleration. Raises BackendUnavailable, also if there is no KVM."""
         image, monitor = self._check_parts()
         acceleration = self._given[1] if self._given else find_acceleration(image, monitor)
         if acceleration.kind != "kvm":
@@ -222,7 +225,7 @@ def _controls(acceleration: HostAcceleration, monitor: Monitor) -> Controls:
 
 
 def _check(name: str, policy: Policy, enforcement: Enforcement) -> None:
-    """Raise BackendUnavailable when something asked for would be missing."""
+    """Raise BackendUnavailable if a required control would be missing."""
     check_policy(
         policy,
         enforcement,

@@ -1,6 +1,6 @@
-"""A root of its own for a monitor that takes paths: what it needs, for reading alone, and one folder in memory.
+"""A private root for a monitor that takes paths: its files, read-only, and one writable tmpfs folder.
 
-Run by `jailer.py`, which imports nothing of Cloche. All of it is in a mount namespace, and gone with that.
+Run by `jailer.py`, without Cloche. Everything is in a mount namespace and disappears with it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ NEW_ROOT = "/tmp"
 
 
 def call(libc: Any, name: str, *arguments: Any) -> None:
-    """Make a call of the C library. Raises OSError naming it."""
+    """Call a function of the C library. Raises OSError with its name."""
     if getattr(libc, name)(*arguments) < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
 def mount(libc: Any, source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
-    """Mount something. Raises OSError naming it."""
+    """Mount a file system. Raises OSError with the target."""
     kind_bytes = kind.encode() if kind else None
     try:
         call(libc, "mount", source.encode(), target.encode(), kind_bytes, ctypes.c_ulong(flags), options.encode())
@@ -41,7 +41,7 @@ def mount(libc: Any, source: str, target: str, kind: str | None, flags: int, opt
 
 
 def enter(libc: Any, order: dict[str, Any]) -> None:
-    """Give this process, and the monitor after it, such a root; hand its folder to the caller."""
+    """Move this process, and the monitor that it becomes, into the new root; send its folder to the caller."""
     cell, user = order["cell"], order["user"]
     os.umask(0o022)
     unshare(libc, user)
@@ -69,7 +69,7 @@ def enter(libc: Any, order: dict[str, Any]) -> None:
 
 
 def unshare(libc: Any, user: int) -> None:
-    """Leave the host's namespaces; an ordinary user has to be one in a user namespace for that."""
+    """Leave the host's namespaces. An ordinary user needs a new user namespace for that."""
     spaces = NEWNS | NEWNET | NEWIPC | NEWPID
     own, group = os.geteuid(), os.getegid()
     call(libc, "unshare", spaces if user else spaces | NEWUSER)
@@ -80,7 +80,7 @@ def unshare(libc: Any, user: int) -> None:
 
 
 def show(libc: Any, fd: int, target: str, *, is_device: bool) -> None:
-    """Show a file or folder of the host's for reading alone; a device is for what devices are for."""
+    """Bind-mount a file or folder of the host, read-only. A device stays usable as a device."""
     if stat.S_ISDIR(os.fstat(fd).st_mode):
         os.makedirs(target, exist_ok=True)
     else:
@@ -94,14 +94,14 @@ def show(libc: Any, fd: int, target: str, *, is_device: bool) -> None:
 
 
 def make_device(target: str, number: int, user: int) -> None:
-    """Make a device of the monitor's own."""
+    """Create a device node owned by the monitor's user."""
     os.makedirs(os.path.dirname(target), exist_ok=True)
     os.mknod(target, stat.S_IFCHR | 0o600, number)
     os.chown(target, user, user)
 
 
 def hand_over(hand: int, folder: str) -> None:
-    """Hand the caller a descriptor of a folder."""
+    """Send the caller a descriptor of a folder."""
     fd = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     with socket.socket(fileno=hand) as link:
         link.sendmsg([b"r"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])

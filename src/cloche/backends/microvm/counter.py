@@ -1,7 +1,7 @@
-"""How fast the processor's time-stamp counter runs. No import of ours: a stand-in of Firecracker's has a copy of this.
+"""Frequency of the processor's time-stamp counter. No import of Cloche: a stand-in for Firecracker copies this file.
 
-An emulated machine sees the counter and has no timer that its kernel could compare it to, so the kernel has to be told.
-Reading it takes one instruction, which Python has no name for.
+An emulated machine sees the counter and has no timer to calibrate it with, so its kernel must be told the frequency.
+The counter is read by one instruction, for which Python has no function.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MEGAHERTZ = re.compile(r"cpu MHz\s*: ([\d.]+)")
 
 @functools.cache  # it takes its time, and stays the same
 def counter_khz() -> int:
-    """Return the counter's frequency in kilohertz: measured, else what the kernel says of the processor."""
+    """Return the counter's frequency in kHz: measured, else the kernel's figure in /proc/cpuinfo."""
     try:
         return _measure()
     except (OSError, ValueError):  # nothing may be executed here that is not a file's

@@ -1,10 +1,10 @@
-"""Firecracker as the monitor: what it is asked for, decided purely, its sockets, and how a machine of it is started.
+"""Firecracker as the monitor: its API calls (a pure decision), its sockets, and the start of a machine.
 
-Theory of operation: the jailer makes a root for it that holds the image's files, for reading alone, the monitor itself,
-and one folder that it may write to, in memory (`cell.py`). It hands a descriptor of that folder to the caller, who
-reaches the sockets in there by it; no path of the host's leads to them, so nothing is left to remove. Over the API's
-socket the machine is described and started. When its first process is up it calls the host, over the vsock, and then
-the host calls the ports of all places. From there on a machine is the same as under QEMU.
+Theory of operation: the jailer makes a root with the image's files (read-only), the monitor itself, and one writable
+tmpfs folder (`cell.py`). It sends the caller a descriptor of that folder, by which the caller reaches the sockets in
+it. No path of the host leads to them, so nothing must be removed later. The machine is configured and started over the
+API socket. When its first process is up, it connects to the host over the vsock; then the host connects to the ports of
+all containers. From then on a machine is used as under QEMU.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _ELF, _PROGRAM_HEADERS_AT, _INTERPRETER = b"\x7fELF", 32, 3
 
 @dataclass(slots=True, kw_only=True)
 class Deadline:
-    """Hold how long one waits for a machine, and read the output of its console meanwhile."""
+    """Time limit for the start of a machine. While waiting, the console's output is read."""
 
     console: int
     s: float
@@ -73,14 +73,17 @@ class Deadline:
         self._until = time.monotonic() + self.s
 
     def left_s(self) -> float:
-        """Return what is left. Raises TimeoutError when nothing is."""
+        """Return the remaining seconds. Raises TimeoutError if none remain."""
         left_s = self._until - time.monotonic()
         if left_s <= 0:
             raise TimeoutError(f"not ready within {self.s:g} s")
         return left_s
 
     def wait(self, fd: int | None = None, most_s: float | None = None) -> bool:
-        """Wait until something is there to read, or for so long; tell whether it is. Raises OSError when it is gone."""
+        """Wait until `fd` is readable, for at most `most_s`; return whether it is.
+
+        Raises OSError if the machine has ended.
+        """
         poll = select.poll()
         for watched_fd in (self.console, fd):
             if watched_fd is not None:
@@ -102,7 +105,7 @@ class Deadline:
             raise ConnectionError("it has ended")
 
     def output(self) -> str:
-        """Return the last output of the console, for messages, with what is there already."""
+        """Return the end of the console's output, for messages."""
         while not self.is_over and select.select([self.console], [], [], 0)[0]:
             try:
                 self._listen()
@@ -113,7 +116,7 @@ class Deadline:
 
 
 def received_folder(hand: socket.socket, deadline: Deadline) -> int:
-    """Return the descriptor of a folder that the jailer hands over. Raises OSError when it cannot make one."""
+    """Return the folder descriptor that the jailer sends. Raises OSError if the root could not be made."""
     hand.settimeout(deadline.left_s())
     _, ancillary, _, _ = hand.recvmsg(1, socket.CMSG_SPACE(4))
     for level, kind, data in ancillary:
@@ -130,7 +133,7 @@ def _path(folder: int, name: str) -> str:
 
 
 def listening(folder: int, name: str) -> socket.socket:
-    """Return a socket that takes one call of the monitor's. Raises OSError."""
+    """Return a socket that listens for one connection of the monitor. Raises OSError."""
     listener = socket.socket(socket.AF_UNIX)
     try:
         listener.bind(_path(folder, name))
@@ -143,7 +146,7 @@ def listening(folder: int, name: str) -> socket.socket:
 
 
 def joined(folder: int, name: str, deadline: Deadline) -> socket.socket:
-    """Return a connection to a socket of the monitor's, as soon as it is there. Raises OSError."""
+    """Return a connection to a socket of the monitor, as soon as the socket exists. Raises OSError."""
     while True:
         connection = socket.socket(socket.AF_UNIX)
         try:
@@ -159,7 +162,7 @@ def joined(folder: int, name: str, deadline: Deadline) -> socket.socket:
 
 
 def put(api: socket.socket, path: str, body: Mapping[str, Any], deadline: Deadline) -> None:
-    """Make one call of the API. Raises StartFailed with the monitor's message when it refuses, OSError when gone."""
+    """Make one API call. Raises StartFailed with the monitor's message if it refuses, OSError if it has ended."""
     api.settimeout(deadline.left_s())
     text = json.dumps(body)
     head = (f"PUT {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", f"Content-Length: {len(text)}")
@@ -184,7 +187,7 @@ def _fault(body: bytes) -> str:
 
 
 def accepted(listener: socket.socket, folder: int, name: str, deadline: Deadline) -> socket.socket:
-    """Take the one call that is waited for, and have no other come. Raises OSError."""
+    """Accept the one expected connection, and remove the socket. Raises OSError."""
     if not deadline.wait(listener.fileno()):
         deadline.left_s()
     connection, _ = listener.accept()
@@ -194,7 +197,7 @@ def accepted(listener: socket.socket, folder: int, name: str, deadline: Deadline
 
 
 def called_port(folder: int, name: str, port: int, deadline: Deadline) -> socket.socket:
-    """Call a port in the machine. Raises OSError when nobody listens there."""
+    """Connect to a port in the machine. Raises OSError if no process listens there."""
     connection = joined(folder, name, deadline)
     try:
         connection.sendall(f"CONNECT {port}\n".encode())
@@ -215,7 +218,7 @@ def called_port(folder: int, name: str, port: int, deadline: Deadline) -> socket
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiCall:
-    """Hold one call of its API: always PUT."""
+    """One call of the API; the method is always PUT."""
 
     path: str
     body: Mapping[str, Any]
@@ -229,13 +232,13 @@ def kernel_arguments() -> str:
 
 
 def processors(plan: MachinePlan) -> int:
-    """Return how many processors the machine gets: it takes one, or an even number."""
+    """Return the machine's number of processors. Firecracker accepts 1 or an even number."""
     count = plan.processors
     return count if count < EVEN_FROM else count + count % 2
 
 
 def calls(plan: MachinePlan) -> Sequence[ApiCall]:
-    """Return what describes a machine and starts it: no network device, a disk for reading alone."""
+    """Return the calls that configure and start a machine: no network device, a read-only disk."""
     return (
         ApiCall(
             path="/machine-config",
@@ -267,18 +270,18 @@ def calls(plan: MachinePlan) -> Sequence[ApiCall]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Firecracker:
-    """Run machines under Firecracker; `program` is its path, `pace` how many times slower than on KVM they run."""
+    """Run machines under Firecracker. `program` is its path; `pace` is how many times slower than on KVM they run."""
 
     program: str
     pace: float = field(default=1.0)
     engine: str = "firecracker"
 
     def boot_s(self, plan: MachinePlan) -> float:  # noqa: ARG002 - there is KVM alone
-        """Return how long a machine may take to get ready, in seconds."""
+        """Return the maximum seconds until a machine is ready."""
         return BOOT_S * self.pace
 
     def slowness(self, plan: MachinePlan) -> float:  # noqa: ARG002
-        """Return how many times longer than usual the time-outs of what runs inside must be."""
+        """Return the factor by which time-outs for programs inside are extended."""
         return self.pace
 
     def argv(self, plan: MachinePlan) -> Sequence[str]:  # noqa: ARG002
@@ -286,7 +289,7 @@ class Firecracker:
         return (f"/{PROGRAM}", "--api-sock", f"{RUN}/{API_SOCKET}", "--id", "cloche")
 
     def order(self, plan: MachinePlan, image: MachineImage, hand: int) -> dict[str, Any]:
-        """Return the jailer's order: who the monitor is to be, and what its root holds."""
+        """Return the jailer's order: the monitor's user, and the contents of its root."""
         files = {f"{FILES}/{name}": str(image.folder / name) for name in (KERNEL, INITRD, DISK)}
         return {
             "argv": list(self.argv(plan)),
@@ -301,7 +304,7 @@ class Firecracker:
         }
 
     def launch(self, plan: MachinePlan, image: MachineImage, control: ControlPipe, timeout_s: float) -> Launched:
-        """Start a machine; it has booted when this returns. Raises StartFailed."""
+        """Start a machine and wait until it has booted. Raises StartFailed."""
         with ExitStack() as always, ExitStack() as on_failure:
             hand, theirs = socket.socketpair()
             always.callback(hand.close)
@@ -329,7 +332,7 @@ class Firecracker:
 def _streams(
     hand: socket.socket, plan: MachinePlan, deadline: Deadline, always: ExitStack, on_failure: ExitStack
 ) -> list[socket.socket]:
-    """Describe a machine to a monitor that has just been started, and return the streams that lead there."""
+    """Configure a machine at a monitor that has just started, and return the connections to its ports."""
     folder = received_folder(hand, deadline)
     always.callback(os.close, folder)
     listener = listening(folder, f"{VSOCK_SOCKET}_{OWN_PORT}")
@@ -356,7 +359,7 @@ def find_firecracker() -> Firecracker:
 
 
 def _is_whole(program: str) -> bool:
-    """Tell whether a program needs no other file: an ELF file without an interpreter, as Firecracker's releases are."""
+    """Return whether a program is a static ELF file (no PT_INTERP segment), as Firecracker's releases are."""
     with open(program, "rb") as file:
         head = file.read(4096)
     if not head.startswith(_ELF):

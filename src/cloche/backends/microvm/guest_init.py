@@ -1,17 +1,19 @@
-"""The first process of a virtual machine: it makes the containers in which programs run, and leaves nothing of them.
+"""Pid 1 of a virtual machine: it makes the containers in which programs run, and removes everything they leave.
 
-It lies on the root disk and imports nothing of Cloche. Over the first port it takes messages, each a length of nine
-digits and that many bytes of JSON: make a container, or end one. A container has a port of its own. Over that comes a
-mark, and then the program that is to run in the container (`containers.container.boot_message`), which from then on
-exchanges frames there. When a container has ended this process reports it in a frame. When nobody is at the other end
-any more, the machine ends.
+It lies on the root disk and imports nothing of Cloche. The first port carries messages from the host, each a length of
+nine digits and a JSON text of that length: make a container, or end one. Each container has its own port. That port
+first carries a mark, then the container's program (`containers.container.boot_message`), which exchanges frames over
+the port afterwards. When a container ends, this process reports it in a frame. When the host closes the first port, the
+machine ends.
 
-Theory of operation: inside of the machine is what a container has, made by hand: a control group of version 2, new
-namespaces, new `/tmp`, `/dev` and `/proc`, an id that is not root, no capabilities. The workspace is a tmpfs that all
-containers of this machine share. The machine is the wall; this keeps a program off the kernel that serves it.
+Theory of operation: the machine does by hand what a container runtime does: a cgroup v2 group, new namespaces, new
+`/tmp`, `/dev` and `/proc`, an unprivileged id, no capabilities. The workspace is a tmpfs that all containers of this
+machine share. The machine is the security boundary; the container keeps a program from attacking the kernel that serves
+it.
 
-Ports are used again. What a container had not read, or what of it had not been taken yet, may still be in one: so in
-both directions nothing counts before the mark, which is new for each container and known to nobody else.
+Ports are reused. A port may still hold data that the previous container did not read, or output of it that the host did
+not read. In both directions everything before the mark is therefore ignored. The mark is new and secret for each
+container.
 """
 
 from __future__ import annotations
@@ -72,25 +74,25 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Make a call of the C library. Raises OSError naming it."""
+    """Call a function of the C library. Raises OSError with its name."""
     if getattr(_libc, name)(*arguments) < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}{arguments}: {os.strerror(number)}")
 
 
 def mount(kind: str, target: str, flags: int = NO_SUID | NO_DEVICES, options: str = "") -> None:
-    """Mount a file system that needs no device."""
+    """Mount a file system that has no device."""
     call("mount", kind.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode())
 
 
 def write(path: str, text: str) -> None:
-    """Write to a file of the kernel's."""
+    """Write to a file of the kernel."""
     with open(path, "w") as file:
         file.write(text)
 
 
 def prepare() -> None:
-    """Put the machine in order, once."""
+    """Set up the machine, once."""
     mount("cgroup2", GROUPS, NO_SUID | NO_DEVICES | NO_EXEC)
     write(f"{GROUPS}/cgroup.subtree_control", CONTROLLERS)
     os.mkdir(CONTAINERS)
@@ -103,9 +105,9 @@ def prepare() -> None:
 
 
 class SerialPorts:
-    """Be the ports of a monitor that has them: they have names.
+    """Ports of a monitor with virtio-serial, which have names.
 
-    The kernel makes them one after the other, and only then learns who has the other end of each.
+    The kernel creates them one after the other, and learns only later whether the other end of each is open.
     """
 
     def __init__(self, name: str):
@@ -113,7 +115,7 @@ class SerialPorts:
         wait_for_host(self.first)
 
     def open(self, number: int) -> int:
-        """Open another port, as soon as it is there. Raises OSError when it does not come."""
+        """Open another port as soon as it exists. Raises OSError if it does not appear within `PORT_S`."""
         until = time.monotonic() + PORT_S
         while True:
             try:
@@ -128,10 +130,10 @@ class SerialPorts:
 
 
 class VsockPorts:
-    """Be the ports of a monitor that has a vsock instead.
+    """Ports of a monitor with a vsock.
 
-    The first is a call to the host, once all others can be called from there. Their numbers are of those that no
-    program may take.
+    The first port is a connection to the host, made when all other ports listen. Port numbers are below 1024, which
+    unprivileged programs cannot bind.
     """
 
     def __init__(self) -> None:
@@ -151,14 +153,14 @@ class VsockPorts:
         return listener
 
     def open(self, number: int) -> int:
-        """Take the host's call; there is one for each, and no other."""
+        """Accept the host's connection to a port. Each port accepts only one."""
         with self.listeners.pop(number) as listener:
             connection, _ = listener.accept()
         return connection.detach()
 
 
 class HostChannel:
-    """Read messages of whoever started the machine."""
+    """Read the host's messages."""
 
     def __init__(self) -> None:
         self.all = self._find()
@@ -166,7 +168,7 @@ class HostChannel:
         self.ports = {FIRST_PORT: self.port}
 
     def _find(self) -> SerialPorts | VsockPorts:
-        """Open the first port as soon as it is there."""
+        """Open the first port as soon as it exists."""
         while True:
             for name in (*PORTS, VSOCK):
                 try:
@@ -176,13 +178,13 @@ class HostChannel:
             time.sleep(0.005)
 
     def port_number(self, number: int) -> int:
-        """Return another port, which stays open: closing it would be one more thing to wait for."""
+        """Return the descriptor of another port. It stays open, so that it need not be opened and waited for again."""
         if number not in self.ports:
             self.ports[number] = self.all.open(number)
         return self.ports[number]
 
     def message(self) -> dict[str, Any]:
-        """Return the next message; ends the machine when there will be none."""
+        """Return the next message. Ends the machine if the port is closed."""
         message: dict[str, Any] = json.loads(self._exactly(int(self._exactly(LENGTH_DIGITS))))
         return message
 
@@ -207,7 +209,7 @@ def open_port(path: str) -> int:
 
 
 def wait_for_host(port: int) -> None:
-    """Wait until the kernel knows who is at the other end of a port: until then it reads as if they had gone."""
+    """Wait until the kernel knows that the port's other end is open. Until then the port reads as closed."""
     poll, until = select.poll(), time.monotonic() + PORT_S
     poll.register(port, 0)
     while poll.poll(0):  # the other end is closed
@@ -217,16 +219,16 @@ def wait_for_host(port: int) -> None:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of it."""
+    """Write all of `data`."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
 
 
 def end(why: str) -> None:
-    """End the machine: its monitor takes a restart for the end.
+    """End the machine by a restart, which its monitor treats as the end.
 
-    The reason goes by the kernel's log: what is written to a terminal may not have left the machine when it restarts.
+    The reason goes to the kernel's log: output to a terminal may not have left the machine when it restarts.
     """
     try:
         log = os.open("/dev/kmsg", os.O_WRONLY)
@@ -238,7 +240,7 @@ def end(why: str) -> None:
 
 
 def take_time(settings: dict[str, Any]) -> None:
-    """Take the host's clock, and random bytes, which a machine this young has few of."""
+    """Set the host's clock and add random bytes, because a machine that just booted has little entropy."""
     time.clock_settime(time.CLOCK_REALTIME, settings["time"])
     seed = bytes.fromhex(settings["seed"])
     fd = os.open("/dev/urandom", os.O_WRONLY)
@@ -247,9 +249,9 @@ def take_time(settings: dict[str, Any]) -> None:
 
 
 def make_workspace(settings: dict[str, Any]) -> None:
-    """Mount the workspace, once, and set what all containers together may have.
+    """Mount the workspace, once, and set the memory limit of all containers together.
 
-    Where other folders can be written to as well, all are folders of one file system, which the last one covers.
+    With `homes`, they and the workspace are folders of one file system; the workspace's mount then hides the others.
     """
     user, homes = settings["user"], settings["homes"]
     owner = "mode=0755" if homes else f"uid={user},gid={user},mode=0700"
@@ -275,7 +277,7 @@ def make_group(number: int, settings: dict[str, Any]) -> str:
 
 
 class Containers:
-    """Make containers, end them, and report their ends."""
+    """Make and end containers, and report their ends."""
 
     def __init__(self, host: HostChannel):
         self.host = host
@@ -284,7 +286,7 @@ class Containers:
         self.has_workspace = False
 
     def handle(self, order: dict[str, Any]) -> None:
-        """Do what the host asks for."""
+        """Carry out an order of the host."""
         if order["do"] == "try":
             self.host.send(TRIED)
         elif order["do"] == "make":
@@ -293,7 +295,7 @@ class Containers:
             kill_group(self.groups[order["number"]])
 
     def make(self, order: dict[str, Any]) -> None:
-        """Run a program in a container of its own until it ends."""
+        """Start a program in a new container."""
         take_time(order)
         if not self.has_workspace:
             make_workspace(order)
@@ -318,7 +320,7 @@ class Containers:
                 self.report_end(self.parents.pop(pid), os.waitstatus_to_exitcode(status))
 
     def report_end(self, number: int, status: int) -> None:
-        """Remove what is left of a container, and report its end."""
+        """Remove the rest of a container, and report its end."""
         group = self.groups.pop(number)
         with open(f"{group}/memory.events") as events:
             rows = dict(line.split() for line in events)
@@ -327,13 +329,13 @@ class Containers:
 
 
 def kill_group(group: str) -> None:
-    """Kill all in a control group, who die by running: their share of the processors shall not delay it."""
+    """Kill all processes of a control group. A process dies by running, so its CPU quota is lifted."""
     write(f"{group}/cgroup.kill", "1")
     write(f"{group}/cpu.max", "max")
 
 
 def remove_group(group: str) -> None:
-    """Remove a control group, once the kernel has let go of all who were in it."""
+    """Remove a control group as soon as the kernel has released all of its processes."""
     kill_group(group)
     while True:
         try:
@@ -344,7 +346,7 @@ def remove_group(group: str) -> None:
 
 
 def run_container(port: int, group: str, settings: dict[str, Any]) -> None:
-    """Start the first process of a container in a process namespace, and wait for its end; never returns."""
+    """Start a container's first process in a new pid namespace, and wait for its end. Never returns."""
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -358,7 +360,7 @@ def run_container(port: int, group: str, settings: dict[str, Any]) -> None:
 
 
 def live(port: int, group: str, settings: dict[str, Any]) -> None:
-    """Become the first process of the container; never returns."""
+    """Become the first process of the container. Never returns."""
     try:
         write(f"{group}/cgroup.procs", "0")
         call("unshare", NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWNET)
@@ -377,9 +379,9 @@ def live(port: int, group: str, settings: dict[str, Any]) -> None:
 
 
 def take_program(mark: bytes) -> bytes:
-    """Read the program that follows the mark and a length, and nothing that follows it: that is for the program.
+    """Read up to the mark, then a length and the program; data after it is left for the program.
 
-    The mark is sent before anything that it will send.
+    The mark is also written to the host, before any output of the program.
     """
     data = b""
     while mark not in data:
@@ -396,7 +398,7 @@ def take_program(mark: bytes) -> bytes:
 
 
 def read_some(max_bytes: int) -> bytes:
-    """Read what is there, `most` bytes at the most. Raises EOFError when nobody is at the other end."""
+    """Return available data, at most `max_bytes`. Raises EOFError if the port is closed."""
     data = os.read(0, max_bytes)
     if not data:
         raise EOFError("the host is gone")
@@ -404,7 +406,7 @@ def read_some(max_bytes: int) -> bytes:
 
 
 def furnish(settings: dict[str, Any]) -> None:
-    """Mount what is new for each run."""
+    """Make the mounts and devices of one container."""
     call("mount", b"none", b"/", None, ctypes.c_ulong(RECURSIVE | PRIVATE), None)
     call("umount2", GROUPS.encode(), DETACH)  # it would not go on top of itself
     mount("cgroup2", GROUPS)
@@ -431,7 +433,7 @@ def furnish(settings: dict[str, Any]) -> None:
 
 
 def give_up(settings: dict[str, Any]) -> None:
-    """Give up everything that root may do, for good."""
+    """Drop all privileges of root for good."""
     for capability in range(LAST_CAPABILITY + 1):
         _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
     for name, limit in settings["ulimits"].items():
@@ -449,7 +451,7 @@ def give_up(settings: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Serve the host until it is gone."""
+    """Serve the host until it closes the first port."""
     wake, waker = os.pipe()
     for fd in (wake, waker):
         os.set_blocking(fd, False)

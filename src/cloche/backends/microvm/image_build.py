@@ -1,10 +1,11 @@
-"""Build an image of a distribution's packages: kernel, first file system, root disk (`cloche images build`).
+"""Build an image from a distribution's packages: kernel, initial file system, root disk (`cloche images build`).
 
-Packages are fetched and checked by the distribution's own tools, and unpacked into a folder without being installed: an
-ordinary user can do it, and nothing of this machine's own packages is touched.
+The distribution's own tools download and verify the packages. They are unpacked into a folder without being installed,
+so an ordinary user can do it, and no package of this machine changes.
 
-Decompressing a kernel takes an emulated machine seconds, so it is done here, once; and an ELF image is what every
-monitor can load. The modules that the root disk needs go into the first file system with a busybox that loads them.
+The kernel is decompressed here, once, because that takes an emulated machine seconds; every monitor can load the
+resulting ELF image. The modules that the root disk needs are in the initial file system, with a busybox that loads
+them.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ _PACKAGE_OF = {"node": "nodejs", "go": "golang-go", "mcs": "mono-mcs", "mono": "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """Name a fetched package: its archive, name and version."""
+    """A downloaded package: its archive, name and version."""
 
     file: Path
     name: str
@@ -104,7 +105,7 @@ class Package:
 
 
 def tool(name: str) -> str:
-    """Return the path of a program that a build needs. Raises BackendUnavailable naming its package."""
+    """Return the path of a program that a build needs. Raises BackendUnavailable that names its package."""
     path = shutil.which(name, path=":".join(PLACES))
     if path is None:
         raise BackendUnavailable(
@@ -116,13 +117,13 @@ def tool(name: str) -> str:
 
 
 def check_tools() -> None:
-    """Raise BackendUnavailable when a program is missing that a build needs."""
+    """Raise BackendUnavailable if a program that a build needs is missing."""
     for name in TOOLS:
         tool(name)
 
 
 def called(arguments: Sequence[str], *, cwd: Path | None = None) -> str:
-    """Run one of the distribution's programs and return what it says. Raises StartFailed with its last words."""
+    """Run one of the distribution's programs and return its output. Raises StartFailed with the end of its errors."""
     process = subprocess.run(list(arguments), cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if process.returncode != 0:
         errors = (process.stderr or process.stdout).decode("utf-8", "replace").strip()
@@ -131,7 +132,7 @@ def called(arguments: Sequence[str], *, cwd: Path | None = None) -> str:
 
 
 def real_kernel_package() -> str:
-    """Return the package that the distribution's kernel for virtual machines is in. Raises StartFailed."""
+    """Return the package that contains the distribution's kernel for virtual machines. Raises StartFailed."""
     output = called([tool("apt-cache"), "depends", KERNEL_PACKAGE])
     match = re.search(r"Depends: (linux-image-\S+)", output)
     if match is None:
@@ -140,14 +141,14 @@ def real_kernel_package() -> str:
 
 
 def fetch_alone(names: Sequence[str], folder: Path) -> list[Package]:
-    """Fetch packages without what they depend on. Raises StartFailed."""
+    """Download packages without their dependencies. Raises StartFailed."""
     folder.mkdir(parents=True, exist_ok=True)
     called([tool("apt-get"), "-q", "-o", "APT::Sandbox::User=root", "download", *names], cwd=folder)
     return _fetched(folder)
 
 
 def fetch_closure(names: Sequence[str], folder: Path) -> list[Package]:
-    """Fetch packages with all that they depend on, as if nothing was installed. Raises StartFailed."""
+    """Download packages with all dependencies, as if no package were installed. Raises StartFailed."""
     archives = folder / "archives"
     (archives / "partial").mkdir(parents=True, exist_ok=True)
     nothing = folder / "status"
@@ -177,7 +178,7 @@ def _fetched(folder: Path) -> list[Package]:
 
 
 def unpack(packages: Sequence[Package], folder: Path) -> None:
-    """Unpack archives into a folder; links that stand for folders stay. Raises StartFailed."""
+    """Unpack archives into a folder; symbolic links to folders are kept. Raises StartFailed."""
     for package in packages:
         reading = subprocess.Popen([tool("dpkg-deb"), "--fsys-tarfile", str(package.file)], stdout=subprocess.PIPE)
         arguments = [tool("tar"), "-x", "-f", "-", "-C", str(folder), "--keep-directory-symlink", "--no-same-owner"]
@@ -210,7 +211,7 @@ def _by_xz(data: bytes) -> bytes:
 
 
 def _by_lz4(data: bytes) -> bytes:
-    """Unpack the old format of `lz4`, in which kernels are packed: blocks, each after its length."""
+    """Unpack the legacy format of `lz4`, which kernels use: blocks, each preceded by its length."""
     unpacked, position = bytearray(), 4
     while position + 4 <= len(data):
         (size,) = struct.unpack_from("<I", data, position)
@@ -222,7 +223,7 @@ def _by_lz4(data: bytes) -> bytes:
 
 
 def _unpack_block(data: bytes, position: int, end: int, unpacked: bytearray) -> None:
-    """Unpack one block of `lz4`: literals, then a copy of what came so far back, again and again."""
+    """Append one unpacked block of `lz4` to `unpacked`: literals and copies of earlier output, in turns."""
     while position < end:
         token = data[position]
         size, position = _length(data, position + 1, token >> 4)
@@ -241,7 +242,7 @@ def _unpack_block(data: bytes, position: int, end: int, unpacked: bytearray) -> 
 
 
 def _length(data: bytes, position: int, size: int) -> tuple[int, int]:
-    """Return a length that begins in four bits, and where what follows it is."""
+    """Return a length whose first part is a field of four bits, and the position after it."""
     if size == 15:
         while data[position] == 255:
             size += 255
@@ -263,9 +264,9 @@ UNPACKERS: Mapping[bytes, Callable[[bytes], bytes]] = {
 
 
 def unpack_kernel(image: bytes) -> bytes:
-    """Return the ELF image inside of a bootable one, where monitors can enter it; else the image as it is.
+    """Return the ELF image in a bootable kernel image, if monitors can enter it; else the image unchanged.
 
-    Raises StartFailed when it needs a program that is not here.
+    Raises StartFailed if a required decompressor is missing.
     """
     if image[MAGIC_AT : MAGIC_AT + 4] != b"HdrS" or len(image) < PAYLOAD_AT + 8:
         return image
@@ -281,9 +282,9 @@ def unpack_kernel(image: bytes) -> bytes:
 
 
 def module_order(folder: Path, names: Iterable[str] = WANTED_MODULES) -> list[Path]:
-    """Return the files of modules in an order in which they can be loaded; what is built in needs no file.
+    """Return the files of modules, dependencies first. Built-in modules need no file.
 
-    Raises StartFailed for one that is neither there nor built in.
+    Raises StartFailed for a module that is neither available nor built in.
     """
     available = {_name(path): path for path in sorted(folder.rglob("*.ko*"))}
     listed = folder / "modules.builtin"
@@ -311,14 +312,14 @@ def _name(path: Path) -> str:
 
 
 def module_bytes(path: Path) -> bytes:
-    """Return a module as the kernel loads it, unpacked."""
+    """Return a module's uncompressed content."""
     data = path.read_bytes()
     unpack = next((unpack for magic, unpack in UNPACKERS.items() if data.startswith(magic)), None)
     return unpack(data) if unpack is not None else data
 
 
 def first_file_system(busybox: bytes, modules: Iterable[Path]) -> bytes:
-    """Return the archive that a kernel unpacks into memory and starts from."""
+    """Return the initramfs archive, which the kernel unpacks into memory and starts from."""
     order = list(modules)
     entries: list[tuple[str, int, bytes]] = [
         *((name, stat.S_IFDIR | 0o755, b"") for name in ("bin", "dev", "modules", "proc", "root", "sys")),
@@ -332,7 +333,7 @@ def first_file_system(busybox: bytes, modules: Iterable[Path]) -> bytes:
 
 
 def pack_archive(entries: Iterable[tuple[str, int, bytes]]) -> bytes:
-    """Return a `newc` archive of names, modes and contents; a device's content is its two numbers."""
+    """Return a `newc` archive of (name, mode, content). A device's content is its major and minor number."""
     packed = bytearray()
     rows = [*entries, (TRAILER, 0, b"")]
     for number, (name, mode, content) in enumerate(rows, 1):
@@ -349,9 +350,9 @@ def pack_archive(entries: Iterable[tuple[str, int, bytes]]) -> bytes:
 
 
 def build_image(packages: Sequence[str] = ()) -> MachineImage:
-    """Build the image, with `packages` besides the usual ones, and use it from now on.
+    """Build the image, with `packages` besides the default ones, and make it the current one.
 
-    Raises BackendUnavailable when a program for it is missing, StartFailed when a package cannot be had.
+    Raises BackendUnavailable if a required program is missing, StartFailed if a package cannot be downloaded.
     """
     if platform.machine() != "x86_64":
         raise BackendUnavailable(f"images are built for x86-64 only in this version, and this is {platform.machine()}.")
@@ -367,7 +368,7 @@ def build_image(packages: Sequence[str] = ()) -> MachineImage:
 
 
 def _build(folder: Path, extra: Sequence[str]) -> None:
-    """Do the steps, each into the folder that the next one reads."""
+    """Run the steps of a build. Each writes to the folder that the next reads."""
     ready, root, boot = folder / "image", folder / "root", folder / "boot"
     ready.mkdir()
     _say("fetching the kernel")
@@ -391,7 +392,7 @@ def _say(text: str) -> None:
 
 
 def _make_boot_files(boot: Path, ready: Path) -> None:
-    """Make the kernel's image and its first file system."""
+    """Make the kernel's image and its initial file system."""
     image = next(iter(sorted((boot / "boot").glob("vmlinuz-*"))), None)
     modules = next(iter(sorted((boot / "lib" / "modules").glob("*"))), None)
     if modules is None:
@@ -404,7 +405,7 @@ def _make_boot_files(boot: Path, ready: Path) -> None:
 
 
 def _make_root(root: Path, packages: Sequence[Package]) -> None:
-    """Unpack the packages, and add what their installation would have made."""
+    """Unpack the packages, and add the files that their installation would have created."""
     root.mkdir(mode=0o755)
     for target in (*LINKED_FOLDERS.values(), *FOLDERS):
         (root / target).mkdir(parents=True, exist_ok=True)
@@ -423,9 +424,9 @@ def _make_root(root: Path, packages: Sequence[Package]) -> None:
 
 
 def _compile(root: Path) -> str:
-    """Compile the standard library with the image's own interpreter, as installing it would; return its version.
+    """Compile the standard library with the image's own interpreter, as its installation would; return the version.
 
-    The disk cannot be written to, so what is not compiled now would be compiled anew in each machine.
+    The disk is read-only, so each machine would otherwise compile the modules again.
     """
     library = next(iter(sorted((root / "usr/lib").glob("python3.*"))), None)
     if library is None:
@@ -447,7 +448,7 @@ def _compile(root: Path) -> str:
 
 
 def _write_disk(root: Path, disk: Path) -> None:
-    """Write a file system that is never written to again: no journal, no room to spare."""
+    """Write a file system that is never written to again: no journal, no free space."""
     size, count = 0, INODES_SPARE
     for folder, names, file_names in os.walk(root):
         count += len(names) + len(file_names)
@@ -461,7 +462,7 @@ def _write_disk(root: Path, disk: Path) -> None:
 
 
 def _write_manifest(ready: Path, root: Path, packages: Sequence[Package], python: str) -> None:
-    """Write down what the image holds, and its name: that of its contents."""
+    """Write the manifest. The image's id is the hash of its files."""
     digest = hashlib.sha256()
     for name in (KERNEL, INITRD, DISK):
         (ready / name).chmod(0o644)  # a monitor may be somebody else
@@ -493,7 +494,7 @@ def _programs(root: Path) -> dict[str, str]:
 
 
 def _take_over(images: Path, ready: Path) -> MachineImage:
-    """Put a finished image in its place, and point to it; those before it go."""
+    """Move a finished image to the folder of images, make it the current one, and delete older ones."""
     name = json.loads((ready / MANIFEST).read_text())["id"][:16]
     target = images / name
     if not target.exists():

@@ -1,8 +1,8 @@
-"""Start a virtual machine's monitor with as little as it needs, and end it when whoever asked is gone.
+"""Start a virtual machine's monitor with minimal privileges, and kill it when the caller ends.
 
-Run as `python -I -S jailer.py ORDER` by the caller, with nothing of Cloche's around it. Standard input is a pipe that
-the caller holds: a byte, or its end, means that the monitor is to be killed. So does the end of the caller, which may
-leave forked children behind that hold the pipe. The monitor dies with this process, too.
+The caller runs `python -I -S jailer.py ORDER`, without Cloche. Standard input is a pipe that the caller holds: a byte
+or its end requests the kill of the monitor. So does the caller's end, because forked children of the caller may still
+hold the pipe. The monitor also dies with this process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CANNOT_START = 127
 
 
 def become_monitor(order: dict[str, Any], jailer: int) -> None:
-    """Become the monitor, unless the jailer, whose pidfd is `jailer`, is dead already; never returns."""
+    """Become the monitor, unless the jailer (pidfd `jailer`) is already dead. Never returns."""
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         os.setsid()
@@ -60,14 +60,14 @@ def become_monitor(order: dict[str, Any], jailer: int) -> None:
 
 
 def become_user(user: int) -> None:
-    """Become somebody who has no other groups."""
+    """Become `user`, with that group and no others."""
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
 
 
 def show_devices(libc: Any, devices: dict[str, int], user: int) -> None:
-    """Put a folder in place of /dev that holds these devices alone, and give them to the monitor."""
+    """Mount a new /dev with only these devices, owned by the monitor's user."""
     calls = (
         (b"none", b"/", None, ctypes.c_ulong(RECURSIVE | PRIVATE), None),
         (b"tmpfs", b"/dev", b"tmpfs", ctypes.c_ulong(NO_SUID | NO_EXEC), b"size=64k,mode=0755"),
@@ -82,7 +82,7 @@ def show_devices(libc: Any, devices: dict[str, int], user: int) -> None:
 
 
 def caller_watch() -> list[int]:
-    """Return a descriptor that tells when the caller is gone; none where it is out of sight."""
+    """Return a pidfd of the caller, or [] if it is in another pid namespace."""
     try:
         return [os.pidfd_open(os.getppid())]
     except OSError:
@@ -90,7 +90,7 @@ def caller_watch() -> list[int]:
 
 
 def has_cell(order: dict[str, Any]) -> bool:
-    """Make the root that the monitor is to have; tell whether it was made."""
+    """Make the monitor's root; return whether that succeeded."""
     import runpy  # nobody else's start should wait for it
 
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "cell.py")
@@ -103,7 +103,7 @@ def has_cell(order: dict[str, Any]) -> bool:
 
 
 def main() -> int:
-    """Start the monitor and wait for its end, or the caller's."""
+    """Start the monitor and wait until it or the caller ends."""
     order = json.loads(sys.argv[1])
     jailer = os.pidfd_open(os.getpid())
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):

@@ -1,4 +1,4 @@
-"""A sandbox of the microvm backend that lives: one container, the only one of its machine; see `containers.live`."""
+"""A sandbox of the microvm backend that lives: the only container of its machine; see `containers.live`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOMES = ("/root", "/var", "/opt", "/srv", "/run")
 
 
 class MicroVMLiveSandbox(ContainerLiveSandbox[VMContainer]):
-    """Hold one machine with one container in it, which boots when it is first used."""
+    """One machine with one container, which boots on first use."""
 
     def __init__(
         self, *, name: str, image: MachineImage, monitor: Monitor, acceleration: HostAcceleration,
@@ -54,7 +54,7 @@ class MicroVMLiveSandbox(ContainerLiveSandbox[VMContainer]):
         self._machine.kill()
 
     async def close(self) -> None:
-        """Kill the machine, and wait until it is gone."""
+        """Kill the machine and wait until it has ended."""
         if self.link is None:  # it may be booting
             self._machine.kill()
         try:

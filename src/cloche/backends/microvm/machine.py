@@ -1,11 +1,10 @@
-"""One virtual machine: how it is started, what goes over its ports, and how it is ended.
+"""One virtual machine: its start, the traffic over its ports, and its end.
 
-Theory of operation: the jailer (`jailer.py`) is started, which starts the monitor as somebody who may do nothing, and
-kills it when this process asks for that or dies. One pipe has the output of its console, socket pairs lead to its
-ports. The first port is the machine's own: there `guest_init.py` is asked to make a container, or to end one, and
-reports when one has ended. Each container has one of the other ports; its first process is that of every container. A
-machine serves one sandbox: a container for each run and each session, and as many at once as there are ports; or, for a
-sandbox that lives, one for all.
+Theory of operation: the jailer (`jailer.py`) starts the monitor as an unprivileged user, and kills it when this process
+requests that or dies. A pipe carries the console's output; socket pairs lead to the ports. The first port is the
+machine's own: over it `guest_init.py` gets orders to make or end a container, and reports the end of each. Each
+container uses one of the other ports, with the same first process as every container. A machine serves one sandbox: one
+container for each run and session, at most one per port at a time; or one container for a sandbox that lives.
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ MARK_BYTES = 16
 
 
 class MachineWire:
-    """Carry a machine's own port, and the output of its console as another stream."""
+    """Carry a machine's own port, and its console's output as a second stream."""
 
     def __init__(self, port: socket.socket, console: int, process: subprocess.Popen[bytes], kill: Callable[[], None]):
         self._port, self._console, self._process, self._kill = port, console, process, kill
 
     def send(self, data: bytes) -> None:
-        """Send all of `data`. Raises OSError when the machine is gone, or takes longer than a boot may."""
+        """Send all of `data`. Raises OSError if the machine has ended, or if this takes longer than a boot may."""
         self._port.sendall(data)
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
-        """Yield what comes out of the port and the console, until both have ended."""
+        """Yield data of the port and the console until both have ended."""
         poll = select.poll()
         for fd in (self._port.fileno(), self._console):
             poll.register(fd, select.POLLIN)
@@ -67,11 +66,11 @@ class MachineWire:
                     left -= 1
 
     def shutdown(self) -> None:
-        """End the conversation."""
+        """Shut down the port's connection."""
         self._port.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Kill the monitor, wait until it is dead, and close everything."""
+        """Kill the monitor, wait until it is dead, and close all descriptors."""
         self._kill()
         self._port.close()
         os.close(self._console)
@@ -79,9 +78,9 @@ class MachineWire:
 
 
 class PortWire:
-    """Carry the output of a container, from its mark on, until it is known that it has ended.
+    """Carry a container's output, from its mark until the machine reports its end.
 
-    The port itself does not end with the container: it is the machine's, and the next container will have it.
+    The port itself stays open: it belongs to the machine, and the next container will use it.
     """
 
     def __init__(self, port: socket.socket, mark: bytes):
@@ -90,13 +89,13 @@ class PortWire:
         self._turn = threading.Lock()
 
     def send(self, data: bytes) -> None:
-        """Send all of `data`. Raises OSError when the machine is gone, or takes longer than a boot may."""
+        """Send all of `data`. Raises OSError if the machine has ended, or if this takes longer than a boot may."""
         if self._waker < 0:
             raise ConnectionError("this container in the virtual machine is gone")
         self._port.sendall(data)
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
-        """Yield what comes out of the port until the other end is closed, and what is there then."""
+        """Yield data of the port until `shutdown`, including data that has arrived by then."""
         poll, port = select.poll(), self._port.fileno()
         for fd in (port, self._wake):
             poll.register(fd, select.POLLIN)
@@ -113,26 +112,26 @@ class PortWire:
                 yield OUTPUT, answer
 
     def shutdown(self) -> None:
-        """Expect nothing more than what has come."""
+        """End `pieces` after the data that has arrived."""
         with self._turn:
             if self._waker >= 0:
                 os.close(self._waker)
                 self._waker = -1
 
     def close(self) -> None:
-        """Close what is this wire's own."""
+        """Close this wire's own descriptors."""
         self.shutdown()
         os.close(self._wake)
 
 
 class Beyond:
-    """Leave out all that comes before a mark, and the mark."""
+    """Filter that drops everything up to and including a mark."""
 
     def __init__(self, mark: bytes):
         self._mark, self._kept, self._is_beyond = mark, b"", False
 
     def feed(self, data: bytes) -> bytes:
-        """Return what of `data` is beyond the mark."""
+        """Return the part of `data` after the mark."""
         if self._is_beyond:
             return data
         self._kept += data
@@ -143,24 +142,24 @@ class Beyond:
 
 
 class MachineContainer(Protocol):
-    """Be a container in a machine: receive what the machine reports about it."""
+    """A container in a machine; it receives the machine's reports."""
 
     def leave(self, final_message: Mapping[str, Any]) -> None:
-        """Learn how it ended; in the machine's reading thread."""
+        """Record how the container ended. Called in the machine's reading thread."""
         ...
 
     def lose(self) -> None:
-        """Learn that nothing more will come; in the container's reading thread."""
+        """Record that no more frames will arrive. Called in the container's reading thread."""
         ...
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until nothing more will come; tell whether that is so."""
+        """Wait until no more frames will arrive; return whether that is so."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class PortLease:
-    """Hold which container has a port, and whether its end was reported."""
+    """The container that uses a port, and whether its end was reported."""
 
     container: MachineContainer
     wire: PortWire
@@ -168,14 +167,14 @@ class PortLease:
     has_ended: bool = False
 
     def leave(self, final_message: Mapping[str, Any]) -> None:
-        """Report to its container that it has ended, and how."""
+        """Report the container's end to it."""
         self.has_ended = True
         self.container.leave(final_message)
         self.wire.shutdown()
 
 
 class VirtualMachine:
-    """Hold one running virtual machine. All methods but `kill` block, and are for any thread."""
+    """One running virtual machine. All methods are thread-safe; all but `kill` block."""
 
     def __init__(self, plan: MachinePlan, image: MachineImage, monitor: Monitor):
         self.plan, self.image, self.monitor = plan, image, monitor
@@ -192,21 +191,21 @@ class VirtualMachine:
 
     @property
     def has_booted(self) -> bool:
-        """Tell whether it was ever started."""
+        """Return whether the machine was ever started."""
         return self._link is not None
 
     @property
     def is_killed(self) -> bool:
-        """Tell whether it was killed, or is not to be started any more."""
+        """Return whether the machine was killed, also before its start."""
         return self._is_killed
 
     @property
     def boot_s(self) -> float:
-        """Return how long it may take to get ready, in seconds."""
+        """Return the maximum seconds until the machine is ready."""
         return self.monitor.boot_s(self.plan)
 
     def boot(self, timeout_s: float | None = None) -> None:
-        """Start it. Raises StartFailed; then nothing is left."""
+        """Start the machine. Raises StartFailed; nothing is left then."""
         read_end = self._make_control_pipe()
         control = ControlPipe(read_end=read_end, kill=self.kill)
         try:
@@ -221,7 +220,10 @@ class VirtualMachine:
         self._link = Link(wire, self._receive, self._lose)
 
     def _make_control_pipe(self) -> int:
-        """Make the pipe that the jailer watches, and return its end. Raises StartFailed once it was killed."""
+        """Make the pipe that the jailer watches, and return the jailer's end.
+
+        Raises StartFailed if the machine was killed.
+        """
         with self._turn:
             if self._is_killed:
                 raise StartFailed("nobody waits for this virtual machine any more", step="boot")
@@ -229,14 +231,14 @@ class VirtualMachine:
             return read_end
 
     def argv(self) -> Sequence[str]:
-        """Return the words that start its monitor."""
+        """Return the arguments that start its monitor."""
         return self.monitor.argv(self.plan)
 
     def make_container(self, container: MachineContainer) -> tuple[int, PortWire, bytes]:
-        """Have a container made; return its number, the wire to its first process, and the mark to begin with there.
+        """Have a container made; return its number, the wire to its first process, and the mark to send first.
 
-        Whoever reads the wire calls `return_port` at its end. Raises OSError when the machine is gone, StartFailed when
-        it is full.
+        The reader of the wire calls `return_port` at its end. Raises OSError if the machine has ended, StartFailed if
+        no port is free.
         """
         mark = os.urandom(MARK_BYTES)
         number, lease = self._lease_port(container, mark)
@@ -250,12 +252,12 @@ class VirtualMachine:
         return number, lease.wire, mark
 
     def end_container(self, number: int) -> None:
-        """Have all that is in a container killed; its end is reported as any other."""
+        """Have all processes of a container killed. Its end is reported as usual."""
         with suppress_logged(log, "a machine is gone, as its containers will report", OSError):
             self._send("end", number=number)
 
     def probe(self, timeout_s: float) -> None:
-        """Boot it, and see that its first process answers in time; then nothing of it is left. Raises StartFailed."""
+        """Boot the machine, wait for the answer of its pid 1, and kill it. Raises StartFailed."""
         try:
             until = time.monotonic() + timeout_s
             self.boot(timeout_s)
@@ -270,7 +272,7 @@ class VirtualMachine:
             self.wait()
 
     def kill(self) -> None:
-        """Kill it, at once; it is gone a moment later."""
+        """Request the kill of the machine. Does not wait for its end."""
         with self._turn:
             self._is_killed = True
             if self._control_fd >= 0:
@@ -282,29 +284,29 @@ class VirtualMachine:
                 self._control_fd = -1
 
     def wait(self) -> None:
-        """Wait a bounded time until it is gone, once it was killed."""
+        """Wait up to `LEAVE_S` for the end of a killed machine."""
         if self._link is not None:
             self._gone.wait(LEAVE_S)
 
     def check(self) -> None:
-        """Raise StartFailed when the workspace is gone with the machine."""
+        """Raise StartFailed if the machine, and with it the workspace, is lost."""
         if self.is_lost:
             raise StartFailed(f"the workspace is gone with its machine{self.last_output()}", step="boot")
 
     def last_output(self) -> str:
-        """Return the last output of its console and its monitor, for messages."""
+        """Return the end of the output of console and monitor, for messages."""
         output = self._link.last_output.decode("utf-8", "replace").strip() if self._link is not None else ""
         return f": {output[-600:]}" if output else ""
 
     def _send(self, verb: str, **body: object) -> None:
-        """Give the first process an order. Raises OSError when the machine is gone."""
+        """Send an order to pid 1. Raises OSError if the machine has ended."""
         if self._link is None or self.is_lost:
             raise ConnectionError("the virtual machine is gone")
         text = json.dumps({"do": verb, **body}).encode()
         self._link.send_raw(f"{len(text):09d}".encode() + text)
 
     def _lease_port(self, container: MachineContainer, mark: bytes) -> tuple[int, PortLease]:
-        """Give a container a number and a port; one may be on its way back. Raises StartFailed."""
+        """Assign a number and a port to a container; waits for a port if none is free. Raises StartFailed."""
         with self._change:
             if not self._change.wait_for(lambda: self._free or self.is_lost, LEAVE_S) or self.is_lost:
                 raise StartFailed(f"the virtual machine has no container left{self.last_output()}", step="boot")
@@ -313,7 +315,7 @@ class VirtualMachine:
             return number, self._leases[number]
 
     def return_port(self, number: int) -> None:
-        """Take a port back; the machine is killed where the container has lost its link and not ended."""
+        """Take a port back. The machine is killed if the container lost its link without a report of its end."""
         with self._change:
             lease = self._leases.pop(number)
             self._free.append(lease.port)
@@ -333,7 +335,7 @@ class VirtualMachine:
                 lease.leave(message)
 
     def _lose(self) -> None:
-        """Learn that it is gone: so are all containers."""
+        """Mark the machine and all of its containers as lost."""
         with self._change:
             self.is_lost = True
             leases = list(self._leases.values())
@@ -349,7 +351,7 @@ class VirtualMachine:
 
 
 def _integer(number: object) -> int:
-    """Return a number of the machine's. Raises ValueError for anything else."""
+    """Return the number of a container that the machine sent. Raises ValueError for other types."""
     if not isinstance(number, int):
         raise ValueError("the virtual machine sent what is no number of a container")
     return number

@@ -1,10 +1,8 @@
-"""What a virtual machine is made of, decided purely: its size and limits, its image, and what a monitor must offer.
+"""Settings of a virtual machine (a pure decision): size, limits, image; and the interface of a monitor.
 
-One table of facts for every monitor: the disk, the kernel's own words and the settings of the first process do not
-depend on who boots them. `qemu.py` and `firecracker.py` say the same in the language of each.
-
-An image is a folder with a kernel, a first file system and a root disk. A monitor is started behind the jailer
-(`start_jailer`), and gives a machine its streams.
+The disk, the kernel's arguments and the settings of pid 1 are the same for each monitor. `qemu.py` and `firecracker.py`
+translate them. An image is a folder with a kernel, an initial file system and a root disk. A monitor runs behind the
+jailer (`start_jailer`) and provides the machine's streams.
 """
 
 from __future__ import annotations
@@ -65,9 +63,9 @@ FIRST_ID, IDS = 1_950_000_000, 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachinePlan:
-    """Describe one virtual machine. An emulated processor must be told how fast it counts.
+    """Settings of one virtual machine. `counter_khz` is needed by emulated processors only.
 
-    `memory_bytes` is what one container may take, `all_bytes` what all of them together may.
+    `memory_bytes` is the memory limit of one container, `all_bytes` that of all containers together.
     """
 
     acceleration: Acceleration
@@ -87,17 +85,17 @@ class MachinePlan:
 
     @property
     def processors(self) -> int:
-        """Return how many the machine has; emulated it is one.
+        """Return the number of processors; 1 if emulated.
 
-        A kernel changes its own code while it runs, and QEMU 7.2 sometimes goes on with the old translation of what
-        another processor has changed: then that one takes the same breakpoint for ever, and the machine hangs.
+        A kernel patches its own code while it runs. QEMU 7.2 sometimes keeps using the old translation of code that
+        another processor patched; that processor then takes the same breakpoint for ever, and the machine hangs.
         """
         if self.acceleration == "tcg":
             return 1
         return min(MOST_CPUS, max(1, math.ceil(self.cpus)))
 
     def settings(self, *, now: float, seed: bytes) -> dict[str, Any]:
-        """Return what the first process is told."""
+        """Return the settings sent to pid 1."""
         return {
             "time": now,
             "seed": seed.hex(),
@@ -132,7 +130,7 @@ def plan_machine(
     is_live: bool = False,
     homes: tuple[str, ...] = (),
 ) -> MachinePlan:
-    """Return the plan of one machine; its memory has room for all that its file systems may hold."""
+    """Return the plan of one machine. Its memory includes the maximum content of its file systems."""
     own = limits.memory_bytes + 2 * limits.tmp_bytes + REAPER_BYTES
     everything = (1 if is_live else FULL_CONTAINERS) * own + limits.disk_bytes
     return MachinePlan(
@@ -155,7 +153,7 @@ def plan_machine(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineImage:
-    """Hold what is known of an image: its folder, its id, the programs on its disk with paths and versions."""
+    """An image: its folder, its id, and the programs on its disk with paths and versions."""
 
     folder: Path
     id: str
@@ -168,7 +166,7 @@ class MachineImage:
         return self.id[:16]
 
     def engine(self, language: Language) -> Engine:
-        """Return the first engine that is there. Raises BackendUnavailable saying what is missing."""
+        """Return the first engine that the disk can run. Raises BackendUnavailable that names the missing program."""
         engine = engine_of(language, self.programs, self.versions)
         if engine is not None:
             return engine
@@ -191,16 +189,16 @@ def place_of_images() -> Path:
 
 
 def point_to(name: str) -> None:
-    """Make an image the one that is used, in one step."""
+    """Make an image the current one, atomically."""
     beside = place_of_images() / f".{POINTER}-{os.getpid()}"
     beside.write_text(name)
     beside.replace(place_of_images() / POINTER)
 
 
 def find_image(backend: str = "microvm") -> MachineImage:
-    """Return the image that is used: the folder in CLOCHE_MICROVM_IMAGE, else what was built last.
+    """Return the current image: the folder in CLOCHE_MICROVM_IMAGE, else the last one that was built.
 
-    Raises BackendUnavailable, saying how to get one.
+    Raises BackendUnavailable with the remedy.
     """
     named = os.environ.get(VARIABLE)
     try:
@@ -231,7 +229,7 @@ def _read(folder: Path) -> MachineImage:
 
 @dataclass(slots=True, kw_only=True)
 class Launched:
-    """Hold what leads to a machine: its own port, those of containers, the output of its console, and the jailer."""
+    """Connections to a started machine: its own port, the containers' ports, its console's output, and its jailer."""
 
     own: socket.socket
     ports: list[socket.socket]
@@ -241,35 +239,37 @@ class Launched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlPipe:
-    """Hold the pipe that a jailer watches: its end, and what asks it to kill and closes the other end."""
+    """The jailer's end of the pipe that it watches, and the function that requests the kill and closes the other
+    end.
+    """
 
     read_end: int
     kill: Callable[[], None]
 
 
 class Monitor(Protocol):
-    """Run machines."""
+    """Start virtual machines."""
 
     @property
     def engine(self) -> str:
-        """Name it in results and file names."""
+        """Return the name for results and file names."""
         ...
 
     @property
     def program(self) -> str:
-        """Name its file."""
+        """Return the path of its program."""
         ...
 
     def boot_s(self, plan: MachinePlan) -> float:
-        """Return how long a machine may take to get ready, in seconds."""
+        """Return the maximum seconds until a machine is ready."""
         ...
 
     def slowness(self, plan: MachinePlan) -> float:
-        """Return how many times longer than usual the time-outs of what runs inside must be."""
+        """Return the factor by which time-outs for programs inside are extended."""
         ...
 
     def launch(self, plan: MachinePlan, image: MachineImage, control: ControlPipe, timeout_s: float) -> Launched:
-        """Start a machine. Raises StartFailed; then nothing of it is left, once its control pipe is closed."""
+        """Start a machine. Raises StartFailed; nothing is left then, once the control pipe is closed."""
         ...
 
     def argv(self, plan: MachinePlan) -> Sequence[str]:
@@ -280,7 +280,7 @@ class Monitor(Protocol):
 def start_jailer(
     order: Mapping[str, Any], control: ControlPipe, output: int, passed: Sequence[int]
 ) -> subprocess.Popen[bytes]:
-    """Start a jailer that starts a monitor. Raises StartFailed."""
+    """Start a jailer, which starts a monitor. Raises StartFailed."""
     argv = [sys.executable, "-I", "-S", str(Path(__file__).with_name("jailer.py")), json.dumps(order)]
     try:
         return subprocess.Popen(
@@ -292,7 +292,7 @@ def start_jailer(
 
 
 def identity(*, has_kvm: bool) -> dict[str, Any]:
-    """Return who the monitor is to be: from root an id that nobody has, with its own devices, else whoever we are."""
+    """Return the monitor's identity: for root, an unused id with its own devices; else the current user."""
     if os.geteuid() != 0:
         return {"user": 0, "devices": {}}
     user = FIRST_ID + random.SystemRandom().randrange(IDS)
@@ -312,7 +312,7 @@ def opened(stack: ExitStack, path: Path) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostAcceleration:
-    """Hold what machines run on here, why not on KVM, and then how fast the processor counts."""
+    """The acceleration of machines on this host, why it is not KVM, and the frequency of the time-stamp counter."""
 
     kind: Acceleration
     reason: str = ""

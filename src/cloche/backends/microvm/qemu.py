@@ -1,4 +1,4 @@
-"""QEMU as the monitor: a machine of its `microvm` kind, with virtio ports over socket pairs."""
+"""QEMU as the monitor: a machine of type `microvm`, with virtio-serial ports over socket pairs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SLOWNESS: Mapping[str, float] = {"kvm": 1.0, "tcg": 8.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Descriptors:
-    """Name the open files that a monitor gets: it is given no path of the host's. The first port is the machine's."""
+    """Numbers of the open files passed to QEMU, which gets no path of the host. The first port is the machine's own."""
 
     kernel: int
     initrd: int
@@ -47,8 +47,8 @@ class Descriptors:
 def arguments(program: str, plan: MachinePlan, descriptors: Descriptors) -> list[str]:
     """Return the arguments that start QEMU.
 
-    No network device, no path of the host's but the firmware's. The disk is opened for reading alone, and stays so
-    whatever the guest does to its own mounts. Memory is taken from the host as it is used, and not set aside.
+    There is no network device, and no path of the host except the firmware's. The disk is opened read-only, which the
+    guest cannot change by its own mounts. The host's memory is allocated on use and not reserved.
     """
     size = f"{math.ceil(plan.machine_bytes / MIB)}M"
     accelerator = "kvm" if plan.acceleration == "kvm" else f"tcg,tb-size={TRANSLATED_MIB}"
@@ -83,15 +83,15 @@ class Qemu:
     engine: str = "qemu"
 
     def boot_s(self, plan: MachinePlan) -> float:
-        """Return how long a machine may take to get ready, in seconds."""
+        """Return the maximum seconds until a machine is ready."""
         return BOOT_S[plan.acceleration]
 
     def slowness(self, plan: MachinePlan) -> float:
-        """Return how many times longer than usual the time-outs of what runs inside must be."""
+        """Return the factor by which time-outs for programs inside are extended."""
         return SLOWNESS[plan.acceleration]
 
     def launch(self, plan: MachinePlan, image: MachineImage, control: ControlPipe, timeout_s: float) -> Launched:
-        """Start a machine; it boots after this returns. Raises StartFailed."""
+        """Start a machine, and return before it has booted. Raises StartFailed."""
         with ExitStack() as always, ExitStack() as on_failure:
             files = {name: opened(always, image.folder / name) for name in (KERNEL, INITRD, DISK)}
             pairs = [socket.socketpair() for _ in range(1 + CONTAINERS)]
@@ -114,7 +114,7 @@ class Qemu:
         return Launched(own=own, ports=containers, console=console, process=process)
 
     def argv(self, plan: MachinePlan) -> Sequence[str]:
-        """Return QEMU's arguments, with the files that it gets as descriptors."""
+        """Return QEMU's arguments, with descriptors for its files."""
         descriptors = Descriptors(kernel=3, initrd=4, disk=5, ports=tuple(range(6, 7 + CONTAINERS)))
         return arguments(self.program, plan, descriptors)
 

@@ -1,8 +1,8 @@
 """One open sandbox of the microvm backend, and the container of one run or session in its machine.
 
-The workspace is a file system in the memory of one machine, which lives as long as the sandbox. Each run gets a new
-container in it, once that of the last one is empty, and each session a container that it keeps. A machine that was lost
-takes the workspace with it.
+The workspace is a tmpfs in one machine, which lives as long as the sandbox. Each run gets a new container in the
+machine when the container of the previous run is empty. Each session keeps its own container. If the machine is lost,
+so is the workspace.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KILLED = -signal.SIGKILL & 0xFF  # as a machine reports it; only the kernel insi
 
 
 class VMContainer(SharingContainer[MachineImage]):
-    """Hold one container in a machine, which may hold others."""
+    """One of the containers in a machine."""
 
     def __init__(self, machine: VirtualMachine):
         super().__init__()
@@ -45,16 +45,16 @@ class VMContainer(SharingContainer[MachineImage]):
 
     @property
     def label(self) -> str:
-        """Name what is lost when this container is."""
+        """Return the name for messages: the machine if it is lost, else the container."""
         return "virtual machine" if self.machine.is_lost else "container in the virtual machine"
 
     @property
     def slowness(self) -> float:
-        """Return how many times longer than usual the time-outs of what runs in it must be."""
+        """Return the factor by which time-outs for programs inside are extended."""
         return self.machine.monitor.slowness(self.machine.plan)
 
     def start(self, preload: Sequence[str]) -> None:
-        """Boot the machine unless it runs, and make the container. Raises StartFailed; then nothing of it is left."""
+        """Boot the machine unless it runs, and make the container. Raises StartFailed; nothing is left then."""
         machine = self.machine
         is_first = not machine.has_booted
         try:
@@ -78,7 +78,7 @@ class VMContainer(SharingContainer[MachineImage]):
     def start_live(self, boot: bytes) -> Wire:
         """Boot the machine, make its only container, send it `boot`, and return its streams.
 
-        Raises StartFailed; then nothing of it is left.
+        Raises StartFailed; nothing is left then.
         """
         wire: PortWire | None = None
         try:
@@ -99,7 +99,7 @@ class VMContainer(SharingContainer[MachineImage]):
         return StartFailed(f"the virtual machine is gone: {error}{self.machine.last_output()}", step="boot")
 
     def _why_not_ready(self) -> str:
-        """Return why it did not get ready, as far as that is known, besides the output of the machine."""
+        """Return the known reason why the container did not get ready, besides the machine's output."""
         if not self.is_lost:
             return f" within {self.machine.boot_s:g} s"
         status = self._left.get("status")
@@ -107,7 +107,7 @@ class VMContainer(SharingContainer[MachineImage]):
         return ended + super().last_output()
 
     def _fail(self, is_first: bool) -> None:
-        """Leave nothing of it."""
+        """Remove the container, and the machine if this start booted it."""
         if not is_first:
             self.kill()
         else:
@@ -115,31 +115,31 @@ class VMContainer(SharingContainer[MachineImage]):
             self.machine.wait()
 
     def note_lost(self) -> None:
-        """Give back its port, over which nothing more comes."""
+        """Return the container's port, which has ended."""
         self.machine.return_port(self._number)
 
     def leave(self, final_message: Mapping[str, Any]) -> None:
-        """Learn how its first process ended, or nothing where the machine did; in the machine's reading thread."""
+        """Record how the first process ended ({} if the machine did). Called in the machine's reading thread."""
         self._left = final_message
 
     def lose(self) -> None:
-        """Learn that nothing more will come; in the container's reading thread."""
+        """Record that no more frames will arrive. Called in the container's reading thread."""
         self._lose()
         self._over.set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until nothing more will come; tell whether that is so."""
+        """Wait until no more frames will arrive; return whether that is so."""
         return self._over.wait(timeout_s)
 
     def kill(self) -> None:
-        """Have the machine end it, and end the machine when it does not do so."""
+        """Have the machine kill the container; kill the machine if that fails."""
         if self._number and not self.is_lost:
             self.machine.end_container(self._number)
             if not self._over.wait(END_S):
                 self.machine.kill()
 
     def end_by_guest(self) -> Observed | None:
-        """Say whether the kernel inside killed the first process for want of memory."""
+        """Return OUT_OF_MEMORY if the kernel inside killed the first process for memory, else None."""
         count = self._left.get("oom_kills")
         has_run_out = isinstance(count, int) and count > 0 and self._left.get("status") == KILLED
         return Observed(cause=KillCause.OUT_OF_MEMORY) if has_run_out else None
@@ -149,7 +149,7 @@ class VMContainer(SharingContainer[MachineImage]):
         self.machine.kill()
 
     def last_output(self) -> str:
-        """Return the last output of the machine's console and its monitor, for messages."""
+        """Return the end of the output of the machine's console and monitor, for messages."""
         return self.machine.last_output()
 
     def argv(self) -> Sequence[str]:
@@ -177,7 +177,7 @@ class MicroVMOpenSandbox(SharedSandbox[MachineImage, VMContainer]):
         return VirtualMachine(plan, self._image, self._monitor)
 
     async def close(self) -> None:
-        """Kill the machine, and wait until it is gone."""
+        """Kill the machine and wait until it has ended."""
         try:
             await super().close()
         finally:  # also when nobody waits for it any more
@@ -205,7 +205,7 @@ class MicroVMOpenSandbox(SharedSandbox[MachineImage, VMContainer]):
         return container
 
     async def _start_container(self, rootfs: MachineImage, after: VMContainer | None) -> VMContainer:
-        """Start a machine, or make a container, in a thread; what nobody waits for any more is ended."""
+        """Start the machine or a container in a thread. If the caller is cancelled, it is ended once it has started."""
         making = asyncio.ensure_future(asyncio.to_thread(self._make, rootfs, after))
         try:
             return await asyncio.shield(making)
