@@ -125,7 +125,7 @@ def _container(image: DockerImage, layer: str) -> dict[str, object]:
 
 
 def _read_back(daemon: Daemon, container: str) -> bytes:
-    """Return the manifest in the volume of a container; b"" if it has none."""
+    """Return the manifest in the volume of a container; b"" if it is missing."""
     try:
         data = daemon.archive_of(container, f"{PLACE}/{MANIFEST}", MOST_MANIFEST_BYTES)
         with tarfile.open(fileobj=io.BytesIO(data)) as opened:

@@ -190,7 +190,7 @@ class ContainerPlan:
         return [*arguments, f"--entrypoint={self.command[0]}", self.image, *self.command[1:]]
 
     def isolation(self) -> list[str]:
-        """Return the options that isolate and limit a container of ours, independent of its program."""
+        """Return the options that isolate and limit a container, independent of its program."""
         return [
             f"--network={self.network}",
             f"--memory={self.memory_bytes}", f"--memory-swap={self.memory_bytes}", f"--cpus={self.cpus:g}",

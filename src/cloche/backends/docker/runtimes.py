@@ -57,7 +57,7 @@ def choose_runtime(
 
 
 def own_runtime(daemon: Daemon) -> tuple[str, Level]:
-    """Return docker's own runtime by name, whatever the daemon's default is, and its level.
+    """Return docker's own runtime by name, independent of the daemon's default, and its level.
 
     Raises BackendUnavailable if the daemon does not have it.
     """

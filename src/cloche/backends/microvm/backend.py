@@ -1,7 +1,7 @@
 """The microvm backend: each sandbox in a throwaway virtual machine, under QEMU or Firecracker.
 
 Whether machines run on KVM or on an emulated processor is tested by booting one, and cached. The kernel of an emulated
-machine must be told the frequency of the processor's time-stamp counter (`counter`).
+machine needs the frequency of the processor's time-stamp counter as an argument (`counter`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Frequency of the processor's time-stamp counter. No import of Cloche: a stand-in for Firecracker copies this file.
 
-An emulated machine sees the counter and has no timer to calibrate it with, so its kernel must be told the frequency.
-The counter is read by one instruction, for which Python has no function.
+An emulated machine sees the counter and has no timer to calibrate it with, so its kernel needs the frequency as an
+argument. The counter is read by the instruction RDTSC, which Python has no function for.
 """
 
 from __future__ import annotations

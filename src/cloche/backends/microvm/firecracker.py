@@ -1,10 +1,10 @@
 """Firecracker as the monitor: its API calls (a pure decision), its sockets, and the start of a machine.
 
 Theory of operation: the jailer makes a root with the image's files (read-only), the monitor itself, and one writable
-tmpfs folder (`cell.py`). It sends the caller a descriptor of that folder, by which the caller reaches the sockets in
-it. No path of the host leads to them, so nothing must be removed later. The machine is configured and started over the
-API socket. When its first process is up, it connects to the host over the vsock; then the host connects to the ports of
-all containers. From then on a machine is used as under QEMU.
+tmpfs folder (`cell.py`). It sends the caller a descriptor of that folder; the caller uses it to connect to the sockets
+inside. No path of the host leads to them, so nothing must be removed later. The machine is configured and started over
+the API socket. When its pid 1 is up, it connects to the host over the vsock; then the host connects to the ports of all
+containers. From then on a machine is used as under QEMU.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ class Firecracker:
         return BOOT_S * self.pace
 
     def slowness(self, plan: MachinePlan) -> float:  # noqa: ARG002
-        """Return the factor by which time-outs for programs inside are extended."""
+        """Return the factor for the time-outs of programs inside."""
         return self.pace
 
     def argv(self, plan: MachinePlan) -> Sequence[str]:  # noqa: ARG002

@@ -265,7 +265,7 @@ class Monitor(Protocol):
         ...
 
     def slowness(self, plan: MachinePlan) -> float:
-        """Return the factor by which time-outs for programs inside are extended."""
+        """Return the factor for the time-outs of programs inside."""
         ...
 
     def launch(self, plan: MachinePlan, image: MachineImage, control: ControlPipe, timeout_s: float) -> Launched:

@@ -87,7 +87,7 @@ class Qemu:
         return BOOT_S[plan.acceleration]
 
     def slowness(self, plan: MachinePlan) -> float:
-        """Return the factor by which time-outs for programs inside are extended."""
+        """Return the factor for the time-outs of programs inside."""
         return SLOWNESS[plan.acceleration]
 
     def launch(self, plan: MachinePlan, image: MachineImage, control: ControlPipe, timeout_s: float) -> Launched:

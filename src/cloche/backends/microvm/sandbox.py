@@ -50,7 +50,7 @@ class VMContainer(SharingContainer[MachineImage]):
 
     @property
     def slowness(self) -> float:
-        """Return the factor by which time-outs for programs inside are extended."""
+        """Return the factor for the time-outs of programs inside."""
         return self.machine.monitor.slowness(self.machine.plan)
 
     def start(self, preload: Sequence[str]) -> None:

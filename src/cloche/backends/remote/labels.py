@@ -12,7 +12,7 @@ def is_left(value: str) -> bool:
 
     True only for a process of this host's current boot.
 
-    Hosts made from one image can share a machine-id (or have none) and an account. A different boot id can therefore be
+    Hosts made from one image can share a machine-id (or lack one) and an account. A different boot id can therefore be
     another host, whose processes are not visible here. Sandboxes left by a host before it rebooted end with their
     lifetime.
     """
