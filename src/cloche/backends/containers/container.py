@@ -1,8 +1,9 @@
-"""One container: its frames, its first process, and a kill. How it is started and released is each backend's own.
+"""One container: its frames, its first process, and its kill. Start and release are each backend's own.
 
-Theory of operation: our first process (`inside/reaper.py`) sends frames on its standard output: a tag, a length, a
-body. A thread of its own (`Link`) reads them to the end whatever happens: a container whose output nobody takes may not
-be killed. Before the first process can listen it is sent its own code and the interpreter's (`boot_message`).
+Theory of operation: our first process (`inside/reaper.py`) writes frames to its standard output: a tag, a length, a
+body. A dedicated thread (`Link`) reads them until the end, because a container whose output pipe is full may be
+impossible to kill. Before the first process can receive orders it is sent its own code and the interpreter's
+(`boot_message`).
 """
 
 from __future__ import annotations
@@ -81,24 +82,24 @@ class Wire(Protocol):
     """Carry a container's three streams."""
 
     def send(self, data: bytes) -> None:
-        """Send all of `data` to its standard input. Raises OSError when it is gone."""
+        """Send all of `data` to its standard input. Raises OSError if it has ended."""
         ...
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
-        """Yield what it writes, with the number of the stream, until it ends. Raises OSError or ValueError."""
+        """Yield (stream number, output) until both outputs end. Raises OSError or ValueError."""
         ...
 
     def shutdown(self) -> None:
-        """End its standard input: the first process reads the end of file and exits."""
+        """Close its standard input: the first process reads the end of file and exits."""
         ...
 
     def close(self) -> None:
-        """Close everything; called once, by the thread that reads."""
+        """Close all descriptors. Called once, by the reading thread."""
         ...
 
 
 class Link:
-    """Hold the streams of one container; `on_frame` and `on_end` are called in the reading thread."""
+    """Read and write the frames of one container. `on_frame` and `on_end` are called in the reading thread."""
 
     def __init__(self, wire: Wire, on_frame: OnFrame, on_end: OnEnd):
         self._wire = wire
@@ -109,23 +110,23 @@ class Link:
         threading.Thread(target=self._read, name="cloche-container", daemon=True).start()
 
     def send_raw(self, data: bytes) -> None:
-        """Send bytes. Raises OSError when the container is gone."""
+        """Send bytes. Raises OSError if the container has ended."""
         with self._turn:
             self._wire.send(data)
 
     def send(self, tag: bytes, body: bytes = b"") -> None:
-        """Send one frame. Raises OSError when the container is gone."""
+        """Send one frame. Raises OSError if the container has ended."""
         self.send_raw(tag + len(body).to_bytes(4, "big") + body)
 
     def send_data(self, data: bytes | memoryview) -> None:
-        """Send data in pieces, and an empty one that ends them."""
+        """Send data as frames, then an empty frame that marks the end."""
         view = memoryview(data)
         for offset in range(0, len(view), CHUNK_BYTES):
             self.send(b"D", bytes(view[offset : offset + CHUNK_BYTES]))
         self.send(b"D")
 
     def close(self) -> None:
-        """Close the input of the first process, which then ends."""
+        """Close the first process's standard input; it then exits."""
         with suppress_logged(log, "a container had closed its connection first", OSError):
             self._wire.shutdown()
 
@@ -145,13 +146,13 @@ class Link:
 
 
 class Splitter:
-    """Cut bytes into frames: a tag, a length of four bytes, a body."""
+    """Split bytes into frames: a tag, a length of four bytes, a body."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[bytes, bytes]]:
-        """Return the frames that `data` completes. Raises ValueError for one that is too long."""
+        """Return the frames that `data` completes. Raises ValueError for a frame that is too long."""
         self._buffer += data
         frames = []
         start = 0
@@ -168,9 +169,9 @@ class Splitter:
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """Return the object that a frame holds, small as all of ours are. Raises ValueError.
+    """Return the JSON object in a frame's body. Raises ValueError if it is too large or no object.
 
-    Where a guest could write to this link, as it can on some gVisor, it shall not keep us.
+    On some gVisor installations a guest can write to this link, so parsing is bounded.
     """
     if len(body) > MOST_BYTES:
         raise ValueError(f"the container sent {len(body)} bytes at once, of at most {MOST_BYTES}")
@@ -181,38 +182,38 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 class ContainerStreams(Protocol):
-    """Hold a container's standard streams, whoever reads them."""
+    """A container's standard streams."""
 
     last_output: bytes
 
     def close(self) -> None:
-        """End its standard input."""
+        """Close its standard input."""
         ...
 
 
 class Listener(Protocol):
-    """Take the frames of a container; called in its reading thread."""
+    """Receiver of a container's frames, called in its reading thread."""
 
     def receive(self, tag: bytes, body: bytes) -> None:
-        """Take one frame."""
+        """Handle one frame."""
         ...
 
     def lose(self) -> None:
-        """Learn that nothing more will come."""
+        """Handle the end of the link: no more frames will arrive."""
         ...
 
 
 class Rootfs(Protocol):
-    """Say what a container was made of: an image, or what is shown of the host."""
+    """The root file system of a container: an image, or a view of the host."""
 
     @property
     def id(self) -> str:
-        """Name exactly this one."""
+        """Return its identity."""
         ...
 
     @property
     def name(self) -> str:
-        """Name it to people."""
+        """Return the name for messages."""
         ...
 
 
@@ -220,7 +221,7 @@ G = TypeVar("G", bound=Rootfs)
 
 
 class Container(ABC, Generic[G]):
-    """Hold one started container with our first process in it. All methods block, and are for any thread."""
+    """One started container with our first process in it. All methods block and are thread-safe."""
 
     rootfs: G
 
@@ -237,32 +238,32 @@ class Container(ABC, Generic[G]):
 
     @property
     def label(self) -> str:
-        """Name it to people."""
+        """Return the name for messages."""
         return "container"
 
     @property
     def slowness(self) -> float:
-        """Return how many times longer than usual the time-outs of what runs in it must be."""
+        """Return the factor for the time-outs of programs inside."""
         return 1.0
 
     @abstractmethod
     def start(self, preload: Sequence[str]) -> None:
-        """Create and start it, and wait until it listens. Raises StartFailed; then nothing is left."""
+        """Create and start the container, and wait for its READY. Raises StartFailed; nothing is left then."""
 
     @abstractmethod
     def kill(self) -> None:
         """Kill the container."""
 
     def end_by_guest(self) -> Observed | None:
-        """Say what it died of where that was the guest's doing, else None; may wait some seconds for the answer.
+        """Return the cause of its end if the guest caused it, else None. May wait some seconds for the answer.
 
-        None where nobody reports what a machine's kernel killed.
+        It is also None if the backend has no report of kills by the machine's kernel.
         """
         return None
 
     @abstractmethod
     def release(self) -> None:
-        """Remove it with all that is its own, in the background."""
+        """Remove the container and everything that belongs to it, in the background."""
 
     @abstractmethod
     def argv(self) -> Sequence[str]:
@@ -273,63 +274,66 @@ class Container(ABC, Generic[G]):
             self.network.close()
 
     def listen(self, listener: Listener | None) -> None:
-        """Hand everything that comes from now on to `listener`."""
+        """Pass all later frames to `listener`."""
         self._listener = listener
         if listener is not None and self.is_lost:
             listener.lose()
 
     def listen_for_files(self, listener: Listener | None) -> None:
-        """Hand frames about files to `listener`, and no longer to the one that takes all others."""
+        """Pass later frames about files to `listener` instead of the general listener."""
         self._file_listener = listener
         if listener is not None and self.is_lost:
             listener.lose()
 
     def send_to_session(self, data: bytes) -> None:
-        """Send data to a session's interpreter. Raises OSError when the container is gone."""
+        """Send data to a session's interpreter. Raises OSError if the container has ended."""
         link = self._connected()
         for offset in range(0, len(data), CHUNK_BYTES):
             link.send(TO_SESSION, data[offset : offset + CHUNK_BYTES])
 
     def send_control(self, name: str, **body: int) -> None:
-        """Have a session signalled, or watched more or less closely. Raises OSError when the container is gone."""
+        """Send a control message to a session: a signal, or the pace of memory checks.
+
+        Raises OSError if it has ended.
+        """
         self._connected().send(CONTROL, json.dumps({"word": name, **body}).encode())
 
     def order(self, order: Mapping[str, Any], *payloads: bytes) -> None:
-        """Send an order, and what belongs to it. Raises OSError when the container is gone."""
+        """Send an order and its payloads. Raises OSError if the container has ended."""
         link = self._connected()
         link.send(ORDER, json.dumps(order).encode())
         for payload in payloads:
             link.send_data(payload)
 
     def expect_python(self) -> None:
-        """Have the first process fork a guest ahead, for a Python program. Raises OSError when it is gone."""
+        """Have the first process prefork a guest for a Python program. Raises OSError if the container has ended."""
         self.order({"do": "expect", "nofile": NOFILE})
 
     def kill_guest(self) -> None:
-        """Ask the first process to kill everything else; the container itself when it cannot be asked."""
+        """Ask the first process to kill all other processes; kill the container if the request cannot be sent."""
         try:
             self._connected().send(KILL)
         except OSError:
             self.kill()
 
     def lift_quota(self) -> None:
-        """Let what is being killed have more of the processors, where that can be had: a process dies by running."""
+        """Raise the CPU quota of processes that are being killed, if the backend can: a process dies by running."""
         return
 
     def shutdown(self) -> None:
-        """End its standard input; the container then ends by itself."""
+        """Close its standard input; the container then ends by itself."""
         streams = self._streams or self._link
         if streams is not None:
             streams.close()
 
     def give_up(self) -> None:
-        """Take it for lost: it does not answer, and whoever was to kill it has not done so."""
+        """Treat the container as lost: it does not answer, and its kill did not succeed."""
         self.is_given_up = True
         self.shutdown()
         self._lose()
 
     def why_lost(self) -> str:
-        """Return the message for a run that was lost with it."""
+        """Return the message for a run that was lost with the container."""
         if self.is_given_up:
             return f"the {self.label} does not answer and could not be killed; the code may still be running"
         return f"the {self.label} was lost while the code ran, and nobody said why; it may have run to its end"
@@ -349,7 +353,7 @@ class Container(ABC, Generic[G]):
         return self._link
 
     def _is_ready(self, timeout_s: float = START_S) -> bool:
-        """Wait until the first process listens, and tell whether it does."""
+        """Wait for READY; return whether it arrived."""
         self._ready.wait(timeout_s)
         self.start_s = time.time() - self.started_at
         return self._ready.is_set() and not self.is_lost
@@ -369,11 +373,11 @@ class Container(ABC, Generic[G]):
             listener.receive(tag, body)
 
     def hold(self, streams: ContainerStreams) -> None:
-        """Take what serves its standard streams."""
+        """Set the object that serves its standard streams."""
         self._streams = streams
 
     def note_lost(self) -> None:
-        """Take note that nothing more comes from it."""
+        """Record that its streams have ended."""
         self._lose()
 
     def _lose(self) -> None:
@@ -391,9 +395,9 @@ def boot_message(
     customizes: bool = False,
     live: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """Return what the first process reads: a length in nine digits, and its program.
+    """Return the first process's input: its length in nine digits, then its program.
 
-    With `live`, it is the one that serves many processes at once, and these are its settings.
+    With `live`, the program is the first process of a sandbox that lives, with these settings.
     """
     settings: dict[str, Any] = {"home": "/workspace", "preload": list(preload), "ahead": None}
     settings |= {"extra_paths": list(extra_paths), "customizes": customizes}
@@ -406,7 +410,7 @@ def boot_message(
 
 @functools.cache
 def _modules(*, is_live: bool) -> dict[str, str]:
-    """Return the sources of our modules and the interpreter's by the names that they have inside."""
+    """Return the sources of our modules and the interpreter's, by their names inside."""
     ours = _LIVE if is_live else _OURS
     return {
         **_package("interpreter"),

@@ -1,7 +1,7 @@
-"""A sandbox of containers that lives: one container for all its processes, and the wire over its standard streams.
+"""A sandbox of containers that lives: one container for all its processes, and init's wire over its standard streams.
 
-The first process inside is `inside/live.py`. `LinkTransport` carries the wire of `init` between a container's streams,
-which threads read and write, and an event loop. How a container is made each backend says by a few methods.
+The first process inside is `inside/live.py`. `LinkTransport` carries the wire of `init` between an event loop and a
+container's streams, which threads read and write. Backends define a few methods that make the container.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ C = TypeVar("C", bound=Container[Any])
 
 
 class LinkTransport(asyncio.Transport):
-    """Carry bytes between an event loop and a container's standard streams. `write` and `abort` are for the loop."""
+    """Carry bytes between an event loop and a container's standard streams. Call `write` and `abort` in the loop."""
 
     def __init__(self, wire: Wire, protocol: asyncio.Protocol, on_lost: Callable[[], None]):
         super().__init__()
@@ -64,13 +64,13 @@ class LinkTransport(asyncio.Transport):
         self.last_output = b""  # the end of its standard error
 
     def begin(self) -> None:
-        """Tell the protocol, and begin to read and write."""
+        """Call the protocol's `connection_made`, and start the threads."""
         self._protocol.connection_made(self)
         for name, work in (("reader", self._read), ("writer", self._write)):
             threading.Thread(target=work, name=f"cloche-container-{name}", daemon=True).start()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send bytes, soon."""
+        """Queue bytes for sending."""
         with self._turn:
             if self._is_closing:
                 return
@@ -82,21 +82,21 @@ class LinkTransport(asyncio.Transport):
             self._protocol.pause_writing()
 
     def pause_reading(self) -> None:
-        """Hand on nothing more, but what is on its way already."""
+        """Stop passing on data, except data already posted to the loop."""
         self._is_reading_paused = True
 
     def resume_reading(self) -> None:
-        """Hand on what comes."""
+        """Continue to pass on data."""
         with self._turn:
             self._is_reading_paused = False
             self._turn.notify_all()
 
     def is_closing(self) -> bool:
-        """Tell whether nothing more is sent."""
+        """Return whether the transport is closing."""
         return self._is_closing
 
     def abort(self) -> None:
-        """End the container's standard input, and with it the container; what was not sent is dropped."""
+        """Close the container's standard input, which ends the container. Unsent data is dropped."""
         with self._turn:
             is_first, self._is_closing = not self._is_closing, True
             self._unsent.clear()
@@ -105,7 +105,7 @@ class LinkTransport(asyncio.Transport):
             threading.Thread(target=self._shut_down, name="cloche-container-end", daemon=True).start()
 
     def close(self) -> None:
-        """Do as `abort` does."""
+        """Call `abort`."""
         self.abort()
 
     def _shut_down(self) -> None:
@@ -126,7 +126,7 @@ class LinkTransport(asyncio.Transport):
             self._shut_down()
 
     def _next(self) -> bytes | None:
-        """Return what is to be sent next, once there is something; None when nothing more is to be."""
+        """Wait for data to send and return it; None when the transport is closing."""
         with self._turn:
             self._turn.wait_for(lambda: self._unsent or self._is_closing)
             pieces = []
@@ -167,7 +167,7 @@ class LinkTransport(asyncio.Transport):
             self._post(self._protocol.connection_lost, error)
 
     def _hand_on(self, piece: bytes) -> None:
-        """Give the loop a piece, once it has taken most of those before."""
+        """Post a piece to the loop, once the loop has processed most of the earlier ones."""
         with self._turn:
             self._turn.wait_for(
                 lambda: (self._unread_bytes < MOST_UNREAD and not self._is_reading_paused) or self._is_closing
@@ -185,7 +185,7 @@ class LinkTransport(asyncio.Transport):
 
 
 class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
-    """Hold one container, and everything in it; see core.protocols.OpenLiveSandbox."""
+    """One container and everything in it; see core.protocols.OpenLiveSandbox."""
 
     slowness = 1.0  # how many times longer than usual the time-outs of sessions must be
     patience_s = START_S  # for the first process to say that it is there
@@ -199,33 +199,36 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
 
     @abstractmethod
     def _make(self) -> tuple[C, Wire]:
-        """Start a container, and return it with its streams; blocks. Raises StartFailed."""
+        """Start a container and return it with its streams. Blocks. Raises StartFailed."""
 
     @abstractmethod
     def _build_program(self, request: Request, number: int) -> Program:
-        """Return the program of a request, whose own files have this number in their names. Blocks."""
+        """Return the program of a request; `number` is part of the names of the files that only this program has.
+
+        Blocks.
+        """
 
     @abstractmethod
     def _build_session_program(self, language: str, env: Mapping[str, str]) -> SessionProgram:
-        """Return what serves a session. Blocks. Raises BackendUnavailable for a language without sessions here."""
+        """Return the program of a session. Blocks. Raises BackendUnavailable for a language without sessions here."""
 
     @abstractmethod
     def _variables(self) -> Mapping[str, str]:
-        """Return the variables that every process has, HOME among them."""
+        """Return the variables that every process has, including HOME."""
 
     @abstractmethod
     def _notes(self) -> dict[str, Any]:
-        """Return what results say of the container in `meta`."""
+        """Return the container's entries for `meta` of results."""
 
     def _hasten(self) -> None:
-        """Have `_make` return soon, where that can be done: nobody waits for it any more."""
+        """Make a running `_make` return soon, if the backend can: its caller was cancelled."""
         return
 
     def _check_greeting(self, greeting: Mapping[str, Any]) -> None:
-        """Raise StartFailed where what the first process says of itself is not what was asked for."""
+        """Raise StartFailed if the first process's greeting does not match the request."""
 
     def _homes(self) -> tuple[str, ...]:
-        """Return what is made to be written to, besides the workspace and the folders for temporary files."""
+        """Return the writable folders besides the workspace and those for temporary files."""
         return () if self._policy.user == "nobody" else (HOME,)
 
     @abstractmethod
@@ -233,7 +236,7 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
         """Return the file systems whose content the container's kernel counts as shared memory."""
 
     def live_settings(self) -> dict[str, Any]:
-        """Return what the first process must know."""
+        """Return the settings of the first process."""
         limits, writable = self.limits, (WORKSPACE, *TEMPORARY, *self._homes())
         settings = {"memory_bytes": limits.memory_bytes, "in_memory": list(self._in_memory()), "places": list(writable)}
         return {**settings, "nofile": NOFILE}
@@ -299,7 +302,7 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
         return with_startup({**variables, **env}, STARTUP_FOLDER)
 
     def _variables_of(self, env: Mapping[str, str], request_variables: Mapping[str, str]) -> dict[str, str]:
-        """Return a program's variables, with those that every process here has; what was `given` stays."""
+        """Return a program's variables: the container's, overridden by `env`, overridden by the request's."""
         request_variables = {
             name: value for name, value in request_variables.items() if name != "PYTHONPATH"
         }  # of which `env` has more
@@ -315,11 +318,11 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
     # Runs.
 
     async def run(self, request: Request) -> Result:
-        """Run code or a command, beside whatever else runs, and return what came of it."""
+        """Run code or a command, concurrently with others, and return its result."""
         return await self.run_streaming(request, discard)
 
     async def run_streaming(self, request: Request, sink: Sink) -> Result:
-        """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
+        """Run like `run`, and pass `Started` and `OutputChunk` events to `sink` as they happen."""
         timeout_s = request.timeout_s or self.limits.timeout_s
         await self.connected()
         program = await asyncio.to_thread(self._build_program, request, next(self._numbers))
@@ -340,7 +343,7 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
         return await super().begun(process)
 
     async def _end_by_guest(self) -> dict[str, Any] | None:
-        """Say what the container died of, where that was the guest's doing, as the end of one of its processes."""
+        """Return the container's end, if the guest caused it, as the end of one of its processes; else None."""
         container = self._container
         if container is None or self._is_closed:
             return None
@@ -350,7 +353,7 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
         return {"status": end.signal, "cause": str(end.cause or ""), "pids_hits": end.pids_hits}
 
     async def _order(self, program: Program, request: Request, timeout_s: float) -> dict[str, Any]:
-        """Return how a program is started; its files, where there are many bytes, are written first."""
+        """Return the order that starts a program. Large files are written first."""
         env = self._variables_of(program.env, request.env)
         order: dict[str, Any] = {"env": env, "timeout_s": timeout_s, "cwd": WORKSPACE}
         order["remove"], order["folders"] = self.take_leftover(), [program.build] if program.build else []
@@ -368,7 +371,7 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
     # Sessions.
 
     async def open_session(self, language: str, env: Mapping[str, str]) -> LiveSession:
-        """Start an interpreter that lives, and shares all of this; see core.protocols.SupportsSessions."""
+        """Start an interpreter that lives in this container; see core.protocols.SupportsSessions."""
         link = await self.connected()
         program = await asyncio.to_thread(self._build_session_program, language, env)
         for path, text in program.generated.items():
@@ -390,7 +393,7 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
 
 
 def _release_unread(making: asyncio.Future[tuple[C, Wire]]) -> None:
-    """Release a container that was started, and that nobody waits for any more."""
+    """Release a container whose caller was cancelled during its start."""
     if making.cancelled() or making.exception() is not None:
         return
     container, wire = making.result()

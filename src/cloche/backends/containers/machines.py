@@ -1,6 +1,6 @@
-"""What backends share whose containers are in a machine: microVMs, microsandbox, providers of machines elsewhere.
+"""Code shared by backends whose containers are in a machine: microVMs, microsandbox, providers of remote machines.
 
-The machine is there before a container and holds the workspace, so no container is made ready ahead. A machine holds
+The machine exists before a container and holds the workspace, so no container is prepared ahead. A machine holds
 several containers (`SharingContainer`), or one first process after the other (`HostedContainer`), which ends with it.
 """
 
@@ -32,9 +32,9 @@ MOST_PROGRAMS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookedInto:
-    """Hold what a look into a machine found: the programs in it with paths and versions.
+    """The programs found in a machine, with paths and versions.
 
-    `shown` and `remedy` are for the error about a program that is missing.
+    `shown` and `remedy` are for the error about a missing program.
     """
 
     name: str
@@ -49,14 +49,17 @@ class LookedInto:
 
     @classmethod
     def of(cls, name: str, output: str, *, shown: str, remedy: str) -> LookedInto:
-        """Return what the script `program.LOOK` has printed; all else is passed over."""
+        """Parse the output of the script `program.LOOK`; other lines are ignored."""
         rows = [line.split("\t") for line in output.splitlines()[:MOST_PROGRAMS]]
         valid_rows = [row for row in rows if len(row) == 3 and row[0] in PROGRAMS and row[1].startswith("/")]
         programs, versions = {row[0]: row[1] for row in valid_rows}, {row[0]: row[2] for row in valid_rows}
         return cls(name=name, programs=programs, versions=versions, shown=shown, remedy=remedy)
 
     def engine(self, language: Language) -> Engine:
-        """Return the first engine that is there. Raises BackendUnavailable saying what is missing."""
+        """Return the first engine that the machine can run.
+
+        Raises BackendUnavailable that names the missing programs.
+        """
         engine = engine_of(language, self.programs, self.versions)
         if engine is not None:
             return engine
@@ -64,19 +67,19 @@ class LookedInto:
         raise BackendUnavailable(f"{self.shown} cannot run {language.name}: it has no {missing}.", remedy=self.remedy)
 
     def version(self, engine: Engine) -> str:
-        """Return what the engine's main program prints as its version, else its name."""
+        """Return the version that the engine's main program prints, else its name."""
         return find_version(self.versions.get(engine.programs[0], "")) or engine.programs[0]
 
 
 class SharingContainer(Container[G]):
-    """Hold one container in a machine, which may hold others."""
+    """One of the containers in a machine."""
 
     def __init__(self) -> None:
         super().__init__()
         self._over = threading.Event()
 
     def empty(self) -> None:
-        """End what is left in it, and wait until that is done."""
+        """End all processes in the container, and wait until they have ended."""
         if not self.is_lost:
             with suppress_logged(log, "a container could not be asked to end, and will be killed", OSError):
                 self.order({"do": "leave"})
@@ -84,13 +87,13 @@ class SharingContainer(Container[G]):
                 self.kill()
 
     def empty_soon(self) -> None:
-        """Do so in the background."""
+        """Call `empty` in the background."""
         if not self.is_lost:
             threading.Thread(target=self.empty, name="cloche-container-end", daemon=True).start()
 
 
 class Equipped(Rootfs, Equipment, Protocol):
-    """Be an image of which it is known what is in it."""
+    """A root file system whose programs are known."""
 
 
 E = TypeVar("E", bound=Equipped)
@@ -98,25 +101,25 @@ S = TypeVar("S", bound=SharingContainer[Any])
 
 
 class Hosting(Protocol):
-    """Be a machine that starts one first process after the other. Its methods block."""
+    """A machine that runs one first process after the other. Its methods block."""
 
     def start(self) -> Wire:
-        """Start one. Raises OSError, StartFailed, BackendUnavailable."""
+        """Start a first process and return its streams. Raises OSError, StartFailed, BackendUnavailable."""
         ...
 
     def end(self) -> None:
-        """Have nothing of it left."""
+        """End the machine."""
         ...
 
 
 class HostedContainer(Container[LookedInto]):
-    """Hold one first process; where that does not answer, its machine is ended."""
+    """One first process in a machine. If it does not answer, its machine is ended."""
 
     background: ClassVar[Background]
     machine: Any  # a `Hosting`, of each backend's own kind
 
     def start(self, preload: Sequence[str]) -> None:
-        """Start it, and wait until it listens. Raises StartFailed; then the machine is gone."""
+        """Start the first process and wait for its READY. Raises StartFailed; the machine is ended then."""
         try:
             self._link = Link(self._started(), self._receive, self._lose)
             self._link.send_raw(boot_message(preload))
@@ -134,17 +137,17 @@ class HostedContainer(Container[LookedInto]):
         return machine.start()
 
     def kill(self) -> None:
-        """End the machine: a first process that does not answer cannot be told apart from what it serves."""
+        """End the machine: an unresponsive first process cannot be distinguished from its guest."""
         self.machine.end()
 
     def release(self) -> None:
-        """End the machine, in the background."""
+        """End the machine in the background."""
         self.shutdown()
         self.background.begin(self.machine.end)
 
 
 class InMachine:
-    """Be a sandbox whose runs are in a machine; to be inherited before its kind."""
+    """Mixin for sandboxes whose runs are in a machine; must precede the sandbox class."""
 
     path = IMAGE_PATH
 
@@ -152,11 +155,11 @@ class InMachine:
         return program_of(request, rootfs, {"PATH": self.path}, has_interpreter=True)
 
     def _prepare_next(self, container: Container[Any], program: Program) -> None:
-        """Make nothing ready: the machine is there, and a container in it is made when a run comes."""
+        """Prepare nothing: the machine exists, and a container in it is made when a run arrives."""
 
 
 class SharedSandbox(InMachine, SessionSandbox[E, S]):
-    """Run requests in a machine, one at a time, beside sessions, each in a container of its own."""
+    """Run requests in a machine, one at a time, beside sessions; each has its own container."""
 
     def _build_session_program(self, language: str, env: Mapping[str, str], rootfs: E) -> SessionProgram:
         return session_in(language, env, rootfs, self.path)
@@ -169,12 +172,12 @@ class SharedSandbox(InMachine, SessionSandbox[E, S]):
 
 
 class HostedSandbox(InMachine, ContainerSandbox[LookedInto, C]):
-    """Run requests in a machine, one at a time, each in a first process of its own."""
+    """Run requests in a machine, one at a time, each in a new first process."""
 
     _machine: Any  # likewise, or None
 
     async def close(self) -> None:
-        """End the machine, and wait until that is done."""
+        """End the machine and wait until it has ended."""
         try:
             await super().close()
         finally:  # also when nobody waits for it any more

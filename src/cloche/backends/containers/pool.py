@@ -1,12 +1,12 @@
-"""Warm containers: started in advance, idle, used once; and work that waits while runs are under way.
+"""Warm containers: started in advance, idle, used once; and work that is deferred while runs are in progress.
 
-A container waits for one exact plan. It leaves the pool once and never comes back. What nobody asked for in a while
-is closed, and so is everything at the end of the process; should that be killed, its containers read the end of their
-input and end.
+A container waits for one exact plan. It leaves the pool once and never returns. Containers of a kind that was not
+requested for `IDLE_S` are closed, and all are closed at the end of the process. If the process is killed, its
+containers read the end of their input and exit.
 
-New containers, and the removal of old ones, come after runs in warm containers (`Deferral`). Either takes a daemon many
-times the work of a short run, which would wait for a processor at each of its steps. So they begin when no such run is
-under way and none has just ended, or after a bounded time whatever happens.
+New containers are started, and old ones removed, after runs in warm containers (`Deferral`). Both take a daemon many
+times the work of a short run, which would have to compete for the processor. They therefore start when no such run is
+in progress and none has just ended, or after a bounded time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _pools: dict[int, ContainerPool] = {}
 
 
 class Deferral:
-    """Defer work while runs are under way. For use from any thread."""
+    """Defer work while runs are in progress. Thread-safe."""
 
     def __init__(self) -> None:
         self._begin()
@@ -45,7 +45,7 @@ class Deferral:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Defer others' work as long as this lasts."""
+        """Defer work of others until the context ends."""
         with self._turn:
             self._under_way += 1
         try:
@@ -57,7 +57,7 @@ class Deferral:
                 self._turn.notify_all()
 
     def wait(self, most_s: float = MOST_S) -> None:
-        """Wait until no run is under way and none has just ended, or for so long."""
+        """Wait until no run is in progress and none has just ended, for at most `most_s`."""
         deadline = time.monotonic() + most_s
         with self._turn:
             while (left_s := self._until(deadline) - time.monotonic()) > 0:
@@ -72,7 +72,7 @@ deferral = Deferral()
 
 @dataclass(slots=True)
 class WarmSet:
-    """Hold the warm containers of one kind, and when one was last asked for."""
+    """The warm containers of one kind, and the time of the last request for one."""
 
     make: Make
     waiting: list[Container[Any]] = field(default_factory=list)
@@ -82,7 +82,7 @@ class WarmSet:
 
 
 class ContainerPool:
-    """Keep containers ready; for use from any thread."""
+    """Keep containers ready. Thread-safe."""
 
     def __init__(self) -> None:
         self._warm_sets: dict[Hashable, WarmSet] = {}
@@ -92,7 +92,7 @@ class ContainerPool:
         self._timer: threading.Timer | None = None
 
     def take(self, kind: Hashable) -> Container[Any] | None:
-        """Return a container that waits, or None."""
+        """Return a waiting container, or None."""
         with self._turn:
             warm_set = self._warm_sets.get(kind)
             while warm_set is not None and warm_set.waiting:
@@ -102,7 +102,7 @@ class ContainerPool:
         return None
 
     def refill(self, kind: Hashable, make: Make) -> None:
-        """Start containers of a kind in the background; those of the kind asked for longest ago may be removed."""
+        """Start containers of a kind in the background; the least recently requested kind may be removed."""
         with self._turn:
             warm_set = self._warm_sets.setdefault(kind, WarmSet(make))
             warm_set.make, warm_set.asked_at, warm_set.request_count = (
@@ -137,7 +137,7 @@ class ContainerPool:
             container.release()
 
     def _expire_later(self) -> None:
-        """Look again when what waits now is old."""
+        """Schedule the next removal of old containers."""
         with self._turn:
             if self._timer is not None:
                 self._timer.cancel()
@@ -187,7 +187,7 @@ def shared_pool() -> ContainerPool:
 
 
 def close_pool() -> None:
-    """End what is kept ready by this process."""
+    """Remove this process's warm containers."""
     pool = _pools.get(os.getpid())
     if pool is not None:
         pool.close()

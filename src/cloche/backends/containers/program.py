@@ -1,7 +1,8 @@
-"""What runs in a container: a program or a session as its first process takes it, and what a guest gets in any case.
+"""The program of a run or session as its first process receives it, and the settings that every guest has.
 
-Commands, files, environment and rlimits are the same whoever starts the container. A session is the interpreter that is
-there, or an engine with its driver. `LOOK` is a script for any `sh` that tells which of `PROGRAMS` an image holds.
+Commands, files, environment and rlimits do not depend on the backend that starts the container. A session is the first
+process's own interpreter, or an engine with its driver. `LOOK` is a script for any `sh` that prints which of `PROGRAMS`
+an image has.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ done
 
 
 class Equipment(Protocol):
-    """Say which programs an image has for a language."""
+    """The programs that an image has for a language."""
 
     @property
     def programs(self) -> Mapping[str, str]:
@@ -64,7 +65,7 @@ class Equipment(Protocol):
         ...
 
     def engine(self, language: Language) -> Engine:
-        """Return the first engine that is there. Raises BackendUnavailable saying what is missing."""
+        """Return the first engine that can run. Raises BackendUnavailable that names the missing programs."""
         ...
 
     def version(self, engine: Engine) -> str:
@@ -73,7 +74,7 @@ class Equipment(Protocol):
 
 
 def engine_of(language: Language, programs: Mapping[str, str], versions: Mapping[str, str]) -> Engine | None:
-    """Return the first engine whose programs are there, the main one of a version that will do."""
+    """Return the first engine whose programs are present, the main one in a sufficient version."""
     for engine in language.engines:
         main = versions.get(engine.programs[0], "")
         if all(name in programs for name in engine.programs) and version_numbers(main) >= engine.least_version:
@@ -83,9 +84,9 @@ def engine_of(language: Language, programs: Mapping[str, str], versions: Mapping
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Hold one run: without `commands`, the first process itself becomes the Python program.
+    """One run. Without `commands`, the first process itself becomes the Python program.
 
-    `own_file` is the one of `files` that holds the code, where the user named none; it is removed after the run.
+    `own_file` is the one of `files` with the code, if the user named none; it is removed after the run.
     """
 
     commands: tuple[tuple[str, ...], ...]
@@ -99,11 +100,11 @@ class Program:
     python: Mapping[str, Any] | None = None
 
     def input_hashes(self) -> dict[str, str]:
-        """Return the input files' hashes by path."""
+        """Return the SHA-256 of the input files by path."""
         return {file.path: hashlib.sha256(file.data).hexdigest() for file in self.files}
 
     def order(self, request: Request, limits: Limits, timeout_s: float) -> dict[str, Any]:
-        """Return the order as the first process takes it."""
+        """Return the order for the first process."""
         return {
             "do": "run",
             "is_session": False,
@@ -124,7 +125,7 @@ class Program:
 
 
 def language_of(request: Request) -> Language:
-    """Return the language of a request; a bare command runs where a shell does."""
+    """Return the language of a request; that of a bare command is bash."""
     return language_named(request.language if request.code is not None else "bash")
 
 
@@ -140,10 +141,10 @@ def program_of(
 ) -> Program:
     """Return the program of a request in an image, whose own variables are `env`.
 
-    `has_interpreter` says that the first process is an interpreter of Python, which can become the program itself; that
-    finds packages in `extra_paths` too, and runs the site's own customization if it `customizes`. Where programs run at
-    the same time in one workspace, each has a `number`, which is in the names of the files that it alone has.
-    Raises InvalidRequest, or BackendUnavailable for an engine that is missing.
+    `has_interpreter`: the first process is a Python interpreter, which can become the program itself. It also finds
+    packages in `extra_paths`, and runs the site's own customization if it `customizes`. Programs that run concurrently
+    in one workspace each have a `number`, which is part of the names of their own files. Raises InvalidRequest, or
+    BackendUnavailable for a missing engine.
     """
     base = {**env, **ENVIRONMENT}
 
@@ -188,7 +189,7 @@ def _numbered(path: str, number: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionProgram:
-    """Hold what a session runs and how to talk to it; without `commands`, the first process forks the interpreter."""
+    """A session's program and its protocol. Without `commands`, the first process forks the interpreter."""
 
     language: Language
     env: Mapping[str, str]
@@ -199,7 +200,7 @@ class SessionProgram:
     python: Mapping[str, Any] | None = None
 
     def order(self, limits: Limits) -> dict[str, Any]:
-        """Return the order as the first process takes it."""
+        """Return the order for the first process."""
         return {
             "do": "session",
             "is_session": True,
@@ -224,9 +225,10 @@ def session_of(
     extra_paths: Sequence[str] = (),
     customizes: bool = False,
 ) -> SessionProgram:
-    """Return a session in an image, whose own variables are `env`; `given` are the session's.
+    """Return a session in an image, whose own variables are `env`; `session_variables` override them.
 
-    The image has the program of the `driver`. Raises InvalidRequest for variables that come too late.
+    The image must have the program of the `driver`. Raises InvalidRequest for variables that the running interpreter
+    cannot apply any more.
     """
     base = {**env, **ENVIRONMENT}
     if driver is None:
@@ -246,9 +248,9 @@ def session_of(
 
 
 def session_in(name: str, env: Mapping[str, str], image: Equipment, path: str = IMAGE_PATH) -> SessionProgram:
-    """Return what serves a session of a language where programs are found by `path`; `env` are the session's variables.
+    """Return the program of a session of a language, with programs found by `path`; `env` are the session's variables.
 
-    Raises InvalidRequest, or BackendUnavailable where there can be none.
+    Raises InvalidRequest, or BackendUnavailable if the image cannot hold one.
     """
     language, driver = session_language(name)
     if driver is not None and driver.program not in image.programs:
@@ -258,7 +260,7 @@ def session_in(name: str, env: Mapping[str, str], image: Equipment, path: str = 
 
 
 def program_with_layers(program: Program, layers: Sequence[str]) -> Program:
-    """Return a program that finds what is in layers of packages, in these folders of its container."""
+    """Return a program that finds the packages in `layers`, which are folders of its container."""
     if not layers:
         return program
     python = {**program.python, "layers": sites_of(layers)} if program.python is not None else None
@@ -269,7 +271,7 @@ def program_with_layers(program: Program, layers: Sequence[str]) -> Program:
 
 
 def session_with_layers(session: SessionProgram, layers: Sequence[str]) -> SessionProgram:
-    """Return a session that finds it."""
+    """Return a session that finds the packages in `layers`."""
     if not layers:
         return session
     python = {**session.python, "layers": sites_of(layers)} if session.python is not None else None
@@ -279,7 +281,7 @@ def session_with_layers(session: SessionProgram, layers: Sequence[str]) -> Sessi
 def python_session(
     language: Language, env: Mapping[str, str], *, extra_paths: Sequence[str] = (), customizes: bool = False
 ) -> SessionProgram:
-    """Return a session of Python, with the whole environment that it has."""
+    """Return a session of Python with the environment `env`."""
     settings = {
         "path": f"{WORKSPACE}/cell",
         "home": WORKSPACE,

@@ -1,11 +1,12 @@
 """One run in a container, or a request about files: its frames, its time-out and kill, and its result.
 
-Frames arrive in the container's reading thread. Output is bounded there; everything else is handed to the caller's
-event loop, where the result is put together (`result_of`).
+Frames arrive in the container's reading thread. Output is bounded there; everything else is passed to the caller's
+event loop, where the result is made (`result_of`).
 
-What must end is killed by the first process of its container first, and when that does not answer, with the container.
-The daemon or monitor that kills containers may not answer either: then this one is given up, and what becomes of it is
-unknown. Both kills have threads of their own: those that a loop shares may all be waiting for other containers.
+A program that must end is first killed by its container's first process. If that does not answer, the container is
+killed. The daemon or monitor that kills containers may not answer either; then the container counts as lost, and its
+state is unknown. Both kills use their own threads, because the threads of the loop's executor may all be waiting for
+other containers.
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ GIVE_UP_S = 10.0  # for the container to be gone when it was to be killed
 
 
 class Lost(Exception):
-    """Say that the container went away before it had answered."""
+    """Raised when the container ended before it had answered."""
 
 
 class Outputs:
-    """Keep the output of two streams, within bounds; filled in the reading thread, everything else in the loop."""
+    """Bounded output of two streams. `take` runs in the reading thread, all other methods in the loop."""
 
     def __init__(self, limits: Limits, sink: Sink, post: Callable[..., None], on_flood: Callable[[], object]):
         self._limits, self._sink, self._post, self._on_flood = limits, sink, post, on_flood
@@ -63,7 +64,7 @@ class Outputs:
         self._kept: dict[Stream, HeadTail] = {stream: HeadTail(limits.output_bytes) for stream in STREAMS.values()}
 
     def take(self, stream: Stream, data: bytes) -> None:
-        """Take a piece; in the reading thread."""
+        """Add a piece. Called in the reading thread."""
         with self._turn:
             output = self._kept[stream]
             was_flooded = output.total > self._limits.flood_bytes
@@ -76,7 +77,7 @@ class Outputs:
                 self._post(self._on_flood)
 
     def hand_on_to(self, sink: Sink) -> None:
-        """Hand on what comes, and first what is kept of what has come since it was renewed."""
+        """Pass later output to `sink`, and first the output kept since the last `renew`."""
         with self._turn:
             self._sink = sink
             self._kept = {stream: output.followed(self._limits.output_bytes) for stream, output in self._kept.items()}
@@ -85,13 +86,13 @@ class Outputs:
                     sink(OutputChunk(stream=stream, data=before))
 
     def renew(self) -> None:
-        """Keep nothing of what has come so far, and hand on nothing of what comes."""
+        """Drop the output received so far, and stop passing on output."""
         with self._turn:
             self._sink, limit = discard, self._limits.output_bytes
             self._kept = {stream: kept_between(limit) for stream in STREAMS.values()}
 
     def kept_bytes(self, stream: Stream) -> bytes:
-        """Return what is kept of a stream."""
+        """Return the kept output of a stream."""
         return self._kept[stream].joined()
 
     @property
@@ -100,7 +101,7 @@ class Outputs:
 
 
 class FileRequest:
-    """Receive one answer: data, then what was done, or why not."""
+    """Receive one answer: data, then DONE or FAILED."""
 
     def __init__(self, max_bytes: int) -> None:
         self._loop = asyncio.get_running_loop()
@@ -108,7 +109,7 @@ class FileRequest:
         self.answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()
 
     def receive(self, tag: bytes, body: bytes) -> None:
-        """Take one frame; in the reading thread. Raises ValueError for one that makes no sense."""
+        """Handle one frame, in the reading thread. Raises ValueError for an invalid one."""
         if tag == DATA:
             self.spool.add(body)
         elif tag == DONE:
@@ -117,11 +118,11 @@ class FileRequest:
             self.post(self._set_answer, {}, _error(read_object(body)))
 
     def lose(self) -> None:
-        """Learn that nothing more will come; in the reading thread."""
+        """Handle the end of the link, in the reading thread."""
         self.post(self._set_answer, {}, Lost())
 
     def post(self, function: Callable[..., object], *arguments: object) -> None:
-        """Call a function in the loop, unless that is closed."""
+        """Call a function in the loop, unless the loop is closed."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *arguments)
 
@@ -135,7 +136,10 @@ class FileRequest:
 
 
 class RunListener(FileRequest):
-    """Receive the frames of one run. `kill` is called in the loop when the run must end, `on_start` when it begins."""
+    """Receive the frames of one run.
+
+    In the loop, `kill` is called when the run must end, and `on_start` when it begins.
+    """
 
     def __init__(self, limits: Limits, sink: Sink, kill: Callable[[KillCause], None], on_start: Callable[[], None]):
         super().__init__(limits.disk_bytes)
@@ -147,7 +151,7 @@ class RunListener(FileRequest):
         self.has_started = False
 
     def receive(self, tag: bytes, body: bytes) -> None:
-        """Take one frame; in the reading thread."""
+        """Handle one frame, in the reading thread."""
         if tag in STREAMS:
             self.outputs.take(STREAMS[tag], body)
         elif tag == STARTED and not self.has_started:
@@ -171,12 +175,12 @@ class RunListener(FileRequest):
         self._sink(Started(plan=self.plan))
 
     def guest_report(self) -> GuestReport:
-        """Return the value that the guest reported, and what it displayed."""
+        """Return the guest's value and displays."""
         return self._report_reader.report()
 
 
 def read_report(body: bytes) -> dict[str, Any]:
-    """Return a first process's report of an end, times in seconds. Raises ValueError where it cannot be true."""
+    """Return a first process's report of an end, times in seconds. Raises ValueError if it is impossible."""
     report, counters = read_object(body), ("oom_kills", "pids_hits", "unreachable")
     status, counts = report.get("wait_status"), [report.get(name) or 0 for name in counters]
     times = [report.get("wall_s"), *(report.get(name) or 0 for name in ("cpu_user_s", "cpu_system_s"))]
@@ -199,29 +203,30 @@ def _error(body: dict[str, Any]) -> SandboxFileError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """Hold how a run ended, and what it used."""
+    """How a run ended, and the resources that it used."""
 
     observed: Observed
     usage: Usage
 
 
 class WorkspaceHashes:
-    """Remember the files of a workspace by their hashes, with paths as bytes: as text these may take four times that.
+    """The hashes of a workspace's files. Paths are bytes: as str they can take four times the memory.
 
-    Number and bytes are bounded. What is forgotten, the oldest first, is at worst reported as changed once more.
+    Number and bytes are bounded. The oldest entries are forgotten first; a forgotten file is at worst reported as
+    changed once more.
     """
 
     def __init__(self) -> None:
         self._hashes: dict[bytes, str] = {}
 
     def note(self, files: Sequence[InputFile]) -> None:
-        """Take note of files that the caller wrote."""
+        """Record files that the caller wrote."""
         self._hashes |= {_key(file.path): hashlib.sha256(file.data).hexdigest() for file in files}
 
     async def changes(
         self, spool: Spool, input_hashes: Mapping[str, str], answer: Mapping[str, Any], until: Until
     ) -> Changes:
-        """Return what a run changed, by what it handed back."""
+        """Return the changes that a run made, from the files that it sent back."""
         return await in_thread(until, lambda: self._changes(spool, input_hashes, answer, until))
 
     def _changes(
@@ -254,7 +259,7 @@ def _key(path: str) -> bytes:
 
 
 def _bounded(ranges: Mapping[str, ByteRange], before: dict[bytes, str]) -> dict[bytes, str]:
-    """Return what is remembered, the latest last: what was found now, and of what was known `before` what has room."""
+    """Return the entries to remember, newest last: all current ones, and as many of `before` as fit."""
     hashes = {_key(path): byte_range.sha256 for path, byte_range in ranges.items()}
     room = MAX_PATH_CHARS - sum(map(len, hashes))
     remembered: list[tuple[bytes, str]] = []
@@ -271,9 +276,9 @@ def _bounded(ranges: Mapping[str, ByteRange], before: dict[bytes, str]) -> dict[
 async def observed_end(
     container: Container[Any], report: Mapping[str, Any] | None, cause: KillCause | None, timeout_s: float = 0.0
 ) -> End | None:
-    """Return how a run ended that had so long; None when the container went away and nobody knows why.
+    """Return how a run ended that had `timeout_s`; None if the container ended for an unknown reason.
 
-    A caller that learned of an end late took it for a time-out: then the report of the first process counts.
+    A caller that notices an end late may take it for a time-out. The first process's report then decides.
     """
     if report is not None:
         if cause is KillCause.TIMEOUT and not report.get("cause") and report["wall_s"] <= timeout_s:
@@ -292,7 +297,7 @@ async def observed_end(
 
 
 def reported_end(report: Mapping[str, Any], cause: KillCause | None = None) -> End:
-    """Return an end from the report of the first process."""
+    """Return the end that the first process reported."""
     return End(observed=_observed(report, cause), usage=_usage(report))
 
 
@@ -339,7 +344,7 @@ def result_of(
     traffic: Traffic,
     notes: Mapping[str, Any],
 ) -> Result:
-    """Put a result together; `notes` is what the backend adds to `meta`."""
+    """Return the result. `notes` are the backend's entries for `meta`."""
     guest_report = listener.guest_report()
     observed = replace(end.observed, network_refused=traffic.refused).with_refusal(guest_report.refused)
     if enforcement[Control.NETWORK].state is not State.ENFORCED:
@@ -361,7 +366,7 @@ def result_of(
 
 
 class KillTimer:
-    """Kill one program for a reason. Use from one event loop, and close in any case."""
+    """Kill one program for a cause. For one event loop; must be closed."""
 
     def __init__(self, container: Container[Any]):
         self._container = container
@@ -372,20 +377,20 @@ class KillTimer:
         self.cause: KillCause | None = None
 
     def expect_start(self) -> None:
-        """Wait so long for the program to start, and then no longer: its container is killed."""
+        """Kill the container if the program does not start within `BEGIN_S`."""
         if self._is_closed:
             return
         self._starting = self._loop.call_later(BEGIN_S, self._kill_container)
         self._timers.append(self._starting)
 
     def expect(self, timeout_s: float) -> None:
-        """Begin to count."""
+        """Start the program's time-out."""
         if self._starting is not None:
             self._starting.cancel()
         self._timers.append(self._loop.call_later(timeout_s, self.kill, KillCause.TIMEOUT))
 
     def kill(self, cause: KillCause) -> None:
-        """Kill the program for a reason; the first reason counts."""
+        """Kill the program. The first cause is kept."""
         if self.cause is None:
             self.cause = cause
             self._begin(self._container.kill_guest)
@@ -400,7 +405,7 @@ class KillTimer:
         threading.Thread(target=_kill, args=(kill,), name="cloche-container-kill", daemon=True).start()
 
     def close(self) -> None:
-        """Stop counting."""
+        """Cancel all timers."""
         self._is_closed = True
         for timer in self._timers:
             timer.cancel()

@@ -1,11 +1,9 @@
-"""One open sandbox of containers: a workspace that lives, every run in a container of its own, and sessions beside.
+"""One open sandbox of containers: a persistent workspace, a new container for each run, and sessions beside.
 
-Theory of operation: a container runs one program. After that it is idle: nothing but its first process is left, which
-serves the workspace until the next container has come up. So there is always one that holds the files, and never one
-that runs twice. What a container is made of, and what the workspace is, each backend says by a few methods.
-
-A session has a container of its own, which has the files too while it lives, and holds them afterwards when no other
-one does.
+Theory of operation: a container runs one program. After that it is idle: only its first process is left, which serves
+the workspace until the next container is up. So at any time one container holds the files, and none runs twice. Each
+backend defines by a few methods how a container is made and where the workspace is. A session has its own container,
+which also has the workspace mounted, and holds it after the session's end if no other container does.
 """
 
 from __future__ import annotations
@@ -65,7 +63,7 @@ class ContainerSandbox(ABC, Generic[G, C]):
 
     @abstractmethod
     def _find_rootfs(self, request: Request | None) -> G:
-        """Return what the container of a request is made of; None for any that can serve files. Blocks."""
+        """Return the root file system for a request; for None, one whose container can serve files. Blocks."""
 
     @abstractmethod
     def _build_program(self, request: Request, rootfs: G) -> Program:
@@ -73,11 +71,11 @@ class ContainerSandbox(ABC, Generic[G, C]):
 
     @abstractmethod
     def _make(self, rootfs: G, after: C | None) -> C:
-        """Start a container, with the workspace of `after` where there is one; blocks. Raises StartFailed."""
+        """Start a container, with the workspace of `after` if given. Blocks. Raises StartFailed."""
 
     @abstractmethod
     def _kind(self, rootfs: G) -> tuple[object, ...]:
-        """Return what two containers must have in common for one to stand for the other."""
+        """Return a key that is equal for two containers if one can replace the other."""
 
     @abstractmethod
     def _release(self, container: C, *, with_workspace: bool = False) -> None:
@@ -85,25 +83,25 @@ class ContainerSandbox(ABC, Generic[G, C]):
 
     @abstractmethod
     def _notes(self, container: C) -> dict[str, Any]:
-        """Return what results say of it in `meta`."""
+        """Return the container's entries for `meta` of results."""
 
     def _enforced(self, container: C) -> Enforcement:  # noqa: ARG002 - where containers differ
-        """Return what is enforced in this very container."""
+        """Return the enforcement report of this container."""
         return self._enforcement
 
     async def _hold_workspace(self, holder: C | None) -> None:
-        """See to it that the next container has the workspace, also where none is left with it. Raises StartFailed."""
+        """Ensure that the next container gets the workspace, even if none holds it. Raises StartFailed."""
 
     def expect_single_run(self) -> None:
-        """Make no container ready for a run after the next one."""
+        """Announce that only one more run follows, so that no container is prepared for later runs."""
         self._is_last = True
 
     async def run(self, request: Request) -> Result:
-        """Run code or a command and return what came of it."""
+        """Run code or a command and return its result."""
         return await self.run_streaming(request, discard)
 
     async def run_streaming(self, request: Request, sink: Sink) -> Result:
-        """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
+        """Run like `run`, and pass `Started` and `OutputChunk` events to `sink` as they happen."""
         async with self._turn:
             rootfs = await self._rootfs(lambda: self._find_rootfs(request))
             program = self._build_program(request, rootfs)
@@ -112,7 +110,7 @@ class ContainerSandbox(ABC, Generic[G, C]):
                 return await self._run(container, request, program, sink, start)
 
     async def read_file(self, path: str, *, max_bytes: int) -> bytes:
-        """Return a regular file of the workspace. Raises the SandboxFile errors."""
+        """Return the content of a regular file of the workspace. Raises the SandboxFile errors."""
         inside = workspace_path(path)
         async with self._turn:
             file_request = FileRequest(max_bytes)
@@ -162,18 +160,19 @@ class ContainerSandbox(ABC, Generic[G, C]):
         return await asyncio.to_thread(find)
 
     def _current_holder(self) -> C | None:
-        """Return a container that has the workspace, one that runs nothing before any other."""
+        """Return a container that holds the workspace; idle ones come first."""
         all_of_them = (self._used, self._fresh, *self._other_holders())
         return next((container for container in all_of_them if container is not None and not container.is_lost), None)
 
     def _other_holders(self) -> Sequence[C]:
-        """Return what else has the workspace."""
+        """Return further containers that hold the workspace."""
         return ()
 
     async def _take(self, rootfs: G) -> tuple[C, str]:
-        """Return a container that has run nothing, with this sandbox's workspace, and how it came about.
+        """Return a fresh container with this sandbox's workspace, and "cold" or "pooled".
 
-        Raises StartFailed, or InvalidRequest when the sandbox was closed meanwhile: nobody would release it later.
+        Raises StartFailed, or InvalidRequest if the sandbox was closed meanwhile, because the container would never be
+        released.
         """
         taken_container = await self._take_one(rootfs)
         if self._is_closed:
@@ -211,7 +210,7 @@ class ContainerSandbox(ABC, Generic[G, C]):
         return container, start
 
     async def _start_container(self, rootfs: G, after: C | None) -> C:
-        """Start a container in a thread; when cancelled, it is released."""
+        """Start a container in a thread. If the caller is cancelled, the container is released."""
         making = asyncio.ensure_future(asyncio.to_thread(self._make, rootfs, after))
         try:
             return await finish(making)
@@ -256,7 +255,7 @@ class ContainerSandbox(ABC, Generic[G, C]):
         )  # fmt: skip
 
     def _prepare_next(self, container: C, program: Program) -> None:
-        """Make the next container ready, or one for the next sandbox like this one; the next run may be alike."""
+        """Prepare the next container of this sandbox, or one for the next sandbox of the same kind."""
         if not self._policy.warm:
             return
         rootfs, expects_python = cast(G, container.rootfs), program.python is not None
@@ -266,14 +265,14 @@ class ContainerSandbox(ABC, Generic[G, C]):
             self._coming = asyncio.create_task(self._succeed(rootfs, expects_python=expects_python))
 
     def _make_ahead(self, rootfs: G, *, expects_python: bool) -> C:
-        """Start a container for another sandbox; blocks. Raises StartFailed."""
+        """Start a container for another sandbox. Blocks. Raises StartFailed."""
         container = self._make(rootfs, None)
         if expects_python:
             _prefork(container)
         return container
 
     async def _succeed(self, rootfs: G, *, expects_python: bool) -> None:
-        """Start the container of the next run while the last one holds the workspace."""
+        """Start the next run's container while the last one holds the workspace."""
         with suppress_logged(log, "no container was made ready, so the next run starts its own", Exception):
             self._fresh, _ = await self._start(rootfs)
             if expects_python:
@@ -287,7 +286,7 @@ class ContainerSandbox(ABC, Generic[G, C]):
         order: dict[str, Any],
         payloads: tuple[bytes, ...],
     ) -> dict[str, Any]:
-        """Send a run and wait for its end; when cancelled, kill it and wait until it is dead."""
+        """Send a run and wait for its end. If cancelled, kill it and wait until it is dead."""
         sending = asyncio.ensure_future(_send(container, order, payloads))
         sending.add_done_callback(lambda _: None if listener.has_started else kill_timer.expect_start())
         try:
@@ -304,7 +303,7 @@ class ContainerSandbox(ABC, Generic[G, C]):
     async def _request_files(
         self, file_request: FileRequest, order: dict[str, Any], *payloads: bytes
     ) -> dict[str, Any]:
-        """Ask a container of this sandbox about files."""
+        """Send a request about files to a container of this sandbox."""
         return await self._ask(await self._holder(), file_request, order, *payloads)
 
     async def _ask(
@@ -329,7 +328,7 @@ class ContainerSandbox(ABC, Generic[G, C]):
             container.listen_for_files(None)
 
     async def _holder(self) -> C:
-        """Return a container that has the workspace."""
+        """Return a container that holds the workspace; starts one if necessary."""
         if self._is_closed:
             raise InvalidRequest("this sandbox is closed; open another one")
         holder = self._current_holder()
@@ -347,7 +346,7 @@ def _prefork(container: Container[Any]) -> None:
 async def _answer(
     container: Container[Any], file_request: FileRequest, order: dict[str, Any], payloads: tuple[bytes, ...]
 ) -> dict[str, Any]:
-    """Wait for the answer, even when cancelled: what came later would be taken for that of another question."""
+    """Wait for the answer, even if cancelled: a late answer would be taken for that of the next request."""
     try:
         await finish(_send(container, order, payloads))
         return await finish(asyncio.wait_for(asyncio.shield(file_request.answer), ANSWER_S))
@@ -372,14 +371,17 @@ class SessionSandbox(ContainerSandbox[G, C]):
 
     @abstractmethod
     def _find_session_rootfs(self, language: str) -> G:
-        """Return what the container of a session is made of. Raises BackendUnavailable where there can be none."""
+        """Return the root file system of a session's container.
+
+        Raises BackendUnavailable if there can be no session.
+        """
 
     @abstractmethod
     def _build_session_program(self, language: str, env: Mapping[str, str], rootfs: G) -> SessionProgram:
-        """Return what serves a session. Raises InvalidRequest or BackendUnavailable."""
+        """Return the program of a session. Raises InvalidRequest or BackendUnavailable."""
 
     async def open_session(self, language: str, env: Mapping[str, str]) -> Session:
-        """Start an interpreter that lives, in this workspace; see core.protocols.SupportsSessions."""
+        """Start an interpreter that lives in this workspace; see core.protocols.SupportsSessions."""
         async with self._turn:
             rootfs = await self._rootfs(lambda: self._find_session_rootfs(language))
             program = self._build_session_program(language, env, rootfs)
@@ -402,7 +404,7 @@ class SessionSandbox(ContainerSandbox[G, C]):
         return session
 
     def take_back(self, container: Container[Any]) -> None:
-        """Take the container of a session that is over: it may be the only one that has the files."""
+        """Take over the container of an ended session, which may be the only holder of the workspace."""
         mine = next(session_container for session_container in self._sessions if session_container is container)
         del self._sessions[mine]
         if self._is_closed or mine.is_lost or self._current_holder() is not None:
@@ -411,7 +413,9 @@ class SessionSandbox(ContainerSandbox[G, C]):
             self._used = mine
 
     async def changes_in(self, container: Container[Any], timeout_s: float) -> Changes:
-        """Look at the files after a cell that had so long; nothing where they cannot be seen any more."""
+        """Return the files that changed, after a cell with a limit of `timeout_s`; empty if they cannot be read any
+        more.
+        """
         async with self._turn:
             if container.is_lost or self._is_closed:
                 return Changes()

@@ -1,11 +1,11 @@
-"""A live session in a container: how its interpreter is reached, which has a container of its own.
+"""The transport of a live session, whose interpreter has a container to itself.
 
-It is one long run: the same first process, walls and limits; what is added is a link on which the interpreter is given
-cells. What ends it leaves the container, which then holds the workspace like that of any run; unless the container
-itself is what has ended.
+A session is one long run: the same first process, isolation and limits, plus a link over which the interpreter gets
+cells. After its end the container is left and holds the workspace like that of any run, unless the container itself has
+ended.
 
-Frames of the interpreter and pieces of its streams arrive in the container's reading thread, where all is bounded, and
-are handed to the caller's event loop in order: what a cell printed is there before its end is known.
+Frames of the interpreter and pieces of its streams arrive in the container's reading thread, where all of them are
+bounded. They are passed to the caller's event loop in order, so a cell's output arrives before its end.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ log = logging.getLogger("cloche.containers")
 
 
 class SessionOwner(Protocol):
-    """Hold the workspace in which a session's container works."""
+    """The sandbox that holds a session's workspace."""
 
     def take_back(self, container: Container[Any]) -> None:
-        """Take the container of a session that is over."""
+        """Take over the container of an ended session."""
         ...
 
     async def changes_in(self, container: Container[Any], timeout_s: float) -> Changes:
-        """Look at the files after a cell that had so long."""
+        """Return the files that changed, after a cell with a limit of `timeout_s`."""
         ...
 
 
 class ContainerTransport:
     """Carry one interpreter in a container; see backends.session.SessionTransport.
 
-    `receive` and `lose` are called in the container's reading thread, everything else in the loop.
+    `receive` and `lose` are called in the container's reading thread, all other methods in the loop.
     """
 
     def __init__(self, owner: SessionOwner, container: Container[Any], program: SessionProgram, limits: Limits):
@@ -74,7 +74,7 @@ class ContainerTransport:
         self._end.add_done_callback(lambda _: self._kill_timer.close())
 
     async def start(self) -> asyncio.Future[None]:
-        """Start the interpreter, and return its end. Raises StartFailed."""
+        """Start the interpreter and return a future of its end. Raises StartFailed."""
         self._container.listen(self)
         try:
             await finish(asyncio.to_thread(self._container.order, self._program.order(self._limits)))
@@ -96,7 +96,7 @@ class ContainerTransport:
         return self._container.slowness
 
     async def prepare(self, code: str, *, was_signalled: bool) -> None:
-        """Do nothing: what runs one cell can run the next, and signals go the way that cells go."""
+        """Do nothing: an interpreter that ran one cell can run the next, and signals are sent like cells."""
 
     def begin(self, sink: Sink) -> None:
         with self._turn:
@@ -104,7 +104,7 @@ class ContainerTransport:
         self._outputs.hand_on_to(sink)
 
     def collect(self, *, is_up_to_date: bool = False) -> Printed:  # noqa: ARG002 - it always is
-        """Return what was printed: what came before an answer was handed to the loop before it."""
+        """Return the output of the cell. Output before an answer was posted to the loop before that answer."""
         kept_bytes = self._outputs.kept_bytes
         printed = Printed(
             stdout=kept_bytes("stdout"), stderr=kept_bytes("stderr"), is_truncated=self._outputs.is_truncated
@@ -165,11 +165,11 @@ class ContainerTransport:
             self._owner.take_back(self._container)
 
     async def changes(self, timeout_s: float) -> Changes:
-        """Return what has changed in the workspace, after a cell that had so long."""
+        """Return the files that changed in the workspace, after a cell with a limit of `timeout_s`."""
         return await self._owner.changes_in(self._container, timeout_s)
 
     def receive(self, tag: bytes, body: bytes) -> None:
-        """Take one frame; in the reading thread. Raises ValueError for one that makes no sense."""
+        """Handle one frame, in the reading thread. Raises ValueError for an invalid one."""
         if tag in STREAMS:
             self._outputs.take(STREAMS[tag], body)
         elif tag == FROM_SESSION:
@@ -181,11 +181,11 @@ class ContainerTransport:
             self._post(self._fail, str(read_object(body).get("why")))
 
     def lose(self) -> None:
-        """Learn that nothing more will come; in the reading thread."""
+        """Handle the end of the link, in the reading thread."""
         self._post(self._note_end, "the container is gone")
 
     def _pass(self, body: bytes) -> None:
-        """Hand on what the interpreter sent, up to more than is ever read."""
+        """Pass on data of the interpreter, up to a bound above the maximum that is ever read."""
         if not body:
             self._post(self.link.lose, "the interpreter has closed its link")
             return
@@ -196,7 +196,7 @@ class ContainerTransport:
             self._post(self.link.receive, body)
 
     def _post(self, function: Callable[..., object], *arguments: object) -> None:
-        """Call a function in the loop, unless that is closed, after all that was posted before."""
+        """Call a function in the loop, after all that were posted before, unless the loop is closed."""
         with self._turn:
             self._inbox.append((function, arguments))
             was_attended, self._is_attended = self._is_attended, True
@@ -204,7 +204,7 @@ class ContainerTransport:
             self._loop.call_soon_threadsafe(self._attend)
 
     def _attend(self) -> None:
-        """Call what was posted, and between two slices of time let others have their turn."""
+        """Call the posted functions for at most `SLICE_S`, then yield to other callbacks of the loop."""
         until = time.monotonic() + SLICE_S
         try:
             while self._inbox and time.monotonic() < until:
@@ -225,7 +225,7 @@ class ContainerTransport:
             self._end.set_result(None)
 
     def _fail(self, why: str) -> None:
-        """Learn that the session could not be started."""
+        """Record that the session could not be started."""
         if not self._end.done():
             self._end.set_exception(StartFailed(f"the session did not start: {why}", step="session"))
             self._end.exception()  # retrieved, so that asyncio logs nothing when nobody waits for the start

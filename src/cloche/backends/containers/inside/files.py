@@ -1,7 +1,8 @@
-"""The workspace as the first process of a container sees it: files come in, are looked at, and go out.
+"""The workspace as seen by the first process of a container: files are received, listed and sent.
 
-The guest left what it liked, so nothing is opened by a path: folders are walked by descriptors, through no link.
-Beside a session it may still be at work: then walks end, and a file is as long as it was when it was looked at.
+The guest may have left any kind of entry, so nothing is opened by a path: folders are walked by descriptors, without
+following links. Beside a session the guest may change files during a walk; walks are therefore bounded, and a file is
+sent with the length that it had when it was opened.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ TEXT: Any = {"encoding": "utf-8", "errors": "surrogateescape"}  # names that are
 
 
 class FileRequestRefused(Exception):
-    """Hold why a request about files was not done: one of `refused`, `not_found`, `too_large`, `full`."""
+    """Raised for a request about files. `kind` is `refused`, `not_found`, `too_large` or `full`."""
 
     def __init__(self, kind: str, path: str, why: str):
         super().__init__(why)
@@ -40,7 +41,7 @@ class FileRequestRefused(Exception):
 
 
 def open_folder(folder: str, *, make: bool = False) -> int:
-    """Open a folder of the workspace one name at a time, through no link."""
+    """Open a folder of the workspace one component at a time, without following links."""
     folder_fd = os.open(WORKSPACE, FOLDER)
     for name in folder.split("/") if folder else ():
         try:
@@ -80,10 +81,10 @@ def open_file_in(folder_fd: int, name: str, path: str) -> tuple[int, os.stat_res
 
 
 class WorkspaceWalk:
-    """Visit the regular files of the workspace, depth first, and each folder once, however it is moved about.
+    """Visit the regular files of the workspace depth first, and each folder once, even if it is moved during the walk.
 
-    Nothing but the folders on the way to the current one is held. Time, entries, depth and the length of all paths are
-    bounded; `reasons` say what was left out for, by the names in the caller's `saved_files.REASONS`.
+    Only the folders on the path to the current one are open. Time, entries, depth and the total length of paths are
+    bounded; `reasons` says which bound was reached, by the names in the caller's `saved_files.REASONS`.
     """
 
     def __init__(self, seconds: float):
@@ -93,13 +94,13 @@ class WorkspaceWalk:
         self.reasons: set[str] = set()
 
     def skip(self, reason: str = "") -> None:
-        """Count what is left out; without a reason where it would be left out in any case: a link, say."""
+        """Count a skipped entry. `reason` is "" for entries that are always skipped, such as links."""
         self.skipped += 1
         if reason:
             self.reasons.add(reason)
 
     def files(self) -> Iterator[tuple[int, str, str, os.stat_result]]:
-        """Yield folder, name, path and state of each file; what is done with it meanwhile is not the walk's time."""
+        """Yield folder descriptor, name, path and stat result of each file. The time of the consumer does not count."""
         stack: list[tuple[int, Any, str]] = []
         try:
             self._enter(stack, WORKSPACE, None, "")
@@ -142,7 +143,7 @@ class WorkspaceWalk:
                 os.close(folder_fd)
 
     def _enter(self, stack: list[tuple[int, Any, str]], name: str, parent: int | None, prefix: str) -> None:
-        """Open a folder, unless it was visited before: it may have been moved on meanwhile."""
+        """Open a folder, unless it was visited before, possibly under another path."""
         try:
             folder_fd = os.open(name, FOLDER, dir_fd=parent)
         except OSError:
@@ -157,12 +158,12 @@ class WorkspaceWalk:
 
 
 def identity(state: os.stat_result) -> tuple[int, int, int]:
-    """Return what tells a file as it is from the same one changed."""
+    """Return a key that changes whenever the file changes."""
     return state.st_ino, state.st_ctime_ns, state.st_size
 
 
 def file_states(walk: WorkspaceWalk | None = None) -> dict[str, tuple[int, int, int]]:
-    """Return the identity of every regular file, which no guest can set."""
+    """Return the identity of every regular file. A guest cannot set it (it contains the ctime)."""
     return {path: identity(state) for _, _, path, state in (walk or WorkspaceWalk(WALK_S)).files()}
 
 
@@ -179,7 +180,7 @@ def take_files(incoming: Any) -> None:
 
 
 def place_file(path: str, mode: int, source: Any) -> None:
-    """Write beside, then rename over, so that a link in the way is replaced and not followed."""
+    """Write a temporary file, then rename it, so that a link at the target is replaced and not followed."""
     folder, _, name = path.rpartition("/")
     folder_fd = open_folder(folder, make=True)
     temporary = f".{os.urandom(8).hex()}.cloche"
@@ -205,7 +206,7 @@ def place_file(path: str, mode: int, source: Any) -> None:
 def hand_files(
     caller: CallerLink, before: dict[str, tuple[int, int, int]], max_bytes: int, seconds: float = WALK_S
 ) -> None:
-    """Send what is new or changed as an archive; then what was skipped, and what is gone."""
+    """Send new and changed files as an archive; then the counts of skipped files, and the paths of removed ones."""
     walk, bytes_left = WorkspaceWalk(seconds), max_bytes
     seen_paths: set[str] = set()
     archive: tarfile.TarFile | None = None
@@ -242,7 +243,7 @@ def hand_files(
 
 
 def hand_names(caller: CallerLink, paths: list[str]) -> int:
-    """Send paths as data, in which many are cheap to read, and the end of all data; return how many bytes they are."""
+    """Send paths as data, then the end of all data; return the number of bytes."""
     data = b"\0".join(map(os.fsencode, paths))
     OutgoingData(caller).write(data)
     caller.send(DATA)
@@ -250,7 +251,7 @@ def hand_names(caller: CallerLink, paths: list[str]) -> int:
 
 
 class Exactly:
-    """Read as much of a file as is asked for, whatever happens to it meanwhile: what is gone reads as zero bytes."""
+    """Read exactly the requested bytes of a file, even if it shrinks meanwhile: missing bytes read as zeros."""
 
     def __init__(self, file: Any):
         self.file = file
@@ -261,14 +262,14 @@ class Exactly:
 
 
 class Seen:
-    """Remember how the files were when they were looked at last."""
+    """Remember the states of the files at the last look."""
 
     def __init__(self, caller: CallerLink):
         self.caller = caller
         self.files: dict[str, tuple[int, int, int]] = {}
 
     def hand(self, max_bytes: int, seconds: float) -> None:
-        """Send what has changed since. What changes meanwhile is sent once more the next time."""
+        """Send the changes since the last look. A file that changes during the look is sent again at the next one."""
         walk = WorkspaceWalk(seconds)
         before, self.files = self.files, file_states(walk)
         if walk.reasons & UNSEEN:
@@ -276,9 +277,9 @@ class Seen:
         hand_files(self.caller, before, max_bytes, seconds)
 
     def _keep(self, before: dict[str, tuple[int, int, int]]) -> None:
-        """Remember what was not reached, so that it does not seem new the next time: the latest that have room.
+        """Keep the states of files that this look did not reach, so that the next does not report them as new.
 
-        What is forgotten is at worst reported as changed once more.
+        Their number and length are bounded. A forgotten file is at worst reported as changed once more.
         """
         room = MAX_PATH_CHARS - sum(map(len, self.files))
         for path, state in itertools.islice(before.items(), MAX_FILES):
@@ -290,7 +291,7 @@ class Seen:
 
 
 def hand_file(caller: CallerLink, path: str, max_bytes: int) -> None:
-    """Hand back one file."""
+    """Send one file."""
     try:
         fd, _ = open_file(path)
     except FileNotFoundError:
@@ -305,7 +306,7 @@ def hand_file(caller: CallerLink, path: str, max_bytes: int) -> None:
 
 
 def list_files(caller: CallerLink) -> None:
-    """Send the paths of all files. Some of them would look like all of them, so too many are refused."""
+    """Send the paths of all files. A list that would be incomplete is refused."""
     walk = WorkspaceWalk(WALK_S)
     states = file_states(walk)
     if why := walk.reasons & {"time", "entries", "paths"}:
@@ -315,7 +316,7 @@ def list_files(caller: CallerLink) -> None:
 
 
 def remove_file(name: str) -> None:
-    """Remove a file of the workspace itself, unless the guest made something else of it."""
+    """Remove a file at the top of the workspace, unless the guest replaced it by a folder."""
     try:
         os.unlink(f"{WORKSPACE}/{name}")
     except OSError:
@@ -323,7 +324,7 @@ def remove_file(name: str) -> None:
 
 
 def prepare_workspace() -> None:
-    """Undo what a guest may have done to the folder itself."""
+    """Restore the mode of the workspace folder, which a guest may have changed."""
     try:
         os.chmod(WORKSPACE, 0o700)
     except OSError:

@@ -1,6 +1,6 @@
-"""Frames between the first process of a container and its caller, and what the kernel counts for that container.
+"""Frames between a container's first process and its caller, and the kernel's counters for the container.
 
-Frames are a tag, a length of four bytes, and a body. `Counters` reads the container's control groups from inside.
+A frame is a tag, a length of four bytes, and a body. `Counters` reads the container's control groups from inside.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROUTES = {"ipv4": "/proc/net/snmp", "ipv6": "/proc/net/snmp6"}  # what the netwo
 
 
 class CallerLink:
-    """Exchange frames with whoever started the container."""
+    """Exchange frames with the caller that started the container."""
 
     def __init__(self) -> None:
         self.buffer = bytearray()
@@ -44,7 +44,7 @@ class CallerLink:
         self.is_gone = False
 
     def send(self, tag: bytes, body: bytes = b"") -> None:
-        """Send one frame, however long that takes."""
+        """Send one frame; blocks until it is written."""
         view = memoryview(tag + len(body).to_bytes(4, "big") + body)
         while view:
             view = view[os.write(1, view) :]
@@ -53,7 +53,7 @@ class CallerLink:
         self.send(tag, json.dumps(body).encode())
 
     def receive(self) -> tuple[bytes, bytes]:
-        """Wait for one frame. Ends this process, and with it the container, when nothing more will come."""
+        """Wait for one frame. At the end of input this process exits, and with it the container."""
         while True:
             frame = self.next()
             if frame is not None:
@@ -63,7 +63,7 @@ class CallerLink:
                 os._exit(0)
 
     def has_input(self) -> bool:
-        """Tell whether something has come."""
+        """Return whether input is available."""
         return bool(self.buffer or self.later) or has_come(0)
 
     def read(self) -> None:
@@ -72,7 +72,7 @@ class CallerLink:
         self.is_gone = not data
 
     def receive_piece(self) -> bytes:
-        """Wait for a piece of what follows an order; what else comes meanwhile is returned after that."""
+        """Wait for a DATA frame and return its body. Other frames are postponed."""
         postponed, self.later = self.later, []
         while True:
             tag, body = self.receive()
@@ -82,7 +82,7 @@ class CallerLink:
             postponed.append((tag, body))
 
     def next(self) -> tuple[bytes, bytes] | None:
-        """Return a frame that is already here."""
+        """Return a frame that has already been received, else None."""
         if self.later:
             return self.later.pop(0)
         if len(self.buffer) < 5:
@@ -96,14 +96,14 @@ class CallerLink:
 
 
 def has_come(fd: int) -> bool:
-    """Tell whether there is something to read; not by `select`, which some gVisor refuses."""
+    """Return whether `fd` is readable. Uses poll, because some gVisor versions refuse select."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(0))
 
 
 class IncomingData:
-    """Read the pieces that follow an order like a file; an empty one ends them."""
+    """File-like reader of the DATA frames after an order; an empty frame ends them."""
 
     def __init__(self, caller: CallerLink):
         self.caller, self.rest, self.is_over = caller, b"", False
@@ -117,7 +117,7 @@ class IncomingData:
         return data
 
     def drain(self) -> None:
-        """Leave out what is left."""
+        """Discard the remaining data."""
         self.rest = b""
         while not self.is_over:
             self.read(1)
@@ -125,7 +125,7 @@ class IncomingData:
 
 
 class OutgoingData:
-    """Write like to a file; it goes out in pieces."""
+    """File-like writer that sends DATA frames."""
 
     def __init__(self, caller: CallerLink):
         self.caller = caller
@@ -137,7 +137,7 @@ class OutgoingData:
 
 
 class Counters:
-    """Read the container's control groups, of either version, where they can be seen."""
+    """Read the container's control groups, of version 1 or 2, if they are visible."""
 
     def __init__(self) -> None:
         self.fds: dict[str, int] = {}
@@ -167,7 +167,7 @@ class Counters:
             return ""
 
     def row(self, name: str, *keys: str) -> int:
-        """Return the first of `keys` that a file of rows has, else 0."""
+        """Return the value of the first of `keys` in a file of rows, else 0."""
         rows = dict(line.split(None, 1) for line in self.read(name).splitlines() if " " in line)
         return next((int(rows[key]) for key in keys if key in rows), 0)
 
@@ -175,7 +175,7 @@ class Counters:
         return self.row("oom", "oom_kill"), self.row("pids", "max")
 
     def unreachable(self) -> int:
-        """Return how often there was no route to what was to be reached, since the container began."""
+        """Return how often a packet had no route since the container started."""
         rows = [row.split() for row in self.read("ipv4").splitlines() if row.startswith("Ip:")]
         table = dict(zip(*rows, strict=False)) if len(rows) == len(("names", "figures")) else {}
         return int(table.get("OutNoRoutes", 0)) + self.row("ipv6", "Ip6OutNoRoutes")
@@ -185,9 +185,9 @@ class Counters:
         return SHARES_SANDBOX or self.sums_memory or "stat" in self.fds
 
     def held(self) -> tuple[int, int]:
-        """Return the bytes of private memory, and of shared memory with all files of a tmpfs.
+        """Return the bytes of private memory, and of shared memory including tmpfs files.
 
-        Without control groups it is the processes' private memory, and what they share is not counted.
+        Without control groups, only the processes' private memory is counted.
         """
         if SHARES_SANDBOX:
             return sum(programs().values()), 0
@@ -202,7 +202,7 @@ class Counters:
 
 
 def summed_memory() -> int:
-    """Return the private memory of all processes of this namespace but this one; pages of several count in parts."""
+    """Return the private memory of all other processes of this namespace; shared pages count proportionally."""
     own = str(os.getpid())
     sums = [(pid, memory_of(pid, "status", PRIVATE)) for pid in os.listdir("/proc") if pid.isdigit() and pid != own]
     sums = [(pid, held) for pid, held in sums if held]
@@ -213,7 +213,7 @@ def summed_memory() -> int:
 
 
 def memory_of(pid: str, name: str, row: str) -> int:
-    """Return the bytes that a row of a file about a process says; 0 where it cannot be read."""
+    """Return the bytes in a row of a process's file in /proc; 0 if it cannot be read."""
     try:
         with open(f"/proc/{pid}/{name}", encoding="ascii", errors="replace") as file:
             line_of_row = next((line for line in file if line.startswith(row)), "")
@@ -223,7 +223,7 @@ def memory_of(pid: str, name: str, row: str) -> int:
 
 
 def programs() -> dict[int, int]:
-    """Return the private memory of all processes that have this one's effective id as their real one."""
+    """Return the private memory, by pid, of all processes whose real id is this process's effective id."""
     mine, memory_by_pid = str(os.geteuid()).encode(), {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -237,7 +237,7 @@ def programs() -> dict[int, int]:
 
 
 def stored(folders: Iterable[str] = (WORKSPACE, TMP, SHM)) -> int:
-    """Return the bytes in the container's own file systems."""
+    """Return the bytes stored in the container's own file systems."""
     total = 0
     for folder in folders:
         try:
@@ -250,6 +250,6 @@ def stored(folders: Iterable[str] = (WORKSPACE, TMP, SHM)) -> int:
 
 
 def is_full() -> bool:
-    """Tell whether the workspace has no room left."""
+    """Return whether the workspace has no free block or inode."""
     state = os.statvfs(WORKSPACE)
     return state.f_bfree == 0 or state.f_ffree == 0

@@ -1,15 +1,15 @@
 """Many processes at once in a container: its first process runs the loop of `init`, and is the loop's host.
 
-Theory of operation: the first process has the id of all others, and no capability. What keeps it out of their reach is
-that it is the first of its namespace, which no signal from inside ends, that it is not dumpable, and the container's
-filter, which lets nobody limit or slow down another process. A fork of it may be looked at once it is dumpable: before
-that, it lets go of the caller's streams.
+Theory of operation: the first process has the same id as all others, and no capability. It is protected because it is
+pid 1 of its namespace (no signal from inside can kill it, pid_namespaces(7)), because it is not dumpable, and because
+the container's filter lets no process change another's limits or priority. A fork can be inspected once it is dumpable;
+before that it closes the caller's streams.
 
-What belongs to a process is found by a mark: a limit on resident memory, with a number of its own for each process that
-is asked for. The kernel does nothing with that limit, hands it on to whatever is forked or executed, and tells anybody
-what it is. A filter of system calls, which nobody can take off, refuses to change it (where a provider of sandboxes
-refuses filters, who lowers that limit is not found before the sandbox ends). So a process may leave its
-parent, its group, its session and its environment, and is still found.
+The processes that belong to a started process are found by a mark: an RLIMIT_RSS with a number unique to each started
+process. The kernel does not enforce that limit (getrlimit(2): no effect since Linux 2.4.30), passes it on by fork and
+exec, and shows it to any process. A seccomp filter, which cannot be removed, refuses to change it. (If a provider of
+sandboxes refuses filters, a process that lowers the limit is found only when the sandbox ends.) A process can leave its
+parent, process group, session and environment and is still found.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ LIMITS_NAME = b"Max resident set"
 
 
 def mark_filter(machine: str) -> bytes:
-    """Return the program that refuses to change the limit that is the mark. Raises OSError for an unknown machine."""
+    """Return the seccomp program that refuses to change RLIMIT_RSS. Raises OSError for an unknown machine."""
     if machine not in MACHINES:
         raise OSError(errno.ENOSYS, f"processes cannot be marked on {machine}")
     name, setrlimit, prlimit = MACHINES[machine]
@@ -91,7 +91,7 @@ def mark_filter(machine: str) -> bytes:
 
 
 class Marker:
-    """Mark processes, and find those with a mark."""
+    """Mark processes, and find marked processes."""
 
     def __init__(self) -> None:
         program = mark_filter(os.uname().machine)
@@ -106,13 +106,13 @@ class Marker:
         return self.newest
 
     def put(self, mark: int) -> None:
-        """Mark this process and all that come of it. Raises OSError."""
+        """Mark this process and its descendants. Raises OSError."""
         resource.setrlimit(resource.RLIMIT_RSS, (mark, mark))
         if prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, self.program, 0, 0) and not SHARES_SANDBOX:
             raise OSError(errno.EPERM, "the mark of a process cannot be fixed")
 
     def of(self, pid: int) -> int:
-        """Return the mark of a process, 0 for one that has gone."""
+        """Return the mark of a process; 0 if the process has ended."""
         try:
             if not self.is_in_files:
                 return resource.prlimit(pid, resource.RLIMIT_RSS)[1]
@@ -124,24 +124,24 @@ class Marker:
             return 0
 
     def all(self) -> dict[int, int]:
-        """Return the marks of all processes that have one."""
+        """Return the marks of all marked processes, by pid."""
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
         marks = {pid: self.of(pid) for pid in pids if pid != INIT}
         return {pid: mark for pid, mark in marks.items() if mark >= FIRST_MARK}
 
 
 class ProcessMark:
-    """Stand for all that belongs to a process; its number is never given again."""
+    """The mark of a started process and its descendants. Numbers are never reused."""
 
     def __init__(self, number: int):
         self.number = number
 
     def close(self) -> None:
-        """Hold nothing."""
+        """Release nothing: a mark holds no resource."""
 
 
 class ForkedGuest:
-    """Hold what the first process knows of a fork: its mark, and the pipe on which it says what went wrong."""
+    """A fork as the first process knows it: its mark, and the pipe over which it reports a failed start."""
 
     def __init__(self, host: ContainerHost, pid: int, number: int, errors_fd: int):
         self.host, self.pid, self.mark, self.errors_fd = host, pid, ProcessMark(number), errors_fd
@@ -151,14 +151,14 @@ class ForkedGuest:
         host.server.loop.watch(errors_fd, host.POLLIN, self.receive)
 
     def signal(self, number: int, group: int = 0) -> None:
-        """Send a signal to it, or to a process group. Raises OSError."""
+        """Send a signal to the process, or to a process group. Raises OSError."""
         if group:
             os.killpg(group, number)
         else:
             os.kill(self.pid, number)
 
     def receive(self, _: int = 0) -> bool:
-        """Take what it says; tell whether there was anything."""
+        """Read the process's report; return whether there was data."""
         try:
             data = os.read(self.errors_fd, MOST_MESSAGE)
         except BlockingIOError:
@@ -171,7 +171,7 @@ class ForkedGuest:
         return bool(data)
 
     def conclude(self) -> dict[str, Any]:
-        """Return what it failed at before it was a program, nothing if it became one; it has ended."""
+        """Return the error of a failed start, {} if the program was executed. Called after the process has ended."""
         while self.errors_fd >= 0 and self.receive():
             pass
         if self.errors_fd >= 0:  # what it left behind holds the other end
@@ -186,7 +186,7 @@ class ForkedGuest:
 
 
 class BecomeGuest(BaseException):
-    """Leave the loop of init, in a fork that becomes a guest: nothing of it stands below the program then."""
+    """Raised in a fork to leave the loop of init, so that no frame of the loop is on the stack below the program."""
 
     def __init__(self, guest: ContainerGuest):
         super().__init__()
@@ -194,7 +194,7 @@ class BecomeGuest(BaseException):
 
 
 class ContainerHost:
-    """Do for init's loop what differs in a container; see `init.server.Host`."""
+    """The parts of init's loop that differ in a container; see `init.server.Host`."""
 
     POLLIN = 1
     ender = None  # `init.tree` ends what belongs to a process
@@ -229,7 +229,9 @@ class ContainerHost:
         return ForkedGuest(self, pid, number, errors_fd)
 
     def look(self) -> Iterator[tuple[int, int]]:
-        """Yield all that live with a mark, the newest first; and who was stopped before it had its own."""
+        """Yield (pid, mark) of all marked processes, newest first, and of started processes stopped before they were
+        marked.
+        """
         for name in reversed(os.listdir("/proc")):
             if name.isdigit() and int(name) != INIT:
                 pid, mark = int(name), self.marker.of(int(name))
@@ -238,14 +240,14 @@ class ContainerHost:
                     yield pid, mark if process is None else process.mark.number
 
     def note_orphan(self, pid: int) -> None:
-        """Take note of nothing: what nobody asked for is found by its mark."""
+        """Record nothing: orphans are found by their mark."""
 
     def marked_pids(self) -> list[int]:
-        """Return all that live with a mark."""
+        """Return the pids of all marked processes."""
         return list(self.marker.all())
 
     def signal_others(self, number: int) -> None:
-        """Send a signal to all of them, until nobody is found that has not had it, or they are too many and fast."""
+        """Send a signal to all marked processes. Repeats until no new ones appear, at most `MOST_PASSES` times."""
         signalled: set[int] = set()
         for _ in range(MOST_PASSES):
             new = set(self.marked_pids()) - signalled
@@ -259,26 +261,28 @@ class ContainerHost:
             signalled |= new
 
     def hold_others(self) -> bool:
-        """Tell that this would take more than one call: others may live here that are not ours."""
+        """Return False: one call cannot stop them all, because processes that are not ours may run in this
+        namespace.
+        """
         return False
 
     def note_busy(self, *, is_busy: bool) -> None:
-        """Look at the memory as long as anything runs, less often when it is only what others left."""
+        """Start checking the memory; the checks are less frequent while only leftover processes run."""
         self.is_busy = is_busy
         if is_busy:
             self._look_later(LOOK_S)
 
     def _held(self) -> tuple[int, int]:
-        """Return the bytes of private memory, and of shared memory with all files of a tmpfs."""
+        """Return the bytes of private memory, and of shared memory including tmpfs files."""
         return self.counters.held() if self.counters.sees_memory else held_in_gvisor()
 
     def is_full(self) -> bool:
-        """Tell whether there is no room, or no inode, left in the workspace."""
+        """Return whether the workspace has no free block or inode."""
         state = os.statvfs(WORKSPACE)
         return not state.f_bavail or not state.f_favail
 
     def why_failed(self, take: Callable[[str, int], None]) -> None:
-        """Tell whether the kernel has killed for memory, and refused a process, since it was last asked."""
+        """Report whether the kernel killed for memory or refused a process since the last call."""
         kills, refused = self.counters.hits()
         is_more, hits = kills > self.oom_kills, refused - self.pids_hits
         self.oom_kills, self.pids_hits = kills, refused
@@ -288,7 +292,7 @@ class ContainerHost:
         self.server.loop.call_at("memory", importlib.import_module("init.loop").now() + seconds, self._look)
 
     def _look(self) -> None:
-        """End what uses most memory, where all together use more than they may: files in memory are not theirs."""
+        """End the process that uses most memory if the total exceeds the limit. Files in tmpfs do not count."""
         private, shared = self._held()
         hidden = max(0, shared - max(0, stored(self.places) - self.base[1]))
         if private - self.base[0] + hidden > self.memory_bytes and not self._frees_memory():
@@ -297,7 +301,9 @@ class ContainerHost:
             self._look_later(LOOK_S if self.is_busy else IDLE_LOOK_S)
 
     def _frees_memory(self) -> bool:
-        """Tell whether what was last ended for memory may still free some: the kernel takes a moment to do so."""
+        """Return whether the process last ended for memory may still be releasing it, which takes the kernel a
+        moment.
+        """
         moment: float = importlib.import_module("init.loop").now()
         is_ending = moment < self.ended_at + MOST_FREEING_S
         if self.ended_mark and is_ending and self.ended_mark in self.marker.all().values():
@@ -320,7 +326,7 @@ class ContainerHost:
 
 
 def held_in_gvisor() -> tuple[int, int]:
-    """Return the same of all processes of a kernel that is ours alone, which shows no control group."""
+    """Return the same as `_held` for a gVisor kernel of this container alone, which shows no control group."""
     with open("/proc/meminfo", "rb", buffering=0) as file:
         rows = dict(line.split(b":", 1) for line in file.read(CHUNK).splitlines() if b":" in line)
     anonymous, shared = (int(rows[name].split()[0]) * 1024 for name in (b"AnonPages", b"Shmem"))
@@ -328,7 +334,7 @@ def held_in_gvisor() -> tuple[int, int]:
 
 
 def held_by(pid: int) -> int:
-    """Return how much memory a process has that is no file's, in KiB; on gVisor, how much it has."""
+    """Return the memory of a process without file pages, in KiB; on gVisor, its resident memory."""
     try:
         with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
             rows = dict(line.split(b":", 1) for line in file.read(CHUNK).splitlines() if b":" in line)
@@ -339,13 +345,13 @@ def held_by(pid: int) -> int:
 
 
 def refusal(kind: str, message: str) -> Exception:
-    """Return the error that tells the client why something is not done."""
+    """Return the error that a client receives."""
     error: Exception = importlib.import_module("init.wire").Refused(kind, message)
     return error
 
 
 class GuestStartFailed(Exception):
-    """Hold what a process could not do before it was a program."""
+    """Raised if a step before the execution of a program fails."""
 
     def __init__(self, step: str, path: str, error: OSError):
         super().__init__(step)
@@ -354,7 +360,7 @@ class GuestStartFailed(Exception):
 
 
 class ContainerGuest:
-    """Be a process that a client has asked for."""
+    """A process that a client started, in the fork."""
 
     def __init__(
         self,
@@ -369,7 +375,7 @@ class ContainerGuest:
         self.account: dict[str, str] = {}  # variables of a user that was asked for
 
     def become(self) -> None:
-        """Do everything; never returns."""
+        """Do all steps and execute the program; never returns."""
         try:
             inherited = self._take_streams()
             self._get_ready()
@@ -387,7 +393,9 @@ class ContainerGuest:
             os._exit(1)
 
     def _take_streams(self) -> list[int]:
-        """Leave this process nothing but its streams; return those besides the standard ones, out of the way."""
+        """Close all descriptors except the process's streams; return those besides the standard ones, moved to the
+        top.
+        """
         for number in range(3):
             os.dup2(self.streams[number], number)
         more = [self.streams[number] for number in (REPORT, REQUESTS) if number in self.streams]
@@ -421,7 +429,7 @@ class ContainerGuest:
             raise GuestStartFailed("cwd", folder, error) from error
 
     def _become_user(self, users: dict[str, Any]) -> None:
-        """Become who the order says, or the sandbox's own user; none but root keeps capabilities."""
+        """Take the identity that the order names, or the sandbox's own user. Only root keeps capabilities."""
         name = self.order.get("user")
         uid = gid = int(users["uid"])
         groups = [gid]
@@ -451,7 +459,7 @@ class ContainerGuest:
 
 
 def make_accounts(users: dict[str, Any]) -> None:
-    """Fill our own /etc with what the image has there, but what the daemon shows, and add the sandbox's own user."""
+    """Fill our own /etc from the image, except files mounted by the daemon, and add the sandbox's user."""
     data = zlib.decompress(base64.b64decode(users["etc"]))
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
         for member in archive:
@@ -470,7 +478,7 @@ def make_accounts(users: dict[str, Any]) -> None:
 
 
 def extract(archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
-    """Write a member of what the daemon says is the image's, as it is there."""
+    """Extract a member of an archive from the daemon unchanged, with its owner and mode."""
     if hasattr(tarfile, "fully_trusted_filter"):
         archive.extract(member, "/", numeric_owner=True, filter="fully_trusted")
     else:
@@ -478,7 +486,7 @@ def extract(archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
 
 
 def write_file(path: str, mode: int, data: bytes) -> None:
-    """Write a file of the program's, with the folders above it."""
+    """Write a file of the program, and create its parent folders."""
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
@@ -491,7 +499,7 @@ def write_file(path: str, mode: int, data: bytes) -> None:
 
 
 def run_python(settings: dict[str, Any], env: dict[str, str], inherited: list[int]) -> None:
-    """Let the interpreter forget what it was, and run a script, or serve a session."""
+    """Remove our modules from the interpreter, then run a script or serve a session."""
     oneshot = sys.modules["interpreter.oneshot"]
     is_session = bool(settings.pop("is_session", False))
     if isinstance(settings.get("source"), str):
@@ -503,7 +511,7 @@ def run_python(settings: dict[str, Any], env: dict[str, str], inherited: list[in
 
 
 def main(settings: dict[str, Any]) -> None:
-    """Get ready, and serve; returns in no process."""
+    """Set up, and serve. Never returns."""
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.modules.pop("ctypes", None)

@@ -1,8 +1,8 @@
-"""Make the sockets of another container's network, from a container that shares its namespace, and hand them out.
+"""Create the sockets of another container's network, from a container that shares its namespace, and send them.
 
-It is for a caller who cannot enter the namespace itself: a member of the docker group. What is made is what
-`jail/network.py` makes, by the standard library of an image's Python. Arguments are the ports, as JSON, and the path of
-the socket to send by.
+It is for callers who cannot enter the namespace themselves: members of the docker group. It does the same as
+`jail/network.py`, with an image's Python and the standard library. Arguments are the ports, as JSON, and the path of
+the socket over which the created sockets are sent.
 """
 
 import json
@@ -15,7 +15,7 @@ NEW_LINK, NEW_ADDRESS, NEW_ROUTE, ACK, ERROR = 16, 20, 24, 0x405, 2
 
 
 def make_all_local() -> None:
-    """Bring loopback up, and let every IPv4 address be one of this namespace's own."""
+    """Bring the loopback interface up, and make every IPv4 address local to this namespace."""
     index, up, address = (LOOPBACK).to_bytes(4, "little"), (1).to_bytes(4, "little"), socket.inet_aton(NAME_SERVER)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW) as link:
         ask(link, NEW_LINK, bytes(4) + index + up + up)
@@ -25,7 +25,7 @@ def make_all_local() -> None:
 
 
 def ask(link: socket.socket, kind: int, body: bytes) -> None:
-    """Send a request of rtnetlink, and read its acknowledgement."""
+    """Send an rtnetlink request and read its acknowledgement."""
     head = (16 + len(body)).to_bytes(4, "little") + kind.to_bytes(2, "little") + ACK.to_bytes(2, "little") + bytes(8)
     link.send(head + body)
     answer = link.recv(4096)
@@ -35,12 +35,12 @@ def ask(link: socket.socket, kind: int, body: bytes) -> None:
 
 
 def attribute(kind: int, value: bytes) -> bytes:
-    """Return an attribute of rtnetlink."""
+    """Return an rtnetlink attribute."""
     return (4 + len(value)).to_bytes(2, "little") + kind.to_bytes(2, "little") + value
 
 
 def bound(kind: int, address: str, port: int) -> socket.socket:
-    """Return a socket that is bound, and listens if it can."""
+    """Return a bound socket; a stream socket also listens."""
     bound_socket = socket.socket(socket.AF_INET, kind)
     if kind == socket.SOCK_STREAM:
         bound_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -51,7 +51,7 @@ def bound(kind: int, address: str, port: int) -> socket.socket:
 
 
 def main() -> None:
-    """Make all of them, and send them in one message."""
+    """Create all sockets and send them in one message."""
     ports, path = json.loads(sys.argv[1]), sys.argv[2]
     make_all_local()
     sockets = [bound(socket.SOCK_DGRAM, NAME_SERVER, DNS_PORT), bound(socket.SOCK_STREAM, NAME_SERVER, DNS_PORT)]

@@ -1,14 +1,13 @@
-"""One program in a container: started, or run by a preforked guest; its output passed on; all of it ended.
+"""One program in a container: its start, or its run by a preforked guest; its output; and the kill of its processes.
 
-Theory of operation of the preforked guest (`PreforkedGuest`): it is an interpreter that was forked before there was an
-order, and has done a warm-up run. Forking takes gVisor most of a short run's time, and needs no order. So a
-container that was started in advance may be told to expect a Python program. The preforked guest has closed all of
-our descriptors but three: where its order comes from, where it reports that it has begun, and a file in memory that
-will hold its standard input. It closes the first two before anything of the caller's runs. It knows nothing of any
-earlier run.
+Theory of operation of the preforked guest (`PreforkedGuest`): it is an interpreter that was forked before an order
+arrived and has done a warm-up run. Forking takes most of a short run's time on gVisor, and needs no order, so a warm
+container may get an order `expect` for a Python program. The preforked guest has closed all of our descriptors except
+three: a pipe for its order, a pipe for its report that it has begun, and a memfd for its standard input. It closes the
+two pipes before it runs code of the caller. It knows nothing of earlier runs.
 
-It is used once, or not at all. One that died before it had begun has run nothing: then a guest is forked as if there
-had been none. What it says before it begins is our own code's word; afterwards it can say nothing here.
+It is used at most once. If it died before it had begun, it has run nothing, and a guest is forked as usual. Its report
+before it begins comes from our own code; afterwards it has no descriptor to report on.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ NO_ORDER: dict[str, Any] = {"python": {"path": "", "argv": []}, "env": {"A": "b"
 
 
 class Attempt:
-    """Run one command to its end and pass on what it writes."""
+    """Run one command to its end and pass on its output."""
 
     def __init__(
         self,
@@ -75,7 +74,7 @@ class Attempt:
         counters: Counters,
         weight: int = 0,
     ):
-        """Take what it needs; `weight` is the memory that the program already has."""
+        """`weight` is the memory that the program already uses, in bytes."""
         self.caller, self.order, self.stdin, self.wake = caller, order, stdin, wake
         self.end, self.counters = end, counters
         self.cause = ""
@@ -107,7 +106,9 @@ class Attempt:
         return self.relay({ours: tag for (ours, _), tag in zip(pipes, tags, strict=True)})
 
     def start(self, index: int, theirs: list[int]) -> None:
-        """Start command number `index` with its ends of output, error and the value's pipe, or those of a session."""
+        """Start command number `index` with its ends of the pipes for output, error and value, or those of a
+        session.
+        """
         self.pid = os.fork()
         if self.pid == 0:
             become_guest(self.order, index, self.stdin, theirs)
@@ -115,7 +116,7 @@ class Attempt:
             os.close(fd)
 
     def relay(self, readers: dict[int, bytes]) -> int:
-        """Pass on its output until its end, and leave nothing of it; return its wait status."""
+        """Pass on the program's output until its end, kill leftover processes, and return its wait status."""
         for fd in readers:
             os.set_blocking(fd, False)
         self._attend(readers)
@@ -128,7 +129,7 @@ class Attempt:
         return self.status if self.status is not None else 1
 
     def warm_up(self, reader: int) -> None:
-        """Go through passing on what is there, once, and close the reader."""
+        """Exercise the relay of output once, and close the reader."""
         os.set_blocking(reader, False)
         self.poll.register(reader, select.POLLIN)
         self.poll.poll(0)
@@ -158,9 +159,9 @@ class Attempt:
         self.poll, self.resting = select.poll(), {}
 
     def _pass_on_then_rest(self, fd: int, readers: dict[int, bytes]) -> None:
-        """Pass on what is there; nothing more for a moment if it was little: more may be coming line by line.
+        """Pass on available output; after a small piece, pause reading: the program may print line by line.
 
-        What was printed before something was shown goes before that.
+        Pending output is passed on before a displayed value, to keep their order.
         """
         before, tag = self.passed, readers[fd]
         for resting_fd in self.resting if tag == VALUE else ():
@@ -179,10 +180,13 @@ class Attempt:
                 self.poll.register(fd, select.POLLIN)
 
     def _push(self) -> None:
-        """Hand on what waits to be written."""
+        """Write pending data. Only sessions have any."""
 
     def _pass_on(self, fd: int, tag: bytes) -> bool:
-        """Pass on what is there; False at the end, and where nothing is there yet after the end."""
+        """Pass on available output.
+
+        Returns False at the end of file, and when the pipe is empty after the program's end.
+        """
         try:
             data = os.read(fd, CHUNK)
         except BlockingIOError:
@@ -195,7 +199,10 @@ class Attempt:
         return bool(data)
 
     def _note_end(self, *_: object) -> None:
-        """Note when the program ends: what it wrote may keep this process from attending to it, while nobody reads."""
+        """Record the time of the program's end, in the signal handler.
+
+        Passing on output may block until the caller reads, and then the main loop would notice the end too late.
+        """
         try:
             if self.ended_at is None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 self.ended_at = time.monotonic()
@@ -254,7 +261,7 @@ def memory_file() -> int:
 
 
 def kill_all() -> None:
-    """Kill every process of the namespace but this one."""
+    """Kill every other process of the namespace."""
     try:
         os.kill(-1, signal.SIGKILL)
     except ProcessLookupError:
@@ -262,14 +269,14 @@ def kill_all() -> None:
 
 
 def count_processes() -> int:
-    """Count the processes besides this one, and the program, which has just ended."""
+    """Count the other processes, and the program, which has just ended."""
     if SHARES_SANDBOX:
         return len(programs()) + 1
     return sum(name.isdigit() for name in os.listdir("/proc"))
 
 
 def sweep() -> None:
-    """Kill what is left and wait until it is gone."""
+    """Kill all other processes and reap them."""
     kill_all()
     while True:
         try:
@@ -301,7 +308,7 @@ def become_guest(order: dict[str, Any], index: int, stdin: int, ends: list[int])
 
 
 def leave_first() -> None:
-    """Lay aside, in a fork, what is the first process's own."""
+    """Drop, in a fork, the properties that only the first process has."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
@@ -318,7 +325,7 @@ def leave_first() -> None:
 
 
 def execute(argv: list[str], env: dict[str, str]) -> None:
-    """Become a command."""
+    """Execute a command; never returns."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     try:
@@ -332,7 +339,7 @@ def execute(argv: list[str], env: dict[str, str]) -> None:
 
 
 def missing_interpreter(program: str, env: dict[str, str]) -> str:
-    """Say which interpreter a script lacks; empty for what is no script, or has one."""
+    """Return the message about a script's missing interpreter; "" if it is no script or has its interpreter."""
     folders = [""] if "/" in program else [f"{folder}/" for folder in env.get("PATH", os.defpath).split(":")]
     for folder in folders:
         try:
@@ -347,7 +354,7 @@ def missing_interpreter(program: str, env: dict[str, str]) -> str:
 
 
 def run_python(order: dict[str, Any], inherited: list[int]) -> None:
-    """Let the interpreter forget what it was, and run a script, or serve a session."""
+    """Remove our modules from the interpreter, then run a script or serve a session."""
     oneshot = sys.modules["interpreter.oneshot"]
     work = importlib.import_module("interpreter.session").serve if order["is_session"] else oneshot.run
     forget_ours()
@@ -355,14 +362,14 @@ def run_python(order: dict[str, Any], inherited: list[int]) -> None:
 
 
 def forget_ours() -> None:
-    """Let the interpreter find no module of ours any more."""
+    """Remove our modules and their finder from the interpreter."""
     for name in [name for name in sys.modules if name.partition(".")[0] in ("inside", "interpreter", "init")]:
         del sys.modules[name]
     sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not archive]
 
 
 def write_generated(order: dict[str, Any]) -> None:
-    """Write what a compiler needs besides the code, or a session besides its engine."""
+    """Write the generated files of a compiler, or of a session's engine."""
     if order["build"]:
         os.makedirs(order["build"], exist_ok=True)
     for path, text in order["generated"].items():
@@ -371,13 +378,13 @@ def write_generated(order: dict[str, Any]) -> None:
 
 
 def used_by_children() -> tuple[float, ...]:
-    """Return the CPU times, of programs and of the kernel for them, of all children that have ended."""
+    """Return the user and system CPU time of all children that have ended, in seconds."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime, used.ru_stime
 
 
 def write_startup(files: dict[str, str]) -> None:
-    """Write what interpreters of Python find at their start; where that cannot be, they print in blocks."""
+    """Write the startup file of Python interpreters. If that fails, they buffer their output in blocks."""
     try:
         for path, text in files.items():
             write_generated({"build": os.path.dirname(path), "generated": {path: text}})
@@ -386,7 +393,7 @@ def write_startup(files: dict[str, str]) -> None:
 
 
 class RunReport:
-    """Report how a program ended, and what it and its children used and hit."""
+    """Report how a program ended, and which resources it and its children used."""
 
     def __init__(self, caller: CallerLink, counters: Counters):
         self.caller, self.counters = caller, counters
@@ -410,7 +417,7 @@ class RunReport:
 
 
 class PreforkedGuest:
-    """Hold one preforked guest. `readers` are where its output, errors and value come from."""
+    """One preforked guest. `readers` are our ends of its pipes for output, errors and value."""
 
     def __init__(self, nofile: int, counters: Counters):
         self.counters, self.held = counters, counters.held()[0]
@@ -428,18 +435,18 @@ class PreforkedGuest:
             os.close(fd)
 
     def is_alive(self) -> bool:
-        """Tell whether it still waits; one that has ended is reaped."""
+        """Return whether it still waits. If it has ended, it is reaped."""
         try:
             return os.waitpid(self.pid, os.WNOHANG)[0] == 0
         except ChildProcessError:
             return False
 
     def weight(self) -> int:
-        """Return the private memory that it has taken, which counts as its run's."""
+        """Return its private memory in bytes, which counts as its run's."""
         return max(0, self.counters.held()[0] - self.held)
 
     def take(self, order: dict[str, Any]) -> bool:
-        """Give it its order; False when it has ended. Once only."""
+        """Send it the order, once; returns False if it has ended."""
         try:
             give(order, self.orders)
         except BrokenPipeError:
@@ -448,7 +455,7 @@ class PreforkedGuest:
         return True
 
     def beginning(self) -> tuple[float, float] | None:
-        """Return the CPU times that it had used before it began; None when it never did. For when it has ended."""
+        """Return its CPU times before it began; None if it never began. Called after it has ended."""
         os.set_blocking(self.begun, False)
         try:
             report = os.read(self.begun, CHUNK)
@@ -460,7 +467,7 @@ class PreforkedGuest:
         return user_s, system_s
 
     def discard(self) -> None:
-        """Close what is left open of it here; and if it was given no order, kill it."""
+        """Close our descriptors of it; kill it if it never got an order."""
         if not self.is_taken:
             if self.is_alive():
                 os.kill(self.pid, signal.SIGKILL)
@@ -499,7 +506,7 @@ def become_preforked(nofile: int, stdin: int, ends: list[int], order_fd: int, be
 
 
 def warm_up(oneshot: Any) -> None:
-    """Do a warm-up run, with streams of the same kinds as a run's that nobody reads."""
+    """Do a warm-up run, with streams of the same kinds as a run's."""
     saved_fds = [os.dup(number) for number in (1, 2)]
     reading, writing = os.pipe()
     try:
@@ -521,7 +528,7 @@ def warm_up(oneshot: Any) -> None:
 
 
 def give(order: dict[str, Any], fd: int) -> None:
-    """Write what a guest needs of an order. Raises BrokenPipeError."""
+    """Write the part of an order that a guest needs. Raises BrokenPipeError."""
     body = json.dumps({name: order[name] for name in ("python", "env", "has_stdin")}).encode()
     view = memoryview(len(body).to_bytes(LENGTH_BYTES, "big") + body)
     while view:
@@ -529,7 +536,7 @@ def give(order: dict[str, Any], fd: int) -> None:
 
 
 def begin(order_fd: int, begun_fd: int) -> dict[str, Any]:
-    """Wait for the order, and report that it has come, and the CPU time that this process has used until then."""
+    """Wait for the order, and report that it has arrived and the CPU time that this process has used so far."""
     order = receive_order(order_fd)
     used = resource.getrusage(resource.RUSAGE_SELF)
     os.write(begun_fd, json.dumps([used.ru_utime, used.ru_stime]).encode())
@@ -537,7 +544,7 @@ def begin(order_fd: int, begun_fd: int) -> dict[str, Any]:
 
 
 def receive_order(fd: int) -> dict[str, Any]:
-    """Wait for the order. Ends this process when none will come."""
+    """Wait for the order. At the end of file this process exits."""
     data = bytearray()
     while len(data) < LENGTH_BYTES or len(data) < LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "big"):
         piece = os.read(fd, CHUNK)

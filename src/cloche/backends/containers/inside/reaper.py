@@ -1,17 +1,16 @@
-"""The first process of a container: takes files in, runs one program, waits for its end, and hands files back.
+"""The first process of a container: it receives files, runs one program, waits for its end, and sends files back.
 
-It is sent over standard input as text, to an interpreter of the image's own, and imports nothing of Cloche. What it
-receives and sends are frames: a tag of one byte, a length of four, a body.
+Its code arrives as text over standard input, in an interpreter of the image, and imports nothing of Cloche. It
+exchanges frames: a tag of one byte, a length of four, a body.
 
-Theory of operation: the program is a child with pipes of its own, so nothing that it writes can be taken for a frame,
-and this process cannot be read or traced by it. When the program ends, or when it must, everything else in the
-process namespace is killed in one call, and only then files are looked at; but for those of a session, see `session`.
-When standard input ends, the caller is gone, and so is the container.
+Theory of operation: the program is a child with its own pipes, so its output cannot be mistaken for a frame, and it
+cannot read or trace this process. When the program ends or must end, all other processes of the namespace are killed in
+one call, and only then are files read. (Files of a session are read while it runs; see `session`.) When standard input
+ends, the caller has ended, and this process exits, which ends the container.
 
-After it has preforked a guest it does a warm-up run, so that the run need not do the work (`warm_up`): a fork
-shares every page, and whoever first writes to one then copies it; in gVisor that takes most of what a short run takes.
-It goes through a run's steps as far as they leave no trace: it opens no file for writing, kills nobody, and sends
-frames to nobody but itself.
+After it has preforked a guest it does a warm-up run (`warm_up`): a fork shares every page, and the first write to a
+page copies it, which takes most of a short run's time in gVisor. The warm-up goes through a run's steps without side
+effects: it opens no file for writing, kills no process, and sends frames only to itself.
 """
 
 from __future__ import annotations
@@ -61,15 +60,17 @@ if TYPE_CHECKING:
 
 
 class Loopback(CallerLink):
-    """Receive what is sent here."""
+    """Receive the frames that are sent here."""
 
     def send(self, tag: bytes, body: bytes = b"") -> None:
-        """Keep a frame until it is received."""
+        """Buffer a frame until it is received."""
         self.buffer += tag + len(body).to_bytes(4, "big") + body
 
 
 def warm_up(counters: Counters) -> None:
-    """Go through what leaves no trace: orders, files that come in, the program's output, the report, files that go."""
+    """Exercise the steps without side effects: orders, incoming files, a program's output, the report, outgoing
+    files.
+    """
     loopback = Loopback()
     out: Any = OutgoingData(loopback)
     loopback.send_json(ORDER, **NO_ORDER)
@@ -95,7 +96,7 @@ def warm_up(counters: Counters) -> None:
 
 
 class OrderServer:
-    """Do what is asked, one order after the other, until nobody asks any more: see `ORDERS`."""
+    """Carry out orders one after the other until input ends: see `ORDERS`."""
 
     def __init__(self, caller: CallerLink):
         self.caller, self.counters, self.seen = caller, Counters(), Seen(caller)
@@ -114,7 +115,7 @@ class OrderServer:
                 self.handle(json.loads(body))
 
     def handle(self, order: dict[str, Any]) -> None:
-        """Do one order; where it cannot be done, send why."""
+        """Carry out one order, or send the reason of its failure."""
         try:
             self.ORDERS[order["do"]](self, order)
         except FileRequestRefused as error:
@@ -133,7 +134,7 @@ class OrderServer:
             self._dismiss()
 
     def _run(self, order: dict[str, Any]) -> None:
-        """Take files in, run the program, report, and hand files back."""
+        """Receive files, run the program, report, and send files back."""
         caller, counters, preforked = self.caller, self.counters, self.preforked
         weight = preforked.weight() if preforked is not None else 0
         self._take_files()
@@ -168,7 +169,7 @@ class OrderServer:
             preforked.discard()
 
     def expect(self, order: dict[str, Any]) -> None:
-        """Prefork a guest, and do a warm-up run; nobody waits for an answer."""
+        """Prefork a guest and do a warm-up run. There is no answer."""
         try:
             if self.preforked is None:
                 self.preforked = PreforkedGuest(order["nofile"], self.counters)
@@ -178,21 +179,21 @@ class OrderServer:
             pass  # the run does without what there was no room for
 
     def live(self, order: dict[str, Any]) -> None:
-        """Run a session to its end; orders that come meanwhile are handled as well."""
+        """Run a session to its end; orders that arrive meanwhile are handled, too."""
         self._dismiss()
         self.seen.files = file_states()
         live(self.caller, order, self.wake, self.counters, self.handle)
 
     def look(self, order: dict[str, Any]) -> None:
-        """Hand back what has changed since the last look."""
+        """Send the changes since the last look."""
         self.seen.hand(order["disk_bytes"], order["walk_s"])
 
     def read(self, order: dict[str, Any]) -> None:
-        """Hand back one file."""
+        """Send one file."""
         hand_file(self.caller, order["path"], order["max_bytes"])
 
     def write(self, _order: dict[str, Any]) -> None:
-        """Take files in, without a run."""
+        """Receive files, without a run."""
         self._take_files()
         self.caller.send_json(DONE)
 
@@ -232,7 +233,7 @@ def take_stdin(incoming: IncomingData, fd: int) -> None:
 
 
 def main(settings: dict[str, Any]) -> None:
-    """Get ready, report that, and serve."""
+    """Set up, report READY, and serve."""
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.modules.pop("ctypes", None)

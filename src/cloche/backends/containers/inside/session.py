@@ -1,7 +1,7 @@
-"""A program that lives in a container: it is given cells on a link, and its answers go to the caller.
+"""A session's program in a container: it gets cells over a link, and its answers are passed to the caller.
 
-It is one long run, with the same walls and the same end. Meanwhile the caller may have it signalled, and ask about
-files: those are looked at beside a guest that may change them, so nothing of what is found is relied upon.
+It is one long run, with the same isolation and the same end. Meanwhile the caller may have it signalled and request
+files. Those are read beside a guest that may change them, so their contents are not trusted to be consistent.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SessionAttempt(Attempt):
         self.pending = bytearray()
 
     def live(self) -> int:
-        """Start it, pass on all until its end, and return its wait status."""
+        """Start the program, pass on its output until its end, and return its wait status."""
         out, err, answers, requests = (os.pipe() for _ in range(4))
         self.link = requests[1]
         os.set_blocking(self.link, False)
@@ -54,7 +54,7 @@ class SessionAttempt(Attempt):
         return status
 
     def _pass_on(self, fd: int, tag: bytes) -> bool:
-        """Pass on what is there; what was printed before an answer on the link goes before that answer."""
+        """Pass on available data. Output printed before an answer on the link is passed on before that answer."""
         if tag != FROM_SESSION:
             return super()._pass_on(fd, tag)
         try:
@@ -69,7 +69,7 @@ class SessionAttempt(Attempt):
         return bool(data)
 
     def _pass_on_at_once(self, fd: int, tag: bytes) -> bool:
-        """Pass on what is there now; False when there was nothing."""
+        """Pass on available output; returns False if there was none."""
         try:
             data = os.read(fd, CHUNK)
         except (BlockingIOError, OSError):
@@ -90,7 +90,7 @@ class SessionAttempt(Attempt):
             super()._take(tag, body)
 
     def _push(self) -> None:
-        """Write what the link takes; the program may be slow to read."""
+        """Write as much to the link as it accepts; the program may read slowly."""
         try:
             while self.pending:
                 del self.pending[: os.write(self.link, self.pending)]
@@ -106,7 +106,7 @@ class SessionAttempt(Attempt):
                 self.poll.unregister(self.link)
 
     def _control(self, message: dict[str, Any]) -> None:
-        """Signal the program, or look at its memory more or less often."""
+        """Signal the program, or change how often its memory is checked."""
         if message["word"] == "pace":
             self.look_s = LOOK_S if message["is_busy"] else IDLE_LOOK_S
         elif message["word"] == "interrupt":
@@ -115,7 +115,7 @@ class SessionAttempt(Attempt):
             self._signal(message["number"], to_group=bool(message["to_group"]))
 
     def _signal(self, number: int, *, to_group: bool) -> None:
-        """Signal the program, and with it what it started in its own group."""
+        """Signal the program, and its process group if requested."""
         try:
             leads = os.getpgid(self.pid) == self.pid
             (os.killpg if to_group and leads else os.kill)(self.pid, number)
