@@ -50,9 +50,9 @@ from .sandbox import DockerOpenSandbox
 _clearing = threading.Lock()
 
 USE_LOCAL = 'Or use the default backend "local", which needs nothing to be set up.'
-LOOK_S = 3  # for each of three requests, where a daemon is only looked for
-ABSENT_S = 30  # an absent daemon is not looked for again for so long by whoever only looks
-_absent: dict[Key, tuple[float, str, str]] = {}  # since when, why, and what to do
+LOOK_S = 3  # time-out of each of three requests when only availability is asked
+ABSENT_S = 30  # an unreachable daemon is contacted again only after this time, when only availability is asked
+_absent: dict[Key, tuple[float, str, str]] = {}  # time of the failure, reason, remedy
 _cleared: set[int] = set()
 
 
@@ -209,7 +209,7 @@ class DockerBackend:
             return own_runtime(daemon)
         is_served = policy.network in SERVED
         if policy.level is None and policy.network == "bridge":
-            return choose_runtime(daemon, None, Level.JAIL)  # gVisor has none
+            return choose_runtime(daemon, None, Level.JAIL)  # gVisor has no bridge
         if policy.level is Level.JAIL or is_ruled_out(daemon, is_served=is_served):
             return choose_runtime(daemon, None, policy.level, is_served=is_served)
         return choose_runtime(daemon, find_image(daemon, self._any_image()), policy.level, is_served=is_served)

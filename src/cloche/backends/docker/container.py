@@ -23,7 +23,7 @@ from .network import serve_container
 from .plan import ContainerPlan
 
 log = logging.getLogger("cloche.docker")
-STALL_S = 60.0  # for a container to take more of what it is sent
+STALL_S = 60.0  # without progress in sending to a container
 
 T = TypeVar("T")
 
@@ -104,7 +104,7 @@ class AttachedWire:
     def __init__(self, connection: Any, stall_s: float = STALL_S):  # noqa: ANN401 - whatever the SDK opened
         self._connection, self._stall_s = connection, stall_s
         self._socket: Any = stream_of(connection, stall_s)
-        if hasattr(self._socket, "setsockopt"):  # over ssh, it is no socket of the kernel's; over TLS, it waits itself
+        if hasattr(self._socket, "setsockopt"):  # a channel over ssh lacks it; `Encrypted` waits by itself
             seconds, fraction = divmod(stall_s, 1)
             self._socket.setsockopt(
                 socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(fraction * 1_000_000))

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cloche.docker")
 CONNECT_S, TIMEOUT_S = 10, 60
-LATE_S = 3  # after the end of a container, for the daemon to report why
+LATE_S = 3  # events up to this time after a container's end are read, as the daemon reports late
 OLDEST_API = "1.41"  # Docker 20.10
-CONNECTIONS = 64  # kept for later, at most
+CONNECTIONS = 64  # maximum in the SDK's pool
 OWNER_LABEL = "cloche.owner"
-# Of volumes with packages (`layers.py`), which live on after their makers: which layer, of which folder of layers, made
-# by whom; one that marks another one as whole.
+# Labels of volumes with packages (`layers.py`), which outlive their makers: the layer, its folder of layers, the maker.
+# MARK_LABEL is on the volume that marks another one as complete.
 LAYER_LABEL, STORE_LABEL, MAKER_LABEL = "cloche.packages", "cloche.packages.store", "cloche.packages.maker"
 MARK_LABEL = "cloche.packages.whole"
 
@@ -154,7 +154,7 @@ class Daemon:
 
         `pids` is its existing limit on processes. A missing container is ignored.
         """
-        url = self.api._url("/containers/{0}/update", container)  # the SDK's own update does not know NanoCpus
+        url = self.api._url("/containers/{0}/update", container)  # docker-py's update_container has no NanoCpus
         with ignoring_absence():
             self.api._raise_for_status(self.api._post_json(url, data={"NanoCpus": 10**9, "PidsLimit": pids}))
 
@@ -288,7 +288,7 @@ def _connect(timeout_s: int) -> Daemon:
     api = None
     try:
         _try_socket(str(where), timeout_s)
-        # Asking for "auto" would ask in the constructor, which leaves an open session behind when nobody answers.
+        # version="auto" would send a request in the constructor, which leaks its session if that fails.
         api = _without_environment(docker.APIClient(version=OLDEST_API, timeout=timeout_s, **options))
         version, info = api.version(api_version=False)["ApiVersion"], api.info()
         api.close()
@@ -307,7 +307,7 @@ def _without_environment(api: APIClient) -> APIClient:
 
     The trusted authority is not read from the environment: REQUESTS_CA_BUNDLE would override that of DOCKER_CERT_PATH.
     """
-    if not api.base_url.startswith("http+docker:"):  # over a socket, proxies do not matter
+    if not api.base_url.startswith("http+docker:"):  # a Unix socket needs no proxy
         api.proxies = api.merge_environment_settings(api.base_url, {}, None, None, None)["proxies"]
     api.trust_env = False
     return api
@@ -354,7 +354,7 @@ def _context_options(name: str) -> dict[str, Any]:
     named = name or get_current_context_name()
     if named == "default":
         return {}
-    try:  # without docker's own folder, the SDK would look for contexts in the working directory
+    try:  # without docker's folder, the SDK would search the working directory for contexts
         context = ContextAPI.get_context(named) if find_config_file() else None
     except Exception as error:
         raise _no_context(named, f": {error}") from error
@@ -372,7 +372,7 @@ def _no_context(name: str, why: str) -> BackendUnavailable:
 
 def _why_not(error: Exception, where: str) -> tuple[str, str]:
     """Return the reason and the remedy."""
-    # Of TLS the number is a kind of its own, of which the first would be read as EPERM.
+    # The errno of an SSLError is one of OpenSSL's SSL_ERROR_* codes; SSL_ERROR_SSL (1) would be taken for EPERM.
     numbers = {
         cause.errno for cause in _chain(error) if isinstance(cause, OSError) and not isinstance(cause, ssl.SSLError)
     }
@@ -421,7 +421,7 @@ def release(container: Removable, volume: str = "") -> None:
     """Remove a container in the background, and the workspace `volume` with it."""
     try:
         _background.begin(lambda: _release(container, volume))
-    except RuntimeError:  # there can be no thread any more, and it goes by itself
+    except RuntimeError:  # no thread can start during interpreter shutdown; the container then ends by itself
         container.shutdown()
         raise
 

@@ -25,13 +25,13 @@ from .plan import MAPPED_ID
 
 ANY_LANGUAGE = "*"
 PROBE_S = 30
-LAYERS = "/opt/cloche/packages"  # where layers of packages are in a container, each below its key
+LAYERS = "/opt/cloche/packages"  # mount points of package layers in a container are below it, one per key
 log = logging.getLogger("cloche.docker")
-# Copying needs these two, of whatever version.
+# Copying files needs tar and head; their versions do not matter.
 _PROBE = f"""{LOOK}
 for name in tar head; do command -v $name >/dev/null 2>&1 && printf '%s\\t%s\\t\\n' "$name" "$name"; done
 """
-# Which interpreter wheels are for, by its own word, in one line of JSON; and what it has besides its standard library.
+# Prints the interpreter's wheel tags in one line of JSON, and its modules that are not of the standard library.
 _ASK_PYTHON = r"""
 import glob, json, os, pkgutil, platform, re, subprocess, sys, sysconfig
 try:
@@ -100,7 +100,7 @@ def find_image(daemon: Daemon, name: str) -> DockerImage:
 
     Raises BackendUnavailable, which says how to get or name an image.
     """
-    daemon.check_socket(CONNECT_S)  # a daemon that is gone since the last run is reported, with the remedy
+    daemon.check_socket(CONNECT_S)  # reports, with the remedy, a daemon that has stopped since the last run
     with _turn:
         state = _inspect(daemon, name) or _pull(daemon, name)
         image = _images_by_id.get(f"{name} {state['Id']}")
@@ -252,7 +252,7 @@ def _from_plain(plain: Rows) -> Rows:
     return [[str(name), str(two), str(three)] for name, two, three in plain]
 
 
-# What an image holds never changes: that is a container less for each new process.
+# An image id's contents never change, so the answers are cached for later processes.
 _KEPT = KeptAnswers[Rows]("images", to_plain=lambda rows: rows or None, from_plain=_from_plain, is_of_host=False)
 _PYTHONS = KeptAnswers[Said]("pythons", to_plain=list, from_plain=_read_said, is_of_host=False)
 

@@ -24,8 +24,8 @@ from .daemon import LAYER_LABEL, MAKER_LABEL, MARK_LABEL, OWNER_LABEL, STORE_LAB
 from .images import LAYERS, DockerImage
 
 log = logging.getLogger("cloche.docker")
-MANIFEST = "layer.json"  # of a layer; the last file of its volume
-PLACE = "/layer"  # of a volume in the container through which it is filled
+MANIFEST = "layer.json"  # of a layer; written last to its volume
+PLACE = "/layer"  # mount point of the volume in the container through which it is filled
 MOST_MANIFEST_BYTES = 8 << 20
 PIECE_BYTES = 1 << 20
 

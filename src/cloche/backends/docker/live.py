@@ -34,11 +34,11 @@ from .layers import fill, places_of, volumes_of
 from .plan import GVISOR, ContainerPlan, plan_container, with_homes
 from .sandbox import COMMAND, any_id, build_program, build_session_program, image_variables
 
-# What can be written to besides the workspace, each with a bound of its own: no two folders can share a volume.
+# Writable folders besides the workspace. Each has its own size limit, because two mounts cannot share a tmpfs volume.
 HOMES = ("/run", "/srv", "/var/tmp")
 HOMES_OF_USERS = ("/etc", "/home", "/root")
 MOST_ETC_BYTES = 32 << 20
-SLACK_NS = 20_000_000  # of gVisor, whose workspace has the host's clock
+SLACK_NS = 20_000_000  # gVisor: file times come from the host's kernel, whose coarse clock lags by a few ms
 
 
 def find_live_image(daemon: Daemon, images: Mapping[str, str]) -> DockerImage:
@@ -114,7 +114,9 @@ class DockerLiveSandbox(ContainerLiveSandbox[DockerContainer]):
         return (*homes, *HOMES) if homes else ()
 
     def _in_memory(self) -> Sequence[str]:
-        workspace = () if self._runtime in GVISOR else (WORKSPACE,)  # it is a file system of the host's kernel
+        workspace = (
+            () if self._runtime in GVISOR else (WORKSPACE,)
+        )  # under gVisor it is a file system of the host's kernel
         return (*workspace, *TEMPORARY, *self._homes())
 
     def _build_program(self, request: Request, number: int) -> Program:

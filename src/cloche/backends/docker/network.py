@@ -68,15 +68,15 @@ def _made_by_container(daemon: Daemon, container: str, image: DockerImage, rules
     folder = tempfile.mkdtemp(prefix="cloche-", dir=above)
     helper = ""
     try:
-        # Its root may be another id here, and has no capability to get past this. Nobody can list the folder.
+        # The helper's root may be another id here and has no CAP_DAC_OVERRIDE, so it needs x. Others cannot list names.
         os.chmod(folder, 0o711)  # noqa: S103
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(f"{folder}/{link_name}")
-            os.chmod(f"{folder}/{link_name}", 0o666)  # noqa: S103 - who knows its name
+            os.chmod(f"{folder}/{link_name}", 0o666)  # noqa: S103 - its name is secret
             listener.listen(1)
             listener.settimeout(HAND_OUT_S)
             body = _container(container, image, rules, folder, link_name)
-            body["HostConfig"]["Runtime"] = hosts_runtime(daemon)  # gVisor could not hand out its sockets
+            body["HostConfig"]["Runtime"] = hosts_runtime(daemon)  # gVisor cannot send its sockets to the host
             helper = daemon.create(body)
             daemon.start(helper)
             with listener.accept()[0] as link:

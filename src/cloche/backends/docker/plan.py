@@ -31,13 +31,13 @@ PROFILE_FILE = str(files("cloche.backends.docker") / "seccomp.json")
 RUNC, RUNSC, RUNSC_NETWORK = "runc", "runsc", "runsc-network"  # docker's own runtime, and gVisor's (see `runtimes`)
 GVISOR = (RUNSC, RUNSC_NETWORK)
 NETWORKS: tuple[NetworkMode, ...] = ("off", "bridge")
-# Of root inside, as in a jail with several users: see `jail.setup.privileges.ROOT_INSIDE`.
+# Capabilities of root inside, as in a jail with several users: see `jail.setup.privileges.ROOT_INSIDE`.
 CAPABILITIES = (
     "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP", "NET_BIND_SERVICE",
 )  # fmt: skip
-FOR_ALL = ("/var/tmp",)  # anybody may write there, also where root has the others
-SHELLS = 2  # where the first process is a shell, another one waits for the program
-# Ids that no user of a host has; a daemon that maps ids has only the first 65,536.
+FOR_ALL = ("/var/tmp",)  # world-writable, even if the other homes belong to root
+SHELLS = 2  # if the first process is a shell, a second one waits for the program
+# Ids that no user of a host has. A daemon that maps ids has only the first 65,536 (subuid(5)).
 FIRST_ID, IDS, MAPPED_ID = 1_950_000_000, 100_000, 65_534
 
 
@@ -68,8 +68,8 @@ class ContainerPlan:
     labels: Mapping[str, str] = field(default_factory=dict)
     homes: tuple[str, ...] = ()
     has_users: bool = False
-    rules: NetworkRules | None = None  # of a network that is served
-    layers: Mapping[str, str] = field(default_factory=dict)  # volumes that are shown read-only, with their places
+    rules: NetworkRules | None = None  # set if the network is served
+    layers: Mapping[str, str] = field(default_factory=dict)  # read-only volumes and their mount points
 
     @property
     def is_gvisor(self) -> bool:
@@ -121,7 +121,7 @@ class ContainerPlan:
             "Env": [f"{name}={value}" for name, value in ENVIRONMENT.items()],
             "Labels": dict(self.labels),
             "Hostname": "sandbox",
-            # Nothing in it has anything to finish: a daemon that stops need not wait for it.
+            # No process in it needs time to finish, so a daemon that stops does not wait for it.
             "StopSignal": "SIGKILL",
             "OpenStdin": True,
             "StdinOnce": True,
@@ -146,7 +146,7 @@ class ContainerPlan:
             "ReadonlyRootfs": True,
             "SecurityOpt": ["no-new-privileges", *([f"seccomp={self._profile()}"] if self.has_seccomp else [])],
             "Tmpfs": dict(self.tmpfs()),
-            # A namespace of its own without docker's /dev/shm, whose files nobody counts.
+            # A private IPC namespace without docker's own /dev/shm, whose files no limit counts.
             "IpcMode": "none",
             "CgroupnsMode": "private",
             "Ulimits": [{"Name": name, "Soft": limit, "Hard": limit} for name, limit in self.ulimits().items()],

@@ -31,9 +31,9 @@ REMEDY_NETWORK = (
     "register gVisor's runsc with the host's stack as a second runtime "
     f'("runsc install --runtime={RUNSC_NETWORK} -- --network=host", then restart the daemon)'
 )
-_NETWORK = re.compile(r"(?:^| )--?network[= ](\S+)")  # an option of runsc's, of which the last one counts
+_NETWORK = re.compile(r"(?:^| )--?network[= ](\S+)")  # an option of runsc; the last one counts
 _trying = threading.Lock()
-_answers: dict[tuple[int, str], str] = {}  # by daemon and runtime: why not; empty when it works
+_answers: dict[tuple[int, str], str] = {}  # by daemon and runtime: the failure, "" on success
 
 
 def choose_runtime(
@@ -152,7 +152,7 @@ def _try(daemon: Daemon, image: DockerImage, runtime: str) -> str:
         code = daemon.api.wait(container, timeout=PROBE_S)["StatusCode"]
     except ClocheError as error:
         return str(error)
-    except Exception as error:  # a time-out, or the connection: both are answers
+    except Exception as error:  # a time-out or a lost connection is a failure of the runtime
         return f"a container did not run to its end within {PROBE_S} s ({explained(error)})"
     finally:
         if container:

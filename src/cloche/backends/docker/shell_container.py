@@ -22,12 +22,13 @@ from ..containers.container import CHUNK_BYTES, DATA, DONE, ENDED, ERR, FAILED, 
 from .container import Demultiplexer, DockerContainer, Encrypted, stream_of
 from .daemon import explained
 
-# Each line that it reads makes it kill everything else; at the end of its input it ends, and the container with it.
-# Some shells stop reading whenever an orphan dies: only what fails thousands of times on end is the end.
+# For each line that it reads, the shell kills all other processes. At the end of input it exits, which ends the
+# container.
+# In some shells `read` fails whenever an orphan dies, so only thousands of failures in a row count as the end of input.
 _FIRST = "trap '' CHLD; n=0; while [ $n -lt 5000 ]; do if read -r word; then n=0; kill -9 -1; else n=$((n+1)); fi; done"
 COMMAND = ("sh", "-c", _FIRST)
-# What is sent over TLS has no end of its own, so there `fed` takes as many bytes as there are.
-# The program is a child, so that what it left behind is killed when it ends: pid -1 spares the caller and the first.
+# TLS cannot close one direction, so over TLS `fed` reads exactly the number of bytes sent.
+# The program is a child; its leftover processes are killed after it. kill(2): pid -1 spares the caller and pid 1.
 _RUN = """umask 022; echo 1000 > /proc/self/oom_score_adj; {fed}"$@"; code=$?; kill -9 -1 2>/dev/null; exit $code"""
 _UNPACK = "cd / && {fed}tar -x -f -"
 _COUNT = (
@@ -134,7 +135,7 @@ class ShellContainer(DockerContainer):
         try:
             self._execute(["sh", "-c", _PACK], take)
             is_whole = True
-        except ValueError:  # a file that claims to be larger than its disk, say
+        except ValueError:  # such as a sparse file larger than its disk
             spool, is_whole = Spool(0), False
         free = re.search(rb"free (\d+) (\d+)", bytes(errors))
         report(free is not None and b"0" in free.groups())
@@ -217,7 +218,9 @@ class ShellContainer(DockerContainer):
         created = api.exec_create(self.id, list(arguments), stdin=is_fed, environment=dict(env or {}), workdir=workdir)
         connection = api.exec_start(created["Id"], socket=True)
         source = getattr(connection, "_response", None)
-        raw: Any = source.raw._fp.fp if source is not None else connection  # with what was read together with the head
+        raw: Any = (
+            source.raw._fp.fp if source is not None else connection
+        )  # the buffered reader, which may already hold data read with the HTTP head
         plain = stream_of(connection)
         read = partial(plain.attempt, raw.read1) if isinstance(plain, Encrypted) else raw.read1
         try:
@@ -253,7 +256,7 @@ def _feed(connection: Any, data: bytes) -> None:  # noqa: ANN401 - a socket, or 
         if not isinstance(connection, Encrypted):
             connection.shutdown(socket.SHUT_WR)
     except OSError:
-        pass  # the program did not want it all
+        pass  # the program closed its input
 
 
 def _pids_refused(text: bytes) -> int:

@@ -97,7 +97,7 @@ def furnish(settings: dict[str, Any]) -> None:
     """Make the mounts and devices of one container."""
     call("mount", b"none", b"/", None, ctypes.c_ulong(RECURSIVE | PRIVATE), None)
     close_root((WORKSPACE, *settings["homes"]))
-    if os.path.isdir(GROUPS):  # those of the whole machine say nothing of this container
+    if os.path.isdir(GROUPS):  # hide the machine's control groups, which are not this container's
         mount("tmpfs", GROUPS, READ_ONLY | NO_SUID | NO_DEVICES | NO_EXEC, "size=4k")
     mount("proc", "/proc", NO_SUID | NO_DEVICES | NO_EXEC)
     common = f"size={settings['tmp_bytes']},nr_inodes={settings['inodes']},mode=1777"

@@ -27,7 +27,7 @@ class E2BLiveSandbox(ContainerLiveSandbox[E2BContainer]):
         self._machine = machine
 
     def _make(self) -> tuple[E2BContainer, Wire]:
-        if self._machine.is_lost:  # nobody waited for that one to the end
+        if self._machine.is_lost:  # an earlier start was cancelled
             self._machine = self._machine.another()
         container = E2BContainer(self._machine)
         return container, container.start_live(boot_message(self._policy.preload, live=self.live_settings()))
@@ -39,7 +39,7 @@ class E2BLiveSandbox(ContainerLiveSandbox[E2BContainer]):
         """End the machine and wait until it has ended."""
         try:
             await super().close()
-        finally:  # also when nobody waits for it any more
+        finally:  # also if the wait is cancelled
             await self._machine.close()
 
     def _in_memory(self) -> Sequence[str]:

@@ -44,10 +44,10 @@ OURS, OWNER_LABEL, NAME_LABEL = "cloche", "cloche-owner", "cloche-name"
 TEMPLATE = "base"
 NOBODY = 65_534
 START_S, CLOSE_S = 30.0, 5.0
-LOOK_S, LIST_S = 60.0, 120.0  # as a whole, however often the provider says that it is still there
+LOOK_S, LIST_S = 60.0, 120.0  # total time, independent of keepalives
 MOST_LOOKED_BYTES = 1 << 20
 MOST_PAGES, PAGE = 100, 100
-PATIENCE_S, TRIES = 5.0, 3  # for a provider that wants to be asked again
+PATIENCE_S, TRIES = 5.0, 3  # maximum Retry-After that is waited for, and attempts
 MACHINES = ("x86_64", "aarch64")
 WEB_PORTS = (80, 443)
 LENGTH_DIGITS = 9
@@ -63,7 +63,7 @@ class E2BPlan:
     template: str
     lifetime_s: int
     has_network: bool
-    allowed: tuple[str, ...]  # the hosts that can be reached, if not all can
+    allowed: tuple[str, ...]  # allowed hosts; () allows all
     settings: Mapping[str, Any]  # for the launcher
 
     def creation(self, labels: Mapping[str, str]) -> dict[str, Any]:
@@ -75,7 +75,10 @@ class E2BPlan:
             "metadata": dict(labels),
             "secure": True,
             "allow_internet_access": self.has_network,
-            "network": {"allow_public_traffic": False, **only},  # else whoever knows its name reaches its ports
+            "network": {
+                "allow_public_traffic": False,
+                **only,
+            },  # otherwise its ports are public for everyone who knows its id
         }
 
     def launching(self, *, makes_workspace: bool) -> bytes:
@@ -98,7 +101,7 @@ def plan_sandbox(
         has_network=has_network,
         allowed=allowed_hosts(policy),
         settings={
-            "user": NOBODY if policy.user == "nobody" else 0,  # else that of the template
+            "user": NOBODY if policy.user == "nobody" else 0,  # 0: the template's user
             "homes": list(homes),
             "disk_bytes": limits.disk_bytes,
             "tmp_bytes": limits.tmp_bytes,

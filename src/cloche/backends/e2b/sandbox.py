@@ -110,7 +110,7 @@ class E2BOpenSandbox(SharedSandbox[LookedInto, E2BContainer]):
         """End the machine and wait until it has ended."""
         try:
             await super().close()
-        finally:  # also when nobody waits for it any more
+        finally:  # also if the wait is cancelled
             await self._machine.close()
 
     def _find_rootfs(self, request: Request | None) -> LookedInto:  # noqa: ARG002 - one template serves all
@@ -123,7 +123,7 @@ class E2BOpenSandbox(SharedSandbox[LookedInto, E2BContainer]):
         return self._machine.create()
 
     def _make(self, rootfs: LookedInto, after: E2BContainer | None) -> E2BContainer:  # noqa: ARG002 - one serves all
-        if after is not None and after is self._used:  # that of a session goes on
+        if after is not None and after is self._used:  # a session's container continues
             after.empty()
         container = E2BContainer(self._machine)
         container.start(self._policy.preload)

@@ -39,7 +39,9 @@ ANSWER_S, CREATE_S, END_S, MARGIN_S = 30.0, 90.0, 20.0, 10.0
 CONNECT_S, CONNECT_TRIES = 10.0, 2
 MOST_ANSWER_BYTES, MOST_ERROR_BYTES, MOST_MESSAGE_BYTES = 2 << 20, 64 << 10, 1 << 20
 KEY_HEADER = "x-api-key"
-TOO_MANY = "maximum number of concurrent"  # sandboxes, as E2B says it; the status is that of too many requests
+TOO_MANY = (
+    "maximum number of concurrent"  # E2B's text for too many sandboxes; the status is 429, as for too many requests
+)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?(:[0-9]{1,5})?")
 _BY_CODE = {
@@ -68,7 +70,7 @@ def find_package() -> Any:
             "pyqwest": "pyqwest",
         }
         package = SimpleNamespace(**{name: importlib.import_module(module) for name, module in modules.items()})
-    except (ImportError, ValueError) as error:  # the latter for variables of its own that it cannot read
+    except (ImportError, ValueError) as error:  # it raises ValueError for invalid E2B_* variables
         raise BackendUnavailable(
             f'backend "e2b": the package {PACKAGE} cannot be used ({error}).',
             remedy=f'Install the extra that brings a version that can: "pip install cloche[{EXTRA}]".',
@@ -95,7 +97,7 @@ class Provider:
     def _keep_connections(self) -> None:
         """Register the account's transport in the package's table of connections. Raises BackendUnavailable."""
         table, proxy = self.package.connections, self.package.proxies.proxy_to_config(self._proxy)
-        keys = [(proxy, None, "2"), (proxy, None, True)]  # as versions from 2.46 on have them, and as those before
+        keys = [(proxy, None, "2"), (proxy, None, True)]  # keys of versions since 2.46, and of earlier ones
         try:
             for name in ("_transports", "_pools"):
                 pool = getattr(table, name, None)
@@ -144,14 +146,14 @@ class Provider:
                 break
             if isinstance(current, RemoteUnavailable):
                 return current
-            if isinstance(current, asyncio.CancelledError):  # which the package turns into an error of its own
+            if isinstance(current, asyncio.CancelledError):  # the package wraps it in its own error
                 return self.failure(Failure.TIMEOUT)
             current = current.__cause__ or current.__context__
         if isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:
             return self.failure(Failure.TIMEOUT)
         if isinstance(error, KeyError | TypeError | ValueError | AttributeError):
             return self.failure(Failure.BAD_ANSWER, detail=f"{type(error).__name__} while it was read")
-        code = str(getattr(getattr(error, "code", None), "value", ""))  # of a process's stream
+        code = str(getattr(getattr(error, "code", None), "value", ""))  # Connect's code of a process stream
         return self.failure(_BY_CODE.get(code, Failure.SERVER), detail=str(error))
 
     def failure(self, failure: Failure, **more: Any) -> RemoteUnavailable:
@@ -267,14 +269,14 @@ class AccountTransport:
                 raise self._provider.failure(Failure.NO_NETWORK, detail=last_words(error)) from error
             except ValueError as error:
                 raise self._provider.failure(Failure.BAD_ANSWER, detail="the address is none") from error
-            except Exception as error:  # pyqwest's own: the connection broke, or what came is no HTTP
+            except Exception as error:  # an error of pyqwest: a broken connection or invalid HTTP
                 raise self._provider.failure(Failure.BAD_ANSWER, detail=last_words(error)) from error
         raise AssertionError("unreachable")
 
     async def _refusal(self, answer: Any) -> RemoteUnavailable:
         """Return the error for an answer with an error status."""
         body = b""
-        with contextlib.suppress(Exception):  # whatever the package raises of a cut body: the status has said it
+        with contextlib.suppress(Exception):  # a truncated body does not matter: the status decides
             async for piece in answer.content:
                 body += bytes(piece)
                 if len(body) > MOST_ERROR_BYTES:

@@ -25,7 +25,7 @@ from .sdk import ANSWER_S, END_S, Provider, call
 
 log = logging.getLogger("cloche.remote")
 STALL_S = 60.0
-KEEPALIVES = 3  # in the time after which a silent stream is lost
+KEEPALIVES = 3  # expected within `silence_s`, after which a silent stream counts as lost
 MOST_UNSENT, PIECE_BYTES = 4 << 20, 1 << 20
 ERROR = 2
 
@@ -153,7 +153,7 @@ class ProcessWire:
             is_first, self._is_shut_down = not self._is_shut_down, True
             is_sending = self._is_sending
         if is_first and self._error is None:
-            if is_sending:  # nobody waits for what it would say
+            if is_sending:  # nobody reads its output any more
                 self.kill()
                 return
             request = self._provider.package.messages.CloseStdinRequest(process=self._selector())
@@ -169,7 +169,7 @@ class ProcessWire:
         try:
             self._provider.ask(make, END_S)
         except BackendUnavailable as error:
-            if getattr(error, "failure", None) is not Failure.NOT_FOUND:  # else it has ended
+            if getattr(error, "failure", None) is not Failure.NOT_FOUND:  # NOT_FOUND: it has ended
                 raise ConnectionError(str(error)) from error
 
     def close(self) -> None:

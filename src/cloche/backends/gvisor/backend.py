@@ -98,7 +98,7 @@ def _try(engine: RunscEngine, host: Host, shown: HostView) -> str:
 
 
 def _from_plain(plain: dict[str, str]) -> RunscEngine | None:
-    # What worked elsewhere on this machine need not work where namespaces are refused: in a plain container, say.
+    # A cached success does not hold where namespaces are refused, such as in a plain container on this machine.
     engine = RunscEngine(**plain, is_rootless=os.geteuid() != 0)
     try:
         is_possible = not measure_host().namespaces

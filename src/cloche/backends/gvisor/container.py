@@ -46,9 +46,9 @@ KILLED = {"number": 0, "status": 9, "cause": ""}
 OnEnd = Callable[[Mapping[str, Any]], None]
 
 ERROR = 2
-ENDED_S = 5.0  # for the report of a container's end
-STALL_S = 60.0  # for a container to take more of what it is sent
-# How runsc begins the lines of its log, and how one says what ended it, or which of our options it does not know.
+ENDED_S = 5.0  # wait for the report of a container's end
+STALL_S = 60.0  # without progress in sending to a container
+# The prefix of runsc's log lines, and the lines about a fatal error or an unknown option.
 _LOGGED = re.compile(r"[DIWEF]\d{4} [\d:.]+ +\d+ [\w.]+:\d+\] ?")
 _FATAL = re.compile(r"FATAL ERROR: (.+)|(flag provided but not defined: .+)")
 _MOST_REASON = 300
@@ -123,7 +123,7 @@ class ShimClient:
     def _send(self, tag: str, body: dict[str, Any], fds: Sequence[int] = ()) -> None:
         try:
             with self._turn:
-                if not _can_take(self._link):  # sending waits for ever, and with the interpreter's lock
+                if not _can_take(self._link):  # `messages.send` may block for ever, and holds the GIL
                     raise TimeoutError(f"it takes no order within {SHIM_S:g} s")
                 messages.send(self._link.fileno(), tag, body, fds)
         except OSError as error:
@@ -143,7 +143,7 @@ class ShimClient:
         with suppress_logged(log, "nothing more comes from the shim", OSError):
             poll = select.poll()
             poll.register(self._link.fileno(), select.POLLIN)
-            while poll.poll():  # which releases the interpreter's lock; receiving would not
+            while poll.poll():  # poll releases the GIL; `messages.receive` does not
                 tag, body, _ = messages.receive(self._link.fileno())
                 if not tag:
                     break
@@ -176,7 +176,7 @@ class ShimClient:
             self._reader.join(SHIM_S)
             if self._reader.is_alive():
                 log.warning("a shim's messages are still being read, so its link stays open")
-            else:  # closed before, its number could be another's by the time that it is read from
+            else:  # if closed earlier, the reader could read from a reused descriptor
                 with self._turn:
                     self._link.close()
             if self._process.returncode != 0:  # a shim that was killed removed no control group; its processes are dead
@@ -331,7 +331,9 @@ class RunscContainer(Container[HostView]):
             raise
 
     def _reason_in(self, errors: str) -> str:
-        log.debug("runsc wrote %d characters", len(errors))  # its command lines have the guest's own words
+        log.debug(
+            "runsc wrote %d characters", len(errors)
+        )  # the text contains the guest's arguments, so only its length is logged
         return reason_in(errors)
 
     def end(self) -> None:

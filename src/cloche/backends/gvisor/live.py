@@ -30,8 +30,10 @@ from .plan import (
     variables_of,
 )
 
-SLACK_NS = 20_000_000  # its workspace has the host's clock, which stands still for some milliseconds
-# What can be written to, one file system with the workspace.
+SLACK_NS = (
+    20_000_000  # file times of its workspace come from the host's kernel, which updates its coarse clock every few ms
+)
+# Writable folders in one file system with the workspace.
 HOMES = ("/root", "/var", "/opt", "/srv", "/run")
 
 

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("cloche.gvisor")
 RUNSC = "runsc"
 PATH_VARIABLE, NONE = "CLOCHE_RUNSC", "none"
-# What catches the guest's system calls, the fastest first; kvm needs a device, and is not asked for.
+# gVisor's platforms, which intercept system calls, the fastest first; kvm needs a device and is not used.
 PLATFORMS = ("systrap", "ptrace")
 ASK_S = 10.0
 INSTALL = (
@@ -71,11 +71,11 @@ INSTALL = (
 )
 
 # The bundle.
-TASKS_EACH = 8  # at most, that gVisor has for each thread of the guest's, on any platform
-# What gVisor itself holds besides the guest's memory.
+TASKS_EACH = 8  # maximum number of host tasks that gVisor has per guest thread, on any platform
+# Memory of gVisor itself.
 SENTRY_BYTES = 64 * MIB
 BUNDLE_BYTES = 64 * MIB  # for bundles, and the state of runsc
-# Folders that a shim may cover with its own; the first that is here, and is above nothing that is shown, is taken.
+# Folders that a shim may mount over. The first that exists and contains no shown path is used.
 BUNDLE_FOLDERS = ("/dev/shm", "/mnt", "/media", "/srv", "/opt")
 FOLDERS = ("proc", "sys", "dev", "tmp", "workspace")
 _DEVICE_LINKS = tuple(("symlink", points_to, target) for points_to, target in layout.DEVICE_LINKS)
@@ -173,8 +173,8 @@ class RunscPlan:
     inodes: int
     tmp_bytes: int
     is_tmp_writable: bool
-    homes: tuple[str, ...] = ()  # folders that can be written to besides, which share the workspace's bound
-    rules: NetworkRules | None = None  # of a network that is served
+    homes: tuple[str, ...] = ()  # additional writable folders, which share the workspace's size limit
+    rules: NetworkRules | None = None  # set if the network is served
 
     @property
     def uid(self) -> int:
@@ -378,7 +378,7 @@ def _seccomp() -> Mapping[str, Any]:
     calls `select` by another name, and refuses system calls that it does not know by name.
     """
     docker_profile = profile()
-    # The first process looks up the marks of others (see `containers.inside.live`): it asks, and changes nothing.
+    # The first process reads others' marks (`containers.inside.live`): prlimit64 without a new limit only reads.
     select = {"names": ["pselect"], "args": []}
     question = {"names": ["prlimit64"], "args": [{"index": 2, "value": 0, "valueTwo": 0, "op": "SCMP_CMP_EQ"}]}
     rules = [*docker_profile["syscalls"], select, question]

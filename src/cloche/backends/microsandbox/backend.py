@@ -34,7 +34,7 @@ from .machine import ANSWER_S, END_S, OWNER_LABEL, MicrosandboxMachine, call, fi
 from .sandbox import MicrosandboxOpenSandbox
 
 PROBE_S = 5.0
-FOLDERS = ("dev", "etc", "proc", "root", "run", "sys", "tmp")  # what any system mounts something on
+FOLDERS = ("dev", "etc", "proc", "root", "run", "sys", "tmp")  # mount points of any system
 USE_OTHERS = 'Or another backend: "microvm" needs no KVM, "local" nothing at all.'
 SCRIPT = """
 import asyncio, sys
@@ -48,7 +48,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 ANY_LANGUAGE = "*"
-IMAGE = LANGUAGES["python"].image  # what has no Python could not hold our first process
+IMAGE = LANGUAGES["python"].image  # our first process needs Python
 
 
 def check_host(package: Any) -> None:

@@ -33,8 +33,8 @@ from ..own_loop import OwnLoop
 log = logging.getLogger("cloche.microsandbox")
 OWNER_LABEL = "cloche.owner"
 GUEST_ID, NOBODY = 1000, 65_534
-KERNEL_BYTES = 128 * MIB  # what the kernel and microsandbox's own agent need besides
-ROOT_BYTES = 16 * MIB  # of the image's root, what root inside may write: nobody is root there
+KERNEL_BYTES = 128 * MIB  # for the kernel and microsandbox's agent
+ROOT_BYTES = 16 * MIB  # writable layer of the image's root; guests are not root and cannot write to it
 MOST_CPUS = 16
 COMMAND = "python3"
 
@@ -42,10 +42,10 @@ NAME = "microsandbox"
 INSTALL = 'Install the extra that brings it: "pip install cloche[microsandbox]".'
 T = TypeVar("T")
 
-CREATE_S = 300.0  # an image may have to be fetched
+CREATE_S = 300.0  # an image may have to be downloaded
 ANSWER_S, STALL_S, END_S, MARGIN_S = 30.0, 60.0, 20.0, 5.0
 ERROR = 2
-# As the user that programs run as: whoever else it is ends, and what they left in file systems for a moment goes.
+# Run as the guest's user: kills its other processes, and deletes files in temporary folders.
 SWEEP = """
 import os, shutil
 try: os.kill(-1, 9)
@@ -68,7 +68,7 @@ class MicrosandboxPlan:
     processors: int
     disk_mib: int
     tmp_mib: int
-    data_bytes: int  # of one process
+    data_bytes: int  # RLIMIT_DATA of one process
     pids: int
     user: int
     is_tmp_writable: bool
@@ -83,7 +83,7 @@ class MicrosandboxPlan:
             "cpus": self.processors,
             "workdir": "/",
             "hostname": "sandbox",
-            "user": "0",  # of what prepares it; programs are somebody else
+            "user": "0",  # for the preparation only; programs run as `user`
             "security": package.SecurityProfile.RESTRICTED,
             "network": package.Network.none(),
             "volumes": {

@@ -31,7 +31,7 @@ from .qemu import find_qemu
 from .sandbox import MicroVMOpenSandbox
 
 # Acceleration.
-PROBE_S = 5.0  # a guest on KVM is up in a fraction of that
+PROBE_S = 5.0  # a guest on KVM boots in a fraction of that
 USE_KVM = "To get more, use a host with KVM, or nested virtualisation, whose /dev/kvm this user may open."
 
 # Remedies.

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 NEWNS, NEWUSER, NEWIPC, NEWPID, NEWNET = 0x20000, 0x10000000, 0x8000000, 0x20000000, 0x40000000
 READ_ONLY, NO_SUID, NO_DEVICES, NO_EXEC = 1, 2, 4, 8
 REMOUNT, BIND, RECURSIVE, PRIVATE, DETACH = 1 << 5, 1 << 12, 1 << 14, 1 << 18, 2
-KEPT = READ_ONLY | NO_SUID | NO_DEVICES | NO_EXEC | 1 << 10 | 1 << 11  # the last: no times of access
+KEPT = READ_ONLY | NO_SUID | NO_DEVICES | NO_EXEC | 1 << 10 | 1 << 11  # the last two: MS_NOATIME and MS_NODIRATIME
 SYS_PIVOT_ROOT = 155
-# Any folder that is everywhere, and that no monitor needs.
+# A folder that exists on every host and that no monitor needs.
 NEW_ROOT = "/tmp"
 
 
@@ -88,7 +88,9 @@ def show(libc: Any, fd: int, target: str, *, is_device: bool) -> None:
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o600))
     mount(libc, f"/proc/self/fd/{fd}", target, None, BIND | RECURSIVE)
     os.close(fd)
-    locked_flags = os.statvfs(target).f_flag & KEPT  # what another namespace has set may not be unset in this one
+    locked_flags = (
+        os.statvfs(target).f_flag & KEPT
+    )  # mount_namespaces(7): flags set in a more privileged namespace are locked
     flags = NO_SUID | (0 if is_device else NO_DEVICES | READ_ONLY)
     mount(libc, "none", target, None, REMOUNT | BIND | flags | locked_flags)
 

@@ -19,12 +19,12 @@ READ_COUNTER = bytes.fromhex("0f31 48c1e220 4809d0 c3")  # rdtsc; both halves in
 _MEGAHERTZ = re.compile(r"cpu MHz\s*: ([\d.]+)")
 
 
-@functools.cache  # it takes its time, and stays the same
+@functools.cache  # measuring takes MEASURE_S, and the frequency is constant
 def counter_khz() -> int:
     """Return the counter's frequency in kHz: measured, else the kernel's figure in /proc/cpuinfo."""
     try:
         return _measure()
-    except (OSError, ValueError):  # nothing may be executed here that is not a file's
+    except (OSError, ValueError):  # anonymous memory may not be executable here (SELinux execmem)
         return _by_kernel()
 
 
@@ -36,7 +36,7 @@ def _measure() -> int:
         before_s, before = time.perf_counter(), read()
         time.sleep(MEASURE_S)
         after_s, after = time.perf_counter(), read()
-        del start  # else the page could not be closed
+        del start  # mmap.close raises BufferError while a pointer into it exists
     khz = int((after - before) / (after_s - before_s) / 1000)
     if khz <= 0:
         raise ValueError("the counter stands still")

@@ -53,8 +53,8 @@ RUN, FILES = "/run", "/image"
 API_SOCKET, VSOCK_SOCKET = "api", "vsock"
 OWN_PORT, GUEST_CID = 1, 3
 EVEN_FROM = 2
-FOUND_BY_LINKER = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache")  # for a program that is not whole
-# Its keyboard controller is how a guest tells it that it ends; it has no PCI.
+FOUND_BY_LINKER = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache")  # for a dynamically linked program
+# A guest shuts down by a reset of Firecracker's i8042 keyboard controller; there is no PCI bus.
 OWN_ARGUMENTS = ("reboot=k", "pci=off", "i8042.noaux", "i8042.nomux", "i8042.dumbkbd")
 _ELF, _PROGRAM_HEADERS_AT, _INTERPRETER = b"\x7fELF", 32, 3
 
@@ -137,7 +137,7 @@ def listening(folder: int, name: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
     try:
         listener.bind(_path(folder, name))
-        os.chmod(_path(folder, name), 0o666)  # noqa: S103 - nobody but the monitor gets into the folder
+        os.chmod(_path(folder, name), 0o666)  # noqa: S103 - only the monitor can enter the folder
         listener.listen(1)
     except BaseException:
         listener.close()
@@ -202,7 +202,7 @@ def called_port(folder: int, name: str, port: int, deadline: Deadline) -> socket
     try:
         connection.sendall(f"CONNECT {port}\n".encode())
         line = b""
-        while not line.endswith(b"\n"):  # byte by byte: what follows the line is the machine's
+        while not line.endswith(b"\n"):  # byte by byte: data after the line belongs to the machine
             data = connection.recv(1)
             if not data or len(line) > LINE_BYTES:
                 raise ConnectionError(f"nobody listens at port {port} of the machine")
@@ -257,7 +257,7 @@ def calls(plan: MachinePlan) -> Sequence[ApiCall]:
             body={
                 "drive_id": "root",
                 "path_on_host": f"{FILES}/{DISK}",
-                "is_root_device": False,  # the first file system mounts it
+                "is_root_device": False,  # the initramfs mounts it
                 "is_read_only": True,
                 "cache_type": "Unsafe",
                 "io_engine": "Sync",
@@ -276,7 +276,7 @@ class Firecracker:
     pace: float = field(default=1.0)
     engine: str = "firecracker"
 
-    def boot_s(self, plan: MachinePlan) -> float:  # noqa: ARG002 - there is KVM alone
+    def boot_s(self, plan: MachinePlan) -> float:  # noqa: ARG002 - it runs on KVM only
         """Return the maximum seconds until a machine is ready."""
         return BOOT_S * self.pace
 

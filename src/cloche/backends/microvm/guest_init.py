@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 VSOCK = "/dev/vsock"
 PORTS = ("/dev/vport0p", "/dev/vport1p", "/dev/vport2p")
 FIRST_PORT = 1
-VSOCK_PORTS = range(2, 10)  # of containers; `plan.CONTAINERS` many
+VSOCK_PORTS = range(2, 10)  # of containers; as many as `plan.CONTAINERS`
 GET_LOCAL_CID, NO_CID = 0x7B9, 0xFFFFFFFF
 WORKSPACE, GROUPS = "/workspace", "/sys/fs/cgroup"
 CONTAINERS = f"{GROUPS}/places"
@@ -45,9 +45,9 @@ CONTROLLERS = "+memory +pids +cpu"
 PERIOD_US = 100_000
 TRIED, CONTAINER_ENDED = b"H", b"L"
 LENGTH_DIGITS, CHUNK = 9, 65_536
-PORT_S = 15.0  # less than any host waits
-MOST_LOGGED_BYTES = 800  # that the kernel's log takes at once
-CRITICAL = 2  # of the kernel's log; what is less than that does not go to the console
+PORT_S = 15.0  # shorter than the host's time-outs
+MOST_LOGGED_BYTES = 800  # in one record of /dev/kmsg
+CRITICAL = 2  # KERN_CRIT; `loglevel=3` keeps less severe messages off the console
 NEWNS, NEWCGROUP, NEWUTS, NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 NEWPID, NEWNET = 0x20000000, 0x40000000
 READ_ONLY, NO_SUID, NO_DEVICES, NO_EXEC = 1, 2, 4, 8
@@ -59,7 +59,7 @@ MOST_TERMINALS = 64
 RESTART = 0x1234567
 ADD_ENTROPY = 0x40085203
 SET_FLAGS, IS_UP = 0x8914, 1
-# What an unprivileged program has no use for, and what has let many of them become root of their kernel.
+# Kernel features that unprivileged programs do not need and that many privilege escalations used.
 SYSCTLS = {
     "user/max_user_namespaces": "0",
     "kernel/unprivileged_bpf_disabled": "1",
@@ -101,7 +101,7 @@ def prepare() -> None:
         try:
             write(f"/proc/sys/{name}", value)
         except OSError:
-            pass  # a kernel without it has nothing to switch off
+            pass  # this kernel lacks the feature
 
 
 class SerialPorts:
@@ -212,7 +212,7 @@ def wait_for_host(port: int) -> None:
     """Wait until the kernel knows that the port's other end is open. Until then the port reads as closed."""
     poll, until = select.poll(), time.monotonic() + PORT_S
     poll.register(port, 0)
-    while poll.poll(0):  # the other end is closed
+    while poll.poll(0):  # POLLHUP: the other end is closed
         if time.monotonic() > until:
             raise RuntimeError("nobody is at the other end of a port")
         time.sleep(0.005)
@@ -234,7 +234,7 @@ def end(why: str) -> None:
         log = os.open("/dev/kmsg", os.O_WRONLY)
         os.write(log, f"<{CRITICAL}>cloche: {why}".encode("utf-8", "replace")[:MOST_LOGGED_BYTES])
     except OSError:
-        pass  # nobody will know
+        pass  # the reason is lost
     _libc.reboot(RESTART)
     os._exit(0)
 
@@ -281,8 +281,8 @@ class Containers:
 
     def __init__(self, host: HostChannel):
         self.host = host
-        self.groups: dict[int, str] = {}  # by the number of a container
-        self.parents: dict[int, int] = {}  # its number, by the process that waits for its first one
+        self.groups: dict[int, str] = {}  # by container number
+        self.parents: dict[int, int] = {}  # container number by the pid that waits for its first process
         self.has_workspace = False
 
     def handle(self, order: dict[str, Any]) -> None:
@@ -388,7 +388,7 @@ def take_program(mark: bytes) -> bytes:
         data = data[-len(mark) :] + read_some(len(mark))
     data, size = data.partition(mark)[2], LENGTH_DIGITS
     while True:
-        if len(data) >= LENGTH_DIGITS:  # some of it may have come with the mark
+        if len(data) >= LENGTH_DIGITS:  # part of it may have been read with the mark
             size = LENGTH_DIGITS + int(data[:LENGTH_DIGITS])
         if len(data) >= size:
             break
@@ -408,9 +408,11 @@ def read_some(max_bytes: int) -> bytes:
 def furnish(settings: dict[str, Any]) -> None:
     """Make the mounts and devices of one container."""
     call("mount", b"none", b"/", None, ctypes.c_ulong(RECURSIVE | PRIVATE), None)
-    call("umount2", GROUPS.encode(), DETACH)  # it would not go on top of itself
+    call("umount2", GROUPS.encode(), DETACH)  # the kernel refuses to mount cgroup2 on its own mount point (EBUSY)
     mount("cgroup2", GROUPS)
-    flags = REMOUNT | BIND | READ_ONLY | NO_SUID | NO_DEVICES | NO_EXEC  # of this mount: the kernel has but one of them
+    flags = (
+        REMOUNT | BIND | READ_ONLY | NO_SUID | NO_DEVICES | NO_EXEC
+    )  # per-mount flags: cgroup2 has one superblock per kernel
     call("mount", b"none", GROUPS.encode(), None, ctypes.c_ulong(flags), None)
     mount("proc", "/proc", NO_SUID | NO_DEVICES | NO_EXEC)
     common = f"size={settings['tmp_bytes']},nr_inodes={settings['inodes']},mode=1777"

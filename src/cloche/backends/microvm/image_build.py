@@ -43,13 +43,13 @@ TOOLS = {"apt-get": "apt", "apt-cache": "apt", "dpkg-deb": "dpkg", "tar": "tar",
 PLACES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 UPDATE = 'Refresh the lists first: "sudo apt-get update".'
 
-# Kernel: its image and the first file system.
+# Kernel image and initramfs. Offsets: Documentation/arch/x86/boot.rst.
 SECTOR = 512
 SETUP_SECTORS_AT, MAGIC_AT, PAYLOAD_AT = 0x1F1, 0x202, 0x248
 ELF = b"\x7fELF"
-# The note by which a kernel says where a monitor may enter it: owner "Xen", type 18.
+# The ELF note of the PVH entry point: owner "Xen", type 18 (XEN_ELFNOTE_PHYS32_ENTRY).
 ENTRY_NOTES = tuple(struct.pack("<III", 4, size, 18) + b"Xen\0" for size in (4, 8))
-# In the order in which they are loaded; what they depend on comes before them.
+# In load order; dependencies are inserted before them.
 WANTED_MODULES = (
     "virtio_mmio", "virtio_blk", "virtio_console", "vmw_vsock_virtio_transport", "crc32c_generic", "ext4",
 )  # fmt: skip
@@ -85,13 +85,13 @@ FILES = {
     "etc/hostname": "sandbox\n",
     "etc/resolv.conf": "",
 }
-# What no program needs to run.
+# Files that no program needs at run time.
 LEFT_OUT = ("usr/share/doc", "usr/share/man", "usr/share/info", "usr/share/locale", "usr/share/lintian", "boot",
             "usr/share/bash-completion", "var/lib/dpkg", "var/cache")  # fmt: skip
 SPARE_BYTES = 8 * MIB
 INODES_SPARE = 512
 
-# Where a program's package has another name.
+# Packages whose name differs from the program's.
 _PACKAGE_OF = {"node": "nodejs", "go": "golang-go", "mcs": "mono-mcs", "mono": "mono-runtime", "sh": "dash"}
 
 
@@ -215,7 +215,7 @@ def _by_lz4(data: bytes) -> bytes:
     unpacked, position = bytearray(), 4
     while position + 4 <= len(data):
         (size,) = struct.unpack_from("<I", data, position)
-        if size == 0 or position + 4 + size > len(data):  # behind the last block comes the length of it all
+        if size == 0 or position + 4 + size > len(data):  # the last block is followed by the total length
             break
         _unpack_block(data, position + 4, position + 4 + size, unpacked)
         position += 4 + size
@@ -237,7 +237,7 @@ def _unpack_block(data: bytes, position: int, end: int, unpacked: bytearray) -> 
         start = len(unpacked) - back
         if back >= size:
             unpacked += unpacked[start : start + size]
-        else:  # it reaches into what it makes
+        else:  # the copy overlaps its own output
             unpacked += (unpacked[start:] * (size // back + 1))[:size]
 
 
@@ -465,7 +465,7 @@ def _write_manifest(ready: Path, root: Path, packages: Sequence[Package], python
     """Write the manifest. The image's id is the hash of its files."""
     digest = hashlib.sha256()
     for name in (KERNEL, INITRD, DISK):
-        (ready / name).chmod(0o644)  # a monitor may be somebody else
+        (ready / name).chmod(0o644)  # the monitor may run as another user
         with (ready / name).open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     programs = _programs(root)
@@ -502,5 +502,5 @@ def _take_over(images: Path, ready: Path) -> MachineImage:
     point_to(name)
     for old in images.iterdir():
         if old.is_dir() and old.name != name and not old.name.startswith("."):
-            shutil.rmtree(old, ignore_errors=True)  # a machine that runs holds its files open
+            shutil.rmtree(old, ignore_errors=True)  # running machines have its files open
     return find_image()

@@ -37,17 +37,21 @@ def become_monitor(order: dict[str, Any], jailer: int) -> None:
             if user:
                 become_user(user)
         elif user:
-            is_apart = libc.unshare(NEWNS | NEWNET | NEWIPC) == 0  # a root without that power has its id left to give
+            is_apart = (
+                libc.unshare(NEWNS | NEWNET | NEWIPC) == 0
+            )  # a root without CAP_SYS_ADMIN can still change its id
             if is_apart and order["devices"]:
                 show_devices(libc, order["devices"], user)
             become_user(user)
         else:
-            libc.unshare(NEWUSER | NEWNET | NEWIPC)  # where an ordinary user may not, QEMU's own filter is left
+            libc.unshare(NEWUSER | NEWNET | NEWIPC)  # if user namespaces are refused, QEMU's own seccomp filter remains
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)  # last: a change of id forgets it
-        if select.select([jailer], [], [], 0)[0]:  # its number cannot be asked for in another process namespace
+        libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)  # last: a change of id clears it (prctl(2))
+        if select.select([jailer], [], [], 0)[
+            0
+        ]:  # a pidfd, because getppid() is 0 for a parent outside the pid namespace
             os._exit(1)
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_DFL)
@@ -91,7 +95,7 @@ def caller_watch() -> list[int]:
 
 def has_cell(order: dict[str, Any]) -> bool:
     """Make the monitor's root; return whether that succeeded."""
-    import runpy  # nobody else's start should wait for it
+    import runpy  # imported here, because only monitors with a cell need it
 
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "cell.py")
     try:
@@ -107,9 +111,11 @@ def main() -> int:
     order = json.loads(sys.argv[1])
     jailer = os.pidfd_open(os.getpid())
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)  # a terminal's signals are the caller's to decide about
+        signal.signal(number, signal.SIG_IGN)  # the caller decides about signals of its terminal
     watched = [0, *caller_watch()]
-    if "cell" in order and not has_cell(order):  # before this process is nobody's to look at, for then not even its own
+    if "cell" in order and not has_cell(
+        order
+    ):  # before PR_SET_DUMPABLE 0, which makes its own /proc/self files root's (proc(5))
         return CANNOT_START
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     child = os.fork()

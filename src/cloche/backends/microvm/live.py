@@ -20,7 +20,7 @@ from .machine import VirtualMachine
 from .plan import HostAcceleration, MachineImage, Monitor, plan_machine
 from .sandbox import VMContainer
 
-# What can be written to, one file system with the workspace.
+# Writable folders in one file system with the workspace.
 HOMES = ("/root", "/var", "/opt", "/srv", "/run")
 
 
@@ -44,7 +44,7 @@ class MicroVMLiveSandbox(ContainerLiveSandbox[VMContainer]):
         return VirtualMachine(self._plan, self._image, self._monitor)
 
     def _make(self) -> tuple[VMContainer, Wire]:
-        if self._machine.is_killed:  # nobody waited for that one to the end
+        if self._machine.is_killed:  # an earlier start was cancelled
             self._machine.wait()
             self._machine = self._new_machine()
         container = VMContainer(self._machine)
@@ -59,7 +59,7 @@ class MicroVMLiveSandbox(ContainerLiveSandbox[VMContainer]):
             self._machine.kill()
         try:
             await super().close()
-        finally:  # also when nobody waits for it any more
+        finally:  # also if the wait is cancelled
             self._machine.kill()
             await finish(asyncio.to_thread(self._machine.wait))
 

@@ -32,7 +32,7 @@ from .plan import CONTAINERS, ControlPipe, MachineImage, MachinePlan, Monitor
 CONSOLE = 2
 log = logging.getLogger("cloche.microvm")
 PROBED, CONTAINER_ENDED = b"H", b"L"
-FIRST_CONTAINER_PORT = 2  # among the ports
+FIRST_CONTAINER_PORT = 2  # number of the first container's port
 LEAVE_S = 30.0
 MARK_BYTES = 16
 
@@ -107,7 +107,7 @@ class PortWire:
             except ConnectionError:
                 data = b""
             if not data:
-                poll.unregister(port)  # the machine is gone, and whoever knows that calls `shutdown`
+                poll.unregister(port)  # the machine has ended; its reader calls `shutdown`
             elif answer := self._beyond.feed(data):
                 yield OUTPUT, answer
 
@@ -277,7 +277,9 @@ class VirtualMachine:
             self._is_killed = True
             if self._control_fd >= 0:
                 try:
-                    os.write(self._control_fd, b"k")  # a forked child of ours may hold the other end, too
+                    os.write(
+                        self._control_fd, b"k"
+                    )  # a forked child may also hold the write end, so closing it is not enough
                 except OSError:
                     pass  # it is dead already
                 os.close(self._control_fd)

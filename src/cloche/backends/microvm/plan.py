@@ -32,25 +32,25 @@ from ..host import KVM
 Acceleration = Literal["kvm", "tcg"]
 
 GUEST_ID, NOBODY = 1000, 65_534
-KERNEL_BYTES = 160 * MIB  # what the kernel, the first process and the cache of the root disk need besides
-MEMORY_PER_DESCRIPTION = 64  # bytes of memory, of which the kernel takes one to describe them
+KERNEL_BYTES = 160 * MIB  # for the kernel, pid 1 and the page cache of the root disk
+MEMORY_PER_DESCRIPTION = 64  # the kernel uses one byte per 64 bytes of memory to describe its pages (struct page)
 MOST_CPUS = 16
 MOST_SESSIONS = 6  # at once
-# A run's container, and one that is ending while its successor is made, besides those of sessions.
+# Containers of sessions, one of a run, and one that is ending while its successor is made.
 CONTAINERS = MOST_SESSIONS + 2
-# So many containers can have all of their memory at once: a run's and two sessions'. More share it.
+# This many containers can use their full memory limit at once: a run's and two sessions'. More share it.
 FULL_CONTAINERS = 3
-TRANSLATED_MIB = 128  # of the software emulation's own translations
-# `panic=-1` and `reboot=t` end the machine at once, for the monitor is told to take a restart for the end.
+TRANSLATED_MIB = 128  # QEMU's cache of translated code (tb-size)
+# `panic=-1` and `reboot=t` end the machine at once, because the monitor exits on a restart (`-no-reboot`).
 KERNEL_ARGUMENTS = (
     "console=ttyS0", "quiet", "loglevel=3", "reboot=t", "panic=-1", "random.trust_cpu=on", "cryptomgr.notests",
     "no_timer_check", "8250.nr_uarts=1", "rcupdate.rcu_expedited=1",
 )  # fmt: skip
-# Emulated, a guest never speculates in the way that these protect from, and each level of page tables costs.
+# An emulated processor does not execute speculatively, so mitigations are useless; each page table level costs time.
 EMULATED_ARGUMENTS = ("mitigations=off", "no5lvl", "tsc=reliable")
 
 # Images.
-FORMAT = 5  # of the folder, of what the first process is told, and of what it does
+FORMAT = 5  # version of the folder, of pid 1's settings and of its behaviour
 KERNEL, INITRD, DISK, MANIFEST, POINTER = "kernel", "initrd", "root.ext4", "manifest.json", "current"
 VARIABLE = "CLOCHE_MICROVM_IMAGE"
 BUILD_IT = 'Build them of the distribution\'s packages: "cloche images build".'
@@ -80,8 +80,8 @@ class MachinePlan:
     counter_khz: int = 0
     user: int = GUEST_ID
     is_tmp_writable: bool = True
-    is_live: bool = False  # one container, for the life of a sandbox
-    homes: tuple[str, ...] = ()  # what can be written to besides, within the bound of the workspace
+    is_live: bool = False  # one container for a sandbox that lives
+    homes: tuple[str, ...] = ()  # additional writable folders, which share the workspace's size limit
 
     @property
     def processors(self) -> int:

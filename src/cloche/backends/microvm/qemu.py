@@ -30,7 +30,7 @@ from .plan import (
 
 PROGRAM = "qemu-system-x86_64"
 BOOT_S: Mapping[str, float] = {"kvm": 20.0, "tcg": 120.0}
-# A cell of Node.js that shows without end takes up to 19 s to be interrupted, with half a processor, emulated.
+# Interrupting a Node.js cell that displays endlessly takes up to 19 s, emulated with half a processor.
 SLOWNESS: Mapping[str, float] = {"kvm": 1.0, "tcg": 8.0}
 
 
@@ -96,7 +96,7 @@ class Qemu:
             files = {name: opened(always, image.folder / name) for name in (KERNEL, INITRD, DISK)}
             pairs = [socket.socketpair() for _ in range(1 + CONTAINERS)]
             for ours, theirs in pairs:
-                ours.settimeout(timeout_s)  # for a machine to take what it is sent
+                ours.settimeout(timeout_s)  # for sending
                 on_failure.callback(ours.close)
                 always.callback(theirs.close)
             console, console_writer = os.pipe()

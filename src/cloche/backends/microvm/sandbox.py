@@ -30,8 +30,8 @@ from .machine import PortWire, VirtualMachine
 from .plan import MOST_SESSIONS, HostAcceleration, MachineImage, Monitor, plan_machine
 
 log = logging.getLogger("cloche.microvm")
-END_S = 8.0  # for the machine to end a container
-KILLED = -signal.SIGKILL & 0xFF  # as a machine reports it; only the kernel inside, or we, can kill a first process
+END_S = 8.0  # wait for the machine to end a container
+KILLED = -signal.SIGKILL & 0xFF  # as reported by the machine; only its kernel or the host can kill a first process
 
 
 class VMContainer(SharingContainer[MachineImage]):
@@ -72,7 +72,7 @@ class VMContainer(SharingContainer[MachineImage]):
             raise
         if not is_ready:
             name, why = self.label, self._why_not_ready()
-            self._fail(is_first)  # where the machine ends with it, all of its output has been read by then
+            self._fail(is_first)  # if this ends the machine, all of its output is read afterwards
             raise StartFailed(f"the {name} did not get ready{why}{machine.last_output()}", step="boot")
 
     def start_live(self, boot: bytes) -> Wire:
@@ -180,7 +180,7 @@ class MicroVMOpenSandbox(SharedSandbox[MachineImage, VMContainer]):
         """Kill the machine and wait until it has ended."""
         try:
             await super().close()
-        finally:  # also when nobody waits for it any more
+        finally:  # also if the wait is cancelled
             self._machine.kill()
             await finish(asyncio.to_thread(self._machine.wait))
 
@@ -196,7 +196,7 @@ class MicroVMOpenSandbox(SharedSandbox[MachineImage, VMContainer]):
         return self._image
 
     def _make(self, rootfs: MachineImage, after: VMContainer | None) -> VMContainer:  # noqa: ARG002 - one disk serves all
-        if after is not None and after is self._used:  # that of a session goes on
+        if after is not None and after is self._used:  # a session's container continues
             after.empty()
         if after is not None:
             self._machine.check()

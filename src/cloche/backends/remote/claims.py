@@ -12,7 +12,7 @@ from cloche.core.protocols import Capabilities
 
 from ..enforcement import check_policy
 
-# What is done here, whatever the provider does.
+# Controls that are enforced here, independent of the provider.
 _OWN = {
     Control.TIME: Measure(state=State.ENFORCED, mechanism="wall clock here; a remote sandbox that is late is ended"),
     Control.OUTPUT: Measure(state=State.ENFORCED, mechanism="bounded buffers here, flood limit kills"),

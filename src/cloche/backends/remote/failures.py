@@ -9,7 +9,7 @@ import re
 from cloche.core.errors import BackendUnavailable
 from cloche.core.remote import RemoteAccount
 
-MOST_DETAIL = 300  # characters of a provider's own words
+MOST_DETAIL = 300  # characters of a provider's message
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
 
 
@@ -80,9 +80,9 @@ def scrub(text: str, account: RemoteAccount | None = None) -> str:
     """Return one bounded line of the provider's message, without control characters and without the account's key."""
     line = _CONTROL.sub(" ", text[: MOST_DETAIL * 4]).strip().rstrip(".")
     key = account.api_key.reveal() if account is not None else ""
-    if len(key) >= 4:  # what is shorter is no secret, and would take the words apart
+    if len(key) >= 4:  # a shorter key is no secret, and replacing it would garble the text
         line = line.replace(key, "(hidden)")
-        for size in (len(key) // 2, 12):  # also where it was cut
+        for size in (len(key) // 2, 12):  # also a truncated key
             if size >= 8:
                 line = line.replace(key[:size], "(hidden)")
     return line if len(line) <= MOST_DETAIL else f"{line[: MOST_DETAIL - 1]}…"
