@@ -35,17 +35,17 @@ OUTPUT = 1
 OnFrame = Callable[[bytes, bytes], None]
 OnEnd = Callable[[], None]
 
-# Tags of frames: those of a run and of files, then those of a container as a whole.
+# Frame tags: those of runs and files, then those of the container.
 STARTED, OUT, ERR, VALUE, ENDED, DATA, DONE, FAILED = b"s", b"o", b"e", b"v", b"r", b"D", b"k", b"x"
 STREAMS: dict[bytes, Stream] = {OUT: "stdout", ERR: "stderr"}
-MOST_BYTES, MOST_PARTS = 65_536, 100  # of a message about the first process itself
+MOST_BYTES, MOST_PARTS = 65_536, 100  # bounds of a message about the first process itself
 READY, ORDER, KILL, TO_SESSION, CONTROL = b"H", b"O", b"K", b"L", b"W"
 OF_FILES = (DATA, DONE, FAILED)
 
 START_S = 60.0
-SMALL_BYTES = 32 * 1024  # that are sent without a thread
+SMALL_BYTES = 32 * 1024  # up to this size, data is sent in the event loop's thread
 
-# What is sent to the first process: how it is started, and our modules.
+# The command line and the program of the first process.
 LEAST_PYTHON = (3, 11)
 # The only text on the command line: it makes the interpreter read a length, then that many bytes, and run them.
 ARGUMENTS = (
@@ -75,7 +75,7 @@ import inside.{module}
 inside.{module}.main(json.loads({settings!r}))
 """
 _OURS = ("files", "link", "program", "reaper", "session")
-_LIVE = ("files", "link", "live", "program")  # of a container that serves many processes at once, with `init`
+_LIVE = ("files", "link", "live", "program")  # for a sandbox that lives, which also gets `init`
 
 
 class Wire(Protocol):
@@ -138,7 +138,7 @@ class Link:
                         self._on_frame(tag, body)
                 else:
                     self.last_output = (self.last_output + piece)[-OUTPUT_KEPT_BYTES:]
-        except (OSError, ValueError, RecursionError) as error:  # the last from what is nested deeper than it is read
+        except (OSError, ValueError, RecursionError) as error:  # RecursionError: JSON nested too deeply
             self.last_output += f"\n{error}".encode()
         finally:
             self._wire.close()
@@ -230,7 +230,7 @@ class Container(ABC, Generic[G]):
         self.started_at, self.start_s = time.time(), 0.0
         self._listener: Listener | None = None
         self._file_listener: Listener | None = None
-        self.network: Network | None = None  # what serves it, where something does
+        self.network: Network | None = None  # set if the network is served
         self._ready = threading.Event()
         self._ready_message: Mapping[str, Any] = {}
         self._link: Link | None = None
@@ -414,7 +414,7 @@ def _modules(*, is_live: bool) -> dict[str, str]:
     ours = _LIVE if is_live else _OURS
     return {
         **_package("interpreter"),
-        # Accounts are the same inside a jail, which has its own copy of `init`.
+        # A jail finds the same module below its own copy of `init`.
         **({**_package("init"), "init.accounts": _text("cloche.jail", "accounts.py")} if is_live else {}),
         "inside": "",
         **{f"inside.{name}": _text("cloche.backends.containers.inside", f"{name}.py") for name in ours},

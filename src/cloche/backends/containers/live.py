@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from cloche.core.network import NetworkRules
 
 log = logging.getLogger("cloche.containers")
-MOST_UNSENT, FEW_UNSENT = 1 << 20, 1 << 18  # bytes that wait for a container: when writers pause, and go on
-MOST_UNREAD = 1 << 20  # bytes that a container sent, and the loop has yet to take
-PIECE_BYTES = 1 << 18  # sent at once
+MOST_UNSENT, FEW_UNSENT = 1 << 20, 1 << 18  # bytes queued for a container: high and low water marks of writing
+MOST_UNREAD = 1 << 20  # bytes received from a container and not yet processed by the loop
+PIECE_BYTES = 1 << 18  # maximum of one write
 HOME = "/home/sandbox"
 TEMPORARY = ("/tmp", "/dev/shm")
 
@@ -61,7 +61,7 @@ class LinkTransport(asyncio.Transport):
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = self._unread_bytes = 0
         self._is_paused = self._is_reading_paused = self._is_closing = False
-        self.last_output = b""  # the end of its standard error
+        self.last_output = b""  # end of its standard error
 
     def begin(self) -> None:
         """Call the protocol's `connection_made`, and start the threads."""
@@ -101,7 +101,7 @@ class LinkTransport(asyncio.Transport):
             is_first, self._is_closing = not self._is_closing, True
             self._unsent.clear()
             self._turn.notify_all()
-        if is_first:  # a writer may still wait for the container, and holds the wire
+        if is_first:  # in a thread, because a blocked writer may hold the wire's lock
             threading.Thread(target=self._shut_down, name="cloche-container-end", daemon=True).start()
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class LinkTransport(asyncio.Transport):
             self._wire.shutdown()
 
     def _post(self, function: Callable[..., object], *arguments: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is there to be told
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(function, *arguments)
 
     def _write(self) -> None:
@@ -187,15 +187,15 @@ class LinkTransport(asyncio.Transport):
 class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
     """One container and everything in it; see core.protocols.OpenLiveSandbox."""
 
-    slowness = 1.0  # how many times longer than usual the time-outs of sessions must be
-    patience_s = START_S  # for the first process to say that it is there
+    slowness = 1.0  # factor for the time-outs of sessions
+    patience_s = START_S  # wait for the first process's greeting
 
     def __init__(self, *, policy: Policy, limits: Limits, enforcement: Enforcement):
         super().__init__(limits, enforcement, has_users=policy.users)
         self._policy = policy
         self._container: C | None = None
         self._numbers = itertools.count(1)
-        self.writable: tuple[str, ...] = ()  # the folders that processes can write to, once it has started
+        self.writable: tuple[str, ...] = ()  # writable folders, known after the start
 
     @abstractmethod
     def _make(self) -> tuple[C, Wire]:
@@ -305,7 +305,7 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
         """Return a program's variables: the container's, overridden by `env`, overridden by the request's."""
         request_variables = {
             name: value for name, value in request_variables.items() if name != "PYTHONPATH"
-        }  # of which `env` has more
+        }  # `env` already contains it, extended
         return {
             **self.environment({}),
             **{name: value for name, value in env.items() if name not in _OWN},
@@ -402,4 +402,4 @@ def _release_unread(making: asyncio.Future[tuple[C, Wire]]) -> None:
     container.release()
 
 
-_OWN = ("HOME", "PATH")  # variables of a sandbox that lives, whatever a throwaway run has
+_OWN = ("HOME", "PATH")  # variables that a sandbox that lives sets itself

@@ -116,7 +116,7 @@ class HostedContainer(Container[LookedInto]):
     """One first process in a machine. If it does not answer, its machine is ended."""
 
     background: ClassVar[Background]
-    machine: Any  # a `Hosting`, of each backend's own kind
+    machine: Any  # a `Hosting` of the backend
 
     def start(self, preload: Sequence[str]) -> None:
         """Start the first process and wait for its READY. Raises StartFailed; the machine is ended then."""
@@ -174,13 +174,13 @@ class SharedSandbox(InMachine, SessionSandbox[E, S]):
 class HostedSandbox(InMachine, ContainerSandbox[LookedInto, C]):
     """Run requests in a machine, one at a time, each in a new first process."""
 
-    _machine: Any  # likewise, or None
+    _machine: Any  # a `Hosting`, or None
 
     async def close(self) -> None:
         """End the machine and wait until it has ended."""
         try:
             await super().close()
-        finally:  # also when nobody waits for it any more
+        finally:  # also if the wait is cancelled
             if self._machine is not None:
                 await finish(asyncio.to_thread(self._machine.end))
 

@@ -22,10 +22,10 @@ from typing import Any
 from ...core.record import dataclass, field
 from .container import Container
 
-QUIET_S = 0.03  # after a run: who asks for another one at once, asks by then
-MOST_S = 0.25  # much less than a container takes to start
+QUIET_S = 0.03  # after a run: a caller that runs in a loop has sent its next request by then
+MOST_S = 0.25  # much shorter than the start of a container
 
-WAITING, MOST_KINDS, IDLE_S = 2, 3, 300.0  # containers of one kind, kinds, and how long one waits
+WAITING, MOST_KINDS, IDLE_S = 2, 3, 300.0  # containers of one kind, kinds, and how long a container waits
 log = logging.getLogger("cloche.containers")
 Make = Callable[[], Container[Any]]
 _pools: dict[int, ContainerPool] = {}
@@ -167,7 +167,7 @@ class ContainerPool:
         deferral.wait()
         try:
             container = make()
-        except Exception as error:  # whatever it was, nobody may wait for this one any more
+        except Exception as error:  # after any error, `coming` must be decremented
             log.warning("no warm container: %s", error)
         with self._turn:
             warm_set = self._warm_sets.get(kind)

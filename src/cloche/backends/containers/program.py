@@ -25,24 +25,24 @@ from ..toolchain import sets_interpreter_variables, version_numbers
 
 WORKSPACE, BUILD = "/workspace", "/tmp/build"
 NOFILE = 1024
-# One byte, not none: with 0 the kernel still feeds a crashed guest to a program of the host's that takes core dumps.
+# fs/coredump.c: with RLIMIT_CORE 0 a core_pattern pipe program of the host still gets the dump; 1 aborts it.
 ULIMITS: Mapping[str, int] = {"core": 1, "nofile": NOFILE, "memlock": 64 * KIB, "msgqueue": 819_200}
 REAPERS = 1  # our first process
-GVISOR_THREADS = 256  # gVisor's own, which the same control group counts
-# What the first process itself needs, besides the guest: an interpreter with its usual modules.
+GVISOR_THREADS = 256  # of gVisor itself, counted by the same control group
+# Memory of the first process: an interpreter with its usual modules.
 REAPER_BYTES = 24 * MIB
 ENVIRONMENT: Mapping[str, str] = guest_variables(WORKSPACE)
-IMAGE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # in an image that sets none
+IMAGE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # for an image that sets no PATH
 
-# Sessions: where a driver lies. Not in /tmp, which a policy may close, and where programs list their own files.
+# Folder of a session's driver. Not /tmp, which a policy may make read-only, and whose files programs list.
 FOLDER = "/dev/shm/.cloche"
-STARTUP_FOLDER = "/dev/shm/.cloche-startup"  # of every interpreter of Python, see `layout.with_startup`
+STARTUP_FOLDER = "/dev/shm/.cloche-startup"  # of every Python interpreter, see `layout.with_startup`
 LINK, ANSWERS = 3, 4  # as in `inside/program.py`
 
 PROGRAMS = tuple(
     dict.fromkeys(name for lang in LANGUAGES.values() for engine in lang.engines for name in engine.programs)
 )
-# One line per program that is there: its name, its path, the first line that it says of its version.
+# Prints one line per program found: name, path, first line of its version output.
 LOOK = """
 for name in "$@"; do
   path=$(command -v "$name" 2>/dev/null) || continue
@@ -265,7 +265,7 @@ def program_with_layers(program: Program, layers: Sequence[str]) -> Program:
         return program
     python = {**program.python, "layers": sites_of(layers)} if program.python is not None else None
     env, generated = with_startup(program.env, STARTUP_FOLDER), dict(program.generated)
-    if env != program.env:  # no first process of ours writes it
+    if env != program.env:  # without our first process, nobody else writes the startup file
         generated[f"{STARTUP_FOLDER}/{STARTUP_FILE}"] = startup_text()
     return replace(program, env=with_layers(env, layers), python=python, generated=generated)
 

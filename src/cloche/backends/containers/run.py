@@ -36,7 +36,7 @@ from ..saved_files import REASONS, Changes, Until, in_thread
 from .container import DATA, DONE, ENDED, FAILED, STARTED, STREAMS, VALUE, Container, read_object
 from .program import Program
 
-MOST = 1 << 53  # that any number in a report can be
+MOST = 1 << 53  # bound of all numbers in a report
 _ERRORS: dict[str, type[SandboxFileError]] = {
     "not_found": SandboxFileNotFound,
     "too_large": SandboxFileTooLarge,
@@ -45,10 +45,10 @@ _ERRORS: dict[str, type[SandboxFileError]] = {
 }
 log = logging.getLogger("cloche.containers")
 ASK_S = 15.0
-BEGIN_S = 120.0  # for a program to start, once all that it needs was sent
-LIFT_S = 0.25  # for the first process to end the guest with the processor quota that there is
+BEGIN_S = 120.0  # for a program to start, after everything was sent
+LIFT_S = 0.25  # for the first process to end the guest with its normal CPU quota
 GUEST_KILL_S = 5.0  # for the first process to end the guest after a kill frame
-GIVE_UP_S = 10.0  # for the container to be gone when it was to be killed
+GIVE_UP_S = 10.0  # for the container to end after its kill
 
 
 class Lost(Exception):
@@ -289,7 +289,7 @@ async def observed_end(
     if cause is not None:
         return End(observed=Observed(cause=cause), usage=Usage())
     with suppress_logged(log, "it is not known in time what a container died of", TimeoutError):
-        async with asyncio.timeout(ASK_S):  # a daemon that is being stopped may never answer
+        async with asyncio.timeout(ASK_S):  # a daemon that is shutting down may never answer
             observed = await asyncio.to_thread(container.end_by_guest)
             if observed is not None:
                 return End(observed=observed, usage=Usage())
@@ -348,7 +348,7 @@ def result_of(
     guest_report = listener.guest_report()
     observed = replace(end.observed, network_refused=traffic.refused).with_refusal(guest_report.refused)
     if enforcement[Control.NETWORK].state is not State.ENFORCED:
-        observed = replace(observed, denied=0)  # what was not reached, no policy kept it from
+        observed = replace(observed, denied=0)  # without an enforced network policy, a missing route is not a denial
     common = run_notes(program.engine, program.version, limits, enforcement, end.usage.wall_s)
     return make_result(
         decide(observed),

@@ -39,7 +39,7 @@ from .program import Program, SessionProgram
 from .run import FileRequest, KillTimer, Lost, RunListener, WorkspaceHashes, observed_end, result_of
 from .session import ContainerTransport
 
-ANSWER_S = 120.0  # for an answer about files
+ANSWER_S = 120.0  # time-out of a request about files
 log = logging.getLogger("cloche.containers")
 
 C = TypeVar("C", bound=Container[Any])
@@ -48,16 +48,16 @@ C = TypeVar("C", bound=Container[Any])
 class ContainerSandbox(ABC, Generic[G, C]):
     """Run requests one at a time; see core.protocols.OpenSandbox."""
 
-    _advice = ""  # what to look at when a container is lost
-    _loses_notice_of_start = False  # with the link, over a network: code may run, and nobody here learns that it began
+    _advice = ""  # advice in the error about a lost container
+    _loses_notice_of_start = False  # over a network, STARTED may be lost with the link although the code runs
 
     def __init__(self, *, policy: Policy, limits: Limits, enforcement: Enforcement):
         self._policy, self._limits, self._enforcement = policy, limits, enforcement
         self._turn = asyncio.Lock()
-        self._fresh: C | None = None  # has run nothing yet
-        self._used: C | None = None  # holds the workspace, and runs nothing more
+        self._fresh: C | None = None  # has not run anything yet
+        self._used: C | None = None  # holds the workspace; runs no further program
         self._coming: asyncio.Task[None] | None = None
-        self._last: C | None = None  # came up last, whatever has become of it
+        self._last: C | None = None  # started last, even if it is lost now
         self._workspace = WorkspaceHashes()
         self._is_last = self._is_closed = False
 
@@ -85,7 +85,7 @@ class ContainerSandbox(ABC, Generic[G, C]):
     def _notes(self, container: C) -> dict[str, Any]:
         """Return the container's entries for `meta` of results."""
 
-    def _enforced(self, container: C) -> Enforcement:  # noqa: ARG002 - where containers differ
+    def _enforced(self, container: C) -> Enforcement:  # noqa: ARG002 - for backends whose containers differ
         """Return the enforcement report of this container."""
         return self._enforcement
 
@@ -145,7 +145,7 @@ class ContainerSandbox(ABC, Generic[G, C]):
         try:
             if self._coming is not None:
                 await finish(self._coming)
-        finally:  # also when nobody waits for it any more
+        finally:  # also if the wait is cancelled
             self._release_all()
 
     def _release_all(self) -> None:
@@ -367,7 +367,7 @@ class SessionSandbox(ContainerSandbox[G, C]):
 
     def __init__(self, *, policy: Policy, limits: Limits, enforcement: Enforcement):
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
-        self._sessions: dict[C, Session] = {}  # by the containers that they have
+        self._sessions: dict[C, Session] = {}  # by their containers
 
     @abstractmethod
     def _find_session_rootfs(self, language: str) -> G:
@@ -432,7 +432,7 @@ class SessionSandbox(ContainerSandbox[G, C]):
     async def close(self) -> None:
         """Kill and remove everything, for good."""
         self._is_closed = True
-        async with AsyncExitStack() as stack:  # which goes on with the others when one is interrupted
+        async with AsyncExitStack() as stack:  # closes the rest even if one is interrupted
             stack.push_async_callback(super().close)
             for session in reversed(self._sessions.values()):
                 stack.push_async_callback(session.close)

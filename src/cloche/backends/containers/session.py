@@ -34,9 +34,9 @@ from .program import SessionProgram
 from .run import GIVE_UP_S, GUEST_KILL_S, KillTimer, Outputs, observed_end, read_report, reported_end
 
 FROM_SESSION = b"l"
-SLICE_S = 0.005  # for what has come, before others have their turn in the loop
-LINKLESS_S = 1.0  # for an interpreter without a link to end by itself
-GONE_S = GIVE_UP_S + 1.0  # for what was killed with its container to be gone
+SLICE_S = 0.005  # maximum time of received data in the loop before other callbacks run
+LINKLESS_S = 1.0  # for an interpreter that lost its link to end by itself
+GONE_S = GIVE_UP_S + 1.0  # for an interpreter to end after its container was killed
 log = logging.getLogger("cloche.containers")
 
 
@@ -82,7 +82,7 @@ class ContainerTransport:
             why = f"the {self._container.label} was lost before the session began{self._container.last_output()}"
             raise StartFailed(why, step="session") from error
         except asyncio.CancelledError:
-            self._is_started = True  # by now, most likely: it shall not outlive its session in this container
+            self._is_started = True  # it probably started, and must not outlive its session
             raise
         self._is_started = True
         return self._end
@@ -103,7 +103,7 @@ class ContainerTransport:
             self._passed_bytes = 0
         self._outputs.hand_on_to(sink)
 
-    def collect(self, *, is_up_to_date: bool = False) -> Printed:  # noqa: ARG002 - it always is
+    def collect(self, *, is_up_to_date: bool = False) -> Printed:  # noqa: ARG002 - output is always up to date
         """Return the output of the cell. Output before an answer was posted to the loop before that answer."""
         kept_bytes = self._outputs.kept_bytes
         printed = Printed(
@@ -138,7 +138,7 @@ class ContainerTransport:
     async def stop(self, cause: KillCause | None) -> None:
         if cause is None and self._kill_timer.cause is None and not self._end.done():
             await asyncio.wait([self._end], timeout=LINKLESS_S)
-        self.kill(cause or KillCause.CANCELLED)  # its link is gone, and should it live: nobody can use it
+        self.kill(cause or KillCause.CANCELLED)  # without its link the interpreter is unusable
         await finish(asyncio.wait([self._end], timeout=GUEST_KILL_S + GONE_S))
 
     async def observe_end(self, cause: KillCause | None) -> SessionEnd:
@@ -228,5 +228,5 @@ class ContainerTransport:
         """Record that the session could not be started."""
         if not self._end.done():
             self._end.set_exception(StartFailed(f"the session did not start: {why}", step="session"))
-            self._end.exception()  # retrieved, so that asyncio logs nothing when nobody waits for the start
+            self._end.exception()  # mark as retrieved, so that asyncio logs nothing if the start is not awaited
         self.link.lose(why)

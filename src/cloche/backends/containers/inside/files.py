@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 WORKSPACE = "/workspace"
 MAX_FILES, MAX_DEPTH = 10_000, 64
-MAX_ENTRIES, MAX_PATH_CHARS = 200_000, 8 << 20  # several times what a workspace holds at the default limits
-UNSEEN = {"time", "entries", "access"}  # why nobody knows what else is there
+MAX_ENTRIES, MAX_PATH_CHARS = 200_000, 8 << 20  # several times a workspace's content at the default limits
+UNSEEN = {"time", "entries", "access"}  # reasons for which further files may exist
 WALK_S = 5.0
 ENOSPC, EDQUOT, ELOOP = 28, 122, 40
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-TEXT: Any = {"encoding": "utf-8", "errors": "surrogateescape"}  # names that are no text come through as they are
+TEXT: Any = {"encoding": "utf-8", "errors": "surrogateescape"}  # names that are not UTF-8 are preserved
 
 
 class FileRequestRefused(Exception):
@@ -50,7 +50,7 @@ def open_folder(folder: str, *, make: bool = False) -> int:
                     os.mkdir(name, dir_fd=folder_fd)
                 except FileExistsError:
                     pass
-            # Old versions of gVisor follow a link all the same, so it is looked at first; the guest is dead.
+            # Old versions of gVisor follow a link despite O_NOFOLLOW, so it is checked first; no guest runs now.
             if stat.S_ISLNK(os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode):
                 raise OSError(ELOOP, os.strerror(ELOOP))
             next_fd = os.open(name, FOLDER, dir_fd=folder_fd)
@@ -135,7 +135,7 @@ class WorkspaceWalk:
                 elif len(stack) > MAX_DEPTH:
                     self.skip("depth")
                 elif state.st_ino not in self.visited:
-                    # Old versions of gVisor follow a link all the same, so this was looked at first.
+                    # Old versions of gVisor follow a link despite O_NOFOLLOW, so the type was checked first.
                     self._enter(stack, entry.name, folder_fd, f"{prefix}{entry.name}/")
         finally:
             for folder_fd, entries, _ in stack:
@@ -194,7 +194,7 @@ def place_file(path: str, mode: int, source: Any) -> None:
                         view = view[os.write(fd, view) :]
                 os.fchmod(fd, mode & 0o777)
             finally:
-                os.close(fd)  # also where the disk is full: what is open keeps its room
+                os.close(fd)  # also if the disk is full: an open file keeps its blocks
             os.rename(temporary, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
         except BaseException:
             os.unlink(temporary, dir_fd=folder_fd)
@@ -237,7 +237,7 @@ def hand_files(
             archive.addfile(member, content)
     if archive is not None:
         archive.close()
-    # Or not found in time: the caller then forgets its hash.
+    # A path may also be missing because the walk ended early; the caller then forgets its hash.
     gone_bytes = hand_names(caller, [path for path in before if path not in seen_paths])
     caller.send_json(DONE, skipped=walk.skipped, partial=sorted(walk.reasons), gone_bytes=gone_bytes)
 
@@ -320,7 +320,7 @@ def remove_file(name: str) -> None:
     try:
         os.unlink(f"{WORKSPACE}/{name}")
     except OSError:
-        pass  # what it is now is the guest's own
+        pass  # the guest replaced it
 
 
 def prepare_workspace() -> None:
@@ -328,4 +328,4 @@ def prepare_workspace() -> None:
     try:
         os.chmod(WORKSPACE, 0o700)
     except OSError:
-        pass  # it is another's, who lets everybody in
+        pass  # it belongs to another user and is world-writable

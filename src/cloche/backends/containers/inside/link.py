@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from typing import Any
 
 ORDER, DATA, KILL, TO_SESSION, CONTROL = b"O", b"D", b"K", b"L", b"W"  # received
-FROM_SESSION = b"l"  # sent by a session's interpreter; the others are of this process
+FROM_SESSION = b"l"  # sent by a session's interpreter; all others by this process
 READY, STARTED, OUT, ERR, VALUE, ENDED, DONE, FAILED = b"H", b"s", b"o", b"e", b"v", b"r", b"k", b"x"  # sent
 CHUNK = 65_536
 
 # Counters.
 MUCH_BYTES = 64 << 20
-PRIVATE, PRIVATE_PARTS = "RssAnon:", "Pss_Anon:"  # rows of files about a process
+PRIVATE, PRIVATE_PARTS = "RssAnon:", "Pss_Anon:"  # rows of /proc/PID/status and /proc/PID/smaps_rollup
 WORKSPACE, TMP, SHM = "/workspace", "/tmp", "/dev/shm"
-# Of either version of control groups.
+# Files of version 1 and of version 2.
 PLACES = {
     "stat": ("memory/memory.stat", "memory.stat"),
     "oom": ("memory/memory.oom_control", "memory.events"),
     "pids": ("pids/pids.events", "pids.events"),
     "peak": ("memory/memory.max_usage_in_bytes", "memory.peak"),
 }
-# Where the first process has a real id of its own, it has no process namespace: others are there who are none of ours.
+# If the real id differs from the effective one, there is no private pid namespace: foreign processes run here.
 SHARES_SANDBOX = len(set(os.getresuid())) > 1
-ROUTES = {"ipv4": "/proc/net/snmp", "ipv6": "/proc/net/snmp6"}  # what the network namespace counts
+ROUTES = {"ipv4": "/proc/net/snmp", "ipv6": "/proc/net/snmp6"}  # counters of the network namespace
 
 
 class CallerLink:
@@ -153,7 +153,7 @@ class Counters:
                 self.fds[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 continue
-        # gVisor tells no private memory of a process; there, the figures of its kernel are asked.
+        # gVisor shows no private memory per process; there its kernel's totals are read.
         self.sums_memory = "stat" not in self.fds and memory_of("self", "status", PRIVATE) > 0
 
     @property
@@ -207,7 +207,7 @@ def summed_memory() -> int:
     sums = [(pid, memory_of(pid, "status", PRIVATE)) for pid in os.listdir("/proc") if pid.isdigit() and pid != own]
     sums = [(pid, held) for pid, held in sums if held]
     total = sum(held for _, held in sums)
-    if len(sums) > 1 and total > MUCH_BYTES:  # looking closer takes the kernel as long as there is memory
+    if len(sums) > 1 and total > MUCH_BYTES:  # reading smaps_rollup takes the kernel time proportional to the memory
         total = sum(memory_of(pid, "smaps_rollup", PRIVATE_PARTS) or held for pid, held in sums)
     return total
 

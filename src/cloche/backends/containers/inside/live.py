@@ -41,23 +41,23 @@ if TYPE_CHECKING:
 
 STDIN_FD, STDOUT_FD = 0, 1  # the caller's link
 REPORT, REQUESTS = 3, 4  # numbers of streams, as in `init.wire`
-ANSWER_FD = 3  # of a process of ours that works on files, as in `init.files`
+ANSWER_FD = 3  # of our own process that works on files, as in `init.files`
 INIT = 1
 MOST_MESSAGE = 4096
 IDLE_LOOK_S = 0.5
-FREEING_S, MOST_FREEING_S = 0.1, 2.0  # for memory to be free: after the end of who held it, and until that end
+FREEING_S, MOST_FREEING_S = 0.1, 2.0  # time for memory to become free: after the end of its process, and until that end
 SHOWN_BY_DAEMON = ("etc/hosts", "etc/hostname", "etc/resolv.conf")
 OUT_OF_MEMORY = "out_of_memory"
-MOST_PASSES = 50  # of a signal to all: who starts others faster than that is not waited for
+MOST_PASSES = 50  # of a signal to all; a guest that forks faster is not waited for
 
-# Marks: far above what any program holds, as programs look at this limit to decide how much they may use.
+# Marks are far above any program's memory, because programs may size themselves by this limit.
 FIRST_MARK = 1 << 50
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 BPF_LOAD, BPF_JEQ, BPF_JGE, BPF_RETURN = 0x20, 0x15, 0x35, 0x06
 ALLOW, DENY = 0x7FFF0000, 0x00050000
-NUMBER_AT, MACHINE_AT, ARGUMENTS_AT = 0, 4, 16  # in the kernel's `struct seccomp_data`
-FOREIGN_NUMBER = 0x40000000  # x32's begin here
-# By machine: the kernel's name of it in a filter, and the numbers of setrlimit and prlimit64.
+NUMBER_AT, MACHINE_AT, ARGUMENTS_AT = 0, 4, 16  # offsets in `struct seccomp_data` (seccomp(2))
+FOREIGN_NUMBER = 0x40000000  # __X32_SYSCALL_BIT: numbers of the x32 ABI
+# By machine: AUDIT_ARCH_* (linux/audit.h), and the numbers of setrlimit and prlimit64.
 MACHINES = {"x86_64": (0xC000003E, 160, 302), "aarch64": (0xC00000B7, 164, 261)}
 LIMITS_NAME = b"Max resident set"
 
@@ -70,7 +70,7 @@ def mark_filter(machine: str) -> bytes:
     first, second, third = ARGUMENTS_AT, ARGUMENTS_AT + 8, ARGUMENTS_AT + 16
     rows = [
         (BPF_LOAD, 0, 0, MACHINE_AT),
-        (BPF_JEQ, 0, 14, name),  # what is not of this machine is not there
+        (BPF_JEQ, 0, 14, name),  # another architecture's calls: ENOSYS
         (BPF_LOAD, 0, 0, NUMBER_AT),
         (BPF_JGE, 12, 0, FOREIGN_NUMBER),
         (BPF_JEQ, 0, 2, setrlimit),
@@ -78,7 +78,7 @@ def mark_filter(machine: str) -> bytes:
         (BPF_JEQ, 7, 8, resource.RLIMIT_RSS),
         (BPF_JEQ, 0, 7, prlimit),
         (BPF_LOAD, 0, 0, third),
-        (BPF_JEQ, 0, 2, 0),  # without a new limit, it is a question
+        (BPF_JEQ, 0, 2, 0),  # prlimit64 without a new limit only reads
         (BPF_LOAD, 0, 0, third + 4),
         (BPF_JEQ, 3, 0, 0),
         (BPF_LOAD, 0, 0, second),
@@ -98,7 +98,7 @@ class Marker:
         self.instructions = ctypes.create_string_buffer(program, len(program))
         shape = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(self.instructions))
         self.program = ctypes.create_string_buffer(shape, len(shape))
-        self.is_in_files = os.path.exists("/proc/self/limits")  # gVisor has none, and answers a call instead
+        self.is_in_files = os.path.exists("/proc/self/limits")  # gVisor lacks it; there prlimit reads the limit
         self.newest = FIRST_MARK
 
     def next(self) -> int:
@@ -146,7 +146,7 @@ class ForkedGuest:
     def __init__(self, host: ContainerHost, pid: int, number: int, errors_fd: int):
         self.host, self.pid, self.mark, self.errors_fd = host, pid, ProcessMark(number), errors_fd
         self.failure = bytearray()
-        self.denied = 0  # nobody counts here
+        self.denied = 0  # not counted here
         os.set_blocking(errors_fd, False)
         host.server.loop.watch(errors_fd, host.POLLIN, self.receive)
 
@@ -174,7 +174,7 @@ class ForkedGuest:
         """Return the error of a failed start, {} if the program was executed. Called after the process has ended."""
         while self.errors_fd >= 0 and self.receive():
             pass
-        if self.errors_fd >= 0:  # what it left behind holds the other end
+        if self.errors_fd >= 0:  # a descendant still has the other end open
             self.host.server.loop.ignore(self.errors_fd)
             os.close(self.errors_fd)
             self.errors_fd = -1
@@ -197,7 +197,7 @@ class ContainerHost:
     """The parts of init's loop that differ in a container; see `init.server.Host`."""
 
     POLLIN = 1
-    ender = None  # `init.tree` ends what belongs to a process
+    ender = None  # set to `init.tree`, which ends the processes of a mark
     server: Any
 
     def __init__(self, settings: dict[str, Any]):
@@ -207,7 +207,7 @@ class ContainerHost:
         self.oom_kills, self.pids_hits = self.counters.hits()
         self.base = self._held()[0], stored(self.places)
         self.is_busy = False
-        self.ended_mark, self.ended_at = 0, 0.0  # what was last ended for memory
+        self.ended_mark, self.ended_at = 0, 0.0  # the mark last ended for memory
         self.users: dict[str, Any] | None = settings.get("users")
 
     def fork(self, order: dict[str, Any], streams: dict[int, int]) -> ForkedGuest:
@@ -321,7 +321,7 @@ class ContainerHost:
         largest_processes = [process for process in self.server.processes.values() if process.mark.number == largest]
         for process in largest_processes:
             process.kill(OUT_OF_MEMORY)
-        if not largest_processes and largest:  # it has outlived the process that it belonged to
+        if not largest_processes and largest:  # the started process has ended, its descendants have not
             self.server.ender.end(largest)
 
 
@@ -372,7 +372,7 @@ class ContainerGuest:
     ):
         self.host, self.number, self.errors_writer = host, number, errors_writer
         self.order, self.streams = order, streams
-        self.account: dict[str, str] = {}  # variables of a user that was asked for
+        self.account: dict[str, str] = {}  # variables of the requested user
 
     def become(self) -> None:
         """Do all steps and execute the program; never returns."""
@@ -409,7 +409,9 @@ class ContainerGuest:
 
     def _get_ready(self) -> None:
         order = self.order
-        self.host.marker.put(self.number)  # first: who can be looked at can be changed as well
+        self.host.marker.put(
+            self.number
+        )  # first: once it is dumpable (`leave_first`), others can inspect and change it
         if self.host.users is not None:
             self._become_user(self.host.users)
         leave_first()
@@ -533,6 +535,6 @@ def main(settings: dict[str, Any]) -> None:
         host.server.serve()
     except BecomeGuest as fork:
         guest = fork.guest
-    if guest is not None:  # out of that block: else each error of the program would be one during its handling
+    if guest is not None:  # outside the except block, so that the program's exceptions have no __context__
         guest.become()
     os._exit(0)

@@ -55,7 +55,7 @@ def main() -> None:
     ports, path = json.loads(sys.argv[1]), sys.argv[2]
     make_all_local()
     sockets = [bound(socket.SOCK_DGRAM, NAME_SERVER, DNS_PORT), bound(socket.SOCK_STREAM, NAME_SERVER, DNS_PORT)]
-    sockets += [bound(socket.SOCK_STREAM, "0.0.0.0", port) for port in ports]  # noqa: S104 - in a namespace without others
+    sockets += [bound(socket.SOCK_STREAM, "0.0.0.0", port) for port in ports]  # noqa: S104 - the namespace has no other interface
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
         link.connect(path)
         socket.send_fds(link, [b"sockets"], [bound_socket.fileno() for bound_socket in sockets])

@@ -46,15 +46,18 @@ if TYPE_CHECKING:
 
 MAX_TOLD = 32 << 20
 LOOK_S = 0.02
-# Of a program that prints line by line, what comes is read after such a rest, not once for each line.
-REST_S, SMALL_BYTES = 0.002, 4096  # more than that at once is no such program's, and would fill the pipe meanwhile
-GRACE_S = 5.0  # beyond a run's time, when nobody outside ends it
+# Output of a program that prints line by line is read after this pause, not once per line.
+REST_S, SMALL_BYTES = (
+    0.002,
+    4096,
+)  # a larger piece is not from such a program, and the pipe could fill up during a pause
+GRACE_S = 5.0  # after a run's time-out, if the caller does not end it
 CANNOT_RUN, NOT_FOUND = 126, 127
 PR_SET_DUMPABLE = 4
 prctl = ctypes.CDLL(None).prctl
 FOR_EVER = float("inf")
-LINK, ANSWERS = 3, 4  # where the driver of a session finds its link and the pipe of its answers
-archive: Any = __spec__.loader  # the finder of our modules and the interpreter's, which has found this one
+LINK, ANSWERS = 3, 4  # descriptors of a session's driver: its link, and the pipe for its answers
+archive: Any = __spec__.loader  # the finder of our modules and the interpreter's
 
 # The preforked guest.
 LENGTH_BYTES = 8
@@ -78,15 +81,15 @@ class Attempt:
         self.caller, self.order, self.stdin, self.wake = caller, order, stdin, wake
         self.end, self.counters = end, counters
         self.cause = ""
-        self.ended_at: float | None = None  # when the program ended, also where nobody could attend to it then
+        self.ended_at: float | None = None  # when the program ended, even if the main loop was blocked then
         self.is_last = self.is_under_load = False
         self.told = self.passed = 0
-        self.resting: dict[int, float] = {}  # descriptors, and until when they are not read
+        self.resting: dict[int, float] = {}  # time until which a descriptor is not read
         self.status: int | None = None
         self.pid = 0
         self.base = counters.held()[0] - weight, stored()
         self.poll, self.look_s = select.poll(), LOOK_S
-        self.unused = used_by_children()  # CPU times that are not this program's
+        self.unused = used_by_children()  # CPU times of earlier children
 
     def go(self, index: int, preforked: PreforkedGuest | None = None) -> int:
         """Return the wait status of command number `index`, which a preforked guest may run."""
@@ -99,7 +102,7 @@ class Attempt:
             if begun is not None or self.cause:
                 self.unused = tuple(map(sum, zip(self.unused, begun or (0.0, 0.0), strict=True)))
                 return status
-            self.status = self.ended_at = None  # it ended before it had run anything
+            self.status = self.ended_at = None  # the preforked guest died before it had run anything
             self.unused = used_by_children()
         pipes = [os.pipe() for _ in range(3)]
         self.start(index, [theirs for _, theirs in pipes])
@@ -207,7 +210,7 @@ class Attempt:
             if self.ended_at is None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 self.ended_at = time.monotonic()
         except OSError:
-            pass  # it has been waited for, or is not known yet
+            pass  # it has been reaped, or its pid is not set yet
 
     def _reap(self) -> None:
         while True:
@@ -227,8 +230,8 @@ class Attempt:
         if self.caller.is_gone:
             os._exit(0)
 
-    def _take(self, tag: bytes, body: bytes) -> None:  # noqa: ARG002 - sessions receive more
-        if tag == KILL and not (self.is_last and self.ended_at):  # else it comes too late
+    def _take(self, tag: bytes, body: bytes) -> None:  # noqa: ARG002 - for sessions
+        if tag == KILL and not (self.is_last and self.ended_at):  # otherwise the kill comes too late
             self._kill("asked")
 
     def _look(self) -> None:
@@ -255,7 +258,7 @@ def memory_file() -> int:
     try:
         return os.memfd_create("stdin", os.MFD_CLOEXEC)
     except OSError:
-        if not SHARES_SANDBOX:  # else a provider may refuse it
+        if not SHARES_SANDBOX:  # a provider of sandboxes may refuse memfd_create
             raise
         return os.open(SHM, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
 
@@ -319,7 +322,7 @@ def leave_first() -> None:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
     except OSError:
-        if not SHARES_SANDBOX:  # elsewhere /proc is ours
+        if not SHARES_SANDBOX:  # otherwise /proc is ours and the write must succeed
             raise
     os.umask(0o022)
 
@@ -330,7 +333,7 @@ def execute(argv: list[str], env: dict[str, str]) -> None:
         signal.signal(number, signal.SIG_DFL)
     try:
         name, value = sys.modules["interpreter.oneshot"].output_variable()
-        os.execvpe(argv[0], argv, {**env, name: value})  # noqa: S606 - this is what the container is for
+        os.execvpe(argv[0], argv, {**env, name: value})  # noqa: S606 - the container's purpose
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
         why = (missing and missing_interpreter(argv[0], env)) or os.strerror(error.errno or 0)
@@ -405,7 +408,7 @@ class RunReport:
         wall_s = (attempt.ended_at or time.monotonic()) - self.started
         used = [now - then for now, then in zip(used_by_children(), attempt.unused, strict=True)]
         oom, pids = (now - then for now, then in zip(self.counters.hits(), self.hits, strict=True))
-        if not self.counters.counts_processes:  # then what was there at the end tells
+        if not self.counters.counts_processes:  # then the number of processes at the end is used
             pids = int(attempt.is_under_load)
         peak = self.counters.read("peak").strip()
         unreachable = self.counters.unreachable() - self.unreachable if status else 0
@@ -502,7 +505,7 @@ def become_preforked(nofile: int, stdin: int, ends: list[int], order_fd: int, be
         os.chdir(WORKSPACE)
         oneshot.run(order["python"], order["env"], oneshot.prepare(), oneshot.Privileges(archive), value)
     finally:
-        os._exit(1)  # whatever went wrong before the order, the run then gets another guest
+        os._exit(1)  # after an error before the order, the run gets another guest
 
 
 def warm_up(oneshot: Any) -> None:
@@ -514,7 +517,7 @@ def warm_up(oneshot: Any) -> None:
             os.dup2(writing, number)
         oneshot.warm_up_fork()
         if has_come(reading):
-            os.read(reading, CHUNK)  # what was printed
+            os.read(reading, CHUNK)  # the warm-up's output
         give(NO_ORDER, writing)
         begin(reading, writing)
     finally:
@@ -524,7 +527,7 @@ def warm_up(oneshot: Any) -> None:
             os.close(fd)
     preloaded = oneshot.prepare()
     if any(path.startswith(WORKSPACE) for path in preloaded.paths or ()):
-        preloaded.paths = None  # what is there then is for the run to see
+        preloaded.paths = None  # the run itself must look at the workspace
 
 
 def give(order: dict[str, Any], fd: int) -> None:

@@ -91,7 +91,7 @@ def warm_up(counters: Counters) -> None:
     os.close(writing)
     attempt.warm_up(reading)
     report.close(attempt, 0)
-    if not os.listdir(WORKSPACE):  # what a sandbox has gathered would take its time
+    if not os.listdir(WORKSPACE):  # an existing workspace would take time
         hand_files(loopback, file_states(), 0)
 
 
@@ -100,7 +100,7 @@ class OrderServer:
 
     def __init__(self, caller: CallerLink):
         self.caller, self.counters, self.seen = caller, Counters(), Seen(caller)
-        self.preforked: PreforkedGuest | None = None  # the guest that was forked ahead of the next run
+        self.preforked: PreforkedGuest | None = None  # the guest forked ahead of the next run
         self.wake, waker = os.pipe()
         for fd in (self.wake, waker):
             os.set_blocking(fd, False)
@@ -111,7 +111,7 @@ class OrderServer:
         """Handle orders for ever."""
         while True:
             tag, body = self.caller.receive()
-            if tag == ORDER:  # else the rest of what a failed order left
+            if tag == ORDER:  # other frames are the rest of a failed order
                 self.handle(json.loads(body))
 
     def handle(self, order: dict[str, Any]) -> None:
@@ -176,7 +176,7 @@ class OrderServer:
             if not self.caller.has_input():
                 warm_up(self.counters)
         except OSError:
-            pass  # the run does without what there was no room for
+            pass  # without room for it, the run forks its own guest
 
     def live(self, order: dict[str, Any]) -> None:
         """Run a session to its end; orders that arrive meanwhile are handled, too."""

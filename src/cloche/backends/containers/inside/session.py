@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-IDLE_LOOK_S = 0.5  # how often memory is looked at between cells
-MOST_PIECES = 32  # of what is in a pipe, before the answer that followed it: endless output shall not keep us
+IDLE_LOOK_S = 0.5  # interval of memory checks between cells
+MOST_PIECES = 32  # maximum number of output pieces passed on before an answer, because output may be endless
 
 
 class SessionAttempt(Attempt):
@@ -97,7 +97,7 @@ class SessionAttempt(Attempt):
         except BlockingIOError:
             pass
         except OSError:
-            self.pending.clear()  # its end is closed: it will send no more either
+            self.pending.clear()  # the link's other end is closed
         if bool(self.pending) != self.is_pushing:
             self.is_pushing = not self.is_pushing
             if self.is_pushing:
@@ -120,7 +120,7 @@ class SessionAttempt(Attempt):
             leads = os.getpgid(self.pid) == self.pid
             (os.killpg if to_group and leads else os.kill)(self.pid, number)
         except ProcessLookupError:
-            pass  # it has just ended
+            pass  # the program has just ended
 
 
 def live(
