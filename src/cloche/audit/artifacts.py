@@ -34,21 +34,21 @@ def store(folder: str, data: bytes) -> str:
     digest = hashlib.sha256(data).hexdigest()
     path = f"{folder}/{FOLDER}/{digest[:2]}"
     try:
-        with opened_folder(folder, create=True), opened_folder(f"{folder}/{FOLDER}", create=True) as whole:
-            lock(whole, time.monotonic() + LOCK_TIMEOUT_S, f"{folder}/{FOLDER}", how=fcntl.LOCK_SH)
-            with opened_folder(path, create=True) as at:
-                _store_once(at, path, digest, data)
+        with opened_folder(folder, create=True), opened_folder(f"{folder}/{FOLDER}", create=True) as artifacts_fd:
+            lock(artifacts_fd, time.monotonic() + LOCK_TIMEOUT_S, f"{folder}/{FOLDER}", how=fcntl.LOCK_SH)
+            with opened_folder(path, create=True) as subfolder_fd:
+                _store_once(subfolder_fd, path, digest, data)
     except OSError as error:
         raise failure(f"{path}/{digest}", reason(error)) from error
     return digest
 
 
-def _store_once(at: int, path: str, digest: str, data: bytes) -> None:
-    with suppress(FileNotFoundError), opened_file(at, digest, path) as existing:
+def _store_once(subfolder_fd: int, path: str, digest: str, data: bytes) -> None:
+    with suppress(FileNotFoundError), opened_file(subfolder_fd, digest, path) as existing:
         if os.fstat(existing).st_size == len(data):
             os.utime(existing)
             return
-    hostfs.replace(at, digest, data, mode=0o600, temporary=f".{digest}.{os.urandom(6).hex()}")
+    hostfs.replace(subfolder_fd, digest, data, mode=0o600, temporary=f".{digest}.{os.urandom(6).hex()}")
 
 
 def load(folder: str, digest: str) -> bytes | None:
@@ -69,8 +69,8 @@ def _read(folder: str, digest: str) -> bytes | None:
     path = f"{folder}/{FOLDER}/{digest[:2]}"
     try:
         with (
-            opened_folder(path, create=False) as at,
-            opened_file(at, digest, path) as file,
+            opened_folder(path, create=False) as subfolder_fd,
+            opened_file(subfolder_fd, digest, path) as file,
             os.fdopen(os.dup(file), "rb") as reader,
         ):
             return reader.read()

@@ -89,9 +89,9 @@ def line_after(last: Link, kind: str, time: str, fields: Mapping[str, Any]) -> t
     """Return the line of an event, with its newline, and its link. Raises InvalidRequest for a name that is taken."""
     if not 0 < len(kind) <= MOST_NAME or kind[0] not in _LETTERS or kind.strip(f"{_LETTERS}0123456789_"):
         raise InvalidRequest(f"audit: {kind!r} is no kind of event; give a word of small letters, digits and _")
-    taken = RESERVED.intersection(fields)
-    if taken:
-        raise InvalidRequest(f"audit: an event has no field {min(taken)!r} of its own; give it another name")
+    reserved = RESERVED.intersection(fields)
+    if reserved:
+        raise InvalidRequest(f"audit: an event has no field {min(reserved)!r} of its own; give it another name")
     seq = last.seq + 1
     event = f'{{"v":{VERSION},"seq":{seq},"time":{_quoted(time)},"kind":"{kind}",'
     text = f'{event}{_members_text(fields)}"prev":"{last.hash}"'
@@ -117,7 +117,9 @@ def _members_text(fields: Mapping[str, Any]) -> str:
 
 
 def _clipped_text(fields: Mapping[str, Any]) -> str:
-    short = {name: value for name, value in bounded(fields, most=64).items() if not isinstance(value, (list, dict))}
+    short = {
+        name: value for name, value in bounded(fields, max_chars=64).items() if not isinstance(value, (list, dict))
+    }
     clipped = {**dict(list(short.items())[:MOST_ITEMS]), "is_clipped": True}
     return "".join(f"{_quoted(name)}:{_as_json(value)}," for name, value in clipped.items())
 
@@ -145,23 +147,23 @@ def _text(value: object, depth: int) -> str:
     return _as_json(_plain(value, depth, MOST_CHARS))
 
 
-def bounded(fields: Mapping[str, Any], *, most: int = MOST_CHARS) -> dict[str, Any]:
+def bounded(fields: Mapping[str, Any], *, max_chars: int = MOST_CHARS) -> dict[str, Any]:
     """Return fields as plain data of bounded size; those that are None are left out."""
-    return {str(name)[:MOST_NAME]: _plain(value, 1, most) for name, value in fields.items() if value is not None}
+    return {str(name)[:MOST_NAME]: _plain(value, 1, max_chars) for name, value in fields.items() if value is not None}
 
 
-def _plain(value: object, depth: int, most: int) -> Any:  # noqa: ANN401 - JSON
+def _plain(value: object, depth: int, max_chars: int) -> Any:  # noqa: ANN401 - JSON
     if value is None or isinstance(value, bool) or (type(value) is float and _is_finite(value)):
         return value
     if isinstance(value, int):
-        return int(value) if abs(value) < _MOST_NUMBER else str(value)[:most]
+        return int(value) if abs(value) < _MOST_NUMBER else str(value)[:max_chars]
     if depth < MOST_DEPTH and isinstance(value, Mapping):
         items = list(value.items())[:MOST_ITEMS]
-        return {str(name)[:MOST_NAME]: _plain(item, depth + 1, most) for name, item in items}
+        return {str(name)[:MOST_NAME]: _plain(item, depth + 1, max_chars) for name, item in items}
     if depth < MOST_DEPTH and isinstance(value, LISTS):
-        return [_plain(item, depth + 1, most) for item in list(value)[:MOST_ITEMS]]
+        return [_plain(item, depth + 1, max_chars) for item in list(value)[:MOST_ITEMS]]
     text = value if isinstance(value, str) else str(value)
-    return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
+    return text if len(text) <= max_chars else f"{text[:max_chars]}… ({len(text)} characters)"
 
 
 def sha256_of(text: str | bytes) -> str:
@@ -181,22 +183,22 @@ def _is_finite(value: float) -> bool:
 
 def read_line(raw: bytes) -> Line | None:
     """Return the line that `raw` (without its newline) is; None when it is not whole, or not what was written."""
-    body, found = raw[:-_ENDING_BYTES], _hash_in(raw[-_ENDING_BYTES:], _ENDING, _END_OF_LINE)
+    body, line_hash = raw[:-_ENDING_BYTES], _hash_in(raw[-_ENDING_BYTES:], _ENDING, _END_OF_LINE)
     previous = _hash_in(body[-_PREVIOUS_BYTES:], _PREVIOUS, b'"')
     digits, comma, _ = body[len(_BEGINNING) : len(_BEGINNING) + _MOST_DIGITS + len(_AFTER_SEQ)].partition(_AFTER_SEQ)
     is_number = 0 < len(digits) <= _MOST_DIGITS and not digits.strip(_DIGITS) and digits[:1] != b"0"
-    if not found or not previous or not body.startswith(_BEGINNING) or not comma or not is_number:
+    if not line_hash or not previous or not body.startswith(_BEGINNING) or not comma or not is_number:
         return None
-    if _sha256(body).hexdigest() != found:
+    if _sha256(body).hexdigest() != line_hash:
         return None
-    return Line(link=Link(seq=int(digits), hash=found), prev=previous, raw=raw)
+    return Line(link=Link(seq=int(digits), hash=line_hash), prev=previous, raw=raw)
 
 
 def _hash_in(piece: bytes, before: bytes, after: bytes) -> str:
     """Return the hash that stands between two texts, which are all else of a piece; nothing where it is not so."""
-    found = piece[len(before) : len(piece) - len(after)]
-    is_so = len(found) == _HEX_CHARS and piece.startswith(before) and piece.endswith(after) and not found.strip(_HEX)
-    return found.decode() if is_so else ""
+    digits = piece[len(before) : len(piece) - len(after)]
+    is_so = len(digits) == _HEX_CHARS and piece.startswith(before) and piece.endswith(after) and not digits.strip(_HEX)
+    return digits.decode() if is_so else ""
 
 
 def is_beginning(raw: bytes, last: Link) -> bool:
@@ -212,9 +214,9 @@ def is_beginning(raw: bytes, last: Link) -> bool:
 
 def _has_ending(text: bytes) -> bool:
     """Tell whether the end of a line stands anywhere in a text."""
-    at = text.find(_ENDING)
-    while at >= 0:
-        if _hash_in(text[at : at + _ENDING_BYTES], _ENDING, _END_OF_LINE):
+    position = text.find(_ENDING)
+    while position >= 0:
+        if _hash_in(text[position : position + _ENDING_BYTES], _ENDING, _END_OF_LINE):
             return True
-        at = text.find(_ENDING, at + 1)
+        position = text.find(_ENDING, position + 1)
     return False

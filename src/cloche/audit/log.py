@@ -127,12 +127,12 @@ class Audit:
             return str(error)
         return ""
 
-    def store(self, what: str, content: str | bytes, redactor: Redactor) -> str | None:
+    def store(self, kind: str, content: str | bytes, redactor: Redactor) -> str | None:
         """Store content without its secrets if `keep` names its kind; return its SHA-256, None if it is not stored.
 
         Raises AuditFailed.
         """
-        if what not in self.keep:
+        if kind not in self.keep:
             return None
         data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
         from .artifacts import store
@@ -195,19 +195,19 @@ def _first_folder(_state: str, _home: str, runtime: str, _temporary: str) -> str
     from .writer import NAME, failure, why_not_in
 
     try:
-        wanted = default_folder()
-        why = why_not_in(wanted)
-        failed = failure(f"{wanted}/{NAME}", why)
+        default = default_folder()
+        why = why_not_in(default)
+        failed = failure(f"{default}/{NAME}", why)
     except AuditFailed as error:
-        wanted, why, failed = "", "this user has no home folder", error
+        default, why, failed = "", "this user has no home folder", error
     if not why:
-        return wanted
-    found = next((folder for folder in _other_folders(runtime) if not why_not_in(folder, is_private=True)), None)
-    if found is None:
+        return default
+    fallback = next((folder for folder in _other_folders(runtime) if not why_not_in(folder, is_private=True)), None)
+    if fallback is None:
         raise failed
-    where = f"{wanted} cannot be written" if wanted else why
-    log.warning("the audit log is in %s, since %s; CLOCHE_AUDIT=/FOLDER names one that stays", found, where)
-    return found
+    where = f"{default} cannot be written" if default else why
+    log.warning("the audit log is in %s, since %s; CLOCHE_AUDIT=/FOLDER names one that stays", fallback, where)
+    return fallback
 
 
 def _other_folders(runtime: str) -> Iterator[str]:
@@ -219,8 +219,8 @@ def _other_folders(runtime: str) -> Iterator[str]:
 
 def default_folder() -> str:
     """Return the platform's folder for state, that of this user. Raises AuditFailed where they have no home."""
-    found = own_folder("XDG_STATE_HOME", ".local/state")
-    return found or _state_folder(os.environ.get("XDG_STATE_HOME"), os.path.expanduser("~"))
+    folder = own_folder("XDG_STATE_HOME", ".local/state")
+    return folder or _state_folder(os.environ.get("XDG_STATE_HOME"), os.path.expanduser("~"))
 
 
 @lru_cache(maxsize=4)

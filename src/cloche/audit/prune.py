@@ -113,7 +113,10 @@ def prune_when_due(
 ) -> Pruned | None:
     """Prune a little, unless any process has done so within the last hour, or is at it. Raises AuditFailed."""
     flags = os.O_RDWR | os.O_CREAT
-    with opened_folder(audit.folder, create=False) as at, opened_file(at, STAMP, audit.folder, flags=flags) as stamp:
+    with (
+        opened_folder(audit.folder, create=False) as folder_fd,
+        opened_file(folder_fd, STAMP, audit.folder, flags=flags) as stamp,
+    ):
         try:
             fcntl.flock(stamp, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -145,18 +148,18 @@ def prune(
     pruned = Pruned()
     path = f"{audit.folder}/{FOLDER}"
     try:
-        with opened_folder(audit.folder, create=False), opened_folder(path, create=False) as at:
-            all_of_them = _artifacts(at, path, pruned, is_trial=is_trial, is_shuffled=bounds is not None)
-            found = sorted(_within(bounds, all_of_them, pruned), key=lambda one: one.time_ns)
-            most_bytes = _share(most_bytes, found, pruned.share)
-            chosen = chosen_of(found, now_s=time.time(), most_age_s=most_age_s, most_bytes=most_bytes)
-            pruned.left, pruned.left_bytes = len(found), sum(one.size for one in found)
+        with opened_folder(audit.folder, create=False), opened_folder(path, create=False) as folder_fd:
+            all_of_them = _artifacts(folder_fd, path, pruned, is_trial=is_trial, is_shuffled=bounds is not None)
+            artifacts = sorted(_within(bounds, all_of_them, pruned), key=lambda artifact: artifact.time_ns)
+            most_bytes = _share(most_bytes, artifacts, pruned.share)
+            chosen = chosen_of(artifacts, now_s=time.time(), most_age_s=most_age_s, most_bytes=most_bytes)
+            pruned.left, pruned.left_bytes = len(artifacts), sum(artifact.size for artifact in artifacts)
             batches = iter(chosen)
             while batch := list(islice(batches, bounds.at_once if bounds else MOST_ITEMS)):
-                gone = batch if is_trial else _remove(audit, at, path, batch)
-                size = sum(one.size for one in gone)
-                pruned.removed, pruned.removed_bytes = pruned.removed + len(gone), pruned.removed_bytes + size
-                pruned.left, pruned.left_bytes = pruned.left - len(gone), pruned.left_bytes - size
+                removed = batch if is_trial else _remove(audit, folder_fd, path, batch)
+                size = sum(artifact.size for artifact in removed)
+                pruned.removed, pruned.removed_bytes = pruned.removed + len(removed), pruned.removed_bytes + size
+                pruned.left, pruned.left_bytes = pruned.left - len(removed), pruned.left_bytes - size
                 if bounds is not None and time.monotonic() > bounds.until:
                     pruned.is_cut = True
                     break
@@ -168,49 +171,49 @@ def prune(
 
 
 def chosen_of(
-    found: Sequence[Artifact], *, now_s: float, most_age_s: float | None, most_bytes: int | None
+    artifacts: Sequence[Artifact], *, now_s: float, most_age_s: float | None, most_bytes: int | None
 ) -> list[Artifact]:
     """Return the artifacts to remove; `found` has the oldest first. Pure."""
-    left = sum(one.size for one in found)
+    remaining_bytes = sum(artifact.size for artifact in artifacts)
     young_ns, old_ns = (now_s - YOUNG_S) * 1e9, (now_s - (most_age_s or 0.0)) * 1e9
     chosen = []
-    for one in found:
-        is_old = most_age_s is not None and one.time_ns < old_ns
-        is_too_much = most_bytes is not None and left > most_bytes
-        if one.time_ns >= young_ns or not (is_old or is_too_much):
+    for artifact in artifacts:
+        is_old = most_age_s is not None and artifact.time_ns < old_ns
+        is_too_much = most_bytes is not None and remaining_bytes > most_bytes
+        if artifact.time_ns >= young_ns or not (is_old or is_too_much):
             break
-        chosen.append(one)
-        left -= one.size
+        chosen.append(artifact)
+        remaining_bytes -= artifact.size
     return chosen
 
 
-def _share(most_bytes: int | None, found: Sequence[Artifact], share: float) -> int | None:
+def _share(most_bytes: int | None, artifacts: Sequence[Artifact], share: float) -> int | None:
     """Return the size allowed for a sample that is this share of all."""
     if most_bytes is None or share == 1.0:
         return most_bytes
-    return int(most_bytes * share + 3 * math.hypot(*(one.size for one in found)))
+    return int(most_bytes * share + 3 * math.hypot(*(artifact.size for artifact in artifacts)))
 
 
-def _within(bounds: Bounds | None, found: Iterator[Artifact], pruned: Pruned) -> Iterator[Artifact]:
+def _within(bounds: Bounds | None, artifacts: Iterator[Artifact], pruned: Pruned) -> Iterator[Artifact]:
     """Yield artifacts until the bounds are reached."""
-    for number, one in enumerate(found):
+    for number, artifact in enumerate(artifacts):
         if bounds is not None and (
             number >= bounds.most_seen or time.monotonic() > bounds.until - TIME_BUDGET_S + SCAN_BUDGET_S
         ):
             pruned.is_cut = True
             return
-        yield one
+        yield artifact
 
 
-def _artifacts(at: int, path: str, pruned: Pruned, *, is_trial: bool, is_shuffled: bool) -> Iterator[Artifact]:
-    names = sorted(os.listdir(at))
+def _artifacts(folder_fd: int, path: str, pruned: Pruned, *, is_trial: bool, is_shuffled: bool) -> Iterator[Artifact]:
+    names = sorted(os.listdir(folder_fd))
     for number, name in enumerate(random.sample(names, len(names)) if is_shuffled else names, 1):
         pruned.share = number / len(names)
         if not _SUBFOLDER.fullmatch(name):
             _note(pruned, f"{path}/{name}")
             continue
         try:
-            with opened_below(at, name, path) as below:
+            with opened_below(folder_fd, name, path) as below:
                 yield from _artifacts_in(below, f"{path}/{name}", pruned, is_trial=is_trial)
         except (OSError, AuditFailed):  # a link, or a folder that is not ours alone
             _note(pruned, f"{path}/{name}")
@@ -235,26 +238,28 @@ def _artifacts_in(below: int, path: str, pruned: Pruned, *, is_trial: bool) -> I
                 _note(pruned, f"{path}/{name}")
 
 
-def _remove(audit: Log, at: int, path: str, batch: Sequence[Artifact]) -> list[Artifact]:
+def _remove(audit: Log, folder_fd: int, path: str, batch: Sequence[Artifact]) -> list[Artifact]:
     """Remove the artifacts that were not stored again meanwhile."""
-    lock(at, time.monotonic() + LOCK_TIMEOUT_S, path)
+    lock(folder_fd, time.monotonic() + LOCK_TIMEOUT_S, path)
     try:
-        gone = [one for one in batch if _is_as_it_was(at, path, one)]
-        if gone:
-            size = sum(one.size for one in gone)
-            audit.record(REMOVAL, artifacts=[one.digest for one in gone], count=len(gone), bytes=size)
-        for one in gone:
-            with opened_below(at, one.digest[:2], path) as below:
-                os.unlink(one.digest, dir_fd=below)
-        return gone
+        to_remove = [artifact for artifact in batch if _is_as_it_was(folder_fd, path, artifact)]
+        if to_remove:
+            size = sum(artifact.size for artifact in to_remove)
+            audit.record(
+                REMOVAL, artifacts=[artifact.digest for artifact in to_remove], count=len(to_remove), bytes=size
+            )
+        for artifact in to_remove:
+            with opened_below(folder_fd, artifact.digest[:2], path) as below:
+                os.unlink(artifact.digest, dir_fd=below)
+        return to_remove
     finally:
-        fcntl.flock(at, fcntl.LOCK_UN)
+        fcntl.flock(folder_fd, fcntl.LOCK_UN)
 
 
-def _is_as_it_was(at: int, path: str, one: Artifact) -> bool:
+def _is_as_it_was(folder_fd: int, path: str, artifact: Artifact) -> bool:
     try:
-        with opened_below(at, one.digest[:2], path) as below:
-            facts = os.stat(one.digest, dir_fd=below, follow_symlinks=False)
+        with opened_below(folder_fd, artifact.digest[:2], path) as below:
+            facts = os.stat(artifact.digest, dir_fd=below, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    return stat.S_ISREG(facts.st_mode) and facts.st_mtime_ns == one.time_ns
+    return stat.S_ISREG(facts.st_mode) and facts.st_mtime_ns == artifact.time_ns

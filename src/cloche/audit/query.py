@@ -73,8 +73,8 @@ def check_values(folder: str, filters: Filters, *, prefix: str = "") -> None:
 
     kinds: dict[str, None] = dict.fromkeys(KINDS)
     statuses: dict[str, None] = dict.fromkeys([*Status, "failed", "cancelled", *_STATUS_OF_KIND.values()])
-    odd_kinds = [word for word in filters.kinds if word not in kinds]
-    odd_statuses = [word for word in filters.statuses if word not in statuses]
+    odd_kinds = [kind for kind in filters.kinds if kind not in kinds]
+    odd_statuses = [status for status in filters.statuses if status not in statuses]
     if not odd_kinds and not odd_statuses:
         return
     for line in Reading(folder):  # events that somebody's own code has added
@@ -83,11 +83,11 @@ def check_values(folder: str, filters: Filters, *, prefix: str = "") -> None:
         statuses[status_of(event)] = None
         if len(kinds) + len(statuses) > MOST_VALUES:
             return
-    for name, words, known in (("kind", odd_kinds, kinds), ("status", odd_statuses, statuses)):
-        for word in words:
-            if word not in known:
-                listed = ", ".join(one for one in known if one)
-                raise InvalidRequest(f"{prefix}{name} {word}: no event is called that; use one of {listed}")
+    for name, odd_values, known_values in (("kind", odd_kinds, kinds), ("status", odd_statuses, statuses)):
+        for value in odd_values:
+            if value not in known_values:
+                listed = ", ".join(known_value for known_value in known_values if known_value)
+                raise InvalidRequest(f"{prefix}{name} {value}: no event is called that; use one of {listed}")
 
 
 def instant(text: str, *, name: str) -> str:
@@ -126,28 +126,28 @@ def newest_events(
     """Return the last events that are wanted, of those with a number below `before`. Blocks. Raises AuditFailed."""
     size = FIRST_READ
     while True:
-        found, has_all = _from_end(folder, is_wanted, limit + 1, before, size)
-        if has_all or len(found) > limit or size >= MOST_READ:
+        matching, has_all = _from_end(folder, is_wanted, limit + 1, before, size)
+        if has_all or len(matching) > limit or size >= MOST_READ:
             break
         size = min(size * READ_MORE, MOST_READ)
-    more = len(found) > limit
-    events = list(found)[::-1][:limit]
+    more = len(matching) > limit
+    events = list(matching)[::-1][:limit]
     return AuditPage(events=events, before=int(events[-1]["seq"]) if more else None, is_partial=not (more or has_all))
 
 
 def _from_end(
-    folder: str, is_wanted: Callable[[LogEvent], bool], most: int, before: int | None, size: int
+    folder: str, is_wanted: Callable[[LogEvent], bool], max_events: int, before: int | None, size: int
 ) -> tuple[deque[LogEvent], bool]:
     """Return the last events in the last bytes of a log, and whether that was all of it."""
     from .verify import Reading
 
     reading = Reading(folder, most_bytes=size)
-    found: deque[LogEvent] = deque(maxlen=most)
+    matching: deque[LogEvent] = deque(maxlen=max_events)
     with closing(reading.lines()) as lines:
         for line in lines:
             if before is not None and line.link.seq >= before:
                 break
             event = line.fields()
             if is_wanted(event):
-                found.append(event)
-    return found, not reading.is_part
+                matching.append(event)
+    return matching, not reading.is_part

@@ -146,14 +146,14 @@ class _DecodedText:
     """Hold a decoded form of a text. From offset `at[i]` on, a byte's offset in the text is `shift[i]` larger."""
 
     data: bytes
-    at: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
     shift: list[int] = field(default_factory=list)
     has_gaps: bool = False
 
     def origin(self, index: int) -> int:
         """Return the offset in the text of the byte at `index`."""
-        found = bisect_right(self.at, index) - 1
-        return index + (self.shift[found] if found >= 0 else 0)
+        mark = bisect_right(self.offsets, index) - 1
+        return index + (self.shift[mark] if mark >= 0 else 0)
 
 
 def redact(text: str, forms: EncodedForms, replacement: str) -> str:
@@ -185,41 +185,41 @@ def _decoded_texts(data: bytes) -> Iterator[_DecodedText]:
 
 def _decoded_once(decoded: _DecodedText, pattern: re.Pattern[bytes]) -> _DecodedText:
     """Return the form with each match of the pattern decoded, or removed for white space."""
-    pieces, done, size = [], 0, 0
+    pieces, copied, size = [], 0, 0
     result = _DecodedText(b"", has_gaps=pattern is _GAPS)
     for match in pattern.finditer(decoded.data):
         start, end = match.span()
         meant = _unescaped(match[0]) if pattern is _ESCAPE else b""
-        pieces += [decoded.data[done:start], meant]
-        _add_mark(result, decoded, size, done)
-        _copy_marks(result, decoded, size, done, start)
-        size += start - done
+        pieces += [decoded.data[copied:start], meant]
+        _add_mark(result, decoded, size, copied)
+        _copy_marks(result, decoded, size, copied, start)
+        size += start - copied
         if meant:
             _add_mark(result, decoded, size, start)
         size += len(meant)
-        done = end
-    _add_mark(result, decoded, size, done)
-    _copy_marks(result, decoded, size, done, len(decoded.data))
-    pieces.append(decoded.data[done:])
+        copied = end
+    _add_mark(result, decoded, size, copied)
+    _copy_marks(result, decoded, size, copied, len(decoded.data))
+    pieces.append(decoded.data[copied:])
     result.data = b"".join(pieces)
     return result
 
 
 def _add_mark(result: _DecodedText, decoded: _DecodedText, index: int, old: int) -> None:
     """Note that from `place` on the fresh view goes on where `old` stands in the one before."""
-    if result.at and result.at[-1] == index:
-        result.at.pop()
+    if result.offsets and result.offsets[-1] == index:
+        result.offsets.pop()
         result.shift.pop()
-    result.at.append(index)
+    result.offsets.append(index)
     result.shift.append(decoded.origin(old) - index)
 
 
 def _copy_marks(result: _DecodedText, decoded: _DecodedText, index: int, old: int, end: int) -> None:
     """Note what the view before knows of its bytes between `old` and `end`, which stand from `place` on in the next."""
-    for found in range(bisect_right(decoded.at, old), bisect_left(decoded.at, end)):
-        at = decoded.at[found] - old + index
-        result.at.append(at)
-        result.shift.append(decoded.at[found] + decoded.shift[found] - at)
+    for mark in range(bisect_right(decoded.offsets, old), bisect_left(decoded.offsets, end)):
+        offset = decoded.offsets[mark] - old + index
+        result.offsets.append(offset)
+        result.shift.append(decoded.offsets[mark] + decoded.shift[mark] - offset)
 
 
 def _unescaped(escape: bytes) -> bytes:
@@ -237,8 +237,8 @@ def _unescaped(escape: bytes) -> bytes:
 
 
 def _spans(decoded: _DecodedText, forms: EncodedForms) -> Iterator[tuple[int, int]]:
-    for data, wanted in ((decoded.data, forms.exact), (decoded.data.lower(), forms.small)):
-        for encoded in wanted:
+    for data, encoded_forms in ((decoded.data, forms.exact), (decoded.data.lower(), forms.small)):
+        for encoded in encoded_forms:
             index = data.find(encoded)
             while index >= 0:
                 end = index + len(encoded)
@@ -256,14 +256,14 @@ def encoded_forms_of(values: Iterable[str]) -> EncodedForms:
     exact: set[bytes] = set()
     small: set[bytes] = set()
     for value in values:
-        some, others = _encodings(value)
+        some, lower_case = _encodings(value)
         exact.update(some)
-        small.update(others)
+        small.update(lower_case)
     return EncodedForms(exact=_longest_first(exact), small=_longest_first(small))
 
 
-def _longest_first(found: Iterable[bytes]) -> tuple[bytes, ...]:
-    return tuple(sorted(found, key=lambda data: (-len(data), data)))
+def _longest_first(encodings: Iterable[bytes]) -> tuple[bytes, ...]:
+    return tuple(sorted(encodings, key=lambda data: (-len(data), data)))
 
 
 @lru_cache(maxsize=64)
@@ -283,7 +283,7 @@ def _encodings(value: str) -> tuple[Sequence[bytes], Sequence[bytes]]:
         texts += [line for line in lines if len(line) >= 4 * LEAST_CHARS and not line.startswith("-----")]
     exact = [text.encode("utf-8", "surrogatepass") for text in texts]
     return (
-        [one for one in exact if len(one) >= LEAST_CHARS],
+        [data for data in exact if len(data) >= LEAST_CHARS],
         [text.encode("utf-8", "surrogatepass").lower() for text in small if len(text) >= LEAST_ANY_CASE],
     )
 
@@ -313,17 +313,19 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 class Redactor:
     """Take secrets out of text. `environ` is what the process has, `given` what the program is given besides."""
 
-    def __init__(self, given: Mapping[str, str] | None = None, *, environ: Mapping[str, str] | None = None) -> None:
-        self._variables = (os.environ if environ is None else environ, given or {})
+    def __init__(
+        self, guest_environ: Mapping[str, str] | None = None, *, environ: Mapping[str, str] | None = None
+    ) -> None:
+        self._variables = (os.environ if environ is None else environ, guest_environ or {})
 
     @cached_property
-    def _known(self) -> EncodedForms:  # looked for where there is text: most events have none
+    def _forms(self) -> EncodedForms:  # looked for where there is text: most events have none
         return encoded_forms_of({value for variables in self._variables for value in _values(variables)})
 
     def text(self, text: str) -> str:
         """Return text without its secrets."""
-        if self._known.exact:
-            text = redact(text, self._known, REDACTED)
+        if self._forms.exact:
+            text = redact(text, self._forms, REDACTED)
         if len(text) <= FEW_CHARS and not _any_marker().search(text):
             return text
         for markers, pattern in _TOKENS:

@@ -103,11 +103,11 @@ def request_span(method: str, headers: Mapping[str, str]) -> Iterator[Callable[[
 
         def ended(route: str, status: int | None) -> None:
             span.update_name(f"{method} {route}")
-            known: Attributes = {"http.route": route}
+            route_attributes: Attributes = {"http.route": route}
             if status is not None:
-                known["http.response.status_code"] = status
-            span.set_attributes(known)
-            measured.update(known)
+                route_attributes["http.response.status_code"] = status
+            span.set_attributes(route_attributes)
+            measured.update(route_attributes)
             if status is None or status >= 500:
                 _fail(span, measured, str(status or "unanswered"))
 
@@ -184,7 +184,9 @@ def _counting(count: Callable[[], int]) -> Callable[[metrics.CallbackOptions], I
 
 def decision_event(name: str, **attributes: str | bool) -> None:
     """Add an event to the span that is open, of a decision about a call."""
-    trace.get_current_span().add_event(name, {f"cloche.approval.{word}": value for word, value in attributes.items()})
+    trace.get_current_span().add_event(
+        name, {f"cloche.approval.{attribute}": value for attribute, value in attributes.items()}
+    )
 
 
 def _executions() -> metrics.Histogram:

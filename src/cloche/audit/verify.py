@@ -107,11 +107,11 @@ class VerifyReport:
             "faults": [{"file": fault.file, "line": fault.line, "what": fault.what} for fault in self.faults],
         }
 
-    def add(self, file: str, line: int | None, what: str) -> None:
+    def add(self, file: str, line: int | None, description: str) -> None:
         """Add a fault."""
         self.fault_count += 1
         if len(self.faults) < MOST_FAULTS:
-            self.faults.append(ChainFault(file=file, line=line, what=what))
+            self.faults.append(ChainFault(file=file, line=line, what=description))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,17 +127,17 @@ def read_heads(text: str, *, name: str) -> list[ExpectedHead]:
 
     Raises InvalidRequest.
     """
-    found = []
+    heads = []
     for line in text.splitlines():
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         match = _HEAD.fullmatch(line.split()[-1].lower())
         if match is None:
             raise InvalidRequest(f"{name}: {line[:100]!r} is no head; `cloche audit head` prints one")
-        found.append(ExpectedHead(seq=int(match[1]) if match[1] else None, hash=match[2]))
-    if not found:
+        heads.append(ExpectedHead(seq=int(match[1]) if match[1] else None, hash=match[2]))
+    if not heads:
         raise InvalidRequest(f"{name}: there is no head in it; `cloche audit head` prints one")
-    return found
+    return heads
 
 
 @dataclass(slots=True)
@@ -183,7 +183,7 @@ class Reading:
         self.is_part = file is not None
         self._missing: dict[str, list[tuple[str, int, str]]] = {}  # by hash, until an event says that it was removed
         self._last: Link | None = None
-        self._left: _Unparsed | None = None
+        self._unparsed: _Unparsed | None = None
         self._oldest = 1
 
     def __iter__(self) -> Iterator[Line]:
@@ -194,7 +194,7 @@ class Reading:
         with ExitStack() as stack:
             for name, opened, start, size in self._from(self._sources(stack)):
                 yield from self._lines(name, opened, start, size)
-        self._give_up_left()
+        self._report_unparsed()
         self._conclude()
 
     def _from(self, sources: Sequence[tuple[str, int, int]]) -> Iterator[tuple[str, int, int, int]]:
@@ -220,23 +220,23 @@ class Reading:
             raise failure(self._file or self._folder, error.strerror or str(error), is_read=True) from error
 
     def _opened(self, stack: ExitStack) -> Iterator[tuple[str, int, int]]:
-        at = stack.enter_context(opened_folder(self._folder, create=False))
-        growing = self._growing(stack, at)
-        for _, name in full_files(at):
-            file = stack.enter_context(opened_file(at, name, self._folder))
+        folder_fd = stack.enter_context(opened_folder(self._folder, create=False))
+        growing = self._growing(stack, folder_fd)
+        for _, name in full_files(folder_fd):
+            file = stack.enter_context(opened_file(folder_fd, name, self._folder))
             yield name, file, os.fstat(file).st_size
         if growing is not None:
             yield NAME, growing, os.fstat(growing).st_size
             fcntl.flock(growing, fcntl.LOCK_UN)
 
-    def _growing(self, stack: ExitStack, at: int) -> int | None:
+    def _growing(self, stack: ExitStack, folder_fd: int) -> int | None:
         """Open the file that grows and hold its lock; one that is set aside meanwhile is among the full ones."""
         until = time.monotonic() + LOCK_TIMEOUT_S
         while True:
             with ExitStack() as trial, suppress(FileNotFoundError):
-                file = trial.enter_context(opened_file(at, NAME, self._folder))
+                file = trial.enter_context(opened_file(folder_fd, NAME, self._folder))
                 lock(file, until, f"{self._folder}/{NAME}", how=fcntl.LOCK_SH, is_read=True)
-                if is_current_file(at, os.fstat(file)):
+                if is_current_file(folder_fd, os.fstat(file)):
                     stack.enter_context(trial.pop_all())
                     return file
                 continue
@@ -254,18 +254,18 @@ class Reading:
                 if line is not None and line.is_event():
                     self._take(name, number, line)
                     yield line
-                elif size or raw.endswith(b"\n") or self._left or not is_beginning(raw, self._last or FIRST):
-                    self._left = self._left or _Unparsed(name, number)
-                    self._left.add(raw)
+                elif size or raw.endswith(b"\n") or self._unparsed or not is_beginning(raw, self._last or FIRST):
+                    self._unparsed = self._unparsed or _Unparsed(name, number)
+                    self._unparsed.add(raw)
                 else:
                     self.report.is_cut_off = True
 
     def _take(self, name: str, number: int, line: Line) -> None:
         """Check a whole line against what was before it."""
         last, seq = self._last, line.link.seq
-        has_gap = self._left is not None and not self._is_recovery(line)
-        bad = self._give_up_left() if has_gap else 0
-        self._left = None
+        has_gap = self._unparsed is not None and not self._is_recovery(line)
+        bad = self._report_unparsed() if has_gap else 0
+        self._unparsed = None
         expected = (last or FIRST).seq + 1
         if last is None and not bad:
             if seq == 1 and line.prev != FIRST.hash:
@@ -281,32 +281,34 @@ class Reading:
         self._note(name, number, line)
 
     def _is_recovery(self, line: Line) -> bool:
-        last, left = self._last or FIRST, self._left
-        if left is None or line.prev != last.hash or line.link.seq != last.seq + 1:
+        last, unparsed = self._last or FIRST, self._unparsed
+        if unparsed is None or line.prev != last.hash or line.link.seq != last.seq + 1:
             return False
         fields = line.fields()
-        if fields["kind"] != RECOVERY or fields.get("left_bytes") != left.size:
+        if fields["kind"] != RECOVERY or fields.get("left_bytes") != unparsed.size:
             return False
-        is_same = bool(fields.get("left_sha256") == left.digest.hexdigest())
+        is_same = bool(fields.get("left_sha256") == unparsed.digest.hexdigest())
         self.report.interrupted += is_same
         return is_same
 
-    def _give_up_left(self) -> int:
+    def _report_unparsed(self) -> int:
         """Report bytes that are no line, and that nothing explains; return how many lines they are."""
-        left, self._left = self._left, None
-        if left is None:
+        unparsed, self._unparsed = self._unparsed, None
+        if unparsed is None:
             return 0
-        for offset in range(left.count):
-            self.report.add(left.file, left.first_line + offset, "this line was changed: it is not what was written")
-        return left.count
+        for offset in range(unparsed.count):
+            self.report.add(
+                unparsed.file, unparsed.first_line + offset, "this line was changed: it is not what was written"
+            )
+        return unparsed.count
 
     def _note(self, name: str, number: int, line: Line) -> None:
         report, text = self.report, line.raw
         report.events += 1
         report.first = report.first or line.link
         report.last = line.link
-        at = text.index(b'"time":"') + 8
-        report.last_time = text[at : at + 27].decode("ascii", "replace")
+        start = text.index(b'"time":"') + 8
+        report.last_time = text[start : start + 27].decode("ascii", "replace")
         report.first_time = report.first_time or report.last_time
         self._heads.pop(line.link.hash, None)
         if b'"kind":"%b"' % ROTATION.encode() in text:
@@ -353,11 +355,11 @@ class Reading:
                 report.notes.append(f"head {head.seq} is older than what is kept, and cannot be looked for")
             else:
                 subject = f"head {head.hash}" if head.seq is None else f"head {head.seq}:{head.hash}"
-                what = f"the log ends with event {last}" if last else "there are no events"
+                ending = f"the log ends with event {last}" if last else "there are no events"
                 report.add(
                     self._file or NAME,
                     None,
-                    f"{subject} is not in the log, {what}: its end was cut, or it was rewritten",
+                    f"{subject} is not in the log, {ending}: its end was cut, or it was rewritten",
                 )
 
 

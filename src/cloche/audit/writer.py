@@ -43,7 +43,7 @@ class Tail:
     """Say how a file ends: its last whole line, and what an interrupted write left behind that."""
 
     last: Link
-    left: bytes = b""
+    remnant: bytes = b""
     lacks_newline: bool = False
 
 
@@ -61,13 +61,13 @@ def append(
     one that stays locked, a full disk.
     """
     try:
-        with opened_folder(folder, create=True) as at, _locked(at, folder) as (file, size):
+        with opened_folder(folder, create=True) as folder_fd, _locked(folder_fd, folder) as (file, size):
             if size == 0:
-                return _begin(at, file, folder, kind, fields, most_files)
-            tail = _cached_tail(file, folder, size) or _tail_of(at, file, folder)
-            if size >= file_bytes and not tail.left and _set_aside(at, file):
-                with _locked(at, folder) as (fresh, _):
-                    return _begin(at, fresh, folder, kind, fields, most_files)
+                return _begin(folder_fd, file, folder, kind, fields, most_files)
+            tail = _cached_tail(file, folder, size) or _tail_of(folder_fd, file, folder)
+            if size >= file_bytes and not tail.remnant and _set_aside(folder_fd, file):
+                with _locked(folder_fd, folder) as (fresh, _):
+                    return _begin(folder_fd, fresh, folder, kind, fields, most_files)
             return _write(file, folder, size, tail, [(kind, fields)])
     except OSError as error:
         raise failure(f"{folder}/{NAME}", f"{reason(error)}") from error
@@ -76,12 +76,12 @@ def append(
 def head(folder: str) -> Link | None:
     """Return the last link of a chain, None where there is no event. Raises AuditFailed."""
     try:
-        with opened_folder(folder, create=False) as at:
+        with opened_folder(folder, create=False) as folder_fd:
             last = FIRST
-            with suppress(FileNotFoundError), opened_file(at, NAME, folder) as file:
+            with suppress(FileNotFoundError), opened_file(folder_fd, NAME, folder) as file:
                 lock(file, time.monotonic() + LOCK_TIMEOUT_S, f"{folder}/{NAME}", how=fcntl.LOCK_SH, is_read=True)
-                last = _tail_of(at, file, folder).last
-            last = last if last.seq else _last_of_full(at, folder)
+                last = _tail_of(folder_fd, file, folder).last
+            last = last if last.seq else _last_of_full(folder_fd, folder)
             return last if last.seq else None
     except FileNotFoundError:
         return None
@@ -92,12 +92,15 @@ def head(folder: str) -> Link | None:
 def check_writable(folder: str) -> None:
     """Try all that writing an event takes but the writing. Raises AuditFailed, as `append` would."""
     try:
-        with opened_folder(folder, create=False, is_read=False) as at:
+        with opened_folder(folder, create=False, is_read=False) as folder_fd:
             _check_space(folder)
-            with suppress(FileNotFoundError), opened_file(at, NAME, folder, flags=os.O_RDWR | os.O_APPEND) as file:
+            with (
+                suppress(FileNotFoundError),
+                opened_file(folder_fd, NAME, folder, flags=os.O_RDWR | os.O_APPEND) as file,
+            ):
                 lock(file, time.monotonic() + LOCK_TIMEOUT_S, f"{folder}/{NAME}", how=fcntl.LOCK_SH)
                 if os.fstat(file).st_size:
-                    _tail_of(at, file, folder)
+                    _tail_of(folder_fd, file, folder)
     except FileNotFoundError:
         parent = os.path.dirname(folder)
         while not os.path.lexists(parent):
@@ -159,42 +162,42 @@ def opened_folder(folder: str, *, create: bool, is_read: bool | None = None) -> 
 
     `is_read` says what an error says cannot be done: reading, unless it is created.
     """
-    at = _open_folder(folder, create=create, is_read=not create if is_read is None else is_read)
+    folder_fd = _open_folder(folder, create=create, is_read=not create if is_read is None else is_read)
     try:
-        yield at
+        yield folder_fd
     finally:
-        os.close(at)
+        os.close(folder_fd)
 
 
 def _open_folder(folder: str, *, create: bool, is_read: bool) -> int:
     if not os.path.isabs(folder):
         raise failure(folder, "that is no absolute path, for want of a home folder maybe", is_read=is_read)
     try:
-        at = _open_or_make(folder) if create else hostfs.open_folder(folder)
+        folder_fd = _open_or_make(folder) if create else hostfs.open_folder(folder)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
             raise failure(folder, "it is a symbolic link, or no folder", is_read=is_read) from error
         raise
-    return _checked_folder(at, folder, is_read=is_read)
+    return _checked_folder(folder_fd, folder, is_read=is_read)
 
 
-def _checked_folder(at: int, folder: str, *, is_read: bool) -> int:
-    facts = os.fstat(at)
+def _checked_folder(folder_fd: int, folder: str, *, is_read: bool) -> int:
+    facts = os.fstat(folder_fd)
     why = ""
     if facts.st_uid != os.geteuid():
         why = f"the folder belongs to user {facts.st_uid}, not to {os.geteuid()}"
     elif facts.st_mode & 0o022:
         why = "others may write to the folder; chmod go-w it"
     if why:
-        os.close(at)
+        os.close(folder_fd)
         raise failure(folder, why, is_read=is_read)
-    return at
+    return folder_fd
 
 
 @contextmanager
-def opened_below(at: int, name: str, folder: str) -> Iterator[int]:
+def opened_below(folder_fd: int, name: str, folder: str) -> Iterator[int]:
     """Open a folder within an open one, which must be ours alone as that is. Raises OSError, and AuditFailed."""
-    below = _checked_folder(hostfs.open_folder(name, at), f"{folder}/{name}", is_read=True)
+    below = _checked_folder(hostfs.open_folder(name, folder_fd), f"{folder}/{name}", is_read=True)
     try:
         yield below
     finally:
@@ -212,19 +215,19 @@ def _open_or_make(folder: str) -> int:
 
 
 @contextmanager
-def opened_file(at: int, name: str, folder: str, *, flags: int = os.O_RDONLY) -> Iterator[int]:
+def opened_file(folder_fd: int, name: str, folder: str, *, flags: int = os.O_RDONLY) -> Iterator[int]:
     """Open a file of the folder, which must be a plain one, ours, and private."""
-    file, _ = _open_file(at, name, folder, flags)
+    file, _ = _open_file(folder_fd, name, folder, flags)
     try:
         yield file
     finally:
         os.close(file)
 
 
-def _open_file(at: int, name: str, folder: str, flags: int) -> tuple[int, os.stat_result]:
+def _open_file(folder_fd: int, name: str, folder: str, flags: int) -> tuple[int, os.stat_result]:
     path = f"{folder}/{name}"
     try:
-        file, facts = hostfs.open_regular(name, at, flags, 0o600)
+        file, facts = hostfs.open_regular(name, folder_fd, flags, 0o600)
     except (hostfs.NotRegular, IsADirectoryError) as error:
         raise failure(path, "it is no regular file") from error
     except OSError as error:
@@ -245,19 +248,19 @@ def _open_file(at: int, name: str, folder: str, flags: int) -> tuple[int, os.sta
 
 
 @contextmanager
-def _locked(at: int, folder: str) -> Iterator[tuple[int, int]]:
+def _locked(folder_fd: int, folder: str) -> Iterator[tuple[int, int]]:
     """Open the file that grows and hold its lock: that of the name's file, not of one that was set aside.
 
     Gives the descriptor and the file's size.
     """
     until = time.monotonic() + LOCK_TIMEOUT_S
     while True:
-        file, _ = _open_file(at, NAME, folder, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        file, _ = _open_file(folder_fd, NAME, folder, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         try:
             lock(file, until, f"{folder}/{NAME}")
             facts = os.fstat(file)
             try:
-                if is_current_file(at, facts):
+                if is_current_file(folder_fd, facts):
                     yield file, facts.st_size
                     return
             finally:  # closing is not enough: a child that was forked meanwhile has the descriptor, too
@@ -281,9 +284,9 @@ def lock(file: int, until: float, path: str, *, how: int = fcntl.LOCK_EX, is_rea
         pause_s = min(2 * pause_s, 0.005)
 
 
-def is_current_file(at: int, facts: os.stat_result) -> bool:
+def is_current_file(folder_fd: int, facts: os.stat_result) -> bool:
     """Tell whether an open file is the one that grows, and was not set aside after it was opened."""
-    named = hostfs.look(NAME, at)
+    named = hostfs.look(NAME, folder_fd)
     return named is not None and os.path.samestat(named, facts)
 
 
@@ -294,27 +297,27 @@ def _cached_tail(file: int, folder: str, size: int) -> Tail | None:
     return tail if is_same else None
 
 
-def _tail_of(at: int, file: int, folder: str) -> Tail:
+def _tail_of(folder_fd: int, file: int, folder: str) -> Tail:
     """Return how the file that grows ends; the end is all that is read. Raises AuditFailed where it was changed."""
     size = os.fstat(file).st_size
     tail = _read_tail(file, size)
     if tail is None and size <= MOST_LINE_BYTES:  # the very first write to this file was cut off
-        before, data = _last_of_full(at, folder), os.pread(file, size, 0)
+        before, data = _last_of_full(folder_fd, folder), os.pread(file, size, 0)
         if all(is_beginning(piece, before) for piece in data.split(b"\n")):
-            return Tail(last=before, left=data)
+            return Tail(last=before, remnant=data)
     if tail is None:
         raise _changed(f"{folder}/{NAME}")
     return tail
 
 
-def _last_of_full(at: int, folder: str) -> Link:
+def _last_of_full(folder_fd: int, folder: str) -> Link:
     """Return the last link of the files that are full; FIRST where there are none."""
-    full = full_files(at)
+    full = full_files(folder_fd)
     if not full:
         return FIRST
-    with opened_file(at, full[-1][1], folder) as file:
+    with opened_file(folder_fd, full[-1][1], folder) as file:
         tail = _read_tail(file, os.fstat(file).st_size)
-        if tail is None or tail.left:
+        if tail is None or tail.remnant:
             raise _changed(f"{folder}/{full[-1][1]}")
         return tail.last
 
@@ -324,10 +327,10 @@ def _read_tail(file: int, size: int) -> Tail | None:
     for length in (_TAIL_BYTES, 2 * MOST_LINE_BYTES, 8 * MOST_LINE_BYTES):
         data = os.pread(file, length, max(0, size - length))
         is_all = length >= size
-        found = _last_line(data, is_all=is_all)
-        if found is not None:
-            line, left = found
-            return _with_left(line, left) if left else Tail(last=line.link)
+        last_line = _last_line(data, is_all=is_all)
+        if last_line is not None:
+            line, remnant = last_line
+            return _with_remnant(line, remnant) if remnant else Tail(last=line.link)
         if is_all:
             break
     return None
@@ -347,14 +350,14 @@ def _last_line(data: bytes, *, is_all: bool) -> tuple[Line, bytes] | None:
     return None
 
 
-def _with_left(line: Line, left: bytes) -> Tail | None:
+def _with_remnant(line: Line, remnant: bytes) -> Tail | None:
     """Tell an interrupted write from a change by somebody else."""
-    *ended, rest = left.split(b"\n")
-    whole = None if ended else read_line(rest)
-    if whole is not None and whole.prev == line.link.hash:
-        return Tail(last=whole.link, lacks_newline=True)
-    if rest and all(is_beginning(piece, line.link) for piece in (*ended, rest)):
-        return Tail(last=line.link, left=left)
+    *ended, last_piece = remnant.split(b"\n")
+    line_without_newline = None if ended else read_line(last_piece)
+    if line_without_newline is not None and line_without_newline.prev == line.link.hash:
+        return Tail(last=line_without_newline.link, lacks_newline=True)
+    if last_piece and all(is_beginning(piece, line.link) for piece in (*ended, last_piece)):
+        return Tail(last=line.link, remnant=remnant)
     return None
 
 
@@ -368,11 +371,11 @@ def _changed(path: str) -> AuditFailed:
 def _write(file: int, folder: str, size: int, tail: Tail, events: list[tuple[str, Mapping[str, Any]]]) -> Link:
     """Write events by one call, or nothing of them."""
     data, line, last = b"", b"", tail.last
-    if tail.left:
+    if tail.remnant:
         import hashlib
 
         data = b"\n"
-        recovery = {"left_bytes": len(tail.left), "left_sha256": hashlib.sha256(tail.left).hexdigest()}
+        recovery = {"left_bytes": len(tail.remnant), "left_sha256": hashlib.sha256(tail.remnant).hexdigest()}
         events = [(RECOVERY, recovery), *events]
     elif tail.lacks_newline:
         data = b"\n"
@@ -406,10 +409,10 @@ def _now() -> str:
 _last_second = (-1, "")  # and how it is written
 
 
-def full_files(at: int) -> list[tuple[int, str]]:
+def full_files(folder_fd: int) -> list[tuple[int, str]]:
     """Return the files that are full, oldest first, each with the number of its first event."""
-    found = [(name.removeprefix(_FULL_BEFORE).removesuffix(_FULL_AFTER), name) for name in os.listdir(at)]
-    return sorted((int(digits), name) for digits, name in found if _is_full(digits, name))
+    candidates = [(name.removeprefix(_FULL_BEFORE).removesuffix(_FULL_AFTER), name) for name in os.listdir(folder_fd)]
+    return sorted((int(digits), name) for digits, name in candidates if _is_full(digits, name))
 
 
 def _is_full(digits: str, name: str) -> bool:
@@ -417,31 +420,31 @@ def _is_full(digits: str, name: str) -> bool:
     return is_number and name == f"{_FULL_BEFORE}{digits}{_FULL_AFTER}"
 
 
-def _set_aside(at: int, file: int) -> bool:
+def _set_aside(folder_fd: int, file: int) -> bool:
     """Give a full file its own name; it simply goes on growing where that is not allowed."""
     first, comma, _ = os.pread(file, 64, 0).removeprefix(b'{"v":1,"seq":').partition(b",")
     if not comma or not first.isdigit():
         return False
     name = f"{_FULL_BEFORE}{int(first):012d}{_FULL_AFTER}"
-    if hostfs.look(name, at) is None:
+    if hostfs.look(name, folder_fd) is None:
         with suppress(OSError):
-            os.rename(NAME, name, src_dir_fd=at, dst_dir_fd=at)
+            os.rename(NAME, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
             return True
     return False
 
 
-def _begin(at: int, file: int, folder: str, kind: str, fields: Mapping[str, Any], most_files: int) -> Link:
+def _begin(folder_fd: int, file: int, folder: str, kind: str, fields: Mapping[str, Any], most_files: int) -> Link:
     """Begin a file: the first of all, or one in which the chain goes on."""
     size = os.fstat(file).st_size  # another process may have begun it meanwhile
     if size:
-        return _write(file, folder, size, _tail_of(at, file, folder), [(kind, fields)])
-    full = full_files(at)
+        return _write(file, folder, size, _tail_of(folder_fd, file, folder), [(kind, fields)])
+    full = full_files(folder_fd)
     events: list[tuple[str, Mapping[str, Any]]] = [(kind, fields)]
     dropped, retained = full[:-most_files], full[-most_files:]
     if retained:
         rotation = {"file": full[-1][1], "first_seq": full[-1][0], "oldest_seq": retained[0][0]}
         events = [(ROTATION, rotation), *events]
-    link = _write(file, folder, 0, Tail(last=_last_of_full(at, folder)), events)
+    link = _write(file, folder, 0, Tail(last=_last_of_full(folder_fd, folder)), events)
     for _, name in dropped:
-        os.unlink(name, dir_fd=at)
+        os.unlink(name, dir_fd=folder_fd)
     return link

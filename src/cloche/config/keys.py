@@ -83,10 +83,10 @@ def _is_openai(base_url: str) -> bool:
     from urllib.parse import urlsplit
 
     try:
-        parts = urlsplit(base_url)
+        url = urlsplit(base_url)
     except ValueError:
         return False  # whoever asks there refuses the address
-    return parts.scheme == "https" and parts.hostname == OPENAI_HOST
+    return url.scheme == "https" and url.hostname == OPENAI_HOST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,18 +136,20 @@ class Settings:
 
     def as_rows(self) -> list[tuple[str, str, str]]:
         """Return key, value and origin of everything that holds, as text for `cloche config show`."""
-        parts: dict[str, list[str]] = {}
+        texts_by_label: dict[str, list[str]] = {}
         empty_texts: dict[str, str] = {}
         for key in KEYS:
             value = key.value_in(self) if key.settings_field and key.is_listed else ABSENT
             if value is not ABSENT:
                 texts = [key.render(value, self)] if value not in (None, "", ()) else []
-                parts.setdefault(key.label, []).extend(texts)
+                texts_by_label.setdefault(key.label, []).extend(texts)
                 empty_texts[key.label] = key.text_if_empty
-        rows = {label: ", ".join(texts) or empty_texts[label] for label, texts in parts.items()}
+        rows = {label: ", ".join(texts) or empty_texts[label] for label, texts in texts_by_label.items()}
         names = {where: name for name, where in CEILING_FIELDS.items()}
-        ceilings = {names[where]: most for where, most in self.ceilings.items()}
-        rows |= {f"ceilings.{name}": BY_NAME[name].render(most, self) or "none" for name, most in ceilings.items()}
+        ceilings = {names[where]: ceiling for where, ceiling in self.ceilings.items()}
+        rows |= {
+            f"ceilings.{name}": BY_NAME[name].render(ceiling, self) or "none" for name, ceiling in ceilings.items()
+        }
         return [(label, text, self.origins.get(label, DEFAULT)) for label, text in rows.items()]
 
 
@@ -223,8 +225,8 @@ class Key:
 
     def value_in(self, settings: Settings) -> Any:  # noqa: ANN401  # as many types as there are keys
         """Return the value in these settings; ABSENT for a key that a mapping does not have."""
-        part, _, name = self.settings_field.rpartition(".")
-        holder = getattr(settings, part) if part else settings
+        section, _, name = self.settings_field.rpartition(".")
+        holder = getattr(settings, section) if section else settings
         return holder.get(name, ABSENT) if isinstance(holder, Mapping) else getattr(holder, name)
 
 
@@ -240,24 +242,24 @@ def _is_different(new: object, old: object) -> bool:
     return new != old
 
 
-def _is_before(*words: object) -> Callable[[object, object], bool]:
+def _is_before(*values: object) -> Callable[[object, object], bool]:
     """Return the rule for values that are given here from the loosest to the tightest."""
-    return lambda new, old: words.index(new) < words.index(old)
+    return lambda new, old: values.index(new) < values.index(old)
 
 
-def _in_both(one: ConfiguredValue, other: ConfiguredValue) -> ConfiguredValue:
+def _in_both(first: ConfiguredValue, second: ConfiguredValue) -> ConfiguredValue:
     """Join two lists to what is in both; `auto` is a list that nobody can shorten."""
-    if AUTO in (one.value, other.value):
-        return one if other.value == AUTO else other
-    return with_value(other, tuple(item for item in one.value if item in other.value))
+    if AUTO in (first.value, second.value):
+        return first if second.value == AUTO else second
+    return with_value(second, tuple(item for item in first.value if item in second.value))
 
 
-def _in_either(one: ConfiguredValue, other: ConfiguredValue) -> ConfiguredValue:
-    return with_value(other, tuple(dict.fromkeys((*one.value, *other.value))))
+def _in_either(first: ConfiguredValue, second: ConfiguredValue) -> ConfiguredValue:
+    return with_value(second, tuple(dict.fromkeys((*first.value, *second.value))))
 
 
-def _highest(one: ConfiguredValue, other: ConfiguredValue) -> ConfiguredValue:
-    return other if one.value is None or other.value > one.value else one
+def _highest(first: ConfiguredValue, second: ConfiguredValue) -> ConfiguredValue:
+    return second if first.value is None or second.value > first.value else first
 
 
 def _amount(name: str, parse: Parser, **more: Any) -> Reader:  # noqa: ANN401 - whatever the parser takes
@@ -340,11 +342,13 @@ def _section(section: str) -> Key:
 
 
 def _read_ceilings(value: object, name: str, by_name: Mapping[str, Reader]) -> Values:
-    known = {spelling: by_name[spelling] for limit in CEILING_FIELDS for spelling in BY_NAME[limit].readers()}
+    readers_by_spelling = {
+        spelling: by_name[spelling] for limit in CEILING_FIELDS for spelling in BY_NAME[limit].readers()
+    }
     for limit in CEILING_FIELDS:
         if (parse := BY_NAME[limit].parse_ceiling) is not None:
-            known[limit] = _amount(limit, parse)
-    return readers.read_ceilings(value, name=name, readers=known, limits=CEILING_FIELDS)
+            readers_by_spelling[limit] = _amount(limit, parse)
+    return readers.read_ceilings(value, name=name, readers=readers_by_spelling, limits=CEILING_FIELDS)
 
 
 def format_limit(limit: str, value: float) -> str:
@@ -406,7 +410,7 @@ KEYS: tuple[Key, ...] = (
     Key(
         name="network", aliases=("NetworkEnabled",), variable="CLOCHE_NETWORK", read=readers.read_network,
         settings_field="policy.network", has_ceiling=True, parse_ceiling=readers.parse_network_ceiling,
-        join_ceilings=lambda one, other: one.joined(other),
+        join_ceilings=lambda first, second: first.joined(second),
     ),
     Key(
         name="network_allow", aliases=("NetworkAllowList",), parse=readers.parse_hosts,
@@ -595,13 +599,13 @@ def read_layer(
             continue
         name = f"{where}{key}"
         values = reader_of[key.rpartition(".")[2]](readers.check_length(value, name=name), name=name)
-        for known, read in values.items():
-            earlier = layer.get(known)
+        for known_key, read in values.items():
+            earlier = layer.get(known_key)
             if earlier is not None and earlier.value != read:
                 raise InvalidRequest(
                     f"{where}{earlier.key} and {key} say different things about the same; keep one of them"
                 )
-            layer[known] = ConfiguredValue(value=read, origin=origin, key=key)
+            layer[known_key] = ConfiguredValue(value=read, origin=origin, key=key)
     return with_auto_backend(_with_host_list(layer, where=where), where=where)
 
 

@@ -22,9 +22,9 @@ class Origin(str):
     _behind: Origin | None
 
     def __new__(cls, text: str, kind: OriginKind = "file", behind: Origin | None = None) -> Self:
-        made = super().__new__(cls, text)
-        made.kind, made._behind = kind, behind
-        return made
+        origin = super().__new__(cls, text)
+        origin.kind, origin._behind = kind, behind
+        return origin
 
     @classmethod
     def variable(cls, name: str) -> Self:
@@ -45,8 +45,8 @@ class Origin(str):
     @classmethod
     def joined(cls, origins: Iterable[Origin]) -> Origin:
         """Return one origin for several keys that are listed as one; keys with their default do not count."""
-        known = [origin for origin in dict.fromkeys(origins) if origin != DEFAULT]
-        return known[0] if len(known) == 1 else cls("; ".join(known), "several") if known else DEFAULT
+        distinct = [origin for origin in dict.fromkeys(origins) if origin != DEFAULT]
+        return distinct[0] if len(distinct) == 1 else cls("; ".join(distinct), "several") if distinct else DEFAULT
 
     @property
     def first(self) -> Origin:

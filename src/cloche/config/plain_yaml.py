@@ -47,13 +47,13 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
             raise yaml.MarkedYAMLError(None, None, "the mapping has too many entries", node.start_mark)
 
     def _refuse_doubles(self, node: yaml.MappingNode) -> None:
-        seen: set[tuple[str, str]] = set()
+        keys: set[tuple[str, str]] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
                 continue
-            if (key.tag, key.value) in seen:
+            if (key.tag, key.value) in keys:
                 raise yaml.MarkedYAMLError(None, None, f"the key {key.value!r} is given twice", key.start_mark)
-            seen.add((key.tag, key.value))
+            keys.add((key.tag, key.value))
 
 
 def parse_yaml(text: str, file: str, *, most_depth: int = MAX_DEPTH, takes_anchors: bool = True) -> object:

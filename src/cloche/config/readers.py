@@ -44,11 +44,11 @@ def parse_list(value: object, *, name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_text(item, name=name) for item in items if item != ""))
 
 
-def one_of(known: tuple[str, ...], *, if_false: str = "") -> Parser:
+def one_of(choices: tuple[str, ...], *, if_false: str = "") -> Parser:
     """Return a parser of one word of `known`; `if_false` is what false means, as YAML reads `off` and `no`."""
 
     def parse(value: object, *, name: str) -> str:
-        return _one_of(known, if_false if if_false and value is False else value, name=name)
+        return _one_of(choices, if_false if if_false and value is False else value, name=name)
 
     return parse
 
@@ -79,14 +79,14 @@ def parse_denied_hosts(value: object, *, name: str) -> tuple[str, ...]:
 def _rule_texts(value: object, *, name: str) -> tuple[str, ...]:
     """Return the texts of rules; in text with commas, ports and networks go on with the rule before them."""
     texts: list[str] = []
-    for part in parse_list(value, name=name):
+    for item in parse_list(value, name=name):
         last = texts[-1] if texts and isinstance(value, str) else ""
-        is_port = ":" in last and "@" not in last and part.partition("@")[0].isdigit()
-        is_network = "@" in last and "@" not in part and "/" in part
+        is_port = ":" in last and "@" not in last and item.partition("@")[0].isdigit()
+        is_network = "@" in last and "@" not in item and "/" in item
         if is_port or is_network:
-            texts[-1] = f"{last},{part}"
+            texts[-1] = f"{last},{item}"
         else:
-            texts.append(part)
+            texts.append(item)
     return tuple(text.lower() for text in texts)
 
 
@@ -108,19 +108,19 @@ def parse_network_ceiling(value: object, *, name: str) -> object:
     if not isinstance(value, Mapping):
         is_list = isinstance(value, list | tuple)
         return NetworkCeiling(**_ceiling_of({"hosts" if is_list else "mode": value}, name=name))
-    given = dict(_entries(value, name=name))
-    unknown = [key for key in given if key not in ("mode", "hosts", "networks")]
+    entries = dict(_entries(value, name=name))
+    unknown = [key for key in entries if key not in ("mode", "hosts", "networks")]
     if unknown:
         raise InvalidRequest(f"{name}: unknown key {unknown[0][:80]!r}; known keys: mode, hosts, networks")
-    networks = parse_list(given.pop("networks", ()), name=f"{name}.networks")
+    networks = parse_list(entries.pop("networks", ()), name=f"{name}.networks")
     listed = tuple(str(parse_network_range(network, name=f"{name}.networks")) for network in networks)
-    return NetworkCeiling(**_ceiling_of(given, name=name), networks=listed)
+    return NetworkCeiling(**_ceiling_of(entries, name=name), networks=listed)
 
 
-def _ceiling_of(given: Mapping[str, object], *, name: str) -> dict[str, Any]:
+def _ceiling_of(entries: Mapping[str, object], *, name: str) -> dict[str, Any]:
     """Return mode and hosts; hosts alone are an allowlist, and without either the mode is `open`."""
-    hosts = parse_hosts(given["hosts"], name=f"{name}.hosts") if "hosts" in given else None
-    mode = parse_network(given.get("mode", "open" if hosts is None else "allowlist"), name=f"{name}.mode")
+    hosts = parse_hosts(entries["hosts"], name=f"{name}.hosts") if "hosts" in entries else None
+    mode = parse_network(entries.get("mode", "open" if hosts is None else "allowlist"), name=f"{name}.mode")
     if hosts is not None and mode != "allowlist":
         raise InvalidRequest(f"{name}.hosts: mode {mode!r} has no list of hosts; use allowlist, or leave the hosts out")
     return {"mode": mode, "hosts": hosts}
@@ -135,11 +135,11 @@ def parse_package_ceiling(value: object, *, name: str) -> tuple[str, ...]:
     return parse_package_patterns(value, name=name)
 
 
-def packages_in_both(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+def packages_in_both(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
     """Return the lower of two ceilings of packages."""
     from cloche.core.ceilings import packages_in_both as in_both
 
-    return in_both(one, other)
+    return in_both(first, second)
 
 
 def is_in_open(hosts: tuple[str, ...], ports: tuple[int, ...]) -> bool:
@@ -156,12 +156,12 @@ def parse_packages(value: object, *, name: str) -> tuple[str, ...] | str:
     if isinstance(value, str) and value.strip().lower() in {"auto", "none", ""}:
         return "auto" if value.strip().lower() == "auto" else ()
     listed = _PACKAGE_COMMA.split(value) if isinstance(value, str) else value
-    return _matching(_PACKAGE, parse_list(listed, name=name), name=name, what="the name of a package")
+    return _matching(_PACKAGE, parse_list(listed, name=name), name=name, description="the name of a package")
 
 
 def parse_package_patterns(value: object, *, name: str) -> tuple[str, ...]:
     """Return names of packages, in which `*` stands for any characters."""
-    return _matching(_PACKAGE_PATTERN, parse_list(value, name=name), name=name, what="the name of a package")
+    return _matching(_PACKAGE_PATTERN, parse_list(value, name=name), name=name, description="the name of a package")
 
 
 def parse_package_hosts(value: object, *, name: str) -> tuple[str, ...]:
@@ -183,7 +183,7 @@ def parse_lock_file(value: object, *, name: str) -> str:
 
 def parse_modules(value: object, *, name: str) -> tuple[str, ...]:
     """Return the names of modules."""
-    return _matching(_MODULE, parse_list(value, name=name), name=name, what="the name of a module")
+    return _matching(_MODULE, parse_list(value, name=name), name=name, description="the name of a module")
 
 
 def parse_languages(value: object, *, name: str) -> tuple[str, ...]:
@@ -197,7 +197,7 @@ def parse_languages(value: object, *, name: str) -> tuple[str, ...]:
 def parse_image(value: object, *, name: str) -> str:
     """Return the name of a container image."""
     text = _text(value, name=name)
-    _matching(_IMAGE, [text], name=name, what="the name of an image")
+    _matching(_IMAGE, [text], name=name, description="the name of an image")
     return text
 
 
@@ -212,10 +212,10 @@ def parse_root(value: object, *, name: str, root: str) -> str:
 
 def parse_switch(value: object, *, name: str) -> bool:
     """Return true or false, also from `on` and `off`."""
-    found = _SWITCH.get(str(value).strip().lower())
-    if found is None or not isinstance(value, bool | str):
+    is_on = _SWITCH.get(str(value).strip().lower())
+    if is_on is None or not isinstance(value, bool | str):
         raise InvalidRequest(f"{name}: {_short_repr(value)} is neither true nor false")
-    return found
+    return is_on
 
 
 def parse_toolchains(value: object, *, name: str) -> tuple[str, ...]:
@@ -243,7 +243,7 @@ def parse_trusted(value: object, *, name: str) -> bool:
 def parse_audit_keep(value: object, *, name: str) -> tuple[str, ...]:
     """Return what is stored beside the audit log: `code`, `output`."""
     listed = [] if value is False or value == "none" else parse_list(value, name=name)
-    return tuple(_one_of(("code", "output"), what, name=name) for what in listed)
+    return tuple(_one_of(("code", "output"), kind, name=name) for kind in listed)
 
 
 def parse_age(value: object, *, name: str) -> float | None:
@@ -327,11 +327,11 @@ def parse_money(value: object, *, name: str) -> float:
 
 def read_runtime(value: object, *, name: str) -> Values:
     """Read the name of a backend, `runsc` for gVisor's, or docker's own, which is docker and never gVisor (C3)."""
-    word = value.strip().lower() if isinstance(value, str) else ""
-    if word in get_args(ContainerRuntime):
-        return {"backend": "docker", "runtime": word}
+    runtime = value.strip().lower() if isinstance(value, str) else ""
+    if runtime in get_args(ContainerRuntime):
+        return {"backend": "docker", "runtime": runtime}
     try:
-        return {"backend": parse_backend("gvisor" if word == "runsc" else value, name=name)}
+        return {"backend": parse_backend("gvisor" if runtime == "runsc" else value, name=name)}
     except InvalidRequest as error:
         raise InvalidRequest(f"{error}; or {', '.join(get_args(ContainerRuntime))}: docker's own runtime") from None
 
@@ -355,7 +355,7 @@ def read_require(value: object, *, name: str) -> Values:
     except InvalidRequest as error:
         raise InvalidRequest(f"{name}: {str(error).removeprefix('require: ')}") from None
     values = {"require_level": level, "require_controls": controls}
-    return {key: found for key, found in values.items() if found not in (None, ())}
+    return {key: item for key, item in values.items() if item not in (None, ())}
 
 
 def read_audit(value: object, *, name: str) -> Values:
@@ -373,8 +373,8 @@ def read_images(value: object, *, name: str) -> Values:
     """Read a mapping of languages to images."""
     values: dict[str, Any] = {}
     for language, image in _entries(value, name=name):
-        known = ANY_LANGUAGE if language == ANY_LANGUAGE else _language(language, name=name)
-        values[f"image.{known}"] = parse_image(image, name=f"{name}.{language}")
+        canonical = ANY_LANGUAGE if language == ANY_LANGUAGE else _language(language, name=name)
+        values[f"image.{canonical}"] = parse_image(image, name=f"{name}.{language}")
     return values
 
 
@@ -404,11 +404,11 @@ def read_section(value: object, *, name: str, readers: Mapping[str, Reader]) -> 
 def read_ceilings(value: object, *, name: str, readers: Mapping[str, Reader], limits: Iterable[str]) -> Values:
     """Read a mapping of limits, under any spelling, to the most that any source may ask for; the lowest holds."""
     values: dict[str, Any] = {}
-    for spelling, most in _entries(value, name=name):
+    for spelling, ceiling in _entries(value, name=name):
         if spelling not in readers:
             raise InvalidRequest(f"{name}: unknown limit {spelling!r}; known limits: {', '.join(limits)}")
         where = f"{name}.{spelling}"
-        for key, amount in readers[spelling](check_length(most, name=where), name=where).items():
+        for key, amount in readers[spelling](check_length(ceiling, name=where), name=where).items():
             where_kept = f"ceiling.{key}"
             values[where_kept] = min(amount, values[where_kept]) if where_kept in values else amount
     return values
@@ -421,17 +421,17 @@ def check_length(value: object, *, name: str) -> object:
     return value
 
 
-def nearest(key: str, known: Iterable[str]) -> str:
+def nearest(key: str, known_keys: Iterable[str]) -> str:
     """Return the known key that was probably meant, empty for none."""
     import difflib  # only where a key is wrong
 
-    return next(iter(difflib.get_close_matches(key[:80], list(known), n=1, cutoff=0.7)), "")
+    return next(iter(difflib.get_close_matches(key[:80], list(known_keys), n=1, cutoff=0.7)), "")
 
 
-def hint_for(key: str, known: Collection[str]) -> str:
+def hint_for(key: str, known_keys: Collection[str]) -> str:
     """Return a hint for an unknown key: the one that was probably meant, else all known ones."""
-    near = nearest(key, known)
-    return f"did you mean {near!r}?" if near else f"known keys: {', '.join(known)}"
+    near = nearest(key, known_keys)
+    return f"did you mean {near!r}?" if near else f"known keys: {', '.join(known_keys)}"
 
 
 def _text(value: object, *, name: str) -> str:
@@ -440,18 +440,18 @@ def _text(value: object, *, name: str) -> str:
     return value.strip()
 
 
-def _one_of(known: tuple[str, ...], value: object, *, name: str) -> str:
-    word = value.strip().lower() if isinstance(value, str) else None
-    if word not in known:
-        raise InvalidRequest(f"{name}: {_short_repr(value)} is unknown; use one of {', '.join(known)}")
-    return word
+def _one_of(choices: tuple[str, ...], value: object, *, name: str) -> str:
+    text = value.strip().lower() if isinstance(value, str) else None
+    if text not in choices:
+        raise InvalidRequest(f"{name}: {_short_repr(value)} is unknown; use one of {', '.join(choices)}")
+    return text
 
 
-def _matching(pattern: re.Pattern[str], texts: Iterable[str], *, name: str, what: str) -> tuple[str, ...]:
+def _matching(pattern: re.Pattern[str], texts: Iterable[str], *, name: str, description: str) -> tuple[str, ...]:
     checked = tuple(texts)
     for text in checked:
         if not pattern.fullmatch(text):
-            raise InvalidRequest(f"{name}: {text!r} is not {what}")
+            raise InvalidRequest(f"{name}: {text!r} is not {description}")
     return checked
 
 

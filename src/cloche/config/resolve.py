@@ -163,26 +163,26 @@ def _joined_with_required(name: str, configured: ConfiguredValue, base: Layer) -
     return key.join(base[name], configured) if key is not None and key.is_added and key.join is not None else configured
 
 
-def _tighter(name: str, one: ConfiguredValue, other: ConfiguredValue) -> ConfiguredValue:
+def _tighter(name: str, first: ConfiguredValue, second: ConfiguredValue) -> ConfiguredValue:
     """Return the combination of two accepted values."""
     if name == "network_pair":
-        return with_value(other, _narrower(one.value, other.value))
+        return with_value(second, _narrower(first.value, second.value))
     if name == "backend":
-        return max(one, other, key=lambda configured: _BACKEND_STRENGTH.get(configured.value, -1))
+        return max(first, second, key=lambda configured: _BACKEND_STRENGTH.get(configured.value, -1))
     if name == "timeout_override":
-        return min(one, other, key=lambda configured: configured.value)
+        return min(first, second, key=lambda configured: configured.value)
     key = BY_NAME[name]
     if key.join is not None:
-        return key.join(one, other)
-    return other if key.is_looser is not None and key.is_looser(one.value, other.value) else one
+        return key.join(first, second)
+    return second if key.is_looser is not None and key.is_looser(first.value, second.value) else first
 
 
-def _narrower(one: NetworkPair, other: NetworkPair) -> NetworkPair:
-    if one[0] != other[0]:
-        return min(one, other, key=lambda pair: _NETWORKS.index(pair[0]))
+def _narrower(first: NetworkPair, second: NetworkPair) -> NetworkPair:
+    if first[0] != second[0]:
+        return min(first, second, key=lambda pair: _NETWORKS.index(pair[0]))
     from cloche.core.ceilings import allowed_by_both
 
-    return one[0], allowed_by_both(_rules_of(one), _rules_of(other))
+    return first[0], allowed_by_both(_rules_of(first), _rules_of(second))
 
 
 def _refusal(name: str, configured: ConfiguredValue, full: Layer) -> InvalidRequest:
@@ -319,53 +319,53 @@ def _lowest_ceilings(files: Sequence[Layer]) -> dict[str, ConfiguredValue]:
     return lowest
 
 
-def _lower(name: str, one: ConfiguredValue, other: ConfiguredValue) -> ConfiguredValue:
-    joined = BY_NAME[name].join_ceilings(one.value, other.value)
-    if joined in (one.value, other.value):
-        return one if joined == one.value else other
-    return ConfiguredValue(value=joined, origin=Origin.joined((one.origin, other.origin)), key=one.key)
+def _lower(name: str, first: ConfiguredValue, second: ConfiguredValue) -> ConfiguredValue:
+    joined = BY_NAME[name].join_ceilings(first.value, second.value)
+    if joined in (first.value, second.value):
+        return first if joined == first.value else second
+    return ConfiguredValue(value=joined, origin=Origin.joined((first.origin, second.origin)), key=first.key)
 
 
 def _cap(resolved: dict[str, ConfiguredValue], ceilings: Mapping[str, ConfiguredValue]) -> None:
     """Lower what is above its ceiling. Raises PolicyDenied for what is no amount: less would be another thing."""
-    for name, most in ceilings.items():
+    for name, ceiling in ceilings.items():
         if name in _CEILING_RULES:
-            _CEILING_RULES[name](resolved, most)
-        elif resolved[name].value > most.value:
-            origin = Origin.ceiling(most.origin, resolved[name].origin)
-            resolved[name] = ConfiguredValue(value=most.value, origin=origin, key=most.key)
+            _CEILING_RULES[name](resolved, ceiling)
+        elif resolved[name].value > ceiling.value:
+            origin = Origin.ceiling(ceiling.origin, resolved[name].origin)
+            resolved[name] = ConfiguredValue(value=ceiling.value, origin=origin, key=ceiling.key)
 
 
-def _check_network_ceiling(resolved: dict[str, ConfiguredValue], most: ConfiguredValue) -> None:
+def _check_network_ceiling(resolved: dict[str, ConfiguredValue], ceiling: ConfiguredValue) -> None:
     pair = _network_pair(resolved)
-    above = "" if pair[0] == "off" else most.value.excess(_rules_of(pair, resolved))
+    above = "" if pair[0] == "off" else ceiling.value.excess(_rules_of(pair, resolved))
     if above:
-        raise _above("network", above, resolved["network" if above == pair[0] else "network_allow"], most)
+        raise _above("network", above, resolved["network" if above == pair[0] else "network_allow"], ceiling)
 
 
-def _check_package_ceiling(resolved: dict[str, ConfiguredValue], most: ConfiguredValue) -> None:
-    asked = resolved["packages"]
-    if not asked.value:
+def _check_package_ceiling(resolved: dict[str, ConfiguredValue], ceiling: ConfiguredValue) -> None:
+    packages = resolved["packages"]
+    if not packages.value:
         return
     from cloche.core.ceilings import packages_above
 
-    if above := packages_above(asked.value, most.value):
-        raise _above("packages", above, asked, most)
+    if above := packages_above(packages.value, ceiling.value):
+        raise _above("packages", above, packages, ceiling)
 
 
-def _above(name: str, what: str, asked: ConfiguredValue, most: ConfiguredValue) -> PolicyDenied:
+def _above(name: str, excess: str, configured: ConfiguredValue, ceiling: ConfiguredValue) -> PolicyDenied:
     return PolicyDenied(
-        f"{asked.key}: {what} ({asked.origin}) is above the ceiling in {most.origin}"
-        f" (ceilings.{name}: {_render(name, most.value)}); ask for less, or have the operator raise it"
+        f"{configured.key}: {excess} ({configured.origin}) is above the ceiling in {ceiling.origin}"
+        f" (ceilings.{name}: {_render(name, ceiling.value)}); ask for less, or have the operator raise it"
     )
 
 
-def _require_level(resolved: dict[str, ConfiguredValue], least: ConfiguredValue) -> None:
+def _require_level(resolved: dict[str, ConfiguredValue], minimum: ConfiguredValue) -> None:
     """Let the ceiling of the level be required: what is weaker gives a program more."""
     required = resolved["require_level"]
-    if required.value is None or required.value < least.value:
-        origin = Origin.ceiling(least.origin, resolved["level"].origin)
-        resolved["require_level"] = ConfiguredValue(value=least.value, origin=origin, key=least.key)
+    if required.value is None or required.value < minimum.value:
+        origin = Origin.ceiling(minimum.origin, resolved["level"].origin)
+        resolved["require_level"] = ConfiguredValue(value=minimum.value, origin=origin, key=minimum.key)
 
 
 _CEILING_RULES: Mapping[str, Callable[[dict[str, ConfiguredValue], ConfiguredValue], None]] = {

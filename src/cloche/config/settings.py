@@ -66,38 +66,38 @@ def load_settings(
             options[name] = tuple(value)
         elif type(value) not in _COMPARABLE:
             return _build_settings(options, config_paths)
-    known = (tuple(sorted(options.items())), fingerprint(config_paths))
-    found = _cache.get(known)
-    if found is None:
+    cache_key = (tuple(sorted(options.items())), fingerprint(config_paths))
+    settings = _cache.get(cache_key)
+    if settings is None:
         if len(_cache) >= MOST_CACHED:
             _cache.clear()
-        found = _cache[known] = _build_settings(options, config_paths)
-    return found
+        settings = _cache[cache_key] = _build_settings(options, config_paths)
+    return settings
 
 
 def _build_settings(options: Mapping[str, Any], config_paths: ConfigPaths) -> Settings:
     resolved, ceilings = resolve_settings(options, config_paths)
-    parts: dict[str, dict[str, Any]] = {
+    fields_by_section: dict[str, dict[str, Any]] = {
         name: {} for name in ("", "limits", "policy", "autofix", "images", "roots", "remotes")
     }
     for key in KEYS:
         if key.settings_field and key.name in resolved:
-            part, _, name = key.settings_field.rpartition(".")
-            parts[part][name] = resolved[key.name].value
-    policy = parts["policy"]
+            section, _, name = key.settings_field.rpartition(".")
+            fields_by_section[section][name] = resolved[key.name].value
+    policy = fields_by_section["policy"]
     policy["network"] = effective_network(resolved)
     policy["accept_claimed_level"] = resolved["require_level"].origin.kind == "tier"
     if policy["level"] is None:
         policy["level"], _ = _implied_level(resolved)
     return Settings(
-        **parts[""],
-        limits=Limits(**parts["limits"]),
+        **fields_by_section[""],
+        limits=Limits(**fields_by_section["limits"]),
         policy=Policy(**policy),
-        autofix=AutoFixSettings(**parts["autofix"]),
-        ceilings=MappingProxyType({CEILING_FIELDS[name]: most.value for name, most in ceilings.items()}),
-        images=MappingProxyType(parts["images"]),
-        roots=MappingProxyType({root: folder for root, folder in parts["roots"].items() if folder}),
-        remotes=MappingProxyType(parts["remotes"]),
+        autofix=AutoFixSettings(**fields_by_section["autofix"]),
+        ceilings=MappingProxyType({CEILING_FIELDS[name]: ceiling.value for name, ceiling in ceilings.items()}),
+        images=MappingProxyType(fields_by_section["images"]),
+        roots=MappingProxyType({root: folder for root, folder in fields_by_section["roots"].items() if folder}),
+        remotes=MappingProxyType(fields_by_section["remotes"]),
         origins=MappingProxyType(_origins(resolved, ceilings)),
     )
 
@@ -111,11 +111,11 @@ def _implied_level(resolved: Layer) -> tuple[Level | None, str]:
 
 def _origins(resolved: Layer, ceilings: Mapping[str, ConfiguredValue]) -> dict[str, Origin]:
     """Return where the value of each key came from, by the name under which it is shown."""
-    parts: dict[str, list[Origin]] = {}
+    origins_by_label: dict[str, list[Origin]] = {}
     for key in KEYS:
         if key.settings_field and key.name in resolved:
-            parts.setdefault(key.label, []).append(resolved[key.name].origin)
-    origins = {label: Origin.joined(found) for label, found in parts.items()}
+            origins_by_label.setdefault(key.label, []).append(resolved[key.name].origin)
+    origins = {label: Origin.joined(key_origins) for label, key_origins in origins_by_label.items()}
     if resolved["level"].value is None:
         origins["level"] = resolved[_implied_level(resolved)[1]].origin
     return origins | {f"ceilings.{name}": configured.origin for name, configured in ceilings.items()}
@@ -154,10 +154,10 @@ def _check_level(settings: Settings) -> None:
 
 def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that are not None or (). Raises TypeError for an unknown keyword."""
-    known = SandboxOptions.__annotations__
+    annotations = SandboxOptions.__annotations__
     for name in options:
-        if name not in known:
-            raise TypeError(f"unexpected keyword {name!r}; known: {', '.join(sorted(known))}")
+        if name not in annotations:
+            raise TypeError(f"unexpected keyword {name!r}; known: {', '.join(sorted(annotations))}")
     return {name: value for name, value in options.items() if value is not None and value != ()}
 
 
@@ -166,7 +166,7 @@ def list_options_in_signature(function: F) -> F:
     *own, _ = inspect.signature(function).parameters.values()
     names = {name: getattr(kind, "__forward_arg__", kind) for name, kind in SandboxOptions.__annotations__.items()}
     kind = inspect.Parameter.KEYWORD_ONLY
-    listed = [inspect.Parameter(name, kind, default=None, annotation=what) for name, what in names.items()]
+    listed = [inspect.Parameter(name, kind, default=None, annotation=annotation) for name, annotation in names.items()]
     returned = inspect.signature(function).return_annotation
     vars(function)["__signature__"] = inspect.Signature([*own, *listed], return_annotation=returned)
     return function

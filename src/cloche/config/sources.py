@@ -77,11 +77,11 @@ def _parse_json(text: str, file: str) -> object:
     import json
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        seen: set[str] = set()
+        keys: set[str] = set()
         for key, _ in items:
-            if key in seen:
+            if key in keys:
                 raise InvalidRequest(f"{file}: the key {key[:80]!r} is given twice; keep one of them")
-            seen.add(key)
+            keys.add(key)
         return dict(items)
 
     try:
@@ -161,30 +161,30 @@ def fingerprint(config_paths: ConfigPaths) -> Hashable:
 def _watched_files(variables: Hashable, folder: str, config_paths: ConfigPaths) -> tuple[str, ...]:
     """Return the paths that may hold settings; they depend on nothing else than what is given."""
     key = (variables, folder, config_paths.cwd, config_paths.home, str(config_paths.config_file))
-    found = _files.get(key)
-    if found is None:
+    files = _files.get(key)
+    if files is None:
         if len(_files) >= MOST_FILES:
             _files.clear()
-        found = _files[key] = (
+        files = _files[key] = (
             *(path for path, _ in _user_files(config_paths.environ, config_paths.home)),
             *((os.path.join(folder, name) for name in (*_CHECKOUT_FILES, ".env")) if folder else ()),
             *(named for named in (config_paths.named, config_paths.env_file) if named is not None),
         )
-    return found
+    return files
 
 
 def _stat_facts(path: str) -> tuple[int, ...] | str:
     try:
-        found = os.stat(path)
+        facts = os.stat(path)
     except OSError as error:
         return str(error.errno)
-    return found.st_mode, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+    return facts.st_mode, facts.st_ino, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_size
 
 
 def operator_layers(config_paths: ConfigPaths) -> list[Layer]:
     """Return the layers of the files that their owner put in place, weakest first."""
     paths = _user_files(config_paths.environ, config_paths.home)
-    layers = [found for path, format_ in paths if (found := _load(path, format_)) is not None]
+    layers = [layer for path, format_ in paths if (layer := _load(path, format_)) is not None]
     named = config_paths.named
     if named is None:
         return layers
@@ -201,8 +201,8 @@ def use_stored_settings(values: Mapping[str, Any], *, origin: str = "stored by P
     `values` are spelled as the keywords of `SandboxOptions`; a None is not given.
     """
     global _stored, _stored_version
-    given = [(name, value) for name, value in values.items() if value is not None]
-    _stored = read_layer(given, ARGUMENT_READERS, origin=Origin(origin, "stored"), where="settings: ")
+    set_values = [(name, value) for name, value in values.items() if value is not None]
+    _stored = read_layer(set_values, ARGUMENT_READERS, origin=Origin(origin, "stored"), where="settings: ")
     _stored_version += 1
 
 
@@ -236,15 +236,15 @@ def _user_files(environ: Mapping[str, str], home: Path | None) -> Iterator[tuple
 def _home_folder(home: Path | None) -> str | None:
     if home is not None:
         return os.fspath(home)
-    found = os.path.expanduser("~")
-    return found if os.path.isabs(found) else None
+    home_path = os.path.expanduser("~")
+    return home_path if os.path.isabs(home_path) else None
 
 
 def _config_folder(environ: Mapping[str, str], base: str | None, *, is_given: bool) -> str | None:
     """Return the platform's folder; below a given home, that of the XDG rules."""
     if not is_given:
-        found = own_folder("XDG_CONFIG_HOME", ".config")
-        return found or _platform_folder(os.environ.get("XDG_CONFIG_HOME"), base)
+        folder = own_folder("XDG_CONFIG_HOME", ".config")
+        return folder or _platform_folder(os.environ.get("XDG_CONFIG_HOME"), base)
     configured = environ.get("XDG_CONFIG_HOME", "")
     return os.path.join(configured if os.path.isabs(configured) else os.path.join(base or "/", ".config"), "cloche")
 
@@ -284,8 +284,8 @@ def checkout_layers(config_paths: ConfigPaths) -> list[Layer]:
     paths = [os.path.join(folder, name) for name in (*_CHECKOUT_FILES, ".env")]
     present = [path for path in paths if os.path.lexists(path)]
     own = _trusted_files(config_paths) if present else set()
-    found = [path for path in present if os.path.realpath(path) not in own]
-    layers = [_load_checkout_file(path) for path in found]
+    untrusted = [path for path in present if os.path.realpath(path) not in own]
+    layers = [_load_checkout_file(path) for path in untrusted]
     return [layer for layer in layers if layer]
 
 
@@ -312,22 +312,22 @@ def _load(path: str, format_: Format) -> Layer | None:
 def _load_dotenv(path: str, *, is_users: bool) -> Layer | None:
     def read(text: str) -> Layer:
         names = VARIABLE_READERS if is_users else [name for name in VARIABLE_READERS if name.startswith(_OURS)]
-        variables = read_dotenv(text, file=path, known={*names, *OTHER_FILES})
+        variables = read_dotenv(text, file=path, names={*names, *OTHER_FILES})
         return read_layer(variables.items(), VARIABLE_READERS, origin=Origin(path), where=f"{path}: ")
 
     return _cached(path, is_users, read)
 
 
-def read_dotenv(text: str, *, file: str, known: Container[str]) -> dict[str, str]:
+def read_dotenv(text: str, *, file: str, names: Container[str]) -> dict[str, str]:
     """Return the variables of `text` that are in `known`, empty ones left out.
 
     Raises InvalidRequest naming file, line and key for a value that is not one word, given twice differently,
     or for one of OTHER_FILES, which only the real environment may set.
     """
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         match = _LINE.fullmatch(line)
-        if match is None or match["key"] not in known:
+        if match is None or match["key"] not in names:
             continue
         key, value = match["key"], _read_value(match["rest"], where=f"{file}, line {number}: {match['key']}")
         if key in OTHER_FILES:
@@ -335,17 +335,17 @@ def read_dotenv(text: str, *, file: str, known: Container[str]) -> dict[str, str
                 f"{file}, line {number}: {key} cannot be set here, as no .env may name another file; "
                 f"set it in the environment, or name the file with {OTHER_FILES[key]}"
             )
-        if found.get(key, value) != value:
+        if variables.get(key, value) != value:
             raise InvalidRequest(f"{file}, line {number}: {key} is given twice with different values; keep one of them")
-        found[key] = value
-    return {key: value for key, value in found.items() if value}
+        variables[key] = value
+    return {key: value for key, value in variables.items() if value}
 
 
-def _read_value(rest: str, *, where: str) -> str:
-    match = _VALUE.fullmatch(rest.rstrip())
+def _read_value(text: str, *, where: str) -> str:
+    match = _VALUE.fullmatch(text.rstrip())
     if match is None:
         raise InvalidRequest(f"{where}: the value is not one word; put quotes around it, without escapes")
-    return next((part for part in match.groups() if part is not None), "").strip()
+    return next((group for group in match.groups() if group is not None), "").strip()
 
 
 def _cached(path: str, is_ours: bool, read: Callable[[str], Layer]) -> Layer | None:
@@ -359,9 +359,9 @@ def _cached(path: str, is_ours: bool, read: Callable[[str], Layer]) -> Layer | N
         if not is_ours:
             return None  # a virtual environment called .env, say
         raise InvalidRequest(f"{path}: is not a regular file; remove it, or put a file in its place")
-    known = _cache.get((path, is_ours))
-    if known is not None and known[0] == (facts.st_mtime_ns, facts.st_ctime_ns, facts.st_size, facts.st_ino):
-        return known[1]
+    cached = _cache.get((path, is_ours))
+    if cached is not None and cached[0] == (facts.st_mtime_ns, facts.st_ctime_ns, facts.st_size, facts.st_ino):
+        return cached[1]
     try:
         text, facts = _read_text(path)
     except InvalidRequest as error:
@@ -437,9 +437,9 @@ def _shared_part(text: str, path: str, format_: Format) -> Mapping[object, objec
 
 
 @lru_cache(maxsize=_MAX_CACHED)
-def _warn_ignored(what: str) -> None:
+def _warn_ignored(message: str) -> None:
     """Log once that something is ignored."""
-    log.warning("%s", what)
+    log.warning("%s", message)
 
 
 def _pairs(document: Mapping[object, object], path: str, format_: Format) -> Iterator[tuple[str, object]]:
@@ -470,10 +470,10 @@ def _unknown_key(path: str, name: str, key: str, format_: Format) -> InvalidRequ
 
 def variable_layer(environ: Mapping[str, str]) -> Layer:
     """Return the layer of the environment; an empty variable counts as unset."""
-    given = {name: environ[name] for name in VARIABLE_READERS if environ.get(name, "").strip()}
+    variables = {name: environ[name] for name in VARIABLE_READERS if environ.get(name, "").strip()}
     layers = [
         read_layer([(name, value)], VARIABLE_READERS, origin=Origin.variable(name), where="environment ")
-        for name, value in given.items()
+        for name, value in variables.items()
     ]
     merged: dict[str, ConfiguredValue] = {}
     for layer in layers:
@@ -486,11 +486,13 @@ def variable_layer(environ: Mapping[str, str]) -> Layer:
 
 def argument_layer(arguments: Mapping[str, Any]) -> Layer:
     """Return the layer of the caller's keywords; None and an empty list count as not given."""
-    given = {name: value for name, value in arguments.items() if value is not None and not _is_empty_list(value)}
-    unknown = [name for name in given if name not in ARGUMENT_READERS]
+    given_arguments = {
+        name: value for name, value in arguments.items() if value is not None and not _is_empty_list(value)
+    }
+    unknown = [name for name in given_arguments if name not in ARGUMENT_READERS]
     if unknown:
         raise InvalidRequest(f"unknown argument {unknown[0]!r}; known arguments: {', '.join(ARGUMENT_READERS)}")
-    layer = read_layer(given.items(), ARGUMENT_READERS, origin=ARGUMENT, where="")
+    layer = read_layer(given_arguments.items(), ARGUMENT_READERS, origin=ARGUMENT, where="")
     hosts = layer.get("network_allow")
     if hosts is None or "network" in layer:
         return layer

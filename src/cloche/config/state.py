@@ -24,20 +24,20 @@ def state_file(name: str) -> str | None:
 
 def records_location() -> str:
     """Return CLOCHE_DATABASE (a file or a URL), else `records.db` in the user's state folder. Raises InvalidRequest."""
-    found = os.environ.get(DATABASE) or state_file("records.db")
-    if found is None:
+    location = os.environ.get(DATABASE) or state_file("records.db")
+    if location is None:
         raise InvalidRequest(
             f"records have no place, since this user has no home folder; name a file ({DATABASE}=/FILE)"
         )
-    return found
+    return location
 
 
 def records_file() -> str:
     """Return the same as an absolute path. Raises InvalidRequest where it is none, or a server's."""
-    found = records_location()
-    if "://" not in found:
-        return os.path.abspath(found)
-    path = found.removeprefix(_SQLITE).partition("?")[0]
-    if not found.startswith(_SQLITE) or path in ("", ":memory:"):
+    location = records_location()
+    if "://" not in location:
+        return os.path.abspath(location)
+    path = location.removeprefix(_SQLITE).partition("?")[0]
+    if not location.startswith(_SQLITE) or path in ("", ":memory:"):
         raise InvalidRequest(f"{DATABASE} names no file; name one for approvals (CLOCHE_APPROVALS=/FILE)")
     return os.path.abspath(path)
