@@ -1,7 +1,7 @@
-"""What is kept beside the log: code and output, each in a file named by the SHA-256 of its content.
+"""Artifacts stored beside the log: code and output, each in a file named by the SHA-256 of its content.
 
-An artifact is never changed and stored only once; its time is that of the last time it was stored. Storing holds a
-shared lock of the folder, removing (`prune`) an exclusive one. Recent artifacts are not removed: the event that names
+An artifact is never changed, and stored only once; its mtime is the last time it was stored. Storing holds a shared
+lock on the folder, removing (`prune`) an exclusive one. Recent artifacts are not removed, since the event that names
 them may not be written yet.
 """
 
@@ -22,7 +22,7 @@ FOLDER = "audit-artifacts"
 
 
 class ArtifactState(enum.Enum):
-    """Say in which state the artifact of a hash is."""
+    """The state of the artifact with a hash."""
 
     WHOLE = enum.auto()
     CHANGED = enum.auto()

@@ -1,9 +1,9 @@
-"""One event is one line, and every line names the one before by its hash. Pure; `writer` writes it.
+"""One event is one line, and each line contains the hash of the previous one. Pure; `writer` writes the lines.
 
-A line is a JSON object whose last two members are `prev`, the hash of the line before, and `hash`, the SHA-256 of all
-bytes of this line up to the comma before `hash`. So a line is checked as the bytes that it is, without a second way to
-write the same JSON. A write that was interrupted leaves the beginning of a line; the next writer ends that line and
-adds a `recovery` event, which has length and hash of what was left.
+A line is a JSON object whose last two members are `prev`, the hash of the previous line, and `hash`, the SHA-256 of all
+bytes of this line up to the comma before `hash`. So a line is checked as its exact bytes, without a canonical form of
+JSON. An interrupted write leaves the beginning of a line; the next writer terminates that line and adds a `recovery`
+event with the length and hash of the remnant.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from hashlib import sha256 as _sha256
     from json.encoder import encode_basestring_ascii as _quoted
     from typing import Any
-else:  # a command that runs one thing writes two lines: what these are made of is at hand sooner
+else:  # a single run writes two lines; the C modules import faster than hashlib and json
     from _json import encode_basestring_ascii as _quoted
 
     try:
         from _sha2 import sha256 as _sha256
-    except ImportError:  # before Python 3.12, and in builds without them
+    except ImportError:  # _sha2 exists since Python 3.12; some builds lack both modules
         try:
             from _sha256 import sha256 as _sha256
         except ImportError:
             from hashlib import sha256 as _sha256
 
 VERSION = 1
-NOTHING = "0" * 64  # what the first line of all names as the one before
+NOTHING = "0" * 64  # `prev` of the first line
 MOST_LINE_BYTES = 64 * 1024
 MOST_CHARS, MOST_ITEMS, MOST_DEPTH, MOST_NAME = 2_000, 64, 4, 64
 RESERVED = frozenset({"v", "seq", "time", "kind", "prev", "hash"})
@@ -49,7 +49,7 @@ _PREVIOUS_BYTES = len(_PREVIOUS) + _HEX_CHARS + 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """Name one line of the chain: its number, counted from 1, and its hash in hex."""
+    """A reference to one line of the chain: its number, counted from 1, and its hash in hex."""
 
     seq: int
     hash: str
@@ -60,7 +60,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """Hold one line whose own hash is right; `prev` is the hash that it gives for the line before."""
+    """A line whose own hash is correct; `prev` is the hash that it gives for the previous line."""
 
     link: Link
     prev: str
@@ -74,7 +74,9 @@ class Line:
         return read
 
     def is_event(self) -> bool:
-        """Tell whether the line is an event's JSON: who can compute a hash can write anything else."""
+        """Tell whether the line is the JSON of an event. A correct hash does not show that: everyone can compute
+        one.
+        """
         try:
             read = self.fields()
             return read["seq"] == self.link.seq and all(isinstance(read[name], str) for name in ("time", "kind"))
@@ -86,7 +88,9 @@ FIRST = Link(seq=0, hash=NOTHING)
 
 
 def line_after(last: Link, kind: str, time: str, fields: Mapping[str, Any]) -> tuple[bytes, Link]:
-    """Return the line of an event, with its newline, and its link. Raises InvalidRequest for a name that is taken."""
+    """Return the line of an event, with its newline, and its link. Raises InvalidRequest for an invalid kind or a
+    reserved field.
+    """
     if not 0 < len(kind) <= MOST_NAME or kind[0] not in _LETTERS or kind.strip(f"{_LETTERS}0123456789_"):
         raise InvalidRequest(f"audit: {kind!r} is no kind of event; give a word of small letters, digits and _")
     reserved = RESERVED.intersection(fields)
@@ -103,15 +107,15 @@ def line_after(last: Link, kind: str, time: str, fields: Mapping[str, Any]) -> t
 
 
 def _as_json(value: object) -> str:
-    """Return JSON without spaces, of what is not written by the shortest way."""
+    """Return compact JSON for values that `_text` does not format itself."""
     import json
 
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
 def _members_text(fields: Mapping[str, Any]) -> str:
-    """Return fields as JSON of bounded size, each with a comma behind it."""
-    if not all(type(name) is str and len(name) <= MOST_NAME for name in fields):  # two may become one
+    """Return fields as JSON of bounded size, each followed by a comma."""
+    if not all(type(name) is str and len(name) <= MOST_NAME for name in fields):  # clipping may make two names equal
         return "".join(f"{_quoted(name)}:{_as_json(value)}," for name, value in bounded(fields).items())
     return "".join([f"{_quoted(name)}:{_text(value, 1)}," for name, value in fields.items() if value is not None])
 
@@ -125,7 +129,7 @@ def _clipped_text(fields: Mapping[str, Any]) -> str:
 
 
 def _text(value: object, depth: int) -> str:
-    """Return the JSON of what `_plain` makes of a value; what most events consist of by the shortest way."""
+    """Return the JSON of `_plain(value)`, with a fast path for common types."""
     kind = type(value)
     if kind is str and len(value) <= MOST_CHARS:  # type: ignore[arg-type]
         return _quoted(value)  # type: ignore[arg-type]
@@ -148,7 +152,7 @@ def _text(value: object, depth: int) -> str:
 
 
 def bounded(fields: Mapping[str, Any], *, max_chars: int = MOST_CHARS) -> dict[str, Any]:
-    """Return fields as plain data of bounded size; those that are None are left out."""
+    """Return fields as plain data of bounded size, without those that are None."""
     return {str(name)[:MOST_NAME]: _plain(value, 1, max_chars) for name, value in fields.items() if value is not None}
 
 
@@ -167,12 +171,12 @@ def _plain(value: object, depth: int, max_chars: int) -> Any:  # noqa: ANN401 - 
 
 
 def sha256_of(text: str | bytes) -> str:
-    """Return the hash that stands for code, in hex: that of the file which the code was read from."""
+    """Return the SHA-256 of code in hex, equal to that of the file from which the code was read."""
     if isinstance(text, bytes):
         return _sha256(text).hexdigest()
     try:
         data = text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # half of a character pair, which no file has
+    except UnicodeEncodeError:  # a lone surrogate, which no UTF-8 file contains
         data = text.encode("utf-8", "surrogatepass")
     return _sha256(data).hexdigest()
 
@@ -182,7 +186,7 @@ def _is_finite(value: float) -> bool:
 
 
 def read_line(raw: bytes) -> Line | None:
-    """Return the line that `raw` (without its newline) is; None when it is not whole, or not what was written."""
+    """Return the line in `raw` (without its newline); None if it is incomplete or was changed."""
     body, line_hash = raw[:-_ENDING_BYTES], _hash_in(raw[-_ENDING_BYTES:], _ENDING, _END_OF_LINE)
     previous = _hash_in(body[-_PREVIOUS_BYTES:], _PREVIOUS, b'"')
     digits, comma, _ = body[len(_BEGINNING) : len(_BEGINNING) + _MOST_DIGITS + len(_AFTER_SEQ)].partition(_AFTER_SEQ)
@@ -195,16 +199,16 @@ def read_line(raw: bytes) -> Line | None:
 
 
 def _hash_in(piece: bytes, before: bytes, after: bytes) -> str:
-    """Return the hash that stands between two texts, which are all else of a piece; nothing where it is not so."""
+    """Return the hash between two texts that make up the whole piece; empty otherwise."""
     digits = piece[len(before) : len(piece) - len(after)]
     is_so = len(digits) == _HEX_CHARS and piece.startswith(before) and piece.endswith(after) and not digits.strip(_HEX)
     return digits.decode() if is_so else ""
 
 
 def is_beginning(raw: bytes, last: Link) -> bool:
-    """Tell whether `raw`, which no newline ends, can be what an interrupted write of the next line left.
+    """Tell whether `raw`, which has no newline, can be the remnant of an interrupted write of the next line.
 
-    After a failure of power there may be zeros instead of what was written.
+    After a power failure, the remnant may end with zero bytes.
     """
     text = raw.rstrip(b"\0")
     expected = b'{"v":1,"seq":%d,"time":"' % (last.seq + 1)
@@ -213,7 +217,7 @@ def is_beginning(raw: bytes, last: Link) -> bool:
 
 
 def _has_ending(text: bytes) -> bool:
-    """Tell whether the end of a line stands anywhere in a text."""
+    """Tell whether a text contains the ending of a line."""
     position = text.find(_ENDING)
     while position >= 0:
         if _hash_in(text[position : position + _ENDING_BYTES], _ENDING, _END_OF_LINE):

@@ -1,4 +1,6 @@
-"""Events as text for other programs: JSON Lines (as the log has them), JSON, CSV. A generator: no log is too long."""
+"""Events as text for other programs: JSON Lines (as in the log), JSON, CSV. A generator, so a log may have any
+length.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from .query import LogEvent
 
 FORMATS = ("jsonl", "json", "csv")
-# The columns of CSV; whatever else an event has is in the last one, as JSON.
+# The columns of CSV; other fields of an event are in a last column, as JSON.
 COLUMNS = (
     "seq", "time", "kind", "status", "exit_code", "duration_s", "what", "language", "backend", "level", "code_sha256",
     "tool", "risk", "by", "approved_by", "reason", "run", "call", "door", "uid", "pid", "prev", "hash",
@@ -18,7 +20,7 @@ COLUMNS = (
 
 
 def texts_of(events: Iterable[LogEvent], form: str) -> Iterator[str]:
-    """Yield the text of an export, piece by piece; `form` is one of FORMATS."""
+    """Yield the text of an export in pieces; `form` is one of FORMATS."""
     yield from _csv(events) if form == "csv" else _json(events, is_list=form == "json")
 
 
@@ -41,9 +43,9 @@ def _json(events: Iterable[LogEvent], *, is_list: bool) -> Iterator[str]:
 def _csv_line(values: Sequence[object]) -> str:
     line = io.StringIO()
     csv.writer(line, lineterminator="\n").writerow(map(_cell, values))
-    return line.getvalue().encode("utf-8", "backslashreplace").decode()  # half of a character pair
+    return line.getvalue().encode("utf-8", "backslashreplace").decode()  # lone surrogates
 
 
 def _cell(value: object) -> object:
-    """Return what a spreadsheet takes for text: what begins like a formula would be one."""
+    """Return a cell that spreadsheets treat as text, not as a formula."""
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value

@@ -1,15 +1,15 @@
-"""The audit log: what was run, what was allowed and what was refused, in a chain that shows when it was changed.
+"""The audit log: the code that ran, and the decisions to allow or refuse it, in a chain that reveals changes.
 
-Whoever has an event to record gives its kind, in one word, and plain data:
+To record an event, give its kind, a single word, and plain data:
 
-    audit = audit_for(settings)                     # None where it is off; `AsyncSandbox.audit` is the same
+    audit = audit_for(settings)                     # None if auditing is off; `AsyncSandbox.audit` is the same
     if audit is not None:
         audit.record("fix_round", round=2, code_sha256=sha256_of(code), error="NameError", is_fixed=False)
 
-`record` redacts secrets, writes one line under a lock, and raises AuditFailed when it cannot: before something is run
-that is the end of it. `note` is for what has happened already: it raises nothing, logs as critical what is lost, and
-returns that as text. The kinds that Cloche writes are in `KINDS`. Front ends with the audit on by default call
-`switch_on("name")` once. What `acting` names (a tool, who approved) is added to every event that is recorded inside.
+`record` redacts secrets, writes one line under a lock, and raises AuditFailed if it cannot; before a run, this prevents
+the run. `note` is for events that have already happened: it does not raise, logs a lost event as critical, and returns
+the error as text. The kinds that Cloche writes are in `KINDS`. Front ends that audit by default call
+`switch_on("name")` once. The fields of `acting` (a tool, an approver) are added to every event recorded inside.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ KINDS: Mapping[str, str] = {
     "rotation": "the chain goes on here from a file that is full",
     "removal": "code or output that was kept beside the log is removed: which",
 }
-# What is ours or a hash, so that no secret of somebody's who calls it `ok` can take it away.
+# Fields with Cloche's own values or hashes. Redaction skips them, since a secret such as `ok` would remove them.
 _EXACT = frozenset(
     {
         "status",
@@ -77,10 +77,10 @@ _front_end: str | None = None
 
 
 class Audit:
-    """Record events in a folder. `keep` names what is stored besides hashes: `code`, `output`.
+    """Record events in a folder. `keep` lists the artifacts stored besides hashes: `code`, `output`.
 
-    Stored artifacts are pruned from time to time, in a thread: by age in seconds and by size, where these are given.
-    Of `bounds`, `file_bytes` is the size at which a file is full, `most_files` how many full ones are retained.
+    Stored artifacts are pruned from time to time, in a thread: by age in seconds and by size, if given. In `bounds`,
+    `file_bytes` is the size at which a file is full, and `most_files` the number of full files that are retained.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Audit:
         self.folder = os.fspath(folder)
         self.keep = tuple(keep)
         self._keep_age_s, self._keep_bytes = keep_age_s, keep_bytes
-        self._prune_at = 0.0  # on the monotonic clock
+        self._prune_at = 0.0  # monotonic clock
         self._bounds = bounds
         from .redaction import Redactor
         from .writer import append
@@ -115,11 +115,13 @@ class Audit:
             return self._append(self.folder, kind, redacted, **self._bounds)
         except ClocheError:
             raise
-        except Exception as error:  # data that is no plain data: nested without an end, say
+        except Exception as error:  # data that is not plain, for example infinitely nested
             raise AuditFailed(f"an event ({kind}) cannot be written down: {type(error).__name__}") from error
 
     def note(self, kind: str, *, redactor: Redactor | None = None, **fields: Any) -> str:  # noqa: ANN401 - JSON
-        """Write one event of what has happened already; return the error, which is logged as critical, or nothing."""
+        """Write one event that has already happened; return the error, which is also logged as critical, or empty
+        text.
+        """
         try:
             self.record(kind, redactor=redactor, **fields)
         except ClocheError as error:
@@ -128,7 +130,7 @@ class Audit:
         return ""
 
     def store(self, kind: str, content: str | bytes, redactor: Redactor) -> str | None:
-        """Store content without its secrets if `keep` names its kind; return its SHA-256, None if it is not stored.
+        """Store redacted content if `keep` lists its kind; return its SHA-256, or None if it is not stored.
 
         Raises AuditFailed.
         """
@@ -146,7 +148,7 @@ class Audit:
         return digest
 
     def head(self) -> Link | None:
-        """Return number and hash of the last event; a copy elsewhere later shows whether events were cut off."""
+        """Return number and hash of the last event. A copy stored elsewhere later shows whether events were cut off."""
         from .writer import head
 
         return head(self.folder)
@@ -159,13 +161,15 @@ def _clean(redactor: Redactor, name: str, value: Any) -> Any:  # noqa: ANN401 - 
 
 
 def switch_on(front_end: str) -> None:
-    """Turn the audit on in this process unless the configuration says no; `front_end` is the events' field `door`."""
+    """Turn auditing on in this process unless the configuration turns it off; `front_end` is the events' field
+    `door`.
+    """
     global _front_end
     _front_end = front_end
 
 
 def audit_for(settings: Settings) -> Audit | None:
-    """Return the log that these settings ask for; None where it is off."""
+    """Return the log that these settings ask for; None if auditing is off."""
     if not (settings.audit if settings.audit is not None else _front_end is not None):
         return None
     folder = folder_for(settings)
@@ -180,8 +184,8 @@ def _audit_in(folder: str, keep: tuple[str, ...], keep_age_s: float | None, keep
 def folder_for(settings: Settings) -> str:
     """Return the folder of the log that these settings ask for.
 
-    One that is on by default alone goes elsewhere where the state folder cannot be written: to `XDG_RUNTIME_DIR`, else
-    to a private folder in that for temporary files; that is logged as a warning, once. Raises AuditFailed.
+    If auditing is on only by default and the state folder is not writable, the log goes to `XDG_RUNTIME_DIR`, or else
+    to a private folder in that for temporary files, with a warning, logged once. Raises AuditFailed.
     """
     if settings.audit_folder or settings.audit is not None:
         return settings.audit_folder or default_folder()
@@ -191,7 +195,7 @@ def folder_for(settings: Settings) -> str:
 
 @lru_cache(maxsize=4)
 def _first_folder(_state: str, _home: str, runtime: str, _temporary: str) -> str:
-    """Return the first folder that the log can be in. Raises AuditFailed where there is none."""
+    """Return the first usable folder for the log. Raises AuditFailed if there is none."""
     from .writer import NAME, failure, why_not_in
 
     try:
@@ -218,7 +222,7 @@ def _other_folders(runtime: str) -> Iterator[str]:
 
 
 def default_folder() -> str:
-    """Return the platform's folder for state, that of this user. Raises AuditFailed where they have no home."""
+    """Return this user's state folder on this platform. Raises AuditFailed for a user without a home."""
     folder = own_folder("XDG_STATE_HOME", ".local/state")
     return folder or _state_folder(os.environ.get("XDG_STATE_HOME"), os.path.expanduser("~"))
 
@@ -227,7 +231,7 @@ def default_folder() -> str:
 def _state_folder(xdg: str | None, home: str) -> str:
     from platformdirs import user_state_dir
 
-    with suppress(RuntimeError):  # HOME is set, and empty
+    with suppress(RuntimeError):  # platformdirs raises this for an empty HOME
         if os.path.isabs(home) or os.path.isabs(xdg or ""):
             return user_state_dir("cloche", appauthor=False)
     raise AuditFailed(
@@ -238,7 +242,7 @@ def _state_folder(xdg: str | None, home: str) -> str:
 
 @contextmanager
 def acting(**fields: Any) -> Iterator[None]:  # noqa: ANN401 - JSON
-    """Add these fields to every event that is recorded inside, in this task and those that it starts."""
+    """Add these fields to every event recorded inside, in this task and the tasks that it starts."""
     token = _acting.set({**_acting.get(), **fields})
     try:
         yield
@@ -247,10 +251,10 @@ def acting(**fields: Any) -> Iterator[None]:  # noqa: ANN401 - JSON
 
 
 def acting_as(name: str, otherwise: str) -> str:
-    """Return a field that is added to every event here, or `otherwise`: a service has ids of its own."""
+    """Return a field that `acting` adds to every event here, such as a service's own ID, or `otherwise`."""
     return str(_acting.get().get(name, otherwise))
 
 
 def act_for(**fields: Any) -> None:  # noqa: ANN401 - JSON
-    """Add these fields to every event of this task from now on, and of those that it starts."""
+    """Add these fields to every event of this task from now on, and of the tasks that it starts."""
     _acting.set({**_acting.get(), **fields})

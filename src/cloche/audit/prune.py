@@ -1,14 +1,14 @@
-"""Remove artifacts from beside the log: by age and by size, the oldest first, and never without an event that names it.
+"""Remove artifacts beside the log, by age and by size, oldest first, and never without an event that names them.
 
-Theory of operation: the event `removal` is written first, so a crash leaves at worst a file that the log calls removed,
-and the next pruning removes it. Only our own regular files whose name is a hash are touched, each by its name in an
-open folder: symbolic links are not followed, and hard links are not removed. Artifacts of the last minute stay: the
-event that names them may not be written yet (see `artifacts`).
+Theory of operation: the `removal` event is written first. So a crash leaves at worst a file that the log calls removed,
+and the next pruning removes it. Only this user's own regular files whose name is a hash are touched, each by its name
+in an open folder: symbolic links are not followed, and files with several hard links are not removed. Artifacts of the
+last minute stay, since the event that names them may not be written yet (see `artifacts`).
 
-A process that stores an artifact starts this at most once an hour: in a thread, with bounded time, a few files per
-lock, in random order of folders. If the time runs out, it goes on a minute later. The files seen until then are a
-sample, because hashes are spread evenly over all folders: so the same share of the size is allowed for them, plus three
-standard deviations.
+A process that stores an artifact starts pruning at most once an hour: in a thread, with a time limit, a few files per
+lock, and folders in random order. If the time runs out, pruning continues a minute later. The files seen until then are
+a random sample, because hashes are spread evenly over all folders. So they may use the same share of the allowed size,
+plus three standard deviations.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from .chain import MOST_ITEMS, REMOVAL
 from .writer import LOCK_TIMEOUT_S, failure, lock, opened_below, opened_file, opened_folder
 
 YOUNG_S = 60.0
-MOST_ODD = 20  # that are named
-UNFINISHED_S = 24 * 3600.0  # a write that was not finished by then never will be
-CHECK_EVERY_S = 60.0  # whether it is time to prune
-STAMP = f"{FOLDER}.pruned"  # beside the log; its time says when that was done last
+MOST_ODD = 20  # paths listed in a report
+UNFINISHED_S = 24 * 3600.0  # an older temporary file belongs to an interrupted write
+CHECK_EVERY_S = 60.0  # between checks whether pruning is due
+STAMP = f"{FOLDER}.pruned"  # beside the log; its mtime is the time of the last pruning
 PRUNE_EVERY_S = 3600.0
-COMPLETE, INCOMPLETE = 1, 2  # bytes of it: all was looked at, or not
+COMPLETE, INCOMPLETE = 1, 2  # size of the stamp: all artifacts were examined, or not
 TIME_BUDGET_S = 1.0
-SCAN_BUDGET_S = 0.5  # of that; removing needs some, too
+SCAN_BUDGET_S = 0.5  # of TIME_BUDGET_S; the rest is for removing
 MOST_SEEN = 50_000
 FILES_PER_LOCK = 64
 log = logging.getLogger("cloche.audit")
@@ -53,7 +53,7 @@ _UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{12}")
 
 
 class Log(Protocol):
-    """Be the log that says what is removed."""
+    """The log that records removals."""
 
     folder: str
 
@@ -64,7 +64,7 @@ class Log(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """Describe one file: its hash, when it came last, its size."""
+    """One file: its hash, when it was last stored, and its size."""
 
     time_ns: int
     digest: str
@@ -73,7 +73,7 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Bound one pruning: until when (monotonic clock), how many files are looked at, how many removed per lock."""
+    """Limits of one pruning: a deadline (monotonic clock), the files examined, and the files removed per lock."""
 
     until: float
     most_seen: int = MOST_SEEN
@@ -82,19 +82,19 @@ class Bounds:
 
 @dataclass(slots=True, kw_only=True)
 class Pruned:
-    """Report what was removed and what is left; `odd` lists files that are not our artifacts."""
+    """The files that were removed and that are left; `odd` lists files that are no artifacts."""
 
     removed: int = 0
     removed_bytes: int = 0
     left: int = 0
     left_bytes: int = 0
-    odd: list[str] = field(default_factory=list)  # some of them
-    share: float = 1.0  # of all that was looked at
-    is_cut: bool = False  # whether bounds ended it
+    odd: list[str] = field(default_factory=list)  # at most MOST_ODD
+    share: float = 1.0  # of all folders examined
+    is_cut: bool = False  # whether it ended early
 
 
 def start_pruning(audit: Log, *, most_age_s: float | None, most_bytes: int | None) -> None:
-    """Prune in a thread, if it is time; a process that ends waits for that."""
+    """Prune in a thread if it is due. The interpreter waits for the thread at exit."""
 
     def work() -> None:
         try:
@@ -104,14 +104,14 @@ def start_pruning(audit: Log, *, most_age_s: float | None, most_bytes: int | Non
 
     try:
         threading.Thread(target=work, name=THREAD, daemon=False).start()
-    except RuntimeError as error:  # there are too many, or the process is at its end
+    except RuntimeError as error:  # too many threads, or the interpreter is shutting down
         log.debug("what is kept beside the audit log is pruned another time: %s", error)
 
 
 def prune_when_due(
     audit: Log, *, most_age_s: float | None, most_bytes: int | None, bounds: Bounds | None = None
 ) -> Pruned | None:
-    """Prune a little, unless any process has done so within the last hour, or is at it. Raises AuditFailed."""
+    """Prune within limits, unless a process has done so in the last hour, or is doing so. Raises AuditFailed."""
     flags = os.O_RDWR | os.O_CREAT
     with (
         opened_folder(audit.folder, create=False) as folder_fd,
@@ -140,7 +140,7 @@ def prune(
     is_trial: bool = False,
     bounds: Bounds | None = None,
 ) -> Pruned:
-    """Remove artifacts above that age, then the oldest until the rest fits; the log's event is written first.
+    """Remove artifacts above that age, then the oldest until the remaining ones fit; the event is written first.
 
     With `is_trial` nothing is removed; `bounds` end it early. Raises AuditFailed; nothing is ever removed without an
     event.
@@ -173,7 +173,7 @@ def prune(
 def chosen_of(
     artifacts: Sequence[Artifact], *, now_s: float, most_age_s: float | None, most_bytes: int | None
 ) -> list[Artifact]:
-    """Return the artifacts to remove; `found` has the oldest first. Pure."""
+    """Return the artifacts to remove; `artifacts` are sorted, oldest first. Pure."""
     remaining_bytes = sum(artifact.size for artifact in artifacts)
     young_ns, old_ns = (now_s - YOUNG_S) * 1e9, (now_s - (most_age_s or 0.0)) * 1e9
     chosen = []
@@ -188,14 +188,14 @@ def chosen_of(
 
 
 def _share(most_bytes: int | None, artifacts: Sequence[Artifact], share: float) -> int | None:
-    """Return the size allowed for a sample that is this share of all."""
+    """Return the size allowed for a sample that is this share of all files."""
     if most_bytes is None or share == 1.0:
         return most_bytes
     return int(most_bytes * share + 3 * math.hypot(*(artifact.size for artifact in artifacts)))
 
 
 def _within(bounds: Bounds | None, artifacts: Iterator[Artifact], pruned: Pruned) -> Iterator[Artifact]:
-    """Yield artifacts until the bounds are reached."""
+    """Yield artifacts until the limits are reached."""
     for number, artifact in enumerate(artifacts):
         if bounds is not None and (
             number >= bounds.most_seen or time.monotonic() > bounds.until - TIME_BUDGET_S + SCAN_BUDGET_S
@@ -215,7 +215,7 @@ def _artifacts(folder_fd: int, path: str, pruned: Pruned, *, is_trial: bool, is_
         try:
             with opened_below(folder_fd, name, path) as below:
                 yield from _artifacts_in(below, f"{path}/{name}", pruned, is_trial=is_trial)
-        except (OSError, AuditFailed):  # a link, or a folder that is not ours alone
+        except (OSError, AuditFailed):  # a link, or a folder that others may write to
             _note(pruned, f"{path}/{name}")
 
 
@@ -239,7 +239,7 @@ def _artifacts_in(below: int, path: str, pruned: Pruned, *, is_trial: bool) -> I
 
 
 def _remove(audit: Log, folder_fd: int, path: str, batch: Sequence[Artifact]) -> list[Artifact]:
-    """Remove the artifacts that were not stored again meanwhile."""
+    """Remove the artifacts that were not stored again in the meantime."""
     lock(folder_fd, time.monotonic() + LOCK_TIMEOUT_S, path)
     try:
         to_remove = [artifact for artifact in batch if _is_as_it_was(folder_fd, path, artifact)]

@@ -1,7 +1,7 @@
-"""Ask the log: which events are wanted, and a page of them, the newest first.
+"""Query the log: filters for events, and pages of matching events, newest first.
 
-A page is read from the end of the log, more and more of it until the page is full, up to a bound. What looks at all
-events (`cloche audit show`, an export) reads them in order with `Reading` and `Filters.wanted`.
+A page is read from the end of the log, in growing pieces until the page is full, up to a limit. Readers of all events
+(`cloche audit show`, an export) use `Reading` and `Filters.wanted`.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from cloche.core.record import dataclass
 
 LogEvent = Mapping[str, Any]
 MOST_VALUES = 1_000
-FIRST_READ, READ_MORE, MOST_READ = 1 << 20, 4, 256 << 20  # bytes of the log, from its end
-_CHAIN = frozenset({"v", "seq", "time", "prev", "hash"})  # where no text is looked for
+FIRST_READ, READ_MORE, MOST_READ = 1 << 20, 4, 256 << 20  # bytes from the end of the log; a factor; bytes
+_CHAIN = frozenset({"v", "seq", "time", "prev", "hash"})  # members that a text search skips
 _AGO = re.compile(r"([0-9]{1,6})\s*([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-# What `status` says of events that are no run's end, and of runs that have none.
+# The status of events other than the end of a run.
 _STATUS_OF_KIND = {"approval": "approved", "denial": "denied", "start": "unfinished"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filters:
-    """Say which events are wanted; nothing said is all. `text` is looked for in all values, in any case."""
+    """Conditions for events; without any, all events match. `text` is searched for in all values, case-
+    insensitively.
+    """
 
     since: str | None = None
     until: str | None = None
@@ -37,12 +39,12 @@ class Filters:
     text: str | None = None
 
     def wanted(self, *, prefix: str = "") -> Callable[[LogEvent], bool]:
-        """Return what tells whether an event is wanted. Raises InvalidRequest for a time that is none.
+        """Return a predicate for events. Raises InvalidRequest for an invalid time.
 
-        `prefix` stands before names in errors: `--` on the command line.
+        `prefix` precedes names in errors: `--` on the command line.
         """
         since = instant(self.since, name=f"{prefix}since") if self.since else ""
-        until = instant(self.until, name=f"{prefix}until") if self.until else "~"  # after every digit
+        until = instant(self.until, name=f"{prefix}until") if self.until else "~"  # sorts after every digit
         text = self.text.casefold() if self.text else ""
 
         def is_wanted(event: LogEvent) -> bool:
@@ -60,12 +62,12 @@ def _has(event: LogEvent, text: str) -> bool:
 
 
 def status_of(event: LogEvent) -> str:
-    """Return the status of an event, also of one that is no run's end."""
+    """Return the status of an event; events other than the end of a run have one by their kind."""
     return str(event.get("status") or _STATUS_OF_KIND.get(str(event["kind"]), ""))
 
 
 def check_values(folder: str, filters: Filters, *, prefix: str = "") -> None:
-    """Refuse a kind or a status that neither Cloche nor any event of the log knows. Raises InvalidRequest."""
+    """Refuse a kind or status that neither Cloche nor any event of the log uses. Raises InvalidRequest."""
     from cloche.core.result import Status
 
     from .log import KINDS
@@ -77,7 +79,7 @@ def check_values(folder: str, filters: Filters, *, prefix: str = "") -> None:
     odd_statuses = [status for status in filters.statuses if status not in statuses]
     if not odd_kinds and not odd_statuses:
         return
-    for line in Reading(folder):  # events that somebody's own code has added
+    for line in Reading(folder):  # the user's own code may have added other kinds
         event = line.fields()
         kinds[str(event["kind"])] = None
         statuses[status_of(event)] = None
@@ -91,7 +93,7 @@ def check_values(folder: str, filters: Filters, *, prefix: str = "") -> None:
 
 
 def instant(text: str, *, name: str) -> str:
-    """Return a moment as events give it: from one (2026-01-31, with a time or without), or how long ago (2h, 7d)."""
+    """Return a time in the format of events, from a date (2026-01-31, with or without a time) or an age (2h, 7d)."""
     from datetime import UTC, datetime, timedelta
 
     ago = _AGO.fullmatch(text.strip().lower())
@@ -110,9 +112,9 @@ def instant(text: str, *, name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditPage:
-    """Hold events, the newest first; `before` is the number to go on with, None where there are no more.
+    """Events, newest first; `before` is the number for the next page, None on the last one.
 
-    With `is_partial` the log is longer than what one page reads, and older events were not looked at.
+    With `is_partial`, the log is longer than one query reads, and older events were not examined.
     """
 
     events: Sequence[LogEvent]
@@ -123,7 +125,7 @@ class AuditPage:
 def newest_events(
     folder: str, is_wanted: Callable[[LogEvent], bool], *, limit: int, before: int | None = None
 ) -> AuditPage:
-    """Return the last events that are wanted, of those with a number below `before`. Blocks. Raises AuditFailed."""
+    """Return the last matching events with a number below `before`. Blocks. Raises AuditFailed."""
     size = FIRST_READ
     while True:
         matching, has_all = _from_end(folder, is_wanted, limit + 1, before, size)
@@ -138,7 +140,7 @@ def newest_events(
 def _from_end(
     folder: str, is_wanted: Callable[[LogEvent], bool], max_events: int, before: int | None, size: int
 ) -> tuple[deque[LogEvent], bool]:
-    """Return the last events in the last bytes of a log, and whether that was all of it."""
+    """Return the last matching events in the last bytes of a log, and whether these were the whole log."""
     from .verify import Reading
 
     reading = Reading(folder, most_bytes=size)

@@ -1,9 +1,9 @@
-"""What each run leaves for others: two events in the audit log, a span and a measurement.
+"""Record each run: two events in the audit log, a span and a metric.
 
-Theory of operation: `start` is written before the code runs, and where that fails nothing runs. `execution` is written
-when it is over, however it ended; what has happened cannot be undone, so a failure there is logged as critical and the
-result says it too. A `start` without an `execution` is a run during which Cloche itself was killed. Where the audit is
-off and nobody has imported OpenTelemetry, none of this is called.
+Theory of operation: `start` is written before the code runs; if that fails, nothing runs. `execution` is written
+afterwards, however the run ended. A run cannot be undone, so a failure to write `execution` is logged as critical and
+noted in the result. A `start` without an `execution` means that Cloche itself was killed during the run. If auditing is
+off and OpenTelemetry is not imported, nothing here is called.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
     from .redaction import Redactor
 
-_TOLD = "is_in_audit_log"  # of an exception
-_EXTRA = "opentelemetry.trace"  # nobody can collect spans without having imported it
+_TOLD = "is_in_audit_log"  # attribute of an exception
+_EXTRA = "opentelemetry.trace"  # spans can only be collected if it is imported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """Say what is about to run. `kind` is run, cell, host, exec, start or terminal.
+    """A run about to start. `kind` is run, cell, host, exec, start or terminal.
 
-    `account` is the one at a provider on other machines, None on this host.
+    `account` is the account at a remote provider, None on this host.
     """
 
     kind: str
@@ -55,7 +55,7 @@ class Execution:
     account: RemoteAccount | None = None
 
     def facts(self) -> dict[str, Any]:
-        """Return what both events say of it."""
+        """Return the fields that both events have."""
         return {
             "run": os.urandom(8).hex(),
             "what": self.kind,
@@ -68,7 +68,7 @@ class Execution:
         }
 
     def limited(self) -> dict[str, float | int]:
-        """Return the limits that hold for it."""
+        """Return the limits of the run."""
         limits = self.limits.as_dict()
         if self.timeout_s is not None:
             limits["timeout_s"] = min(self.timeout_s, self.limits.timeout_s)
@@ -76,12 +76,12 @@ class Execution:
 
 
 def is_wanted(audit: Audit | None) -> bool:
-    """Tell whether anybody wants to know of runs."""
+    """Tell whether runs are audited or traced."""
     return audit is not None or is_traced()
 
 
 def is_traced() -> bool:
-    """Tell whether somebody collects spans or measurements in this process; some frameworks import the API alone."""
+    """Tell whether spans or metrics are collected in this process; some frameworks import only the API."""
     if _EXTRA not in sys.modules:
         return False
     from .telemetry import is_collected
@@ -90,7 +90,7 @@ def is_traced() -> bool:
 
 
 async def recorded(run: Callable[[], Awaitable[Result]], audit: Audit | None, execution: Execution) -> Result:
-    """Run, and tell of it. Raises AuditFailed where nothing was run for that."""
+    """Run, and record the run. Raises AuditFailed, without running, if the start cannot be recorded."""
     if not is_traced():
         return await _audited(run, audit, execution)
     from .telemetry import execution_span
@@ -124,7 +124,7 @@ async def _audited(run: Callable[[], Awaitable[Result]], audit: Audit | None, ex
 
 
 def failure(error: BaseException) -> dict[str, Any]:
-    """Return what an event says of a run that came to no result."""
+    """Return the event's fields for a run without a result."""
     if isinstance(error, Detached):
         return {"status": "detached", "error": None, "reason": "it goes on without the caller who started it"}
     is_cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt | SystemExit | GeneratorExit)
@@ -133,7 +133,7 @@ def failure(error: BaseException) -> dict[str, Any]:
 
 
 def conclude(audit: Audit, redactor: Redactor, facts: Mapping[str, Any], result: Result) -> None:
-    """Record how a run ended, and note in the result which event says so."""
+    """Record how a run ended, and note the event in the result."""
     lost = ""
     artifacts: dict[str, Any] = {}
     for row in result.network_refused:
@@ -171,8 +171,8 @@ def _outcome(result: Result) -> dict[str, Any]:
     }
 
 
-class refusals:  # noqa: N801 - a block, as suppress is; a generator would take its time at every run
-    """Record what the rules refuse inside, before anything runs."""
+class refusals:  # noqa: N801 - a context manager, like suppress; a generator-based one is slower
+    """Record a PolicyDenied that the block raises, before anything runs."""
 
     __slots__ = ("_code", "_language", "_settings")
 
@@ -197,7 +197,7 @@ def note_denial(
     code: object = None,
     **fields: Any,  # noqa: ANN401 - JSON
 ) -> None:
-    """Record that something was refused; once, through however many hands the error passes."""
+    """Record a refusal, once per error, even if several callers handle it."""
     if not getattr(error, _TOLD, False):
         setattr(error, _TOLD, True)
         sha256 = sha256_of(code) if isinstance(code, str) else None
@@ -205,7 +205,7 @@ def note_denial(
 
 
 def note_fallback(audit: Audit | None, notes: Mapping[str, Any]) -> None:
-    """Record that something else runs than what was asked for, if it does. Raises AuditFailed."""
+    """Record that a run uses a fallback, if it does. Raises AuditFailed."""
     fallback = notes.get("fallback")
     if audit is not None and fallback is not None:
         audit.record("fallback", **fallback)

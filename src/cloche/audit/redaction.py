@@ -1,13 +1,14 @@
-"""Remove secrets from text before it is written: values of variables named like secrets, and text that looks like a
-token. A secret that is not known, and does not look like one, is not found.
+"""Remove secrets from text before it is written: values of variables with secret names, and text that looks like a
+token. Other secrets are not found.
 
-Theory of operation, known values (`redact`): the text is searched in several decoded forms: as it is, with escapes
-decoded (URLs, HTML, JSON and the like, up to three times), and without white space, for wrapped base64. Each decoded
-form maps its bytes back to offsets of the text. In each of them all encoded forms of a secret are searched for as plain
-bytes, once exactly and once in lower case. Matches are replaced in the text. No pattern that could backtrack is used.
+Theory of operation, known values (`redact`): the text is searched in several decoded forms: unchanged, with escapes
+decoded (URLs, HTML, JSON and others, up to three times), and without white space, for wrapped base64. Each decoded form
+maps its bytes to offsets in the original text. In each form, all encoded forms of a secret are searched for as plain
+bytes, once exactly and once in lower case. Matches are replaced in the original text. No pattern that could backtrack
+is used.
 
-Tokens (`_TOKENS`): each pattern has markers, one of which is in every match; it is tried only where one of them occurs.
-`Redactor` does both.
+Tokens (`_TOKENS`): each pattern has markers, one of which is in every match; the pattern is tried only if one of them
+occurs. `Redactor` does both.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from typing import Any
 
 from ..core.record import dataclass, field
 
-LEAST_CHARS = 4  # a shorter value would be found everywhere
-LEAST_ANY_CASE = 8  # and a short one in any case, too
+LEAST_CHARS = 4  # a shorter value would match everywhere
+LEAST_ANY_CASE = 8  # a shorter value would match too often if case is ignored
 MOST_DECODING_PASSES = 3
 FEW_CHARS = 256
 
-# One byte, one character, or one of the names that HTML has for what it cannot write; each of bounded length.
+# An escape for one byte or character, or an HTML entity; each of bounded length.
 _ESCAPE = re.compile(
     rb"%[0-9A-Fa-f]{2}|\\x[0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4}|&#[0-9]{1,7};|&#[xX][0-9A-Fa-f]{1,6};"
     rb"|&(?:amp|lt|gt|quot|apos);|\\[\"'/\\]"
 )
-_GAPS = re.compile(rb"(?:[\s\0]|\\[nrt])+")  # UTF-16 is one, too
+_GAPS = re.compile(rb"(?:[\s\0]|\\[nrt])+")  # NUL: ASCII in UTF-16 has one after each character
 
 _NOT_TEXT, _LISTS = (int, float, type(None)), (list, tuple, set, frozenset)
 REDACTED = "[redacted]"
@@ -43,15 +44,15 @@ _SECRET_NAME = re.compile(
     r"encryption_?key|connection_?string|session_?key|cookie|\bdsn\b|_dsn|(^|_)pat$|(^|_)pass$",
     re.IGNORECASE,
 )
-# Called like secrets, and none: where something is, or what is used.
+# Names that contain a secret's name, but hold a location or a method.
 _PLAIN_NAME = re.compile(
     r"(_sock|_socket|_file|_path|_dir|_folder|_method|_type|_mode|_url_prefix|_user|_name)$", re.IGNORECASE
 )
 _PLAIN_VALUES = frozenset({"true", "false", "none", "null", "basic", "bearer", "oauth", "auto", "enabled", "disabled"})
 
-# Nothing below goes back over text without a bound: what repeats is bounded, possessive (`++`), or ends where another
-# character begins; so time grows with the length of a text and not faster. Only single characters are possessive: what
-# has a condition in it is matched wrongly then by some versions of Python 3.11.
+# No pattern below backtracks without a bound: repetitions are bounded, possessive (`++`), or end where another
+# character begins; so the time is linear in the length of the text. Only single characters are possessive: groups with
+# a lookaround are then matched wrongly by some versions of Python 3.11.
 _WORD = (
     r"(?:api[_-]?key|secret(?:[_-]?key)?|passw(?:or)?d|passphrase|(?:\b|[_-])passcode|(?:\b|[_-])token|"
     r"(?:private|access|account|shared|signing|encryption|master|session)[_-]?key|(?:\b|[_-])(?:pass|pwd))"
@@ -60,7 +61,7 @@ _MARK = r"(?:\\{0,3}[\"']|(?i:&quot;|&apos;|&#3[49];|&#x2[27];|%2[27]))?"
 _ASSIGNED = rf"(?i:{_WORD}){_MARK}\s{{0,4}}(?:[=:]|%3[ADad])\s{{0,4}}"
 _QUOTED = rf"({_ASSIGNED}(?P<quote>\\{{0,3}}[\"']))(?!\[redacted|\s)(?:(?!(?P=quote))[^\n]){{1,512}}"
 _PAIR = rf"({_ASSIGNED}{_MARK})(?!\[redacted)[^\s\"',;&]{{4,}}+"
-# Arguments of commands: `--password X`, and the short ones where what follows is no path, port or plain word.
+# Arguments of commands: `--password X`, and short options whose value is no path, port or plain word.
 _LONG_OPTION = (
     rf"((?<=-)(?i:{_WORD}|auth)(?:[\"']\s{{0,4}},\s{{0,4}}[\"']|[ \t]{{1,4}}+\\{{0,3}}[\"']?))"
     r"(?![-=:]|\[redacted)[^\s\"'\\]{3,512}+"
@@ -86,14 +87,14 @@ _STARTS = (
     "GOCSPX-", "sq0csp-", "sq0atp-", "shpat_", "shpss_", "dop_v1_", "hvs.", "hvb.", "lin_api_", "ATATT3", "gsk_",
     "xai-", "pplx-", "r8_", "dckr_pat_", "rubygems_", "glsa_", "sntrys_", "AGE-SECRET-KEY-1", "whsec_", "tfp_",
 )  # fmt: skip
-# What tokens look like, by text that each of them has in it: to look for that is quick, and most text has none. What
-# group 1 has found stays.
+# Patterns of tokens, each with text that every match contains: searching for that is fast, and most text has none.
+# Group 1 of a match is kept.
 _TOKENS: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("PRIVATE KEY-----",),
         r"()-----BEGIN [A-Z0-9 ]{0,40}KEY-----(?:(?!-----END)[\s\S]){0,20000}(?:-----END [A-Z0-9 ]{0,40}-----)?",
     ),
-    (("sk-", "pk-", "rk-"), r"()\b[spr]k-[A-Za-z0-9_-]{16,}+"),  # OpenAI, Anthropic and those like them
+    (("sk-", "pk-", "rk-"), r"()\b[spr]k-[A-Za-z0-9_-]{16,}+"),  # OpenAI, Anthropic and others
     (("_live_", "_test_"), r"()\b[spr]k_(?:live|test)_[A-Za-z0-9]{10,}+"),  # Stripe
     (("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"()\bgh[pousr]_[A-Za-z0-9]{16,}+"),
     (("github_pat_",), r"()\bgithub_pat_[A-Za-z0-9_]{20,}+"),
@@ -106,7 +107,7 @@ _TOKENS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("pypi-",), r"()\bpypi-[A-Za-z0-9_-]{30,}+"),
     (("e2b_", "dtn_"), r"()\b(?:e2b|dtn)_[A-Za-z0-9]{16,}+"),
     (_STARTS, rf"()\b(?:{'|'.join(map(re.escape, _STARTS))})[A-Za-z0-9_-]{{16,}}+"),
-    # JSON web tokens. In the first part begins no second one, or each would be followed to the end of the text.
+    # JSON web tokens. The first part contains no second beginning, or each would be scanned to the end of the text.
     (("eyJ",), r"()\beyJ(?:(?![_-]eyJ)[A-Za-z0-9_-]){8,}\.[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]*+"),
     (("SG.",), r"()\bSG\.[A-Za-z0-9_-]{16,}+\.[A-Za-z0-9_-]{16,}+"),  # SendGrid
     (("uthorization", "UTHORIZATION"), _MANY_PARTS),
@@ -114,7 +115,7 @@ _TOKENS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("uthorization", "UTHORIZATION"), _AUTHORIZATION),
     (("ookie", "OOKIE"), _COOKIE),
     (("://",), r"((?<=://)[^\s/:@'\"]{0,256}+:)(?!\[redacted)[^\s/'\"]{1,512}(?=@)"),
-    # In the address of anything but a page a password may have a slash.
+    # In a URL other than http(s), a password may contain a slash.
     (("://",), r"((?<=://)(?<!http://)(?<!https://)[^\s/:@'\"]{0,256}+:)(?!\[redacted)(?:(?!://)[^\s'\"]){1,512}(?=@)"),
     (("://",), r"((?<=://))[^\s/:@'\"]{16,256}+(?=@)"),  # a token in place of a user
     (("?", "&"), _IN_QUERY),
@@ -125,7 +126,7 @@ _TOKENS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("-u", "--user"), _USER_OPTION),
     (("</",), _ELEMENT),
 )
-# Where `\b` stands above: behind a letter there is another word, unless that letter belongs to an escape or a colour.
+# Replaces `\b` above: a letter before the token ends no word if it belongs to an escape or a terminal's colour code.
 _EDGE = (
     r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])|"
     r"(?<=m)(?:(?<=\x1b\[m)|(?<=\x1b\[[0-9]m)|(?<=\x1b\[[0-9]{2}m)|(?<=\x1b\[[0-9];[0-9]{2}m)))"
@@ -135,7 +136,7 @@ _OPTION = re.compile(r"--?[A-Za-z][A-Za-z_-]{0,63}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedForms:
-    """Hold the encoded forms of some secrets: `exact` is searched for as it is, `small` in the lower-case text."""
+    """The encoded forms of some secrets: `exact` is searched for in the text, `small` in its lower-case form."""
 
     exact: tuple[bytes, ...] = ()
     small: tuple[bytes, ...] = ()
@@ -143,7 +144,7 @@ class EncodedForms:
 
 @dataclass(slots=True)
 class _DecodedText:
-    """Hold a decoded form of a text. From offset `at[i]` on, a byte's offset in the text is `shift[i]` larger."""
+    """A decoded form of a text. From `offsets[i]` on, a byte's offset in the original text is `shift[i]` larger."""
 
     data: bytes
     offsets: list[int] = field(default_factory=list)
@@ -151,13 +152,13 @@ class _DecodedText:
     has_gaps: bool = False
 
     def origin(self, index: int) -> int:
-        """Return the offset in the text of the byte at `index`."""
+        """Return the original offset of the byte at `index`."""
         mark = bisect_right(self.offsets, index) - 1
         return index + (self.shift[mark] if mark >= 0 else 0)
 
 
 def redact(text: str, forms: EncodedForms, replacement: str) -> str:
-    """Return text with `replacement` instead of every secret."""
+    """Return text with every secret replaced."""
     data = text.encode("utf-8", "surrogatepass")
     spans = sorted({span for decoded in _decoded_texts(data) for span in _spans(decoded, forms)})
     if not spans:
@@ -184,7 +185,7 @@ def _decoded_texts(data: bytes) -> Iterator[_DecodedText]:
 
 
 def _decoded_once(decoded: _DecodedText, pattern: re.Pattern[bytes]) -> _DecodedText:
-    """Return the form with each match of the pattern decoded, or removed for white space."""
+    """Return the text with each match of the pattern decoded, or removed if it is white space."""
     pieces, copied, size = [], 0, 0
     result = _DecodedText(b"", has_gaps=pattern is _GAPS)
     for match in pattern.finditer(decoded.data):
@@ -206,7 +207,7 @@ def _decoded_once(decoded: _DecodedText, pattern: re.Pattern[bytes]) -> _Decoded
 
 
 def _add_mark(result: _DecodedText, decoded: _DecodedText, index: int, old: int) -> None:
-    """Note that from `place` on the fresh view goes on where `old` stands in the one before."""
+    """Note that the result continues at `index` with the byte at `old` of the text before."""
     if result.offsets and result.offsets[-1] == index:
         result.offsets.pop()
         result.shift.pop()
@@ -215,7 +216,7 @@ def _add_mark(result: _DecodedText, decoded: _DecodedText, index: int, old: int)
 
 
 def _copy_marks(result: _DecodedText, decoded: _DecodedText, index: int, old: int, end: int) -> None:
-    """Note what the view before knows of its bytes between `old` and `end`, which stand from `place` on in the next."""
+    """Copy the marks of the bytes between `old` and `end` of the text before, which begin at `index` in the result."""
     for mark in range(bisect_right(decoded.offsets, old), bisect_left(decoded.offsets, end)):
         offset = decoded.offsets[mark] - old + index
         result.offsets.append(offset)
@@ -232,7 +233,7 @@ def _unescaped(escape: bytes) -> bytes:
         return html.unescape(escape.decode("ascii")).encode("utf-8", "surrogatepass")
     if escape[1:2] not in b"xu":
         return escape[1:]
-    code = int(escape[2:], base=16)  # noqa: FURB166 - not 0x, but \x and \u
+    code = int(escape[2:], base=16)  # noqa: FURB166 - the prefix is \x or \u, not 0x
     return bytes([code]) if escape[1:2] == b"x" else chr(code).encode("utf-8", "surrogatepass")
 
 
@@ -247,7 +248,7 @@ def _spans(decoded: _DecodedText, forms: EncodedForms) -> Iterator[tuple[int, in
 
 
 def _end(decoded: _DecodedText, index: int) -> int:
-    """Return where in the text that ends which ends at a place of the view: with its last escape, before a gap."""
+    """Return the original offset of a match's end: after its last escape, and before a gap."""
     return decoded.origin(index - 1) + 1 if decoded.has_gaps else decoded.origin(index)
 
 
@@ -268,7 +269,7 @@ def _longest_first(encodings: Iterable[bytes]) -> tuple[bytes, ...]:
 
 @lru_cache(maxsize=64)
 def _encodings(value: str) -> tuple[Sequence[bytes], Sequence[bytes]]:
-    """Return a secret as it is, in a URL, in JSON, as a Python repr, in hex and base64; and the lower-case forms."""
+    """Return a secret as it is, in a URL, in JSON, as a Python repr, in hex and base64; and its lower-case forms."""
     from urllib.parse import quote, quote_plus
 
     raw = value.encode("utf-8", "surrogateescape")
@@ -279,7 +280,7 @@ def _encodings(value: str) -> tuple[Sequence[bytes], Sequence[bytes]]:
         texts += [*_in_base64(raw), *_in_base64(value.encode("utf-16-le", "surrogatepass"))]
         small.append(raw.hex())
     lines = value.splitlines()
-    if len(lines) > 1:  # a key, of which one line is enough to give some of it away
+    if len(lines) > 1:  # a multi-line key: each of its lines is a secret
         texts += [line for line in lines if len(line) >= 4 * LEAST_CHARS and not line.startswith("-----")]
     exact = [text.encode("utf-8", "surrogatepass") for text in texts]
     return (
@@ -289,7 +290,9 @@ def _encodings(value: str) -> tuple[Sequence[bytes], Sequence[bytes]]:
 
 
 def _in_base64(raw: bytes) -> Iterator[str]:
-    """Yield it alone, and behind others as in `user:password`: the characters that depend on this secret alone."""
+    """Yield base64 of the secret alone, and, for the secret after other bytes (as in `user:password`), the characters
+    that do not depend on those.
+    """
     for encoded in (base64.b64encode, base64.urlsafe_b64encode):
         yield encoded(raw).decode().rstrip("=")
         for before in range(3):
@@ -300,18 +303,18 @@ def _in_base64(raw: bytes) -> Iterator[str]:
 
 @cache
 def _any_marker() -> re.Pattern[str]:
-    """Return what finds a marker of any token: in short text quicker than to look for each."""
+    """Return a pattern that finds any marker, which in short text is faster than searching for each."""
     return re.compile("|".join(re.escape(marker) for markers, _ in _TOKENS for marker in markers))
 
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """Return a pattern, compiled when it is first needed."""
+    """Return a pattern, compiled on first use."""
     return re.compile(pattern.replace(r"\b", _EDGE))
 
 
 class Redactor:
-    """Take secrets out of text. `environ` is what the process has, `given` what the program is given besides."""
+    """Remove secrets from text. `environ` is this process's environment, `guest_environ` the variables of the guest."""
 
     def __init__(
         self, guest_environ: Mapping[str, str] | None = None, *, environ: Mapping[str, str] | None = None
@@ -319,7 +322,7 @@ class Redactor:
         self._variables = (os.environ if environ is None else environ, guest_environ or {})
 
     @cached_property
-    def _forms(self) -> EncodedForms:  # looked for where there is text: most events have none
+    def _forms(self) -> EncodedForms:  # computed for the first text: most events have none
         return encoded_forms_of({value for variables in self._variables for value in _values(variables)})
 
     def text(self, text: str) -> str:
@@ -334,7 +337,7 @@ class Redactor:
         return text
 
     def data(self, data: bytes) -> bytes:
-        """Return bytes without the secrets in them; what is no UTF-8 comes out as it was."""
+        """Return bytes without the secrets in them; invalid UTF-8 is unchanged."""
         return self.text(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
     def clean(self, value: Any) -> Any:  # noqa: ANN401 - any plain data
@@ -351,13 +354,13 @@ class Redactor:
         return self.text(str(value))
 
     def _item(self, before: object, item: object) -> Any:  # noqa: ANN401 - any plain data
-        """Return an item of a list without its secrets; behind an argument that is called like a secret it is one."""
+        """Return an item of a list without its secrets; the item after an option with a secret name is one."""
         if isinstance(item, str) and isinstance(before, str) and _OPTION.fullmatch(before) and is_secret(before):
             return REDACTED
         return self.clean(item)
 
     def member(self, name: str, value: object) -> Any:  # noqa: ANN401 - any plain data
-        """Return what stands under a name without its secrets; text under a secret's name is one."""
+        """Return a member of a mapping without its secrets; text under a secret name is one."""
         if isinstance(value, str) and value and is_secret(name):
             return REDACTED
         return self.clean(value)
@@ -365,9 +368,9 @@ class Redactor:
 
 @lru_cache(maxsize=1024)
 def is_secret(name: str) -> bool:
-    """Tell whether a variable of this name holds a secret, as far as its name says."""
+    """Tell whether a variable of this name holds a secret, judged by the name alone."""
     is_named = _SECRET_NAME.search(name) is not None and _PLAIN_NAME.search(name) is None
-    return is_named and name not in ("PWD", "OLDPWD")  # a shell's folder
+    return is_named and name not in ("PWD", "OLDPWD")  # a shell's working directory
 
 
 def _values(variables: Mapping[str, str]) -> Iterator[str]:

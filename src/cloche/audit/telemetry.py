@@ -1,8 +1,8 @@
-"""Spans and measurements by OpenTelemetry's API; whoever wants them configures its SDK.
+"""Spans and metrics through OpenTelemetry's API; the user configures its SDK to collect them.
 
-Names are those of its semantic conventions where there are any: `execute_tool {name}` with `gen_ai.*` for tools,
-`process.exit.code` and `error.type` for what was run, `http.*` for requests of the service. Ours begin with `cloche.`.
-Never code, output or arguments. Phases of a run are spans that are made when it is over, from times noted meanwhile.
+Names follow its semantic conventions where these exist: `execute_tool {name}` with `gen_ai.*` for tools,
+`process.exit.code` and `error.type` for runs, `http.*` for requests of the service. Others begin with `cloche.`. Code,
+output and arguments are never included. The spans of a run's phases are created at its end, from times noted meanwhile.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _STAND_INS = ("ProxyTracerProvider", "_ProxyMeterProvider")
 _NS_PER_S = 1_000_000_000
-# Seconds; those that the conventions advise for what agents do.
+# Seconds; the boundaries that the semantic conventions for generative AI advise.
 _BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 
 
 def is_collected() -> bool:
-    """Tell whether this process has a provider of spans or measurements; the API's own collect nothing."""
+    """Tell whether this process has a provider of spans or metrics; the API's own providers collect nothing."""
     return is_provided(trace.get_tracer_provider()) or is_provided(metrics.get_meter_provider())
 
 
 def is_provided(provider: object) -> bool:
-    """Tell whether a provider is somebody's, and not the stand-in that the API has until there is one."""
+    """Tell whether a provider is a real one, not the API's proxy for a missing one."""
     return type(provider).__name__ not in _STAND_INS
 
 
@@ -53,13 +53,13 @@ def _durations(name: str, description: str) -> metrics.Histogram:
         return meter.create_histogram(
             name, unit="s", description=description, explicit_bucket_boundaries_advisory=_BUCKETS
         )
-    except TypeError:  # an older API knows of no advice
+    except TypeError:  # an older API lacks the parameter
         return meter.create_histogram(name, unit="s", description=description)
 
 
 @contextmanager
 def execution_span(*, kind: str, backend: str, language: str) -> Iterator[Callable[[Result], None]]:
-    """Trace one execution; the function that this gives is called with the result."""
+    """Trace one execution; call the yielded function with the result."""
     attributes: Attributes = {"cloche.backend": backend, "cloche.language": language, "cloche.execution.kind": kind}
     with _span(f"{kind} {language}", attributes, _executions()) as (span, measured):
 
@@ -82,7 +82,7 @@ def execution_span(*, kind: str, backend: str, language: str) -> Iterator[Callab
 
 @contextmanager
 def tool_span(name: str, description: str, call: str) -> Iterator[Callable[[str], None]]:
-    """Trace one call of a tool; the function that this gives is called with the kind of an error."""
+    """Trace one call of a tool; call the yielded function with the kind of an error."""
     attributes: Attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": name}
     with _span(f"execute_tool {name}", attributes, _tools()) as (span, measured):
         span.set_attribute("gen_ai.tool.type", "function")
@@ -93,9 +93,9 @@ def tool_span(name: str, description: str, call: str) -> Iterator[Callable[[str]
 
 @contextmanager
 def request_span(method: str, headers: Mapping[str, str]) -> Iterator[Callable[[str, int | None], None]]:
-    """Trace one request of the service, below the caller's span where `traceparent` names one.
+    """Trace one request of the service, as a child of the caller's span if `traceparent` names one.
 
-    The function that this gives is called with the route's template and the status.
+    Call the yielded function with the route's template and the status.
     """
     attributes: Attributes = {"http.request.method": method}
     kind, above = trace.SpanKind.SERVER, propagate.extract(headers)
@@ -116,7 +116,7 @@ def request_span(method: str, headers: Mapping[str, str]) -> Iterator[Callable[[
 
 @contextmanager
 def queue_span(run_id: str) -> Iterator[None]:
-    """Trace how long a run of the service waits for its place."""
+    """Trace how long a run of the service waits in the queue."""
     with _span("queue", {}, _waits()) as (span, _):
         span.set_attribute("cloche.run.id", run_id)
         yield
@@ -124,7 +124,7 @@ def queue_span(run_id: str) -> Iterator[None]:
 
 @asynccontextmanager
 async def opened_in_span(opening: AbstractAsyncContextManager[T], backend: str) -> AsyncIterator[T]:
-    """Hold what is opened, a sandbox of a backend; trace how long that takes, as a part of what is traced."""
+    """Enter the context manager of a backend's sandbox; trace how long opening takes, if there is a current span."""
     if trace.get_current_span().get_span_context().is_valid:
         with _span(f"open {backend}", {"cloche.backend": backend}, _openings()):
             opened = await opening.__aenter__()
@@ -140,7 +140,7 @@ async def opened_in_span(opening: AbstractAsyncContextManager[T], backend: str) 
 
 
 class Phases:
-    """Note when the guest's program begins, and make spans of a run's phases once it is over."""
+    """Note when the guest's program starts, and create spans of a run's phases at its end."""
 
     def __init__(self) -> None:
         self._begun_ns = time.time_ns()
@@ -148,12 +148,12 @@ class Phases:
         self._plan: tuple[PlanStep, ...] = ()
 
     def note(self, event: Event) -> None:
-        """Take note of an event."""
+        """Note the time of the Started event."""
         if isinstance(event, Started) and self._started_ns is None:
             self._started_ns, self._plan = time.time_ns(), event.plan
 
     def end(self, result: Result) -> None:
-        """Make the spans, below the one that is open: `start` with the jail's steps, `guest`, `collect`."""
+        """Create the spans below the current one: `start` with the jail's steps, `guest`, `collect`."""
         over_ns = time.time_ns()
         started_ns = min(self._started_ns or over_ns, over_ns)
         ended_ns = min(started_ns + int(result.duration * _NS_PER_S), over_ns)
@@ -164,7 +164,7 @@ class Phases:
 
 
 def _past_span(name: str, begun_ns: int, ended_ns: int, steps: Iterable[PlanStep] = ()) -> None:
-    """Make a span of what is over; each step of the jail's set-up is an event of it, with the seconds that it took."""
+    """Create a span of the past; each step of the jail's setup is an event of it, with its duration in seconds."""
     span = _tracer().start_span(name, start_time=begun_ns)
     for step in steps:
         span.add_event("cloche.jail.step", {"cloche.jail.step": step.name, "seconds": step.seconds}, begun_ns)
@@ -172,7 +172,7 @@ def _past_span(name: str, begun_ns: int, ended_ns: int, steps: Iterable[PlanStep
 
 
 def watch_queue(waiting: Callable[[], int], running: Callable[[], int]) -> None:
-    """Measure how many runs of the service wait, and how many go on."""
+    """Measure how many runs of the service are waiting and running."""
     meter = metrics.get_meter("cloche", version("cloche"))
     for name, count in (("cloche.runs.waiting", waiting), ("cloche.runs.running", running)):
         meter.create_observable_gauge(name, [_counting(count)], unit="{run}")
@@ -183,7 +183,7 @@ def _counting(count: Callable[[], int]) -> Callable[[metrics.CallbackOptions], I
 
 
 def decision_event(name: str, **attributes: str | bool) -> None:
-    """Add an event to the span that is open, of a decision about a call."""
+    """Add an event about an approval decision to the current span."""
     trace.get_current_span().add_event(
         name, {f"cloche.approval.{attribute}": value for attribute, value in attributes.items()}
     )
@@ -214,7 +214,7 @@ def _span(
     name: str, attributes: Attributes, histogram: metrics.Histogram, *,
     kind: trace.SpanKind = trace.SpanKind.INTERNAL, above: Context | None = None,
 ) -> Iterator[tuple[trace.Span, Attributes]]:  # fmt: skip
-    """Trace and measure what is inside; an exception is an error of its type, without its text."""
+    """Trace and measure the block; an exception is recorded by its type, without its text."""
     measured, begun = dict(attributes), time.monotonic()
     with _tracer().start_as_current_span(
         name,

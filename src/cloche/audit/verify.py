@@ -1,13 +1,13 @@
-"""Read the log, and find tampering: changed bytes, lines that are missing, swapped or forged.
+"""Read the log, and find tampering: changed bytes, and missing, swapped or forged lines.
 
-Theory of operation: the files are opened and measured while no event is being written, and read up to there; what is
-appended meanwhile does no harm. Each line is checked by itself (its hash) and against the one before (`prev`, `seq`).
-Behind a fault the chain is taken up again from the next line that is whole, so that one fault is reported as one. Bytes
-that are no line are what a crash left, if the next event is a `recovery` that names exactly them.
+Theory of operation: the files are opened and measured while the lock prevents writing, and read up to those sizes, so
+later appends do no harm. Each line is checked by itself (its hash) and against the previous one (`prev`, `seq`). After
+a fault, checking resumes at the next intact line, so that one fault is reported once. Bytes that are no line count as
+the remnant of a crash if the next event is a `recovery` with exactly their length and hash.
 
 `examine_audit` is for `cloche doctor`: where the log is, whether an event can be written, and whether the end of the
-chain is sound. It writes nothing: all that writing takes is tried but the writing. Of a long log only the end is read,
-so that this takes no longer for a longer one; `cloche audit verify` reads all of it.
+chain is intact. It checks everything that writing needs, and writes nothing. Of a long log it reads only the end, so
+that its duration is bounded; `cloche audit verify` reads everything.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from .writer import (
     opened_folder,
 )
 
-MOST_BYTES = 4 * 1024 * 1024  # of a log, that `examine_audit` reads
-MOST_FAULTS = 1000  # that are kept; all are counted
+MOST_BYTES = 4 * 1024 * 1024  # of the log that `examine_audit` reads
+MOST_FAULTS = 1000  # faults that are listed; all are counted
 _HEAD = re.compile(r"(?:([0-9]{1,19}):)?([0-9a-f]{64})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainFault:
-    """Say what is wrong, and where: the file and the line in it, counted from 1; no line for what is not there."""
+    """A fault, with its file and line (counted from 1); the line is None if something is missing."""
 
     file: str
     line: int | None
@@ -60,11 +60,11 @@ class ChainFault:
 
 @dataclass(slots=True, kw_only=True)
 class VerifyReport:
-    """Say what reading has found.
+    """The findings of a reading.
 
-    `interrupted` counts the writes that a crash cut off and the log says so; with `is_cut_off` the last one of all is
-    one, and the next event will say so. `dropped` counts events of files that were dropped because there were too many,
-    `removed` what was kept beside the log, is gone, and is said to be removed.
+    `interrupted` counts writes that a crash cut off and a `recovery` event reports; with `is_cut_off` the last write
+    was cut off, and the next event will report it. `dropped` counts events of files that were dropped because there
+    were too many, `removed` counts artifacts that are gone and reported as removed.
     """
 
     events: int = 0
@@ -116,14 +116,14 @@ class VerifyReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedHead:
-    """Hold a head that was kept elsewhere; the number is None where only the hash was kept."""
+    """A head that was stored elsewhere; `seq` is None if only the hash was stored."""
 
     seq: int | None
     hash: str
 
 
 def read_heads(text: str, *, name: str) -> list[ExpectedHead]:
-    """Return the heads in a text, one a line: `NUMBER:HASH` as `cloche audit head` prints it, or the hash alone.
+    """Return the heads in a text, one per line: `NUMBER:HASH` as printed by `cloche audit head`, or the hash alone.
 
     Raises InvalidRequest.
     """
@@ -142,14 +142,14 @@ def read_heads(text: str, *, name: str) -> list[ExpectedHead]:
 
 @dataclass(slots=True)
 class _Unparsed:
-    """Hold bytes that are no line: the rest of an interrupted write, or tampering."""
+    """Bytes that are no line: the remnant of an interrupted write, or tampering."""
 
     file: str
     first_line: int
     count: int = 0
     size: int = 0
     digest: hashlib._Hash = field(default_factory=hashlib.sha256)
-    newline: bytes = b""  # the last one, which is the next writer's
+    newline: bytes = b""  # the last newline, which the next writer has added
 
     def add(self, raw: bytes) -> None:
         self.count += 1
@@ -160,11 +160,12 @@ class _Unparsed:
 
 
 class Reading:
-    """Iterate over the events of a log, oldest first; `report` says what was found once that is over.
+    """Iterate over the events of a log, oldest first; `report` is complete after the iteration.
 
-    `heads` are looked for on the way; with `checks_artifacts` what is kept beside the log is, too. `file` is one
-    file to read instead of a folder, an export for example. Of more than `most_bytes` only the end is read; lines are
-    counted from there, and that some are missing before that does not show; `is_part` tells whether that is so.
+    `heads` are searched for during the iteration; with `checks_artifacts` the artifacts are checked too. `file` is a
+    single file to read instead of a folder, for example an export. Of more than `most_bytes` only the end is read; then
+    lines are counted from there, and missing earlier events are not detected. `is_part` tells whether only a part was
+    read.
     """
 
     def __init__(
@@ -181,7 +182,7 @@ class Reading:
         self._heads = {head.hash: head for head in heads}
         self._most_bytes = most_bytes
         self.is_part = file is not None
-        self._missing: dict[str, list[tuple[str, int, str]]] = {}  # by hash, until an event says that it was removed
+        self._missing: dict[str, list[tuple[str, int, str]]] = {}  # by hash, until a `removal` event names it
         self._last: Link | None = None
         self._unparsed: _Unparsed | None = None
         self._oldest = 1
@@ -190,7 +191,7 @@ class Reading:
         return self.lines()
 
     def lines(self) -> Generator[Line]:
-        """Yield the events; closed early, it closes the files."""
+        """Yield the events. Closing the generator closes the files."""
         with ExitStack() as stack:
             for name, opened, start, size in self._from(self._sources(stack)):
                 yield from self._lines(name, opened, start, size)
@@ -198,7 +199,7 @@ class Reading:
         self._conclude()
 
     def _from(self, sources: Sequence[tuple[str, int, int]]) -> Iterator[tuple[str, int, int, int]]:
-        """Yield name, descriptor, where to begin and where to end, for what is to be read of each file."""
+        """Yield name, descriptor, start and end of the part to read of each file."""
         skipped = max(0, sum(size for _, _, size in sources) - self._most_bytes) if self._most_bytes is not None else 0
         self.is_part = self.is_part or skipped > 0
         for name, opened, size in sources:
@@ -230,7 +231,7 @@ class Reading:
             fcntl.flock(growing, fcntl.LOCK_UN)
 
     def _growing(self, stack: ExitStack, folder_fd: int) -> int | None:
-        """Open the file that grows and hold its lock; one that is set aside meanwhile is among the full ones."""
+        """Open the current file and hold its lock; if it was rotated meanwhile, open the new one."""
         until = time.monotonic() + LOCK_TIMEOUT_S
         while True:
             with ExitStack() as trial, suppress(FileNotFoundError):
@@ -246,7 +247,7 @@ class Reading:
         with os.fdopen(os.dup(opened), "rb") as file:
             file.seek(start)
             number, size = 0, size - start
-            if start:  # in the midst of a line
+            if start:  # `start` may be within a line
                 size -= len(file.readline(min(size, MOST_LINE_BYTES + 1)))
             while size > 0 and (raw := file.readline(min(size, MOST_LINE_BYTES + 1))):
                 number, size = number + 1, size - len(raw)
@@ -261,7 +262,7 @@ class Reading:
                     self.report.is_cut_off = True
 
     def _take(self, name: str, number: int, line: Line) -> None:
-        """Check a whole line against what was before it."""
+        """Check an intact line against the lines before it."""
         last, seq = self._last, line.link.seq
         has_gap = self._unparsed is not None and not self._is_recovery(line)
         bad = self._report_unparsed() if has_gap else 0
@@ -292,7 +293,7 @@ class Reading:
         return is_same
 
     def _report_unparsed(self) -> int:
-        """Report bytes that are no line, and that nothing explains; return how many lines they are."""
+        """Report bytes that are no line and that no event explains; return their number of lines."""
         unparsed, self._unparsed = self._unparsed, None
         if unparsed is None:
             return 0
@@ -325,7 +326,7 @@ class Reading:
         fields = line.fields()
         for kind, digest in fields.items():
             is_kept = kind.endswith("_artifact_sha256") and re.fullmatch("[0-9a-f]{64}", str(digest))
-            # An `execution` names the code again, which may be removed while that runs; its `start` named it first.
+            # `execution` repeats the hash of `start`; the code may have been pruned during the run.
             if not is_kept or (fields["kind"] == "execution" and kind == "code_artifact_sha256"):
                 continue
             subject = f"event {line.link.seq}: what is kept as {kind} ({digest})"
@@ -364,7 +365,7 @@ class Reading:
 
 
 def verify(folder: str, *, heads: Sequence[ExpectedHead] = (), file: str | None = None) -> VerifyReport:
-    """Read a whole log and return what was found. Raises AuditFailed where it cannot be read."""
+    """Read a whole log and return the findings. Raises AuditFailed if it cannot be read."""
     reading = Reading(folder, heads=heads, checks_artifacts=file is None, file=file)
     for _ in reading:
         pass
@@ -373,11 +374,11 @@ def verify(folder: str, *, heads: Sequence[ExpectedHead] = (), file: str | None 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditState:
-    """Say how the log is.
+    """The state of the log.
 
-    `is_on` is that of the command line, None where the configuration does not say, `origin` what says so. `problem` is
-    why no event can be written, empty where one can. `events` have been read, those before `first` have not; `fault` is
-    the first thing that is wrong with them.
+    `is_on` is the command line's setting, None if the configuration is invalid, and `origin` its source. `problem` says
+    why no event can be written; it is empty if one can. `events` were read, those before `first` were not; `fault` is
+    the first fault in them.
     """
 
     is_on: bool | None
@@ -391,11 +392,11 @@ class AuditState:
 
     @property
     def stops_runs(self) -> bool:
-        """Tell whether nothing runs, because the log is on and cannot be written."""
+        """Tell whether no code can run, because auditing is on and the log cannot be written."""
         return self.is_on is True and bool(self.problem)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data, ready for JSON."""
+        """Return plain data for JSON."""
         return {
             "on": self.is_on,
             "origin": self.origin or None,
@@ -411,7 +412,7 @@ class AuditState:
 
 
 def examine_audit() -> AuditState:
-    """Look at the log that a run of the command line would write to."""
+    """Examine the log of the command line."""
     try:
         settings = load_settings({})
     except ClocheError as error:

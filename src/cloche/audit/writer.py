@@ -1,11 +1,11 @@
-"""Writing the log: a private folder, one file that grows, and the files that are full.
+"""Write the log: a private folder with one current file, and the files that are full.
 
-Theory of operation: each append opens the file anew, so that `flock` works between threads and forked processes, takes
-its lock, and reads only the end: the last line has number and hash. If the end is byte for byte the line that this
-process wrote last, number and hash come from the cache. A line is written by one call, at the end, so the file may be
-append-only (`chattr +a`). The rest of a line that a crash cut off stays, a newline is added, and a `recovery` event
-follows. A full file is renamed after the number of its first event; the new file begins with a `rotation` event, which
-says how the chain goes on and which files were dropped.
+Theory of operation: each append opens the file again, so that `flock` also excludes threads and forked processes, takes
+the lock, and reads only the end of the file: the last line has number and hash. If the end is byte for byte the line
+that this process wrote last, number and hash come from a cache. Events are appended by one `write`, so the file may be
+append-only (`chattr +a`). The remnant of a line that a crash cut off stays; a newline and a `recovery` event follow it.
+A full file is renamed after the number of its first event. The new file begins with a `rotation` event, which continues
+the chain and names the oldest event that is retained.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 NAME = "audit.jsonl"
 FILE_BYTES = 32 << 20
-MOST_FILES = 32  # full ones that are kept
+MOST_FILES = 32  # full files that are retained
 LOCK_TIMEOUT_S = 10.0
-MOST_CACHED = 16  # folders whose last line is remembered
+MOST_CACHED = 16  # folders whose last line is cached
 _FULL_BEFORE, _FULL_AFTER, _LEAST_DIGITS = "audit-", ".jsonl", 12
 _TAIL_BYTES = 4096
 _REFUSED = "this user may not write there, or the file system is read-only"
@@ -40,25 +40,25 @@ _REFUSED = "this user may not write there, or the file system is read-only"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
-    """Say how a file ends: its last whole line, and what an interrupted write left behind that."""
+    """The end of a file: its last complete line, and the remnant of an interrupted write after it."""
 
     last: Link
     remnant: bytes = b""
     lacks_newline: bool = False
 
 
-# The last line that this process wrote in each folder, with the newlines around it. It is only a cache: the next append
-# compares it with the file, under the lock.
+# The last line that this process wrote in each folder, with the newlines around it. The next append compares it with
+# the file, under the lock.
 _written: dict[str, tuple[bytes, Tail]] = {}
 
 
 def append(
     folder: str, kind: str, fields: Mapping[str, Any], *, file_bytes: int = FILE_BYTES, most_files: int = MOST_FILES
 ) -> Link:
-    """Write one event to the end of the chain and return its link.
+    """Append one event to the chain and return its link.
 
-    Raises AuditFailed, with the log as it was: for a folder or a file that is not ours alone, one that was changed,
-    one that stays locked, a full disk.
+    Raises AuditFailed, leaving the log unchanged: for a folder or file that is not this user's alone, a log that was
+    changed, one that stays locked, a full disk.
     """
     try:
         with opened_folder(folder, create=True) as folder_fd, _locked(folder_fd, folder) as (file, size):
@@ -74,7 +74,7 @@ def append(
 
 
 def head(folder: str) -> Link | None:
-    """Return the last link of a chain, None where there is no event. Raises AuditFailed."""
+    """Return the last link of a chain, None if there is no event. Raises AuditFailed."""
     try:
         with opened_folder(folder, create=False) as folder_fd:
             last = FIRST
@@ -90,7 +90,7 @@ def head(folder: str) -> Link | None:
 
 
 def check_writable(folder: str) -> None:
-    """Try all that writing an event takes but the writing. Raises AuditFailed, as `append` would."""
+    """Check everything that writing an event needs, without writing. Raises AuditFailed, as `append` would."""
     try:
         with opened_folder(folder, create=False, is_read=False) as folder_fd:
             _check_space(folder)
@@ -111,10 +111,10 @@ def check_writable(folder: str) -> None:
 
 
 def why_not_in(folder: str, *, is_private: bool = False) -> str:
-    """Say why this user can write to no folder of that name; empty where they can, or can make it.
+    """Return why this user cannot write to a folder of that name; empty if they can, or can create it.
 
-    One that `is_private` has mode 0700, and nobody else can put another in its place. What is wrong with a log that is
-    there is for `append` to say.
+    An `is_private` folder must have mode 0700, and no other user may be able to replace it. Faults of an existing log
+    are reported by `append`.
     """
     above = folder
     while not os.path.lexists(above):
@@ -142,7 +142,7 @@ def _check_space(folder: str) -> None:
 
 
 def failure(path: str, why: str, *, is_read: bool = False) -> AuditFailed:
-    """Return the error that says which file, why, and what to do."""
+    """Return the error with file, reason and remedy."""
     if is_read:
         return AuditFailed(f"the audit log {path} cannot be read: {why}")
     return AuditFailed(
@@ -152,15 +152,15 @@ def failure(path: str, why: str, *, is_read: bool = False) -> AuditFailed:
 
 
 def reason(error: OSError) -> str:
-    """Return what the system says of an error."""
+    """Return the system's message for an error."""
     return error.strerror or str(error)
 
 
 @contextmanager
 def opened_folder(folder: str, *, create: bool, is_read: bool | None = None) -> Iterator[int]:
-    """Open the folder, which must be ours and nobody else's to write to; with `create`, made where there is none.
+    """Open the folder, which only this user may own and write to; with `create`, it is created if missing.
 
-    `is_read` says what an error says cannot be done: reading, unless it is created.
+    `is_read` selects whether errors speak of reading or writing; the default is reading, unless `create`.
     """
     folder_fd = _open_folder(folder, create=create, is_read=not create if is_read is None else is_read)
     try:
@@ -196,7 +196,7 @@ def _checked_folder(folder_fd: int, folder: str, *, is_read: bool) -> int:
 
 @contextmanager
 def opened_below(folder_fd: int, name: str, folder: str) -> Iterator[int]:
-    """Open a folder within an open one, which must be ours alone as that is. Raises OSError, and AuditFailed."""
+    """Open a subfolder, which only this user may own and write to. Raises OSError, and AuditFailed."""
     below = _checked_folder(hostfs.open_folder(name, folder_fd), f"{folder}/{name}", is_read=True)
     try:
         yield below
@@ -216,7 +216,7 @@ def _open_or_make(folder: str) -> int:
 
 @contextmanager
 def opened_file(folder_fd: int, name: str, folder: str, *, flags: int = os.O_RDONLY) -> Iterator[int]:
-    """Open a file of the folder, which must be a plain one, ours, and private."""
+    """Open a file of the folder, which must be regular, this user's own, and private."""
     file, _ = _open_file(folder_fd, name, folder, flags)
     try:
         yield file
@@ -249,9 +249,9 @@ def _open_file(folder_fd: int, name: str, folder: str, flags: int) -> tuple[int,
 
 @contextmanager
 def _locked(folder_fd: int, folder: str) -> Iterator[tuple[int, int]]:
-    """Open the file that grows and hold its lock: that of the name's file, not of one that was set aside.
+    """Open and lock the current file, not one that was renamed meanwhile.
 
-    Gives the descriptor and the file's size.
+    Yields the descriptor and the file's size.
     """
     until = time.monotonic() + LOCK_TIMEOUT_S
     while True:
@@ -263,14 +263,14 @@ def _locked(folder_fd: int, folder: str) -> Iterator[tuple[int, int]]:
                 if is_current_file(folder_fd, facts):
                     yield file, facts.st_size
                     return
-            finally:  # closing is not enough: a child that was forked meanwhile has the descriptor, too
+            finally:  # flock(2): a forked child shares the lock through its copy of the descriptor, so close() keeps it
                 fcntl.flock(file, fcntl.LOCK_UN)
         finally:
             os.close(file)
 
 
 def lock(file: int, until: float, path: str, *, how: int = fcntl.LOCK_EX, is_read: bool = False) -> None:
-    """Lock a file. Raises AuditFailed where another process holds its lock until then (on the monotonic clock)."""
+    """Lock a file. Raises AuditFailed if another process still holds the lock at `until` (monotonic clock)."""
     pause_s = 0.0002
     while True:
         try:
@@ -285,23 +285,25 @@ def lock(file: int, until: float, path: str, *, how: int = fcntl.LOCK_EX, is_rea
 
 
 def is_current_file(folder_fd: int, facts: os.stat_result) -> bool:
-    """Tell whether an open file is the one that grows, and was not set aside after it was opened."""
+    """Tell whether an open file is the current one, not renamed since it was opened."""
     named = hostfs.look(NAME, folder_fd)
     return named is not None and os.path.samestat(named, facts)
 
 
 def _cached_tail(file: int, folder: str, size: int) -> Tail | None:
-    """Return the end of the file from the cache, None where the file does not end as this process wrote it."""
+    """Return the end of the file from the cache, None if the file does not end with the line that this process wrote
+    last.
+    """
     line, tail = _written.get(folder, (b"", None))
     is_same = line and size >= len(line) and os.pread(file, len(line), size - len(line)) == line
     return tail if is_same else None
 
 
 def _tail_of(folder_fd: int, file: int, folder: str) -> Tail:
-    """Return how the file that grows ends; the end is all that is read. Raises AuditFailed where it was changed."""
+    """Return the end of the current file; only the end is read. Raises AuditFailed if it was changed."""
     size = os.fstat(file).st_size
     tail = _read_tail(file, size)
-    if tail is None and size <= MOST_LINE_BYTES:  # the very first write to this file was cut off
+    if tail is None and size <= MOST_LINE_BYTES:  # the first write to this file was interrupted
         before, data = _last_of_full(folder_fd, folder), os.pread(file, size, 0)
         if all(is_beginning(piece, before) for piece in data.split(b"\n")):
             return Tail(last=before, remnant=data)
@@ -311,7 +313,7 @@ def _tail_of(folder_fd: int, file: int, folder: str) -> Tail:
 
 
 def _last_of_full(folder_fd: int, folder: str) -> Link:
-    """Return the last link of the files that are full; FIRST where there are none."""
+    """Return the last link of the full files; FIRST if there are none."""
     full = full_files(folder_fd)
     if not full:
         return FIRST
@@ -323,7 +325,7 @@ def _last_of_full(folder_fd: int, folder: str) -> Link:
 
 
 def _read_tail(file: int, size: int) -> Tail | None:
-    """Return how a file ends, None where that is not as it was written."""
+    """Return the end of a file, None if it was changed."""
     for length in (_TAIL_BYTES, 2 * MOST_LINE_BYTES, 8 * MOST_LINE_BYTES):
         data = os.pread(file, length, max(0, size - length))
         is_all = length >= size
@@ -337,7 +339,7 @@ def _read_tail(file: int, size: int) -> Tail | None:
 
 
 def _last_line(data: bytes, *, is_all: bool) -> tuple[Line, bytes] | None:
-    """Return the last whole line in the end of a file, and all bytes behind its newline."""
+    """Return the last complete line in the end of a file, and all bytes after its newline."""
     end = len(data)
     while (newline := data.rfind(b"\n", 0, end)) >= 0:
         start = data.rfind(b"\n", 0, newline) + 1
@@ -351,7 +353,7 @@ def _last_line(data: bytes, *, is_all: bool) -> tuple[Line, bytes] | None:
 
 
 def _with_remnant(line: Line, remnant: bytes) -> Tail | None:
-    """Tell an interrupted write from a change by somebody else."""
+    """Return the tail for an interrupted write; None for bytes that Cloche did not write."""
     *ended, last_piece = remnant.split(b"\n")
     line_without_newline = None if ended else read_line(last_piece)
     if line_without_newline is not None and line_without_newline.prev == line.link.hash:
@@ -369,7 +371,7 @@ def _changed(path: str) -> AuditFailed:
 
 
 def _write(file: int, folder: str, size: int, tail: Tail, events: list[tuple[str, Mapping[str, Any]]]) -> Link:
-    """Write events by one call, or nothing of them."""
+    """Write all events by one call, or none of them."""
     data, line, last = b"", b"", tail.last
     if tail.remnant:
         import hashlib
@@ -387,12 +389,12 @@ def _write(file: int, folder: str, size: int, tail: Tail, events: list[tuple[str
         if written < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError:
-        with suppress(OSError):  # an append-only file keeps it, and the next writer says so
+        with suppress(OSError):  # in an append-only file the remnant stays, and the next writer records it
             os.ftruncate(file, size)
         raise
     if len(_written) >= MOST_CACHED:
         _written.clear()
-    if size:  # so that the byte before this line is a newline
+    if size:  # then the byte before this line is a newline
         _written[folder] = (b"\n" + line, Tail(last=last))
     return last
 
@@ -400,17 +402,17 @@ def _write(file: int, folder: str, size: int, tail: Tail, events: list[tuple[str
 def _now() -> str:
     global _last_second
     seconds, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
-    last = _last_second  # other threads replace it
+    last = _last_second  # other threads may replace it
     if last[0] != seconds:
         last = _last_second = (seconds, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)))
     return f"{last[1]}.{nanoseconds // 1000:06d}Z"
 
 
-_last_second = (-1, "")  # and how it is written
+_last_second = (-1, "")  # seconds since the epoch, and their text
 
 
 def full_files(folder_fd: int) -> list[tuple[int, str]]:
-    """Return the files that are full, oldest first, each with the number of its first event."""
+    """Return the full files, oldest first, each with the number of its first event."""
     candidates = [(name.removeprefix(_FULL_BEFORE).removesuffix(_FULL_AFTER), name) for name in os.listdir(folder_fd)]
     return sorted((int(digits), name) for digits, name in candidates if _is_full(digits, name))
 
@@ -421,7 +423,7 @@ def _is_full(digits: str, name: str) -> bool:
 
 
 def _set_aside(folder_fd: int, file: int) -> bool:
-    """Give a full file its own name; it simply goes on growing where that is not allowed."""
+    """Rename a full file; if renaming is not permitted, it continues to grow."""
     first, comma, _ = os.pread(file, 64, 0).removeprefix(b'{"v":1,"seq":').partition(b",")
     if not comma or not first.isdigit():
         return False
@@ -434,8 +436,8 @@ def _set_aside(folder_fd: int, file: int) -> bool:
 
 
 def _begin(folder_fd: int, file: int, folder: str, kind: str, fields: Mapping[str, Any], most_files: int) -> Link:
-    """Begin a file: the first of all, or one in which the chain goes on."""
-    size = os.fstat(file).st_size  # another process may have begun it meanwhile
+    """Begin a file: the first of the log, or one that continues the chain."""
+    size = os.fstat(file).st_size  # another process may have written to it since
     if size:
         return _write(file, folder, size, _tail_of(folder_fd, file, folder), [(kind, fields)])
     full = full_files(folder_fd)

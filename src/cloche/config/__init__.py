@@ -1,16 +1,16 @@
-"""What was configured, by whom, and what wins.
+"""Configuration: its sources, and which of them wins.
 
-In: files, environment, `.env`, arguments. Out: one frozen `Settings` in which each value knows where it came from.
+Input: files, environment, `.env`, arguments. Output: one frozen `Settings`, in which each value has its origin.
 
-- `keys`: one row per configuration key; `Settings`. All else follows from these and `options`.
-- `options`: `SandboxOptions`, the keywords that say how a sandbox is made.
-- `origins`: where a value came from; a layer, which is what one source says.
-- `readers`: how a value is parsed and checked. `plain_yaml`: YAML as bounded plain data.
-- `sources`: which files exist, and what files, environment, `.env` and arguments say, as layers.
-- `resolve`: which layer wins; presets, tiers, ceilings; files that may only tighten.
+- `keys`: one row per configuration key; `Settings`. Everything else is derived from these and `options`.
+- `options`: `SandboxOptions`, the keywords of calls that open a sandbox.
+- `origins`: the origin of a value; a layer, which is the content of one source.
+- `readers`: parse and check values. `plain_yaml`: YAML as bounded plain data.
+- `sources`: find the files, and read files, environment, `.env` and arguments into layers.
+- `resolve`: precedence of layers; presets, tiers, ceilings; files that may only tighten.
 - `state`: the file of the user's records.
-- `settings`: `load_settings`, with a cache, and whether these settings let code run.
+- `settings`: `load_settings`, with a cache, and whether these settings allow code to run.
 
-Must not change: a file that came with a checkout can only tighten what its user allows; each value has its origin.
-A key may be added freely: it is one row (docs/contributing.md).
+Invariants: a file that came with a checkout can only tighten what its user allows; each value has its origin. A key may
+be added freely: it is one row (docs/contributing.md).
 """

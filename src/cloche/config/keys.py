@@ -1,11 +1,10 @@
-"""Every configuration key: one row says how it is spelled and read, what it is by default, when a new value is looser
-than an old one, which field of the settings it sets, and how it is displayed.
+"""Every configuration key: one row with its spellings, reader, default, rule for looser values, field of the settings,
+and display.
 
-Theory of operation: a source (a file, the environment, the arguments) becomes a `Layer`: key -> `ConfiguredValue`.
-Some spellings set several keys at once (`require` is a level and controls), so reading a spelling gives a mapping.
-Within one source two spellings may set the same key only to the same value. Whatever else needs to know the keys is
-derived from `KEYS`, from the fields of `Settings`, which give types and defaults, and from the keywords of
-`SandboxOptions`, which say what is an argument.
+Theory of operation: a source (a file, the environment, the arguments) becomes a `Layer`: key -> `ConfiguredValue`. Some
+spellings set several keys at once (`require` is a level and controls), so reading a spelling returns a mapping. Within
+one source, two spellings may set the same key only to the same value. Everything else about the keys is derived from
+`KEYS`, from the fields of `Settings` (types and defaults), and from the keywords of `SandboxOptions` (arguments).
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ from .origins import DEFAULT, ConfiguredValue, Layer, Origin, with_value
 from .readers import ANY_LANGUAGE, Parser, Reader, Values
 
 AUTO = "auto"
-# Whose own variable may be taken for a key: that of this host alone, over TLS, so that it goes nowhere else.
+# OPENAI_API_KEY is only sent to this host, over TLS.
 OPENAI_HOST, OPENAI_KEY = "api.openai.com", "OPENAI_API_KEY"
-# The variables of a provider's own, by key; those of Cloche's have names of ours.
+# Variable names that the providers define, by key; other keys get names of the form CLOCHE_PROVIDER_KEY.
 REMOTE_VARIABLES: Mapping[str, Mapping[str, str]] = {
     "e2b": {
         "api_key": "E2B_API_KEY", "url": "E2B_API_URL", "domain": "E2B_DOMAIN", "sandbox_url": "E2B_SANDBOX_URL",
@@ -58,12 +57,12 @@ REMOTE_VARIABLES: Mapping[str, Mapping[str, str]] = {
         "sandboxes_at_once": "CLOCHE_REMOTE_SANDBOXES_AT_ONCE", "money_per_day": "CLOCHE_REMOTE_MONEY_PER_DAY",
     },
 }  # fmt: skip
-_USER = re.compile(r"//[^/]*@")  # a name and a password, which are refused where the address is used
+_USER = re.compile(r"//[^/]*@")  # user and password of a URL; the user of the address refuses them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoFixSettings:
-    """Hold whom auto-fix asks and what it may cost: seconds and tokens, of all rounds together."""
+    """The model endpoint of auto-fix, and its limits: seconds and tokens of all rounds together."""
 
     base_url: str = ""
     model: str = ""
@@ -73,7 +72,7 @@ class AutoFixSettings:
     time_budget_s: float = 300.0
 
     def key_for_endpoint(self) -> str:
-        """Return the key, that of the environment's OPENAI_API_KEY where none is set and the endpoint is OpenAI's."""
+        """Return the key, or, if none is set and the endpoint is OpenAI's, the value of OPENAI_API_KEY."""
         if self.api_key or not _is_openai(self.base_url):
             return self.api_key.reveal()
         return os.environ.get(OPENAI_KEY, "")
@@ -85,20 +84,20 @@ def _is_openai(base_url: str) -> bool:
     try:
         url = urlsplit(base_url)
     except ValueError:
-        return False  # whoever asks there refuses the address
+        return False  # the request refuses an invalid address
     return url.scheme == "https" and url.hostname == OPENAI_HOST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Hold what was configured.
+    """The resolved configuration.
 
     `ceilings` is keyed by the fields of `Limits` and by `users`, `network` (a `NetworkCeiling`), `packages` and `level`
-    of the policy, `images` by language (`*` is any other), `roots` by those of `memory` and `configs` that have a
-    folder of the host, `remotes` by provider and field of `RemoteAccount` or `Quota` ("e2b/api_key"). `skill_path`
-    names folders with skills, besides the platform's. `audit` None leaves it to the front end. `origins` says for every
-    key, as one writes it in a file, which source its value came from: "default", "tier 3", "preset minimal (argument)",
-    a file's path, "environment SANDBOX_TYPE" or "argument".
+    of the policy, `images` by language (`*` is any other), `roots` by `memory` and `configs` if they have a host
+    folder, `remotes` by provider and field of `RemoteAccount` or `Quota` ("e2b/api_key"). `skill_path` names folders
+    with skills, besides the platform's. With `audit` None, the front end decides. `origins` maps every key, as spelled
+    in files, to the source of its value: "default", "tier 3", "preset minimal (argument)", a file's path, "environment
+    SANDBOX_TYPE" or "argument".
     """
 
     backend: str = "local"
@@ -131,11 +130,11 @@ class Settings:
     origins: Mapping[str, Origin] = field(default_factory=dict)
 
     def image_for(self, language: str) -> str | None:
-        """Return the image configured for `language`; None leaves it to the table of languages."""
+        """Return the image configured for `language`; None means the default of the language table."""
         return self.images.get(language, self.images.get(ANY_LANGUAGE))
 
     def as_rows(self) -> list[tuple[str, str, str]]:
-        """Return key, value and origin of everything that holds, as text for `cloche config show`."""
+        """Return key, value and origin of every setting as text, for `cloche config show`."""
         texts_by_label: dict[str, list[str]] = {}
         empty_texts: dict[str, str] = {}
         for key in KEYS:
@@ -164,22 +163,23 @@ def _render_value(value: Any, _: Settings) -> str:  # noqa: ANN401  # as many ty
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Key:
-    """Say everything about one key.
+    """One configuration key.
 
-    - `name`: how files spell it, and arguments where `SandboxOptions` has that keyword. After a dot it is the key of a
-      section, as in `autofix.model`. `aliases` are further spellings in files, `variable` is its environment variable.
+    - `name`: its spelling in files, and in arguments if `SandboxOptions` has that keyword. After a dot it is the key of
+      a section, as in `autofix.model`. `aliases` are further spellings in files, `variable` is its environment
+      variable.
     - `parse` returns its value; `read`, instead, the values of several keys. With neither, only other keys set it.
-      `json` reads it in JSON. `other_spellings` have readers of their own, because their values mean something else (a
-      percentage, say). `is_in_files` is false for a key that no file may set.
+      `json` reads it in JSON. `other_spellings` have their own readers, because their values have another meaning (a
+      percentage, for example). `is_in_files` is false for a key that no file may set.
     - `settings_field`: the field of `Settings` that it sets, such as `limits.pids`. The field has the default, unless
       `default` is given. Empty for a key that only sets other keys.
-    - `is_looser(new, old)`: whether an untrusted file would get more by the new value. None refuses every value there.
-      `join(one, other)` combines the values of two such files; without it the tighter one holds. With `is_added` a
-      value is joined with what holds already instead of replacing it.
-    - `has_ceiling`: the owner's `ceilings` may name the most that holds of it, by the order of its values; where it has
-      none, `parse_ceiling` reads what stands there, and `join_ceilings` returns the lower of two (`resolve` compares).
-    - `listed_as`: the key in `cloche config show`, if not the name; keys with the same one are listed as one line.
-      `render` writes a value there; `text_if_empty` stands for None, empty text and an empty list.
+    - `is_looser(new, old)`: whether the new value would give an untrusted file more. None refuses every value there.
+      `join(first, second)` combines the values of two such files; without it, the tighter one is used. With `is_added`,
+      a value is joined with the current one instead of replacing it.
+    - `has_ceiling`: the owner's `ceilings` may limit it, by the order of its values. If its values have no order,
+      `parse_ceiling` reads the ceiling, and `join_ceilings` returns the lower of two (`resolve` compares).
+    - `listed_as`: its key in `cloche config show`, if not the name; keys with the same one share a line. `render`
+      formats a value there; `text_if_empty` stands for None, empty text and an empty list.
     """
 
     name: str
@@ -217,14 +217,14 @@ class Key:
         return self.read if parse is None else lambda value, **named: {name: parse(value, **named)}
 
     def readers(self, *, is_json: bool = False) -> dict[str, Reader]:
-        """Return how each spelling is read in files."""
+        """Return the reader of each spelling in files."""
         if self.reader is None or not self.is_in_files:
             return {}
         own = self.json if is_json and self.json is not None else self.reader
         return {self.name.rpartition(".")[2]: own, **dict.fromkeys(self.aliases, self.reader), **self.other_spellings}
 
     def value_in(self, settings: Settings) -> Any:  # noqa: ANN401  # as many types as there are keys
-        """Return the value in these settings; ABSENT for a key that a mapping does not have."""
+        """Return the value in these settings; ABSENT if a mapping lacks the key."""
         section, _, name = self.settings_field.rpartition(".")
         holder = getattr(settings, section) if section else settings
         return holder.get(name, ABSENT) if isinstance(holder, Mapping) else getattr(holder, name)
@@ -243,12 +243,12 @@ def _is_different(new: object, old: object) -> bool:
 
 
 def _is_before(*values: object) -> Callable[[object, object], bool]:
-    """Return the rule for values that are given here from the loosest to the tightest."""
+    """Return the rule for values listed from the loosest to the tightest."""
     return lambda new, old: values.index(new) < values.index(old)
 
 
 def _in_both(first: ConfiguredValue, second: ConfiguredValue) -> ConfiguredValue:
-    """Join two lists to what is in both; `auto` is a list that nobody can shorten."""
+    """Intersect two lists; `auto` stands for a list of unknown content, so the other one is used."""
     if AUTO in (first.value, second.value):
         return first if second.value == AUTO else second
     return with_value(second, tuple(item for item in first.value if item in second.value))
@@ -262,11 +262,11 @@ def _highest(first: ConfiguredValue, second: ConfiguredValue) -> ConfiguredValue
     return second if first.value is None or second.value > first.value else first
 
 
-def _amount(name: str, parse: Parser, **more: Any) -> Reader:  # noqa: ANN401 - whatever the parser takes
+def _amount(name: str, parse: Parser, **more: Any) -> Reader:  # noqa: ANN401 - arguments of the parser
     return lambda value, **named: {name: parse(value, **named, **more)}
 
 
-# How some limits are spelled beside what their row says.
+# Additional spellings of some limits.
 _OTHER_FORMS: Mapping[str, Mapping[str, Any]] = {
     # C8: a bare `timeout` is in milliseconds in JSON, and only there.
     "timeout": {"json": _amount("timeout", parse_duration, bare_unit_s=0.001)},
@@ -306,7 +306,7 @@ def _autofix(name: str, parse: Parser, where: str = "", **more: Any) -> Key:  # 
 
 
 def _remotes() -> Iterator[Key]:
-    """Yield the keys of each provider of sandboxes elsewhere. Whoever only put a file into a folder sets none."""
+    """Yield the keys of each remote provider. A file in the working directory cannot set them."""
     seconds: dict[str, Any] = {"parse": parse_duration, "render": _seconds}
     address: dict[str, Any] = {"parse": readers.parse_line, "render": _render_address}
     for provider, variables in REMOTE_VARIABLES.items():
@@ -352,7 +352,7 @@ def _read_ceilings(value: object, name: str, by_name: Mapping[str, Reader]) -> V
 
 
 def format_limit(limit: str, value: float) -> str:
-    """Return a limit as one would write it: `256MiB`, `30s`, `0.5`."""
+    """Format a limit as a user would write it: `256MiB`, `30s`, `0.5`."""
     if LIMIT_FIELDS[limit].endswith("_bytes"):
         return format_size(int(value))
     return f"{value:g}s" if limit == "timeout" else f"{value:g}"
@@ -368,23 +368,23 @@ def _seconds(value: float, _: Settings) -> str:
 
 # In the order in which `cloche config show` lists them.
 KEYS: tuple[Key, ...] = (
-    # The rule of `backend` stands in `resolve`: it depends on the tier.
+    # The rule for looser backends is in `resolve`, since it depends on the tier.
     Key(name="backend", variable="SANDBOX_TYPE", parse=parse_backend, settings_field="backend"),
     Key(
         name="prefer", variable="CLOCHE_PREFER", parse=readers.one_of(get_args(Prefer)), settings_field="prefer",
         is_looser=lambda new, old: new == "fastest" != old,
     ),
-    # No tier stands between 4 (the host) and 3 (a jail or stronger).
+    # No tier (None) ranks between 4 (the host) and 3 (a jail or stronger).
     Key(
         name="tier", variable="CLOCHE_TIER", parse=parse_tier,
         settings_field="tier", is_looser=_is_before(4, None, 3, 2, 1),
     ),
-    # A name; what it stands for is judged key by key.
+    # The keys that a preset sets are compared one by one.
     Key(
         name="preset", variable="CLOCHE_PRESET", parse=readers.parse_preset, settings_field="preset",
         is_looser=_is_never_looser,
     ),
-    # Where the log is and what is kept beside it is the owner's choice alone.
+    # Only the owner chooses the log's folder and what is stored beside it.
     Key(
         name="audit", variable="CLOCHE_AUDIT", read=readers.read_audit, settings_field="audit",
         text_if_empty="on in the command line",
@@ -406,7 +406,7 @@ KEYS: tuple[Key, ...] = (
     Key(name="skill_path", parse=readers.parse_list, settings_field="skill_path"),
     *map(_limit, LIMITS),
     Key(name="timeout_override", variable="SANDBOX_TIMEOUT_SEC", parse=parse_duration, is_in_files=False),
-    # Mode and hosts are judged together, in `resolve`: neither says alone what can be reached.
+    # Mode and hosts are compared together in `resolve`, since both determine what can be reached.
     Key(
         name="network", aliases=("NetworkEnabled",), variable="CLOCHE_NETWORK", read=readers.read_network,
         settings_field="policy.network", has_ceiling=True, parse_ceiling=readers.parse_network_ceiling,
@@ -416,7 +416,7 @@ KEYS: tuple[Key, ...] = (
         name="network_allow", aliases=("NetworkAllowList",), parse=readers.parse_hosts,
         settings_field="policy.network_allow",
     ),
-    # A file of the working directory adds to what is denied.
+    # A file of the working directory can only add denied hosts.
     Key(
         name="network_deny", parse=readers.parse_denied_hosts, settings_field="policy.network_deny",
         is_looser=_is_never_looser, join=_in_either, is_added=True,
@@ -460,7 +460,7 @@ KEYS: tuple[Key, ...] = (
         is_looser=lambda new, old: new != old and new != () and (old == AUTO or _is_wider(new, old)), join=_in_both,
         has_ceiling=True, parse_ceiling=readers.parse_package_ceiling, join_ceilings=readers.packages_in_both,
     ),
-    # What may be installed is the owner's choice alone; anybody may deny more.
+    # Only the owner allows packages; any source may deny more.
     Key(
         name="packages_allow", parse=readers.parse_package_patterns, settings_field="packages_allow",
         text_if_empty="any",
@@ -486,7 +486,7 @@ KEYS: tuple[Key, ...] = (
         name="package_managers", variable="CLOCHE_PACKAGE_MANAGERS", parse=readers.parse_package_managers,
         settings_field="policy.package_managers", is_looser=_is_before(True, "live", False),
     ),
-    # What of the host is shown is the owner's choice alone.
+    # Only the owner chooses which host folders are shown.
     Key(
         name="toolchains", variable="CLOCHE_TOOLCHAINS", parse=readers.parse_toolchains,
         settings_field="toolchains",
@@ -496,7 +496,7 @@ KEYS: tuple[Key, ...] = (
         name="languages", parse=readers.parse_languages,
         settings_field="policy.languages", is_looser=_is_wider, join=_in_both,
     ),
-    # Fewer things shared between runs is the tighter choice.
+    # Sharing less between runs is tighter.
     Key(
         name="warm", variable="CLOCHE_WARM", parse=readers.parse_switch, settings_field="policy.warm",
         is_looser=lambda new, old: new and not old,
@@ -517,7 +517,7 @@ KEYS: tuple[Key, ...] = (
         settings_field="policy.level", text_if_empty="strongest",
         has_ceiling=True, parse_ceiling=readers.parse_level, join_ceilings=max,
     ),
-    # Docker's own runtime shuts gVisor out.
+    # Docker's own runtime excludes gVisor.
     Key(name="runtime", read=readers.read_runtime,
         settings_field="policy.runtime", text_if_empty="any", is_looser=_is_different),
     _section("autofix"),
@@ -547,13 +547,13 @@ BY_NAME: Mapping[str, Key] = {key.name: key for key in KEYS}
 # The key of each limit, with its field in `Limits`.
 LIMIT_FIELDS: Mapping[str, str] = {row.keyword: row.field for row in LIMITS}
 
-# What may have a ceiling, in the same way: every limit; `users`, where false is the lower value; `level`, where the
-# higher one is; network and packages.
+# Keys that may have a ceiling, with their fields: every limit; `users`, with false as the lower value; `level`, with
+# the higher level as the lower value; network and packages.
 CEILING_FIELDS: Mapping[str, str] = {key.name: key.settings_field.rpartition(".")[2] for key in KEYS if key.has_ceiling}
 
 
 def _file_readers(*, is_json: bool) -> dict[str, dict[str, Reader]]:
-    """Return the readers of each section's spellings; the section without a name is the file itself."""
+    """Return the readers of each section's spellings; the section "" is the file itself."""
     sections: dict[str, dict[str, Reader]] = {}
     for key in KEYS:
         sections.setdefault(key.section, {}).update(key.readers(is_json=is_json))
@@ -574,7 +574,7 @@ ARGUMENT_READERS: Mapping[str, Reader] = {
 
 
 def _defaults() -> Layer:
-    """Return the default of each key: that of its row, else that of its field of the settings."""
+    """Return the default of each key: that of its row, or of its field of the settings."""
     plain = Settings()
     values = {
         key.name: key.value_in(plain) if key.default is ABSENT else key.default for key in KEYS if key.settings_field
@@ -588,10 +588,10 @@ DEFAULTS: Layer = MappingProxyType(_defaults())
 def read_layer(
     pairs: Iterable[tuple[str, object]], reader_of: Mapping[str, Reader], *, origin: Origin, where: str
 ) -> Layer:
-    """Return the layer of these pairs of key and value; `where` is put before keys in messages.
+    """Return the layer of these pairs of key and value; `where` precedes keys in messages.
 
-    A key may be dotted (`sandbox.memory`): its last part is the spelling. A value of None is skipped.
-    Raises InvalidRequest naming the key, both keys where two of them disagree.
+    A key may be dotted (`sandbox.memory`): its last part is the spelling. A value of None is skipped. Raises
+    InvalidRequest naming the key, or both keys if two of them disagree.
     """
     layer: dict[str, ConfiguredValue] = {}
     for key, value in pairs:
@@ -610,10 +610,10 @@ def read_layer(
 
 
 def _with_host_list(layer: dict[str, ConfiguredValue], *, where: str) -> Layer:
-    """Let `on` mean `allowlist` where the same source lists hosts.
+    """Turn `on` into `allowlist` if the same source lists hosts.
 
-    Raises InvalidRequest for `bridge` with a list, and for `open` with a host that it reaches anyway: whoever lists
-    hosts does not mean all of them.
+    Raises InvalidRequest for `bridge` with a list, and for `open` with a host that it reaches anyway: a list of hosts
+    contradicts access to all of them.
     """
     network, hosts = layer.get("network"), layer.get("network_allow")
     if network is None or hosts is None or network.value in {"off", "allowlist"}:
@@ -629,7 +629,7 @@ def _with_host_list(layer: dict[str, ConfiguredValue], *, where: str) -> Layer:
 
 
 def with_auto_backend(layer: Layer, *, where: str) -> Layer:
-    """Let `prefer` choose the backend `auto`. Raises InvalidRequest where the source names another backend."""
+    """Let `prefer` select the backend `auto`. Raises InvalidRequest if the source names another backend."""
     prefer, backend = layer.get("prefer"), layer.get("backend")
     if prefer is None:
         return layer

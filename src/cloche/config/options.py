@@ -1,4 +1,4 @@
-"""The keywords that say how a sandbox is made, for everybody who takes them; `keys` says how each is read."""
+"""The keywords that configure a sandbox, for all functions that accept them; `keys` has their readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a value came from: origins, values that have one, and the layers that each source becomes."""
+"""Origins of values, values with an origin, and the layer of each source."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ OriginKind = Literal["default", "tier", "preset", "file", "stored", "environment
 
 
 class Origin(str):
-    """Say where a value came from, as text with a kind. Without a kind it is the path of a file.
+    """The source of a value, as text with a kind. The default kind is a file, and the text its path.
 
-    `first` is the original source: the argument behind `preset minimal (argument)`, and the argument whose value a
+    `first` is the original source: the argument behind `preset minimal (argument)`, or the argument whose value a
     ceiling lowered.
     """
 
@@ -44,7 +44,7 @@ class Origin(str):
 
     @classmethod
     def joined(cls, origins: Iterable[Origin]) -> Origin:
-        """Return one origin for several keys that are listed as one; keys with their default do not count."""
+        """Return one origin for several keys that share a line; keys with their default value are ignored."""
         distinct = [origin for origin in dict.fromkeys(origins) if origin != DEFAULT]
         return distinct[0] if len(distinct) == 1 else cls("; ".join(distinct), "several") if distinct else DEFAULT
 
@@ -58,7 +58,7 @@ DEFAULT, ARGUMENT = Origin("default", "default"), Origin("argument", "argument")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfiguredValue:
-    """Hold the value of one key from one source, with the source and the key as it is spelled there."""
+    """The value of one key from one source, with the source and the key's spelling there."""
 
     value: Any
     origin: Origin

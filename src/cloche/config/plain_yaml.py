@@ -1,4 +1,4 @@
-"""YAML read safely: plain data only, no key twice, no document that grows when it is read."""
+"""Read YAML safely: plain data only, no duplicate keys, no document that expands when it is read."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import yaml
 from cloche.core.errors import InvalidRequest
 
 MAX_ENTRIES = 10_000
-MAX_DEPTH = 50  # libyaml composes by recursion: some ten thousand levels end the process
+MAX_DEPTH = 50  # libyaml composes recursively: about ten thousand levels overflow the C stack
 MAX_INT_BITS = 1024
-MAX_NUMBER_CHARS = 400  # one of `1:59:59` takes the square of its parts
-MAX_VALUES = 40_000  # scalars, lists and mappings of a document: each takes a hundred times its character
+MAX_NUMBER_CHARS = 400  # parsing a sexagesimal number (1:59:59) takes quadratic time
+MAX_VALUES = 40_000  # scalars, lists and mappings of a document: each takes about a hundred times its size in memory
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
-# What PyYAML's constructors let through for malformed dates, numbers and deep nesting.
+# Exceptions that PyYAML's constructors do not convert, for malformed dates, numbers and deep nesting.
 _SLIPS = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # libyaml's is ten times as fast
-    """Load plain data. `flatten_mapping` follows merge keys, which can double a mapping at every level."""
+    """Load plain data. PyYAML's `flatten_mapping` resolves merge keys, which can double a mapping at every level."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
-        self._checked: set[int] = set()  # nodes by identity: a merged one comes again, its parents' keys in it
+        self._checked: set[int] = set()  # ids of checked nodes: a merged node is visited again, with its parents' keys
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
-        """Say where a date or number stands that makes no sense, or that Python would refuse to write out."""
+        """Report the position of an invalid date or number, and of a number that Python would refuse to print."""
         if not isinstance(node, yaml.ScalarNode):
             return super().construct_object(node, deep)
         if len(node.value) > MAX_NUMBER_CHARS and node.tag in _NUMBERS:
@@ -72,9 +72,9 @@ def parse_yaml(text: str, file: str, *, most_depth: int = MAX_DEPTH, takes_ancho
 
 
 def _check_events(text: str, most_depth: int, takes_anchors: bool) -> None:
-    """Look at the document piece by piece, which takes no recursion, and stop where it goes too deep.
+    """Check the document event by event, without recursion, and stop if it is nested too deeply.
 
-    A value that stands in many places, by an anchor, is how a small file becomes a huge one.
+    Anchors that are referenced many times can turn a small file into a huge document.
     """
     depth = 0
     for count, event in enumerate(yaml.parse(text, Loader=_Loader)):

@@ -1,8 +1,8 @@
-"""How the value of a configuration key is read: text or plain data in, a checked value out. Pure.
+"""Read values of configuration keys: text or plain data in, a checked value out. Pure.
 
-A parser returns one value. A reader returns a mapping from keys to values, for what sets several keys at once
-(`require` is a level and controls; a network may bring its hosts). Both are given `name`, which every message begins
-with, and raise InvalidRequest.
+A parser returns one value. A reader returns a mapping from keys to values, for spellings that set several keys at once
+(`require` is a level and controls; a network may include its hosts). Both take `name`, with which every message begins,
+and raise InvalidRequest.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*")
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _PACKAGE = re.compile(r"@?[A-Za-z0-9][^\x00-\x1f\x7f]*")
 _PORT = re.compile(r"[0-9]{1,5}")
-# Not one between versions, or between extras: "a[b,c]>=1,<2, d" are two.
+# A comma between packages, not between versions or extras: "a[b,c]>=1,<2, d" are two packages.
 _PACKAGE_COMMA = re.compile(r",(?![^\[]*\])(?=\s*@?[A-Za-z0-9])")
 _PACKAGE_PATTERN = re.compile(r"[A-Za-z0-9*][A-Za-z0-9._*-]*|npm:@?[A-Za-z0-9*][A-Za-z0-9._*/-]*")
 _SWITCH: Mapping[str, bool] = {"true": True, "on": True, "false": False, "off": False}
@@ -45,7 +45,7 @@ def parse_list(value: object, *, name: str) -> tuple[str, ...]:
 
 
 def one_of(choices: tuple[str, ...], *, if_false: str = "") -> Parser:
-    """Return a parser of one word of `known`; `if_false` is what false means, as YAML reads `off` and `no`."""
+    """Return a parser for one of `choices`; `if_false` replaces False, which YAML makes of `off` and `no`."""
 
     def parse(value: object, *, name: str) -> str:
         return _one_of(choices, if_false if if_false and value is False else value, name=name)
@@ -64,7 +64,7 @@ def parse_preset(value: object, *, name: str) -> str:
 
 def parse_hosts(value: object, *, name: str) -> tuple[str, ...]:
     """Return rules that allow hosts, in lower case."""
-    from cloche.core.network import parse_rule  # only where somebody lists hosts
+    from cloche.core.network import parse_rule  # imported only if hosts are listed
 
     return tuple(parse_rule(text, name=name).text for text in _rule_texts(value, name=name))
 
@@ -77,7 +77,7 @@ def parse_denied_hosts(value: object, *, name: str) -> tuple[str, ...]:
 
 
 def _rule_texts(value: object, *, name: str) -> tuple[str, ...]:
-    """Return the texts of rules; in text with commas, ports and networks go on with the rule before them."""
+    """Return the texts of rules. In text with commas, ports and networks belong to the rule before them."""
     texts: list[str] = []
     for item in parse_list(value, name=name):
         last = texts[-1] if texts and isinstance(value, str) else ""
@@ -91,7 +91,7 @@ def _rule_texts(value: object, *, name: str) -> tuple[str, ...]:
 
 
 def parse_network_ports(value: object, *, name: str) -> tuple[int, ...]:
-    """Return port numbers, from one, a list, or text with commas."""
+    """Return port numbers from one number, a list, or text with commas."""
     from cloche.core.network import parse_ports
 
     listed = [value] if isinstance(value, int) else value.split(",") if isinstance(value, str) else value
@@ -101,7 +101,7 @@ def parse_network_ports(value: object, *, name: str) -> tuple[int, ...]:
 
 
 def parse_network_ceiling(value: object, *, name: str) -> object:
-    """Return the most that anyone may ask of the network: a mode, hosts, or a mapping of mode, hosts and networks."""
+    """Return the network ceiling: a mode, hosts, or a mapping of mode, hosts and networks."""
     from cloche.core.ceilings import NetworkCeiling
     from cloche.core.network import parse_network_range
 
@@ -118,7 +118,7 @@ def parse_network_ceiling(value: object, *, name: str) -> object:
 
 
 def _ceiling_of(entries: Mapping[str, object], *, name: str) -> dict[str, Any]:
-    """Return mode and hosts; hosts alone are an allowlist, and without either the mode is `open`."""
+    """Return mode and hosts; hosts alone mean an allowlist, and without either the mode is `open`."""
     hosts = parse_hosts(entries["hosts"], name=f"{name}.hosts") if "hosts" in entries else None
     mode = parse_network(entries.get("mode", "open" if hosts is None else "allowlist"), name=f"{name}.mode")
     if hosts is not None and mode != "allowlist":
@@ -127,7 +127,7 @@ def _ceiling_of(entries: Mapping[str, object], *, name: str) -> dict[str, Any]:
 
 
 def parse_package_ceiling(value: object, *, name: str) -> tuple[str, ...]:
-    """Return the packages that anyone may ask for, by name; `none` is none."""
+    """Return the names of packages in a ceiling; `none` allows none."""
     if value is False or value in ("none", ""):
         return ()
     if value == "auto":
@@ -136,14 +136,14 @@ def parse_package_ceiling(value: object, *, name: str) -> tuple[str, ...]:
 
 
 def packages_in_both(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the lower of two ceilings of packages."""
+    """Return the lower of two package ceilings."""
     from cloche.core.ceilings import packages_in_both as in_both
 
     return in_both(first, second)
 
 
 def is_in_open(hosts: tuple[str, ...], ports: tuple[int, ...]) -> bool:
-    """Tell whether mode `open` reaches one of these hosts by itself."""
+    """Tell whether mode `open` already reaches one of these hosts."""
     from cloche.core.ceilings import covers
     from cloche.core.network import NetworkRules, parse_rule
 
@@ -152,7 +152,7 @@ def is_in_open(hosts: tuple[str, ...], ports: tuple[int, ...]) -> bool:
 
 
 def parse_packages(value: object, *, name: str) -> tuple[str, ...] | str:
-    """Return the names of packages, or `auto`."""
+    """Return names of packages, or `auto`."""
     if isinstance(value, str) and value.strip().lower() in {"auto", "none", ""}:
         return "auto" if value.strip().lower() == "auto" else ()
     listed = _PACKAGE_COMMA.split(value) if isinstance(value, str) else value
@@ -160,7 +160,7 @@ def parse_packages(value: object, *, name: str) -> tuple[str, ...] | str:
 
 
 def parse_package_patterns(value: object, *, name: str) -> tuple[str, ...]:
-    """Return names of packages, in which `*` stands for any characters."""
+    """Return names of packages, in which `*` matches any characters."""
     return _matching(_PACKAGE_PATTERN, parse_list(value, name=name), name=name, description="the name of a package")
 
 
@@ -175,7 +175,7 @@ def parse_package_hosts(value: object, *, name: str) -> tuple[str, ...]:
 
 
 def parse_lock_file(value: object, *, name: str) -> str:
-    """Return the path of a lock file: that of the working directory for true, none for false."""
+    """Return the path of a lock file: the one in the working directory for true, empty for false."""
     if isinstance(value, bool):
         return os.path.abspath("cloche.lock") if value else ""
     return os.path.abspath(_text(os.fspath(value) if isinstance(value, os.PathLike) else value, name=name))
@@ -202,7 +202,7 @@ def parse_image(value: object, *, name: str) -> str:
 
 
 def parse_root(value: object, *, name: str, root: str) -> str:
-    """Return the folder of the host behind `/memory` or `/configs`; `none` is no folder."""
+    """Return the host folder behind `/memory` or `/configs`; empty for `none`."""
     text = _text(value, name=name)
     folder = "" if text.lower() == "none" else os.path.expanduser(text)
     if folder and (not os.path.isabs(folder) or "\0" in folder):
@@ -211,7 +211,7 @@ def parse_root(value: object, *, name: str, root: str) -> str:
 
 
 def parse_switch(value: object, *, name: str) -> bool:
-    """Return true or false, also from `on` and `off`."""
+    """Return true or false; `on` and `off` are accepted too."""
     is_on = _SWITCH.get(str(value).strip().lower())
     if is_on is None or not isinstance(value, bool | str):
         raise InvalidRequest(f"{name}: {_short_repr(value)} is neither true nor false")
@@ -224,7 +224,7 @@ def parse_toolchains(value: object, *, name: str) -> tuple[str, ...]:
 
 
 def parse_package_managers(value: object, *, name: str) -> bool | str:
-    """Return whether package managers are shown: true, false, or `live`, to what is no throwaway run."""
+    """Return whether package managers are shown: true, false, or `live`, which excludes throwaway runs."""
     if isinstance(value, str) and value.strip().lower() == "live":
         return "live"
     try:
@@ -234,35 +234,35 @@ def parse_package_managers(value: object, *, name: str) -> bool | str:
 
 
 def parse_trusted(value: object, *, name: str) -> bool:
-    """Return whether code is trusted, which only a program says, and with a real boolean."""
+    """Return whether code is trusted; only a real boolean of a program is accepted."""
     if not isinstance(value, bool):
         raise InvalidRequest(f"{name}: {_short_repr(value)} is neither True nor False")
     return value
 
 
 def parse_audit_keep(value: object, *, name: str) -> tuple[str, ...]:
-    """Return what is stored beside the audit log: `code`, `output`."""
+    """Return the kinds of artifacts stored beside the audit log: `code`, `output`."""
     listed = [] if value is False or value == "none" else parse_list(value, name=name)
     return tuple(_one_of(("code", "output"), kind, name=name) for kind in listed)
 
 
 def parse_age(value: object, *, name: str) -> float | None:
-    """Return seconds; `none` is no bound."""
+    """Return seconds; None for `none`, which means no limit."""
     return None if value == "none" else parse_duration(value, name=name)
 
 
 def parse_least_age(value: object, *, name: str) -> float:
-    """Return seconds; `none` is no bound."""
+    """Return seconds; 0 for `none`, which means no limit."""
     return 0.0 if value in ("none", 0, "0", False) else parse_duration(value, name=name)
 
 
 def parse_total(value: object, *, name: str) -> int | None:
-    """Return bytes; `none` is no bound."""
+    """Return bytes; None for `none`, which means no limit."""
     return None if value == "none" else parse_size(value, name=name)
 
 
 def parse_total_count(value: object, *, name: str) -> int | None:
-    """Return a number; `none` is no bound."""
+    """Return a number; None for `none`, which means no limit."""
     return None if value == "none" else parse_count(value, name=name)
 
 
@@ -276,7 +276,7 @@ def parse_controls(value: object, *, name: str) -> tuple[Control, ...]:
 
 
 def parse_level(value: object, *, name: str) -> Level:
-    """Return a level, from itself or its name."""
+    """Return a level from a Level or its name."""
     text = str(value) if isinstance(value, Level) else _text(value, name=name)
     try:
         return Level.parse(text)
@@ -285,7 +285,7 @@ def parse_level(value: object, *, name: str) -> Level:
 
 
 def parse_rounds(value: object, *, name: str) -> int:
-    """Return how often a model may be asked."""
+    """Return the maximum number of calls to a model."""
     rounds = parse_count(value, name=name)
     if rounds > MOST_ROUNDS:
         raise InvalidRequest(f"{name}: {rounds} rounds are more than the most, {MOST_ROUNDS}")
@@ -293,21 +293,21 @@ def parse_rounds(value: object, *, name: str) -> int:
 
 
 def parse_line(value: object, *, name: str) -> str:
-    """Return text of one line; a message does not repeat it."""
+    """Return text of one line; messages do not repeat it."""
     if not isinstance(value, str) or not value.strip() or not value.strip().isprintable():
         raise InvalidRequest(f"{name}: this is no text of one line")
     return value.strip()
 
 
 def parse_secret(value: object, *, name: str) -> Secret:
-    """Return a key of an endpoint; a message does not repeat it."""
+    """Return an endpoint's key; messages do not repeat it."""
     if not isinstance(value, str) or not value.strip().isascii() or not value.strip().isprintable():
         raise InvalidRequest(f"{name}: this is no key; it is one word of plain characters")
     return Secret(value.strip())
 
 
 def parse_file(value: object, *, name: str) -> str:
-    """Return the absolute path of a file, `~` being the user's home."""
+    """Return the absolute path of a file; `~` is the user's home."""
     path = os.path.expanduser(value) if isinstance(value, str) else ""
     if not os.path.isabs(path) or "\0" in path:
         raise InvalidRequest(f"{name}: give the absolute path of a file")
@@ -326,7 +326,9 @@ def parse_money(value: object, *, name: str) -> float:
 
 
 def read_runtime(value: object, *, name: str) -> Values:
-    """Read the name of a backend, `runsc` for gVisor's, or docker's own, which is docker and never gVisor (C3)."""
+    """Read the name of a backend, `runsc` for gVisor's, or docker's own runtime, which means docker and never gVisor
+    (C3).
+    """
     runtime = value.strip().lower() if isinstance(value, str) else ""
     if runtime in get_args(ContainerRuntime):
         return {"backend": "docker", "runtime": runtime}
@@ -337,7 +339,7 @@ def read_runtime(value: object, *, name: str) -> Values:
 
 
 def read_network(value: object, *, name: str) -> Values:
-    """Read a mode; a list of hosts, or `allowlist:host,host` in text, is the mode `allowlist` with these hosts."""
+    """Read a mode. A list of hosts, or the text `allowlist:host,host`, is the mode `allowlist` with these hosts."""
     if isinstance(value, str) and value.strip().lower().startswith("allowlist:"):
         return read_network(parse_list(value.partition(":")[2], name=name), name=name)
     if isinstance(value, list | tuple | set | frozenset):
@@ -347,7 +349,7 @@ def read_network(value: object, *, name: str) -> Values:
 
 
 def read_require(value: object, *, name: str) -> Values:
-    """Read a level, controls or both; what is not named is left as it was."""
+    """Read a level, controls or both; a part that is not named keeps its value."""
     names = (value,) if isinstance(value, Level) else value
     listed = names if isinstance(names, str) else [str(item) for item in _items(names, name=name)]
     try:
@@ -359,7 +361,7 @@ def read_require(value: object, *, name: str) -> Values:
 
 
 def read_audit(value: object, *, name: str) -> Values:
-    """Read on or off; a folder means on, in that folder."""
+    """Read on or off; a folder means on, with the log in that folder."""
     is_on = _SWITCH.get(str(value).strip().lower())
     if is_on is not None and isinstance(value, bool | str):
         return {"audit": is_on}
@@ -379,7 +381,7 @@ def read_images(value: object, *, name: str) -> Values:
 
 
 def read_roots(value: object, *, name: str, readers: Mapping[str, Reader]) -> Values:
-    """Read a mapping of the agent's own folders to folders of the host."""
+    """Read a mapping of an agent's own folders to host folders."""
     values: dict[str, Any] = {}
     for key, folder in _entries(value, name=name):
         root = key.removeprefix("/")
@@ -390,7 +392,7 @@ def read_roots(value: object, *, name: str, readers: Mapping[str, Reader]) -> Va
 
 
 def read_section(value: object, *, name: str, readers: Mapping[str, Reader]) -> Values:
-    """Read the keys of a section; a message does not repeat a value, which may be a secret."""
+    """Read the keys of a section; messages do not repeat a value, which may be a secret."""
     if not isinstance(value, Mapping):
         raise InvalidRequest(f"{name}: this is not a mapping of names to values")
     values: dict[str, Any] = {}
@@ -402,7 +404,9 @@ def read_section(value: object, *, name: str, readers: Mapping[str, Reader]) -> 
 
 
 def read_ceilings(value: object, *, name: str, readers: Mapping[str, Reader], limits: Iterable[str]) -> Values:
-    """Read a mapping of limits, under any spelling, to the most that any source may ask for; the lowest holds."""
+    """Read a mapping of limits, in any spelling, to ceilings. If two spellings set the same limit, the lower one is
+    used.
+    """
     values: dict[str, Any] = {}
     for spelling, ceiling in _entries(value, name=name):
         if spelling not in readers:
@@ -415,21 +419,21 @@ def read_ceilings(value: object, *, name: str, readers: Mapping[str, Reader], li
 
 
 def check_length(value: object, *, name: str) -> object:
-    """Return the value. Raises InvalidRequest for very long text: a mistake, or meant to flood the message."""
+    """Return the value. Raises InvalidRequest for very long text, which is a mistake or would flood the message."""
     if isinstance(value, str) and len(value) > MAX_TEXT_CHARS:
         raise InvalidRequest(f"{name}: the text has {len(value)} characters; at most {MAX_TEXT_CHARS} make sense")
     return value
 
 
 def nearest(key: str, known_keys: Iterable[str]) -> str:
-    """Return the known key that was probably meant, empty for none."""
-    import difflib  # only where a key is wrong
+    """Return the most similar known key, empty if none is similar."""
+    import difflib  # imported only for an unknown key
 
     return next(iter(difflib.get_close_matches(key[:80], list(known_keys), n=1, cutoff=0.7)), "")
 
 
 def hint_for(key: str, known_keys: Collection[str]) -> str:
-    """Return a hint for an unknown key: the one that was probably meant, else all known ones."""
+    """Return a hint for an unknown key: the most similar one, or all known ones."""
     near = nearest(key, known_keys)
     return f"did you mean {near!r}?" if near else f"known keys: {', '.join(known_keys)}"
 
@@ -478,6 +482,6 @@ def _entries(value: object, *, name: str) -> Iterator[tuple[str, object]]:
 
 
 def _short_repr(value: object) -> str:
-    """Return a short repr; a container from a file may be built to have an endless one."""
+    """Return a short repr; that of a container from a file may be extremely long."""
     is_short = isinstance(value, str | int | float | bool) or value is None
     return repr(value)[:200] if is_short else f"a {type(value).__name__}"

@@ -1,16 +1,16 @@
-"""Which source wins for each configuration key: presets, tiers, ceilings, and files that may only tighten.
+"""Precedence of sources for each configuration key: presets, tiers, ceilings, and files that may only tighten.
 
-Theory of operation: every source becomes a layer, a mapping from keys to `ConfiguredValue`. Layers are applied one over
-the other, and the last one wins: defaults < tier < the owner's files < the working directory's files < what a service
-stored < the `.env` that the user named < environment < arguments. A preset has the rank of the source that chose it,
+Theory of operation: every source becomes a layer, a mapping from keys to `ConfiguredValue`. Layers are applied in
+order, and the last one wins: defaults < tier < the owner's files < the working directory's files < values stored by a
+service < the `.env` that the user named < environment < arguments. A preset has the rank of the source that chose it,
 and only the highest source's preset counts. SANDBOX_TIMEOUT_SEC then replaces the time-out, and the owner's ceilings
-cap everything. `resolve_settings` has `sources` read; all else is pure.
+limit everything. `resolve_settings` reads the sources; all other functions are pure.
 
 A file of the working directory may have come with a checkout: it may ask for less, never for more. `tightened` compares
-each such file with what holds without them: `base` is defaults, tier and the owner's files, `full` also has the
-environment and the arguments. A key that is looser than both is an error that names it. One that is looser than `base`
-only is ignored, because the environment or an argument decides it. All others tighten; of several files the tightest
-value is taken.
+each such file with the result without these files: `base` is defaults, tier and the owner's files, `full` also includes
+the environment and the arguments. A key that is looser than both is an error that names it. A key that is looser only
+than `base` is ignored, because the environment or an argument decides it. All others tighten; of several files, the
+tightest value is used.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _NETWORKS = get_args(NetworkMode)
 _BACKEND_STRENGTH: Mapping[str, int] = {
     name: row.strength for name, row in BACKEND_ROWS.items() if row.strength is not None
 }
-_AUTO_STRENGTH = 4  # it may already be anything up to a virtual machine
+_AUTO_STRENGTH = 4  # `auto` may choose anything up to a virtual machine
 _NOTHING: Layer = MappingProxyType({})
 _PAIR = ("network", "network_allow")
 NetworkPair = tuple[NetworkMode, tuple[str, ...]]
 
 
 def expand_preset(layer: Layer) -> Layer:
-    """Return the layer with the values of its preset added; the layer's own keys win."""
+    """Return the layer with the values of its preset added; the layer's own keys take precedence."""
     configured = layer.get("preset")
     if configured is None:
         return layer
@@ -65,7 +65,9 @@ def expand_preset(layer: Layer) -> Layer:
 
 
 def tightened(layers: Sequence[Layer], base: Layer, full: Layer) -> Layer:
-    """Return one layer that holds what `layers` tighten. Raises InvalidRequest naming file and key of what loosens."""
+    """Return one layer with everything that `layers` tighten. Raises InvalidRequest naming file and key of a looser
+    value.
+    """
     merged: dict[str, ConfiguredValue] = {}
     for layer in layers:
         for name, configured in _accepted(layer, base, full).items():
@@ -77,7 +79,7 @@ def _accepted(layer: Layer, base: Layer, full: Layer) -> dict[str, ConfiguredVal
     accepted: dict[str, ConfiguredValue] = {}
     for name, configured in _with_network_pair(expand_preset(layer), base).items():
         if name == "backend" and configured.value == "none" and "tier" in layer and layer["tier"].value in (1, 2):
-            continue  # these tiers mean it anyway
+            continue  # these tiers imply it
         if not _loosens(name, configured, base):
             accepted[name] = _joined_with_required(name, configured, base)
         elif _loosens(name, configured, full):
@@ -86,7 +88,7 @@ def _accepted(layer: Layer, base: Layer, full: Layer) -> dict[str, ConfiguredVal
 
 
 def _with_network_pair(layer: Layer, base: Layer) -> Layer:
-    """Replace mode and hosts by one key, `network_pair`: only together they say which hosts can be reached."""
+    """Replace mode and hosts by one key, `network_pair`, since only both together determine the reachable hosts."""
     named = layer.get("network") or layer.get("network_allow")
     if named is None:
         return layer
@@ -102,7 +104,7 @@ def _network_pair(layer: Layer) -> NetworkPair:
 
 
 def effective_network(layer: Layer) -> NetworkMode:
-    """Return the mode; `on` means `allowlist` where any source gave a list of hosts, else `open`."""
+    """Return the mode; `on` means `allowlist` if any source gave a list of hosts, otherwise `open`."""
     mode: Any = layer["network"].value
     if mode != "on":
         return mode  # type: ignore[no-any-return]  # one of the modes
@@ -110,7 +112,7 @@ def effective_network(layer: Layer) -> NetworkMode:
 
 
 def _loosens(name: str, configured: ConfiguredValue, resolved: Layer) -> bool:
-    """Tell whether a value is looser than the one that holds; a key without a rule always is."""
+    """Tell whether a value is looser than the current one; a key without a rule always is."""
     together = _JOINT_RULES.get(name)
     if together is not None:
         return together(configured.value, resolved)
@@ -124,19 +126,19 @@ def _backend_loosens(new: str, resolved: Layer) -> bool:
     if new == old:
         return False
     if new == "none" or new not in _BACKEND_STRENGTH or (old == "none" and tier != 4):
-        return True  # `none` outside tier 4 runs nothing, which is the least there is
+        return True  # `none` outside of tier 4 runs nothing, so every other backend is looser
     strength = _AUTO_STRENGTH if old == "auto" else _BACKEND_STRENGTH.get(old)
     return strength is None or _BACKEND_STRENGTH[new] <= strength
 
 
 def _network_loosens(new: NetworkPair, resolved: Layer) -> bool:
-    """Tell whether a mode reaches more, or one of the hosts is more than what could be reached."""
+    """Tell whether a mode reaches more, or one of the hosts was not reachable before."""
     old = _network_pair(resolved)
     if new[0] == "off" or new == old:
         return False
     if _NETWORKS.index(new[0]) > _NETWORKS.index(old[0]):
         return True
-    from cloche.core.ceilings import covers  # only where such a file says something of the network
+    from cloche.core.ceilings import covers  # imported only if such a file configures the network
 
     reachable = _rules_of(old, resolved)
     return not all(covers(reachable, rule) for rule in _rules_of(new).allow)
@@ -158,7 +160,7 @@ _JOINT_RULES: Mapping[str, Callable[[Any, Layer], bool]] = {
 
 
 def _joined_with_required(name: str, configured: ConfiguredValue, base: Layer) -> ConfiguredValue:
-    """Return the value, joined with what is required already if the key `is_added`."""
+    """Return the value, joined with the current one if the key `is_added`."""
     key = BY_NAME.get(name)
     return key.join(base[name], configured) if key is not None and key.is_added and key.join is not None else configured
 
@@ -260,9 +262,9 @@ def _tier_layer(tier: ConfiguredValue | None) -> Layer:
 
 
 def _apply(resolved: dict[str, ConfiguredValue], layer: Layer) -> None:
-    """Let a layer's keys win. An image for any language replaces every image of lower layers.
+    """Let a layer's keys replace the current values. An image for any language replaces every image of lower layers.
 
-    Another backend than docker resets `runtime`, which is docker's. What is denied adds up, so that denying one more
+    A backend other than docker resets `runtime`, which is docker's. Denied hosts accumulate, so that denying one more
     host never allows another one.
     """
     if f"image.{ANY_LANGUAGE}" in layer:
@@ -279,7 +281,7 @@ def _apply(resolved: dict[str, ConfiguredValue], layer: Layer) -> None:
 
 
 def _split_network_pair(between: Layer, upper: Sequence[Layer]) -> Layer:
-    """Split `network_pair` of the untrusted files into two keys, or drop it where a higher source sets the network."""
+    """Split `network_pair` of the untrusted files into two keys, or drop it if a higher source sets the network."""
     accepted = {
         name: configured for name, configured in between.items() if name not in ("network_pair", "timeout_override")
     }
@@ -292,7 +294,7 @@ def _split_network_pair(between: Layer, upper: Sequence[Layer]) -> Layer:
 
 
 def _override_timeout(resolved: dict[str, ConfiguredValue], between: Layer) -> None:
-    """Let SANDBOX_TIMEOUT_SEC win over everything; that of an untrusted file only lowers the time-out."""
+    """Let SANDBOX_TIMEOUT_SEC override every time-out; in an untrusted file it can only lower it."""
     override, cap = resolved.get("timeout_override"), between.get("timeout_override")
     if override is not None:
         resolved["timeout"] = override
@@ -309,7 +311,7 @@ def _screen_process(resolved: dict[str, ConfiguredValue], between: Layer) -> Non
 
 
 def _lowest_ceilings(files: Sequence[Layer]) -> dict[str, ConfiguredValue]:
-    """Return the lowest ceiling of each key; a ceiling does not yield to a later file."""
+    """Return the lowest ceiling of each key; a later file cannot raise it."""
     lowest: dict[str, ConfiguredValue] = {}
     for layer in files:
         for name in CEILING_FIELDS:
@@ -327,7 +329,9 @@ def _lower(name: str, first: ConfiguredValue, second: ConfiguredValue) -> Config
 
 
 def _cap(resolved: dict[str, ConfiguredValue], ceilings: Mapping[str, ConfiguredValue]) -> None:
-    """Lower what is above its ceiling. Raises PolicyDenied for what is no amount: less would be another thing."""
+    """Lower values that exceed their ceiling. Raises PolicyDenied for network and packages, which cannot be lowered
+    silently.
+    """
     for name, ceiling in ceilings.items():
         if name in _CEILING_RULES:
             _CEILING_RULES[name](resolved, ceiling)
@@ -361,7 +365,7 @@ def _above(name: str, excess: str, configured: ConfiguredValue, ceiling: Configu
 
 
 def _require_level(resolved: dict[str, ConfiguredValue], minimum: ConfiguredValue) -> None:
-    """Let the ceiling of the level be required: what is weaker gives a program more."""
+    """Turn the ceiling of the level into a required level, since a weaker level gives a program more."""
     required = resolved["require_level"]
     if required.value is None or required.value < minimum.value:
         origin = Origin.ceiling(minimum.origin, resolved["level"].origin)
@@ -376,7 +380,7 @@ _CEILING_RULES: Mapping[str, Callable[[dict[str, ConfiguredValue], ConfiguredVal
 
 
 def _choose_for_level(resolved: dict[str, ConfiguredValue]) -> None:
-    """Choose `auto` for a level above what the default backend has, where nobody named a backend."""
+    """Choose `auto` for a level above that of the default backend, if no source named a backend."""
     backend = resolved["backend"]
     if backend.value != "local" or backend.origin.kind not in ("default", "tier"):
         return

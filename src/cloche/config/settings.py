@@ -1,6 +1,7 @@
-"""The settings of a run: `load_settings` returns one `Settings`, cached until a source changes; may it run code?
+"""The settings of a run: `load_settings` returns one `Settings`, cached until a source changes; `check_runnable` checks
+them.
 
-`given_options` and `list_options_in_signature` are for functions that take the keywords of `SandboxOptions`.
+`given_options` and `list_options_in_signature` are for functions with the keywords of `SandboxOptions`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 HOST_TIER = 4
 MOST_CACHED = 64
-# Values that can be compared, as lists of texts can; with any other one the settings are not cached.
+# Types that can be part of the cache key, as can lists of text; with other values the settings are not cached.
 _COMPARABLE = (bool, int, float, str, type(None), Level)
 _cache: dict[Hashable, Settings] = {}
 
@@ -53,9 +54,9 @@ def load_settings(
 ) -> Settings:
     """Return the settings of a run.
 
-    `arguments` are the keywords of `cloche.run` that say how a sandbox is made, None meaning "not given";
-    `config` among them is the same as `config_file`. The other parameters replace the process's environment,
-    working directory and home. Raises InvalidRequest naming the source and the key that is wrong.
+    `arguments` are the keywords of `cloche.run` that configure a sandbox, None meaning "not given"; `config` among them
+    is the same as `config_file`. The other parameters replace the process's environment, working directory and home.
+    Raises InvalidRequest naming the source and the invalid key.
     """
     options = dict(arguments or {})
     named = options.pop("config", None) or config_file
@@ -110,7 +111,7 @@ def _implied_level(resolved: Layer) -> tuple[Level | None, str]:
 
 
 def _origins(resolved: Layer, ceilings: Mapping[str, ConfiguredValue]) -> dict[str, Origin]:
-    """Return where the value of each key came from, by the name under which it is shown."""
+    """Return the origin of each key's value, by the key's label."""
     origins_by_label: dict[str, list[Origin]] = {}
     for key in KEYS:
         if key.settings_field and key.name in resolved:
@@ -122,7 +123,7 @@ def _origins(resolved: Layer, ceilings: Mapping[str, ConfiguredValue]) -> dict[s
 
 
 def check_runnable(settings: Settings) -> None:
-    """Raise PolicyDenied or InvalidRequest, with the remedy, when these settings let no code run. Pure."""
+    """Raise PolicyDenied or InvalidRequest, with a remedy, if these settings allow no code to run. Pure."""
     tier = TIERS[settings.tier] if settings.tier is not None else None
     if tier is not None and not tier.runs_code:
         chosen = settings.origins.get("tier", ARGUMENT)
@@ -137,7 +138,7 @@ def check_runnable(settings: Settings) -> None:
 
 
 def _check_level(settings: Settings) -> None:
-    """Refuse a level that is asked for exactly and lies below the one that is required, or is not the runtime's."""
+    """Refuse an exact level that is below the required one, or is not the runtime's."""
     runtime, level = settings.policy.runtime, settings.policy.level
     if runtime is not None and level is not Level.JAIL:
         by = settings.origins.get("runtime", ARGUMENT)
@@ -162,7 +163,7 @@ def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def list_options_in_signature(function: F) -> F:
-    """Let `help` and `inspect.signature` show each keyword of SandboxOptions instead of `**options`."""
+    """Make `help` and `inspect.signature` show each keyword of SandboxOptions instead of `**options`."""
     *own, _ = inspect.signature(function).parameters.values()
     names = {name: getattr(kind, "__forward_arg__", kind) for name, kind in SandboxOptions.__annotations__.items()}
     kind = inspect.Parameter.KEYWORD_ONLY

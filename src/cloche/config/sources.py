@@ -1,7 +1,7 @@
-"""Where configuration is read from: which files exist, what is in them, what the environment and the arguments say.
+"""Sources of configuration: find the files, and read files, the environment and the arguments.
 
 A file is read once and cached by path, time of change, size and inode; a missing file costs one `stat`. Files in the
-working directory are not trusted: only regular files of bounded size are read, and opening never waits. Of a `.env`
+working directory are not trusted: only regular files of bounded size are read, and opening never blocks. In a `.env`,
 only the variables that Cloche knows are read; its other lines belong to other programs and are not parsed.
 """
 
@@ -29,25 +29,27 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cloche.config")
 MAX_FILE_BYTES = 1 << 20
-_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # never wait for the writer of a fifo
+_OPEN_FLAGS = (
+    os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+)  # open(2): O_NONBLOCK does not wait for a FIFO's writer
 _LINE = re.compile(
     r"[ \t]*(?:export[ \t]+)?(?P<key>(?:SANDBOX|CLOCHE|E2B|DAYTONA)_[A-Za-z0-9_]*)[ \t]*=[ \t]*(?P<rest>.*)"
 )
 _VALUE = re.compile(r"""(?:'(?P<single>[^']*)'|"(?P<double>[^"\\]*)"|(?P<bare>[^\s'"#][^\s#]*)?)[ \t]*(?:#.*)?""")
 # Variables that name another file, with the option that does the same.
 OTHER_FILES: Mapping[str, str] = {"CLOCHE_CONFIG": "--config", "CLOCHE_ENV_FILE": "--env-file"}
-_OURS = ("SANDBOX_", "CLOCHE_")  # what a `.env` that was merely found says for others is nothing to us
+_OURS = ("SANDBOX_", "CLOCHE_")  # a `.env` in the working directory may not set other programs' variables
 _PROCESS_VARIABLES = ("HOME", "XDG_CONFIG_HOME")
 _WATCHED_VARIABLES = (*VARIABLE_READERS, *OTHER_FILES, *_PROCESS_VARIABLES)
 _WATCHED_ENCODED = tuple(os.fsencode(name) for name in _WATCHED_VARIABLES)
-# A file with one of these keys asks for isolation: an error elsewhere in it is an error, not a reason to ignore it.
+# A file with one of these keys asks for isolation, so a syntax error in it is reported, and the file is not ignored.
 _ISOLATION = ("backend", "require")
 _ASKS_FOR_ISOLATION = re.compile(rf"""(^[ \t]+|[{{,]\s*)["']?({"|".join(_ISOLATION)})["']?\s*:""", re.MULTILINE)
-_MAX_COMPARED_KEYS = 100  # keys of a section; each is compared with all that Cloche has
+_MAX_COMPARED_KEYS = 100  # keys of a section that are compared with Cloche's
 
 MOST_FILES = 16
 _MAX_CACHED = 64
-_files: dict[Hashable, tuple[str, ...]] = {}  # the paths that may hold settings, by what they depend on
+_files: dict[Hashable, tuple[str, ...]] = {}  # the paths that may hold settings, by the inputs they depend on
 _stored: Layer = {}
 _stored_version = 0
 _cache: dict[tuple[str, bool], tuple[tuple[int, int, int, int], Layer]] = {}  # layers, by the file's path
@@ -55,10 +57,10 @@ _cache: dict[tuple[str, bool], tuple[tuple[int, int, int, int], Layer]] = {}  # 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """Say how one kind of file becomes a layer.
+    """How one kind of file becomes a layer.
 
-    `is_ours` is false for a name that other programs use too. `is_strict` makes unknown keys errors outside
-    `sandbox`.
+    `is_ours` is false for a name that other programs use too. `is_strict` makes unknown keys outside of `sandbox`
+    errors.
     """
 
     parse: Callable[[str, str], object]
@@ -99,7 +101,7 @@ _CLOCHE_YAML = Format(parse=_parse_yaml, readers=YAML_READERS, is_strict=True)
 _JSON = Format(parse=_parse_json, readers=JSON_READERS)
 _SHARED_YAML = Format(parse=_parse_yaml, readers=YAML_READERS, is_ours=False)
 
-# Weakest first: what a later file says wins.
+# Weakest first: a later file overrides an earlier one.
 _FOLDER_FILES: Mapping[str, Format] = {
     "config.json": _JSON,
     "cloche.yaml": _CLOCHE_YAML,
@@ -110,7 +112,7 @@ _CHECKOUT_FILES: Mapping[str, Format] = {"config.yaml": _SHARED_YAML, "cloche.ya
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigPaths:
-    """Say where to look for configuration; None means the process's own working directory or home."""
+    """The places to search for configuration; None means the process's own working directory or home."""
 
     environ: Mapping[str, str]
     cwd: Path | None = None
@@ -119,7 +121,7 @@ class ConfigPaths:
 
     @property
     def named(self) -> str | None:
-        """Return the path of the file that the caller, else the environment, names."""
+        """Return the path of the file that the caller names, or else the environment."""
         name = self.config_file or self.environ.get("CLOCHE_CONFIG")
         return self._absolute(name) if name else None
 
@@ -134,14 +136,14 @@ class ConfigPaths:
 
 
 def fingerprint(config_paths: ConfigPaths) -> Hashable:
-    """Return a key that changes whenever any source may have: the variables, and `stat` of each file."""
+    """Return a key that changes whenever a source may have changed: the variables, and `stat` of each file."""
     try:
         folder = os.fspath(config_paths.cwd) if config_paths.cwd is not None else os.getcwd()
     except FileNotFoundError:
         folder = ""
     environ = config_paths.environ
     raw: Mapping[bytes, bytes] | None = getattr(os.environ, "_data", None) if environ is os.environ else None
-    if raw is not None:  # it is asked at every run, and would decode each value
+    if raw is not None:  # CPython's os.environ would decode each value, at every run
         variables: tuple[object, ...] = tuple([raw.get(name) for name in _WATCHED_ENCODED])
     else:
         variables = (
@@ -159,7 +161,7 @@ def fingerprint(config_paths: ConfigPaths) -> Hashable:
 
 
 def _watched_files(variables: Hashable, folder: str, config_paths: ConfigPaths) -> tuple[str, ...]:
-    """Return the paths that may hold settings; they depend on nothing else than what is given."""
+    """Return the paths that may hold settings; they depend only on the arguments."""
     key = (variables, folder, config_paths.cwd, config_paths.home, str(config_paths.config_file))
     files = _files.get(key)
     if files is None:
@@ -182,7 +184,7 @@ def _stat_facts(path: str) -> tuple[int, ...] | str:
 
 
 def operator_layers(config_paths: ConfigPaths) -> list[Layer]:
-    """Return the layers of the files that their owner put in place, weakest first."""
+    """Return the layers of the owner's files, weakest first."""
     paths = _user_files(config_paths.environ, config_paths.home)
     layers = [layer for path, format_ in paths if (layer := _load(path, format_)) is not None]
     named = config_paths.named
@@ -196,9 +198,9 @@ def operator_layers(config_paths: ConfigPaths) -> list[Layer]:
 
 
 def use_stored_settings(values: Mapping[str, Any], *, origin: str = "stored by PUT /api/sandbox/config") -> None:
-    """Let values rank above files in this process: what a service stored. Raises InvalidRequest, and changes nothing.
+    """Set values, stored by a service, that rank above files in this process. Raises InvalidRequest, changing nothing.
 
-    `values` are spelled as the keywords of `SandboxOptions`; a None is not given.
+    `values` are spelled as the keywords of `SandboxOptions`; None means not given.
     """
     global _stored, _stored_version
     set_values = [(name, value) for name, value in values.items() if value is not None]
@@ -241,7 +243,7 @@ def _home_folder(home: Path | None) -> str | None:
 
 
 def _config_folder(environ: Mapping[str, str], base: str | None, *, is_given: bool) -> str | None:
-    """Return the platform's folder; below a given home, that of the XDG rules."""
+    """Return the platform's folder; below a given home, the folder of the XDG rules."""
     if not is_given:
         folder = own_folder("XDG_CONFIG_HOME", ".config")
         return folder or _platform_folder(os.environ.get("XDG_CONFIG_HOME"), base)
@@ -251,14 +253,14 @@ def _config_folder(environ: Mapping[str, str], base: str | None, *, is_given: bo
 
 @lru_cache(maxsize=4)
 def _platform_folder(xdg: str | None, base: str | None) -> str | None:
-    """Ask platformdirs, once per value of what its answer depends on."""
+    """Ask platformdirs, cached by the variables that its answer depends on."""
     if base is None and not xdg:
         return None
     from platformdirs import user_config_dir
 
     try:
         return user_config_dir("cloche", appauthor=False)
-    except RuntimeError:  # HOME is set, and empty
+    except RuntimeError:  # platformdirs raises this for an empty HOME
         return None
 
 
@@ -275,7 +277,7 @@ def _format_of(path: str) -> Format:
 def checkout_layers(config_paths: ConfigPaths) -> list[Layer]:
     """Return the layers of the files in the working directory, weakest first.
 
-    What the owner named, or keeps in their own folders, is not read a second time as an unvetted file.
+    A file that the owner named, or that lies in the owner's own folders, is not read again as an untrusted file.
     """
     try:
         folder = os.fspath(config_paths.cwd) if config_paths.cwd is not None else os.getcwd()
@@ -305,7 +307,7 @@ def _trusted_files(config_paths: ConfigPaths) -> set[str]:
 
 
 def _load(path: str, format_: Format) -> Layer | None:
-    """Return a file's layer, from the cache where it did not change; None where there is no such file."""
+    """Return a file's layer, cached until the file changes; None if there is no such file."""
     return _cached(path, format_.is_ours, lambda text: _read_layer(text, path, format_))
 
 
@@ -319,10 +321,10 @@ def _load_dotenv(path: str, *, is_users: bool) -> Layer | None:
 
 
 def read_dotenv(text: str, *, file: str, names: Container[str]) -> dict[str, str]:
-    """Return the variables of `text` that are in `known`, empty ones left out.
+    """Return the variables of `text` that are in `names`, without empty ones.
 
-    Raises InvalidRequest naming file, line and key for a value that is not one word, given twice differently,
-    or for one of OTHER_FILES, which only the real environment may set.
+    Raises InvalidRequest naming file, line and key for a value that is not one word, one given twice with different
+    values, or one of OTHER_FILES, which only the real environment may set.
     """
     variables: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), start=1):
@@ -352,12 +354,12 @@ def _cached(path: str, is_ours: bool, read: Callable[[str], Layer]) -> Layer | N
     try:
         facts = os.stat(path)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return None  # without permission to look, the folder is not this user's to configure by
+        return None  # a folder that this user may not search is not theirs
     except OSError as error:
         raise InvalidRequest(f"{path}: cannot be read: {error.strerror}") from None
     if not stat.S_ISREG(facts.st_mode):
         if not is_ours:
-            return None  # a virtual environment called .env, say
+            return None  # for example a virtual environment called .env
         raise InvalidRequest(f"{path}: is not a regular file; remove it, or put a file in its place")
     cached = _cache.get((path, is_ours))
     if cached is not None and cached[0] == (facts.st_mtime_ns, facts.st_ctime_ns, facts.st_size, facts.st_ino):
@@ -405,10 +407,10 @@ def _read_layer(text: str, path: str, format_: Format) -> Layer:
 def _shared_part(text: str, path: str, format_: Format) -> Mapping[object, object] | None:
     """Return Cloche's part of a file that may be another program's; the rest is ignored, with a warning.
 
-    A section with a key that Cloche has nothing like is another program's, unless it asks for isolation.
+    A section with a key unlike any of Cloche's is taken for another program's, unless it asks for isolation.
     """
     if not re.search(r"\b(tier|sandbox)\b", text):
-        return None  # it need not even be YAML to us
+        return None  # without these words it has no settings, even if it is not valid YAML
     try:
         document = format_.parse(text, path)
     except InvalidRequest as error:
@@ -443,7 +445,7 @@ def _warn_ignored(message: str) -> None:
 
 
 def _pairs(document: Mapping[object, object], path: str, format_: Format) -> Iterator[tuple[str, object]]:
-    """Yield every known key with its value, those of `sandbox` with the section before their name."""
+    """Yield every known key with its value; keys of `sandbox` have the section before their name."""
     for key, value in document.items():
         if key == "sandbox":
             yield from _section(value, path, format_)
@@ -496,7 +498,7 @@ def argument_layer(arguments: Mapping[str, Any]) -> Layer:
     hosts = layer.get("network_allow")
     if hosts is None or "network" in layer:
         return layer
-    return {**layer, "network": with_value(hosts, "allowlist")}  # whoever lists hosts for one run means them
+    return {**layer, "network": with_value(hosts, "allowlist")}  # a list of hosts for one run implies an allowlist
 
 
 def _is_empty_list(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""Where a user's records are kept: one database, which the service, the command line and agents share."""
+"""The location of a user's records: one database, shared by the service, the command line and agents."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextlib import suppress
 from cloche.core.errors import InvalidRequest
 
 DATABASE = "CLOCHE_DATABASE"
-_SQLITE = "sqlite:///"  # of a URL; a file's path follows
+_SQLITE = "sqlite:///"  # prefix of a URL, before a file's path
 
 
 def state_file(name: str) -> str | None:
     """Return the path of a file in the user's state folder, None for a user without a home."""
     from platformdirs import user_state_path
 
-    with suppress(RuntimeError):  # what it says for a user without a home, or one whose HOME is empty
+    with suppress(RuntimeError):  # platformdirs raises this for a user without a home, or an empty HOME
         path = os.fspath(user_state_path("cloche") / name)
         if os.path.isabs(path):
             return path
@@ -23,7 +23,9 @@ def state_file(name: str) -> str | None:
 
 
 def records_location() -> str:
-    """Return CLOCHE_DATABASE (a file or a URL), else `records.db` in the user's state folder. Raises InvalidRequest."""
+    """Return CLOCHE_DATABASE (a file or a URL), or else `records.db` in the user's state folder. Raises
+    InvalidRequest.
+    """
     location = os.environ.get(DATABASE) or state_file("records.db")
     if location is None:
         raise InvalidRequest(
@@ -33,7 +35,9 @@ def records_location() -> str:
 
 
 def records_file() -> str:
-    """Return the same as an absolute path. Raises InvalidRequest where it is none, or a server's."""
+    """Return the records' file as an absolute path. Raises InvalidRequest if they are in memory or in a database
+    server.
+    """
     location = records_location()
     if "://" not in location:
         return os.path.abspath(location)
