@@ -258,7 +258,6 @@ def _is_of_devices(dir_fd: int) -> bool:
 
 
 def _own_mode(name: str, dir_fd: int) -> int | None:
-    """Return the permissions of a regular file that this user owns; None for anything else."""
     state = look(name, dir_fd)
     if state is None or not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid():
         return None

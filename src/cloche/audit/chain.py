@@ -107,7 +107,6 @@ def line_after(last: Link, kind: str, time: str, fields: Mapping[str, Any]) -> t
 
 
 def _as_json(value: object) -> str:
-    """Return compact JSON for values that `_text` does not format itself."""
     import json
 
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
@@ -217,7 +216,6 @@ def is_beginning(raw: bytes, last: Link) -> bool:
 
 
 def _has_ending(text: bytes) -> bool:
-    """Tell whether a text contains the ending of a line."""
     position = text.find(_ENDING)
     while position >= 0:
         if _hash_in(text[position : position + _ENDING_BYTES], _ENDING, _END_OF_LINE):

@@ -47,5 +47,5 @@ def _csv_line(values: Sequence[object]) -> str:
 
 
 def _cell(value: object) -> object:
-    """Return a cell that spreadsheets treat as text, not as a formula."""
+    # Spreadsheets evaluate a cell that begins with one of these as a formula (OWASP: CSV injection).
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value

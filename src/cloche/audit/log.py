@@ -195,7 +195,6 @@ def folder_for(settings: Settings) -> str:
 
 @lru_cache(maxsize=4)
 def _first_folder(_state: str, _home: str, runtime: str, _temporary: str) -> str:
-    """Return the first usable folder for the log. Raises AuditFailed if there is none."""
     from .writer import NAME, failure, why_not_in
 
     try:

@@ -195,7 +195,6 @@ def _share(most_bytes: int | None, artifacts: Sequence[Artifact], share: float) 
 
 
 def _within(bounds: Bounds | None, artifacts: Iterator[Artifact], pruned: Pruned) -> Iterator[Artifact]:
-    """Yield artifacts until the limits are reached."""
     for number, artifact in enumerate(artifacts):
         if bounds is not None and (
             number >= bounds.most_seen or time.monotonic() > bounds.until - TIME_BUDGET_S + SCAN_BUDGET_S

@@ -152,7 +152,6 @@ class _DecodedText:
     has_gaps: bool = False
 
     def origin(self, index: int) -> int:
-        """Return the original offset of the byte at `index`."""
         mark = bisect_right(self.offsets, index) - 1
         return index + (self.shift[mark] if mark >= 0 else 0)
 
@@ -224,7 +223,6 @@ def _copy_marks(result: _DecodedText, decoded: _DecodedText, index: int, old: in
 
 
 def _unescaped(escape: bytes) -> bytes:
-    """Return the bytes that an escape stands for."""
     if escape[:1] == b"%":
         return bytes([int(escape[1:], 16)])
     if escape[:1] == b"&":
@@ -309,7 +307,6 @@ def _any_marker() -> re.Pattern[str]:
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """Return a pattern, compiled on first use."""
     return re.compile(pattern.replace(r"\b", _EDGE))
 
 

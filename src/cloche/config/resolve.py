@@ -166,7 +166,6 @@ def _joined_with_required(name: str, configured: ConfiguredValue, base: Layer) -
 
 
 def _tighter(name: str, first: ConfiguredValue, second: ConfiguredValue) -> ConfiguredValue:
-    """Return the combination of two accepted values."""
     if name == "network_pair":
         return with_value(second, _narrower(first.value, second.value))
     if name == "backend":
@@ -311,7 +310,7 @@ def _screen_process(resolved: dict[str, ConfiguredValue], between: Layer) -> Non
 
 
 def _lowest_ceilings(files: Sequence[Layer]) -> dict[str, ConfiguredValue]:
-    """Return the lowest ceiling of each key; a later file cannot raise it."""
+    # A later file cannot raise a ceiling.
     lowest: dict[str, ConfiguredValue] = {}
     for layer in files:
         for name in CEILING_FIELDS:

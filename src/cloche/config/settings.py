@@ -111,7 +111,6 @@ def _implied_level(resolved: Layer) -> tuple[Level | None, str]:
 
 
 def _origins(resolved: Layer, ceilings: Mapping[str, ConfiguredValue]) -> dict[str, Origin]:
-    """Return the origin of each key's value, by the key's label."""
     origins_by_label: dict[str, list[Origin]] = {}
     for key in KEYS:
         if key.settings_field and key.name in resolved:

@@ -440,7 +440,6 @@ def _shared_part(text: str, path: str, format_: Format) -> Mapping[object, objec
 
 @lru_cache(maxsize=_MAX_CACHED)
 def _warn_ignored(message: str) -> None:
-    """Log once that something is ignored."""
     log.warning("%s", message)
 
 

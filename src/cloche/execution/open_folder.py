@@ -237,7 +237,6 @@ def _add_git(open_folder: OpenFolder, allowed: AllowedFolder, hidden: Hidden) ->
 
 
 def _notes(folder: HostFolder, hidden: Hidden) -> dict[str, Any]:
-    """Return the notes about the folder in results."""
     notes: dict[str, Any] = {"path": folder.path, "at": folder.at, "hidden": list(hidden.paths[:MOST_TOLD])}
     if len(hidden.paths) > MOST_TOLD:
         notes["hidden_count"] = len(hidden.paths)

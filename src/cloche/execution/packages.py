@@ -123,7 +123,6 @@ async def _interpreter_of(prepared: Prepared, named: tuple[Requirement, ...]) ->
 async def _find_in_code(
     prepared: Prepared, code: str | None, language: str, files: Files | None, interpreter: Interpreter | None
 ) -> tuple[Requirement, ...]:
-    """Return the requirements found in the code, for `packages: auto`."""
     if prepared.policy.packages != AUTO or code is None or language != "python":
         return ()
     look = partial(_auto, code, _modules_of(files), prepared.settings.packages_allow, interpreter)
@@ -170,7 +169,6 @@ def _is_provided(module: str, *, interpreter: Interpreter | None) -> bool:
 
 
 def _modules_of(files: Files | None) -> frozenset[str]:
-    """Return the module names of a run's own files."""
     names: Iterable[object] = files.keys() if isinstance(files, Mapping) else (files or ())
     paths = [os.fspath(name) if isinstance(name, os.PathLike) else str(name) for name in names]
     last = [os.path.basename(path.rstrip("/")) for path in paths]
@@ -312,7 +310,6 @@ def terms_of(settings: Settings, interpreter: Interpreter | None = None) -> Term
 
 
 def _find_npm() -> Npm:
-    """Return the command that starts npm here. Raises BackendUnavailable."""
     try:
         programs, shown = npm_programs()
     except BackendUnavailable as error:

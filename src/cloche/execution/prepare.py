@@ -114,7 +114,6 @@ def _check_options(resolved: ResolvedOptions) -> None:
 
 
 def _find_and_screen(resolved: ResolvedOptions) -> FoundBackend:
-    """Return the backend with its policy, or the fallback that the policy allows."""
     with refusals(resolved.settings):
         return _screened(_find_backend(resolved), resolved)
 

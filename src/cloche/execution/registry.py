@@ -126,7 +126,6 @@ def _backends_of(name: str, *, needs_image: bool = False) -> list[Backend]:
 
 
 def _backend_of(name: str) -> Backend:
-    """Return a backend without checking whether it works here."""
     row = row_of(name)
     if row.provider is None and not row.needs:
         raise BackendUnavailable(f"backend {name!r} is a choice among the others.", remedy="Name one of them here.")
@@ -142,7 +141,6 @@ def _backend_of(name: str) -> Backend:
 def _set_up(
     backend: Backend, images: Mapping[str, str] | None, accounts: Mapping[str, RemoteAccount] | None
 ) -> Backend:
-    """Return the backend with its configured account or images."""
     if accounts and (account := accounts.get(backend.name)) and has_power(backend, SupportsAccount):
         return cast("Backend", cast("SupportsAccount", backend).with_account(account))
     return with_images(backend, images or {})
@@ -354,7 +352,6 @@ def _measure(backend: Backend, name: str, required_level: Level | None) -> Capab
 
 
 def _unavailable(name: str, measured: Sequence[Capabilities]) -> Capabilities:
-    """Return why none of the backends behind a name is available, with a remedy for each."""
     reasons = "; and without it, ".join(capabilities.reason.rstrip(".") for capabilities in measured)
     remedies = " Or: ".join(capabilities.remedy for capabilities in measured if capabilities.remedy)
     return Capabilities(backend=name, available=False, reason=reasons, remedy=remedies)

@@ -384,7 +384,6 @@ async def run_with_sink(opened: OpenSandbox, request: Request, sink: Sink) -> Re
 
 
 async def _run_with_events(opened: OpenSandbox, request: Request, sink: Sink) -> Result:
-    """Stream the output if the backend can; otherwise report it at the end."""
     if isinstance(opened, SupportsStreaming):
         return await opened.run_streaming(request, sink)
     sink(Started())
@@ -457,7 +456,6 @@ class Spill:
         self._close()
 
     def __call__(self, event: Event) -> None:
-        """Write output to its file, then pass the event on."""
         if isinstance(event, OutputChunk):
             self._files[event.stream].write(event.data)
         if self._behind is not None:

@@ -156,8 +156,6 @@ def unmet_policy(capabilities: Capabilities, policy: Policy) -> str:
 
 
 def _probe_for(criteria: BackendCriteria) -> Probe:
-    """Return a function that measures an option on this machine."""
-
     def probe(option: Option) -> str | Capabilities:
         level = option.level if option.level is not None else criteria.policy.level
         image_options: Any = {"images": criteria.images, "needs_image": criteria.wants_image}

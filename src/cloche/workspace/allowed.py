@@ -293,7 +293,6 @@ def _refuse_own(real: str, named: str, above: Sequence[_Identity], own_place: Ow
 
 
 def _around(path: str) -> set[_Identity]:
-    """Return device and inode of each existing folder above a path."""
     identities: set[_Identity] = set()
     while (above := os.path.dirname(path)) != path:
         path = above

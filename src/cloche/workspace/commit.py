@@ -158,7 +158,6 @@ class _Plan:
         return bool(self.puts or self.takes or self.first_modes or self.last_modes)
 
     def add(self, changes: Sequence[Change]) -> None:
-        """Plan all changes. Raises WorkspaceConflict with every conflicting path."""
         self._sort(changes)
         self._plan_removes()
         for path in sorted(self.writes, key=os.fsencode):
@@ -311,8 +310,6 @@ class _Plan:
 
 
 class _Commit:
-    """Carry out a plan: stage, journal, rename."""
-
     def __init__(
         self,
         tree: Tree,
@@ -550,7 +547,6 @@ def _check_out(stage: int, planned: Step) -> None:
 
 
 def _above(path: str) -> Iterator[str]:
-    """Yield the folders above a path, the topmost first."""
     names = path.split("/")
     for depth in range(1, len(names)):
         yield "/".join(names[:depth])

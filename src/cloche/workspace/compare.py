@@ -126,8 +126,6 @@ def make_diff(
 
 
 class _Judging:
-    """Find the dangers of changes."""
-
     def __init__(
         self,
         changes: Rows[Change],
@@ -279,8 +277,6 @@ def is_bytecode(path: bytes) -> bool:
 
 
 class _Comparing:
-    """The state of one comparison."""
-
     def __init__(
         self,
         snapshot: Snapshot,
@@ -418,7 +414,6 @@ class _Comparing:
         )
 
     def _replace(self, path: bytes, kind: FileKind, entry: Entry, host: os.stat_result) -> None:
-        """Note a change from one type to another."""
         old_kind = KINDS[stat.S_IFMT(host.st_mode)]
         conflict = self._conflict(path, host)
         if old_kind == "directory":

@@ -141,7 +141,6 @@ def leads_to(row: Row, path: str) -> bool:
 
 
 def _is_executable(change: Change) -> bool:
-    """Tell whether a change creates a program or replaces one."""
     if change.kind != "file" or change.what == "removed":
         return False
     if change.what == "modified":
@@ -151,7 +150,6 @@ def _is_executable(change: Change) -> bool:
 
 
 def _gives(change: Change, bits: int) -> bool:
-    """Tell whether a change adds one of these permission bits."""
     if change.kind == "link" or change.what == "removed":
         return False
     old_mode = change.old_mode if change.what != "added" and not change.old_kind else 0

@@ -142,7 +142,6 @@ class _Git:
             unsent = None  # communicate() keeps the input between calls, and it is sent only once
 
     def give(self, path: str) -> None:
-        """Chown a file or folder in `temporary` to the user that git runs as."""
         if os.geteuid() == 0:
             os.chown(path, *self.user)
 
@@ -282,7 +281,6 @@ def _discovered(folder: int) -> dict[str, str]:
 
 @contextmanager
 def _opened(folder: int, user: tuple[int, int], more: Mapping[str, str], check: Check = _nothing) -> Iterator[_Git]:
-    """Yield a `_Git` for an open folder; its temporary folder is removed afterwards."""
     _program()
     temporary = tempfile.mkdtemp(prefix="cloche-git-", dir=hostfs.temporary_folder())
     environment = {
@@ -494,7 +492,6 @@ def _blobs(git: _Git, commit: str, paths: Sequence[str], inside: Mapping[str, st
 
 
 def _make_quarantine(git: _Git, snapshot: Snapshot, entries: Mapping[bytes, Entry], branches: Mapping[str, str]) -> str:
-    """Create a bare repository with the guest's objects and branches; return its path."""
     kind = git.run("rev-parse", "--show-object-format").decode().strip()
     objects = os.fsdecode(git.run("rev-parse", "--path-format=absolute", "--git-path", "objects").removesuffix(b"\n"))
     if "\n" in objects or objects.startswith(('"', "#")):
@@ -573,7 +570,6 @@ def _make_folder(git: _Git, path: str) -> None:
 
 
 def _write(git: _Git, path: str, pieces: Iterator[bytes] | list[bytes]) -> str:
-    """Write a new file in the temporary folder for git; return the SHA-256 of its content."""
     digest = hashlib.sha256()
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as file:
         for piece in pieces:

@@ -162,7 +162,6 @@ def _path(text: bytes) -> str:
 
 
 def _text(name: str, dir_fd: int, max_bytes: int = MOST_POINTER_BYTES) -> tuple[bytes, os.stat_result]:
-    """Return the beginning of a file in an open folder, and its `fstat`. Raises OSError."""
     fd, facts = hostfs.open_regular(name, dir_fd)
     with open(fd, "rb", buffering=0) as file:
         return file.read(max_bytes) or b"", facts
@@ -277,7 +276,6 @@ def config_value(dir_fd: int, key: str) -> str:
 
 
 def _git(dir_fd: int, *arguments: str) -> bytes:
-    """Run `git config` on the file `config` of an open folder and no other. Raises OSError, SubprocessError."""
     program = shutil.which("git")
     if program is None:
         return b""

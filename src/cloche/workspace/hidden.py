@@ -219,7 +219,6 @@ def _ignore_lines(folder: int) -> list[str]:
 
 
 def _head(name: str, dir_fd: int, max_bytes: int) -> bytes:
-    """Return the first bytes of a regular file in an open folder. Raises OSError."""
     fd, _ = hostfs.open_regular(name, dir_fd)
     with open(fd, "rb", buffering=0) as file:
         return file.read(max_bytes) or b""
@@ -234,8 +233,6 @@ def _about_tracked(tracked: Sequence[str] | None) -> Iterator[str]:
 
 
 class _Walk:
-    """Walk the folder once, and collect hidden paths with reasons."""
-
     def __init__(
         self, folder: int, *, ignore: IgnorePatterns, policy: IgnorePatterns, hides_special: bool = False
     ) -> None:
@@ -357,7 +354,6 @@ class _Walk:
         return ""
 
     def _descend(self, name: str, dir_fd: int, above: str, *, is_installed: bool, depth: int) -> None:
-        """Walk into a subfolder, or hide it if it cannot be examined."""
         path = above + name
         if depth >= MOST_DEPTH:
             self._hide(path, f"more than {MOST_DEPTH} folders deep, so not looked at")
@@ -441,7 +437,6 @@ def _has(pattern: re.Pattern[bytes], name: str, dir_fd: int) -> bool:
 
 
 def _holds_environment(name: str, dir_fd: int) -> bool:
-    """Tell whether a folder is a virtual environment, or contains one."""
     try:
         with hostfs.descended(dir_fd, (name,)) as inner:
             return _is_environment(".", inner) or any(_is_environment(child, inner) for child in os.listdir(inner))

@@ -213,7 +213,6 @@ def _above(path: str) -> str:
 
 
 def _homes(folder: int) -> tuple[str, ...]:
-    """Return the homes of the folder's owner and of this process's user."""
     candidates = {os.path.expanduser("~")}
     for uid in {os.fstat(folder).st_uid, os.geteuid()}:
         try:

@@ -63,8 +63,6 @@ def find_named(
 
 
 class _SettingsReader:
-    """The files still to read, and the paths found so far."""
-
     def __init__(self, root: str, homes: Sequence[str], resolver: Resolver, check: Callable[[], None]):
         self.root, self.homes, self.resolver, self.check = root, homes, resolver, check
         self.named = NamedPaths()
@@ -74,19 +72,16 @@ class _SettingsReader:
         self.candidates = 0
 
     def add_settings(self, path: str, called: str, top: str) -> None:
-        """Queue a settings file unless it was queued before."""
         if path not in self.seen:
             self.seen.add(path)
             self.settings.append((path, called, top))
 
     def add_importer(self, path: str, called: str) -> None:
-        """Queue an instructions file of the folder unless it was queued before."""
         if path not in self.seen:
             self.seen.add(path)
             self.importers.append((path, called))
 
     def add_git_file(self, path: str) -> None:
-        """Queue the settings of the repository that a `.git` file names."""
         top = os.path.join(self.root, os.path.dirname(path))
         text = _read(os.path.join(self.root, path), 1 << 13)
         if not text.startswith("gitdir:"):
@@ -100,7 +95,6 @@ class _SettingsReader:
                 self.named.folders_of_git.setdefault(inside, path)
 
     def run(self) -> None:
-        """Read all queued files, and the files that they include."""
         while self.settings or self.importers:
             self.check()
             if len(self.seen) > MOST_FILES or self.candidates > MOST_WORDS:
@@ -155,11 +149,11 @@ class _SettingsReader:
 
 
 def _read(path: str, max_bytes: int) -> str:
-    """Return the beginning of a regular file of the host; empty if there is none."""
     try:
         real_path = os.path.realpath(path)
         if not stat.S_ISREG(os.stat(real_path).st_mode):
             return ""
+        # O_NONBLOCK: another process may replace the file by a FIFO after the stat.
         fd = os.open(real_path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(fd, "rb") as file:
             return (file.read(max_bytes) or b"").decode(errors="surrogateescape")
@@ -189,7 +183,6 @@ def _end(pattern: re.Pattern[str], text: str, position: int) -> int:
 
 
 def _value(text: str, position: int) -> tuple[str, int]:
-    """Return an unquoted value, and the position of its end."""
     characters: list[str] = []
     is_quoted = False
     while position < len(text) and (text[position] != "\n"):

@@ -92,7 +92,6 @@ def parse_line(line: bytes) -> Rule | None:
 
 
 def _problem(text: bytes) -> str:
-    """Return why no path can match, whatever the characters are."""
     if not text:
         return "it names nothing"
     if text.endswith(b"\t"):
@@ -222,7 +221,6 @@ def _split(tokens: Iterable[object], separator: object) -> list[list[object]]:
 
 
 def _names(tokens: Sequence[object]) -> bytes:
-    """Return an expression for names separated by slashes."""
     ends = tokens[-1:] == [_REST]
     names: list[list[object]] = [[]]
     for token in tokens[:-1] if ends else tokens:
@@ -317,7 +315,6 @@ class Patterns:
 
 
 def _in_pieces(rules: Iterable[Rule]) -> Iterator[list[Rule]]:
-    """Yield rules in lists that are short enough for one expression."""
     some: list[Rule] = []
     size = 0
     for rule in rules:

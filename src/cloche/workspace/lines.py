@@ -86,7 +86,6 @@ def _count(work: Work, steps: int) -> None:
 
 
 def _follow(trace: Sequence[dict[int, int]], x: int, y: int) -> list[tuple[int, int]]:
-    """Return the pairs by backtracking through the trace."""
     pairs: list[tuple[int, int]] = []
     for edits in range(len(trace) - 1, -1, -1):
         before = trace[edits - 1] if edits else {1: 0}

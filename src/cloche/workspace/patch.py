@@ -61,8 +61,6 @@ class _TooLong(Exception):
 
 
 class _Making:
-    """A patch while it is written, and its remaining budgets."""
-
     def __init__(self, snapshot: Snapshot, tree: Tree, max_bytes: int, work: Work):
         self.snapshot, self.tree, self.left_bytes, self.work = snapshot, tree, max_bytes, work
         self.left_to_read, self.left_lines = MOST_READ_BYTES, MOST_ALL_LINES
@@ -71,7 +69,6 @@ class _Making:
         self.is_text: dict[str, bool] = {}
 
     def add(self, change: Change) -> None:
-        """Add one change if it fits."""
         section = "".join(self._section(change))
         size = len(section.encode())
         if size > self.left_bytes:
@@ -133,7 +130,6 @@ class _Making:
             yield from shown
 
     def _count_lines(self, *counts: int) -> None:
-        """Raise _TooLong if one text, or all together, have too many lines."""
         if max(counts) > MOST_LINES or sum(counts) > self.left_lines:
             raise _TooLong
         self.left_lines -= sum(counts)

@@ -133,7 +133,6 @@ def open_stage(tree: Tree, journal: Journal) -> int | None:
 
 
 def _recover_named(records_fd: int, key: str) -> str:
-    """Recover a journal by the path of its folder that it records."""
     with journals.locked(records_fd, key, patience_s=0) as is_ours:
         if not is_ours:
             return ""  # a commit is running
