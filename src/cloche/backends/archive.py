@@ -1,7 +1,7 @@
-"""Files on their way in and out: archives, bounded, and believed in nothing.
+"""Files on their way in and out: bounded archives, whose content is trusted in nothing.
 
-An archive that comes out is kept as it came, in memory while small and else in a file without a name, so that a
-result's files can be saved long after the container is gone. `core/tar.py` walks it header by header.
+An archive received from a guest is kept unchanged, in memory while small, else in an unnamed file. So a result's files
+can be saved long after the container is gone. `core/tar.py` walks it header by header.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def pack(files: Sequence[InputFile]) -> bytes:
 
 
 class Spool:
-    """Take the bytes of an archive, at most so many."""
+    """Receive the bytes of an archive, up to a maximum."""
 
     def __init__(self, max_bytes: int):
         self._most = max_bytes + MAX_FILES * PER_FILE_BYTES
@@ -60,7 +60,7 @@ class Spool:
         self.file: BinaryIO = io.BytesIO()
 
     def add(self, data: bytes) -> None:
-        """Take more. Raises ValueError when it is too much."""
+        """Add bytes. Raises ValueError beyond the maximum."""
         self.size += len(data)
         if self.size > self._most:
             raise ValueError("the container sent more files than its disk holds")
@@ -71,9 +71,10 @@ class Spool:
         self.file.write(data)
 
     def take_names(self, size: object) -> list[str]:
-        """Return the paths that the last `size` bytes are, which are then no part of the archive; of no size, none.
+        """Cut the last `size` bytes off the archive and return the NUL-separated paths in them; empty for an
+        invalid size.
 
-        What is more than our first process sends is left out.
+        Paths beyond the number that the first process sends are ignored.
         """
         if not isinstance(size, int) or not 0 < size <= self.size:
             return []
@@ -84,7 +85,7 @@ class Spool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByteRange:
-    """Hold where a file's bytes are in a spool, and their hash."""
+    """Hold a file's position in a spool, and its hash."""
 
     offset: int
     size: int
@@ -92,9 +93,9 @@ class ByteRange:
 
 
 def unpack(spool: Spool, until: Until) -> tuple[dict[str, ByteRange], int]:
-    """Return where each regular file is by its path, how many members were left out.
+    """Return the byte range of each regular file by its path, and the number of members left out.
 
-    What follows a header that makes no sense, or comes when the time is over, is left out, and counts as one.
+    The members after an invalid header, or after the time is up, are left out and count as one.
     """
     ranges: dict[str, ByteRange] = {}
     left_out = chars = 0
@@ -126,7 +127,7 @@ def _inside(name: str) -> str | None:
 
 
 def _digest(spool: Spool, offset: int, size: int, until: Until) -> str | None:
-    """Return the hash of a member's content; None when the time is over before."""
+    """Return the hash of a member's content; None if the time runs out."""
     digest = hashlib.sha256()
     spool.file.seek(offset)
     while size and (data := spool.file.read(min(size, CHUNK_BYTES))):
@@ -140,9 +141,9 @@ def _digest(spool: Spool, offset: int, size: int, until: Until) -> str | None:
 def collected(
     spool: Spool, patterns: Sequence[str], inputs: Mapping[str, bytes], answer: Mapping[str, Any], until: Until
 ) -> Changes:
-    """Return the files of an archive that was made by `patterns`, by what was `said` of it.
+    """Return the files of an archive that match `patterns` and differ from `inputs`.
 
-    What does not match is none of them, nor is what is as it was `given`.
+    `answer` is the report of the process that packed the archive.
     """
     byte_ranges, left_out = unpack(spool, until)
     ranges = {
@@ -166,7 +167,7 @@ def collected(
 
 
 class Kept:
-    """Keep a spool for as long as somebody holds the result."""
+    """Keep a spool as long as the result exists."""
 
     def __init__(self, spool: Spool, ranges: Mapping[str, ByteRange], records: tuple[FileRecord, ...]):
         self._file, self._ranges, self._records = spool.file, ranges, records
@@ -174,7 +175,6 @@ class Kept:
         weakref.finalize(self, spool.file.close)
 
     def save(self, directory: str | os.PathLike[str]) -> tuple[str, ...]:
-        """Copy the files into a folder; see Result.save."""
         return copy_out(self._open, directory, self._records)
 
     @contextmanager
@@ -187,7 +187,7 @@ class Kept:
 
 
 def keep(spool: Spool, ranges: Mapping[str, ByteRange], records: tuple[FileRecord, ...]) -> SaveFiles | None:
-    """Return what `Result.save` needs; None when there is nothing to save."""
+    """Return the function that `Result.save` calls; None if there are no files."""
     if records:
         return Kept(spool, ranges, records).save
     spool.file.close()

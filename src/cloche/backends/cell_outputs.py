@@ -1,6 +1,6 @@
-"""What one cell of a session displays and prints, as it stands in the end: updates replace, `clear_output` removes.
+"""The final outputs of one cell of a session: updates replace, `clear_output` removes, as in a notebook.
 
-All of it is the guest's word; what was replaced or removed counts against the bounds as if it were still there.
+The guest controls every value here. Replaced and removed outputs still count against the bounds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_CLEARS = 10_000  # by one cell
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Printed:
-    """Hold what is kept of the output of one cell."""
+    """Hold the kept output of one cell."""
 
     stdout: bytes = b""
     stderr: bytes = b""
@@ -28,7 +28,7 @@ class Printed:
 
 @dataclass(slots=True)
 class CellOutputs:
-    """Collect what one cell displays; what was replaced or removed counts as if it were still there."""
+    """Collect the displayed outputs of one cell; replaced and removed ones still count against the bounds."""
 
     sink: Sink = discard
     outputs: list[Output] = field(default_factory=list)
@@ -42,7 +42,7 @@ class CellOutputs:
     cleared: tuple[int, int] = (0, 0)  # how many bytes of each stream were there when it was cleared
 
     def add(self, frame: Mapping[str, Any]) -> None:
-        """Take a bundle, while there is room; an update goes to where its place is."""
+        """Add an output while there is room; an update replaces the outputs with its display id."""
         if self.is_cut:
             return
         output = read_output(frame)
@@ -68,7 +68,7 @@ class CellOutputs:
             self.sink(Displayed(output=output))
 
     def clear(self, frame: Mapping[str, Any]) -> None:
-        """Remove what was displayed so far, where it waits once there is something else."""
+        """Remove all outputs so far; with `wait`, remove them only when the next output arrives."""
         self.clears += 1
         if self.clears > MAX_CLEARS:
             self.is_cut = True
@@ -81,7 +81,7 @@ class CellOutputs:
             self.clear_if_due()
 
     def clear_if_due(self) -> None:
-        """Remove what was to be removed."""
+        """Carry out a pending removal."""
         if not self.is_clear_due:
             return
         self.is_clear_due, self.cleared = False, self.printed
@@ -91,10 +91,11 @@ class CellOutputs:
             self.sink(Cleared())
 
     def left_of(self, printed: Printed, frame: Mapping[str, Any]) -> Printed:
-        """Return what is left of a cell's text, as a terminal shows it in the end; call it once, when it has ended.
+        """Return the remaining text of a cell, as a terminal would show it at last; call it once, after the cell's end.
 
-        `frame` is the cell's answer. The interpreter counts what it prints itself, and neither what its commands print
-        nor what was left out before a cell: nothing is removed that may have been printed after clear_output.
+        `frame` is the cell's answer. The interpreter counts the bytes that it prints itself, but not the output of its
+        commands, nor output dropped before a cell. So text that may have been printed after `clear_output` is never
+        removed.
         """
         if self.is_clear_due and (len(printed.stdout) > self.printed[0] or len(printed.stderr) > self.printed[1]):
             self.clear_if_due()
@@ -113,7 +114,7 @@ def _on_screen(data: bytes) -> bytes:
 
 
 def _sizes(sizes: object) -> tuple[int, int]:
-    """Return how many bytes of both streams an interpreter has counted."""
+    """Return an interpreter's byte counts of both streams; zeros for anything else."""
     if isinstance(sizes, list) and len(sizes) == 2 and all(type(size) is int and size >= 0 for size in sizes):
         return sizes[0], sizes[1]
     return 0, 0

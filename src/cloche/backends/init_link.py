@@ -1,7 +1,7 @@
 """The client's end of the wire to a sandbox that lives, on an event loop: channels, windows, the end of the link.
 
-See `cloche.init.wire`. What comes is a guest's word wherever a guest could have said it: frames are bounded, objects
-are read by the codec for guests, and content waits in a channel until its user takes it, up to the window.
+See `cloche.init.wire`. A guest may write anything that arrives here. So frames are bounded, objects are parsed by the
+codec for guests, and a channel buffers at most one window of unread content.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ MOST_STRAYS = 1 << 20  # frames in a row for channels that were closed: a window
 
 
 class OperationFailed(Exception):
-    """Hold why the sandbox did not do what was asked: `kind` is a word of `wire` or `files`, `details` what it adds."""
+    """Hold the reason why the sandbox refused an operation: `kind` is a word of `wire` or `files`, `details` are
+    its fields.
+    """
 
     def __init__(self, kind: str, message: str, details: dict[str, Any]):
         super().__init__(message)
@@ -34,7 +36,7 @@ class OperationFailed(Exception):
 
 
 class Operation(Channel):
-    """Carry one operation."""
+    """Carry one operation on a channel."""
 
     def __init__(self, link: InitLink, number: int):
         super().__init__(link, number)
@@ -42,17 +44,17 @@ class Operation(Channel):
         self.events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
 
     def ask(self, **body: Any) -> None:  # noqa: ANN401 - any JSON
-        """Ask something of the operation that goes on."""
+        """Send a request about the running operation."""
         if not self.closed.done():
             self._link.send(wire.json_frame(wire.ASK, self.number, **body))
 
     def end_by_id(self, name: str) -> None:
-        """Have a process ended by its id, whatever of it is left; nobody waits for that."""
+        """Kill all that is left of a process by its id, without waiting for it."""
         if not self._link.lost.done():
             self._link.open("kill", id=name)
 
     async def event(self) -> dict[str, Any]:
-        """Return the next event. Raises OperationFailed where there is none, OutcomeUnknown when the link is lost."""
+        """Return the next event. Raises OperationFailed if the operation failed, OutcomeUnknown if the link is lost."""
         event = self.events.get_nowait() if not self.events.empty() else await self.events.get()
         if event is None:
             self.events.put_nowait(None)
@@ -61,7 +63,7 @@ class Operation(Channel):
         return event
 
     def close(self) -> None:
-        """Want no more of it."""
+        """Close the channel; the sandbox cancels the operation."""
         if not self.closed.done():
             consumed = [wire.grant_frame(self.number, stream, count) for stream, count in self.credit.ungranted()]
             self._link.send(b"".join((*consumed, wire.frame(wire.CLOSE, self.number))))  # the rest is kept
@@ -69,11 +71,11 @@ class Operation(Channel):
             self.conclude(OperationFailed("closed", "it was given up", {}))
 
     def abandon(self, why: str) -> None:
-        """Close the whole sandbox: what serves it does not do what it must."""
+        """Close the whole sandbox, because its init breaks the protocol."""
         self._link.close(why)
 
     def take(self, kind: int, body: bytes) -> None:
-        """Take a frame."""
+        """Handle a frame."""
         if kind == wire.EVENT:
             if self.events.qsize() >= MOST_EVENTS:
                 raise wire.WireError("more events than an operation has")
@@ -85,7 +87,7 @@ class Operation(Channel):
             super().take(kind, body)
 
     def conclude(self, error: Exception | None, result: object = None) -> None:
-        """Take note of the end of the operation."""
+        """Record the end of the operation."""
         if not self.closed.done():
             self.events.put_nowait(None)
         super().conclude(error, result)
@@ -106,15 +108,15 @@ class InitLink(asyncio.Protocol):
 
     @property
     def is_full(self) -> bool:
-        """Tell whether the sandbox has yet to read what was sent."""
+        """Tell whether the sandbox has yet to read data that was sent."""
         return not self._resumed.is_set()
 
     async def drain(self) -> None:
-        """Wait until it has."""
+        """Wait until the sandbox has read enough to send more."""
         await self._resumed.wait()
 
     def open(self, op: str, **arguments: Any) -> Operation:  # noqa: ANN401 - any JSON
-        """Open a channel for an operation. Raises OutcomeUnknown where the sandbox is gone, InvalidRequest."""
+        """Open a channel for an operation. Raises OutcomeUnknown if the sandbox is gone, InvalidRequest."""
         if self.lost.done():
             raise OutcomeUnknown(f"the sandbox has ended: {self.lost.result()}")
         order = {"op": op, **arguments}
@@ -129,7 +131,7 @@ class InitLink(asyncio.Protocol):
         return channel
 
     async def ask(self, op: str, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON
-        """Do an operation that answers with one event, or none; return it."""
+        """Do an operation that answers with at most one event; return the event."""
         channel = self.open(op, **arguments)
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -141,7 +143,7 @@ class InitLink(asyncio.Protocol):
         return channel.events.get_nowait() or {}
 
     def forget(self, channel: Operation) -> None:
-        """Drop what comes on a channel from now on."""
+        """Drop all further frames on a channel."""
         self.channels.pop(channel.number, None)
 
     def send(self, data: bytes) -> None:
@@ -150,7 +152,7 @@ class InitLink(asyncio.Protocol):
             self._transport.write(data)
 
     def close(self, why: str = "it was closed") -> None:
-        """Close the connection, and with it the sandbox, where nobody else holds it."""
+        """Close the connection; this closes the sandbox unless a keeper holds it."""
         if self._transport is not None:
             self._transport.abort()
         self._lose(why)
@@ -230,5 +232,5 @@ def read_guest_object(body: bytes) -> dict[str, Any]:
 
 
 def failure_of(error: dict[str, Any]) -> OperationFailed:
-    """Return what an error of the wire says."""
+    """Return the exception for an error of the wire."""
     return OperationFailed(str(error.get("kind", "other"))[:100], str(error.get("message", ""))[:2000], error)

@@ -1,6 +1,6 @@
-"""A sandbox that lives, seen from the caller, whatever backend it is of: processes, files, connections, over one link.
+"""A sandbox that lives, at the caller's end, for every backend: processes, files and connections over one link.
 
-`LiveSandbox` is what all backends share: each hands it an `InitLink`, and says how a program is started there.
+`LiveSandbox` is shared by all backends. Each backend supplies an `InitLink` and says how programs are started there.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ NAMES: dict[int, Stream] = {wire.STDOUT: "stdout", wire.STDERR: "stderr"}
 
 
 class LiveProcess:
-    """Hold one process: its streams, its end. See core.protocols.OpenProcess."""
+    """Hold one process: its streams and its end. See core.protocols.OpenProcess."""
 
     def __init__(
         self,
@@ -63,9 +63,9 @@ class LiveProcess:
         timeout_s: float | None = None,
         make_result: Callable[[LiveProcess, Mapping[str, Any]], Result] | None = None,
     ):
-        """Hand its output to `sink`, keeping what results keep; without one, its streams are there to be read.
+        """Pass its output to `sink` and keep what results keep; without a sink, the caller reads the streams.
 
-        After `timeout_s` it is killed from inside; what is late in saying so has lost its head, and is ended.
+        init kills the process after `timeout_s`. If init does not report that in time, the sandbox is closed.
         """
         self._channel, self._limits = channel, limits
         self._timeout_s, self._make_result = timeout_s, make_result
@@ -90,7 +90,7 @@ class LiveProcess:
         channel.on_data = self._take
 
     async def begin(self) -> None:
-        """Wait until it has started. Raises StartFailed, OutcomeUnknown."""
+        """Wait until the process has started. Raises StartFailed, OutcomeUnknown."""
         self._window = self.network.open_window() if self.network is not None else None
         try:
             async with asyncio.timeout(START_S) as waiting:
@@ -138,11 +138,11 @@ class LiveProcess:
             self.kill(KillCause.OUTPUT_LIMIT)
 
     async def write(self, data: bytes) -> bool:
-        """Write to its standard input, as fast as it reads; False where it has ended."""
+        """Write to its standard input at its pace; return False if the process has ended."""
         return await self._channel.send(wire.STDIN, data)
 
     def close_stdin(self) -> None:
-        """End its standard input; on a terminal, say so as Ctrl-D does."""
+        """Close its standard input; on a terminal, as Ctrl-D does."""
         self._channel.end(wire.STDIN)
 
     def signal(self, number: int, to: str = "process") -> None:
@@ -154,7 +154,7 @@ class LiveProcess:
         self._channel.ask(do="resize", rows=rows, columns=columns)
 
     def kill(self, cause: KillCause | None = None) -> None:
-        """Kill all that belongs to it."""
+        """Kill the process and all its descendants."""
         if self._cause is None:
             self._cause = cause
         self._channel.ask(do="kill", cause=str(cause or ""))
@@ -162,7 +162,7 @@ class LiveProcess:
             self._channel.end_by_id(self.id)
 
     def detach(self) -> None:
-        """Let it go on without a client."""
+        """Let it run on without a client."""
         self._is_detached = True
         self._channel.ask(do="keep")
         self._channel.close()
@@ -187,7 +187,7 @@ class LiveProcess:
         self.stderr.put_end()
 
     async def end(self) -> dict[str, Any]:
-        """Wait for its end and return how it was reported. Raises StartFailed, OutcomeUnknown."""
+        """Wait for its end and return the report. Raises StartFailed, OutcomeUnknown."""
         if self._end is None:
             raise InternalError("a process that was not started was waited for")
         if self._timeout_s is not None:
@@ -204,7 +204,9 @@ class LiveProcess:
             raise OutcomeUnknown(f"the end of the process is not known: {error}") from error
 
     async def _keep_time(self, end: asyncio.Task[dict[str, Any]], timeout_s: float) -> None:
-        """Wait for its end, and close the sandbox where that is late. What nobody has read holds the report up."""
+        """Wait for its end; close the sandbox if the end is late. Unread output delays the report, which is not
+        counted as late.
+        """
         ends_at = self._started_at + timeout_s
         await asyncio.wait([end], timeout=ends_at - monotonic())
         rounds = 0
@@ -219,13 +221,13 @@ class LiveProcess:
                 rounds = 0
 
     async def note_traffic(self) -> None:
-        """Take note of what the network carried until now, once."""
+        """Record the network's traffic up to now, once."""
         window, self._window = self._window, None
         if window is not None and self.network is not None:
             self.traffic = await self.network.close_window(window)
 
     async def result(self, *, takes_output: bool = True) -> Result:
-        """Wait for its end and return what came of it; see core.protocols.OpenProcess."""
+        """Wait for its end and return its result; see core.protocols.OpenProcess."""
         if self._make_result is None:
             raise InternalError("a process without a sandbox was waited for")
         if takes_output and self._sink is None:
@@ -241,12 +243,12 @@ class LiveProcess:
         return self.verdict(await self.end())
 
     def verdict(self, ended: Mapping[str, Any], refused: str = "") -> Verdict:
-        """Return what came of it."""
+        """Return the verdict on a reported end."""
         observed = replace(observed_end(ended, self._cause), network_refused=self.traffic.refused)
         return decide(observed.with_refusal(refused))
 
     async def close(self) -> None:
-        """Kill it, unless it has ended or was let go, and wait until that is reported."""
+        """Kill it unless it has ended or was detached, and wait for the report."""
         if self._end is None or self._end.done() or self._is_detached:
             return
         self.kill(KillCause.CANCELLED)
@@ -257,13 +259,13 @@ class LiveProcess:
 
 
 def _retrieve(end: asyncio.Task[dict[str, Any]]) -> None:
-    """Take note of how it failed: nobody need wait for it."""
+    """Retrieve the task's exception, so that asyncio does not log it as never retrieved."""
     if not end.cancelled():
         end.exception()
 
 
 def not_started(error: OperationFailed) -> Exception:
-    """Return what is raised where a process could not be started."""
+    """Return the exception for a process that could not be started."""
     if error.details.get("step") == "cwd":
         return SandboxFileNotFound(f"cwd: {error}", path=str(error.details.get("path", "")))
     if error.details.get("step") == "user":
@@ -280,7 +282,7 @@ def not_started(error: OperationFailed) -> Exception:
 
 
 def observed_end(ended: Mapping[str, Any], cause: KillCause | None = None) -> Observed:
-    """Read how the end of a process was reported."""
+    """Read the report of a process's end."""
     status = ended.get("status")
     reported_cause = ended.get("cause")
     if cause is None and reported_cause in tuple(KillCause):
@@ -298,7 +300,7 @@ def observed_end(ended: Mapping[str, Any], cause: KillCause | None = None) -> Ob
 
 
 def usage_of(ended: Mapping[str, Any]) -> Usage:
-    """Read what a process used."""
+    """Read the resources that a process used."""
     reported = ended.get("usage")
     figures = reported if isinstance(reported, dict) else {}
 
@@ -311,12 +313,12 @@ def usage_of(ended: Mapping[str, Any]) -> Usage:
 
 
 def _number(value: object) -> float:
-    """Return a number that a sandbox has said, 0.0 for what is none."""
+    """Return a number reported by a sandbox; 0.0 if it is no number or out of range."""
     return float(value) if isinstance(value, int | float) and abs(value) < MOST_NUMBER else 0.0
 
 
 class Tunnel:
-    """Carry a connection to a server inside: bytes to it, and from it."""
+    """Carry a connection to a server inside, over the link."""
 
     def __init__(self, channel: Operation):
         self._channel = channel
@@ -330,24 +332,23 @@ class Tunnel:
         return await self.incoming.read(most)
 
     async def write(self, data: bytes) -> bool:
-        """Send all of `data`, as fast as the server takes it; False where it is gone."""
+        """Send all of `data` at the server's pace; return False if the server is gone."""
         return await self._channel.send(0, data)
 
     def end(self) -> None:
-        """Say that nothing more comes."""
+        """Shut down the sending direction."""
         self._channel.end(0)
 
     def close(self) -> None:
-        """Close it."""
         self._channel.close()
 
     async def wait_closed(self) -> None:
-        """Wait until it is closed, by whichever side."""
+        """Wait until either side has closed it."""
         await asyncio.wait([self._channel.closed])
 
 
 def check_port(port: int) -> None:
-    """Raise InvalidRequest for what is no port."""
+    """Raise InvalidRequest unless `port` is a port number."""
     if not 0 < port < 1 << 16:
         raise InvalidRequest(f"port: {port!r} is none; give one from 1 to 65535")
 
@@ -359,7 +360,7 @@ def connection_error(error: OperationFailed, port: int) -> OSError:
 
 
 class LiveSandbox(LiveFiles):
-    """Do what is the same in every sandbox that lives; `link` is the connection to its init."""
+    """Share the behaviour of all sandboxes that live; `link` is the connection to the sandbox's init."""
 
     backend = ""  # its name
 
@@ -378,7 +379,7 @@ class LiveSandbox(LiveFiles):
 
     @property
     def network_rules(self) -> NetworkRules:
-        """Return what decides about its network now; see core.protocols.SupportsNetwork."""
+        """Return the rules now in force for its network; see core.protocols.SupportsNetwork."""
         return self.network.rules if self.network is not None else self._rules_to_begin_with()
 
     def _rules_to_begin_with(self) -> NetworkRules:
@@ -387,7 +388,7 @@ class LiveSandbox(LiveFiles):
         return NetworkRules()
 
     def decide_network(self, decide: Decide) -> None:
-        """Have somebody decide about hosts that no rule names; see core.protocols.SupportsNetwork."""
+        """Let `decide` answer for hosts that no rule names; see core.protocols.SupportsNetwork."""
         self._decide = decide
         self._offer_to_decide()
 
@@ -396,7 +397,7 @@ class LiveSandbox(LiveFiles):
             self.network.decide_by(self._decide)
 
     async def change_network(self, *, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> None:
-        """Decide by further rules, too; see core.protocols.SupportsNetwork."""
+        """Add rules for its network; see core.protocols.SupportsNetwork."""
         await self.connected()
         if self.network is None:
             raise InvalidRequest("this sandbox has no network whose rules could change")
@@ -406,7 +407,7 @@ class LiveSandbox(LiveFiles):
             raise OutcomeUnknown("the egress process of this sandbox is gone; open another sandbox") from error
 
     async def network_traffic(self) -> Sequence[Mapping[str, Any]]:
-        """Return what was carried and refused; see core.protocols.SupportsNetwork."""
+        """Return the traffic carried and refused; see core.protocols.SupportsNetwork."""
         if self.network is None:
             return ()
         traffic = await self.network.traffic()
@@ -415,7 +416,7 @@ class LiveSandbox(LiveFiles):
         return traffic.rows
 
     async def paused_s(self) -> float:
-        """Return how many seconds it was paused in all: by what its keeper says, who is no guest, or what we did."""
+        """Return the seconds that it was paused in all, as its keeper (no guest) reports them or as measured here."""
         if not self.is_kept:
             return self._paused_s + (monotonic() - self._paused_at if self._paused_at else 0.0)
         with contextlib.suppress(ClocheError):
@@ -427,12 +428,12 @@ class LiveSandbox(LiveFiles):
         raise NotImplementedError
 
     def take_leftover(self) -> list[str]:
-        """Return the programs of runs that have ended, for the next process to remove."""
+        """Return the program files of ended runs, for the next process to remove."""
         leftover, self._leftover = self._leftover, []
         return leftover
 
     async def connected(self) -> InitLink:
-        """Return the link to its init, and start the sandbox where it was not."""
+        """Return the link to its init, starting the sandbox if necessary."""
         if self.link is not None:
             return self.link
         async with self._opening:
@@ -446,7 +447,7 @@ class LiveSandbox(LiveFiles):
         raise NotImplementedError
 
     async def ask(self, op: str, **arguments: Any) -> Mapping[str, Any]:  # noqa: ANN401 - any JSON
-        """Do an operation that answers with one event, or none; see core.protocols.OpenLiveSandbox."""
+        """Do an operation that answers with at most one event; see core.protocols.OpenLiveSandbox."""
         try:
             answer = await (await self.connected()).ask(op, **arguments)
         except OperationFailed as error:
@@ -484,11 +485,10 @@ class LiveSandbox(LiveFiles):
         return process
 
     def _notes(self) -> Mapping[str, Any]:
-        """Return what results say in `meta` of where they come from."""
+        """Return what results record in `meta` about their origin."""
         return {}
 
     def _result(self, process: LiveProcess, ended: Mapping[str, Any]) -> Result:
-        """Return what came of a command."""
         notes = {**self._notes(), "backend": self.backend, "process": process.id}
         return command_result(
             process.verdict(ended), ended, kept=process.kept, limits=self.limits, enforcement=self.enforcement,
@@ -496,7 +496,7 @@ class LiveSandbox(LiveFiles):
         )  # fmt: skip
 
     async def begun(self, process: LiveProcess) -> LiveProcess:
-        """Wait until a process has started, and return it; what does not is given up."""
+        """Wait until a process has started, and return it; close its channel if it does not start."""
         process.paused_s = self.paused_s
         if not self.is_kept:
             process.paused_before_s = await self.paused_s()
@@ -508,7 +508,7 @@ class LiveSandbox(LiveFiles):
         return process
 
     async def attach_process(self, name: str, sink: Sink | None = None) -> LiveProcess:
-        """Return a process by its id, that runs or ended a while ago. Raises InvalidRequest."""
+        """Return a process by its id, running or recently ended. Raises InvalidRequest."""
         link = await self.connected()
         try:
             return await self.begun(self._process(link.open("attach", id=name), sink))
@@ -516,7 +516,7 @@ class LiveSandbox(LiveFiles):
             raise InvalidRequest(f"process: {error}") from error
 
     async def read_output(self, name: str) -> tuple[bytes, bytes]:
-        """Return what is kept of a process's output; see core.protocols.OpenLiveSandbox."""
+        """Return the kept output of a process; see core.protocols.OpenLiveSandbox."""
         channel = (await self.connected()).open("output", id=name)
         output = {wire.STDOUT: b"", wire.STDERR: b""}
 
@@ -534,13 +534,13 @@ class LiveSandbox(LiveFiles):
         return output[wire.STDOUT], output[wire.STDERR]
 
     async def list_processes(self) -> Sequence[ProcessInfo]:
-        """Return what runs, and what ended a while ago."""
+        """Return the running and the recently ended processes."""
         answer = await (await self.connected()).ask("processes")
         rows = answer.get("processes")
         return [_process_info(row) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
     async def list_ports(self) -> Sequence[ListeningPort]:
-        """Return who listens inside."""
+        """Return the ports that processes inside listen on."""
         answer = await (await self.connected()).ask("ports")
         rows = answer.get("ports")
         return [
@@ -565,9 +565,10 @@ class LiveSandbox(LiveFiles):
 
 
 def command_error(channel_error: dict[str, Any] | None, message: str, *, process: str | None) -> Exception:
-    """Return why a command did not start, or why its end is not known; `process` is its id, None if it did not start.
+    """Return the exception for a command that did not start, or whose end is unknown.
 
-    `said` is the error of its channel, None where the sandbox is lost, of which `message` says more.
+    `process` is its id, None if it did not start. `channel_error` is the error of its channel, None if the sandbox is
+    lost; `message` then gives the reason.
     """
     if channel_error is None:
         return OutcomeUnknown(message)
@@ -588,7 +589,7 @@ def command_result(
     enforcement: Enforcement,
     notes: Mapping[str, Any],
 ) -> Result:
-    """Return what came of a command, by how its end was reported and by what is kept of its output."""
+    """Return the result of a command, from the report of its end and its kept output."""
     usage = usage_of(ended)
     dropped = ended.get("dropped")
     return make_result(

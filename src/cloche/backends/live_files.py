@@ -1,8 +1,8 @@
-"""Files of a sandbox that lives, seen from the caller: each operation is a process inside, see `init.files`.
+"""Files of a sandbox that lives, at the caller's end: each operation is a process inside, see `init.files`.
 
-Content is passed on with backpressure either way, and nothing holds more of it than a window, but for what is wanted as
-a whole. Who gives an operation up kills its process. What comes is a guest's word: it is bounded, and parsed beside the
-event loop where it may be long.
+Content flows under flow control in both directions; at most one window of it is buffered, unless a caller requests it
+as a whole. Cancelling an operation kills its process. Answers may be written by a guest: they are bounded, and long
+ones are parsed in a thread.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ CHANGES = ("created", "changed", "removed", "moved", "lost", "over")
 
 
 class FileOperation:
-    """Hold one operation that goes on: what comes is there to be read, and its answer when it has ended."""
+    """Hold one running operation: `incoming` is its content, `answer` its result."""
 
     def __init__(self, channel: Operation, path: str, content: Content | None, stall_s: float):
         self._stall_s = stall_s
@@ -94,7 +94,7 @@ class FileOperation:
 
     @asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:
-        """Give the process inside so long: another one may have stopped it. Raises SandboxFileError."""
+        """Bound the wait for the process inside, which another process may have stopped. Raises SandboxFileError."""
         try:
             async with asyncio.timeout(self._stall_s):
                 yield
@@ -102,12 +102,14 @@ class FileOperation:
             raise _late(self._path, self._stall_s) from error
 
     async def read(self) -> bytes:
-        """Return the next piece that comes, empty at the end. Raises SandboxFileError where it comes too late."""
+        """Return the next piece of content, empty at the end. Raises SandboxFileError if it is late."""
         async with self._in_time():
             return await self.incoming.read()
 
     async def answer(self) -> Mapping[str, Any]:
-        """Wait for the end and return the answer. Raises a SandboxFileError, or what the source of content raised."""
+        """Wait for the end and return the answer. Raises a SandboxFileError, or the exception of the content's
+        source.
+        """
         await asyncio.wait((self._sending, self._channel.closed), return_when=asyncio.FIRST_COMPLETED)
         if self._sending.done():
             self._sending.result()
@@ -127,14 +129,14 @@ class FileOperation:
         return answer
 
     async def close(self) -> None:
-        """End it, whether it is done or not."""
+        """Cancel the operation, finished or not."""
         self._channel.close()
         self._sending.cancel()
         await asyncio.gather(self._sending, return_exceptions=True)
 
 
 class FileWatch:
-    """Yield changes of what is watched, until it is closed or gone; not to read makes changes `lost`."""
+    """Yield changes below a watched path until it is closed or gone; a slow reader gets the change `lost`."""
 
     def __init__(self, operation: FileOperation, path: str):
         self._operation, self._path = operation, path
@@ -158,13 +160,13 @@ class FileWatch:
             await self._operation.answer()
 
     async def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._is_closed.set()
         await self._operation.close()
 
 
 class LiveFiles:
-    """Do what can be done with files in any sandbox that lives."""
+    """Provide the file operations of every sandbox that lives."""
 
     file_timeout_s = FILE_S  # at most the sandbox's own
     clock_slack_ns = 0  # how far the clock of the workspace may be behind init's
@@ -176,11 +178,11 @@ class LiveFiles:
         self._watches = 0
 
     async def connected(self) -> InitLink:
-        """Return the link, and start the sandbox where it was not."""
+        """Return the link, starting the sandbox if necessary."""
         raise NotImplementedError
 
     def absolute(self, path: str) -> str:
-        """Return a path as the sandbox has it: a relative one begins in /workspace."""
+        """Return an absolute path inside; relative paths start at /workspace."""
         return path if path.startswith("/") else f"/workspace/{path}"
 
     @asynccontextmanager
@@ -271,7 +273,7 @@ class LiveFiles:
         return data
 
     async def read_stream(self, path: str, *, offset: int = 0, count: int | None = None) -> AsyncIterator[bytes]:
-        """Yield a file piece by piece, as fast as they are taken; close the iterator to stop earlier."""
+        """Yield a file piece by piece at the reader's pace; close the iterator to stop earlier."""
         offset, count = _natural("offset", offset), _count(count)
         async with (
             self._outgoing_turns,
@@ -284,34 +286,31 @@ class LiveFiles:
     async def write_path(
         self, path: str, data: Content, *, how: str = "replace", mode: int | None = None, parents: bool = True
     ) -> None:
-        """Write a file, with the folders above it: `how` is `replace`, `append` or `new`.
+        """Write a file and create missing folders above it: `how` is `replace`, `append` or `new`.
 
-        `data` may be an iterator, of which no more is taken than the sandbox has written.
+        `data` may be an iterator, which is consumed no faster than the sandbox writes.
         """
         await self.file("write", path, content=data, how=how, mode=_count(mode), parents=parents)
 
     async def stat_path(self, path: str) -> FileInfo:
-        """Describe what is at a path."""
+        """Describe the file or folder at a path."""
         answer, _ = await self.file("stat", path)
         return _file_info(answer, path)
 
     async def list_path(self, path: str, *, recursive: bool = False) -> Sequence[FileInfo]:
-        """Describe the entries of a folder, by name; those below it, too."""
+        """Describe the entries of a folder, sorted by name; with `recursive`, those below it, too."""
         _, data = await self.file("list", path, max_bytes=MOST_LIST_BYTES, entries=MOST_ENTRIES, recursive=recursive)
         if len(data) <= MOST_LINE_BYTES:
             return list(read_rows(data, path))
         return await asyncio.to_thread(lambda: list(read_rows(data, path)))
 
     async def make_folder(self, path: str, *, parents: bool = True) -> None:
-        """Make a folder."""
         await self.file("make_folder", path, parents=parents)
 
     async def move_path(self, path: str, target: str, *, replaces: bool = False) -> None:
-        """Rename a file or a folder."""
         await self.file("move", path, target=self._named(target), replaces=replaces)
 
     async def remove_path(self, path: str, *, recursive: bool = False) -> None:
-        """Remove a file, or a folder."""
         await self.file("remove", path, recursive=recursive)
 
     async def chmod_path(self, path: str, mode: int) -> None:
@@ -319,7 +318,7 @@ class LiveFiles:
         await self.file("chmod", path, mode=_natural("mode", mode))
 
     async def pack_path(self, path: str, take: Callable[[bytes], None]) -> int:
-        """Hand a folder, or a file, as a tar archive to `take`, piece by piece; return how many files were left out."""
+        """Pass a folder or file as a tar archive to `take`, piece by piece; return the number of files left out."""
         async with self._outgoing_turns, self._packing(path) as operation:
             while piece := await operation.read():
                 take(piece)
@@ -328,9 +327,9 @@ class LiveFiles:
     async def pack_stream(
         self, path: str, *, max_bytes: int | None = None, note_skipped: Callable[[int], None] = lambda _: None
     ) -> AsyncIterator[bytes]:
-        """Yield the same, as fast as it is taken; at last say how many files were left out.
+        """Yield a tar archive at the reader's pace, and report the number of files left out at the end.
 
-        More than `max_bytes` are refused.
+        Archives larger than `max_bytes` are refused.
         """
         async with self._outgoing_turns, self._packing(path, max_bytes=_count(max_bytes)) as operation:
             while piece := await operation.read():
@@ -350,9 +349,9 @@ class LiveFiles:
         skip: Sequence[str] = (),
         note_answer: Callable[[Mapping[str, Any]], None],
     ) -> AsyncIterator[bytes]:
-        """Yield what was changed in a view of a folder of the host, or in a copy; all else stands still meanwhile.
+        """Yield the changes in a view of a host folder, or in a copy; all other processes are stopped meanwhile.
 
-        See `init.changes`, whose frames these are, and whose answer is handed over at last.
+        See `init.changes` for the frames and for the answer, which `note_answer` gets at the end.
         """
         bounds: dict[str, Any] = {"since": since, "most": max_bytes, "entries": max_entries}
         async with (
@@ -366,14 +365,14 @@ class LiveFiles:
             note_answer(await operation.answer())
 
     async def unpack_path(self, path: str, archive: Content) -> None:
-        """Unpack a tar archive below a folder, which is made where it is missing."""
+        """Unpack a tar archive below a folder, which is created if missing."""
         await self.file("unpack", path, content=archive, entries=MOST_ENTRIES)
 
     async def note_cell(self, code: str) -> None:
-        """Take note of a cell that is about to run; here nothing need be done."""
+        """Do nothing; backends that prepare cells override it."""
 
     async def clock_ns(self, patterns: Sequence[str]) -> int:
-        """Return the time, in ns, of a file that changes now; 0 where none are to be collected."""
+        """Return the ctime, in ns, that a file changed now would get; 0 if no files are to be collected."""
         if not patterns:
             return 0
         await become_task()
@@ -396,9 +395,10 @@ class LiveFiles:
         max_bytes: int,
         inputs: Mapping[str, bytes] | None = None,
     ) -> Changes:
-        """Return the files of the workspace that match and have changed `since` a time of `clock_ns`.
+        """Return the files of the workspace that match `patterns` and were changed `since` a time of `clock_ns`.
 
-        None that is as it was `given`. What is too much, or cannot be had, is left out, and the result says why.
+        Files equal to the `inputs` are not included. Files beyond a bound, or unreadable, are left out, and the result
+        says why.
         """
         if not patterns:
             return Changes()
@@ -440,7 +440,7 @@ class LiveFiles:
 
     @asynccontextmanager
     async def watch_path(self, path: str, *, recursive: bool = False) -> AsyncIterator[FileWatch]:
-        """Watch a folder, or a file: every change from then on is yielded by what this returns."""
+        """Watch a folder or file; the returned object yields every change from then on."""
         if self._watches >= MOST_WATCHES:
             raise InvalidRequest(f"path: {MOST_WATCHES} watches of this sandbox are open; close one before another")
         self._watches += 1
@@ -537,7 +537,9 @@ def _file_change(line: Mapping[str, Any], path: str) -> FileChange:
 
 
 def read_rows(data: bytes, path: str) -> Iterator[FileInfo]:
-    """Yield the entries of a folder, one JSON object a line. Raises SandboxFileError for what is none, or too many."""
+    """Yield the entries of a folder, one JSON object a line. Raises SandboxFileError for an invalid line or too
+    many.
+    """
     lines = data.split(b"\n", MOST_ENTRIES + 1)
     if len(lines) > MOST_ENTRIES + 1:
         raise _no_sense(path, f"more than {MOST_ENTRIES} rows")
@@ -547,7 +549,7 @@ def read_rows(data: bytes, path: str) -> Iterator[FileInfo]:
 
 
 def _object(line: bytes, path: str) -> dict[str, Any]:
-    """Read one line, which is so short that reading it holds nobody up."""
+    """Parse one line here: lines are short enough not to delay the event loop."""
     if len(line) > MOST_LINE_BYTES:
         raise _no_sense(path, f"a line of {len(line)} bytes")
     try:
@@ -560,7 +562,7 @@ def _object(line: bytes, path: str) -> dict[str, Any]:
 
 
 async def _lines(stream: ByteStream, path: str) -> AsyncIterator[dict[str, Any]]:
-    """Yield the object of each line that comes."""
+    """Yield the object on each line of the content."""
     remainder = b""
     while data := await stream.read():
         *lines, remainder = (remainder + data).split(b"\n")

@@ -1,4 +1,4 @@
-"""Runs in a sandbox that lives, whatever backend it is of: code or a command as one more process, and its `Result`."""
+"""Runs in a sandbox that lives, for every backend: code or a command as one more process, and its `Result`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ MOST_INLINE_BYTES = 1 << 18  # of a program's files, that go with its order
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveRun:
-    """Say how a request is run: the arguments of `start`, and the files that it was `given`, by their paths.
+    """Say how a request is run: the arguments of `start`, and the content of its input files by path.
 
-    `notes` returns what the result's meta says of it, for a run of so many seconds.
+    `notes` returns the entries of the result's meta for a run of the given seconds.
     """
 
     order: Mapping[str, Any]
@@ -37,7 +37,7 @@ class LiveRun:
 
 
 def argv_of(commands: Sequence[Sequence[str]]) -> list[str]:
-    """Return one command for all: compilers first, whose output is none of the program's."""
+    """Return one command that compiles and then runs a program; output of compilers goes to standard error."""
     if len(commands) == 1:
         return list(commands[0])
     *compile_steps, last = map(shlex.join, commands)
@@ -45,7 +45,7 @@ def argv_of(commands: Sequence[Sequence[str]]) -> list[str]:
 
 
 def streams_of(request: Request, *, has_report: bool) -> list[int]:
-    """Return the streams of a program; without one for its input, that is empty."""
+    """Return the streams of a program; without an input stream, its input is empty."""
     inputs, reports = [wire.STDIN] if request.stdin else [], [wire.REPORT] if has_report else []
     return [*inputs, wire.STDOUT, wire.STDERR, *reports]
 
@@ -53,7 +53,7 @@ def streams_of(request: Request, *, has_report: bool) -> list[int]:
 async def with_files(
     sandbox: LiveSandbox, order: dict[str, Any], files: Iterable[tuple[str, int, bytes]]
 ) -> dict[str, Any]:
-    """Return an order that brings files, by path and mode; where there are many bytes, they are written first."""
+    """Return an order that carries files by path and mode; large files are written first."""
     rows = list(files)
     if sum(len(data) for *_, data in rows) <= MOST_INLINE_BYTES:
         order["files"] = [[path, mode, data.hex()] for path, mode, data in rows]
@@ -64,7 +64,7 @@ async def with_files(
 
 
 async def run_to_end(sandbox: LiveSandbox, request: Request, run: LiveRun, sink: Sink, *, timeout_s: float) -> Result:
-    """Start a program, wait for its end, and return what came of it. When cancelled, it is killed first."""
+    """Start a program, wait for its end and return its result. Cancellation kills it first."""
     link, limits = await sandbox.connected(), sandbox.limits
     since = await sandbox.clock_ns(request.collect)
     process = LiveProcess(link.open("start", waits=True, **run.order), limits, sink, timeout_s=timeout_s)
@@ -106,7 +106,7 @@ def _read_report(reader: GuestReportReader, process: LiveProcess, data: bytes) -
 
 
 async def _attend(process: LiveProcess, stdin: bytes) -> Mapping[str, Any]:
-    """Send a process its input, and wait for its end; return how that was reported."""
+    """Send a process its input and wait for its end; return the report."""
     sending = asyncio.create_task(_send_stdin(process, stdin)) if stdin else None
     try:
         return await process.end()

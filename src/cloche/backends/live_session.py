@@ -1,8 +1,8 @@
-"""A session in a sandbox that lives: its interpreter is one more process there, and shares all of it with the others.
+"""A session in a sandbox that lives: its interpreter is one more process there, and shares everything with the others.
 
-Cells go to the process on a stream of their own, and answers come on another (see `cloche.init.wire`). What a cell
-printed comes before its answer, as init passes it on in that order. The end of a session is reported when nothing is
-left of what it has started.
+Cells are sent on a separate stream of the process, and answers arrive on another (see `cloche.init.wire`). A cell's
+output arrives before its answer, because init forwards them in that order. The end of a session is reported when all
+processes that it started have ended.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STREAMS = (wire.STDOUT, wire.STDERR, wire.REPORT, wire.REQUESTS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveProgram:
-    """Say how the interpreter of a session is started, as the arguments of `start`, and how it is talked to."""
+    """Hold the arguments of `start` for a session's interpreter, and the codec of its link."""
 
     language: str
     order: Mapping[str, Any]
@@ -68,14 +68,14 @@ class LiveTransport:
         self.on_flood()
 
     async def start(self) -> asyncio.Future[dict[str, Any]]:
-        """Wait until the process is there, and return its end. Raises StartFailed, OutcomeUnknown."""
+        """Wait until the process has started, and return the future of its end. Raises StartFailed, OutcomeUnknown."""
         await self._process.begin()
         self._end = asyncio.get_running_loop().create_task(self._attend())
         self._end.add_done_callback(lambda end: end.cancelled() or end.exception())  # which nobody need ask for
         return self._end
 
     async def _attend(self) -> dict[str, Any]:
-        """Wait for the end and return how it was reported. Raises StartFailed, OutcomeUnknown."""
+        """Wait for the end and return the report. Raises StartFailed, OutcomeUnknown."""
         try:
             return await self._process.end()
         except OutcomeUnknown as error:
@@ -89,7 +89,7 @@ class LiveTransport:
         return self._end
 
     async def prepare(self, code: str, *, was_signalled: bool) -> None:
-        """Do nothing: what runs one cell can run the next, and signals go the way that cells go."""
+        """Do nothing: nothing is built per cell, and signals travel in order with the cells."""
 
     def begin(self, sink: Sink) -> None:
         self._sink = sink
@@ -99,7 +99,7 @@ class LiveTransport:
                 sink(OutputChunk(stream=NAMES[stream], data=before))
 
     def collect(self, *, is_up_to_date: bool = False) -> Printed:  # noqa: ARG002 - it always is
-        """Return what was printed: what came before an answer was taken before it."""
+        """Return the printed output; the output that arrived before an answer was taken before it."""
         outputs, self._kept, self._sink = self._kept, self._between(), discard
         return Printed(
             stdout=outputs[wire.STDOUT].joined(),
@@ -187,7 +187,7 @@ class LiveTransport:
 
 
 class LiveSession(Session):
-    """Run one cell at a time; what would clone it says how a session is opened that can be cloned."""
+    """Run one cell at a time; methods that need a clone raise and say how to open a session that can be cloned."""
 
     def __init__(
         self,
@@ -228,19 +228,19 @@ class LiveSession(Session):
 
     @property
     def sandbox(self) -> LiveFiles:
-        """Return the sandbox whose files it works in."""
+        """Return the sandbox whose files it uses."""
         return self._opened_in
 
     async def checkpoint(self, name: str) -> None:  # noqa: ARG002
-        """Say how; see core.protocols.SupportsFork."""
+        """Raise InvalidRequest, saying how to open a session with checkpoints."""
         self._refuse()
 
     async def rollback(self, name: str) -> None:  # noqa: ARG002
-        """Say how; see core.protocols.SupportsFork."""
+        """Raise InvalidRequest, as `checkpoint` does."""
         self._refuse()
 
     async def fork(self, count: int) -> list[LiveSession]:  # noqa: ARG002
-        """Say how; see core.protocols.SupportsFork."""
+        """Raise InvalidRequest, as `checkpoint` does."""
         self._refuse()
 
     def _refuse(self) -> NoReturn:
@@ -258,7 +258,7 @@ async def open_live_session(
     slowness: float = 1.0,
     network: SharedNetwork | None = None,
 ) -> LiveSession:
-    """Start an interpreter by the link of a sandbox, and wait until it is ready. Raises StartFailed, OutcomeUnknown."""
+    """Start an interpreter over a sandbox's link, and wait until it is ready. Raises StartFailed, OutcomeUnknown."""
     channel = link.open("start", waits=True, **program.order, streams=STREAMS)
     transport = LiveTransport(channel, limits, program.new_codec(), slowness=slowness)
     session = LiveSession(sandbox, transport, program, limits, enforcement=enforcement, notes=notes)

@@ -1,4 +1,4 @@
-"""Streams of a sandbox that lives, as its user reads them."""
+"""Streams of a sandbox that lives, as the caller reads them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from cloche.core.errors import InvalidRequest
 
 
 class Granting(Protocol):
-    """Be what content comes from."""
+    """Be a channel that receives content under flow control."""
 
     def grant(self, stream: int, count: int, /) -> None:
-        """Let it send as much again, as so much was taken."""
+        """Let the sender send `count` more bytes on a stream."""
         ...
 
 
 class ByteStream:
-    """Read what comes on one stream, piece by piece; what is not read makes the other side wait."""
+    """Read one stream piece by piece; unread data makes the sender wait."""
 
     def __init__(self, channel: Granting, number: int):
         self._channel, self._number = channel, number
@@ -31,11 +31,11 @@ class ByteStream:
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether all that came was read."""
+        """Tell whether all received data was read."""
         return not self._pieces
 
     def put(self, data: bytes) -> None:
-        """Take a piece; what is over the window was never granted."""
+        """Add a piece; the sender never exceeds the granted window."""
         if self._taker is not None:
             self._channel.grant(self._number, len(data))
             self._taker(data)
@@ -44,7 +44,7 @@ class ByteStream:
         self._wake()
 
     def divert(self, take: Callable[[bytes], None]) -> None:
-        """Hand what nobody has read, and all that comes, to `take`, in place of a reader."""
+        """Pass unread data, and all further data, to `take` in place of a reader."""
         self._taker = take
         pieces, self._pieces = self._pieces, deque()
         for piece in pieces:
@@ -52,7 +52,7 @@ class ByteStream:
         self._wake()
 
     def put_end(self) -> None:
-        """Take note that nothing more comes."""
+        """Mark the end of the stream."""
         self._has_ended = True
         self._wake()
 
@@ -61,7 +61,7 @@ class ByteStream:
             self._waiting.set_result(None)
 
     async def read(self, most: int = 1 << 16) -> bytes:
-        """Return the next bytes, `most` at the most; empty at the end."""
+        """Return the next bytes, at most `most`; empty at the end."""
         if self._taker is not None:
             raise InvalidRequest("this stream is read by a call of wait, whose result has what came")
         self.is_read = True
@@ -80,7 +80,7 @@ class ByteStream:
         return piece
 
     async def read_all(self, max_bytes: int) -> bytes:
-        """Return all that comes, until the end or more than `most` bytes."""
+        """Return all content until the end, or until it exceeds `max_bytes`."""
         content = bytearray()
         while len(content) <= max_bytes and (piece := await self.read()):
             content += piece

@@ -1,4 +1,4 @@
-"""A sandbox's network, for every backend that has one: its rules, who serves it, and how its sockets come to be."""
+"""A sandbox's network, for every backend that has one: its rules, its egress process, and the origin of its sockets."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def network_key(policy: Policy) -> Key:
 
 
 def network_rules(policy: Policy) -> NetworkRules | None:
-    """Return what a policy's network may reach; None where nothing serves one."""
+    """Return the rules of a policy's network; None if no egress process serves it."""
     if policy.network not in SERVED:
         return None
     key = network_key(policy)
@@ -66,7 +66,9 @@ def served_ports(policy: Policy) -> tuple[int, ...]:
 
 
 def authority_variables(policy: Policy) -> Mapping[str, str]:
-    """Return the variables by which a guest's programs find the operator's authorities; none without a network."""
+    """Return the variables by which a guest's programs find the operator's certificate authorities; none without a
+    network.
+    """
     return files_and_variables()[1] if policy.network in SERVED else {}
 
 
@@ -84,7 +86,7 @@ def network_variables(policy: Policy) -> Mapping[str, str]:
 
 
 def new_network(rules: NetworkRules, *, asks: bool = False) -> Network:
-    """Return a network with these rules, which `asks` about hosts that they do not name. Raises StartFailed."""
+    """Return a network with these rules; with `asks`, it asks about hosts that no rule names. Raises StartFailed."""
     try:
         return open_network(rules, proxies=operator_proxies(), asks=asks)
     except OSError as error:
@@ -92,14 +94,14 @@ def new_network(rules: NetworkRules, *, asks: bool = False) -> Network:
 
 
 def open_shared_network(policy: Policy) -> SharedNetwork | None:
-    """Return a network for what lives, of which several may use it at once; None where there is none."""
+    """Return a network that several runs or sessions use at once; None without a network."""
     rules = network_rules(policy)
     asks = policy.on_network == "ask"
     return SharedNetwork(new_network(rules, asks=asks), rules) if rules is not None else None
 
 
 def open_own_network(policy: Policy) -> OwnNetwork | None:
-    """Return a network for what is kept by another process, None where there is none. Raises StartFailed."""
+    """Return a network for a sandbox that a keeper holds; None without a network. Raises StartFailed."""
     rules = network_rules(policy)
     if rules is None:
         return None
@@ -110,9 +112,9 @@ def open_own_network(policy: Policy) -> OwnNetwork | None:
 
 
 async def join_shared_network(policy: Policy, join: Callable[[], socket.socket]) -> SharedNetwork:
-    """Return the network of a sandbox that another process keeps, by a link that `join` blocks for and returns.
+    """Return the network of a sandbox that a keeper holds; `join` blocks and returns a link to it.
 
-    Where nobody serves it any more, it is one that is lost.
+    If its egress process is gone, the returned network counts as lost.
     """
     joining = asyncio.get_running_loop().create_task(asyncio.to_thread(lambda: join_network(join())))
     try:
@@ -147,10 +149,10 @@ def _no_process(error: OSError) -> StartFailed:
 
 
 def serve_namespace(pid: int, mark: str, rules: NetworkRules) -> Network:
-    """Return a network whose sockets are made, from outside, in the network namespace of a container's process.
+    """Return a network whose sockets are made from outside, in the network namespace of a container's process.
 
-    Its control group's name must have the `mark` in it: a daemon elsewhere has other numbers for its processes. Blocks.
-    Raises StartFailed.
+    The process's control group must contain `mark` in its name, because a daemon on another machine numbers its
+    processes differently. Blocks. Raises StartFailed.
     """
     network = new_network(rules)
     failed: list[BaseException] = []
@@ -175,7 +177,7 @@ def serve_namespace(pid: int, mark: str, rules: NetworkRules) -> Network:
 
 
 def _enter(pid: int, mark: str) -> None:
-    """Enter the network namespace of a process that is what we take it for. Raises OSError."""
+    """Enter a process's network namespace after checking that the process is the expected one. Raises OSError."""
     namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="replace") as file:

@@ -1,4 +1,4 @@
-"""Coroutines of somebody's package, called from any thread: in one event loop, in a thread of its own."""
+"""Call coroutines of a third-party package from any thread: in one event loop, in a separate thread."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 class OwnLoop:
-    """Call coroutines from any thread, in one loop; a forked child has another one.
+    """Call coroutines from any thread in one loop; a forked child starts another one.
 
-    `margin_s` is how long is waited for the end of what is over its time.
+    `margin_s` is the time to wait for a coroutine to end after its time-out.
     """
 
     def __init__(self, name: str, *, margin_s: float):
@@ -25,11 +25,13 @@ class OwnLoop:
         self._pid = 0
 
     def __call__(self, make: Callable[[], Awaitable[T]], timeout_s: float | None) -> T:
-        """Return what comes of what `make` makes, in the loop. Raises TimeoutError, and whatever that raises."""
+        """Run the awaitable that `make` returns, in the loop; return its result. Raises TimeoutError, and its
+        exceptions.
+        """
         return self.result_of(self.begin(make, timeout_s), timeout_s)
 
     def begin(self, make: Callable[[], Awaitable[T]], timeout_s: float | None) -> Future[T]:
-        """Begin what `make` makes, in the loop; it ends by itself after so long."""
+        """Start the awaitable that `make` returns, in the loop, with a time-out."""
 
         async def bounded() -> T:
             async with asyncio.timeout(timeout_s):
@@ -38,7 +40,7 @@ class OwnLoop:
         return asyncio.run_coroutine_threadsafe(bounded(), self.loop())
 
     def result_of(self, future: Future[T], timeout_s: float | None) -> T:
-        """Wait for what was begun. Raises TimeoutError where it has not ended by itself."""
+        """Wait for a started call. Raises TimeoutError if it does not end despite its own time-out."""
         try:
             return future.result(None if timeout_s is None else timeout_s + self._margin_s)
         except TimeoutError:
@@ -46,7 +48,7 @@ class OwnLoop:
             raise
 
     def loop(self) -> asyncio.AbstractEventLoop:
-        """Return the loop of this process, which runs."""
+        """Return this process's loop, starting it if necessary."""
         with self._turn:
             if self._loop is None or self._pid != os.getpid():
                 self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
