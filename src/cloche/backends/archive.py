@@ -1,4 +1,4 @@
-"""Files on their way in and out: bounded archives, whose content is trusted in nothing.
+"""Files on their way in and out: bounded archives, whose content is not trusted.
 
 An archive received from a guest is kept unchanged, in memory while small, else in an unnamed file. So a result's files
 can be saved long after the container is gone. `core/tar.py` walks it header by header.

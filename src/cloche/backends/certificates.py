@@ -1,7 +1,7 @@
-"""The authorities that a guest with a network trusts: the host's own, and those of the operator's environment.
+"""The certificate authorities that a guest with a network trusts: the host's, and those of the operator's environment.
 
 The variables are those of OpenSSL, pip, requests, curl, git and Node. The files are copied into the guest's /etc, since
-they may lie where no guest is shown anything.
+their own paths may not be visible to the guest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MARK = "-----BEGIN CERTIFICATE-----"
 def files_and_variables() -> tuple[tuple[Row, ...], Mapping[str, str]]:
     """Return the files to write into a guest's tree, and the variables that name them there; read once.
 
-    What is no file of certificates is left out, and logged: it may be a key.
+    A file without certificates is left out and logged: it may be a private key.
     """
     paths: dict[str, str] = {}
     rows: list[Row] = []
@@ -44,7 +44,7 @@ def files_and_variables() -> tuple[tuple[Row, ...], Mapping[str, str]]:
 
 @functools.cache
 def variables_here() -> Mapping[str, str]:
-    """Return the variables as they are, where a guest may be shown these files at their own paths; looked at once."""
+    """Return the variables unchanged, for guests that see these files at their own paths; read once."""
     paths = {name: os.path.realpath(os.environ[name]) for name in VARIABLES if os.environ.get(name)}
     return {name: path for name, path in paths.items() if _read(path)}
 

@@ -1,14 +1,14 @@
-"""The seccomp profile of a container that Cloche runs in and makes jails in, in the words of docker's profiles.
+"""The seccomp profile of a container in which Cloche runs and makes jails, in the format of docker's profiles.
 
-It allows what a guest may call (`jail.setup.seccomp`), what builds a jail, and what other programs of a container use:
-user namespaces and mounts in them above all. Loading code into the kernel, clocks, keys, `bpf`, `io_uring`,
-`perf_event_open`, `userfaultfd`, swapping and the like are left out, and so refused with EPERM, as are sockets of other
-families than a container needs. The kernel checks capabilities beyond that: in a container without CAP_SYS_ADMIN
-nobody mounts anything outside of a user namespace of their own.
+It allows the calls of guests (`jail.setup.seccomp`), the calls that build a jail, and the calls of a container's other
+programs: above all user namespaces, and mounts in them. Loading kernel code, setting clocks, keys, `bpf`, `io_uring`,
+`perf_event_open`, `userfaultfd`, swapping and the like are left out, so they fail with EPERM; so do socket families
+that containers do not need. The kernel's capability checks remain: without CAP_SYS_ADMIN, a process can mount only
+inside a user namespace that it created.
 
 `container-profile.json` is its text, which `cloche doctor --container-profile FILE` copies; a test keeps the two equal.
-It names no architecture, so it is for the machine's own, and 32-bit programs are ended. docker, podman, containerd and
-CRI-O (a pod's `localhostProfile`) take it.
+It names no architecture, so it applies to the machine's own, and 32-bit programs are killed. docker, podman, containerd
+and CRI-O (a pod's `localhostProfile`) accept it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BY_ARGUMENT = {"socket", "personality", "ioctl"}
 
 
 def profile() -> dict[str, Any]:
-    """Return the profile; what it does not name is refused with EPERM."""
+    """Return the profile; calls that it does not name fail with EPERM."""
     tables = (*ALLOWED.values(), *NUMBERS.values())
     plain = sorted({name for table in tables for name in table} | set(OTHERS))
     families = (AF_UNIX, AF_INET, AF_INET6, AF_NETLINK, AF_PACKET)
@@ -49,7 +49,7 @@ def profile() -> dict[str, Any]:
 
 
 def profile_text() -> str:
-    """Return the profile as JSON, one rule in a line."""
+    """Return the profile as JSON, one rule per line."""
     content = profile()
     rules = ",\n  ".join(json.dumps(rule) for rule in content.pop("syscalls"))
     return f'{json.dumps(content)[:-1]}, "syscalls": [\n  {rules}\n]}}\n'

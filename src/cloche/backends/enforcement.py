@@ -1,7 +1,7 @@
-"""What each kind of sandbox enforces, said before a run and truly; and the refusal where a policy asks for more.
+"""The controls that each kind of sandbox enforces, known before a run; and the refusal if a policy asks for more.
 
-All backends' rows stand here, one per control. The functions are pure: what was found out about the host, a daemon or a
-machine is handed in, and so are the words of a refusal. A control that a backend has no row for counts as absent.
+The rows of all backends are in this module, one per control. Its functions are pure: facts about the host, a daemon or
+a machine are arguments, and so are the texts of a refusal. A control without a row in a backend counts as absent.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _cpu(host: Host) -> Measure:
 
 
 def local_controls(level: Level, host: Host) -> Controls:
-    """Return what holds for a run of the local backend at `level`."""
+    """Return the controls of a run of the local backend at `level`."""
     if level is Level.NONE:
         return {Control.TIME: _TIME, Control.OUTPUT: _OUTPUT}
     by_level = {Level.JAIL: _jail, Level.CONFINED: _confined, Level.PROCESS: _process}
@@ -86,7 +86,7 @@ def _jail(host: Host) -> Controls:
 
 
 def with_life_confined(enforcement: Enforcement) -> Enforcement:
-    """Return what holds in a sandbox that lives at level `confined`, in place of what holds for one run."""
+    """Return the controls of a sandbox that lives at level `confined`, derived from those of a single run."""
     held = enforcement[Control.FILESYSTEM]
     lacks = (
         "there is no process namespace: that a process lives, and its session, can be asked by its number; children "
@@ -99,7 +99,7 @@ def with_life_confined(enforcement: Enforcement) -> Enforcement:
 
 
 def with_users(enforcement: Enforcement, host: Host) -> Enforcement:
-    """Return what holds in a jail with several users, in place of what holds with one."""
+    """Return the controls of a jail with several users, derived from those with one user."""
     source = "its own" if host.owns_ids else "the user's range in /etc/subuid"
     changed = {
         Control.SYSCALLS: _enforced("seccomp allowlist, no new privileges; root inside has nine capabilities"),
@@ -118,7 +118,7 @@ _REACHED = {"allowlist": "listed hosts", "open": "public addresses, on 80, 443 a
 def with_network(
     enforcement: Enforcement, mode: str, *, is_proxied: bool, is_through_host: bool = False, path_kind: str = NAMESPACE
 ) -> Enforcement:
-    """Return what holds where the egress process serves the network, in place of what holds without one.
+    """Return the controls with a network served by the egress process, derived from those without a network.
 
     `path_kind` says how guests reach the network. With `is_through_host`, gVisor's guests use sockets of the host's
     kernel in that namespace.
@@ -135,7 +135,7 @@ def with_network(
 
 
 def with_less_than_preferred(enforcement: Enforcement, why: str) -> Enforcement:
-    """Return what holds in a container of docker's own runtime where gVisor is preferred, with why it is not that."""
+    """Return the controls of docker's own runtime if gVisor is preferred, with the reason why gVisor is not used."""
     held = enforcement[Control.SYSCALLS]
     reason = "; ".join(filter(None, (held.reason, f"docker's own runtime, though gVisor is preferred: {why}")))
     changed = {**enforcement.controls, Control.SYSCALLS: replace(held, reason=reason)}
@@ -143,9 +143,9 @@ def with_less_than_preferred(enforcement: Enforcement, why: str) -> Enforcement:
 
 
 def with_hosts_stack(enforcement: Enforcement, *, is_root_outside: bool) -> Enforcement:
-    """Return what holds where gVisor runs with `--network=host`, in place of what holds with a stack of its own.
+    """Return the controls for gVisor with `--network=host`, derived from those with gVisor's own network stack.
 
-    `is_root_outside`: it is not in a user namespace then, which takes one that was there before.
+    `is_root_outside` says that gVisor then runs outside the user namespace that it otherwise has.
     """
     around = enforcement[Control.SYSCALLS].mechanism.partition("; ")[2]
     changed = {
@@ -223,7 +223,7 @@ def _local_pids(level: Level, host: Host) -> Measure:
 
 
 class DaemonFacts(Protocol):
-    """Say what decides what a daemon's containers enforce; `info` is its own answer of that name."""
+    """Hold the facts that decide a daemon's controls; `info` is the daemon's answer to `docker info`."""
 
     @property
     def info(self) -> Mapping[str, object]: ...
@@ -236,7 +236,7 @@ class DaemonFacts(Protocol):
 
 
 def docker_controls(daemon: DaemonFacts, policy: Policy, level: Level = Level.JAIL) -> Controls:
-    """Return what holds in a container of a daemon, at level `jail` or `gvisor`."""
+    """Return the controls of a daemon's container, at level `jail` or `gvisor`."""
     info = daemon.info
     container = f"container of {policy.runtime}" if policy.runtime is not None else "container"
     rows = {
@@ -255,7 +255,7 @@ def docker_controls(daemon: DaemonFacts, policy: Policy, level: Level = Level.JA
 
 
 def _docker_gvisor(info: Mapping[str, object]) -> Controls:
-    """Return what is different where gVisor's own kernel stands between."""
+    """Return the rows that differ when gVisor's kernel serves the container."""
     memory = _docker_memory(info, "memory control group around gVisor")
     if memory.state is State.ENFORCED:
         reason = "the cap has room for what the file systems in memory may hold, which a program can use as memory"
@@ -305,7 +305,7 @@ def _docker_identity(daemon: DaemonFacts) -> Measure:
 
 
 def docker_with_users(enforcement: Enforcement, daemon: DaemonFacts) -> Enforcement:
-    """Return what holds in a container with several users, in place of what holds with one."""
+    """Return the controls of a container with several users, derived from those with one user."""
     if daemon.is_id_mapped or enforcement.level is Level.GVISOR:
         where = "gVisor's own kernel" if enforcement.level is Level.GVISOR else "the daemon's user namespace"
         identity = _enforced(f"ids of {where}; its users are not kept apart")
@@ -322,7 +322,7 @@ def docker_with_users(enforcement: Enforcement, daemon: DaemonFacts) -> Enforcem
 
 
 def gvisor_controls(host: Host) -> Controls:
-    """Return what holds in a container of gVisor on this host."""
+    """Return the controls of a gVisor container on this host."""
     return {
         Control.FILESYSTEM: _enforced("gVisor: a root of its own, read-only; this host's system is shown through it"),
         Control.NETWORK: _enforced("gVisor's own network, with nothing but loopback; no interface of the host's"),
@@ -370,7 +370,7 @@ _AROUND: Mapping[str, str] = {
 
 
 def microvm_controls(kind: Literal["kvm", "tcg"], *, is_root: bool, monitor: str = "qemu") -> Controls:
-    """Return what holds in a virtual machine: on KVM or emulated (`tcg`), started by root or not, by which monitor."""
+    """Return the controls of a virtual machine: on KVM or emulated (`tcg`), by monitor, started by root or not."""
     return {
         Control.FILESYSTEM: _enforced(
             "root disk opened by the monitor for reading alone, nothing of the host's shared"
@@ -416,7 +416,7 @@ _UNTRIED = "as microsandbox documents it; this version of Cloche was never tried
 
 
 def microsandbox_controls() -> Controls:
-    """Return what holds in a machine of microsandbox's."""
+    """Return the controls of a microsandbox machine."""
     return {
         Control.FILESYSTEM: _partial("the image's own root, nothing of the host's shared", _UNTRIED),
         Control.NETWORK: _partial("a network policy that denies all, in both directions", _UNTRIED),
@@ -447,12 +447,12 @@ def check_policy(
     can_ask: bool = False,
     lacks: Callable[[str], BackendUnavailable],
 ) -> None:
-    """Raise BackendUnavailable where something that a policy asks for would be missing.
+    """Raise BackendUnavailable if a control that a policy asks for would be missing.
 
-    `networks` are those that a backend has. `network` and `level` are its words about others: they complete "network
-    'open': " and "level jail is not what "; without `level` it takes any. `remedy` is what to do about such a
-    network; `can_ask` says that somebody may decide about a host that no rule names. `lacks` makes the error of what is
-    missing. Raises InvalidRequest for docker's bridge anywhere else.
+    `networks` are the backend's network modes. `network` and `level` are the texts for other modes and levels: they
+    complete "network 'open': " and "level jail is not what "; an empty `level` accepts any level. `remedy` is the
+    advice for a missing network mode. `can_ask` says that an approver may decide about hosts that no rule names.
+    `lacks` makes the error for a missing control. Raises InvalidRequest for docker's bridge on any other backend.
     """
     if policy.network == "bridge" and "bridge" not in networks:
         raise InvalidRequest(
@@ -474,5 +474,5 @@ def check_policy(
 
 
 def _excused(policy: Policy) -> tuple[Control, ...]:
-    """Return what may be absent: what the policy says, and what it cannot have as it asked for less."""
+    """Return the controls that may be absent: those named by the policy, or all at a level without controls."""
     return tuple(Control) if policy.level in _ON_REQUEST else policy.best_effort

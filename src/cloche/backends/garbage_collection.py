@@ -1,17 +1,17 @@
-"""What killed processes left on this host: whose it was, whether they are surely dead, and its removal.
+"""Resources that killed processes left on this host: their owner, whether it is certainly dead, and their removal.
 
-Theory of operation: names tell their makers. `owner` names this process by host, boot, process namespace, pid and start
-time, so that `is_dead` can judge a name that another process wrote; the label of a container carries it.
+Theory of operation: names identify their makers. `owner` names this process by host, boot, process namespace, pid and
+start time, so that `is_dead` can judge a name written by another process; labels of containers carry it.
 
-Control groups carry pid, namespace and start time in their names. The helper or the shim that made one removes it, and
-a caller those of a helper that was killed. Where both were killed, empty groups stay, and whoever comes next removes
-them. The kernel removes none that holds a process, so nothing that lives is at risk.
+The names of control groups carry pid, namespace and start time. The helper or shim that made a group removes it; the
+caller removes groups of a killed helper. If both were killed, empty groups stay until a later process removes them. The
+kernel refuses to remove a group that holds a process (cgroups(7)), so live runs are not at risk.
 
-Folders of the host stand in for a workspace below level jail. A helper holds a lock on its folder for as long as it
-lives, which the kernel releases however that ends. So a folder of ours without a lock is nobody's any more, unless the
-guest has left a process behind that still is in it.
+Below level jail, a folder of the host serves as workspace. A helper holds a flock(2) on its folder as long as it lives,
+and the kernel releases the lock however the helper ends. So a folder of this user's without a lock is unused, unless a
+process left by the guest still uses it.
 
-`Background` runs removals in threads, for all of which the process waits at its end.
+`Background` runs removals in threads; the process waits for them at exit.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NAME = re.compile(r"cloche-[0-9]+-work-[0-9a-f]{12}")  # of folders that stand 
 
 @functools.cache
 def _host() -> tuple[str, str]:
-    """Name this host and its boot, as containers may do, without giving either away."""
+    """Return hashes that identify this host and its boot without disclosing either."""
 
     def hashed(path: str) -> str:
         try:
@@ -55,15 +55,15 @@ def _host() -> tuple[str, str]:
 
 
 def owner() -> str:
-    """Name this process so that another one can tell whether it still lives."""
+    """Return a name for this process from which another process can tell whether it still lives."""
     return ":".join([*_host(), namespace(), str(os.getpid()), started_at(os.getpid())])
 
 
 def is_dead(name: str) -> bool:
-    """Tell whether the process that `owner` named is surely gone: of this host, and seen from here.
+    """Tell whether the process named by `owner` is certainly gone: it was on this host, and is visible from here.
 
-    That a host has booted since says so of its own processes alone. An image gives one machine-id, or none, to all of
-    its containers, so a caller in one may live on another host, whose boot is another one, too.
+    A later boot proves the end of processes in the host's own namespace only. Containers of one image share one
+    machine-id, or have none; so a caller in a container may be on another host, whose boot differs in any case.
     """
     fields = name.split(":")
     if len(fields) != 5 or fields[0] != _host()[0]:
@@ -74,7 +74,9 @@ def is_dead(name: str) -> bool:
 
 
 def _is_hidden(pid: str) -> bool:
-    """Tell whether there is a process of somebody else that may not be looked at (`hidepid`)."""
+    """Tell whether another user's process exists that this user cannot see in /proc (mount option `hidepid`,
+    proc(5)).
+    """
     if not pid.isdecimal() or started_at(pid):
         return False
     try:
@@ -87,7 +89,7 @@ def _is_hidden(pid: str) -> bool:
 
 
 def namespace() -> str:
-    """Return the number of this process's own process namespace; empty where that cannot be known."""
+    """Return the inode number of this process's pid namespace; empty if it cannot be read."""
     try:
         return os.readlink("/proc/self/ns/pid").strip("pid:[]")
     except OSError:
@@ -95,7 +97,9 @@ def namespace() -> str:
 
 
 def started_at(pid: int | str) -> str:
-    """Return when a process started, in the kernel's ticks; empty when there is none."""
+    """Return a process's start time in clock ticks since boot (field 22 of /proc/PID/stat); empty if it does not
+    exist.
+    """
     try:
         with open(f"/proc/{pid}/stat", errors="replace") as file:
             line = file.read()
@@ -105,7 +109,7 @@ def started_at(pid: int | str) -> str:
 
 
 def group_name(kind: str) -> str:
-    """Return a name for a control group of this process; `kind` says what it is for, in letters."""
+    """Return a new name for a control group of this process; `kind` is its purpose, in letters."""
     return f"{_maker(os.getpid(), kind)}-{os.urandom(6).hex()}"
 
 
@@ -115,7 +119,7 @@ def _maker(pid: int, kind: str) -> str:
 
 
 def is_left_over(name: str, kind: str) -> bool:
-    """Tell whether a group is ours, for such a thing, and who made it is surely dead."""
+    """Tell whether a control group was made by Cloche for this purpose, by a process that is certainly dead."""
     fields = name.split("-")
     if (
         len(fields) != 6
@@ -133,7 +137,7 @@ def clear_groups(host: Host, kind: str) -> None:
 
 
 def remove_groups(host: Host, kind: str) -> list[str]:
-    """Remove the empty groups of dead processes now; return the name of each, which it has with every controller."""
+    """Remove the empty groups of dead processes now; return the name of each, the same in every hierarchy."""
     return _remove(_folders(host), kind)
 
 
@@ -165,7 +169,7 @@ def _remove(folders: Iterable[str], kind: str) -> list[str]:
 
 
 class Background:
-    """Hold the threads of one backend; a forked child has none of its parent's. For use from any thread."""
+    """Hold the threads of one backend; a forked child starts with none. For use from any thread."""
 
     def __init__(self, name: str, timeout_s: float):
         self._name, self._timeout_s = name, timeout_s
@@ -175,14 +179,14 @@ class Background:
         atexit.register(self.wait_for_all)
 
     def begin(self, work: Callable[[], None]) -> None:
-        """Do some work."""
+        """Run `work` in a new thread."""
         thread = threading.Thread(target=self._do, args=(work,), name=self._name, daemon=True)
         with self._turn:  # whoever sees it there may join it
             thread.start()
             self._threads.add(thread)
 
     def wait_for_all(self) -> None:
-        """Wait until all of it is done, for a bounded time however much there is."""
+        """Wait for all threads, for a bounded time in total."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             with self._turn:
@@ -204,12 +208,12 @@ class Background:
 
 
 def new_folder() -> str:
-    """Return the path of a folder that a helper is to make."""
+    """Return the path of a folder that a helper will create."""
     return os.path.join(hostfs.temporary_folder(), f"cloche-{os.getpid()}-work-{os.urandom(6).hex()}")
 
 
 def remove_folders() -> list[str]:
-    """Remove what the dead left of this user's in the temporary folder; return the paths."""
+    """Remove this user's unused workspace folders from the temporary folder; return their paths."""
     names: list[str] = []
     folder = ""
     with suppress_logged(log, "nobody may look into the temporary folder, or it is gone", OSError, BackendUnavailable):
@@ -220,7 +224,7 @@ def remove_folders() -> list[str]:
 
 
 def _remove_unused(path: str) -> bool:
-    """Remove a folder that is ours and not in use, following no link; tell whether it was."""
+    """Remove a folder that is this user's and not in use, following no link; tell whether it was removed."""
     is_removed = False
     with suppress_logged(log, f"{path} stays", OSError):
         held = hostfs.open_folder(path)
@@ -236,7 +240,7 @@ def _remove_unused(path: str) -> bool:
 
 
 def _paths_in_use() -> Iterator[str]:
-    """Yield where others' processes are and what they have open, as far as we may look, and what is mounted."""
+    """Yield mount points, and working folders, roots and open files of other processes, as far as they are readable."""
     with open("/proc/self/mountinfo", errors="surrogateescape") as file:
         yield from [line.split()[4] for line in file]
     ours = str(os.getpid())

@@ -1,4 +1,4 @@
-"""What this host gives: measured once per process, and what takes long kept for the next one."""
+"""The abilities of this host: measured once per process; slow answers are cached for later processes."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ NEEDS_KVM = "Use a host with KVM, or nested virtualisation, whose /dev/kvm this 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """Hold the probe's findings. Empty text means that a thing works; else it is the kernel's answer.
+    """Hold the probe's findings. An empty text means that a feature works; otherwise it is the kernel's error.
 
-    `owns_ids` says that we are a root that may give every sandbox an outside id of its own; `ids` are what an ordinary
-    user may give in a jail, None with the reason where that is their own id alone.
+    `owns_ids` says that this process is a root that can give each sandbox a separate outside id. `ids` are the ids that
+    an ordinary user can give to a jail; if None, `ids_reason` says why only the user's own id can be used.
     """
 
     uid: int
@@ -83,7 +83,7 @@ class Host:
         return self.ids.namespace if self.ids is not None else -1
 
     def without_cgroups(self) -> Host:
-        """Return the same host as it would be for a user without a delegated control group."""
+        """Return this host as it is for a user without a delegated control group."""
         reason = "control groups are not used"
         return replace(self, cgroup_version=0, cgroup_folders={}, cgroup_reason=reason)
 
@@ -102,9 +102,9 @@ class Host:
 
 @functools.cache
 def measure_host(executable: str = sys.executable) -> Host:
-    """Return what this host gives: what took a probe process may be kept from an earlier one, the rest is looked at.
+    """Return this host's abilities; answers of the probe process may come from the cache, the others are measured.
 
-    Raises OSError when the probe process cannot be run.
+    Raises OSError if the probe process cannot be run.
     """
     probed = functools.partial(run_probe, executable)
     facts = {**(probed() if _is_filtered() else _tried().find(_about(executable), probed)), **look()}
@@ -129,7 +129,7 @@ def measure_host(executable: str = sys.executable) -> Host:
 
 
 def _subordinate_ids(facts: Mapping[str, Any]) -> SubordinateIds | str:
-    """Take an ordinary user's range of ids, where jails can be made and the guest could read its interpreter."""
+    """Claim an ordinary user's range of ids, if jails work here and the guest could read its interpreter."""
     if facts["uid"] == 0 or facts["namespaces"] or facts["seccomp"]:
         return ""
     with _turn:  # else each of several threads that come first would take one, which the jails of others are not below
@@ -149,14 +149,14 @@ os.register_at_fork(after_in_child=_forget_after_fork)
 
 @functools.cache
 def _range_of(uid: int, gid: int) -> SubordinateIds | str:
-    """Take a range once: a host that is found out anew keeps it."""
+    """Claim a range once: measuring the host again keeps it."""
     from .subordinate_ids import take_range
 
     return take_range(uid, gid, hindrance=_hidden_toolchain)
 
 
 def _hidden_toolchain() -> str:
-    """Say which toolchain a guest with another id could not read; empty for none."""
+    """Return the reason why a guest with another id could not read a toolchain; empty if there is none."""
     from .toolchain import all_shown
 
     hidden = [path for path in all_shown() if not is_readable_by_others(path)]
@@ -164,7 +164,7 @@ def _hidden_toolchain() -> str:
 
 
 def forget_host(executable: str = sys.executable) -> None:
-    """Have the next start find everything out anew: one has failed, and what is kept may be wrong by now."""
+    """Drop the cached answers, which may be wrong since a start has failed; the next start measures again."""
     _tried().forget(_about(executable))
     measure_host.cache_clear()
 
@@ -175,14 +175,15 @@ def _tried() -> KeptAnswers[Mapping[str, Any]]:
 
 
 def _is_filtered() -> bool:
-    """Tell whether a filter of system calls is on this process: which ones it refuses cannot be read."""
+    """Tell whether this process has a seccomp filter, since a process cannot read which calls its filter refuses."""
     return "\nSeccomp:\t2" in _reads("/proc/self/status")
 
 
 def _to_plain(facts: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what may be kept: only of a host with all that a jail needs. A start that it does not suffice for fails.
+    """Return the facts to cache, None for a host that lacks anything a jail needs.
 
-    A refusal is found out anew each time, so that nothing runs on less because of what was refused once.
+    So a refusal is measured again each time, and no sandbox runs with fewer controls because of an old refusal. If a
+    cached ability is gone, the start fails.
     """
     is_whole = not facts["seccomp"] and not facts["namespaces"] and not facts["processes"]
     is_whole = is_whole and facts["idmapped"] in ("", "needs root")
@@ -195,12 +196,12 @@ def _from_plain(plain: dict[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _about(executable: str) -> tuple[object, ...]:
-    """Return what allows and refuses namespaces, beside the circumstances of every answer."""
+    """Return the settings that allow or refuse namespaces, as part of the cache key."""
     return (executable, *map(_reads, _REFUSING), *map(_reads, ("/proc/self/uid_map", "/proc/self/attr/current")))
 
 
 def with_limit(message: str, number: int | None) -> str:
-    """Return the message of an error with this number, and which limit of this process was reached, if one was."""
+    """Return the message of an error, with the limit of this process that was reached, if `number` names one."""
     if number not in _REACHED:
         return message
     name, amount, option = _REACHED[number]
@@ -211,7 +212,7 @@ def with_limit(message: str, number: int | None) -> str:
 
 
 def why_unread_memory(yama: str = "/proc/sys/kernel/yama/ptrace_scope") -> str:
-    """Say why a process may not read the memory of its own user's children; empty when it may."""
+    """Return the reason why a process may not read the memory of its own children; empty if it may."""
     scope = _reads(yama)
     if scope in ("", "0", "1"):
         return ""
@@ -222,7 +223,7 @@ def why_unread_memory(yama: str = "/proc/sys/kernel/yama/ptrace_scope") -> str:
 
 
 def why_no_kvm() -> str:
-    """Return why this user could not open the device; empty when they can, which does not mean that guests run."""
+    """Return the reason why this user cannot open /dev/kvm; empty if they can, which does not prove that guests run."""
     if not os.path.exists(KVM):
         return "this host has no /dev/kvm"
     return "" if os.access(KVM, os.R_OK | os.W_OK) else f"user {os.geteuid()} may not open {KVM}; join the group kvm"
@@ -237,14 +238,15 @@ def _reads(path: str) -> str:
 
 
 class KeptAnswers(Generic[T]):
-    """Answers to one question, by what they depend on: found out once, then known to this process and kept for others.
+    """Cache the answers to one question: measured once, then kept for this process and for later ones.
 
-    What is kept is plain data (`marshal`), in this user's own cache: a file per answer, written beside its place and
-    renamed, of bounded size; of all questions' files the oldest go. `to_plain` returns None for an answer that is known
-    to this process alone; `from_plain` returns None for data that is not to be believed, or raises ValueError,
-    TypeError or KeyError for what is none. What is kept is a hint: who acts on it must fail closed where it is wrong.
+    Answers are stored as plain data (`marshal`) in this user's cache: one file of bounded size per answer, written
+    under a temporary name and renamed; the oldest files of all questions are removed. `to_plain` returns None for an
+    answer that is not to be stored. `from_plain` returns None for data that must not be trusted, and may raise
+    ValueError, TypeError or KeyError for invalid data. A stored answer is only a hint: its user must fail closed if it
+    is wrong.
 
-    Answers depend on the `about` that they are asked with and, unless `is_of_host` is false, on `circumstances()`.
+    The key of an answer is its `about` and, unless `is_of_host` is false, `circumstances()`.
     """
 
     MOST, MOST_BYTES = 64, 1 << 16
@@ -263,12 +265,12 @@ class KeptAnswers(Generic[T]):
         os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
-        """Know nothing: a forked child asks for itself."""
+        """Start empty; a forked child measures for itself."""
         self._turn = threading.Lock()
         self._known: dict[tuple[object, ...], T] = {}
 
     def find(self, about: tuple[object, ...], measure: Callable[[], T]) -> T:
-        """Return what is known or kept, else what `measure` finds out, which one thread at a time does."""
+        """Return the cached answer, or else the outcome of `measure`, which runs in one thread at a time."""
         with self._turn:
             if about not in self._known:
                 stored = self._read(about)
@@ -279,7 +281,7 @@ class KeptAnswers(Generic[T]):
             return self._known[about]
 
     def forget(self, about: tuple[object, ...]) -> None:
-        """Forget an answer that has turned out wrong, here and for other processes."""
+        """Drop an answer that turned out wrong, here and for other processes."""
         with self._turn:
             self._known.pop(about, None)
             remove_cache(own_cache("answers"), self._file(about)[0])
@@ -301,16 +303,17 @@ class KeptAnswers(Generic[T]):
             write_cache(folder, *self._file(about), data, is_own=True, most=self.MOST)
 
     def _file(self, about: tuple[object, ...]) -> tuple[str, bytes]:
-        """Return the name of an answer's file, and all that the answer depends on."""
+        """Return the name of an answer's file, and its full key."""
         key_parts = (self._question, *map(str, about), *(circumstances() if self._is_of_host else ()))
         key = "\0".join(key_parts).encode(errors="surrogateescape")
         return f"{self._question}-{zlib.crc32(key):08x}", key
 
 
 def circumstances() -> tuple[str, ...]:
-    """Return what findings about this host depend on: boot, kernel, user, namespaces, capabilities, limits, Python.
+    """Return the facts that findings about this host depend on: boot, kernel, user, namespaces, capabilities,
+    limits, Python.
 
-    A domain of Landlock cannot be seen from within it.
+    A Landlock domain is missing, since a process cannot see its own.
     """
     system = os.uname()
     return (
@@ -332,7 +335,7 @@ def _namespace_of(name: str) -> str:
 
 
 def changed_ns(path: str | os.PathLike[str]) -> int:
-    """Return what changes with a program; 0 where there is none."""
+    """Return a program's modification time in ns, as a part of cache keys; 0 if it is missing."""
     try:
         return os.stat(path).st_mtime_ns
     except OSError:

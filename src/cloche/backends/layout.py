@@ -1,6 +1,6 @@
-"""What every guest has: the parts of the host's system that it is shown, an account, variables, and where programs are.
+"""The common parts of every guest: visible parts of the host's system, an account, variables, and the search path.
 
-Toolchains come on top, each by its own root.
+Toolchains are added to it, each by its own root.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ MASKED_PROC = (
 
 
 def system_rows() -> list[Row]:
-    """Return the mounts every jail has; measured once, since they do not depend on the run."""
+    """Return the mounts of every jail; computed once, since they do not depend on the run."""
     return list(_system_rows())
 
 
@@ -76,23 +76,24 @@ def _system_rows() -> tuple[Row, ...]:
 
 @functools.cache
 def etc_shown() -> tuple[str, ...]:
-    """Return the parts of /etc that this host has of those that are shown."""
+    """Return the visible parts of /etc that exist on this host."""
     paths = [path for path in ETC_SHOWN if os.path.exists(path)]
     names = sorted(os.listdir("/etc")) if os.access("/etc", os.R_OK) else []
     return (*paths, *(f"/etc/{name}" for name in names if name.startswith("python3")))
 
 
 def _etc_row(path: str) -> Row:
-    """Show a part of /etc: by a link where the real file is below /usr anyway, which is cheaper than a mount."""
+    """Show a part of /etc: by a link if the real file is below /usr, because a link is cheaper than a mount."""
     real = os.path.realpath(path)
     return ("symlink", real, path[1:]) if is_below(real, "/usr") else ("bind", real, path[1:])
 
 
 @functools.cache
 def masked_proc() -> tuple[str, ...]:
-    """Return what of /proc this kernel has and the guest shall not see.
+    """Return the names below /proc on this kernel that are hidden from the guest.
 
-    What only root may read stays uncovered: the guest is never the outside root, and each cover costs every run.
+    Files that only root may read are not masked: the guest is never the outside root, and each mask costs every run
+    time.
     """
     return tuple(name for name in MASKED_PROC if _mode(f"/proc/{name}") & 0o004)
 
@@ -108,7 +109,7 @@ NO_NAME_SERVER = "192.0.2.1"  # for documents alone; without one, loopback is as
 
 
 def etc_rows(user: str, uid: int, name_server: str = NO_NAME_SERVER) -> list[Row]:
-    """Return the synthetic files of /etc: accounts, names, and a resolver, which may be one that reaches nobody."""
+    """Return the synthetic files of /etc: accounts, names, and a resolver, whose default address is unreachable."""
     nobody = "" if user == "nobody" else "nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"
     group = "" if user == "nobody" else "nogroup:x:65534:\n"
     return [
@@ -122,7 +123,7 @@ def etc_rows(user: str, uid: int, name_server: str = NO_NAME_SERVER) -> list[Row
 
 
 def account_rows(name: str | None, home: str, *, has_users: bool) -> list[Row]:
-    """Return the accounts of a sandbox that lives; with several users, what programs need that manage them, too."""
+    """Return the accounts of a sandbox that lives; with several users, also the files that account tools need."""
     user, uid = USERS.get(name, USERS[None])
     nobody = [] if user == "nobody" else [("nobody", 65534, "/", "/usr/sbin/nologin")]
     root = [("root", 0, "/root", "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh")] if has_users else []
@@ -146,7 +147,7 @@ def account_rows(name: str | None, home: str, *, has_users: bool) -> list[Row]:
 
 
 def guest_variables(workspace: str = "/workspace", tmp: str = "/tmp") -> dict[str, str]:
-    """Return the variables that every guest has besides PATH."""
+    """Return the variables of every guest, without PATH."""
     return {
         "HOME": workspace,
         "TMPDIR": tmp,
@@ -157,17 +158,17 @@ def guest_variables(workspace: str = "/workspace", tmp: str = "/tmp") -> dict[st
 
 
 def search_path() -> str:
-    """Return the PATH of a guest that is shown the host's system and the caller's interpreter."""
+    """Return the PATH of a guest that sees the host's system and the caller's interpreter."""
     programs = os.path.dirname(sys.executable)
     return SYSTEM_PATH if is_below(programs, "/usr") else f"{programs}:{SYSTEM_PATH}"
 
 
 def _ancestors(path: str) -> list[str]:
-    files = []
+    folders = []
     while path != "/":
         path = os.path.dirname(path)
-        files.append(path)
-    return files
+        folders.append(path)
+    return folders
 
 
 def is_below(path: str, folder: str) -> bool:
@@ -176,38 +177,38 @@ def is_below(path: str, folder: str) -> bool:
 
 
 def needs_private_mount(folder: str) -> bool:
-    """Tell whether others than the owner cannot read `folder`, so that a plain bind would show nothing."""
+    """Tell whether only the owner can read `folder`, so that a plain bind mount would be unreadable inside."""
     mode = os.stat(folder).st_mode
     return mode & 0o005 != 0o005
 
 
 def is_readable_by_others(path: str) -> bool:
-    """Tell whether any user who gets to `path` may read it, and enter it if it is a folder."""
+    """Tell whether other users may read `path` once they reach it, and search it if it is a folder."""
     mode = os.stat(path).st_mode
     needed = 0o005 if stat.S_ISDIR(mode) else 0o004
     return mode & needed == needed
 
 
 def is_reachable_by_others(path: str) -> bool:
-    """Tell whether any user may walk to `path`: every folder above it grants execution to others."""
+    """Tell whether other users may reach `path`: every folder above it is searchable by others."""
     return not closed_to_others(path)
 
 
 def closed_to_others(path: str) -> str:
-    """Return a folder above `path` that not any user may walk through; empty when there is none."""
+    """Return a folder above `path` that others may not search; empty if there is none."""
     return next((folder for folder in _ancestors(path) if not os.stat(folder).st_mode & 0o001), "")
 
 
 @functools.cache
 def startup_text() -> str:
-    """Return the `sitecustomize` that is shown to every interpreter of Python inside."""
+    """Return the `sitecustomize` that every Python interpreter inside runs."""
     with open(f"{os.path.dirname(os.path.dirname(__file__))}/interpreter/{STARTUP_FILE}", encoding="utf-8") as file:
         return file.read()
 
 
 @functools.cache
 def startup_files(*, has_stand_ins: bool) -> dict[str, str]:
-    """Return the files of that folder, with what stands in for /dev/shm where a sandbox has none of its own."""
+    """Return the files of the startup folder, with replacements for /dev/shm if the sandbox has none."""
     if not has_stand_ins:
         return {STARTUP_FILE: startup_text()}
     folder, texts = f"{os.path.dirname(os.path.dirname(__file__))}/interpreter", {}
@@ -218,7 +219,7 @@ def startup_files(*, has_stand_ins: bool) -> dict[str, str]:
 
 
 def with_startup(env: Mapping[str, str], folder: str = STARTUP_FOLDER) -> dict[str, str]:
-    """Return an environment in which interpreters of Python find it first, whatever else they are to find."""
+    """Put the startup folder first in PYTHONPATH, before all other entries."""
     python_path = env.get("PYTHONPATH", "")
     is_there = python_path.partition(os.pathsep)[0] == folder
     return (
@@ -229,9 +230,9 @@ def with_startup(env: Mapping[str, str], folder: str = STARTUP_FOLDER) -> dict[s
 
 
 def with_layers(env: Mapping[str, str], layers: Sequence[str], sites: Sequence[str] | None = None) -> dict[str, str]:
-    """Return an environment in which programs find what is in layers of packages, by the folders that they see.
+    """Add layers of packages, by the paths that programs inside see, to an environment.
 
-    `sites` are the folders from which Python imports, where not each layer has one: our `sitecustomize` reads them.
+    `sites` are the folders from which Python imports, if not every layer has one; our `sitecustomize` reads them.
     """
     if not layers:
         return dict(env)
@@ -240,5 +241,5 @@ def with_layers(env: Mapping[str, str], layers: Sequence[str], sites: Sequence[s
 
 
 def sites_of(layers: Sequence[str]) -> list[str]:
-    """Return the folders of layers from which Python imports."""
+    """Return the layers' folders from which Python imports."""
     return [f"{layer}/site" for layer in layers]

@@ -42,7 +42,7 @@ _rules: dict[Key, NetworkRules] = {}
 
 
 def network_key(policy: Policy) -> Key:
-    """Return what two policies must have in common to have the same network."""
+    """Return the key that two policies with the same network share."""
     return policy.network, policy.network_allow, policy.network_deny, policy.network_ports
 
 
@@ -60,7 +60,7 @@ def network_rules(policy: Policy) -> NetworkRules | None:
 
 
 def served_ports(policy: Policy) -> tuple[int, ...]:
-    """Return the ports at which a sandbox's network is served besides that of names; none without a network."""
+    """Return the ports at which a sandbox's network is served, besides that of name lookups; none without a network."""
     rules = network_rules(policy)
     return rules.served_ports if rules is not None else ()
 
@@ -73,14 +73,16 @@ def authority_variables(policy: Policy) -> Mapping[str, str]:
 
 
 def variables_without_namespace(policy: Policy) -> Mapping[str, str]:
-    """Return the same, and how names are asked for, of a guest that has the host's own network and its file system."""
+    """Return the variables for a guest in the host's network namespace and file system: authorities, and names over
+    TCP.
+    """
     return {**ASK_BY_TCP, **variables_here()} if policy.network in SERVED else {}
 
 
 def network_variables(policy: Policy) -> Mapping[str, str]:
-    """Return what programs of a sandbox that lives shall know of its network: authorities, or not to try again.
+    """Return the variables that tell programs of a sandbox that lives about its network: authorities, or not to retry.
 
-    Without a network, those that install packages would do that for up to a minute.
+    Without a network, installers would retry for up to a minute.
     """
     return NO_RETRIES if policy.network == "off" else authority_variables(policy)
 

@@ -1,8 +1,8 @@
-"""Why this host gives no more than it does, and what to do about it: pure functions of what was measured.
+"""The reason why this host's level is limited, and the remedy: pure functions of measured facts.
 
-`Host` (`host.py`) holds what was tried; `Surroundings` what stands in this host's files about who refuses it: a switch
-of the kernel's, AppArmor, a container's profile, a systemd unit, gVisor. Errors of runs, `cloche backends` and
-`cloche doctor` all say what these functions return. Each place that they know is a row of the table in
+`Host` (`host.py`) holds the outcome of probes; `Surroundings` holds what this host's files say about the cause: a
+kernel switch, AppArmor, a container's profile, a systemd unit, gVisor. Errors of runs, `cloche backends` and `cloche
+doctor` all show the texts of these functions. Each known environment is a row of the table in
 tests/unit/backends/test_remedies.py.
 """
 
@@ -30,9 +30,10 @@ _NO_SUCH_CALL = os.strerror(38)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """Say what is around this process. `switches` are the kernel's that refuse namespaces, by name.
+    """Hold facts about this process's environment. `switches` are the kernel's switches that refuse namespaces, by
+    name.
 
-    `apparmor` is the profile that confines it, empty for none. `is_filtered` says that a seccomp filter is on it,
+    `apparmor` is the confining profile, empty for none. `is_filtered` says that a seccomp filter is installed,
     `is_masked` that something is mounted over parts of /proc.
     """
 
@@ -46,7 +47,7 @@ class Surroundings:
 
 
 def look_around() -> Surroundings:
-    """Read what is around this process."""
+    """Read the facts about this process's environment."""
     mounted = [line.split(" ")[4] for line in _read("/proc/self/mountinfo").splitlines()]
     masked = [path for path in mounted if path.startswith("/proc/") and path != "/proc/sys/fs/binfmt_misc"]
     profile = _read("/proc/self/attr/current").strip("\0\n ").partition(" (")[0]
@@ -65,7 +66,7 @@ def look_around() -> Surroundings:
 
 
 def why_not_higher(host: Host, around: Surroundings) -> str:
-    """Say which of the kernel's answers keeps the level below jail; empty at jail. Pure."""
+    """Return the kernel's answer that keeps the level below jail; empty at jail. Pure."""
     if host.level() >= Level.JAIL:
         return ""
     refused = f"seccomp filters are refused: {host.seccomp}" if host.seccomp else ""
@@ -82,7 +83,7 @@ def why_not_higher(host: Host, around: Surroundings) -> str:
 
 
 def remedy(host: Host, around: Surroundings) -> str:
-    """Say what to do for a higher level; empty at jail. Pure."""
+    """Return the advice for a higher level; empty at jail. Pure."""
     if host.level() >= Level.JAIL:
         return ""
     if around.is_gvisor:
@@ -103,7 +104,7 @@ def remedy(host: Host, around: Surroundings) -> str:
 
 
 def group_remedy(uid: int, *, is_unified: bool) -> str:
-    """Say how to get control groups. Pure."""
+    """Return the advice for getting control groups. Pure."""
     if uid == 0:
         return "mount /sys/fs/cgroup writable (docker: a private cgroup namespace and no read-only mount)"
     if is_unified:
@@ -112,7 +113,7 @@ def group_remedy(uid: int, *, is_unified: bool) -> str:
 
 
 def has_unified_groups() -> bool:
-    """Tell whether control groups are of version 2 here."""
+    """Tell whether this host has control groups of version 2 only."""
     return os.path.exists("/sys/fs/cgroup/cgroup.controllers")
 
 
@@ -130,7 +131,9 @@ def _switched(switches: tuple[str, ...]) -> list[str]:
 
 
 def _unwrapped(host: Host, around: Surroundings) -> list[str]:
-    """Say what a container, or a systemd unit, has to let through: what stands in the way as far as can be seen."""
+    """Return the advice for a container or systemd unit: the settings to change, as far as they can be seen from
+    inside.
+    """
     refuses_clone = around.is_filtered and host.namespaces.startswith("clone")
     if not (refuses_clone or around.is_masked or around.apparmor):
         return []

@@ -1,4 +1,4 @@
-"""A `Result`, put together from what a run or a cell came to, for all backends."""
+"""Build a `Result` from the outcome of a run or cell, for all backends."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def make_result(
     changes: Changes,
     meta: Mapping[str, Any],
 ) -> Result:
-    """Return a result; its `enforcement` also tells which limits were hit."""
+    """Return a result; its `enforcement` also records which limits were hit."""
     if verdict.status is Status.TIMEOUT:
         stderr += (b"" if not stderr or stderr.endswith(b"\n") else b"\n") + TIMEOUT_NOTE.encode()
     return Result(
@@ -96,7 +96,7 @@ def make_result(
 
 
 def _advice(status: Status, stdout: bytes, stderr: bytes, enforcement: Enforcement) -> dict[str, str]:
-    """Return advice for a program that was refused something, and misleads about it."""
+    """Return advice for a program that was refused something and printed a misleading message."""
     if status not in (Status.DENIED, Status.ERROR):
         return {}
     output = stdout[-MOST_LOOKED_AT:] + stderr[-MOST_LOOKED_AT:].lower()  # the guest's own: only searched
@@ -114,7 +114,7 @@ def _advice(status: Status, stdout: bytes, stderr: bytes, enforcement: Enforceme
 def run_notes(
     engine: Engine | None, version: str, limits: Limits, enforcement: Enforcement, wall_s: float
 ) -> dict[str, Any]:
-    """Return what a result's `meta` says of a run, without what only its backend knows; a command has no engine."""
+    """Return the entries of a result's `meta` that all backends share; a command has no engine."""
     notes: dict[str, Any] = {
         "runtime": engine.name if engine else "command",
         "versions": {engine.name: version} if engine else {},
@@ -130,7 +130,7 @@ def run_notes(
 
 
 def error_notes(frame: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a result's `meta` says of the error of a cell, as its answer has it."""
+    """Return the entries of a result's `meta` about a cell's error, from its answer."""
     error = frame.get("error")
     if not isinstance(error, dict):
         return {}
@@ -138,7 +138,7 @@ def error_notes(frame: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def value_of(frame: Mapping[str, Any]) -> tuple[Any, bool, bool]:
-    """Return a cell's value, whether it is a repr, and whether it was cut: no driver of ours sends a larger one."""
+    """Return a cell's value, whether it is a repr, and whether it was cut: no driver of Cloche sends a larger value."""
     value, text = frame.get("value"), frame.get("value_repr")
     if value is not None or not isinstance(text, str):
         return (value, False, False) if is_small(value, MAX_VALUE_BYTES) else (None, False, True)

@@ -1,11 +1,11 @@
-"""What a run changed: its files copied into a folder of the caller's, and how long a look at them may take.
+"""The files that a run changed: saved into a folder of the caller's, and the time limit for walking them.
 
-Files are copied through no link, whatever waits in that folder: all of them, or none.
+Saving copies all files or none, and follows no link inside the target folder.
 
-Theory of operation of looks: a guest decides how many files there are, and beside a session it may move them about
-while they are looked at. The guest's own time-out has ended by then, so the look has a time of its own, which begins
-with its thread. There are as many threads as runs and cells go on at once, as far as descriptors allow; what had to
-wait for one for too long looks no further than it gets at once, and says so.
+Theory of operation of walks: a guest decides how many files there are, and beside a session it may move files during
+the walk. Its own time-out is over by then. So a walk has a separate time limit, which begins when its thread does.
+There are as many threads as runs and cells at once, as far as descriptors allow. A walk that waited too long for a
+thread gets no time and reports that files may be missing.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _threads: tuple[int, ThreadPoolExecutor] | None = None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """Hold the files that a run created or changed, how many others were left out, and how to save them.
+    """Hold the files that a run created or changed, the number of files left out, and how to save them.
 
-    `partial` says why files may be missing: members of `REASONS`. They are `shared` where others, too, may have made or
-    changed them meanwhile.
+    `partial` says why files may be missing: members of `REASONS`. `is_shared` says that other programs may have changed
+    files meanwhile, too.
     """
 
     records: tuple[FileRecord, ...] = ()
@@ -58,14 +58,14 @@ class Changes:
     is_shared: bool = False
 
     def meta(self) -> dict[str, Any]:
-        """Return what a result's meta says of what was left out."""
+        """Return the entries of a result's meta about files left out."""
         notes: dict[str, Any] = {"files_shared": True} if self.is_shared else {}
         notes |= {"files_skipped": self.skipped} if self.skipped else {}
         return notes | ({"files_partial": ", ".join(sorted(self.partial))} if self.partial else {})
 
 
 class Source(Protocol):
-    """Give a recorded file's content piece by piece; empty at its end."""
+    """Return a recorded file's content piece by piece; empty at its end."""
 
     def read(self, size: int, /) -> bytes: ...
 
@@ -75,7 +75,7 @@ OpenSource = Callable[[FileRecord], AbstractContextManager[Source]]
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """Hold where a file's content waits for its name."""
+    """Hold a written file that has yet to get its name."""
 
     folder: str
     temporary: str
@@ -83,7 +83,7 @@ class _Written:
 
 
 def changed_since(record: FileRecord) -> SandboxFileRefused:
-    """Return the error for a file that is not any more what its record says."""
+    """Return the error for a file that no longer matches its record."""
     return SandboxFileRefused(
         f"{record.path!r} has changed since the result was made: what ran there since has written to it; save the "
         "files of a cell before the next one, or pass out=DIR to the cell",
@@ -94,11 +94,11 @@ def changed_since(record: FileRecord) -> SandboxFileRefused:
 def copy_out(
     open_source: OpenSource, directory: str | os.PathLike[str], records: tuple[FileRecord, ...]
 ) -> tuple[str, ...]:
-    """Copy the recorded files into `directory`, replacing regular files, through no link: all of them, or none.
+    """Copy the recorded files into `directory`, replacing regular files and following no link: all of them, or none.
 
-    Each is written beside its place, and takes it once all of them were found to be what their records say. Raises
-    SandboxFileNotFound and SandboxFileRefused, and SandboxFileError where one cannot take its place: what was there
-    before may then have been replaced, and nothing new is left.
+    Each file is written under a temporary name and renamed once all files match their records. Raises
+    SandboxFileNotFound and SandboxFileRefused, and SandboxFileError if a rename fails: existing files may then have
+    been replaced, and new ones are removed.
     """
     _check_places(records)
     os.makedirs(directory, exist_ok=True)
@@ -125,7 +125,7 @@ def copy_out(
 
 
 def _check_places(records: tuple[FileRecord, ...]) -> None:
-    """Refuse a file that is the folder of another one, as what is moved about during a look may seem to be."""
+    """Refuse a path that is both a file and a folder, which a walk may record if the guest moved files meanwhile."""
     paths = sorted(record.path.replace("/", "\0") for record in records)  # so what is below a path follows it at once
     for path, below in pairwise(paths):
         if below.startswith(f"{path}\0"):
@@ -157,7 +157,7 @@ def _is_folder(name: str, folder_fd: int) -> bool:
 
 
 def _write_beside(folder_fd: int, source: Source, record: FileRecord) -> str:
-    """Write what the record says, and return under which name: no reader sees half a file."""
+    """Write a recorded file and return its temporary name, so that no reader sees a partial file."""
     with hostfs.new_file(folder_fd) as (temporary, target), target:
         digest, bytes_left = hashlib.sha256(), record.size
         while bytes_left > 0 and (data := source.read(min(CHUNK_BYTES, bytes_left))):
@@ -170,7 +170,7 @@ def _write_beside(folder_fd: int, source: Source, record: FileRecord) -> str:
 
 
 def _name_one(target_fd: int, entry: _Written) -> bool:
-    """Rename over what is there: a link in the way is replaced, not followed. Tell whether nothing was there."""
+    """Rename a file into place and tell whether the name was free. rename(2) replaces a link and does not follow it."""
     try:
         folder_fd = _make_folder(target_fd, entry.folder, [])
         try:
@@ -189,7 +189,7 @@ def _name_one(target_fd: int, entry: _Written) -> bool:
 
 
 def _undo(target_fd: int, names: list[tuple[str, str]], new_folders: list[str]) -> None:
-    """Remove files by folder and name, and the folders that were made for them."""
+    """Remove files by folder and name, and the folders created for them."""
     for folder, name in names:
         with contextlib.suppress(OSError, SandboxFileRefused):
             folder_fd = _make_folder(target_fd, folder, [])
@@ -208,7 +208,7 @@ def _undo(target_fd: int, names: list[tuple[str, str]], new_folders: list[str]) 
 
 
 def _make_folder(target_fd: int, folder: str, new_folders: list[str]) -> int:
-    """Open a folder below, through no link; what must be `made` for that is noted there."""
+    """Open a folder below the target, following no link; created folders are added to `new_folders`."""
     try:
         return hostfs.descend(target_fd, folder.split("/") if folder else [], mode=0o777, created=new_folders)
     except OSError as error:
@@ -218,7 +218,7 @@ def _make_folder(target_fd: int, folder: str, new_folders: list[str]) -> int:
 
 
 class Slice:
-    """Read on from an offset without moving the shared position of the descriptor."""
+    """Read from an offset with pread(2), without moving the descriptor's shared position."""
 
     def __init__(self, fd: int, offset: int):
         self._fd, self._offset = fd, offset
@@ -230,14 +230,14 @@ class Slice:
 
 
 def most_at_once() -> int:
-    """Return how many looks go on at once in this process."""
+    """Return the number of walks that this process runs at once."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     by_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 // DESCRIPTORS_OF_A_LOOK
     return max(LEAST_AT_ONCE, min(LOOKS_PER_CORE * cores, by_descriptors))
 
 
 def _executor() -> ThreadPoolExecutor:
-    """Return this process's threads for looks at files; those of a parent do not live in a forked child."""
+    """Return this process's threads for walks; a forked child starts its own."""
     global _threads
     if _threads is None or _threads[0] != os.getpid():
         _threads = (os.getpid(), ThreadPoolExecutor(most_at_once(), thread_name_prefix="cloche-files"))
@@ -245,12 +245,12 @@ def _executor() -> ThreadPoolExecutor:
 
 
 def time_for_files(timeout_s: float) -> float:
-    """Return how many seconds may be spent on the files of a run, or a cell, that had so long itself."""
+    """Return the seconds allowed for the files of a run or cell whose own time-out was `timeout_s`."""
     return min(MOST_S, max(LEAST_S, timeout_s * SHARE))
 
 
 class Until:
-    """Tell a walk in another thread when it shall end: its time is over, or nobody waits for it any more."""
+    """Tell a walk in another thread when to end: its time is over, or its caller was cancelled."""
 
     def __init__(self, seconds: float):
         self._seconds, self._is_cancelled = seconds, False
@@ -258,24 +258,22 @@ class Until:
         self.has_ended = False  # a walk was asked to end
 
     def begin(self) -> None:
-        """Have its time begin now."""
+        """Restart the time limit now."""
         self._deadline = monotonic() + self._seconds
 
     def cancel(self) -> None:
-        """Have it end now."""
         self._is_cancelled = True
 
     def is_over(self) -> bool:
-        """Tell whether it shall end."""
         self.has_ended = self.has_ended or self._is_cancelled or monotonic() >= self._deadline
         return self.has_ended
 
 
 async def in_thread(until: Until, work: Callable[[], T]) -> T:
-    """Do in a thread what ends when `until` says so, whose time begins there.
+    """Run `work` in a thread; it must end when `until` says so, and its time limit begins there.
 
-    When cancelled, it never begins, or is told to end and waited for: it holds what is not ours. Where no thread is
-    free for too long, it is done here, and told at once that its time is over.
+    When cancelled, `work` either never begins, or it is ended and waited for, since it uses descriptors that the caller
+    closes. If no thread becomes free for too long, `work` runs in the calling thread with its time already over.
     """
 
     def begin() -> T:

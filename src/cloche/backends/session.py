@@ -1,11 +1,11 @@
-"""A live session, wherever its interpreter runs: cells, their clock, interrupts, and the result of each.
+"""A live session on any transport: cells, their time-out, interrupts, and the result of each.
 
-Theory of operation: `Session` is the same for all backends. What differs is how bytes, signals and the end of the
-interpreter travel, which a backend gives as a `SessionTransport`. Frames are read by a `SessionLink`, which does no
-I/O: the transport gives it what the interpreter sent, and `Session` asks it for the bytes of the next cell.
+Theory of operation: `Session` is the same for all backends. Each backend supplies a `SessionTransport`, which carries
+bytes, signals and the interpreter's end. A `SessionLink` parses frames without I/O: the transport feeds it the received
+bytes, and `Session` asks it for the bytes of the next cell.
 
-The clock of a cell is kept here. A cell that is over its time is interrupted, as by Ctrl-C, which keeps the state of
-the session; one that does not let itself be interrupted is killed with the whole session.
+The time-out of a cell is enforced here. A cell that exceeds it is interrupted, as by Ctrl-C, which keeps the session's
+state. If the interrupt has no effect, the whole session is killed.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ log = logging.getLogger("cloche.sessions")
 
 
 class SessionLink:
-    """Hold what one interpreter is asked and what it answers; no I/O. Use from one event loop.
+    """Encode requests to one interpreter and parse its answers; no I/O. Use from one event loop.
 
-    Everything that comes from the other end is the guest's word: bounded, checked for its shape, and believed in
-    nothing that matters. Kinds that are not known go to `on_other`; what does not even parse ends the session, and so
-    does too much of anything, for which `on_flood` is called. `ready` holds the interpreter's first message, `lost` why
-    nothing more will be received; `on_lost` is called at once when that is set.
+    The guest controls every received byte. So input is bounded, its shape is checked, and no decision about security
+    rests on it. Unknown kinds of frames go to `on_other`. Input that cannot be parsed ends the session. So does too
+    much input, and then `on_flood` is called. `ready` holds the interpreter's first message, `lost` the reason why no
+    more is received; `on_lost` is called at once when `lost` is set.
     """
 
     def __init__(
@@ -87,7 +87,9 @@ class SessionLink:
         return self._outputs
 
     def ask(self, request_id: int, code: str) -> tuple[asyncio.Future[dict[str, Any]], bytes]:
-        """Return what will hold the answer to a cell, and what to send. Raises InvalidRequest for what cannot be."""
+        """Return the future of a cell's answer, and the bytes to send. Raises InvalidRequest if the code cannot be
+        encoded.
+        """
         try:
             data = self._codec.encode_run(request_id, code)
         except ValueError as error:
@@ -95,13 +97,13 @@ class SessionLink:
         return self.expect(request_id), data
 
     def expect(self, request_id: int) -> asyncio.Future[dict[str, Any]]:
-        """Return what will hold the answer to a request."""
+        """Return the future of a request's answer."""
         answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._answers[request_id] = answer
         return answer
 
     def receive(self, data: bytes) -> None:
-        """Take what the interpreter sent, unless it was lost."""
+        """Parse bytes from the interpreter, unless the link is lost."""
         if self.lost.done():
             return
         self._received_bytes += len(data)
@@ -137,7 +139,7 @@ class SessionLink:
             self._on_other(frame)
 
     def lose(self, reason: str) -> None:
-        """Learn that nothing more will be received; the first reason counts."""
+        """Record that no more will be received; the first reason counts."""
         if not self.lost.done():
             self.lost.set_result(reason)
             self._on_lost()
@@ -145,7 +147,9 @@ class SessionLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionEnd:
-    """Hold how an interpreter ended, what it used where that is known, and in text where nothing more is known."""
+    """Hold how an interpreter ended and the resources it used, if known; `lost` is the reason if nothing more is
+    known.
+    """
 
     observed: Observed
     usage: Usage | None = None
@@ -155,75 +159,77 @@ class SessionEnd:
 class SessionTransport(Protocol):
     """Carry bytes, output, signals and the end of one interpreter. Used from one event loop, by one `Session`.
 
-    No method raises because the interpreter is gone: that is known from `link.lost` and `end`. `prepare`, `stop`,
-    `observe_end` and `close` may be cancelled at each await. Whoever opens a transport closes its session in any case.
+    No method raises because the interpreter is gone: `link.lost` and `end` report that. `prepare`, `stop`,
+    `observe_end` and `close` may be cancelled at each await. The opener of a transport closes its session in any case.
     """
 
     on_flood: Callable[[], None]  # called when the interpreter prints or sends too much; put in place by the session
 
     @property
     def link(self) -> SessionLink:
-        """Return what reads the frames of the interpreter; another one after a rollback or fork."""
+        """Return the link of the interpreter; a rollback or fork replaces it."""
         ...
 
     @property
     def end(self) -> asyncio.Future[Any] | None:
-        """Return what is done when no process of it is left; None before it was started. It may hold a ClocheError."""
+        """Return the future that is done when none of its processes is left; None before the start. It may hold a
+        ClocheError.
+        """
         ...
 
     @property
     def slowness(self) -> float:
-        """Return how many times longer than usual the interpreter may take for anything."""
+        """Return the factor by which every time allowed to the interpreter is multiplied."""
         ...
 
     async def prepare(self, code: str, *, was_signalled: bool) -> None:
-        """Do what must be done before the next cell, which runs `code`.
+        """Prepare the next cell, which runs `code`.
 
-        All signals are to be on their way to the interpreter afterwards, where it `was_signalled` since it last
-        answered to nothing. May raise a ClocheError; then the cell was not run.
+        If the interpreter `was_signalled` since it last answered the empty request, all signals must be on their way to
+        it when this returns. May raise a ClocheError; the cell is then not run.
         """
         ...
 
     def begin(self, sink: Sink) -> None:
-        """Hand output on as it comes, and first what has come since it was collected."""
+        """Pass output on as it arrives, starting with the output since the last `collect`."""
         ...
 
     def send(self, data: bytes) -> Awaitable[None] | None:
-        """Send all of it, or return what to await until all is sent: where that is cancelled, the link may be lost."""
+        """Send all of `data`, or return an awaitable for the remainder; cancelling that may lose the link."""
         ...
 
     def collect(self, *, is_up_to_date: bool = False) -> Printed:
-        """Return what was printed since it was last collected, also what has yet to be read; then keep nothing of it.
+        """Return the output since the last `collect`, unread output included, and empty the buffers.
 
-        It `is_up_to_date` where this loop has just handled all that was ready, and nothing has happened since.
+        `is_up_to_date` says that the loop has just handled every ready descriptor and nothing has happened since.
         """
         ...
 
     def send_control(self, control: ControlMessage) -> None:
-        """Have whoever supervises the interpreter signal it, or look at its memory more or less often."""
+        """Have the interpreter's supervisor send a signal, or check memory more or less often."""
         ...
 
     def kill(self, cause: KillCause) -> None:
-        """Kill the interpreter; its end is then known from `end` or `link.lost`, like any other."""
+        """Kill the interpreter; `end` or `link.lost` reports the end as usual."""
         ...
 
     async def stop(self, cause: KillCause | None) -> None:
-        """Wait until the end is known of an interpreter that has ended or lost its link, and kill it if it has not.
+        """Wait for the end of an interpreter that has ended or lost its link; kill it if it still runs.
 
-        `cause` is why the session has killed it, if it has.
+        `cause` is the reason why the session killed it, if it did.
         """
         ...
 
     async def observe_end(self, cause: KillCause | None) -> SessionEnd:
-        """Return what is known of the end, in the middle of a cell, and take what was printed at last."""
+        """Return the facts about an end during a cell, and read the last output."""
         ...
 
     def known_end(self) -> Observed | str:
-        """Return what is known of an end between two cells, without asking anybody; or its text, if there is any."""
+        """Return the facts about an end between two cells, without I/O; or a text, empty if there is none."""
         ...
 
     async def close(self) -> None:
-        """Kill and remove everything, for good; called once, and not cancelled."""
+        """Kill and remove everything; called once, and not cancelled."""
         ...
 
 
@@ -243,7 +249,10 @@ class Session:
         enforcement: Enforcement,
         notes: Mapping[str, Any],
     ):
-        """Take what carries it, what looks at the workspace after a cell that had so long, and `notes` for `meta`."""
+        """Take the transport, a function that returns the workspace's changes after a cell, and `notes` for `meta`.
+
+        `changes` gets the time-out of the cell in seconds.
+        """
         self._transport, self._changes = transport, changes
         self._language, self._interrupts = language, interrupt
         self._told_limits, self._enforcement, self._notes = limits.as_dict(), enforcement, notes
@@ -265,23 +274,22 @@ class Session:
 
     @property
     def is_alive(self) -> bool:
-        """Tell whether it can still run anything."""
         end = self._transport.end
         return end is not None and not end.done() and not self._transport.link.lost.done()
 
     @property
     def why_ended(self) -> str:
-        """Say how it ended, as far as that is known; empty while it lives."""
+        """Return how it ended, as far as known; empty while it lives."""
         return "" if self.is_alive else self._why().strip(" ()")
 
     @property
     def has_ended(self) -> bool:
-        """Tell whether no process of it is left: one that has only closed its link may still be at work."""
+        """Tell whether none of its processes is left: an interpreter that only closed its link may still run."""
         end = self._transport.end
         return self.is_closed or end is None or end.done()
 
     async def await_ready(self, end: asyncio.Future[Any]) -> None:
-        """Wait until the interpreter is ready, whose end this is. Raises StartFailed, or what `end` failed with."""
+        """Wait until the interpreter is ready; `end` is its end. Raises StartFailed, or the exception of `end`."""
         transport, link = self._transport, self._transport.link
         waiting: list[asyncio.Future[Any]] = [link.ready, link.lost, end]
         timeout_s = self.start_timeout_s * transport.slowness
@@ -293,7 +301,6 @@ class Session:
         self._set_pace(is_busy=False)
 
     async def _why_not_started(self, end: asyncio.Future[Any]) -> ClocheError:
-        """Return the error of a session that did not start."""
         if not end.done():
             await asyncio.wait([end], timeout=1.0)
         if end.done() and isinstance(error := end.exception(), ClocheError):
@@ -305,13 +312,13 @@ class Session:
         )
 
     def _collect(self, *, is_up_to_date: bool = False) -> Printed:
-        """Return what was printed so far; what comes from now on belongs to the next cell."""
+        """Return the output up to now; later output belongs to the next cell."""
         printed = self._transport.collect(is_up_to_date=is_up_to_date)
         self._transport.link.begin()
         return printed
 
     def _set_pace(self, *, is_busy: bool) -> None:
-        """Tell who watches its memory whether a cell runs."""
+        """Tell the supervisor, which samples memory, whether a cell runs."""
         self._transport.send_control(("pace", {"is_busy": is_busy}))
 
     async def run(self, code: str, *, timeout_s: float, sink: Sink) -> Result:
@@ -331,9 +338,9 @@ class Session:
                 self._is_running = False
 
     async def _settle(self) -> None:
-        """Wait until the interpreter is done with the signals of the last cell: an answer may cross an interrupt.
+        """Wait until the interpreter has received all signals of the last cell: an answer may cross an interrupt.
 
-        It answers to nothing after all signals that were sent before, and ignores those.
+        It answers the empty request after all signals sent before, and ignores those.
         """
         link = self._transport.link
         answer, data = link.ask(NOTHING, "")
@@ -354,7 +361,7 @@ class Session:
         return await self._run_cell(code, timeout_s, sink)
 
     async def _note_traffic(self) -> None:
-        """Take note of what the network carried since this cell began."""
+        """Record the network's traffic since this cell began."""
         window, self._window = self._window, None
         if window is not None and self.network is not None:
             self._traffic = await self.network.close_window(window)
@@ -393,7 +400,9 @@ class Session:
         )
 
     async def _comes_soon(self, answer: asyncio.Future[dict[str, Any]], timeout_s: float) -> bool:
-        """Tell whether the answer comes while nobody else is waiting for this thread; if not, nobody waited for it."""
+        """Wait briefly for the answer inside the running loop, if it has no other work; tell whether the answer
+        came.
+        """
         wait_briefly = getattr(asyncio.get_running_loop(), "wait_briefly", None)  # without leaving this coroutine
         if wait_briefly is None:
             return False
@@ -407,7 +416,7 @@ class Session:
     async def _outlast(
         self, answer: asyncio.Future[dict[str, Any]], started: float, timeout_s: float
     ) -> dict[str, Any] | None:
-        """Wait for the answer by the clock; None when the session has ended without one."""
+        """Wait for the answer within the time-out; None if the session has ended without an answer."""
         loop, passed_s = asyncio.get_running_loop(), time.monotonic() - started
         timers = [
             loop.call_later(LONG_S - passed_s, lambda: self._set_pace(is_busy=True)),
@@ -425,7 +434,7 @@ class Session:
                 timer.cancel()
 
     async def _give_up(self, answer: asyncio.Future[dict[str, Any]]) -> None:
-        """Do to a cell what a time-out does: it is interrupted, and killed only if it resists."""
+        """Treat a cancelled cell as a time-out does: interrupt it, and kill it only if it resists."""
         self._interrupt(KillCause.CANCELLED)
         frame = None
         try:
@@ -437,7 +446,7 @@ class Session:
                 await self._release_tasks(frame)
 
     async def _wait_for(self, answer: asyncio.Future[dict[str, Any]]) -> dict[str, Any] | None:
-        """Wait for the answer or for the session's end; None when it has ended without one."""
+        """Wait for the answer or the session's end; None if it has ended without an answer."""
         end = self._transport.end
         if end is None:
             return None
@@ -449,7 +458,7 @@ class Session:
         return None
 
     async def _release_tasks(self, frame: Mapping[str, Any]) -> None:
-        """Let tasks go on that a cell has left: what they print from now on is the next cell's."""
+        """Resume the asyncio tasks that a cell has left; their output from now on belongs to the next cell."""
         if frame.get("has_tasks") is not True:
             return
         sending = self._transport.send(encode({"op": "collected"}))
@@ -459,7 +468,7 @@ class Session:
                 await asyncio.wait_for(sending, INTERRUPT_TIMEOUT_S * self._transport.slowness)
 
     def _on_flood(self) -> None:
-        """Interrupt a cell that sends or prints too much; between two cells the interpreter is killed."""
+        """Interrupt a cell that sends or prints too much; between two cells, kill the interpreter."""
         if self._is_running and self._answer is not None:
             self._cause = self._cause or KillCause.OUTPUT_LIMIT  # also of one that has been answered
             self._interrupt(KillCause.OUTPUT_LIMIT)
@@ -468,12 +477,14 @@ class Session:
             self._transport.kill(KillCause.OUTPUT_LIMIT)
 
     def _is_at_work(self, request_id: int) -> bool:
-        """Tell whether that cell runs and has no answer. After a delay, an answer counts before a timer."""
+        """Tell whether that cell still runs without an answer. After a delay of this loop, an answer counts before
+        a timer.
+        """
         is_asked = self._answer is not None and not self._answer.done()
         return self._is_running and self._request_id == request_id and is_asked
 
     def _interrupt(self, cause: KillCause | None) -> None:
-        """Interrupt the cell, and kill the session if that does not help."""
+        """Interrupt the cell, and kill the session if that has no effect."""
         if not self._is_at_work(self._request_id):
             return
         self._cause = self._cause or cause
@@ -486,7 +497,7 @@ class Session:
         asyncio.get_running_loop().call_later(timeout_s, self._kill_if_unanswered, self._request_id)
 
     def _signal_all(self, request_id: int, controls: tuple[ControlMessage, ...]) -> None:
-        """Signal the interpreter, which has the cell on its link: it need not have begun with it."""
+        """Signal the interpreter, which has received the cell but may not have begun it."""
         if not controls or not self._is_at_work(request_id):
             return
         self._has_signalled = True
@@ -495,7 +506,7 @@ class Session:
         asyncio.get_running_loop().call_later(AGAIN_S, self._signal_all, request_id, self._interrupts.again)
 
     def _kill_if_unanswered(self, request_id: int) -> None:
-        """Kill what did not let itself be interrupted; its end is then known like any other."""
+        """Kill an interpreter that ignored the interrupt; its end is reported as usual."""
         if not self._is_at_work(request_id):
             return
         self._cause = self._cause or KillCause.CANCELLED
@@ -510,7 +521,7 @@ class Session:
             self._interrupt(None)
 
     async def close(self) -> None:
-        """Kill everything of it, for good; the sandbox keeps the files."""
+        """Kill all its processes; the sandbox keeps the files."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -519,7 +530,6 @@ class Session:
         await finish(self._transport.close())
 
     def _why(self) -> str:
-        """Say how it ended, as far as that is known."""
         if self._verdict is None:
             known_end = self._transport.known_end()
             if isinstance(known_end, str):
@@ -528,7 +538,7 @@ class Session:
         return f" ({self._verdict.status}, exit code {self._verdict.exit_code})"
 
     def _verdict_of(self, frame: dict[str, Any]) -> Verdict:
-        """Judge a cell that was answered: by what we did to it, then by its own answer."""
+        """Return the verdict on an answered cell: the session's own action counts first, then the answer."""
         code = frame.get("exit_code")
         code = code if type(code) is int and 0 <= code <= 255 else 1
         if self._cause is KillCause.TIMEOUT:
@@ -543,9 +553,9 @@ class Session:
         return Verdict(status=Status.OK, exit_code=0, hits=hits) if hits else _OK
 
     def _last_verdict(self, observed: Observed) -> Verdict:
-        """Judge a cell that ended its session: even with 0 that is an error.
+        """Return the verdict on a cell that ended its session: an error even with exit code 0.
 
-        What was blocked is known of the whole session, not of its last cell.
+        The number of blocked calls is known only for the whole session, so it does not count against its last cell.
         """
         refused = self._traffic.refused
         verdict = decide(replace(observed, cause=observed.cause or self._cause, denied=0, network_refused=refused))
@@ -554,7 +564,6 @@ class Session:
         return verdict
 
     async def _lost_result(self, outputs: CellOutputs, duration: float, timeout_s: float) -> Result:
-        """Return the result of a cell that ended its session."""
         end = await self._transport.observe_end(self._cause)
         self._verdict = self._last_verdict(end.observed)
         usage = replace(end.usage or Usage(), wall_s=duration)

@@ -1,4 +1,4 @@
-"""Which languages have live sessions, what drives each of them, and what interrupts a cell."""
+"""The languages with live sessions: the driver of each, and how its cells are interrupted."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ControlMessage = tuple[str, Mapping[str, int]]  # for whoever supervises the ses
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interrupt:
-    """Say what interrupts a cell: which controls come first, and which again and again until the cell has ended."""
+    """Say which controls interrupt a cell: the `first` ones, and those sent `again` until the cell has ended."""
 
     first: tuple[ControlMessage, ...]
     again: tuple[ControlMessage, ...] = ()
 
 
 class Codec(Protocol):
-    """Turn requests into bytes, and bytes into frames."""
+    """Encode requests and decode frames."""
 
     def encode_run(self, request_id: int, code: str, /) -> bytes: ...
     def feed(self, data: bytes) -> list[dict[str, Any]]: ...
@@ -34,7 +34,7 @@ class Codec(Protocol):
 
 
 class JsonCodec:
-    """Speak frames of JSON in both directions."""
+    """Encode and decode frames of JSON."""
 
     def __init__(self) -> None:
         self._reader = FrameReader()
@@ -63,7 +63,7 @@ AS_BASH_NEEDS = Interrupt(first=_BASH_FIRST, again=(*_BASH_FIRST, _CTRL_C))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Driver:
-    """Name a driver's file in `cloche.interpreter`, the program that runs it, and how it is talked to and stopped."""
+    """Hold a driver's file in `cloche.interpreter`, the program that runs it, its codec and its interrupt."""
 
     file_name: str
     program: str
@@ -72,11 +72,13 @@ class Driver:
     interrupt: Interrupt
 
     def text(self) -> str:
-        """Return the driver itself."""
+        """Return the driver's source."""
         return _text(self.file_name)
 
     def command(self, program: str, path: str, link: int, answers: int) -> list[str]:
-        """Return the arguments that start it: it lies at `path`, reads from descriptor `link`, writes to `answers`."""
+        """Return the arguments that start the driver at `path`, with descriptors `link` to read and `answers` to
+        write.
+        """
         return [program, *self.options, path, str(link), str(answers)]
 
 
@@ -115,12 +117,12 @@ def session_language(name: str) -> tuple[Language, Driver | None]:
 
 
 def check_variables(env: Mapping[str, str]) -> None:
-    """Raise InvalidRequest where variables are given that an interpreter which runs already cannot take any more."""
+    """Raise InvalidRequest if `env` has variables that an interpreter reads only at its start."""
     if sets_interpreter_variables(env):
         raise InvalidRequest("env: PYTHON* variables take effect before a session begins; drop them")
 
 
 def check_toolchain(language: Language, driver: Driver, toolchain: Toolchain) -> None:
-    """Raise BackendUnavailable where a toolchain runs a language, and not its driver."""
+    """Raise BackendUnavailable if a toolchain can run a language but not its driver."""
     if driver.program not in toolchain.programs:
         raise BackendUnavailable(f"a {language.name} session needs {driver.program}; {toolchain.engine.name} cannot")

@@ -1,7 +1,7 @@
-"""The caller's end of its range of subordinate ids: find it, take it once, have workspaces shown as its own.
+"""The caller's end of its range of subordinate ids: find it, claim it once, have workspaces shown as this user's.
 
-See `cloche.jail.subordinate_ids` for how. Whatever is missing or wrong is a reason, and then guests have the caller's
-own id.
+See `cloche.jail.subordinate_ids` for the mechanism. A missing or invalid part is reported as a reason; guests then have
+the caller's own id.
 """
 
 from __future__ import annotations
@@ -33,19 +33,22 @@ QUICK_S = 0.05  # many times what showing a mount takes
 
 
 class Show(Protocol):
-    """Make a guest's files ours in a mount, perhaps within a moment or not at all. Raises OSError."""
+    """Make a guest's files appear as this user's in a mount; with `is_quick`, only if it takes a moment. Raises
+    OSError.
+    """
 
     def __call__(self, mount: int, /, *, is_quick: bool = False) -> None: ...
 
 
 class SubordinateIds:
-    """Hold a range of ids in a user namespace of ours, and the mapper that shows us what is theirs.
+    """Hold a range of ids in a user namespace of this process, and the mapper that shows a guest's files as this
+    user's.
 
-    `lock_folders` are where the locks of ids in use may lie. `namespace` is the descriptor that helpers enter.
+    `lock_folders` may hold the locks of ids in use. `namespace` is the descriptor that helpers enter.
     """
 
     def __init__(self, first: int, count: int, lock_folders: tuple[str, ...], programs: list[list[str]]):
-        """Take the range. Raises OSError saying what is in the way."""
+        """Claim the range. Raises OSError with the reason if that fails."""
         self.first, self.count, self.lock_folders, self._programs = first, count, lock_folders, programs
         self.namespace = -1
         self._state: os.stat_result | None = None
@@ -62,7 +65,7 @@ class SubordinateIds:
         self._state = os.fstat(self.namespace)
 
     def hold(self) -> None:
-        """Take the range anew where its descriptor is gone: a caller may have closed what it did not open.
+        """Claim the range again if its descriptor is gone: a caller may have closed a descriptor that it did not open.
 
         Raises OSError.
         """
@@ -83,9 +86,9 @@ class SubordinateIds:
             return False
 
     def show(self, inside_id: int, mount: int, *, is_quick: bool = False) -> None:
-        """Have a mount that is attached nowhere show the files of `inside_id` as ours. Raises OSError.
+        """Make a detached mount show the files of `inside_id` as this user's. Raises OSError.
 
-        Where it `is_quick`, that is tried for a moment, with the mapper that there is.
+        With `is_quick`, it is tried for a moment only, with a mapper that runs already.
         """
         timeout_s = QUICK_S if is_quick else MAPPER_S
         if not self._turn.acquire(timeout=timeout_s):
@@ -112,12 +115,12 @@ class SubordinateIds:
         return partial(self.show, inside_id)
 
     def rest(self) -> None:
-        """End the mapper, which is started again when it is needed; the range stays ours."""
+        """End the mapper, which is started again when needed; the range stays claimed."""
         with self._turn:
             self._stop()
 
     def _ask(self, inside_id: int, mount: int, timeout_s: float) -> str:
-        """Ask the mapper, which is started where there is none; return what it says is in the way."""
+        """Send a request to the mapper, starting it if necessary; return its error message, empty on success."""
         if self._link is None:
             os.close(self._start([]))
         try:
@@ -128,7 +131,7 @@ class SubordinateIds:
             raise
 
     def _start(self, programs: list[list[str]]) -> int:
-        """Start a mapper, in the namespace that we have or in a new one, and return the descriptor of that."""
+        """Start a mapper, in the existing namespace or in a new one, and return that namespace's descriptor."""
         self._process, self._link = start_mapper(programs, self.namespace)
         try:
             why, fds = self._receive(MAPPER_S)
@@ -140,7 +143,7 @@ class SubordinateIds:
         return fds[0]
 
     def _receive(self, timeout_s: float) -> tuple[str, list[int]]:
-        """Return what the mapper says is in the way, empty for nothing, and what it hands over."""
+        """Return the mapper's error message, empty on success, and the descriptors that it sent."""
         waiting = select.poll()
         waiting.register(self._fileno(), select.POLLIN)
         if not waiting.poll(timeout_s * 1000):
@@ -163,7 +166,7 @@ class SubordinateIds:
             process.wait()
 
     def _forget(self) -> None:
-        """Let go of the mapper in a forked child, whose it is not."""
+        """Close the mapper's link in a forked child: the mapper belongs to the parent."""
         self._turn = threading.Lock()
         if self._link is not None:
             self._link.close()
@@ -173,9 +176,9 @@ class SubordinateIds:
 
 
 async def make_seen(show: Show, mount: int) -> None:
-    """Have a mount shown: here, where that takes a moment as nearly always, else in a thread. Raises OSError.
+    """Have a mount shown: in this thread, where that is nearly always quick, otherwise in another. Raises OSError.
 
-    Whoever is cancelled meanwhile leaves a descriptor of its own to the thread.
+    When cancelled, the other thread keeps its own duplicate of the descriptor.
     """
     with suppress(OSError):
         show(mount, is_quick=True)
@@ -196,7 +199,7 @@ _held_ranges: list[SubordinateIds] = []
 
 
 def rest() -> None:
-    """End the mappers of this process, until they are needed again."""
+    """End the mappers of this process until they are needed again."""
     for ids in _held_ranges:
         ids.rest()
 
@@ -205,9 +208,9 @@ atexit.register(rest)
 
 
 def take_range(uid: int, gid: int, *, hindrance: Callable[[], str]) -> SubordinateIds | str:
-    """Take this user's range of subordinate ids, or return the reason why there is none.
+    """Claim this user's range of subordinate ids, or return the reason why that is impossible.
 
-    `hindrance` says what else is in the way, empty for nothing; it is asked where there is a range.
+    `hindrance` returns a further reason, empty for none; it is called only if a range is configured.
     """
     try:
         user = pwd.getpwuid(uid)
@@ -237,7 +240,7 @@ def take_range(uid: int, gid: int, *, hindrance: Callable[[], str]) -> Subordina
 
 
 def _read_range(path: str, name: str, uid: int, own: int) -> tuple[int, int] | None:
-    """Return the first range of a user's that is large enough and holds neither root's id nor `own`."""
+    """Return the user's first range that is large enough and holds neither root's id nor `own`."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             rows = [line.strip().split(":") for line in file]
@@ -256,5 +259,5 @@ def _is_number(text: str) -> bool:
 
 
 def _lock_folders(user: pwd.struct_passwd) -> tuple[str, ...]:
-    """Return where the locks may lie: always the same for one user, whatever the environment says."""
+    """Return the folders for locks: the same for every process of a user, independent of the environment."""
     return os.path.join(user.pw_dir, ".cache"), f"/run/user/{user.pw_uid}"

@@ -1,12 +1,11 @@
-"""Which toolchain of this host runs a language, and what the jail must show for it to work.
+"""The toolchain of this host that runs a language, and the paths that the jail must show for it to work.
 
-Theory of operation: engines are tried in the table's order; the first whose programs are all found wins.
-System folders come first, then those of CLOCHE_TOOLCHAINS, then PATH, its entries below a home last. What is
-found below /usr works in every jail. Anything else is asked for its own root where it knows it (so that shims
-of rustup, rbenv and pyenv never enter a jail), and exactly that root is bound: never a home, a folder above
-one, or a grab bag such as ~/.local. Python is no search at all: it is the caller's own interpreter with the
-packages installed for it; projects installed in editable form stay outside, because their folders hold more
-than packages.
+Theory of operation: engines are tried in the table's order; the first whose programs are all found is used. System
+folders are searched first, then CLOCHE_TOOLCHAINS, then PATH, its entries below a home last. A program below /usr works
+in every jail. Any other program that can report its own root is asked for it, so that shims of rustup, rbenv and pyenv
+never enter a jail. Exactly that root is bound: never a home, a folder above one, or a mixed folder such as ~/.local.
+Python is not searched for: it is the caller's interpreter with the packages installed for it. Projects installed in
+editable form stay outside, because their folders hold more than packages.
 """
 
 from __future__ import annotations
@@ -79,11 +78,11 @@ _VERSION = re.compile(r"\d+(?:\.\d+)+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toolchain:
-    """Hold what runs a language here.
+    """Hold the programs that run a language here.
 
-    `programs` maps the engine's program names to absolute paths; `binds` lists what the jail must show
-    read-only, at the same path, besides the system's own trees: folders, or single files for programs that
-    need nothing else; `env` holds variables this toolchain needs besides the engine's own.
+    `programs` maps the engine's program names to absolute paths. `binds` lists the paths that the jail must show
+    read-only, at the same place, besides the system's own trees: folders, or single files for programs that need
+    nothing else. `env` holds variables that this toolchain needs besides the engine's own.
     """
 
     engine: Engine
@@ -93,7 +92,7 @@ class Toolchain:
 
     @property
     def version(self) -> str:
-        """Return the first line the main program says about its version, asked when first needed."""
+        """Return the first line of the main program's version output, read when first needed."""
         return engine_version(self)
 
 
@@ -103,7 +102,7 @@ NPM = Engine(name="npm", programs=("node", "npm"), commands=(), package="apt-get
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """Hold a program's real path and what must be shown for it."""
+    """Hold a program's real path and the paths to show for it."""
 
     path: str
     binds: tuple[str, ...]
@@ -112,8 +111,8 @@ class _Found:
 def find_toolchain(language: Language, *, search_path: Sequence[str] | None = None) -> Toolchain:
     """Return the toolchain that runs `language` on this host.
 
-    `search_path` replaces the folders that are searched, and then even Python is looked for there. Raises
-    BackendUnavailable saying what is missing and which command installs it.
+    `search_path` replaces the default search path, and then even Python is searched for. Raises BackendUnavailable
+    naming the missing programs and the command that installs them.
     """
     if search_path is None and language.name == "python" and _runs_in_python():
         return _own_python(language.engines[0])
@@ -130,7 +129,9 @@ def find_toolchain(language: Language, *, search_path: Sequence[str] | None = No
 
 
 def npm_toolchain() -> Toolchain:
-    """Return npm with its Node. Raises BackendUnavailable saying what is missing and which command installs it."""
+    """Return npm with its Node. Raises BackendUnavailable naming the missing program and the command that installs
+    it.
+    """
     toolchain, lack = _try_engine(NPM, default_search_path())
     if toolchain is None:
         raise BackendUnavailable(f"{lack}.", remedy=f"Install it: {NPM.package}")
@@ -138,14 +139,14 @@ def npm_toolchain() -> Toolchain:
 
 
 def all_shown() -> tuple[str, ...]:
-    """Return what is shown for the programs of any language, whether or not they are of the right version."""
+    """Return the paths shown for any language's programs, whether or not their version suffices."""
     return _outermost((*_own_python(LANGUAGES["python"].engines[0]).binds, *other_languages()[0]))
 
 
 def other_languages() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what is shown for the programs of all languages but Python, and the folders that these programs are in.
+    """Return the paths shown for the programs of all languages but Python, and the folders of these programs.
 
-    Those of the system's that are on every PATH are left out. Programs are asked where they are, once in a process.
+    Folders that are on every system's PATH are left out. Programs are asked for their root once per process.
     """
     return _programs_in(default_search_path())
 
@@ -179,7 +180,7 @@ def _has_toolchain(language: Language) -> bool:
 
 @lru_cache(maxsize=16)
 def package_managers(shown: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the programs and modules that install packages, as far as a jail that shows these paths shows them."""
+    """Return the programs and modules that install packages and are visible in a jail that shows these paths."""
     tops = (*SHOWN_TREES, *shown)
     programs = [
         os.path.realpath(entry.path)
@@ -215,7 +216,7 @@ def default_search_path(environ: Mapping[str, str] | None = None) -> tuple[str, 
 
 @lru_cache(maxsize=4)
 def _search_path(own: str, usual: str, _home: str | None) -> tuple[str, ...]:
-    """Return the folders that two search paths name; once, as every command that is started asks for them."""
+    """Return the folders of two search paths; cached, because every started command asks for them."""
     chosen, homes = _absolute(own), _homes()
     listed = [*chosen, *_absolute(usual)]
     at_home = [p for p in listed if p not in chosen and _is_below(os.path.realpath(p), homes)]
@@ -224,9 +225,9 @@ def _search_path(own: str, usual: str, _home: str | None) -> tuple[str, ...]:
 
 
 def engine_version(toolchain: Toolchain) -> str:
-    """Return the first line of what the engine's main program says about its version, else its file's name.
+    """Return the first line of the main program's version output, or its file name if it prints none, as dash does.
 
-    Dash, for one, says nothing. The answer is cached by path and age.
+    The answer is cached by path and modification time.
     """
     name = toolchain.engine.programs[0]
     path = toolchain.programs[name]
@@ -234,7 +235,7 @@ def engine_version(toolchain: Toolchain) -> str:
 
 
 def _try_engine(engine: Engine, folders: tuple[str, ...]) -> tuple[Toolchain | None, str]:
-    """Return the engine's toolchain, or None with what it lacks."""
+    """Return the engine's toolchain, or None and the reason."""
     found_programs: dict[str, _Found] = {}
     for name in engine.programs:
         program = _find_program(name, folders)
@@ -268,7 +269,7 @@ def _find_program(name: str, folders: Iterable[str]) -> _Found | None:
 
 
 def _resolve(name: str, path: str) -> _Found | None:
-    """Follow `path` to the real program; None when it cannot be shown without showing what is private."""
+    """Follow `path` to the real program; None if it could only be shown along with private files."""
     real = _follow(name, path)
     if _is_shown(real):
         return _Found(path=real, binds=())
@@ -284,7 +285,7 @@ def _resolve(name: str, path: str) -> _Found | None:
 
 
 def _with_root(name: str, real: str) -> _Found | None:
-    """Find what to show for a program outside the system's trees."""
+    """Return the paths to show for a program outside the system's trees."""
     if _is_shown(real):
         return _Found(path=real, binds=())
     root = os.path.dirname(real)
@@ -308,7 +309,7 @@ def _follow(name: str, path: str) -> str:
 
 
 def _own_path(name: str, path: str) -> str:
-    """Ask a program outside the system's trees where it really is; empty when it does not say so."""
+    """Ask a program outside the system's trees for its real path; empty if it does not tell."""
     answer = _ask(path, _ASK_PATH.get(name) or _ASK_ROOT[name], _age(path))
     if not os.path.isabs(answer):
         return ""
@@ -317,7 +318,7 @@ def _own_path(name: str, path: str) -> str:
 
 
 def _node_modules(path: str) -> str:
-    """Return the outermost node_modules folder that holds `path`, where a package finds those it needs."""
+    """Return the outermost node_modules folder above `path`, in which a package finds its dependencies."""
     above, middle, _ = path.partition("/node_modules/")
     return f"{above}/node_modules" if middle else ""
 
@@ -327,13 +328,13 @@ def _program_version(name: str, path: str) -> str:
 
 
 def find_version(line: str) -> str:
-    """Return the version in what a program says of itself; empty when there is none."""
+    """Return the version number in a program's version output; empty if there is none."""
     match = _VERSION.search(line)
     return match[0] if match else ""
 
 
 def version_numbers(line: str) -> tuple[int, ...]:
-    """Return the version in what a program says of itself, as numbers."""
+    """Return the version number in a program's version output, as a tuple."""
     return tuple(int(number) for number in find_version(line).split(".") if number)
 
 
@@ -367,12 +368,12 @@ def _ask(path: str, arguments: tuple[str, ...], age: int) -> str:  # noqa: ARG00
 
 
 def _runs_in_python() -> bool:
-    """Tell whether our own executable is an interpreter, not a program that embeds one."""
+    """Tell whether `sys.executable` is a Python interpreter, not a program that embeds one."""
     return _PYTHON.match(os.path.basename(sys.executable or "")) is not None
 
 
 def _own_python(engine: Engine) -> Toolchain:
-    """Describe the interpreter that runs us, with the packages of its environment."""
+    """Describe the interpreter of this process, with the packages of its environment."""
     is_environment = sys.prefix != sys.base_prefix
     # An environment is found by where its link to the interpreter is, so that one link must not be followed.
     path = os.path.abspath(sys.executable) if is_environment else os.path.realpath(sys.executable)
@@ -393,7 +394,7 @@ def _own_python(engine: Engine) -> Toolchain:
 
 
 def _python_roots(path: str) -> list[str]:
-    """List the folders of the environment and of its interpreter, one for each link on the way to it."""
+    """Return the roots of the environment and of its interpreter, one for each link on the way to it."""
     roots = [sys.prefix, sys.base_prefix, sys.base_exec_prefix, os.path.realpath(sys.base_prefix)]
     while os.path.islink(path):
         path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
@@ -402,7 +403,7 @@ def _python_roots(path: str) -> list[str]:
 
 
 def _python_parts(path: str) -> list[str]:
-    """List what an interpreter needs of a root that holds more than it."""
+    """Return the paths that an interpreter needs from a root with other content."""
     import sysconfig
 
     paths = sysconfig.get_paths()
@@ -420,7 +421,9 @@ def _is_below(path: str, tops: Iterable[str]) -> bool:
 
 
 def _is_private(root: str) -> bool:
-    """Tell whether a folder holds more than a toolchain: a home, a grab bag, anything above, or a top one."""
+    """Tell whether a folder may hold other files than a toolchain: a home, a mixed folder, a parent of one, or a
+    top folder.
+    """
     if root.count("/") < 2:
         return True
     homes = _homes()
@@ -440,7 +443,7 @@ def _homes() -> tuple[str, ...]:
 
 
 def _absolute(path_list: str) -> list[str]:
-    """Split a search path; relative entries depend on the working directory and are dropped."""
+    """Split a search path and drop relative entries, which depend on the working directory."""
     return [os.path.normpath(entry) for entry in path_list.split(os.pathsep) if os.path.isabs(entry)]
 
 
@@ -454,12 +457,12 @@ def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def root_variables(prefixes: Iterable[str]) -> dict[str, str]:
-    """Return the variables by which programs find the folders of these that hold installed versions."""
+    """Return the variables that tell version managers where these folders hold installed versions."""
     return {_ROOT_VARIABLES[name]: path for path in prefixes if (name := os.path.basename(path)) in _ROOT_VARIABLES}
 
 
 def suggested_prefixes(path: str) -> tuple[str, ...]:
-    """Return the folders to show for a program of this host: its own, that of its interpreter, those links lead to."""
+    """Return the folders to show for a program: its own, its interpreter's, and those of its links' targets."""
     paths = [path]
     for shown_path in paths:  # to which it adds, a few at most
         if len(paths) < 16:
@@ -478,7 +481,7 @@ def _link_of(path: str) -> list[str]:
 
 
 def _interpreter_of(path: str) -> list[str]:
-    """Return the program that a script's first line names."""
+    """Return the program named in a script's `#!` line."""
     try:
         with open(path, "rb") as file:
             line = file.readline(256)
@@ -489,7 +492,7 @@ def _interpreter_of(path: str) -> list[str]:
 
 
 def _prefix_of(path: str) -> str:
-    """Return the folder to show for a program: the folder of a home that is about it, or the one above its `bin`."""
+    """Return the folder to show for a program: its hidden folder in a home, or the folder above its `bin`."""
     for home in _homes():
         top = path.removeprefix(f"{home}/").partition("/")[0]
         if _is_below(path, (home,)) and top.startswith(".") and top not in (".local", ".config", ".cache"):
@@ -501,14 +504,16 @@ def _prefix_of(path: str) -> str:
 
 @functools.cache
 def has_customization() -> bool:
-    """Tell whether this environment has a `sitecustomize` or `usercustomize`, which every interpreter start runs."""
+    """Tell whether this environment has a `sitecustomize` or `usercustomize`, which every interpreter runs at its
+    start.
+    """
     from importlib.util import find_spec
 
     return any(find_spec(name) is not None for name in ("sitecustomize", "usercustomize"))
 
 
 def sets_interpreter_variables(env: Mapping[str, str]) -> bool:
-    """Tell whether a variable is among them that takes effect when the interpreter starts."""
+    """Tell whether `env` has a variable that Python reads only at the interpreter's start."""
     return bool(env) and any(name.startswith("PYTHON") and name not in _HARMLESS for name in env)
 
 
