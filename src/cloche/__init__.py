@@ -1,13 +1,13 @@
 """Cloche runs code that a language model wrote, so that it cannot hurt the machine it runs on.
 
-In: code or a command, and keywords that say how it is confined. Out: a `Result`, also for code that failed or was
-killed; an exception only for what Cloche could not do. The layers, lowest first; each imports only from those before
-it, and each folder's `__init__.py` says what is in it:
+In: code or a command, and keywords that say how it is confined. Out: a `Result`, even for code that failed or was
+killed; an exception only if Cloche itself failed. The layers, lowest first; each imports only from the layers before
+it, and each folder's `__init__.py` describes its content:
 
 - `core`: values and rules. `hostfs.py`: host files by descriptor.
-- `jail`: the native sandbox of the kernel. `interpreter`: what runs the guest's code inside a sandbox. `forkserver`:
-  warm starts.
-- `backends`: local, docker, gvisor, microvm, microsandbox, and what they share.
+- `jail`: the native sandbox of the kernel. `interpreter`: runs the guest's code inside a sandbox. `forkserver`: warm
+  starts.
+- `backends`: local, docker, gvisor, microvm, microsandbox, and their shared modules.
 - `config`: settings. `audit`: log and redaction. `blocking`: asyncio for blocking callers.
 - `execution`: from keywords to a run. `sync_run.py`, `sync.py`: the blocking API. `agent`: tools and approvals.
 - `skills`, `autofix`; then the front ends `cli`, `mcp`, `bench`, `integrations`. `testing`: for authors of backends.

@@ -1,7 +1,7 @@
-"""One channel of the wire on an event loop, and frames that are handled in bounded turns.
+"""One channel of the wire on an event loop, and frames handled in bounded turns.
 
-The protocol is `cloche.init.wire`. `backends.init_link`, which reaches a sandbox, the client (`backends.cloche`) and
-the server (`server.wire`) of a service are made of these.
+The protocol is `cloche.init.wire`. It is used by `backends.init_link`, which connects to a sandbox, and by the client
+(`backends.cloche`) and the server (`server.wire`) of a service.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ class Link(Protocol):
 
     @property
     def is_full(self) -> bool:
-        """Tell whether the other side has yet to read what was sent."""
+        """Tell whether the peer has yet to read the data that was sent."""
         ...
 
     def send(self, data: bytes, /) -> None:
-        """Send frames, soon."""
+        """Queue frames for sending."""
         ...
 
     async def drain(self) -> None:
-        """Wait until the other side has read most of it."""
+        """Wait until the peer has read most of the queued data."""
         ...
 
 
 class Streams(ABC):
-    """Carry the streams of one channel, whichever end this is. `closed` has the channel's result, or its error."""
+    """Carry the streams of one channel, at either end. `closed` holds the channel's result or error."""
 
     def __init__(self, number: int):
         self.number = number
@@ -42,18 +42,18 @@ class Streams(ABC):
 
     @abstractmethod
     async def transmit(self, frame: bytes) -> None:
-        """Send a frame, as fast as the other side reads."""
+        """Send a frame at the peer's pace."""
 
     @abstractmethod
     def take_data(self, stream: int, data: memoryview) -> None:
-        """Take content that came, within the window."""
+        """Receive content, which stays within the window."""
 
     @abstractmethod
     def take_end(self, stream: int) -> None:
-        """Take note that nothing more comes on a stream."""
+        """Receive the end of a stream."""
 
     async def send(self, stream: int, data: bytes | memoryview) -> bool:
-        """Send all of `data`, as fast as it is granted; False where the channel was closed meanwhile."""
+        """Send all of `data` as the peer grants it; return False if the channel is closed meanwhile."""
         unsent = memoryview(data)
         while unsent:
             piece = unsent[: min(await self.sendable(stream), wire.MOST_DATA)]
@@ -65,20 +65,20 @@ class Streams(ABC):
         return not self.closed.done()
 
     async def sendable(self, stream: int) -> int:
-        """Wait until something of a stream may be sent, or the channel is closed; return how many bytes."""
+        """Wait until a stream may send or the channel is closed; return the number of bytes that may be sent."""
         while self.credit.sendable(stream) <= 0 and not self.closed.done():
             self._sendable.clear()
             await self._sendable.wait()
         return self.credit.sendable(stream)
 
     async def settle(self, stream: int) -> None:
-        """Wait until all that was sent has been consumed at the other end, or the channel is closed."""
+        """Wait until the peer has consumed all sent data, or the channel is closed."""
         while self.credit.sendable(stream) < wire.WINDOW_BYTES and not self.closed.done():
             self._sendable.clear()
             await self._sendable.wait()
 
     def take(self, kind: int, body: bytes) -> None:
-        """Take a frame about a stream. Raises WireError."""
+        """Handle a frame about a stream. Raises WireError."""
         if kind == wire.DATA:
             stream, data = wire.read_data(body)
             self.credit.note_received(stream, len(data))
@@ -92,7 +92,7 @@ class Streams(ABC):
             raise wire.WireError(f"a frame of kind {kind} with {len(body)} bytes")
 
     def conclude(self, error: Exception | None, result: object = None) -> None:
-        """Take note of the end of the channel."""
+        """Record the end of the channel."""
         self._sendable.set()
         if self.closed.done():
             return
@@ -104,7 +104,7 @@ class Streams(ABC):
 
 
 class Channel(Streams):
-    """Be the end that has opened it. `on_data` gets each piece; who has consumed it grants as much again."""
+    """Be the end that opened the channel. `on_data` gets each piece; its consumer grants as many bytes again."""
 
     def __init__(self, link: Link, number: int):
         super().__init__(number)
@@ -113,27 +113,25 @@ class Channel(Streams):
         self.on_end: Callable[[int], None] = lambda _: None
 
     def take_data(self, stream: int, data: memoryview) -> None:
-        """Hand it to `on_data`."""
         self.on_data(stream, data)
 
     def take_end(self, stream: int) -> None:
-        """Tell `on_end`."""
         self.on_end(stream)
 
     def grant(self, stream: int, count: int) -> None:
-        """Let the other side send `count` bytes more of a stream, soon."""
+        """Let the peer send `count` more bytes of a stream; grants are batched."""
         granted = self.credit.note_consumed(stream, count)
         if granted and not self.closed.done():
             self._frames.send(wire.grant_frame(self.number, stream, granted))
 
     async def transmit(self, frame: bytes) -> None:
-        """Send a frame, and wait while the other side does not read."""
+        """Send a frame; wait while the peer does not read."""
         self._frames.send(frame)
         if self._frames.is_full:
             await self._frames.drain()
 
     def send_at_once(self, stream: int, data: bytes) -> bool:
-        """Send all of `data` if nothing that was sent before is still on its way; tell whether that was so."""
+        """Send all of `data` if no earlier data is unread; tell whether it was sent."""
         is_free = self.credit.sendable(stream) == wire.WINDOW_BYTES and not self._frames.is_full
         if not is_free or len(data) > wire.MOST_DATA or self.closed.done():
             return False
@@ -142,15 +140,15 @@ class Channel(Streams):
         return True
 
     def end(self, stream: int) -> None:
-        """Say that nothing more comes on a stream."""
+        """Send the end of a stream."""
         if not self.closed.done():
             self._frames.send(wire.frame(wire.END, self.number, bytes((stream,))))
 
 
 class FrameTurns:
-    """Cut what comes into frames and hand them to `take`, at most `MOST_AT_ONCE` in one turn of the event loop.
+    """Split received bytes into frames and pass them to `take`, at most `MOST_AT_ONCE` per turn of the event loop.
 
-    `pause` is called with whether reading must stop, and `fail` with the ValueError that `take` raised.
+    `pause` is called with True to stop reading and False to resume; `fail` gets the ValueError that `take` raised.
     """
 
     def __init__(
@@ -167,7 +165,7 @@ class FrameTurns:
         self._then: Callable[[], None] | None = None
 
     def feed(self, data: bytes) -> None:
-        """Take what came."""
+        """Receive bytes."""
         if self._is_stopped:
             return
         if self._next_turn is None:
@@ -176,14 +174,14 @@ class FrameTurns:
             self._buffer.feed(data, 0)
 
     def finish(self, then: Callable[[], None]) -> None:
-        """Call `then` when everything that came is handled."""
+        """Call `then` when all received frames are handled."""
         if self._next_turn is None:
             then()
         else:
             self._then = then
 
     def stop(self) -> None:
-        """Drop what is left, and what comes."""
+        """Drop all further frames, received or not."""
         self._is_stopped = True
         if self._next_turn is not None:
             self._next_turn.cancel()

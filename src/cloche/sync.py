@@ -51,9 +51,9 @@ def _method(
     *,
     eager_without: Sequence[str] | None = None,
 ) -> Callable[Concatenate[Any, P], T]:
-    """Return `function` as the blocking method of a class whose `attribute`, of its own name, holds the awaited object.
+    """Return `function` as a blocking method; `attribute` of its instance holds the object that it awaits.
 
-    With `eager_without`, it hardly ever waits where none of these keywords, and no callback, is given.
+    `eager_without` names keywords: a call without them, and without callbacks, hardly ever waits.
     """
     name = function.__name__
 
@@ -71,7 +71,9 @@ def _method(
 def _making(
     method: Callable[Concatenate[Any, P], T], twin: Callable[[T], U], name: str
 ) -> Callable[Concatenate[Any, P], U]:
-    """Return a blocking method that gives the blocking twin, called `name`, of what another one gives."""
+    """Return a blocking method that wraps the return value of another one in its blocking twin, a class called
+    `name`.
+    """
 
     @functools.wraps(method)
     def call_and_make(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> U:  # noqa: ANN401 - the class with the method
@@ -86,7 +88,7 @@ atexit.register(close_left)  # after `calls` was, whose loop is closed after it
 
 
 class ByteStream:
-    """Read what comes on one stream of a process, piece by piece; what is not read makes the process wait."""
+    """Read one stream of a process, piece by piece; unread output makes the process wait."""
 
     def __init__(self, stream: OpenStream) -> None:
         self._byte_stream = stream
@@ -100,7 +102,7 @@ class ByteStream:
 
 
 class _Closing:
-    """Be closed at the end of a block, unless that is a forked child's, which has none of it."""
+    """Close at the end of a block, except in a forked child, to which the object does not belong."""
 
     _pid: int
 
@@ -128,12 +130,12 @@ class Process:
 
     @property
     def id(self) -> str:
-        """Return the name by which `Sandbox.process` finds it again; no other process of the sandbox ever gets it."""
+        """Return the id that `Sandbox.process` takes; it is never reused in this sandbox."""
         return self._process.id
 
     @property
     def pid(self) -> int:
-        """Return its number inside."""
+        """Return its process id inside the sandbox."""
         return self._process.pid
 
     def __enter__(self) -> Self:
@@ -156,7 +158,7 @@ class Process:
 
 
 class Watch(_Closing):
-    """Tell what changes in a folder, or a file, that is watched; the blocking twin of AsyncWatch.
+    """Report the changes in a watched folder or file; the blocking twin of AsyncWatch.
 
     with sandbox.watch("/workspace", recursive=True) as changes:
         for change in changes:
@@ -187,7 +189,7 @@ class Connection(_Closing):
 
 
 class Forward(_Closing):
-    """Hold a port of this machine that leads to one of a sandbox, open; the blocking twin of AsyncForward."""
+    """Forward a port of this machine to one of a sandbox; the blocking twin of AsyncForward."""
 
     def __init__(self, forward: AsyncForward) -> None:
         self._forward, self._pid = forward, os.getpid()
@@ -199,7 +201,7 @@ class Forward(_Closing):
 
     @property
     def host_port(self) -> int:
-        """Return the port here, at 127.0.0.1."""
+        """Return the port on this machine, at 127.0.0.1."""
         return self._forward.host_port
 
     close = _method(AsyncForward.close, "_forward")
@@ -217,11 +219,13 @@ class Network:
 
     @property
     def rules(self) -> NetworkRules:
-        """Return what decides now."""
+        """Return the rules now in force."""
         return self._network.rules
 
     def ask(self, decide: Callable[[str, int], bool]) -> None:
-        """Have a function say whether a host and port may be reached; see `AsyncNetwork.ask`. It has its own thread."""
+        """Let a function decide whether a host and port may be reached; it runs in a separate thread. See
+        `AsyncNetwork.ask`.
+        """
 
         async def decide_in_thread(host: str, port: int) -> bool:
             return await calls.in_own_thread(lambda target: decide(*target), (host, port))
@@ -240,7 +244,7 @@ class Sandbox:
         sandbox.write_file("in.csv", data)
         result = sandbox.run("...")
 
-    Where no block can be: `sandbox = Sandbox().open()`, and `sandbox.close()` at the end.
+    Without a block: `sandbox = Sandbox().open()`, and `sandbox.close()` at the end.
     """
 
     def __init__(
@@ -270,29 +274,29 @@ class Sandbox:
 
     @classmethod
     def attach(cls, name: str, *, env: Mapping[str, str] | None = None) -> Self:
-        """Return a sandbox of this user's that is kept under a name; see `AsyncSandbox.attach`."""
+        """Return a sandbox of this user that is kept under a name; see `AsyncSandbox.attach`."""
         return cls.of(AsyncSandbox.attach(name, env=env))
 
     @property
     def name(self) -> str | None:
-        """Return its name, None for one that has none."""
+        """Return its name; None without one."""
         return self._sandbox.name
 
     @classmethod
     def of(cls, sandbox: AsyncSandbox) -> Self:
-        """Return a blocking Sandbox for an open AsyncSandbox, which somebody else will close."""
+        """Return a blocking Sandbox for an open AsyncSandbox, which its opener will close."""
         blocking = cls.__new__(cls)
         blocking._sandbox, blocking._pid = sandbox, os.getpid()
         return blocking
 
     @property
     def limits(self) -> Limits:
-        """Return the limits that hold for each run."""
+        """Return the limits of each run."""
         return self._sandbox.limits
 
     @property
     def policy(self) -> Policy:
-        """Return the rules that hold for each run."""
+        """Return the policy of each run."""
         return self._sandbox.policy
 
     @property
@@ -302,17 +306,17 @@ class Sandbox:
 
     @property
     def is_live(self) -> bool:
-        """Tell whether it is one machine for its whole life, or runs take turns; see `AsyncSandbox`."""
+        """Tell whether it is one machine for its whole life; otherwise runs take turns. See `AsyncSandbox`."""
         return self._sandbox.is_live
 
     @property
     def notes(self) -> Mapping[str, Any]:
-        """Return what results say of how the backend was found: `choice` of `auto`, `fallback`."""
+        """Return the entries of results' meta about the choice of the backend: `choice` of `auto`, `fallback`."""
         return self._sandbox.notes
 
     @property
     def audit(self) -> Audit | None:
-        """Return the log in which runs are recorded, None where that is off."""
+        """Return the audit log of its runs; None if auditing is off."""
         return self._sandbox.audit
 
     @property
@@ -321,11 +325,11 @@ class Sandbox:
         return Network(self._sandbox.network)
 
     def open(self) -> Self:
-        """Open it without a block, and return it: in a notebook, or for an object that has a sandbox.
+        """Open it without a block, and return it: for a notebook, or an object that owns a sandbox.
 
-        `close` ends it. So does the end of the interpreter, and the collection of this object, with a ResourceWarning.
-        Its sessions keep it, its processes do not. Raises InvalidRequest where it is open, and what entering the block
-        raises.
+        `close` ends it. So does the end of the interpreter, and garbage collection of this object, with a
+        ResourceWarning. Its sessions keep it alive, its processes do not. Raises InvalidRequest if it is open already,
+        and the exceptions of entering a block.
         """
         holder = Holder(self._sandbox, run_at_exit=calls.call)
         try:
@@ -337,7 +341,7 @@ class Sandbox:
             raise
 
     def close(self) -> None:
-        """Do at once what leaving the block does, also in the block; one that is closed stays so."""
+        """Close it now, as leaving the block does, even inside the block; a closed sandbox stays closed."""
         if self._pid != os.getpid():  # a forked child has neither its task nor its loop
             return
         holder = self._sandbox._holder
@@ -430,7 +434,7 @@ class Session(_Closing):
 
     @property
     def sandbox(self) -> Sandbox:
-        """Return the sandbox whose workspace this session works in."""
+        """Return the sandbox whose workspace this session uses."""
         return self._sandbox
 
     @property
@@ -440,7 +444,7 @@ class Session(_Closing):
 
     @property
     def runtime(self) -> str:
-        """Name the engine with its version, as it calls itself."""
+        """Return the engine's name and version, as the engine reports them."""
         return self._session.runtime
 
     @property
@@ -450,12 +454,14 @@ class Session(_Closing):
 
     @property
     def why_ended(self) -> str:
-        """Say why the next run will not find the state of the last one, as far as that is known; empty if it will."""
+        """Return the reason why the next run will not find the state of the last one, as far as known; empty if it
+        will.
+        """
         return self._session.why_ended
 
     @property
     def history(self) -> tuple[HistoryEntry, ...]:
-        """Return what was run, oldest first: the last thousand cells, of four million characters at most."""
+        """Return the cells that were run, oldest first: the last thousand, of four million characters at most."""
         return self._session.history
 
     run = _method(AsyncSession.run, "_session", eager_without=("out", "autofix"))
@@ -470,7 +476,7 @@ class Session(_Closing):
     write_file = _method(AsyncSession.write_file, "_session")
 
     def fork(self, count: int = 1) -> list[Session]:
-        """Return `count` sessions that begin as this one is; see `AsyncSession.fork`."""
+        """Return `count` sessions that begin in this one's state; see `AsyncSession.fork`."""
         forks = calls.call(lambda: self._session.fork(count))
         return [Session(fork, Sandbox.of(fork.sandbox)) for fork in forks]
 
@@ -495,7 +501,7 @@ class BackendSandbox:
         files: Files | None = None,
         out: str | PathLike[str] | None = None,
     ) -> Result:
-        """Run `code` and return what came of it; `timeout` is in seconds of wall clock."""
+        """Run `code` and return its result; `timeout` is in seconds of wall clock."""
         options: SandboxOptions = {**self._options, "timeout": timeout}
         return run(code, language=language, files=files, out=out, **options)
 
@@ -522,10 +528,9 @@ _CLASSES = {face.fixed_backend: face for face in (LocalSandbox, DockerSandbox, E
 
 
 def get_sandbox(name: str | None = None, /, **options: Unpack[SandboxOptions]) -> CodeSandbox:
-    """Return the sandbox that the settings choose: `name`, else SANDBOX_TYPE (environment or .env), else
-    local.
+    """Return the sandbox that the settings choose: `name`, else SANDBOX_TYPE (environment or .env), else local.
 
-    Raises InvalidRequest for an unknown name, BackendUnavailable with the remedy for one that cannot be had
+    Raises InvalidRequest for an unknown name, and BackendUnavailable with the remedy for a backend that does not work
     here.
     """
     if name is not None:

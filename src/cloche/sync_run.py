@@ -1,6 +1,6 @@
-"""`run`, and how a coroutine function becomes a blocking one: callbacks run in the caller's thread.
+"""`run`, and the conversion of a coroutine function into a blocking one: callbacks run in the caller's thread.
 
-It stands apart from `sync`, whose classes import what a throwaway run does not need.
+It is separate from `sync`, whose classes import modules that a throwaway run does not need.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ _CALLBACKS = ("on_output", "on_event")
 def blocking(
     function: Callable[P, Coroutine[Any, Any, T]], *, name: str, module: str = __name__, runs_anywhere: bool = False
 ) -> Callable[P, T]:
-    """Return `function` as a blocking one of the same signature; its callbacks run in the caller's thread.
+    """Return `function` as a blocking function with the same signature; callbacks run in the caller's thread.
 
-    One that `runs_anywhere` needs no loop that lives on; without callbacks it then runs in the caller's thread whole.
+    `runs_anywhere` says that it needs no loop that outlives the call; without callbacks it then runs entirely in the
+    caller's thread.
     """
 
     @functools.wraps(function)
@@ -44,7 +45,7 @@ def wait_for(
     *,
     is_eager: bool = False,
 ) -> T:
-    """Call `function` in the loop that callers share, and wait; callbacks among `kwargs` run in this thread."""
+    """Call `function` in the shared loop and wait; callbacks among `kwargs` run in this thread."""
     if _has_callbacks(kwargs):
         return calls.call_delivering(lambda deliver: function(*args, **_delivered(kwargs, deliver)))
     return calls.call(lambda: function(*args, **kwargs), is_eager=is_eager)
@@ -55,7 +56,7 @@ def _has_callbacks(kwargs: Mapping[str, Any]) -> bool:
 
 
 def _delivered(kwargs: Mapping[str, Any], deliver: calls.Deliver) -> dict[str, Any]:
-    """Replace each callback by one that queues the real call for the waiting thread."""
+    """Replace each callback by a function that queues the call for the waiting thread."""
     changed = dict(kwargs)
     for name in _CALLBACKS:
         callback = changed.get(name)

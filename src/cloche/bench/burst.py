@@ -1,4 +1,4 @@
-"""Call something from several threads. The benchmark of peers loads this file in interpreters that have no Cloche."""
+"""Call a function from several threads. The benchmark of peers loads this file in interpreters without Cloche."""
 
 from __future__ import annotations
 

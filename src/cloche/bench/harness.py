@@ -1,11 +1,11 @@
-"""Measure cases interleaved with a reference, so that a slow phase of the machine hits both; memory and leaks, too.
+"""Measure cases interleaved with a reference, so that a slow phase of the machine affects both; memory and leaks, too.
 
 Absolute times say more about the machine than about a case. So the reference is measured before each measurement of
-another case: each case finds the machine as the reference left it, not as another case did, some of whose work the
-kernel may do later. Each case is measured several times in a row, as real callers run, in several blocks.
+another case: each case finds the machine as the reference left it, not as another case did, whose deferred work the
+kernel may still be doing. Each case is measured several times in a row, as real callers run, in several blocks.
 
 Besides time: the memory of idle pools, and leaks. The process is a subreaper while it measures, so that orphans of
-Cloche stay its children.
+Cloche stay its children (prctl(2), PR_SET_CHILD_SUBREAPER).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class BenchmarkFailed(Exception):
 
 
 class Measurement(NamedTuple):
-    """Hold the milliseconds of one measurement, what it printed, and how the sandbox started, if that is known."""
+    """Hold the milliseconds of one measurement, its output, and how the sandbox started, if that is known."""
 
     ms: float
     output: bytes
@@ -56,11 +56,11 @@ def no_preparation() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Describe one case. `call` is for readers: exactly what is measured.
+    """Describe one case. Readers see `call`: exactly the code that is measured.
 
     `prepare` is called once, untimed, before the first measurement. An optional case that fails is left out, with its
-    error as the reason; the failure of another one ends the benchmark. `at_full_speed(runs, threads, limit_s)` returns
-    runs and seconds, for a case that runs in a process of its own.
+    error as the reason; the failure of any other case ends the benchmark. `at_full_speed(runs, threads, limit_s)`
+    returns runs and seconds, for a case that runs in a separate process.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Case:
     at_full_speed: Callable[[int, int, float], tuple[int, float]] | None = None
 
     def measure_checked(self) -> Measurement:
-        """Measure once and check what was printed. Raises BenchmarkFailed."""
+        """Measure once and check the output. Raises BenchmarkFailed."""
         measurement = self.measure()
         if measurement.output != self.expected:
             raise BenchmarkFailed(f"{self.name} printed {measurement.output[:200]!r}")
@@ -91,7 +91,7 @@ class LeftOut:
 class Times:
     """Collect the milliseconds of one case, the difference of each to the reference, and how the sandboxes started.
 
-    The reference's own are of all its measurements.
+    For the reference itself, the times of all its measurements.
     """
 
     ms: list[float] = field(default_factory=list)
@@ -119,10 +119,10 @@ def timed(work: Callable[[], bytes]) -> Callable[[], Measurement]:
 def measure_interleaved(
     cases: Sequence[Case], rounds: int, *, reference: str = "", warm_up: int = WARM_UP_ROUNDS
 ) -> tuple[dict[str, Times], dict[str, str]]:
-    """Return the times of every case that worked, and why each of the others did not.
+    """Return the times of every case that worked, and the reason why each of the others did not.
 
-    The case named `reference` is measured before each measurement of another one. These are measured in blocks, a fifth
-    of all in a row, each time in another order.
+    The case named `reference` is measured before each measurement of another one. The others are measured in blocks, a
+    fifth of all in a row, each time in another order.
     """
     times = {case.name: Times() for case in cases}
     left_out: dict[str, str] = {}
@@ -233,7 +233,7 @@ class _HasPool(Protocol):
 
 @contextmanager
 def adopting_orphans() -> Iterator[None]:
-    """Be the parent of whatever loses its own below this process, until the block ends."""
+    """Become the subreaper of all processes below this one until the block ends."""
     before = ctypes.c_int()
     prctl(PR_GET_CHILD_SUBREAPER, ctypes.addressof(before), 0, 0, 0)
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -244,9 +244,9 @@ def adopting_orphans() -> Iterator[None]:
 
 
 def memory_of_pool() -> dict[str, Any]:
-    """Return what waits for the next run, in MiB of PSS: shared pages count in parts, so that sums are true.
+    """Return the memory of waiting processes, in MiB of PSS: shared pages count proportionally, so that sums are true.
 
-    The template is the one direct child; what it forked are slots, each a helper with what is below it.
+    The template is the one direct child; its children are slots, each a helper with its descendants.
     """
     time.sleep(SETTLE_S)
     children = _children()
@@ -275,7 +275,7 @@ def processes_below(root: int) -> list[int]:
 
 
 def memory_of(others: frozenset[int]) -> dict[str, float]:
-    """Return how many processes are below this one besides `others`, and their memory in MiB of PSS."""
+    """Return the number of processes below this one without `others`, and their memory in MiB of PSS."""
     own = [_memory(pid) for pid in processes_below(os.getpid()) if pid not in others]
     return {
         "processes": len(own),
@@ -289,7 +289,7 @@ def _mib(kib: float) -> float:
 
 
 def _memory(pid: int) -> tuple[int, int]:
-    """Return a process's PSS and what is its alone, in KiB; zeros when it is gone."""
+    """Return a process's PSS and its unshared memory, in KiB; zeros if it is gone."""
     rows: dict[str, int] = {}
     try:
         with open(f"/proc/{pid}/smaps_rollup", encoding="ascii", errors="replace") as file:
@@ -321,7 +321,7 @@ def drain_pool(name: str = "local") -> None:
 
 
 def leaks_after(before: frozenset[str]) -> list[str]:
-    """Empty the pool and return leaks: what is still there after ten seconds and was not before.
+    """Empty the pool and return leaks: resources that exist after ten seconds and did not exist before.
 
     Checked are processes below this one, mounts, control groups and folders with this process's name.
     """
@@ -336,7 +336,7 @@ def leaks_after(before: frozenset[str]) -> list[str]:
 
 
 def _reap() -> None:
-    """Reap orphaned children: nobody else waits for them."""
+    """Reap orphaned children, for which only this process can wait."""
     for pid in _children().get(os.getpid(), []):
         if status_of(pid).get("State", "").startswith("Z"):
             try:

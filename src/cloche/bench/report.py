@@ -53,7 +53,7 @@ def measure(
 ) -> None:
     """Run every scenario and add each to `report` as soon as it is over, after the head.
 
-    `log` is called with what is being measured, `show_event` with each scenario's report.
+    `log` is called with the name of each measured case, `show_event` with each scenario's report.
     """
     report |= {"cloche": cloche.__version__, "rounds": setting.rounds, "host": _host(), "events": []}
     report["leaks"] = run_events(events, setting, report, log, show_event)
@@ -66,7 +66,7 @@ def run_events(
     log: Tell,
     show_event: Callable[[Report], None] = lambda _: None,
 ) -> list[str]:
-    """Run scenarios, add each to a report that has a head, and return what they left behind."""
+    """Run scenarios, add each to a report that has a head, and return the leaks."""
     with adopting_orphans():
         before = leaks()
         for event in events:
@@ -133,7 +133,7 @@ def _looked(look: Callable[[Setting], dict[str, Any]], setting: Setting) -> dict
 
 
 def check_plot(name: str) -> None:
-    """Raise what is wrong with a file to plot to, before anything is measured."""
+    """Raise the error that plotting to a file would raise, before anything is measured."""
     if Path(name).suffix.lower() not in KINDS:
         raise InvalidRequest(f"--plot {name}: the name must end in .png or .svg")
     if importlib.util.find_spec("matplotlib") is None:

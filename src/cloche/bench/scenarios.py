@@ -1,8 +1,8 @@
-"""What `cloche bench` measures: a plain subprocess, bubblewrap, and `print(1)` in each of Cloche's ways.
+"""The scenarios of `cloche bench`: a plain subprocess, bubblewrap, and `print(1)` in each of Cloche's kinds of start.
 
-An event is one row of a table: contestants that take turns with one another, and what they are compared to. To measure
-something new, write a function that yields contestants and add an event; those of the project's own benchmark are in
-`bench/`.
+An event is one row of a table: contestants that are measured in turns, and the reference that they are compared to. To
+measure something new, write a function that yields contestants and add an event; the events of the project's own
+benchmark are in `bench/`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ON_DEMAND = "cloche, on demand"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Say how large the benchmark is. `runs` are those at full speed."""
+    """Hold the size of the benchmark. `runs` is the number of runs at full speed."""
 
     rounds: int
     runs: int
@@ -46,9 +46,9 @@ Cases = Iterator[Case | LeftOut]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Describe one scenario. `enter` yields its cases; the stack that it is given closes what they opened.
+    """Describe one scenario. `enter` yields its cases and registers their clean-up on the stack.
 
-    `share` of the requested rounds are run, but at least `least`; `reference` names the case that the others are
+    `share` of the requested rounds are run, but at least `least`. `reference` names the case that the others are
     compared to. `also` is measured after all cases, each under its own name in the report.
     """
 
@@ -84,7 +84,7 @@ EVENTS = (
 
 
 def plain() -> Case:
-    """Return the one without any isolation."""
+    """Return the call without any isolation."""
     command = [sys.executable, "-c", CODE]
     return Case(
         name=PLAIN,
@@ -94,7 +94,7 @@ def plain() -> Case:
 
 
 def bubblewrap() -> Case | LeftOut:
-    """Return bubblewrap with the namespaces and the view of the host that a jail has."""
+    """Return a call of bubblewrap with a jail's namespaces and view of the host."""
     program = shutil.which("bwrap")
     if program is None:
         return LeftOut(name=BUBBLEWRAP, reason="bwrap is not installed here")
@@ -108,7 +108,7 @@ def bubblewrap() -> Case | LeftOut:
 
 
 def cold() -> Case:
-    """Return a call that starts an interpreter of its own and builds its jail from nothing."""
+    """Return a call that starts a new interpreter and builds its jail from nothing."""
     return library_call(COLD, "cloche.run('print(1)', warm=False)", CODE, b"1\n", {"warm": False})
 
 
@@ -123,21 +123,22 @@ def measure_warm() -> Callable[[], Measurement]:
 
 
 def library_call(name: str, call: str, code: str, expected: bytes, options: SandboxOptions) -> Case:
-    """Return one call of the library; one that may start warm waits, before the turns, until a run did."""
+    """Return one call of the library; one that may start warm first waits, outside the turns, until a run started
+    warm.
+    """
     measure = partial(_run, partial(cloche.run, code, **options))
     prepare = partial(wait_until_warm, measure) if options.get("warm", True) else no_preparation
     return Case(name=name, call=call, measure=measure, expected=expected, prepare=prepare)
 
 
 def _opened(stack: ExitStack) -> tuple[cloche.Sandbox, str]:
-    """Open a sandbox, and say how."""
     # One control group serves all turns, so the default half of a processor would throttle the later ones.
     cpus = min(2, os.cpu_count() or 1)
     return stack.enter_context(cloche.Sandbox(live=False, cpus=cpus)), f"cloche.Sandbox(live=False, cpus={cpus})"
 
 
 def open_sandbox(sandbox: cloche.Sandbox, arguments: str) -> Case:
-    """Return a further run of one sandbox: a process waits for it in a jail around its workspace."""
+    """Return a further run of one sandbox, whose next process waits in a jail around its workspace."""
     return Case(
         name=OPEN,
         call=f"sandbox.run('print(1)') of one {arguments}",
@@ -146,7 +147,7 @@ def open_sandbox(sandbox: cloche.Sandbox, arguments: str) -> Case:
 
 
 def on_demand(sandbox: cloche.Sandbox, arguments: str) -> Case:
-    """Return a run that follows another one at once: its process is forked on demand."""
+    """Return a run that directly follows another one, so that its process is forked on demand."""
 
     def measure() -> Measurement:
         sandbox.run(CODE)
@@ -166,14 +167,14 @@ def _run(call: Callable[[], Result]) -> Measurement:
 
 
 def wait_until_warm(measure: Callable[[], Measurement]) -> None:
-    """Run until a run starts warm; where none ever does, the turns will say how they started."""
+    """Run until a run starts warm; if none does, the report shows how they started."""
     deadline = time.monotonic() + WARM_TIMEOUT_S
     while measure().start in ("", "cold") and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
 def output_of(command: list[str], env: dict[str, str] | None = None, folder: str | None = None) -> bytes:
-    """Return what a command prints. Raises BenchmarkFailed with its last words, or TimeoutExpired."""
+    """Return a command's output. Raises BenchmarkFailed with its last lines, or TimeoutExpired."""
     completed = subprocess.run(
         command, capture_output=True, check=False, env=env, cwd=folder, stdin=subprocess.DEVNULL, timeout=COMMAND_S
     )

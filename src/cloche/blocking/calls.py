@@ -1,16 +1,16 @@
-"""Running a coroutine for a blocking caller: in the caller's thread where that is possible, else in the shared loop.
+"""Running a coroutine for a blocking caller: in the caller's thread where possible, otherwise in the shared loop.
 
 Theory of operation: handing a coroutine to another thread and its outcome back wakes two threads, which takes longer
 than a small program. So `run` borrows an idle loop and runs it in the calling thread. A coroutine that needs a loop
 which outlives the call goes to the shared loop by `call`; the first call makes that loop, and a forked child makes its
 own. The caller runs the shared loop itself when no other thread does (see `loops.SharedLoop`). Otherwise, and where
-there are callbacks (`call_delivering`), the caller waits on a queue of its own, which carries chunks of output and
-finally the outcome. So callbacks run in the caller's thread, and a slow one delays nobody else.
+there are callbacks (`call_delivering`), the caller waits on a separate queue, which carries chunks of output and
+finally the outcome. So callbacks run in the caller's thread, and a slow callback delays no other call.
 
 In all cases, an exception that interrupts the caller (Ctrl-C, a callback that raises) cancels the task. It is raised
-once the task has ended, that is once everything it started is killed. A signal handler of the caller's own may raise
-anywhere in the main thread, also within this code; so where there is one, the main thread runs no loop and waits on the
-queue.
+once the task has ended, that is once everything it started is killed. A signal handler installed by the caller may
+raise anywhere in the main thread, also within this code; with such a handler the main thread runs no loop and waits on
+the queue.
 """
 
 from __future__ import annotations
@@ -69,16 +69,18 @@ blocks_a_loop: ContextVar[bool] = ContextVar("blocks_a_loop", default=False)
 
 
 class Busy(Exception):
-    """Report that no loop is free now."""
+    """Report that no loop is free."""
 
 
 def can_run_inline() -> bool:
-    """Tell whether a loop can be borrowed, and this thread can run it."""
+    """Tell whether a loop is free and this thread can run it."""
     return (_loop_count < MOST_LOOPS or bool(_idle_loops)) and can_run_a_loop()
 
 
 def can_run_a_loop() -> bool:
-    """Tell whether a loop can run in this thread: none runs yet, the stack has room, and no handler may raise in it."""
+    """Tell whether this thread can run a loop: none runs yet, the stack has room, and no signal handler may raise
+    in it.
+    """
     if asyncio._get_running_loop() is not None or _is_deep():
         return False
     if threading.current_thread() is not threading.main_thread():
@@ -90,7 +92,9 @@ def can_run_a_loop() -> bool:
 
 
 def _is_deep() -> bool:
-    """Tell whether the stack is so deep that the loop, which also runs others' tasks, may hit the recursion limit."""
+    """Tell whether the stack is so deep that the loop, which also runs other callers' tasks, may hit the recursion
+    limit.
+    """
     try:
         sys._getframe(sys.getrecursionlimit() - NEEDED_CALLS)
     except ValueError:
@@ -99,7 +103,7 @@ def _is_deep() -> bool:
 
 
 def run(function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `function`, run the coroutine that it returns to its end, and return what that returns."""
+    """Run the coroutine that `function` returns to its end, and return its result."""
     return run_on_loop(_borrow_loop, _return_loop, lambda: function(*args, **kwargs), is_eager=True)
 
 
@@ -110,9 +114,9 @@ def run_on_loop(
     *,
     is_eager: bool,
 ) -> T:
-    """Do what `run` does, on the loop that `acquire` returns. Raises Busy when it returns None.
+    """Do the same as `run`, on the loop that `acquire` returns. Raises Busy if it returns None.
 
-    A coroutine that `is_eager` becomes a task only when it waits, which it hardly ever does.
+    A coroutine that `is_eager` becomes a task only when it waits, which is rare.
     """
     interrupt = _Interrupt()  # first, and undone last: whatever lies between is never cut short
     try:
@@ -139,7 +143,7 @@ def run_on_loop(
 
 
 def _run_to_end(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:
-    """Run a task; whatever comes up in the loop itself ends the task first."""
+    """Run a task to its end; an exception of the loop itself first cancels the task."""
     try:
         return loop.run_until_complete(task)
     except BaseException:
@@ -165,10 +169,10 @@ class _Interrupt:
                 _signal.signal(_SIGINT, self._on_signal)
 
     def cancel_on_signal(self, task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop) -> None:
-        """Cancel this task of this loop when the signal comes, or now if it came before there was a task.
+        """Cancel this task of this loop when the signal comes, or now if it came before the task existed.
 
-        A signal that comes just before the loop waits, or to another thread, does not end the wait. So Python's
-        wake-up descriptor is set to the one by which other threads wake the loop, unless the caller has set one.
+        A signal that arrives just before the loop waits, or in another thread, does not end the wait. So Python's
+        wake-up descriptor (signal.set_wakeup_fd) is set to the loop's self-pipe, unless the caller has set one.
         """
         self._task, self._loop = task, loop
         waker = getattr(loop, "_csock", None)  # as asyncio's own loops have it
@@ -192,7 +196,7 @@ class _Interrupt:
             task.cancel()
 
     def release_loop(self) -> None:
-        """Forget the loop: from now on another call uses it, or it is closed."""
+        """Forget the borrowed loop: another call uses it, or it is closed."""
         self._task = None
         if self._sets_wakeup_fd:
             _signal.set_wakeup_fd(-1)
@@ -349,7 +353,7 @@ def _is_loop_running_here() -> bool:
 def call(make: Callable[[], Coroutine[Any, Any, T]], *, is_eager: bool = False) -> T:
     """Run a coroutine in the shared loop and block until it ends: in this thread, if no other thread runs the loop.
 
-    A coroutine that `is_eager` hardly ever waits, and does not ask for its task before it does.
+    A coroutine that `is_eager` rarely waits, and does not use its task before it does.
     """
     shared = _shared_loop()
     if can_run_a_loop():
@@ -364,20 +368,20 @@ def call(make: Callable[[], Coroutine[Any, Any, T]], *, is_eager: bool = False) 
 
 
 def call_delivering(make: Callable[[Deliver], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine in the shared loop, outside of this thread, which waits for it and runs what is delivered."""
+    """Run a coroutine in the shared loop, in another thread; this thread waits and runs the delivered callbacks."""
     return _Call(make, _shared_loop()).wait()
 
 
 async def call_from_loop(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine in the shared loop for a caller that has an event loop of its own, which goes on meanwhile.
+    """Run a coroutine in the shared loop for a caller with another event loop, which continues meanwhile.
 
-    Where the caller is cancelled, the coroutine is, and has ended when that is raised.
+    Cancelling the caller cancels the coroutine; CancelledError is raised once the coroutine has ended.
     """
     return await _AwaitedCall(make, _shared_loop()).wait()
 
 
 def _shared_loop() -> SharedLoop:
-    """Return the loop. Raises InternalError where waiting for it would be waiting for oneself."""
+    """Return the loop. Raises InternalError if this thread runs the loop and would wait for itself."""
     global _shared
     shared = _shared
     if shared is None:

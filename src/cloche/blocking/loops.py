@@ -1,20 +1,20 @@
-"""Event loops for blocking calls: one that is run by whoever waits for it, and the eager first step of a coroutine.
+"""Event loops for blocking calls: one that its waiting callers run, and the eager first step of a coroutine.
 
 Theory of operation, `SharedLoop`: an open sandbox or a session outlives a call, so it needs a loop that does. If a
 thread ran that loop all the time, each blocking call would wake two threads, which takes longer than a small cell. So
 the callers run this loop, one at a time. A caller that finds it free acquires its lock, runs the loop until the
-caller's task has ended, along with whatever else is due, and releases it. While no caller runs it, the idle thread
+caller's task has ended, along with all other due callbacks, and releases it. While no caller runs it, the idle thread
 waits: not in the loop but on a second epoll, which watches the loop's own epoll and is armed by `release` for one
-event. So this thread wakes only when something happens while no caller runs the loop. It runs what is ready, does not
-wait in the loop, and goes back to sleep, until the next timer at the latest. A caller that leaves an earlier timer
+event. So this thread wakes only when something happens while no caller runs the loop. It runs the ready callbacks, does
+not wait in the loop, and goes back to sleep, until the next timer at the latest. A caller that leaves an earlier timer
 wakes it by an eventfd. Only while calls are queued for it does it stay in the loop: with several callers at once,
 changing the owner for each call would cost more.
 
 `EagerLoop`: a small cell of a session is answered faster than a task and its five rounds of the loop can be set up. So
-the owner of the loop takes the first step of such a coroutine itself, without a task. Where the coroutine has to wait
-for one thing, it may `wait_briefly`: in the selector, which also receives everything else that the loop waits for. As
-soon as anything else has to run, or the time is up, the coroutine waits as usual. It then becomes a task
-(`StartedCoroutine` is its rest), and the loop runs.
+the owner of the loop takes the first step of such a coroutine itself, without a task. If the coroutine waits for a
+single future, it may `wait_briefly`: in the selector, which also receives all other events of the loop. As soon as
+another callback has to run, or the time is up, the coroutine waits as usual. It then becomes a task
+(`StartedCoroutine` is its remainder), and the loop runs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ log = logging.getLogger("cloche.loop")
 
 
 class EagerLoop(asyncio.SelectorEventLoop):
-    """Be a loop whose owner may take a coroutine's first step eagerly. Use only in the thread that owns the loop."""
+    """Let the loop's owner take a coroutine's first step eagerly. Use only in the thread that owns the loop."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         super().__init__(selector)
@@ -52,7 +52,7 @@ class EagerLoop(asyncio.SelectorEventLoop):
         self.set_task_factory(self._make_task)
 
     def has_tasks(self) -> bool:
-        """Tell whether tasks of this loop have not ended; a loop that never had a task is not searched."""
+        """Tell whether this loop has unfinished tasks; a loop that never had a task is not searched."""
         self._may_have_tasks = self._may_have_tasks and bool(asyncio.all_tasks(self))
         return self._may_have_tasks
 
@@ -66,7 +66,9 @@ class EagerLoop(asyncio.SelectorEventLoop):
         return asyncio.Task(coroutine, loop=self, **settings)
 
     def start_eagerly(self, coroutine: Coroutine[Any, Any, T]) -> Any:  # noqa: ANN401 - whatever a coroutine yields to its task
-        """Run a coroutine until it waits, and return what for. Raises StopIteration with its value if it never does."""
+        """Run a coroutine until it waits, and return the awaited future. Raises StopIteration with its value if it
+        never waits.
+        """
         events._set_running_loop(self)
         self._is_starting = True
         try:
@@ -76,7 +78,7 @@ class EagerLoop(asyncio.SelectorEventLoop):
             events._set_running_loop(None)
 
     def wait_briefly(self, seconds: float, first: asyncio.Future[Any], second: asyncio.Future[Any]) -> None:
-        """Wait, in a coroutine's eager first step, until one of the two is done or anything else is ready to run.
+        """Wait, in a coroutine's eager first step, until one of the two is done or another callback is ready.
 
         Returns at once outside of an eager first step, and early when another callback of the loop is ready.
         """
@@ -98,7 +100,7 @@ class EagerLoop(asyncio.SelectorEventLoop):
 
 
 class StartedCoroutine(Coroutine[Any, Any, T]):
-    """Be the rest of a coroutine that was started eagerly and waits for a future, so that a task can be made of it.
+    """Wrap a coroutine that was started eagerly and waits for a future, so that it can become a task.
 
     If the task is cancelled before its first step, the future is cancelled first, as for any task that waits.
     """
@@ -132,7 +134,9 @@ class SharedLoop:
     """Hold the loop and its idle thread: the daemon thread that runs it while no caller does."""
 
     def __init__(self) -> None:
-        """Make it. Raises OSError where descriptors have run out, RuntimeError where threads have; nothing is left."""
+        """Create loop and thread. Raises OSError without free descriptors, RuntimeError without free threads;
+        cleans up on failure.
+        """
         self._owner_lock = threading.RLock()  # never acquired twice; an RLock, because it knows its owner
         self._wakes_at = math.inf  # when the idle thread wakes by itself, on the loop's clock
         self._is_closed = False
@@ -153,7 +157,9 @@ class SharedLoop:
             on_failure.pop_all()
 
     def try_acquire(self) -> EagerLoop | None:
-        """Return the loop, for this thread to run until it releases it; None if another thread has or just had it."""
+        """Return the loop, for this thread to run until it releases it; None if another thread has it, or had it
+        just now.
+        """
         if time.monotonic() < self._contended_until:
             return None
         if not self._owner_lock.acquire(blocking=False):
@@ -166,7 +172,7 @@ class SharedLoop:
         return self.loop
 
     def release(self, _: asyncio.AbstractEventLoop | None = None) -> None:
-        """Release the loop; the idle thread goes on with what is left to do."""
+        """Release the loop; the idle thread handles pending events."""
         try:
             if self._is_ready() or self._next_due() < self._wakes_at:
                 os.eventfd_write(self._wakeup_fd, 1)
@@ -175,11 +181,11 @@ class SharedLoop:
             self._owner_lock.release()
 
     def count_queued_call(self) -> None:
-        """Count a call whose own thread does not run the loop; in the loop."""
+        """Count a call whose own thread does not run the loop; runs in the loop."""
         self._queued_calls += 1
 
     def uncount_queued_call(self) -> None:
-        """Count it no more; in the loop."""
+        """Stop counting that call; runs in the loop."""
         self._queued_calls -= 1
         if not self._queued_calls and threading.current_thread() is self._idle_thread:
             self.loop.stop()
@@ -189,7 +195,7 @@ class SharedLoop:
         return bool(self._owner_lock._is_owned())  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        """Cancel what is left, wait a bounded time for it, and end the idle thread."""
+        """Cancel the remaining tasks, wait a bounded time for them, and end the idle thread."""
         cancelled = asyncio.run_coroutine_threadsafe(_cancel_others(), self.loop)
         try:
             cancelled.result(SHUTDOWN_TIMEOUT_S)
@@ -238,7 +244,7 @@ class SharedLoop:
         return bool(self.loop._ready)  # type: ignore[attr-defined]
 
     def _next_due(self) -> float:
-        """Return when the next timer is due, on the loop's clock; cancelled ones may lie before it for a while."""
+        """Return when the next timer is due, on the loop's clock; cancelled timers may precede it for a while."""
         timers: list[asyncio.TimerHandle] = self.loop._scheduled  # type: ignore[attr-defined]
         if not timers:
             return math.inf
@@ -256,32 +262,32 @@ async def _cancel_others() -> None:
 
 
 class ThreadedLoop(SharedLoop):
-    """Be the shared loop where there is no epoll: one thread runs it all the time, and no caller ever does."""
+    """Be the shared loop on systems without epoll: one thread runs it all the time, and no caller does."""
 
     def __init__(self) -> None:
-        """Make it. Raises OSError where descriptors have run out, RuntimeError where threads have."""
+        """Create loop and thread. Raises OSError without free descriptors, RuntimeError without free threads."""
         self.loop = EagerLoop(selectors.DefaultSelector())
         self._idle_thread = threading.Thread(target=self.loop.run_forever, name="cloche-loop", daemon=True)
         self._idle_thread.start()
 
     def try_acquire(self) -> None:
-        """Return None: the thread of the loop has it."""
+        """Return None: only the loop's thread runs it."""
 
     def release(self, _: asyncio.AbstractEventLoop | None = None) -> None:
-        """Do nothing: nobody but that thread has it."""
+        """Do nothing: only the loop's thread ever holds it."""
 
     def count_queued_call(self) -> None:
-        """Do nothing: all calls are."""
+        """Do nothing: all calls are queued."""
 
     def uncount_queued_call(self) -> None:
-        """Do nothing, as above."""
+        """Do nothing, as `count_queued_call`."""
 
     def is_running_here(self) -> bool:
         """Tell whether this is the thread that runs the loop."""
         return threading.current_thread() is self._idle_thread
 
     def close(self) -> None:
-        """Cancel what is left, wait a bounded time for it, and end the thread."""
+        """Cancel the remaining tasks, wait a bounded time for them, and end the thread."""
         cancelled = asyncio.run_coroutine_threadsafe(_cancel_others(), self.loop)
         with contextlib.suppress(TimeoutError):
             cancelled.result(SHUTDOWN_TIMEOUT_S)

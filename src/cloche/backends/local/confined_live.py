@@ -1,4 +1,4 @@
-"""A sandbox of the local backend that lives at level `confined`: no namespaces, and folders of the host for its files.
+"""A sandbox of the local backend that lives at level `confined`: without namespaces, with its files in host folders.
 
 Its init and the reapers of its processes are `jail/confined_resident.py`.
 """
@@ -37,12 +37,12 @@ NO_CLONES = "checkpoints: level confined has none, as a clone needs namespaces"
 
 
 def why_no_life(host: Host) -> str:
-    """Say why no sandbox can live at level confined here; empty where one can."""
+    """Return the reason why no sandbox can live at level confined here; empty if one can."""
     return "" if host.owns_ids or host.landlock_abi >= SCOPES_ABI else ONE_UID
 
 
 class ConfinedLiveSandbox(LocalLiveSandbox):
-    """Hold processes open that share a workspace and an id; see core.protocols.OpenLiveSandbox."""
+    """Hold open processes that share a workspace and an id; see core.protocols.OpenLiveSandbox."""
 
     why_no_servers = NO_SERVERS
 
@@ -56,7 +56,7 @@ class ConfinedLiveSandbox(LocalLiveSandbox):
         self.writable = (self._paths.workspace, self._paths.tmp)
 
     def absolute(self, path: str) -> str:
-        """Return a path as programs have it; /workspace and /tmp stand for the folders that are that here."""
+        """Return a path as programs see it; /workspace and /tmp are replaced by the folders that serve as such."""
         for name, folder in (("/workspace", self._paths.workspace), ("/tmp", self._paths.tmp)):
             if path == name or (path.startswith(f"{name}/") and not path.startswith(self._paths.folder)):
                 return folder + path[len(name) :]
@@ -91,21 +91,21 @@ class ConfinedLiveSandbox(LocalLiveSandbox):
         return spec
 
     async def connect(self, port: int) -> NoReturn:
-        """Refuse: there are no servers inside."""
+        """Raise BackendUnavailable: there are no servers inside."""
         raise BackendUnavailable(f"port {port}: {NO_SERVERS}.", remedy="Use a host that gives level jail.")
 
     async def list_ports(self) -> Sequence[ListeningPort]:
-        """Return none: those of this network are the host's."""
+        """Return none: listening ports in this network namespace are the host's."""
         return ()
 
     @contextlib.asynccontextmanager
     async def watch_path(self, path: str, *, recursive: bool = False) -> AsyncIterator[FileWatch]:  # noqa: ARG002
-        """Refuse: inotify is."""
+        """Raise BackendUnavailable: inotify is refused."""
         raise BackendUnavailable(f"{NO_WATCHES}.", remedy="List the folder again, or use a host that gives level jail.")
         yield  # type: ignore[unreachable]  # pragma: no cover
 
     async def open_session_apart(self, language: str, env: Mapping[str, str]) -> LocalSession:  # noqa: ARG002
-        """Refuse: a session that can be cloned needs namespaces."""
+        """Raise BackendUnavailable: a session that can be cloned needs namespaces."""
         raise BackendUnavailable(
             f"{NO_CLONES}.", remedy="Open the session without checkpoints, or use a host that gives level jail."
         )

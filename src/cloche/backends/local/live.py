@@ -1,7 +1,7 @@
 """A sandbox of the local backend that lives: one jail for all its processes, held by one helper.
 
-The helper's supervisor and pid 1 are `jail/resident.py`. Here the jail is described, started and ended, and programs
-are made into processes of it.
+The helper's supervisor and pid 1 are `jail/resident.py`. This module describes, starts and ends the jail, and turns
+programs into its processes.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ SHARES = (
 
 
 def has_range(host: Host) -> bool:
-    """Tell whether this host has ids for several users of one sandbox."""
+    """Tell whether this host has enough ids for several users of one sandbox."""
     return host.owns_ids or (host.ids is not None and host.ids.count >= LEAST_FOR_USERS)
 
 
@@ -125,7 +125,7 @@ def _no_range() -> BackendUnavailable:
 
 @contextlib.contextmanager
 def hold_layers(layers: Sequence[str]) -> Iterator[dict[str, int]]:
-    """Hold the locks that keep layers of packages from being removed, as descriptors to be passed on, by name."""
+    """Hold the locks that protect package layers from removal; yield their descriptors by name, to be passed on."""
     held: dict[str, int] = {}
     try:
         for number, layer in enumerate(layers):
@@ -140,7 +140,7 @@ def hold_layers(layers: Sequence[str]) -> Iterator[dict[str, int]]:
 
 
 class LocalLiveSandbox(LiveSandbox):
-    """Hold one jail open, and everything in it; see core.protocols.OpenLiveSandbox."""
+    """Hold one jail open with all its processes; see core.protocols.OpenLiveSandbox."""
 
     backend = "local"
 
@@ -184,16 +184,16 @@ class LocalLiveSandbox(LiveSandbox):
     # Its life.
 
     def _own_mounts(self) -> list[str]:
-        """Return the mounts whose files are this sandbox's alone: also views of folders that it cannot write to."""
+        """Return the mounts whose files belong to this sandbox alone, read-only views of folders included."""
         folder = self._policy.host_folder
         return [*self.writable, *(one.at for one in (folder.read_only if folder is not None else ())), "/dev/shm"]
 
     def _greeting(self) -> dict[str, str]:
-        """Return what init says first to whoever comes in."""
+        """Return the greeting that init sends to each client."""
         return {}
 
     def _note_greeting(self, greeting: Mapping[str, Any]) -> None:
-        """Take note of what it has said."""
+        """Record facts from init's greeting."""
 
     async def _start(self) -> InitLink:
         await asyncio.to_thread(other_languages)  # which asks programs where they are
@@ -258,7 +258,7 @@ class LocalLiveSandbox(LiveSandbox):
         end: asyncio.Task[dict[str, Any]],
         own: OwnNetwork | None,
     ) -> InitLink:
-        """Give all that keeps the sandbox to a keeper, once pid 1 serves, and come back as its client."""
+        """Give everything that keeps the sandbox to a keeper, once pid 1 serves, and reconnect as its client."""
         ours.setblocking(False)
         greeted = asyncio.get_running_loop().create_task(until_readable(ours.fileno()))
         await asyncio.wait((end, greeted), return_when=asyncio.FIRST_COMPLETED, timeout=6 * OPEN_S)
@@ -281,7 +281,7 @@ class LocalLiveSandbox(LiveSandbox):
         return await self.join(client, keeping.join_network, is_owner=keeping.ends_with_caller)
 
     def _said(self) -> dict[str, Any]:
-        """Return what whoever comes in later needs to know of it, as plain data."""
+        """Return the facts that later clients need, as plain data."""
         return {
             "enforcement": self.enforcement.as_dict(),
             "environment": self.environment({}),
@@ -296,9 +296,9 @@ class LocalLiveSandbox(LiveSandbox):
         is_owner: bool = False,
         check_greeting: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> InitLink:
-        """Be a client of the sandbox, by a connection to its keeper; closing it ends it for its owner alone.
+        """Become a client of the sandbox by a connection to its keeper. Only its owner's `close` ends the sandbox.
 
-        `join_network` blocks, and returns a link to who serves its network.
+        `join_network` blocks, and returns a link to the process that serves its network.
         """
         self.is_kept, self._is_owner = True, is_owner
         self._numbers = itertools.count(int.from_bytes(os.urandom(4)) + 1)  # others run programs in it, too
@@ -322,7 +322,7 @@ class LocalLiveSandbox(LiveSandbox):
         return self.link
 
     async def kill(self) -> None:
-        """End the sandbox for everybody, and wait until nothing of it is left."""
+        """End the sandbox for all its clients, and wait until nothing of it is left."""
         link = self.link
         if self.is_kept and link is not None and not link.lost.done():
             link.open("end")
@@ -375,7 +375,7 @@ class LocalLiveSandbox(LiveSandbox):
         return spec
 
     def _claim_block(self, spec: Spec) -> None:
-        """Claim ids for all who may live inside. Raises BackendUnavailable where there is no range of them."""
+        """Claim ids for all users of the sandbox. Raises BackendUnavailable without a range of them."""
         host = self._host
         if host.owns_ids:
             first, size, count, used = FIRST_BLOCK, BLOCK_IDS, BLOCKS, IDS
@@ -389,7 +389,7 @@ class LocalLiveSandbox(LiveSandbox):
         spec.users, spec.outside = (start, used), (start, 1)
 
     async def close(self) -> None:
-        """Kill and remove everything, for good; a sandbox that is kept for others is let go."""
+        """Kill and remove everything; disconnect from a sandbox that is kept for others."""
         if self._is_owner and not self._is_closed:
             self._is_owner = False
             await finish(self.kill())
@@ -452,7 +452,7 @@ class LocalLiveSandbox(LiveSandbox):
             self._handed_out.pop(channel.number, None)
 
     def _take(self, tag: str, body: dict[str, Any], fds: list[int]) -> None:
-        """Take a socket that pid 1 has made; of all else that the helper reports nothing is needed."""
+        """Receive a socket that pid 1 has made; other messages of the helper are ignored."""
         waiting = self._handed_out.get(body.get("channel", 0)) if tag == "handed out" else None
         if waiting is not None and not waiting.done() and fds:
             waiting.set_result(fds.pop())
@@ -463,11 +463,11 @@ class LocalLiveSandbox(LiveSandbox):
     # Runs.
 
     async def run(self, request: Request) -> Result:
-        """Run code or a command, beside whatever else runs, and return what came of it."""
+        """Run code or a command, concurrently with all other processes, and return its result."""
         return await self.run_streaming(request, discard)
 
     async def run_streaming(self, request: Request, sink: Sink) -> Result:
-        """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
+        """Run as `run` does, passing `Started` and `OutputChunk` events to `sink` as they happen."""
         timeout_s = request.timeout_s or self.limits.timeout_s
         made = (request, self._paths, timeout_s, next(self._numbers), self._policy.layers)
         is_at_hand = request.code is None or request.language == "python"  # of other languages programs are looked for
@@ -497,11 +497,11 @@ class LocalLiveSandbox(LiveSandbox):
             await self._give_fonts(data)
 
     async def note_cell(self, code: str) -> None:
-        """Take note of a cell that is about to run."""
+        """Prepare the font list if the next cell seems to draw."""
         await self._give_fonts(code.encode("utf-8", "surrogatepass"))
 
     async def _give_fonts(self, *datas: bytes) -> None:
-        """Write the list of fonts that matplotlib would make here, once something that is run or written draws."""
+        """Write matplotlib's list of fonts, once a program or written file seems to draw."""
         if self._has_fonts or not any(map(seems_to_draw, datas)):
             return
         self._has_fonts = True
@@ -511,7 +511,7 @@ class LocalLiveSandbox(LiveSandbox):
             await self.write_path(path, text.encode())
 
     async def _order(self, program: Program, request: Request, timeout_s: float) -> dict[str, Any]:
-        """Return how a program is started; its files, where there are many bytes, are written first."""
+        """Return the arguments of `start` for a program; large files are written first."""
         run = program.run
         order: dict[str, Any] = {
             "env": self._at_home(run.env, request.env),
@@ -527,7 +527,7 @@ class LocalLiveSandbox(LiveSandbox):
         )
 
     def _at_home(self, env: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-        """Return a program's variables with the home folder of this sandbox; what was `given` stays."""
+        """Return a program's variables with this sandbox's home folder; variables of the request take precedence."""
         made = ("PATH", "PYTHONPATH") if self._policy.layers else ("PYTHONPATH",)  # of what is given, and more
         given = {name: value for name, value in given.items() if name not in made}
         home: dict[str, str] = {}
@@ -539,7 +539,7 @@ class LocalLiveSandbox(LiveSandbox):
     # Sessions.
 
     async def open_session(self, language: str, env: Mapping[str, str]) -> LiveSession:
-        """Start an interpreter that lives, and shares all of this; see core.protocols.SupportsSessions."""
+        """Start an interpreter that shares everything with this sandbox; see core.protocols.SupportsSessions."""
         from ..live_session import LiveProgram, open_live_session
 
         program = build_session_program(language, env, self._paths, self._policy.layers)
@@ -563,7 +563,7 @@ class LocalLiveSandbox(LiveSandbox):
         )  # fmt: skip
 
     async def open_session_apart(self, language: str, env: Mapping[str, str]) -> LocalSession:
-        """Start an interpreter that can be cloned; see core.protocols.SupportsSessionsApart. It has one user."""
+        """Start an interpreter that can be cloned, with one user; see core.protocols.SupportsSessionsApart."""
         program = build_session_program(language, env, self._paths, self._policy.layers)
         if why := program.why_no_forks():
             raise BackendUnavailable(why)
@@ -579,12 +579,12 @@ class LocalLiveSandbox(LiveSandbox):
             raise
 
     def _alone(self) -> LocalOpenSandbox:
-        """Return a sandbox with the same rules whose runs take turns, and which shares nothing with this one."""
+        """Return a separate sandbox with the same rules, whose runs take turns."""
         policy = self._policy.with_changes(users=False)
         return LocalOpenSandbox(policy=policy, limits=self.limits, enforcement=self._enforcement_apart, host=self._host)
 
     async def _copy_files_to(self, apart: LocalOpenSandbox) -> None:
-        """Give a sandbox that shares nothing with this one a copy of the workspace, unpacked by a guest of its own."""
+        """Copy the workspace into a separate sandbox; a guest of that sandbox unpacks it."""
         if self.link is None or not await self.list_path("."):
             return
         archive = bytearray()
@@ -608,7 +608,7 @@ class LocalLiveSandbox(LiveSandbox):
 
 
 async def _raise_failure(end: asyncio.Task[dict[str, Any]]) -> NoReturn:
-    """Raise what the helper says went wrong."""
+    """Raise the helper's error."""
     await asyncio.wait((end,), timeout=OPEN_S)
     if end.done():
         end.result()  # which raises what the helper says
@@ -616,7 +616,7 @@ async def _raise_failure(end: asyncio.Task[dict[str, Any]]) -> NoReturn:
 
 
 def _as_json(python: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the interpreter with text in place of bytes."""
+    """Return the interpreter's settings with text in place of bytes."""
     found = dict(python)
     if isinstance(found.get("source"), bytes):
         found["source"] = found["source"].decode("utf-8", "surrogateescape")
@@ -624,5 +624,5 @@ def _as_json(python: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_account(row: layout.Row) -> bool:
-    """Tell whether a mount is a file that says who the accounts are."""
+    """Tell whether a mount is /etc/passwd or /etc/group."""
     return row[1:2] in (("etc/passwd",), ("etc/group",))
