@@ -100,7 +100,7 @@ class Streams(ABC):
             self.closed.set_result(result)
         else:
             self.closed.set_exception(error)
-            self.closed.exception()  # retrieved: nobody need wait for it
+            self.closed.exception()  # retrieved, so that asyncio does not log it
 
 
 class Channel(Streams):

@@ -23,7 +23,7 @@ from cloche.jail.syscalls import NUMBERS
 
 FILE = files("cloche.backends") / "container-profile.json"
 AF_PACKET, TIOCSTI, TIOCLINUX = 17, 0x5412, 0x541C
-# Beside what guests and the making of jails call: of a container's other programs, as docker's own profile allows them.
+# Calls of a container's other programs, besides those of guests and of building jails, as in docker's own profile.
 OTHERS = (
     "adjtimex", "arch_prctl", "chroot", "clock_adjtime", "get_thread_area", "io_cancel", "io_destroy", "io_getevents",
     "io_pgetevents", "io_setup", "io_submit", "memfd_secret", "mknod", "modify_ldt", "name_to_handle_at",

@@ -110,7 +110,7 @@ def with_users(enforcement: Enforcement, host: Host) -> Enforcement:
 
 NAMESPACE = "network namespace with nothing but loopback"
 CONNECTED = "a guest's sockets are made and connected for it, to the egress process alone"
-# What an address was connected to for is known; what is said there is not.
+# The egress process knows which host an address was connected for, but not the content sent there.
 _UNSEEN = "not checked: what is inside TLS, and in other streams than HTTP and TLS"
 _REACHED = {"allowlist": "listed hosts", "open": "public addresses, on 80, 443 and the ports that the policy names"}
 
@@ -360,7 +360,7 @@ def _gvisor_identity(host: Host) -> Measure:
     )
 
 
-# Virtual machines of ours, on QEMU or Firecracker.
+# Cloche's own virtual machines, on QEMU or Firecracker.
 
 NOT_A_WALL = "software emulation (no KVM): QEMU's authors do not call its translator a security boundary"
 _AROUND: Mapping[str, str] = {

@@ -36,7 +36,7 @@ from .host import Host
 
 HOSTS_OWN = "4026531836"  # the number that the kernel gives to its first process namespace
 log = logging.getLogger("cloche.jail")
-_NAME = re.compile(r"cloche-[0-9]+-work-[0-9a-f]{12}")  # of folders that stand in for a workspace
+_NAME = re.compile(r"cloche-[0-9]+-work-[0-9a-f]{12}")  # of folders that serve as workspaces
 
 
 @functools.cache
@@ -163,7 +163,7 @@ def _remove(folders: Iterable[str], kind: str) -> list[str]:
             try:
                 os.rmdir(f"{folder}/{name}")
             except OSError:
-                continue  # it is not empty, or somebody else was faster
+                continue  # EBUSY: it is not empty; ENOENT: another process was faster
             removed.add(name)
     return sorted(removed)
 
@@ -181,7 +181,7 @@ class Background:
     def begin(self, work: Callable[[], None]) -> None:
         """Run `work` in a new thread."""
         thread = threading.Thread(target=self._do, args=(work,), name=self._name, daemon=True)
-        with self._turn:  # whoever sees it there may join it
+        with self._turn:  # a thread in the set must have been started, because it may be joined
             thread.start()
             self._threads.add(thread)
 

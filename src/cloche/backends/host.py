@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# What the probe tries in a process of its own, and what it must have found to be kept.
+# The facts that the probe process measures, with the types that a cached answer must have.
 _TRIED = {
     "landlock": int,
     "seccomp": str,
@@ -44,7 +44,7 @@ _REFUSING = (
 _LIMITS = ("RLIMIT_NPROC", "RLIMIT_NOFILE", "RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_FSIZE", "RLIMIT_MEMLOCK")
 _POWERS = ("CapEff:", "CapBnd:", "NoNewPrivs:", "Seccomp:")
 
-# What the kernel says where one was reached, and its name, what it counts, and its option of `ulimit`.
+# By the kernel's error when a limit is reached: its name, what it counts, and its option of `ulimit`.
 _REACHED = {
     errno.EMFILE: ("RLIMIT_NOFILE", "may have {} files open", "-n"),
     errno.EFBIG: ("RLIMIT_FSIZE", "may write files of {} bytes", "-f"),
@@ -90,13 +90,14 @@ class Host:
     def level(self) -> Level:
         """Return the strongest level this host can reach."""
         if self.processes:
-            return Level.NONE  # nobody could wait for all that a guest starts
+            return Level.NONE  # the descendants of a guest could not be waited for
         if self.seccomp:
             return Level.PROCESS
         if not self.namespaces:
             return Level.JAIL
         can_confine = self.landlock_abi > 0 and (self.can_switch_identity or self.uid != 0)
-        can_confine = can_confine and self.lists_children  # without them a tree that nothing encloses cannot be found
+        # Without /proc/PID/task/TID/children, descendants outside a namespace cannot be found.
+        can_confine = can_confine and self.lists_children
         return Level.CONFINED if can_confine else Level.PROCESS
 
 
@@ -132,7 +133,8 @@ def _subordinate_ids(facts: Mapping[str, Any]) -> SubordinateIds | str:
     """Claim an ordinary user's range of ids, if jails work here and the guest could read its interpreter."""
     if facts["uid"] == 0 or facts["namespaces"] or facts["seccomp"]:
         return ""
-    with _turn:  # else each of several threads that come first would take one, which the jails of others are not below
+    # Else each of several first threads would claim a range, and their jails would be in different namespaces.
+    with _turn:
         return _range_of(facts["uid"], os.getegid())
 
 

@@ -20,8 +20,8 @@ MOST_PARTS = 40_000
 READ_BYTES = 1 << 18
 MOST_NUMBER = (1 << 16) - 1  # of a channel, through a keeper
 OPEN_S = 10.0  # for a sandbox to say which version it speaks
-ANSWER_S = 60.0  # for it to say that it has begun what was asked, or what it knows
-MOST_EVENTS = 16  # that nobody has taken yet: an operation has two
+ANSWER_S = 60.0  # for init to report that an operation has begun, or to answer
+MOST_EVENTS = 16  # unread ones; an operation has two
 MOST_STRAYS = 1 << 20  # frames in a row for channels that were closed: a window in the smallest pieces, and more
 
 
@@ -183,7 +183,7 @@ class InitLink(asyncio.Protocol):
         if kind == wire.CLOSE:
             self.channels.pop(number, None)
 
-    def _break(self, error: ValueError) -> None:  # of the wire, or of JSON that is none
+    def _break(self, error: ValueError) -> None:  # a WireError, or invalid JSON
         self.close(f"it broke the protocol: {error}")
 
     def _pause_reading(self, is_paused: bool) -> None:

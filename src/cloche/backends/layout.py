@@ -45,7 +45,7 @@ USER_FILES: Mapping[str, str] = {
     "SYS_GID_MIN 100\nSYS_GID_MAX 999\nENCRYPT_METHOD SHA512\nUSERGROUPS_ENAB yes\nCREATE_HOME yes\n",
     "adduser.conf": "DSHELL=/bin/sh\nDHOME=/home\nUSERGROUPS=yes\nLAST_UID=8000\nLAST_GID=8000\n",
 }
-# What /proc tells of the host beyond the guest's own processes, and what only a kernel's owner should reach.
+# Files of /proc that describe the host beyond the guest's own processes, or that only an administrator should reach.
 MASKED_PROC = (
     "acpi", "asound", "bus", "cmdline", "config.gz", "consoles", "diskstats", "driver", "dynamic_debug", "execdomains",
     "fs", "interrupts", "iomem", "ioports", "irq", "kallsyms", "kcore", "keys", "key-users", "kmsg", "kpagecgroup",
@@ -105,7 +105,8 @@ def _mode(path: str) -> int:
         return 0
 
 
-NO_NAME_SERVER = "192.0.2.1"  # for documents alone; without one, loopback is asked
+# TEST-NET-1 (RFC 5737), unreachable; without a nameserver line, the resolver asks loopback (resolv.conf(5)).
+NO_NAME_SERVER = "192.0.2.1"
 
 
 def etc_rows(user: str, uid: int, name_server: str = NO_NAME_SERVER) -> list[Row]:

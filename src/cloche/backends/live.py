@@ -75,15 +75,15 @@ class LiveProcess:
         self.kept = {wire.STDOUT: HeadTail(limits.output_bytes), wire.STDERR: HeadTail(limits.output_bytes)}
         self._sink = sink
         self.on_report: Callable[[bytes], None] = lambda _: None
-        # Where a sandbox that ends of itself may say what of: returns that as an event `exit` would, or None.
+        # For sandboxes that can report why they ended by themselves: returns an event like `exit`, or None.
         self.on_loss: Callable[[], Awaitable[dict[str, Any] | None]] | None = None
-        # How long the sandbox was paused in all, and before this one began: its clock may have stood still since.
+        # Seconds that the sandbox was paused in total, and before this process began: pauses extend the time-out.
         self.paused_s: Callable[[], Awaitable[float]] | None = None
         self.paused_before_s = 0.0
         self._cause: KillCause | None = None
         self._end: asyncio.Task[dict[str, Any]] | None = None
         self._is_detached = False
-        # The sandbox's network, and what it carried while this one ran, for whomever.
+        # The sandbox's network, and its traffic while this process ran, of all processes.
         self.network: SharedNetwork | None = None
         self.traffic = Traffic()
         self._window: Window | None = None
@@ -158,7 +158,7 @@ class LiveProcess:
         if self._cause is None:
             self._cause = cause
         self._channel.ask(do="kill", cause=str(cause or ""))
-        if self.id:  # where it has ended, or its end is on the way: what it has left behind
+        if self.id:  # also kills remaining children if the process has ended, or its end is being reported
             self._channel.end_by_id(self.id)
 
     def detach(self) -> None:
@@ -213,7 +213,8 @@ class LiveProcess:
         while not end.done():
             await asyncio.wait([end], timeout=LATE_S / LATE_ROUNDS)
             rounds = rounds + 1 if self.stdout.is_empty and self.stderr.is_empty else 0
-            if rounds >= LATE_ROUNDS and not end.done():  # rounds: this loop itself may have stood still
+            # Several rounds, because this loop itself may have been blocked.
+            if rounds >= LATE_ROUNDS and not end.done():
                 paused_s = await self.paused_s() if self.paused_s is not None else 0.0
                 if monotonic() >= ends_at + paused_s - self.paused_before_s + LATE_S:
                     self._channel.abandon("it did not end a process whose time-out was over")
@@ -372,10 +373,11 @@ class LiveSandbox(LiveFiles):
         self._opening = asyncio.Lock()
         self._is_closed = False
         self._leftover: list[str] = []  # programs of runs that have ended
-        self.is_kept = False  # by a keeper: closing lets go of it
+        self.is_kept = False  # by a keeper: closing only disconnects
         self.network: SharedNetwork | None = None
         self._decide: Decide | None = None
-        self._paused_s, self._paused_at = 0.0, 0.0  # in all before the last pause; when that began, 0.0 for none
+        # The total before the current pause, and when that began (0.0: not paused).
+        self._paused_s, self._paused_at = 0.0, 0.0
 
     @property
     def network_rules(self) -> NetworkRules:
@@ -383,7 +385,7 @@ class LiveSandbox(LiveFiles):
         return self.network.rules if self.network is not None else self._rules_to_begin_with()
 
     def _rules_to_begin_with(self) -> NetworkRules:
-        from cloche.core.network import NetworkRules  # only where there are rules
+        from cloche.core.network import NetworkRules  # imported only if there are rules
 
         return NetworkRules()
 

@@ -37,12 +37,12 @@ from .live_streams import ByteStream
 from .saved_files import Changes, Until, in_thread, time_for_files
 
 log = logging.getLogger("cloche.live")
-FILE_S = 300.0  # for one operation on files, or one piece of what is streamed, where the sandbox gives no less
+FILE_S = 300.0  # for one file operation, or one piece of a stream, unless the sandbox's own time-out is shorter
 MOST_AT_ONCE = 16  # operations; and as many streams that come out
 MOST_WATCHES = 12  # the kernel gives each user of a sandbox 16 at the most
 MOST_ENTRIES, MOST_LIST_BYTES = 100_000, 64 << 20
 MOST_ANSWER_BYTES = 1 << 17
-MOST_LINE_BYTES = 1 << 16  # a path of 4096 bytes, each written in hexadecimal, twice, and what else is said
+MOST_LINE_BYTES = 1 << 16  # two paths of 4096 bytes in hexadecimal, and the other fields
 Content = bytes | bytearray | memoryview | AsyncIterable[bytes]
 FILE_ERRORS: dict[str, type[SandboxFileError]] = {
     "not_found": SandboxFileNotFound, "too_large": SandboxFileTooLarge, "exists": SandboxFileExists,
@@ -79,7 +79,7 @@ class FileOperation:
         try:
             await self._send_all(content)
         except BaseException:
-            self._channel.close()  # half of a content is none, and nobody waits for an answer to it
+            self._channel.close()  # partial content is useless, and no caller waits for the answer
             raise
 
     async def _send_all(self, content: Content | None) -> None:
@@ -434,7 +434,7 @@ class LiveFiles:
         until = Until(seconds)
         try:
             return await in_thread(until, lambda: collected(spool, patterns, inputs or {}, answer, until))
-        except OSError as error:  # there is no room for what came: the run has ended all the same
+        except OSError as error:  # there is no room for the files, but the run has ended in any case
             log.warning("files of a run could not be kept: %s", error)
             return Changes(partial=frozenset({"access"}), is_shared=True)
 

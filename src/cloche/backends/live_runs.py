@@ -32,7 +32,7 @@ class LiveRun:
     """
 
     order: Mapping[str, Any]
-    given: Mapping[str, bytes]
+    inputs: Mapping[str, bytes]
     notes: Callable[[float], Awaitable[Mapping[str, Any]]]
 
 
@@ -75,7 +75,7 @@ async def run_to_end(sandbox: LiveSandbox, request: Request, run: LiveRun, sink:
     ended = await _attend(process, request.stdin)
     await process.note_traffic()
     changes = await sandbox.collect_files(
-        request.collect, since=since, timeout_s=timeout_s, max_bytes=limits.disk_bytes, inputs=run.given
+        request.collect, since=since, timeout_s=timeout_s, max_bytes=limits.disk_bytes, inputs=run.inputs
     )
     report, usage = reader.report(), usage_of(ended)
     return make_result(

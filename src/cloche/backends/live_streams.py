@@ -27,7 +27,7 @@ class ByteStream:
         self._waiting: asyncio.Future[None] | None = None
         self._taker: Callable[[bytes], None] | None = None
         self._has_ended = False
-        self.is_read = False  # somebody has begun to
+        self.is_read = False  # a reader has begun
 
     @property
     def is_empty(self) -> bool:

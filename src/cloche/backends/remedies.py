@@ -19,7 +19,7 @@ DOCUMENT = "docs/deploy.md"
 AS_ORDINARY_USER = "run Cloche as an ordinary user in it (docker: --user 1000:1000)"
 USE_LINUX_5_12 = "use Linux 5.12 or later"
 _APPARMOR = "kernel.apparmor_restrict_unprivileged_userns"
-# Switches of the kernel's: the value that refuses, and the one that allows.
+# Kernel switches: the value that refuses namespaces, and the value that allows them.
 _SWITCHES = (
     (_APPARMOR, "1", "0"),
     ("user.max_user_namespaces", "0", "10000"),

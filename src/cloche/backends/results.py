@@ -15,7 +15,7 @@ from cloche.core.result import TIMEOUT_NOTE, Output, Result, Status, Usage, Verd
 
 from .saved_files import Changes
 
-MOST_LOOKED_AT = 1 << 13  # bytes at the end of what a program says
+MOST_LOOKED_AT = 1 << 13  # bytes at the end of a program's output
 MOST_OF_LAST = 1 << 11  # of these, where it takes longer to look
 NO_TRACING = (
     "ptrace, which gdb and strace need, is refused here; backend gvisor or microvm allows it, among the sandbox's own "

@@ -37,9 +37,9 @@ T = TypeVar("T")
 REASONS = frozenset({"time", "entries", "files", "bytes", "paths", "depth", "access"})
 SHARE, LEAST_S, MOST_S = 0.5, 1.0, 5.0
 LONGEST_QUEUE_S = 2 * MOST_S
-LOOKS_PER_CORE = 4  # as many as runs, see `execution.concurrency`
+LOOKS_PER_CORE = 4  # the same as for runs, see `execution.concurrency`
 LEAST_AT_ONCE = 2
-DESCRIPTORS_OF_A_LOOK = 128  # two for every level of folders; all looks together leave half of them to the rest
+DESCRIPTORS_OF_A_LOOK = 128  # two per level of folders; all walks together use at most half of the limit
 _threads: tuple[int, ThreadPoolExecutor] | None = None
 
 
@@ -126,7 +126,8 @@ def copy_out(
 
 def _check_places(records: tuple[FileRecord, ...]) -> None:
     """Refuse a path that is both a file and a folder, which a walk may record if the guest moved files meanwhile."""
-    paths = sorted(record.path.replace("/", "\0") for record in records)  # so what is below a path follows it at once
+    # "\0" sorts first, so paths below a path directly follow it.
+    paths = sorted(record.path.replace("/", "\0") for record in records)
     for path, below in pairwise(paths):
         if below.startswith(f"{path}\0"):
             first, second = path.replace("\0", "/"), below.replace("\0", "/")
@@ -212,7 +213,7 @@ def _make_folder(target_fd: int, folder: str, new_folders: list[str]) -> int:
     try:
         return hostfs.descend(target_fd, folder.split("/") if folder else [], mode=0o777, created=new_folders)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # nothing is in the way, but there is no room
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # the disk or quota is full; no link is in the way
             raise
         raise SandboxFileRefused(f"cannot write below {folder!r}: {error.strerror}", path=folder) from error
 
@@ -255,7 +256,7 @@ class Until:
     def __init__(self, seconds: float):
         self._seconds, self._is_cancelled = seconds, False
         self._deadline = monotonic() + seconds
-        self.has_ended = False  # a walk was asked to end
+        self.has_ended = False  # `is_over` has returned True
 
     def begin(self) -> None:
         """Restart the time limit now."""
@@ -282,7 +283,8 @@ async def in_thread(until: Until, work: Callable[[], T]) -> T:
 
     job = _executor().submit(begin)
     task = asyncio.wrap_future(job)
-    task.add_done_callback(lambda future: future.cancelled() or future.exception())  # perhaps nobody else asks for it
+    # Retrieved, so that asyncio does not log it.
+    task.add_done_callback(lambda future: future.cancelled() or future.exception())
     try:
         await asyncio.wait([task], timeout=LONGEST_QUEUE_S)
         if job.cancel():

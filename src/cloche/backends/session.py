@@ -50,7 +50,7 @@ AGAIN_S = 0.5  # between one interrupt and the next, where one may not be enough
 LONG_S = 0.01  # a cell that takes longer has its memory watched closely
 START_TIMEOUT_S = 60.0
 INTERRUPTED = 130
-NOTHING = 0  # the number of a cell that is none: what is sent before its answer was about the cell before it
+NOTHING = 0  # the number of the empty request: signals sent before its answer were for the cell before it
 _OK = Verdict(status=Status.OK, exit_code=0)
 log = logging.getLogger("cloche.sessions")
 
@@ -267,7 +267,7 @@ class Session:
         self.network: SharedNetwork | None = None
         self.owns_network = False  # which then ends with it
         self._window: Window | None = None
-        self._traffic = Traffic()  # of the present cell, by whomever
+        self._traffic = Traffic()  # of the current cell, of all processes
         self.start = str(notes.get("start", "cold"))
         self.runtime = language
         transport.on_flood = self._on_flood
@@ -393,7 +393,7 @@ class Session:
         await self._note_traffic()
         if frame is None:
             return await self._lost_result(outputs, duration, timeout_s)
-        printed = self._collect(is_up_to_date=is_soon)  # first: what is read only now may be too much
+        printed = self._collect(is_up_to_date=is_soon)  # first: the output read here may exceed the flood limit
         await self._release_tasks(frame)
         return await self._result(
             frame, self._verdict_of(frame), Usage(wall_s=duration), outputs, printed, error_notes(frame), timeout_s
@@ -424,7 +424,7 @@ class Session:
         ]
         try:
             if self._sending is not None:
-                await asyncio.shield(self._sending)  # what was sent in part would have to be sent in whole all the same
+                await asyncio.shield(self._sending)  # a partly sent cell must be sent to its end in any case
             return await self._wait_for(answer)
         except asyncio.CancelledError:
             await self._give_up(answer)
@@ -439,7 +439,7 @@ class Session:
         frame = None
         try:
             frame = await finish(self._wait_for(answer))
-        finally:  # also when it was cancelled once more: else the next cell would have said what this one said
+        finally:  # also when cancelled again: else this cell's output would count as the next one's
             self._collect()
             self._set_pace(is_busy=False)
             if frame is not None:
@@ -470,7 +470,7 @@ class Session:
     def _on_flood(self) -> None:
         """Interrupt a cell that sends or prints too much; between two cells, kill the interpreter."""
         if self._is_running and self._answer is not None:
-            self._cause = self._cause or KillCause.OUTPUT_LIMIT  # also of one that has been answered
+            self._cause = self._cause or KillCause.OUTPUT_LIMIT  # also for a cell that has been answered
             self._interrupt(KillCause.OUTPUT_LIMIT)
         else:
             self._cause = KillCause.OUTPUT_LIMIT

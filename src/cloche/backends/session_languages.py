@@ -14,7 +14,7 @@ from cloche.core.record import dataclass
 
 from .toolchain import Toolchain, sets_interpreter_variables
 
-ControlMessage = tuple[str, Mapping[str, int]]  # for whoever supervises the session: a tag, and what it carries
+ControlMessage = tuple[str, Mapping[str, int]]  # for the session's supervisor: a tag and its fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ BASH = Driver(
     new_codec=BashCodec,
     interrupt=AS_BASH_NEEDS,
 )
-# Python needs none: the interpreter that is there serves the session itself.
+# Python needs no driver: the jail's own interpreter serves the session.
 DRIVERS: Mapping[str, Driver | None] = {"python": None, "javascript": JAVASCRIPT, "bash": BASH}
 
 

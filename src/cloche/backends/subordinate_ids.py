@@ -26,10 +26,10 @@ from cloche.jail.user_namespaces import claim_outside_id
 
 FILES = {"newgidmap": "/etc/subgid", "newuidmap": "/etc/subuid"}
 PROGRAM_PATH = "/usr/bin:/bin:/usr/local/bin:/run/wrappers/bin"
-LEAST_IDS = 256  # two for each jail; who has fewer would soon have none left
+LEAST_IDS = 256  # each jail takes two; fewer would soon run out
 MOST_DIGITS = 10
 MAPPER_S = 10.0
-QUICK_S = 0.05  # many times what showing a mount takes
+QUICK_S = 0.05  # many times the usual time to show a mount
 
 
 class Show(Protocol):
@@ -74,7 +74,7 @@ class SubordinateIds:
         with self._turn:
             if not self._is_there():
                 if self._link is not None:
-                    self._link.detach()  # likewise: its number may be somebody else's by now
+                    self._link.detach()  # likewise: its number may belong to another file by now
                 self._stop()
                 self.namespace = -1
                 self._take()
@@ -97,7 +97,7 @@ class SubordinateIds:
             why = self._try_to_show(inside_id, mount, timeout_s, is_quick=is_quick)
         finally:
             self._turn.release()
-        if why and os.fstat(mount).st_uid != os.geteuid():  # else whoever was ended has done it
+        if why and os.fstat(mount).st_uid != os.geteuid():  # else the mapper did it before it was killed
             raise OSError(0, why)
 
     def _try_to_show(self, inside_id: int, mount: int, timeout_s: float, *, is_quick: bool) -> str:
@@ -127,7 +127,7 @@ class SubordinateIds:
             messages.send(self._fileno(), "show", {"inside_id": inside_id}, [mount])
             return self._receive(timeout_s)[0]
         except BaseException:
-            self._stop()  # its answer may be yet to come, and would be taken for another
+            self._stop()  # a late answer would be read as that of the next request
             raise
 
     def _start(self, programs: list[list[str]]) -> int:
@@ -162,7 +162,7 @@ class SubordinateIds:
             link.close()
         if process is not None:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)  # a program that it waits for, too
+                os.killpg(process.pid, signal.SIGKILL)  # the group includes a program that it waits for
             process.wait()
 
     def _forget(self) -> None:
@@ -171,7 +171,7 @@ class SubordinateIds:
         if self._link is not None:
             self._link.close()
         if self._process is not None:
-            self._process.returncode = 0  # nobody's child here: there is nothing to wait for
+            self._process.returncode = 0  # a child of the parent, so wait(2) would fail here
         self._process = self._link = None
 
 
@@ -188,7 +188,7 @@ async def make_seen(show: Show, mount: int) -> None:
     def let_go(future: asyncio.Future[None]) -> None:
         os.close(fd)
         if not future.cancelled():
-            future.exception()  # perhaps nobody else asks for it
+            future.exception()  # retrieved, so that asyncio does not log it
 
     task = asyncio.ensure_future(asyncio.to_thread(show, fd))
     task.add_done_callback(let_go)
@@ -223,7 +223,7 @@ def take_range(uid: int, gid: int, *, hindrance: Callable[[], str]) -> Subordina
             return f"{path} has no range of {LEAST_IDS} ids or more for {user.pw_name}"
         ranges[program] = id_range
     first, count = ranges["newuidmap"][0], min(id_range[1] for id_range in ranges.values())
-    import shutil  # with all its compressors; who has no range needs none
+    import shutil  # imports all compressors, which a user without a range need not pay for
 
     arguments = []
     for program, own in (("newgidmap", gid), ("newuidmap", uid)):

@@ -27,8 +27,8 @@ from cloche.core.record import dataclass, field
 SYSTEM_FOLDERS = ("/usr/bin", "/usr/local/bin", "/bin")
 # Trees that every jail shows anyway.
 SHOWN_TREES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-# What a program reads of /etc besides what every jail has; shown with it where it exists. Without its own, Mono finds
-# none of its libraries.
+# Files of /etc that a program reads besides those of every jail; shown with it if they exist. Without its own, Mono
+# finds none of its libraries.
 SETTINGS: Mapping[str, tuple[str, ...]] = {"dotnet": ("/etc/dotnet",), "mono": ("/etc/mono",)}
 FOLDERS_VARIABLE = "CLOCHE_TOOLCHAINS"
 PROBE_TIMEOUT_S = 20.0
@@ -41,16 +41,16 @@ _PROBE_ENV: Mapping[str, str] = {
     "DOTNET_CLI_TELEMETRY_OPTOUT": "1",
 }
 
-# How a program says where it really is. The answer's folder above `bin` is its root.
+# Arguments that make a program print its real path. The folder above `bin` in the answer is its root.
 _ASK_PATH: Mapping[str, tuple[str, ...]] = {
     "node": ("-p", "process.execPath"),
     "python3": ("-c", "import sys; print(sys.executable)"),
     "ruby": ("-e", "print RbConfig.ruby"),
 }
-# How a program says its root; the real program is `bin/NAME` below it.
+# Arguments that make a program print its root; the real program is `bin/NAME` below it.
 _ASK_ROOT: Mapping[str, tuple[str, ...]] = {"go": ("env", "GOROOT"), "rustc": ("--print", "sysroot")}
 _ASK_VERSION: Mapping[str, tuple[str, ...]] = {"go": ("version",)}
-# Programs that need no file beside them, and so can be shown alone where their folder is no root of theirs.
+# Programs that need no other file: they can be shown alone if their folder is not their own root.
 _ALONE = frozenset({"bash", "deno", "node", "sh"})
 # Programs whose root is the folder they are in.
 _ROOT_IS_FOLDER = frozenset({"dotnet"})
@@ -96,7 +96,7 @@ class Toolchain:
         return engine_version(self)
 
 
-# Not a language: what resolves packages for one.
+# Not a language: the program that resolves packages for one.
 NPM = Engine(name="npm", programs=("node", "npm"), commands=(), package="apt-get install npm")
 
 
@@ -279,7 +279,7 @@ def _resolve(name: str, path: str) -> _Found | None:
     if name in _PACKAGED:
         return None
     if name in _ASK_PATH or name in _ASK_ROOT:
-        # Asked by the path it was found at: some shims tell by their own name what they are to be.
+        # Run by the path at which it was found: some shims choose the program by argv[0].
         real = _own_path(name, path)
     return _with_root(name, real) if real else None
 
@@ -301,7 +301,7 @@ def _follow(name: str, path: str) -> str:
     if os.path.basename(real) in _MULTICALL:
         return path
     if name == "deno" and real.endswith((".cjs", ".js")):
-        # npm's package starts the real program, which is a package of its own beside it.
+        # npm's package starts the real program, which is in a separate package beside it.
         native = f"@deno/linux-{'arm64' if os.uname().machine == 'aarch64' else 'x64'}-glibc/deno"
         beside = os.path.join(_node_modules(real), native)
         return beside if os.access(beside, os.X_OK) else real
@@ -375,7 +375,7 @@ def _runs_in_python() -> bool:
 def _own_python(engine: Engine) -> Toolchain:
     """Describe the interpreter of this process, with the packages of its environment."""
     is_environment = sys.prefix != sys.base_prefix
-    # An environment is found by where its link to the interpreter is, so that one link must not be followed.
+    # Python finds a virtual environment by the path of its link to the interpreter (PEP 405): do not resolve that link.
     path = os.path.abspath(sys.executable) if is_environment else os.path.realpath(sys.executable)
     binds: list[str] = []
     for root in _python_roots(path):
@@ -438,7 +438,7 @@ def _homes() -> tuple[str, ...]:
     try:
         homes.append(pwd.getpwuid(os.getuid()).pw_dir)
     except KeyError:
-        pass  # a container may run us under an id that has no account
+        pass  # a container may run this process under an id without an account
     return tuple(dict.fromkeys(os.path.realpath(home) for home in homes if os.path.isabs(home) and home != "/"))
 
 
@@ -464,7 +464,7 @@ def root_variables(prefixes: Iterable[str]) -> dict[str, str]:
 def suggested_prefixes(path: str) -> tuple[str, ...]:
     """Return the folders to show for a program: its own, its interpreter's, and those of its links' targets."""
     paths = [path]
-    for shown_path in paths:  # to which it adds, a few at most
+    for shown_path in paths:  # grows while it is iterated, up to 16
         if len(paths) < 16:
             paths += [
                 further for further in (*_link_of(shown_path), *_interpreter_of(shown_path)) if further not in paths

@@ -342,4 +342,4 @@ def _reap() -> None:
             try:
                 os.waitpid(pid, os.WNOHANG)
             except ChildProcessError:
-                pass  # somebody waited for it meanwhile
+                pass  # it was reaped meanwhile

@@ -95,7 +95,7 @@ def _run_scenario(event: Scenario, setting: Setting, log: Tell) -> Report:
     with ExitStack() as stack:
         entered: list[Case | LeftOut] = []
         try:
-            entered.extend(event.enter(setting, stack))  # keeps what came before an error
+            entered.extend(event.enter(setting, stack))  # keeps cases yielded before an error
         except BackendUnavailable as error:
             entered.append(LeftOut(name=f"the rest of {event.title}", reason=reason_of(error)))
         present = [entry for entry in entered if isinstance(entry, Case)]
@@ -128,7 +128,7 @@ def _run_scenario(event: Scenario, setting: Setting, log: Tell) -> Report:
 def _looked(look: Callable[[Setting], dict[str, Any]], setting: Setting) -> dict[str, Any]:
     try:
         return look(setting)
-    except BackendUnavailable as error:  # what a host does not give
+    except BackendUnavailable as error:  # a feature that this host lacks
         return {"reason": reason_of(error)}
 
 

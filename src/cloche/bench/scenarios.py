@@ -59,9 +59,9 @@ class Scenario:
     share: float = 1.0
     least: int = 1
     at_full_speed: tuple[str, ...] = ()
-    speed_limit_s: float = 30.0  # nobody is measured at full speed for longer
+    speed_limit_s: float = 30.0  # most seconds at full speed per case
     also: Mapping[str, Callable[[Setting], dict[str, Any]]] = field(default_factory=dict)
-    looks_at_memory: bool = False  # of what is kept warm when all turns are over
+    looks_at_memory: bool = False  # of warm processes, after all turns
 
     def rounds(self, requested: int) -> int:
         return max(min(requested, self.least), int(requested * self.share))

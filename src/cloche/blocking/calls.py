@@ -45,7 +45,7 @@ Deliver = Callable[[Callable[[], None]], None]
 
 _signal: Any = __import__("_signal")  # `signal` makes an enumeration of whatever it returns, which takes its time
 
-NEEDED_CALLS = 300  # below the recursion limit: by a loop, what runs in it, and what that imports
+NEEDED_CALLS = 300  # frames left below the recursion limit for a loop, its callbacks and their imports
 MOST_LOOPS = 8  # each has three descriptors; a call that finds none free uses the shared loop
 _SIGINT = int(signal.SIGINT)
 # Signals for which programs commonly install a handler that raises, besides SIGINT.
@@ -60,7 +60,8 @@ _idle_loops: list[EagerLoop] = []
 _lock = threading.Lock()  # of these two
 _shared: SharedLoop | None = None
 _shared_lock = threading.Lock()
-# After a fork the parent's loops are never finalised: that would close what the parent uses.
+# After a fork the parent's loops are kept from finalisation: closing them would change epoll sets shared with the
+# parent (epoll(7)).
 _abandoned: list[EagerLoop | SharedLoop] = []
 
 # True in a blocking call from a thread whose own event loop is running, and is blocked meanwhile. The runs that hold
@@ -224,7 +225,7 @@ def _borrow_loop() -> EagerLoop:
 def _return_loop(loop: EagerLoop) -> None:
     global _loop_count
     with _lock:
-        if len(_idle_loops) < MOST_LOOPS and not loop.has_tasks():  # what is left over must not run with the next
+        if len(_idle_loops) < MOST_LOOPS and not loop.has_tasks():  # leftover tasks must not run with the next call
             _idle_loops.append(loop)
             return
         _loop_count -= 1

@@ -141,7 +141,7 @@ class SharedLoop:
         self._wakes_at = math.inf  # when the idle thread wakes by itself, on the loop's clock
         self._is_closed = False
         self._contended_until = 0.0
-        self._queued_calls = 0  # calls that are run here while their threads wait; changed by who runs the loop
+        self._queued_calls = 0  # calls that run here while their threads wait; changed only by the loop's owner
         self._idle_thread = threading.Thread(target=self._run_while_idle, name="cloche-loop", daemon=True)
         with contextlib.ExitStack() as on_failure:
             selector = on_failure.enter_context(selectors.EpollSelector())
@@ -222,7 +222,7 @@ class SharedLoop:
                 self._run_what_is_ready()
                 while self._queued_calls and not self._is_closed:
                     self._run()
-                    self._run_what_is_ready()  # what came with the last call's end has had its wake-up
+                    self._run_what_is_ready()  # events that arrived with the last call's end have used up their wake-up
                 self._wakes_at = self._next_due()
                 wait_s = min(max(0.0, self._wakes_at - self.loop.time()), LONGEST_SLEEP_S)
                 self._idle_epoll.modify(self._loop_epoll_fd, select.EPOLLIN | select.EPOLLONESHOT)

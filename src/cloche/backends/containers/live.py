@@ -332,7 +332,7 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
             return {**notes_of_run, **self._notes(), "start": "cold", "writable": list(self.writable)}
 
         contents = {file.path: file.data for file in request.files}
-        run = LiveRun(order=await self._order(program, request, timeout_s), given=contents, notes=notes)
+        run = LiveRun(order=await self._order(program, request, timeout_s), inputs=contents, notes=notes)
         try:
             return await run_to_end(self, request, run, sink, timeout_s=timeout_s)
         finally:

@@ -202,7 +202,7 @@ class LocalBackend:
     def _enforced(self, policy: Policy, host: Host) -> Enforcement:
         """Return the enforcement for a policy, cached per policy. Raises BackendUnavailable."""
         last = self._last
-        if last is not None and last[0] is policy and last[1] is host:  # which spares looking at each of its fields
+        if last is not None and last[0] is policy and last[1] is host:  # cheaper than hashing all fields of the policy
             return last[2]
         settled = self._settled.get(policy)
         if settled is None or settled[0] is not host:
@@ -350,7 +350,8 @@ def _check(policy: Policy, enforcement: Enforcement, host: Host) -> None:
 
 def _remedy(host: Host) -> str:
     advice = remedy(host, look_around())
-    if not advice and not host.cgroup_version:  # at jail, limits of a control group are what is missing most
+    # At jail, the limits of a control group are the most important missing controls.
+    if not advice and not host.cgroup_version:
         advice = group_remedy(host.uid, is_unified=has_unified_groups())
     see = f"{DOCTOR} to see what this host can enforce."
     return f"To fix it: {advice}; or {see}" if advice else f"To fix it: {see}"

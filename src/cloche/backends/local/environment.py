@@ -21,7 +21,7 @@ from .. import layout
 from ..toolchain import other_languages, python_toolchain, user_site
 
 FOLDER = "/.venv"  # where uv looks for one, from every folder inside
-# Neither pip nor `site` takes this for true; of false, pip would let nobody install for a user.
+# `site` treats every value but "true" as no; pip refuses `--user` only if this line matches "false" exactly.
 _CONFIGURATION = "home = {home}\ninclude-system-site-packages = no\nversion = {version}\n"
 _PIP = """#!{folder}/bin/python3
 import os

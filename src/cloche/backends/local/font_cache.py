@@ -33,9 +33,9 @@ with open("list") as made, open({FILE!r}, "w") as file:
 """
 LIMITS = Limits(timeout_s=60.0, memory_bytes=512 * MIB, cpus=1.0)
 MOST_BYTES = 8 * MIB
-LEAST_ROOM = 4  # so many times the list must fit into what the guest may write, else there is none
+LEAST_ROOM = 4  # the list must fit this many times into the guest's disk limits, otherwise it is not given
 _LOOKED_AT_BYTES = MIB  # of each file
-_AGAIN_S = 3600  # after which it is tried once more to make what could not be made
+_AGAIN_S = 3600  # a failed attempt is repeated after this time
 _NAME = re.compile(r"fontlist-v[0-9.]{1,20}\.json")
 # Where matplotlib and fontconfig look in a jail; a folder changes when a font comes or goes.
 _FONT_FOLDERS = (
@@ -76,7 +76,7 @@ async def find_fonts(shown: Sequence[str], make: Callable[[], Awaitable[bytes]])
             return None
         try:
             content = await make()
-        except BaseException:  # who was interrupted has not failed: the next one makes it
+        except BaseException:  # interrupted, not failed: the next run makes the list
             write_cache(folder, begun, b"", b"", is_own=True)
             raise
         if _parted(content) is not None:
@@ -93,7 +93,7 @@ def _parted(content: bytes) -> FontList | None:
 
 def _key(shown: Sequence[str]) -> bytes:
     """Return the cache key: everything the list depends on; empty without matplotlib."""
-    import importlib.metadata  # brings what reads mail along, and is needed where something is drawn
+    import importlib.metadata  # imports `email`; needed only by programs that draw
 
     try:
         folder = str(importlib.metadata.distribution("matplotlib").locate_file(""))

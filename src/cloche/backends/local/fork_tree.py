@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .helper_link import Connection
 
 ORIGIN = 0
-NO_CLONE = 0  # in place of a clone that needs no namespaces of its own yet
+NO_CLONE = 0  # for a clone that does not need namespaces yet
 CLONE_TIMEOUT_S = 30.0
 ANSWER_S = 5.0  # a session has as long as a cell to answer in, and no less than this
 
@@ -42,9 +42,9 @@ log = logging.getLogger("cloche.jail")
 class Kind(enum.Enum):
     """Say what a clone is for."""
 
-    CONTINUATION = enum.auto()  # goes on as if it were the one that it came from
-    FORK = enum.auto()  # goes on by itself
-    SPARE = enum.auto()  # waits, without namespaces of its own
+    CONTINUATION = enum.auto()  # continues the session of its original
+    FORK = enum.auto()  # continues as a separate session
+    SPARE = enum.auto()  # waits in its parent's namespaces
 
 
 class Node:
@@ -98,7 +98,7 @@ class ForkTree:
             try:
                 (node,) = await self._clones(parent, new_pipes, [Kind.CONTINUATION])
             except BaseException:
-                if was_frozen:  # a checkpoint, which nobody shall run
+                if was_frozen:  # a checkpoint must not run
                     await finish(self._ask("freeze", node=parent.number))
                     parent.is_frozen = True
                 raise
@@ -115,7 +115,7 @@ class ForkTree:
         nodes: list[Node] = []
         self._restart_timeout()
         try:
-            for kind in kinds:  # one after the other: the interpreter can clone itself once at a time
+            for kind in kinds:  # in turn: the interpreter makes one clone at a time
                 node = await self._clone_one(parent, new_pipes(), kind)
                 nodes.append(node)
             for node in nodes:
@@ -123,7 +123,7 @@ class ForkTree:
             await self._set_up(parent, nodes, kinds)
         except BaseException:
             for node in nodes:
-                self.kill(node)  # the helper may have begun to give it a group
+                self.kill(node)  # the helper may have begun to make its control group
                 self.nodes.pop(node.number, None)
                 node.close()
             raise
@@ -136,7 +136,7 @@ class ForkTree:
         node = Node(self._last, parent, pipes, parent.workspace.copy_for_fork(), is_fork=is_fork)
         try:
             orders = [self._ask("arm", node=parent.number, clone=NO_CLONE if kind is Kind.SPARE else node.number)]
-            if is_fork and self.spec.cgroup is not None:  # first: it takes longest, beside all the rest
+            if is_fork and self.spec.cgroup is not None:  # first: it takes longest, and overlaps with the other orders
                 orders.insert(0, self._ask("group", {"cgroup": self._cgroup()}, clone=node.number))
             await asyncio.gather(*orders)
             self._request_id += 1
@@ -181,7 +181,8 @@ class ForkTree:
         for node in nodes:
             node.pipes.close_guest_ends()
         started = [node for node, kind in zip(nodes, kinds, strict=True) if kind is not Kind.SPARE]
-        each = len(mounts) // max(1, len(started))  # the workspace's mount, and what shows it to us, if that is another
+        # Per clone: the workspace's mount, and the mount that shows its files to this user, if there is one.
+        each = len(mounts) // max(1, len(started))
         for number, node in enumerate(started):
             node.workspace.take(mounts[number * each : (number + 1) * each])
             node.pipes.go(is_fork=node.is_fork)
@@ -327,7 +328,7 @@ class ForkTree:
             await finish(asyncio.wait_for(self.end, CLOSE_TIMEOUT_S))
         except TimeoutError:
             log.warning("a session was not said to have ended within %g s; its helper is hung up on", CLOSE_TIMEOUT_S)
-        except Exception as error:  # whoever ran in it got the error; here it only matters that it is over
+        except Exception as error:  # the run in it got the error; here only the end matters
             log.debug("a session that is closed had ended: %s", error)
         await finish(self.connection.close())
 

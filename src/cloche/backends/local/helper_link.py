@@ -48,12 +48,12 @@ CLOSE_TIMEOUT_S = 10.0
 LEFT_EMPTY = "what is left of a helper stays, which is named after us and empty"
 EXIT_TIMEOUT_S, POLL_S = 10.0, 0.002
 _helpers: list[tuple[subprocess.Popen[bytes], Spec]] = []
-_released: list[subprocess.Popen[bytes]] = []  # that somebody else holds: they may outlive this process
+_released: list[subprocess.Popen[bytes]] = []  # held by another process: they may outlive this one
 _lock = threading.Lock()
 
-UNREAD_S = 0.003  # for so long the helper's link is not read: of a short run the handoff socket has all that matters
-_numbers = itertools.count(1)  # of runs, for a helper that learns of the end of one when the next has begun
-END = ("ended", "failed", "lost", "")  # tags of the helper's that may end a run
+UNREAD_S = 0.003  # delay before the helper's link is read: for a short run, the handoff socket has everything needed
+_numbers = itertools.count(1)  # of runs: a helper may learn of one run's end after the next has begun
+END = ("ended", "failed", "lost", "")  # tags of the helper's messages that may end a run
 OnMessage = Callable[[str, dict[str, Any], list[int]], None]
 
 
@@ -141,7 +141,7 @@ atexit.register(_wait_for_all)
 class Connection:
     """Hold one helper: start it or take over a warm one, send runs, end it. Use from one event loop."""
 
-    _run = RunEnd()  # of the run that was sent last; this one is of none
+    _run = RunEnd()  # of the last run that was sent; this one stands for no run
 
     def __init__(self, spec: Spec, executable: str, slot: Slot | None = None, claim: int = -1, namespace: int = -1):
         """Take a sandbox's spec, a warm slot if there is one, and the descriptor that holds its outside id, or -1.
@@ -181,7 +181,7 @@ class Connection:
         slot = self._slot
         if slot is not None:
             self._link = slot.link
-            if self._spec.level == "jail":  # else it is told with each jail, whose folder is its own
+            if self._spec.level == "jail":  # otherwise sent with each jail, which has its own folder
                 self._checked(lambda: slot.open(self._spec, self._claim))
             return
         cgroup = self._spec.cgroup
@@ -309,7 +309,7 @@ class Connection:
 
     def _send_order(self, run: Run, streams: Sequence[int], *, is_last: bool, again: bool) -> None:
         self._end, self._run = None, RunEnd(next(_numbers))
-        # One program in a guest that was built ahead: nobody else reads what is this run's, see `Reaper.live`.
+        # One program in a guest built ahead: no other process reads this run's files, see `Reaper.live`.
         is_single = again and bool(self._spec.folder) and run.has_one_process
         steps = compile_files(self._spec, run, is_first=is_single, is_by_guest=is_single) if run.has_files else []
         files = messages.pack({"steps": steps}) if run.has_files else -1
@@ -404,7 +404,7 @@ class Connection:
                     self._conclude("jail", run.take("jail", tag, body), body, end)
         except BlockingIOError:
             return
-        except ConnectionResetError:  # the helper is gone, and its own end will say so
+        except ConnectionResetError:  # the helper is gone, as the end of its link will show
             asyncio.get_running_loop().remove_reader(handoff.fileno())
         except Exception as error:
             if not end.done():
@@ -619,7 +619,8 @@ class Connection:
     def _drop(self) -> None:
         if self._link is not None:
             with suppress_logged(log, "the helper had closed its link first", OSError):
-                self._link.shutdown(socket.SHUT_WR)  # a forked child of ours may hold it, too
+                # close(2) is not enough: a forked child of this process may hold it, too.
+                self._link.shutdown(socket.SHUT_WR)
             self._link.close()
             self._link = None
 
@@ -630,6 +631,6 @@ class Connection:
         try:
             send()
         except OSError as error:
-            self._is_lost = self._slot is not None  # what it made has nobody else to remove it
+            self._is_lost = self._slot is not None  # then its control group and folder must be removed here
             message = with_limit(f"cannot reach the helper process: {error}", error.errno)
             raise StartFailed(message, step="helper", errno=error.errno) from error

@@ -89,13 +89,13 @@ WRITABLE = (
     ("root", 0o700, ROOT), ("var", 0o755, ROOT), ("var/tmp", 0o1777, ROOT), ("opt", 0o755, ROOT), ("srv", 0o755, ROOT),
     ("run", 0o755, ROOT),
 )  # fmt: skip
-ETC = ("etc", 0o755, ROOT)  # with several users alone: whoever may write there decides who they are
+ETC = ("etc", 0o755, ROOT)  # only with several users: a writer of /etc decides who the users are
 # Outside ids of sandboxes with several users: each has a block of them, claimed by its number. Root's lie above those
 # of sandboxes with one user, and below 2^31; an ordinary user's are the upper half of the range.
 BLOCKS, FIRST_BLOCK, BLOCK_IDS, IDS = 1000, 2_000_100_000, 70_000, 65_537
-FEWER_IDS = 8_192  # of each, where the range is an ordinary user's
-LOCKS_OF_BLOCKS = 1 << 40  # in the file of locks, far behind those of single ids
-MOST_MARKS = 2048  # namespaces of the host name, one for each process that was asked for
+FEWER_IDS = 8_192  # per sandbox, in an ordinary user's range
+LOCKS_OF_BLOCKS = 1 << 40  # offset in the file of locks, far beyond those of single ids
+MOST_MARKS = 2048  # UTS namespaces, one for each started process
 MOST_COPIED_BYTES, UNPACK_S = 256 * MIB, 300.0  # of the files that a session begins with which can be cloned
 UNPACKS = """
 import os, sys, tarfile
@@ -176,7 +176,7 @@ class LocalLiveSandbox(LiveSandbox):
         self._handed_out: dict[int, asyncio.Future[int]] = {}  # sockets, by the channel on which each was asked for
         self._numbers = itertools.count(1)
         self._apart: list[LocalOpenSandbox] = []  # of sessions that can be cloned
-        self._has_fonts = False  # or was found to need none
+        self._has_fonts = False  # written, or found not to be needed
         self.start = "cold"
         self._keeping = keeping
         self._is_owner = False
@@ -186,7 +186,7 @@ class LocalLiveSandbox(LiveSandbox):
     def _own_mounts(self) -> list[str]:
         """Return the mounts whose files belong to this sandbox alone, read-only views of folders included."""
         folder = self._policy.host_folder
-        return [*self.writable, *(one.at for one in (folder.read_only if folder is not None else ())), "/dev/shm"]
+        return [*self.writable, *(view.at for view in (folder.read_only if folder is not None else ())), "/dev/shm"]
 
     def _greeting(self) -> dict[str, str]:
         """Return the greeting that init sends to each client."""
@@ -196,13 +196,13 @@ class LocalLiveSandbox(LiveSandbox):
         """Record facts from init's greeting."""
 
     async def _start(self) -> InitLink:
-        await asyncio.to_thread(other_languages)  # which asks programs where they are
+        await asyncio.to_thread(other_languages)  # runs programs to learn their roots
         spec = self._spec()
         run = Run(python={}, env={}, timeout_s=FOR_EVER_S, is_session=True)
         show_toolchain(run, spec, environment.shown(self._policy), self._host, self._policy)
         if self._policy.host_folder is not None:
             show_folder(run, spec, self._policy.host_folder, self._host)
-        # A helper of the pool would be at hand sooner, but the pool's template is ours, and may not outlive us.
+        # A kept sandbox gets no helper of the pool: that is a child of this process's template, which ends with it.
         slot = self._pool.fork() if self._pool is not None and self._keeping is None else None
         self.start = "warm" if slot is not None else "cold"
         namespace = self._host.namespace if spec.is_shown else -1
@@ -223,7 +223,7 @@ class LocalLiveSandbox(LiveSandbox):
             jail_end = served.network.jail_end if served is not None else -1
             await connection.start()
             order = {"own_mounts": self._own_mounts(), "root_steps": root_steps(), "greeting": self._greeting()}
-            if slot is None:  # else the template has done that
+            if slot is None:  # a template has preloaded modules already
                 env = {**guest_environment(self._paths, {}, python_toolchain().env), **self.environment({})}
                 order["preload"] = preload_settings((), env["HOME"], env)
             connection.send_resident(run, order, theirs.fileno(), jail_end)
@@ -272,7 +272,7 @@ class LocalLiveSandbox(LiveSandbox):
         with connection.release() as helper, ours, hold_layers(self._policy.layers) as layers:
             held = {"helper": helper.fileno(), **({"claim": self._claim.held} if self._claim else {}), **layers}
             held |= own.held if own is not None else {}
-            client = await keeping.take(ours, held, connection.groups, self._said())
+            client = await keeping.take(ours, held, connection.groups, self._described())
         if own is not None:
             own.release()
         if self._claim is not None:
@@ -280,7 +280,7 @@ class LocalLiveSandbox(LiveSandbox):
             self._claim = None
         return await self.join(client, keeping.join_network, is_owner=keeping.ends_with_caller)
 
-    def _said(self) -> dict[str, Any]:
+    def _described(self) -> dict[str, Any]:
         """Return the facts that later clients need, as plain data."""
         return {
             "enforcement": self.enforcement.as_dict(),
@@ -301,7 +301,8 @@ class LocalLiveSandbox(LiveSandbox):
         `join_network` blocks, and returns a link to the process that serves its network.
         """
         self.is_kept, self._is_owner = True, is_owner
-        self._numbers = itertools.count(int.from_bytes(os.urandom(4)) + 1)  # others run programs in it, too
+        # Random start: other clients run programs in it, too.
+        self._numbers = itertools.count(int.from_bytes(os.urandom(4)) + 1)
         client = QuietSocket(client)
         client.setblocking(False)
         _, self.link = await asyncio.get_running_loop().create_connection(InitLink, sock=client)
@@ -429,15 +430,15 @@ class LocalLiveSandbox(LiveSandbox):
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """Return a command's whole environment."""
-        found = {**self._network_variables(), **guest_environment(self._paths, {}, {})}
+        variables = {**self._network_variables(), **guest_environment(self._paths, {}, {})}
         if self._has_home:
-            found |= {"HOME": HOME, "PATH": environment.search_path(HOME, found["PATH"], self._has_environment)}
-        found = layout.with_startup(with_toolchains(found, self._policy, env) | dict(env), self._paths.startup)
-        return environment.with_own_first(with_layers(found, self._policy.layers), HOME, self._has_environment)
+            variables |= {"HOME": HOME, "PATH": environment.search_path(HOME, variables["PATH"], self._has_environment)}
+        variables = layout.with_startup(with_toolchains(variables, self._policy, env) | dict(env), self._paths.startup)
+        return environment.with_own_first(with_layers(variables, self._policy.layers), HOME, self._has_environment)
 
     async def connect(self, port: int) -> OpenConnection:
         """Return a connection to a server inside. Raises OSError, as a socket would."""
-        if self.is_kept:  # what the helper hands out is its keeper's
+        if self.is_kept:  # the helper's sockets go to the keeper
             return await super().connect(port)
         check_port(port)
         channel = (await self.connected()).open("connect", port=port, hands_out=True)
@@ -469,9 +470,10 @@ class LocalLiveSandbox(LiveSandbox):
     async def run_streaming(self, request: Request, sink: Sink) -> Result:
         """Run as `run` does, passing `Started` and `OutputChunk` events to `sink` as they happen."""
         timeout_s = request.timeout_s or self.limits.timeout_s
-        made = (request, self._paths, timeout_s, next(self._numbers), self._policy.layers)
-        is_at_hand = request.code is None or request.language == "python"  # of other languages programs are looked for
-        program = build_program(*made) if is_at_hand else await asyncio.to_thread(build_program, *made)
+        arguments = (request, self._paths, timeout_s, next(self._numbers), self._policy.layers)
+        # Other languages search for their programs, which blocks.
+        is_at_hand = request.code is None or request.language == "python"
+        program = build_program(*arguments) if is_at_hand else await asyncio.to_thread(build_program, *arguments)
         environment.show(program.run.python, HOME, self._has_environment)
         argv = (argument.encode("utf-8", "surrogateescape") for argument in request.argv)
         await self._give_fonts(*(data for *_, data in program.run.files), *argv)
@@ -481,7 +483,7 @@ class LocalLiveSandbox(LiveSandbox):
             runtime = program.runtime() if program.has_value else await asyncio.to_thread(program.runtime)
             return {**run_notes(engine, runtime, self.limits, self.enforcement, wall_s), "start": self.start}
 
-        run = LiveRun(order=await self._order(program, request, timeout_s), given=program.given, notes=notes)
+        run = LiveRun(order=await self._order(program, request, timeout_s), inputs=program.inputs, notes=notes)
         try:
             return await run_to_end(self, request, run, sink, timeout_s=timeout_s)
         finally:
@@ -505,9 +507,9 @@ class LocalLiveSandbox(LiveSandbox):
         if self._has_fonts or not any(map(seems_to_draw, datas)):
             return
         self._has_fonts = True
-        found = await self._alone().font_file(self.environment({}))
-        if found is not None:
-            path, text = found
+        fonts = await self._alone().font_file(self.environment({}))
+        if fonts is not None:
+            path, text = fonts
             await self.write_path(path, text.encode())
 
     async def _order(self, program: Program, request: Request, timeout_s: float) -> dict[str, Any]:
@@ -526,15 +528,20 @@ class LocalLiveSandbox(LiveSandbox):
             self, order, [*files, *((path, 0o644, text.encode()) for path, text in run.generated.items())]
         )
 
-    def _at_home(self, env: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    def _at_home(self, env: Mapping[str, str], requested: Mapping[str, str]) -> dict[str, str]:
         """Return a program's variables with this sandbox's home folder; variables of the request take precedence."""
-        made = ("PATH", "PYTHONPATH") if self._policy.layers else ("PYTHONPATH",)  # of what is given, and more
-        given = {name: value for name, value in given.items() if name not in made}
+        # These extend the request's own values.
+        extended = ("PATH", "PYTHONPATH") if self._policy.layers else ("PYTHONPATH",)
+        requested = {name: value for name, value in requested.items() if name not in extended}
         home: dict[str, str] = {}
         if self._has_home:
-            home = {"HOME": HOME, "PATH": environment.search_path(HOME, env["PATH"], self._has_environment), **given}
+            home = {
+                "HOME": HOME,
+                "PATH": environment.search_path(HOME, env["PATH"], self._has_environment),
+                **requested,
+            }
         env = environment.with_own_first(env, HOME, self._has_environment)
-        return with_toolchains({**self._network_variables(), **env, **home}, self._policy, given)
+        return with_toolchains({**self._network_variables(), **env, **home}, self._policy, requested)
 
     # Sessions.
 
@@ -550,7 +557,8 @@ class LocalLiveSandbox(LiveSandbox):
             await self.write_path(path, text.encode())
         order: dict[str, Any] = {"env": self._at_home(run.env, env), "cwd": self._paths.workspace}
         if run.python is not None:
-            order["python"] = {**_as_json(run.python), "capabilities": []}  # it has none, and is never cloned
+            # The interpreter has none, and is never cloned.
+            order["python"] = {**_as_json(run.python), "capabilities": []}
         else:
             (order["argv"],) = run.commands
         started = LiveProgram(
@@ -570,7 +578,7 @@ class LocalLiveSandbox(LiveSandbox):
         if self._is_closed:
             raise InvalidRequest("this sandbox is closed; open another one")
         apart = self._alone()
-        self._apart = [*(one for one in self._apart if not one.is_closed), apart]
+        self._apart = [*(sandbox for sandbox in self._apart if not sandbox.is_closed), apart]
         try:
             await self._copy_files_to(apart)
             return await apart.open_session(language, env)
@@ -611,16 +619,16 @@ async def _raise_failure(end: asyncio.Task[dict[str, Any]]) -> NoReturn:
     """Raise the helper's error."""
     await asyncio.wait((end,), timeout=OPEN_S)
     if end.done():
-        end.result()  # which raises what the helper says
+        end.result()  # raises the helper's error
     raise StartFailed("the first process of the sandbox does not answer", step="init")
 
 
 def _as_json(python: Mapping[str, Any]) -> dict[str, Any]:
     """Return the interpreter's settings with text in place of bytes."""
-    found = dict(python)
-    if isinstance(found.get("source"), bytes):
-        found["source"] = found["source"].decode("utf-8", "surrogateescape")
-    return found
+    settings = dict(python)
+    if isinstance(settings.get("source"), bytes):
+        settings["source"] = settings["source"].decode("utf-8", "surrogateescape")
+    return settings
 
 
 def _is_account(row: layout.Row) -> bool:

@@ -59,14 +59,14 @@ from ..toolchain import (
     user_site,
 )
 
-# The range of outside ids: above what distributions and systemd give out, below 2^31.
+# The range of outside ids: above the ranges of distributions and systemd, below 2^31.
 OUTSIDE_IDS = (1_900_000_000, 100_000)
 NOFILE = 1024
-FOLDER_INODES = 1_000_000  # that may be made in a view of a host's folder
+FOLDER_INODES = 1_000_000  # that a guest may create in a view of a host folder
 KIND = "local"  # of control groups
 # An ordinary user's range that is as large is given in halves: the upper one is for sandboxes with several users.
 LEAST_FOR_USERS = 16_384
-# One byte, not none: with 0 the kernel still feeds a crashed guest to a program of the host's that takes core dumps.
+# One byte, not 0: with 0 the kernel still pipes the core dump of a crashed guest to the host's handler (core(5)).
 NO_CORE = 1
 # What the kernel counts per user: two message queues of the usual size, and as many signals and timers as a large
 # program has. All processes of a guest share them, for they have one id. Limits that its maker had before would be the
@@ -94,7 +94,7 @@ MOST_ENVIRONMENTS = 64
 
 # Below level jail /etc/gitconfig is the host's: where it may not be read, git does nothing.
 NO_HOST_SETTINGS: Mapping[str, str] = {"GIT_CONFIG_NOSYSTEM": "1"}
-# Of a user who has an id that may have no name there: Python's getpass, and all that calls it, looks here first.
+# The guest's id may have no name in the host's passwd: Python's getpass reads these variables first.
 NAMES: Mapping[str, str] = {"USER": "sandbox", "LOGNAME": "sandbox"}
 FOR_EVER_S = 1e9  # the time-out of a session's run
 _ONE_THREAD: Mapping[str, str] = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -139,7 +139,7 @@ def build_spec(level: Level, policy: Policy, limits: Limits, host: Host, guest_p
         if len(_JAILS) >= MOST_JAILS:
             _JAILS.clear()
         jail = _JAILS[key] = (host, _new_spec(level, policy, limits, host, guest_paths))
-    spec = jail[1].copy()  # its fields are replaced, never changed
+    spec = jail[1].copy()  # a shallow copy: fields are replaced, never mutated
     spec.origin = jail[1]
     spec.cgroup = _cgroup(limits, host)
     return spec
@@ -378,7 +378,7 @@ def _count_tasks(uid: int, second: int) -> int:
             if name.isdigit() and os.stat(f"/proc/{name}").st_uid == uid:
                 total += len(os.listdir(f"/proc/{name}/task"))
         except OSError:
-            continue  # it ended while we counted
+            continue  # it ended during the count
     _counted = uid, second, total
     return total
 
@@ -387,7 +387,8 @@ def _cgroup(limits: Limits, host: Host) -> dict[str, Any] | None:
     if not host.cgroup_version:
         return None
     name = group_name(KIND)
-    stored = limits.disk_bytes + 2 * limits.tmp_bytes  # pages of a tmpfs count as memory
+    # Pages of a tmpfs are charged as memory (cgroup v2: memory.stat, shmem).
+    stored = limits.disk_bytes + 2 * limits.tmp_bytes
     return {
         "version": host.cgroup_version,
         "folders": {controller: f"{folder}/{name}" for controller, folder in host.cgroup_folders.items()},
@@ -457,7 +458,7 @@ class Program:
     run: Run
     toolchain: Toolchain | None
     language: Language | None
-    given: Mapping[str, bytes] = field(default_factory=dict)
+    inputs: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def has_value(self) -> bool:
@@ -516,7 +517,7 @@ def _build_program(
     mark = f"-{number}" if number else ""
     path, files = source_of(request, language=language.name, file_name=f"{stem}{mark}{dot}{suffix}")
     source = f"{guest_paths.workspace}/{path}"
-    build = f"{guest_paths.tmp}/.cloche-build{mark}"  # where no environment lies
+    build = f"{guest_paths.tmp}/.cloche-build{mark}"  # outside of virtual environments
     engine = toolchain.engine.for_modules() if has_modules else toolchain.engine
     env = {**_environment(toolchain, guest_paths, source, build), **request.env}
     run = Run(env=layout.with_startup(env, guest_paths.startup))
@@ -556,7 +557,7 @@ def _finished(
 ) -> Program:
     run.files, run.timeout_s = [(file.path, file.mode, file.data) for file in files], timeout_s
     contents = {file.path: file.data for file in files}
-    return Program(run=run, toolchain=toolchain, language=language, given=contents)
+    return Program(run=run, toolchain=toolchain, language=language, inputs=contents)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -588,14 +589,14 @@ def build_session_program(
     program = _python(language, env, guest_paths) if driver is None else _driven(language, env, guest_paths, driver)
     if layers:
         program.run.env = with_layers(program.run.env, layers)
-        if program.run.python is not None:  # which will find what comes later, too
+        if program.run.python is not None:  # all layers: packages may be added later
             program.run.python["layers"] = sites_of(layers)
     return program
 
 
 def _python(language: Language, env: Mapping[str, str], guest_paths: GuestPaths) -> SessionProgram:
     check_variables(env)
-    # A library's threads could not be cloned, so those that would start some are asked not to.
+    # fork(2) copies only the calling thread, so libraries are told not to start threads.
     run = Run(env=guest_environment(guest_paths, env, _ONE_THREAD), timeout_s=FOR_EVER_S, is_session=True)
     run.python = {
         "path": f"{guest_paths.workspace}/cell",
@@ -603,7 +604,8 @@ def _python(language: Language, env: Mapping[str, str], guest_paths: GuestPaths)
         "argv": [],
         "extra_paths": list(user_site()),
         "customizes": has_customization(),
-        "capabilities": drop_all(),  # for a clone, which begins with those of its own namespaces
+        # A clone starts with full capabilities in its new user namespace (user_namespaces(7)).
+        "capabilities": drop_all(),
         **({"stand_ins": guest_paths.startup} if guest_paths.is_confined else {}),
     }
     return SessionProgram(

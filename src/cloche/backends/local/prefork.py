@@ -29,18 +29,18 @@ from .plan import KIND, GuestPaths, guest_environment, move
 if TYPE_CHECKING:
     from cloche.core.network import NetworkRules
 
-# What programs import most. Every megabyte of a template costs each run about 0.15 ms, so what is large and rarer
-# (typing, dataclasses, pathlib, subprocess) is loaded by those who want it, by themselves or with `preload`.
+# The modules that programs import most. Each megabyte of a template costs every run about 0.15 ms, so large and rarer
+# ones (typing, dataclasses, pathlib, subprocess) are left to programs that import them, or to `preload`.
 USUAL_MODULES = (
     "traceback", "re", "math", "json", "random", "datetime", "collections", "itertools", "functools", "string", "copy",
     "contextlib", "bisect", "heapq",
 )  # fmt: skip
 SLOTS_PER_CORE = 4
 LEAST_SLOTS = 2
-MOST_POOLS = 4  # each set of modules to preload has one; the one that was not used for the longest time makes room
-KEPT_BYTES = 4 * 1024 * 1024  # files of earlier results that a slot's control group may still have to pay for
+MOST_POOLS = 4  # one per set of preloaded modules; the least recently used one is closed
+KEPT_BYTES = 4 * 1024 * 1024  # files of earlier results that a slot's control group may still be charged for
 
-WAITING_TASKS = 64  # of one process of the caller's, at most: helpers, reapers and guests that wait
+WAITING_TASKS = 64  # most waiting tasks of one calling process: helpers, reapers and guests
 
 MOST_BUILDINGS = 64
 _buildings: dict[Hashable, Building] = {}
@@ -92,7 +92,7 @@ class WarmJail:
     def prepare(self, slot: Slot) -> None:
         """Have the slot's helper build this jail."""
         spec, building = self.spec, None
-        if spec.folder:  # of the slot's own, which gets the run's name with its order
+        if spec.folder:  # the slot's own folder, renamed to the run's with its orders
             spec = move(spec, slot.keep_folder(new_folder()))
             building = compile_building(spec, self.run, has_workspace=False)
         slot.open(spec)
@@ -209,7 +209,7 @@ def _new_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: 
     if spec.level != "jail":
         return _new_confined(policy, limits, spec, run)
     has_python = run.python is not None or is_kept
-    # A root with one id owns pid 1's entries in /proc by name, which no other user does: there each run has a jail.
+    # A root with one id owns pid 1's entries in /proc; no other user does. Then each run has its own jail.
     is_prefork = len(run.commands) <= 1 and (spec.outside is not None or os.geteuid() != 0)
     key = (
         policy.user, policy.writable_paths, limits.disk_bytes, limits.inodes, limits.tmp_bytes, tuple(spec.rlimits),
@@ -218,7 +218,7 @@ def _new_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: 
     )  # fmt: skip
     bare = Run(binds=run.binds, covered=run.covered, replaced=run.replaced, private=run.private)
     bare.python = {} if has_python else None
-    mine = spec.copy()  # the sandbox's may be given an identity of its own
+    mine = spec.copy()  # the sandbox's own spec may get its own identity later
     mine.outside = spec.ids[:2] if spec.outside is not None else None
     return WarmJail(key, mine, bare, is_prefork, network_rules(policy))
 
@@ -228,7 +228,7 @@ def _new_confined(policy: Policy, limits: Limits, spec: Spec, run: Run) -> WarmJ
     mine = spec.copy()
     mine.is_ahead = True
     mine.outside = spec.ids[:2] if spec.outside is not None else None
-    if mine.outside is None:  # where the kernel counts what waits here to the user, too
+    if mine.outside is None:  # the kernel then counts waiting guests as this user's tasks, too
         mine.rlimits = [(name, amount + WAITING_TASKS * (name == "nproc")) for name, amount in spec.rlimits]
     limited = tuple(row for row in spec.rlimits if row[0] != "nproc" or mine.outside is not None)
     key = (

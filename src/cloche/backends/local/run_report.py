@@ -17,20 +17,20 @@ from cloche.forkserver.slot import UNWATCHED_S
 
 from ..host import with_limit
 
-SHORT_S = UNWATCHED_S  # what lasts no longer was not looked at
-LEAST_TIMEOUT_S = 1.0  # far from the clock
+SHORT_S = UNWATCHED_S  # memory and tasks of a shorter run were not sampled
+LEAST_TIMEOUT_S = 1.0  # a time-out that a short run cannot have reached
 # Who reports something of a run: the shared status, where a guest writes that its program starts; the prefork jail, at
 # the handoff socket; the helper, on its link. (A member of an enumeration is looked up by a function in Python 3.11.)
 Source = Literal["status", "jail", "helper"]
 _PROCESSORS = len(os.sched_getaffinity(0))
-_running: set[object] = set()  # changing it by one is a single step for all threads
+_running: set[object] = set()  # adding to a set is atomic under the GIL
 os.register_at_fork(after_in_child=_running.clear)
 
 
 class Ask(enum.Enum):
     """Say that the report received so far does not decide the end."""
 
-    HELPER = enum.auto()  # hand the jail's report on to the helper, whose own decides
+    HELPER = enum.auto()  # pass the jail's report to the helper, whose own report decides
 
 
 Conclusion = dict[str, Any] | ClocheError | Ask
@@ -64,7 +64,7 @@ class RunEnd:
 
         A report from the jail lacks the wall time and the control group's figures, which the caller adds.
         """
-        if source == "jail":  # whose message of a start is no more than a reason to look at the status
+        if source == "jail":  # its message of a start only prompts a look at the status
             is_end = tag == "ended" and body["number"] == self.number
             return (self._short_report(body) or Ask.HELPER) if is_end else None
         if tag == "started":

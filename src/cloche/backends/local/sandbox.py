@@ -91,7 +91,7 @@ class LocalOpenSandbox:
     def expect_single_run(self) -> None:
         """Announce that the next run is the last one: the helper then clears up while the result is assembled."""
         self._is_last = True
-        # As one id without scopes, a guest could send signals to those that wait for other runs.
+        # With a single id and without Landlock's scopes, a guest could signal guests that wait for other runs.
         is_apart = self._spec.scope_abi > 0 or self._spec.outside is not None
         if self._policy.warm and self._enforcement.level is Level.CONFINED and is_apart:
             self._pool = pool_for(self._policy, self._host)
@@ -104,7 +104,7 @@ class LocalOpenSandbox:
         """Run as `run` does, passing `Started` and `OutputChunk` events to `sink` as they happen."""
         timeout_s = request.timeout_s or self._limits.timeout_s
         program = build_program(request, self._guest_paths, timeout_s, layers=self._policy.layers)
-        argv = (argument.encode("utf-8", "surrogateescape") for argument in request.argv)  # which need not be UTF-8
+        argv = (argument.encode("utf-8", "surrogateescape") for argument in request.argv)  # arguments need not be UTF-8
         self._note_drawing(*(data for *_, data in program.run.files), *argv)
         if self._draws:
             await self._give_fonts(program.run)
@@ -171,7 +171,7 @@ class LocalOpenSandbox:
         async with self._turn:
             if self._is_closed:
                 raise InvalidRequest("this sandbox is closed; open another one")
-            if self._spec.level != "jail":  # whose folder this sandbox's own helper makes, and removes
+            if self._spec.level != "jail":  # below jail, this sandbox's own helper makes and removes the folder
                 await self._have_workspace()
             transport = LocalTransport(self, program, self._limits)
             session = LocalSession(
@@ -227,7 +227,7 @@ class LocalOpenSandbox:
             await session.open(connection, spec, send, attend)
         except BaseException:
             try:
-                await finish(session.close())  # first: the workspace may be on its way back
+                await finish(session.close())  # first: the workspace may still be in transit
             finally:
                 await finish(connection.close())
             raise
@@ -238,7 +238,7 @@ class LocalOpenSandbox:
         before.has_owner = False
         workspace.has_owner = True
         if self._slot is not None:
-            self._slot.invalidate()  # whatever waits there waits in the other files
+            self._slot.invalidate()  # its waiting guest is in the previous files
         before.drop_unless_needed()
 
     def hold(self, session: LocalSession) -> None:
@@ -307,7 +307,7 @@ class LocalOpenSandbox:
         if not self._sessions:
             await self._close_own()
             return
-        async with contextlib.AsyncExitStack() as stack:  # which goes on with the others when one is interrupted
+        async with contextlib.AsyncExitStack() as stack:  # the stack continues with the others if one is interrupted
             stack.push_async_callback(self._close_own)
             for session in reversed(self._sessions):
                 stack.push_async_callback(session.close)
@@ -358,7 +358,7 @@ class LocalOpenSandbox:
 
     async def _write(self, files: Sequence[InputFile]) -> None:
         run = Run(files=[(file.path, file.mode, file.data) for file in files], timeout_s=self._limits.timeout_s)
-        if self._spec.level == "jail":  # as Python's runs have it, so that they can share what waits for them
+        if self._spec.level == "jail":  # the same as for Python's runs, so that both can use the same waiting jail
             show_toolchain(run, self._spec, python_toolchain().binds, self._host, self._policy)
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -435,7 +435,7 @@ class LocalOpenSandbox:
         except StartFailed:
             if not has_workspace:
                 raise
-            raise first from None  # of the same files, whose mount may be in the jail that failed first
+            raise first from None  # the second try needs the same files, whose mount may be in the failed jail
 
     async def _leave_slot(self, *, has_workspace: bool) -> None:
         """Continue in a newly started helper, with the workspace if there was one before."""
@@ -456,7 +456,7 @@ class LocalOpenSandbox:
         if connection.is_alive and self._pool.is_ready():
             outside, self._connection = self._spec.outside, None
             self._spec = build_spec(self._enforcement.level, self._policy, self._limits, self._host, self._guest_paths)
-            self._spec.outside = outside  # which this sandbox has claimed
+            self._spec.outside = outside  # the id claimed by this sandbox
             await finish(connection.close())
 
     async def _run_once(self, request: Request, program: Program, sink: Sink) -> Result:
@@ -480,7 +480,7 @@ class LocalOpenSandbox:
             traffic = await self._traffic(ended) if self._spec.network is not None else Traffic()
         finally:
             pipes.close()
-        changes = await self._look(program.given, program.run.timeout_s)
+        changes = await self._look(program.inputs, program.run.timeout_s)
         return await self._result(program, pipes, ended, changes, traffic)
 
     async def _traffic(self, ended: Mapping[str, Any]) -> Traffic:
@@ -520,7 +520,7 @@ class LocalOpenSandbox:
                 sink(Started(plan=tuple(plan)))
 
         def wait(seconds: float) -> None:
-            if pipes is not None and self._slot is not None:  # whose guest may have started
+            if pipes is not None and self._slot is not None:  # a slot's guest may have started already
                 pipes.listen_soon(seconds)
 
         try:
@@ -573,7 +573,7 @@ class LocalOpenSandbox:
             raise InvalidRequest("this sandbox is closed; open another one")
         if self._connection is None:
             self._claim_id()
-            if self._slot is not None:  # of a start that failed
+            if self._slot is not None:  # left by a failed start
                 self._release()
             self._slot = self._pool.take(jail) if self._pool is not None else None
             if self._slot is None:
@@ -623,7 +623,8 @@ class LocalOpenSandbox:
     ) -> Result:
         report = pipes.report()
         if changes.save is not None and self._slot is not None and not self._spec.folder:
-            self._slot.account_files(self.workspace.stored_bytes())  # all of it, whether it was found or not
+            # Everything stored, also files that no walk reached.
+            self._slot.account_files(self.workspace.stored_bytes())
         runtime = program.runtime() if program.has_value else await asyncio.to_thread(program.runtime)
         engine = program.toolchain.engine if program.toolchain else None
         notes = run_notes(engine, runtime, self._limits, self._enforcement, ended["wall_s"])

@@ -44,8 +44,8 @@ log = logging.getLogger("cloche.jail")
 Attend = Callable[[Callable[[str, Mapping[str, Any]], None]], Coroutine[Any, Any, dict[str, Any]]]
 
 END_TIMEOUT_S = 0.3
-LINK_LOST_TIMEOUT_S = 5.0  # for who has closed its link to be gone: the reaper that reports it may be kept waiting
-ACK_TIMEOUT_S = 10.0  # for a helper to say that it has done what it was asked
+LINK_LOST_TIMEOUT_S = 5.0  # between a closed link and the reported end: the reaper may be delayed
+ACK_TIMEOUT_S = 10.0  # for a helper to acknowledge a request
 HALT_TIMEOUT_S = 1.0  # for it to say that all stands still; then the files are looked at all the same
 _NONE = Changes()
 
@@ -118,7 +118,7 @@ class LocalTransport:
         """Send the session's run with `send`, and return the future of its end."""
         fork_tree = ForkTree(connection, spec, self.node, self._limits.timeout_s, self._program.run.binds)
         send(self.node.pipes.guest_ends())
-        self.fork_tree = fork_tree  # whose end can be waited for, now that there will be one
+        self.fork_tree = fork_tree  # set only now: from here on its end can be awaited
         self.node.pipes.close_guest_ends()
         fork_tree.end = asyncio.ensure_future(attend(fork_tree.on_message))
         return fork_tree.end
@@ -131,7 +131,7 @@ class LocalTransport:
         fork_tree = self.fork_tree
         if fork_tree is None or fork_tree.spec.level != "jail" or self.owner.workspace.fd >= 0:
             return
-        await become_task()  # a time-out is a task's
+        await become_task()  # asyncio.timeout needs a task
         try:
             await asyncio.wait_for(fork_tree.connection.ask("echo"), ACK_TIMEOUT_S)
         except (OSError, TimeoutError) as error:
@@ -160,7 +160,7 @@ class LocalTransport:
             await self.go_on()
         if self._was_given_fonts or self._program.run.python is None:
             return
-        if seems_to_draw(code.encode("utf-8", "surrogatepass")):  # what is no text is for the interpreter to refuse
+        if seems_to_draw(code.encode("utf-8", "surrogatepass")):  # the interpreter refuses lone surrogates
             await self._give_fonts()
 
     async def _give_fonts(self) -> None:
@@ -223,7 +223,7 @@ class LocalTransport:
         if fork_tree is None:
             return
         if self.node.number != ORIGIN:
-            if cause is None:  # it has ended by itself; the helper says what it knows
+            if cause is None:  # it has ended by itself; the helper reports the facts
                 await asyncio.wait([fork_tree.end], timeout=END_TIMEOUT_S)
             self.node.is_runner = False
             await fork_tree.prune()
@@ -232,7 +232,7 @@ class LocalTransport:
             fork_tree.connection.kill(cause)
         elif not fork_tree.end.done():
             await asyncio.wait([fork_tree.end], timeout=LINK_LOST_TIMEOUT_S)
-            fork_tree.connection.kill(KillCause.CANCELLED)  # its link is gone, and it lives: nobody can use it
+            fork_tree.connection.kill(KillCause.CANCELLED)  # it lives without a link, so it cannot be used
         with suppress_logged(log, "how a session ended, which its verdict says", Exception):
             await finish(fork_tree.end)
 
@@ -369,7 +369,7 @@ class LocalSession(Session):
                 return await finish(forking)
             except asyncio.CancelledError:
                 if not forking.cancelled() and forking.exception() is None:
-                    for fork in forking.result():  # nobody else knows of them
+                    for fork in forking.result():  # no other reference to them exists
                         await finish(fork.sandbox.close())
                 raise
 

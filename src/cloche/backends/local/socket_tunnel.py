@@ -10,7 +10,7 @@ import socket
 
 from .streams import QuietSocket
 
-MOST_READ = 1 << 20  # bytes at once, whoever asks for however many
+MOST_READ = 1 << 20  # bytes per read, however many are requested
 
 
 class SocketTunnel:

@@ -34,12 +34,12 @@ log = logging.getLogger("cloche.jail")
 _STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 CHUNK_BYTES = 65_536
 DRAIN_S = 0.3
-PIPE_BYTES = 1 << 20  # the most that an ordinary user lets a pipe hold, unless the host says otherwise
-LISTEN_DELAY_S = 0.003  # what a short program says waits in its pipes until the end: listening costs more than reading
-# Of a guest that prints line by line, what comes is read after such a rest, not once for each line. A line that comes
-# after none for so long is handed on at once.
+PIPE_BYTES = 1 << 20  # the default of /proc/sys/fs/pipe-max-size (pipe(7))
+LISTEN_DELAY_S = 0.003  # a short program's output is read once, at its end: add_reader costs more than read
+# A guest that prints line by line is read again after this pause, not once per line. A line after a silent pause is
+# passed on at once.
 REST_S = 0.002
-SMALL_BYTES = 4096  # pieces that are followed by a rest: a guest that fills the pipe would have to wait
+SMALL_BYTES = 4096  # reads below this size are followed by a pause; a guest that fills the pipe must not wait
 _SEALS = 0x0001 | 0x0002 | 0x0004 | 0x0008  # F_SEAL_SEAL, _SHRINK, _GROW, _WRITE
 _F_ADD_SEALS = 1033
 SESSION_CHUNK_BYTES = 1 << 18
@@ -335,7 +335,7 @@ class SessionPipes(StreamSet):
         self._socket = QuietSocket(ours)
         self._socket.shutdown(socket.SHUT_RD)
         self._socket.setblocking(False)
-        self._answers = -1  # where the guest's answers are read
+        self._answers = -1  # the reading end of the guest's answers
         self.link = SessionLink(codec, on_flood, on_lost=self._close_link, on_other=self._take)
         self.cloned: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self.wait_status: int | None = None
@@ -352,7 +352,7 @@ class SessionPipes(StreamSet):
         self._loop.add_reader(self._answers, self._listen)
 
     def _flood(self) -> None:
-        self.link.on_flood()  # a clone's is put in place later
+        self.link.on_flood()  # looked up late, because a clone's callback is set later
 
     def guest_ends(self) -> list[int]:
         """Return the guest's ends: standard input, output, error, the pipe of its answers, and the link."""
@@ -405,7 +405,7 @@ class SessionPipes(StreamSet):
 
     async def _send_rest(self, data: memoryview) -> None:
         sending = self._loop.create_task(self._loop.sock_sendall(self._socket, data))
-        try:  # whoever does not read any more may have closed its answers, and not the link
+        try:  # a guest that stops reading may have closed its answers but not the link
             await asyncio.wait((sending, self.link.lost), return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
@@ -450,7 +450,8 @@ class SessionPipes(StreamSet):
         """Read the last answers of an interpreter that has ended, although another process may hold its end of the
         link.
         """
-        for _ in range(MOST_PIECES):  # more than the socket holds: who still writes would keep us here
+        # More than the socket holds; a guest that still writes must not keep this loop busy.
+        for _ in range(MOST_PIECES):
             if self.link.lost.done() or not self._listen():
                 break
         self.link.lose(reason)
@@ -480,7 +481,7 @@ class SessionPipes(StreamSet):
 
     def _close_link(self) -> None:
         if self._socket.fileno() >= 0:
-            self._loop.remove_writer(self._socket)  # of a cell that was sent in part: its number is soon another's
+            self._loop.remove_writer(self._socket)  # of a partly sent cell: the descriptor's number is reused soon
         self._socket.close()
         if self._answers >= 0:
             self._loop.remove_reader(self._answers)

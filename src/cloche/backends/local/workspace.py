@@ -48,10 +48,10 @@ from ..saved_files import (
 from ..subordinate_ids import Show, make_seen
 
 MAX_FILES, MAX_DEPTH = 10_000, 64
-MAX_ENTRIES = 200_000  # several times what a workspace holds at the default limits
-MAX_PATH_CHARS = 8 << 20  # of all paths together; and what is remembered of them has no more bytes than that
-LOOKS_EVERY = 32  # entries, at the clock
-UNSEEN = frozenset({"time", "entries", "access"})  # why nobody knows what else is there
+MAX_ENTRIES = 200_000  # several times the number of files that the default limits allow
+MAX_PATH_CHARS = 8 << 20  # of all paths together; the remembered paths have at most as many bytes
+LOOKS_EVERY = 32  # the clock is checked once per this many entries
+UNSEEN = frozenset({"time", "entries", "access"})  # reasons that leave an unknown part of the tree unseen
 FEW_FILES = 4
 SMALL_BYTES, SMALL_FILES, SMALL_S = 512 * 1024, 128, 0.02
 Halted = Callable[[], AbstractAsyncContextManager[None]]
@@ -158,7 +158,8 @@ def _is_given(root_fd: int, name: str, content: bytes) -> bool:
 def _read(folder_fd: int, name: str, path: str, walk: _Walk, max_bytes: int, copies: Copies | None) -> Known | None:
     """Return a file's current record, copying the content if requested; None if it cannot be read to its end."""
     try:
-        fd, state = hostfs.open_regular(name, folder_fd)  # which looks once more: another file may have taken its place
+        # Checks again: the guest may have replaced the file since the stat.
+        fd, state = hostfs.open_regular(name, folder_fd)
     except OSError:
         walk.skip("access")
         return None
@@ -316,7 +317,8 @@ class _Walk:
             state = os.fstat(fd)
             if self.device < 0:
                 self.device = state.st_dev
-            if state.st_dev == self.device and state.st_ino not in self._visited:  # what is mounted is ours
+            # Skip mount points, which Cloche made.
+            if state.st_dev == self.device and state.st_ino not in self._visited:
                 self._visited.add(state.st_ino)
                 stack.append(_Folder(fd, prefix, depth))
                 fd = -1
@@ -430,7 +432,7 @@ class KeptCopies:
 
         folder = hostfs.temporary_folder()
         self._file: BinaryIO = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - lives as long as the result
-        weakref.finalize(self, self._file.close)  # dropping a result is no leak, so nobody shall be warned of one
+        weakref.finalize(self, self._file.close)  # a dropped result is no leak: avoid tempfile's ResourceWarning
         self._records: tuple[FileRecord, ...] = ()
         self._offsets: dict[str, int] = {}
 
@@ -470,9 +472,9 @@ class Workspace:
         self._max_bytes, self._folder, self._show = limits.disk_bytes, folder, show
         self._shown, self._is_shown, self.fd = -1, False, -1
         self._known: dict[bytes, Known] = {}
-        self._program = ""  # the file of the last one, which lies there until the next run
-        self.has_owner = False  # a sandbox that drops it at its own end, or when it moves to another one
-        self.has_node = False  # an interpreter that may go on in it
+        self._program = ""  # the last run's program file, which stays until the next run
+        self.has_owner = False  # a sandbox, which drops it when it ends or moves to another workspace
+        self.has_node = False  # an interpreter that may continue in it
 
     def copy_for_fork(self) -> Workspace:
         """Return a holder for a copy of the files, to be made later, with the same known records."""
@@ -490,7 +492,7 @@ class Workspace:
         """
         fresh, *shown = fds or (-1,)
         if fresh >= 0 and self._show is not None and not self._hold_shown(fresh, shown):
-            os.close(fresh)  # of a guest that failed before there was anything in it
+            os.close(fresh)  # of a guest that failed before it wrote anything
             self.drop()
             return
         if fresh < 0 and self.fd < 0 and self._folder:
@@ -573,7 +575,7 @@ class Workspace:
         if (few := self._collect_few(view_fd, inputs)) is not None:
             return self._changes(few, view_fd)
         until, copies = Until(time_for_files(timeout_s)), KeptCopies() if self._folder else None
-        fd, before = os.dup(view_fd), self._known  # of our own: a sandbox that is closed closes its own
+        fd, before = os.dup(view_fd), self._known  # a duplicate, because closing the sandbox closes the original
 
         def look() -> Collection:
             return collect(fd, before, inputs, max_bytes=self._max_bytes, until=until, copies=copies)
@@ -613,7 +615,7 @@ class Workspace:
             os.close(fd)
 
     async def read(self, path: str, *, max_bytes: int) -> bytes:
-        fd = os.dup(await self._view_fd())  # of our own, as above
+        fd = os.dup(await self._view_fd())  # a duplicate, as above
         try:
             return await in_thread(Until(MOST_S), lambda: read_regular(fd, path, max_bytes=max_bytes))
         finally:
@@ -621,7 +623,7 @@ class Workspace:
 
     def _is_as_given(self, inputs: Mapping[str, bytes]) -> bool:
         if self._folder:
-            with os.scandir(self.fd) as scan:  # no more than it takes to know that there is more than was given
+            with os.scandir(self.fd) as scan:  # stops at the first entry too many
                 entries = 1 + sum(1 for _ in itertools.islice(scan, len(inputs) + 1))
         else:
             entries = (state := os.fstatvfs(self.fd)).f_files - state.f_ffree
@@ -633,7 +635,7 @@ class Workspace:
         stored = (state.f_blocks - state.f_bfree) * state.f_frsize
         if self._folder or stored >= SMALL_BYTES or state.f_files - state.f_ffree >= SMALL_FILES:
             return None
-        # What still runs may add to it meanwhile; and what takes no room may say to be of any size.
+        # Running processes may add files meanwhile, and a sparse file may claim any size: hence the bounds.
         collection = collect(
             view_fd, self._known, inputs, max_bytes=SMALL_BYTES, until=Until(SMALL_S), max_entries=SMALL_FILES
         )
