@@ -302,7 +302,7 @@ class KeptAnswers(Generic[T]):
             return
         data = marshal.dumps(plain, 4)
         if len(data) <= self.MOST_BYTES:
-            write_cache(folder, *self._file(about), data, is_own=True, most=self.MOST)
+            write_cache(folder, *self._file(about), data, is_own=True, max_files=self.MOST)
 
     def _file(self, about: tuple[object, ...]) -> tuple[str, bytes]:
         """Return the name of an answer's file, and its full key."""

@@ -27,10 +27,15 @@ _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "μs"), (1e-9, "ns"))
 def duration(seconds: float, digits: int = 3) -> str:
     """Return a time with its unit: `1.23 ms`, `2min 5s`."""
     if seconds >= 60:
-        whole = int(seconds)
-        parts = ((whole // 86400, "d"), (whole // 3600 % 24, "h"), (whole // 60 % 60, "min"), (whole % 60, "s"))
-        return " ".join(f"{count}{unit}" for count, unit in parts if count)
-    size, unit = next((one for one in _UNITS if seconds >= one[0]), _UNITS[-1])
+        whole_seconds = int(seconds)
+        units = (
+            (whole_seconds // 86400, "d"),
+            (whole_seconds // 3600 % 24, "h"),
+            (whole_seconds // 60 % 60, "min"),
+            (whole_seconds % 60, "s"),
+        )
+        return " ".join(f"{count}{unit}" for count, unit in units if count)
+    size, unit = next((unit_row for unit_row in _UNITS if seconds >= unit_row[0]), _UNITS[-1])
     return f"{seconds / size:.{digits}g} {unit}" if seconds > 0 else "0 ns"
 
 
@@ -52,7 +57,7 @@ def _time(magics: Magics, source: str) -> Any:
     before, began = _used(), time.perf_counter()
     value = magics.host.run_cell(source)
     wall, after = time.perf_counter() - began, _used()
-    user, system = (after[at] - before[at] for at in (0, 1))
+    user, system = (after[index] - before[index] for index in (0, 1))
     print_line(f"CPU times: user {duration(user)}, sys: {duration(system)}, total: {duration(user + system)}")
     print_line(f"Wall time: {duration(wall)}")
     return value
@@ -62,7 +67,7 @@ def _used() -> tuple[float, float]:
     """Return the processor time so far, outside the kernel and in it, with that of children that have ended."""
     import resource
 
-    own, ended = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    own, ended = (resource.getrusage(target) for target in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return own.ru_utime + ended.ru_utime, own.ru_stime + ended.ru_stime
 
 
@@ -81,7 +86,7 @@ class TimeitResult:
     @property
     def stdev(self) -> float:
         mean = self.average
-        return float((sum((one - mean) ** 2 for one in self.timings) / self.repeat) ** 0.5)
+        return float((sum((timing - mean) ** 2 for timing in self.timings) / self.repeat) ** 0.5)
 
     def __str__(self) -> str:
         average, stdev = duration(self.average, self._digits), duration(self.stdev, self._digits)
@@ -139,8 +144,8 @@ def script(*program: str) -> CellMagic:
     """Make a magic that gives a cell to a program as its standard input."""
 
     def run(magics: Magics, line: str, body: str) -> None:
-        options, rest = _script_options(line)
-        argv = [*program, *split_line(rest)]
+        options, remainder = _script_options(line)
+        argv = [*program, *split_line(remainder)]
         if not argv:
             raise UsageError("%%script takes a program and its arguments")
         code = _run_script(magics, argv, options, body)
@@ -160,13 +165,13 @@ def python(magics: Magics, line: str, body: str) -> None:
 
 def _script_options(line: str) -> tuple[dict[str, str], str]:
     """Take our options from the line; any other is the program's."""
-    ours, rest = [], line.strip()
-    while rest.startswith(tuple(f"--{name.rstrip('=')}" for name in _SCRIPT_OPTIONS)):
-        count = 2 if rest.startswith(("--out ", "--err ")) else 1
-        parts = rest.split(None, count)
-        ours += parts[:count]
-        rest = parts[count] if len(parts) > count else ""
-    return take_options(" ".join(ours), long=_SCRIPT_OPTIONS)[0], rest
+    ours, remainder = [], line.strip()
+    while remainder.startswith(tuple(f"--{name.rstrip('=')}" for name in _SCRIPT_OPTIONS)):
+        count = 2 if remainder.startswith(("--out ", "--err ")) else 1
+        pieces = remainder.split(None, count)
+        ours += pieces[:count]
+        remainder = pieces[count] if len(pieces) > count else ""
+    return take_options(" ".join(ours), long=_SCRIPT_OPTIONS)[0], remainder
 
 
 def _run_script(magics: Magics, argv: list[str], options: dict[str, str], body: str) -> int:
@@ -184,15 +189,15 @@ def _run_script(magics: Magics, argv: list[str], options: dict[str, str], body: 
 def writefile(magics: Magics, line: str, body: str) -> None:
     """Write a cell to a file, or with `-a` to its end."""
     del magics
-    options, rest = take_options(line, flags="a")
-    given = split_line(rest)
-    if len(given) != 1:
+    options, remainder = take_options(line, flags="a")
+    arguments = split_line(remainder)
+    if len(arguments) != 1:
         raise UsageError("%%writefile takes one file name, and -a to append")
-    path = os.path.expanduser(given[0])
-    done = "Appending to" if "a" in options else "Overwriting" if os.path.exists(path) else "Writing"
+    path = os.path.expanduser(arguments[0])
+    verb = "Appending to" if "a" in options else "Overwriting" if os.path.exists(path) else "Writing"
     with open(path, "a" if "a" in options else "w", encoding="utf-8") as file:
         file.write(body)
-    print_line(f"{done} {path}")
+    print_line(f"{verb} {path}")
 
 
 def show_as(mime: str) -> CellMagic:
@@ -247,8 +252,8 @@ def capture(magics: Magics, line: str, body: str) -> None:
 
 def _name_before_options(options: dict[str, str], name: str) -> tuple[dict[str, str], str]:
     """Take options that stand after the variable's name, too."""
-    name, _, rest = name.partition(" ")
-    more, _ = take_options(rest, long=("no-stdout", "no-stderr", "no-display"))
+    name, _, remainder = name.partition(" ")
+    more, _ = take_options(remainder, long=("no-stdout", "no-stderr", "no-display"))
     return {**options, **more}, name
 
 

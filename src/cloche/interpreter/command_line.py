@@ -54,47 +54,47 @@ def take_options(
     import re
 
     options: dict[str, str] = {}
-    rest = line.strip()
-    while found := re.match(r"(--?[A-Za-z][\w-]*|--)(=?)(\S*)\s*", rest):
-        option, equals, value = found.groups()
-        after = rest[found.end() :]
+    remainder = line.strip()
+    while match := re.match(r"(--?[A-Za-z][\w-]*|--)(=?)(\S*)\s*", remainder):
+        option, equals, value = match.groups()
+        after = remainder[match.end() :]
         if option == "--":
             return options, after
         if option.startswith("--"):
             after = _take_long(option[2:], f"{equals}{value}", after, long, options)
         elif option[1] in valued:
-            given = option[2:] + equals + value
-            given, after = (given, after) if given else _first_argument(after)
-            options[option[1]] = given
+            spelled = option[2:] + equals + value
+            spelled, after = (spelled, after) if spelled else _first_argument(after)
+            options[option[1]] = spelled
         elif not equals and not value and all(letter in flags for letter in option[1:]):
             options.update(dict.fromkeys(option[1:], ""))
         else:
             raise UsageError(f"unknown option {option}")
-        rest = after
-    return options, rest
+        remainder = after
+    return options, remainder
 
 
-def _take_long(name: str, given: str, after: str, long: Collection[str], options: dict[str, str]) -> str:
-    if name in long and not given:
+def _take_long(name: str, spelled: str, after: str, long: Collection[str], options: dict[str, str]) -> str:
+    if name in long and not spelled:
         options[name] = ""
     elif f"{name}=" in long:
-        options[name], after = (given[1:], after) if given else _first_argument(after)
+        options[name], after = (spelled[1:], after) if spelled else _first_argument(after)
     else:
         raise UsageError(f"unknown option --{name}")
     return after
 
 
 def _first_argument(line: str) -> tuple[str, str]:
-    argument, _, rest = line.partition(" ")
+    argument, _, remainder = line.partition(" ")
     if not argument:
         raise UsageError("an option lacks its value")
-    return argument, rest.lstrip()
+    return argument, remainder.lstrip()
 
 
-def number(text: str, what: str) -> int:
+def number(text: str, label: str) -> int:
     """Return a whole number of one or more. Raises UsageError."""
     if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise UsageError(f"{what} takes a whole number of one or more, not {text!r}")
+        raise UsageError(f"{label} takes a whole number of one or more, not {text!r}")
     return int(text)
 
 
@@ -139,7 +139,7 @@ class SList(list[str]):
         split = [line.split() for line in self]
         if not numbers:
             return split
-        return SList(" ".join(line[at] for at in numbers if -len(line) <= at < len(line)) for line in split)
+        return SList(" ".join(line[index] for index in numbers if -len(line) <= index < len(line)) for line in split)
 
 
 def system(command: str, namespace: dict[str, Any]) -> None:
@@ -287,74 +287,74 @@ def expand(line: str, names: Mapping[str, Any]) -> str:
     if not any(sign in line for sign in "{}$"):
         return line
     out: list[str] = []
-    at, quote = 0, ""
-    while at < len(line):
-        text, end = _expand_one(line, at, names, is_quoted=quote == "'")
+    position, quote = 0, ""
+    while position < len(line):
+        text, end = _expand_one(line, position, names, is_quoted=quote == "'")
         if text in ("'", '"') and quote in ("", text):
             quote = "" if quote else text
         out.append(text)
-        at = end
+        position = end
     return "".join(out)
 
 
-def _expand_one(line: str, at: int, names: Mapping[str, Any], *, is_quoted: bool) -> tuple[str, int]:
+def _expand_one(line: str, position: int, names: Mapping[str, Any], *, is_quoted: bool) -> tuple[str, int]:
     """Return what stands for the piece of a line that begins at `at`, and where the next piece begins."""
-    pair = line[at : at + 2]
+    pair = line[position : position + 2]
     if pair in ("{{", "}}"):
-        return pair[0], at + 2
+        return pair[0], position + 2
     if pair == "${":
-        return pair, at + 2
-    if line[at] == "{":
-        return _expand_braces(line, at, names)
-    if line[at] == "$" and not is_quoted:
-        return _expand_name(line, at, names)
-    return line[at], at + 1
+        return pair, position + 2
+    if line[position] == "{":
+        return _expand_braces(line, position, names)
+    if line[position] == "$" and not is_quoted:
+        return _expand_name(line, position, names)
+    return line[position], position + 1
 
 
-def _expand_braces(line: str, at: int, names: Mapping[str, Any]) -> tuple[str, int]:
-    depth, end = 0, at
-    for end in range(at, len(line)):
+def _expand_braces(line: str, position: int, names: Mapping[str, Any]) -> tuple[str, int]:
+    depth, end = 0, position
+    for end in range(position, len(line)):
         depth += {"{": 1, "}": -1}.get(line[end], 0)
         if depth == 0:
             break
-    whole = line[at : end + 1]
-    if depth or not whole[1:-1].strip():
-        return whole, end + 1
-    for expression, conversion, form in _readings(whole[1:-1]):
+    braced = line[position : end + 1]
+    if depth or not braced[1:-1].strip():
+        return braced, end + 1
+    for expression, conversion, form in _readings(braced[1:-1]):
         try:
             value = eval(expression.strip(), dict(names))
             value = _CONVERSIONS[conversion](value) if conversion else value
             return format(value, form), end + 1
         except Exception:  # noqa: S112 - what is no expression here is the shell's
             continue
-    return whole, end + 1
+    return braced, end + 1
 
 
 def _readings(inner: str) -> list[tuple[str, str, str]]:
     """Return how braces can be read: as an expression, or as one with a conversion and a format."""
     before, _, form = inner.rpartition(":")
-    found = [(inner, "", "")]
+    fields = [(inner, "", "")]
     for expression, spec in ((before, form), (inner, "")):
         head, mark, conversion = expression.rpartition("!")
         if mark and conversion in ("r", "s", "a"):
-            found.append((head, conversion, spec))
-    return [*found, (before, "", form)] if before else found
+            fields.append((head, conversion, spec))
+    return [*fields, (before, "", form)] if before else fields
 
 
-def _expand_name(line: str, at: int, names: Mapping[str, Any]) -> tuple[str, int]:
+def _expand_name(line: str, position: int, names: Mapping[str, Any]) -> tuple[str, int]:
     import re
 
-    found = re.compile(r"\$(\$?)([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)").match(line, at)
-    if found is None:
-        return "$", at + 1
-    escaped, dotted = found.groups()
+    match = re.compile(r"\$(\$?)([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)").match(line, position)
+    if match is None:
+        return "$", position + 1
+    escaped, dotted = match.groups()
     if escaped:
-        return found.group()[1:], found.end()
-    first, *rest = dotted.split(".")
+        return match.group()[1:], match.end()
+    first, *attributes = dotted.split(".")
     if first not in names or first == "__builtins__":
-        return found.group(), found.end()
-    value, end = names[first], at + 1 + len(first)
-    for name in rest:
+        return match.group(), match.end()
+    value, end = names[first], position + 1 + len(first)
+    for name in attributes:
         try:
             value = getattr(value, name)
         except Exception:

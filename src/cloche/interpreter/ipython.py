@@ -268,11 +268,11 @@ def _replacement(functions: dict[str, Any]) -> Callable[[Any], None]:
         """Put ours in the place of a module's functions, also where others of the package imported them already."""
         package = module.__name__.partition(".")[0]
         old = {name: vars(module)[name] for name in functions if name in vars(module)}
-        others = [one for name, one in list(sys.modules.items()) if name.partition(".")[0] == package]
-        for other in [module, *others]:
+        submodules = [loaded for name, loaded in list(sys.modules.items()) if name.partition(".")[0] == package]
+        for module_or_part in [module, *submodules]:
             for name, function in old.items():
-                if getattr(other, "__dict__", {}).get(name) is function:
-                    setattr(other, name, functions[name])
+                if getattr(module_or_part, "__dict__", {}).get(name) is function:
+                    setattr(module_or_part, name, functions[name])
 
     return replace
 
@@ -326,14 +326,14 @@ class StandIns:
         return {f"register_{kind}_magic": self._registration(kind) for kind in ("line", "cell", "line_cell")}
 
     def _registration(self, kind: str) -> Callable[[Any], Any]:
-        def register(given: Any) -> Any:
+        def register(registered: Any) -> Any:
             """Make a function a magic, under its own name or the one that is given."""
 
             def add(function: Callable[..., Any]) -> Callable[..., Any]:
-                self.shell.register_magic_function(function, kind, None if callable(given) else given)
+                self.shell.register_magic_function(function, kind, None if callable(registered) else registered)
                 return function
 
-            return add(given) if callable(given) else add
+            return add(registered) if callable(registered) else add
 
         return register
 

@@ -22,10 +22,10 @@ def escaped(value: object) -> str:
     return html.escape(str(value), quote=True)
 
 
-def attributes(**given: Any) -> str:
+def attributes(**values: Any) -> str:
     """Return attributes of an element, those that are None left out and True without a value."""
-    parts = [f" {name}" if value is True else f' {name}="{escaped(value)}"' for name, value in given.items() if value]
-    return "".join(parts)
+    pairs = [f" {name}" if value is True else f' {name}="{escaped(value)}"' for name, value in values.items() if value]
+    return "".join(pairs)
 
 
 class DisplayObject:
@@ -134,18 +134,18 @@ class Javascript(TextDisplayObject):
     def __init__(
         self, data: Any = None, url: Any = None, filename: Any = None, lib: Any = None, css: Any = None
     ) -> None:
-        self.lib, self.css = ([one] if isinstance(one, str) else list(one or ()) for one in (lib, css))
+        self.lib, self.css = ([urls] if isinstance(urls, str) else list(urls or ()) for urls in (lib, css))
         super().__init__(data, url, filename)
 
     def _repr_javascript_(self) -> str:
         import json
 
-        links = [f"<link{attributes(rel='stylesheet', href=one)}>" for one in self.css]
+        links = [f"<link{attributes(rel='stylesheet', href=url)}>" for url in self.css]
         sheets = [f'document.head.insertAdjacentHTML("beforeend", {json.dumps(link)});' for link in links]
         body = str(self.data)
-        for one in reversed(self.lib):
+        for script_url in reversed(self.lib):
             body = (
-                f"var s = document.createElement('script'); s.src = {json.dumps(one)}; "
+                f"var s = document.createElement('script'); s.src = {json.dumps(script_url)}; "
                 f"s.onload = function () {{\n{body}\n}}; document.head.appendChild(s);"
             )
         return "\n".join([*sheets, body])
@@ -199,8 +199,8 @@ class ProgressBar:
         self._handle: Any = None
 
     def __repr__(self) -> str:
-        done = 60 * self._progress // max(self.total, 1)
-        return f"[{'=' * done:<60}] {self._progress}/{self.total}"
+        filled = 60 * self._progress // max(self.total, 1)
+        return f"[{'=' * filled:<60}] {self._progress}/{self.total}"
 
     def _repr_html_(self) -> str:
         return f'<progress{attributes(style="width:60ex", max=self.total)} value="{self._progress}"></progress>'
@@ -296,9 +296,9 @@ class Image(DisplayObject):
 
     def _found_format(self) -> str:
         """Return what the data is, whatever it is called. Raises ValueError for what cannot be embedded."""
-        found = next((name for start, name in _SIGNATURES if bytes(self.data[:16]).startswith(start)), None)
+        image_format = next((name for start, name in _SIGNATURES if bytes(self.data[:16]).startswith(start)), None)
         suffix = os.path.splitext(self.filename or "")[1].lstrip(".").lower()
-        chosen = found or _PICTURES.get((self.format or suffix or "png").lower())
+        chosen = image_format or _PICTURES.get((self.format or suffix or "png").lower())
         if chosen is None:
             raise ValueError(f"cannot embed a picture of the format {self.format or suffix}; for SVG there is SVG()")
         return chosen
@@ -311,11 +311,11 @@ class Image(DisplayObject):
         mime = f"image/{self.format}"
         width, height = self._size()
         about = {"width": width, "height": height, "unconfined": self.unconfined, "alt": self.alt}
-        return {mime: self.data}, {mime: {**self.metadata, **{name: one for name, one in about.items() if one}}}
+        return {mime: self.data}, {mime: {**self.metadata, **{name: item for name, item in about.items() if item}}}
 
     def _size(self) -> tuple[Any, Any]:
         if self.retina and self.width is None and self.format == "png":
-            return tuple(int.from_bytes(self.data[at : at + 4], "big") // 2 for at in (16, 20))  # type: ignore[return-value]
+            return tuple(int.from_bytes(self.data[offset : offset + 4], "big") // 2 for offset in (16, 20))  # type: ignore[return-value]
         return self.width, self.height
 
 
@@ -383,9 +383,9 @@ def _wave(samples: Any, rate: int, *, normalize: bool) -> bytes:
 
     rows = samples.tolist() if hasattr(samples, "tolist") else list(samples)
     channels = [list(row) for row in rows] if rows and hasattr(rows[0], "__iter__") else [rows]
-    loudest = max((abs(one) for row in channels for one in row), default=0) or 1
+    loudest = max((abs(sample) for row in channels for sample in row), default=0) or 1
     scale = 32767 / (loudest if normalize else 1)
-    frames = array.array("h", (int(one * scale) for frame in zip(*channels, strict=True) for one in frame))
+    frames = array.array("h", (int(sample * scale) for frame in zip(*channels, strict=True) for sample in frame))
     buffer = io.BytesIO()
     with wave.open(buffer, "wb") as file:
         file.setparams((len(channels), 2, rate, 0, "NONE", ""))

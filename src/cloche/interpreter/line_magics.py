@@ -52,7 +52,7 @@ def whos(magics: Magics, line: str) -> None:
         return print_line("Interactive namespace is empty.")
     rows = [("Variable", "Type", "Data/Info")]
     rows += [(name, type(value := magics.host.namespace[name]).__name__, _summary(value)) for name in names]
-    name_width, type_width = (max(len(row[at]) for row in rows) + 3 for at in (0, 1))
+    name_width, type_width = (max(len(row[column]) for row in rows) + 3 for column in (0, 1))
     lines = [f"{name:<{name_width}}{kind:<{type_width}}{info}" for name, kind, info in rows]
     lines.insert(1, "-" * (name_width + type_width + len(rows[0][2])))
     return print_line("\n".join(lines))
@@ -73,9 +73,9 @@ def _summary(value: Any) -> str:
 
 def reset(magics: Magics, line: str) -> None:
     """Remove every name the program made. There is nobody to ask, so it is done without asking."""
-    options, rest = take_options(line, flags="fs")
-    if rest:
-        raise UsageError(f"%reset takes -f and -s, not {rest}")
+    options, remainder = take_options(line, flags="fs")
+    if remainder:
+        raise UsageError(f"%reset takes -f and -s, not {remainder}")
     namespace = magics.host.namespace
     keeps_history = "s" in options
     for name in list(namespace):
@@ -92,18 +92,22 @@ def _is_of_history(name: str) -> bool:
 
 def history(magics: Magics, line: str) -> None:
     """Print cells that were run: all, the last (`-l 3`), or some (`1-3 5`); with their numbers (`-n`)."""
-    options, rest = take_options(line, flags="n", valued="l")
+    options, remainder = take_options(line, flags="n", valued="l")
     cells = magics.host.history
-    wanted = range(1, len(cells))
+    all_numbers = range(1, len(cells))
     if "l" in options:
-        wanted = wanted[-number(options["l"], "-l") :]
-    chosen = [at for part in rest.split() for at in _range(part, len(cells))] if rest else list(wanted)
-    for at in chosen:
-        print_line(f"{f'{at:4}: ' if 'n' in options else ''}{cells[at]}")
+        all_numbers = all_numbers[-number(options["l"], "-l") :]
+    chosen = (
+        [number for span in remainder.split() for number in _range(span, len(cells))]
+        if remainder
+        else list(all_numbers)
+    )
+    for chosen_number in chosen:
+        print_line(f"{f'{chosen_number:4}: ' if 'n' in options else ''}{cells[chosen_number]}")
 
 
-def _range(part: str, count: int) -> range:
-    first, dash, last = part.partition("-")
+def _range(span: str, count: int) -> range:
+    first, dash, last = span.partition("-")
     begin = number(first, "%history")
     end = number(last, "%history") if last else (count - 1 if dash else begin)
     return range(min(begin, count), min(end + 1, count))
@@ -124,9 +128,9 @@ def _inspect(magics: Magics, line: str, *, with_source: bool) -> None:
         value = eval(line, magics.scope or magics.host.namespace)
     except Exception:  # the program's expression; whatever it raises, there is nothing to describe
         return print_line(f"Object `{line}` not found.")
-    parts = _description(value, with_source=with_source)
+    rows = _description(value, with_source=with_source)
     return print_line(
-        "\n".join(f"{title}:{' ' if chr(10) not in text else chr(10)}{text}" for title, text in parts if text)
+        "\n".join(f"{title}:{' ' if chr(10) not in text else chr(10)}{text}" for title, text in rows if text)
     )
 
 
@@ -158,11 +162,11 @@ def run_file(magics: Magics, line: str) -> None:
 
     `-n` lets it find another `__name__` than `__main__`, `-e` and `-t` (ignore errors, time) are not there.
     """
-    options, rest = take_options(line, flags="in")
-    given = split_line(rest)
-    if not given:
+    options, remainder = take_options(line, flags="in")
+    arguments = split_line(remainder)
+    if not arguments:
         raise UsageError("%run takes the name of a Python file, and arguments for it")
-    path = os.path.expanduser(given[0])
+    path = os.path.expanduser(arguments[0])
     path = path if os.path.exists(path) or path.endswith(".py") else f"{path}.py"
     try:
         with open(path, "rb") as file:
@@ -170,7 +174,7 @@ def run_file(magics: Magics, line: str) -> None:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     name = os.path.splitext(os.path.basename(path))[0] if "n" in options else "__main__"
-    _run_as_program(magics, code, name, [path, *given[1:]], begins_with_ours="i" in options)
+    _run_as_program(magics, code, name, [path, *arguments[1:]], begins_with_ours="i" in options)
 
 
 def _run_as_program(magics: Magics, code: Any, name: str, argv: list[str], *, begins_with_ours: bool) -> None:
@@ -268,8 +272,8 @@ def _config(magics: Magics, line: str) -> Any:
     """Set or return an option of `InlineBackend`: `figure_formats`, `print_figure_kwargs`, `close_figures`, `rc`."""
     import re
 
-    found = re.fullmatch(r"\s*(\w+)(?:\.(\w+)\s*(?:=\s*(.+?)\s*)?)?;?\s*", line, re.DOTALL)
-    owner, option, value = found.groups() if found else (line.strip(), None, None)
+    match = re.fullmatch(r"\s*(\w+)(?:\.(\w+)\s*(?:=\s*(.+?)\s*)?)?;?\s*", line, re.DOTALL)
+    owner, option, value = match.groups() if match else (line.strip(), None, None)
     if owner != "InlineBackend":
         raise UsageError(f"%config has InlineBackend only, not {owner or 'nothing'}")
     if option is None:

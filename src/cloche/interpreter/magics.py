@@ -39,12 +39,12 @@ def rewrite(source: str, lineno: int) -> str | None:
         first -= 1
     while last + 1 < len(lines) and lines[last].endswith("\\"):
         last += 1
-    parts = [line[:-1].rstrip() if line.endswith("\\") else line.rstrip() for line in lines[first : last + 1]]
-    text = " ".join(parts)
+    joined = [line[:-1].rstrip() if line.endswith("\\") else line.rstrip() for line in lines[first : last + 1]]
+    text = " ".join(joined)
     line = text.strip()
     for pattern, write in _LINES:
-        found = re.fullmatch(pattern, line)
-        call = write(*(part or "" for part in found.groups())) if found else None
+        match = re.fullmatch(pattern, line)
+        call = write(*(group or "" for group in match.groups())) if match else None
         if call is not None:
             indent = text[: len(text) - len(text.lstrip())]
             lines[first : last + 1] = [indent + call, *[""] * (last - first)]
@@ -59,12 +59,12 @@ def cell_magic(source: str) -> tuple[str, str, str] | None:
     import re
 
     text = re.sub(r"\r\n?", "\n", source)
-    found = re.match(rf"\s*%%({_NAME})(?:[ \t]+([^\n]*))?[ \t]*(?:\n|\Z)", text)
-    return (found[1], (found[2] or "").strip(), text[found.end() :]) if found else None
+    match = re.match(rf"\s*%%({_NAME})(?:[ \t]+([^\n]*))?[ \t]*(?:\n|\Z)", text)
+    return (match[1], (match[2] or "").strip(), text[match.end() :]) if match else None
 
 
-def _help(one: str, other: str) -> str:
-    marks, name = (one, other) if one.startswith("?") else (other, one)
+def _help(first: str, second: str) -> str:
+    marks, name = (first, second) if first.startswith("?") else (second, first)
     return _magic("pinfo2" if marks == "??" else "pinfo", name)
 
 
@@ -197,6 +197,6 @@ class Magics:
             self.cell[name] = lambda _magics, line, body: function(line, body)
 
 
-def listed(mark: str, known: Mapping[str, Any]) -> str:
+def listed(mark: str, magics: Mapping[str, Any]) -> str:
     """Return the names of magics in one line."""
-    return " ".join(f"{mark}{name}" for name in sorted(known))
+    return " ".join(f"{mark}{name}" for name in sorted(magics))

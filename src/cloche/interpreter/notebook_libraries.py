@@ -37,14 +37,14 @@ def lead_plotly(module: Any, display: Display) -> None:
     stand_in: Any = type("nbformat", (), {"__version__": "5.0"})  # plotly asks for nothing but its version
     module.nbformat = module.nbformat or stand_in
     both: tuple[Any, Any] = (module, base)
-    for one in both:
-        one.ipython_display = one.ipython_display or type("display", (), _display_functions(display))
+    for figure in both:
+        figure.ipython_display = figure.ipython_display or type("display", (), _display_functions(display))
 
     def render(_: Any, fig_dict: Any) -> None:
         """Show a figure with a script that is loaded from its address."""
         content = base.PlotlyRenderer().to_mimebundle(fig_dict)
         content |= base.HtmlRenderer(connected=True).to_mimebundle(fig_dict)
-        kinds = ", ".join(str(one.get("type", "scatter")) for one in fig_dict.get("data", ())[:10])
+        kinds = ", ".join(str(trace.get("type", "scatter")) for trace in fig_dict.get("data", ())[:10])
         display.display({**content, "text/plain": f"<plotly figure: {kinds or 'empty'}>"}, raw=True)
 
     renderers = module.renderers

@@ -144,9 +144,9 @@ def set_up_paths(settings: dict[str, Any], preloaded: Preloaded) -> None:
 
 def lead_to_stand_ins(folder: str, archive: Any) -> None:
     """Have imports find what stands in for /dev/shm where the sandbox has none: see `without_shm`."""
-    found: Any = type(sys)("interpreter.without_shm")
-    exec(archive.code(found.__name__), found.__dict__)
-    found.lead(folder)
+    module: Any = type(sys)("interpreter.without_shm")
+    exec(archive.code(module.__name__), module.__dict__)
+    module.lead(folder)
 
 
 class LibraryWatch:
@@ -170,11 +170,11 @@ class LibraryWatch:
 
     def result_value(self) -> Any:
         """Return our module of that name, loaded where nobody has."""
-        found = self._preloaded.result_value
-        if found is None:
-            found = self._preloaded.result_value = type(sys)("interpreter.result_value")
-            exec(self._archive.code(found.__name__), found.__dict__)
-        return found
+        value_module = self._preloaded.result_value
+        if value_module is None:
+            value_module = self._preloaded.result_value = type(sys)("interpreter.result_value")
+            exec(self._archive.code(value_module.__name__), value_module.__dict__)
+        return value_module
 
 
 def run(
@@ -240,8 +240,8 @@ def reseed_all() -> None:
 
 def visible_paths(preloaded: Preloaded) -> list[str]:
     """Leave out what the site module found outside and would not have found in here."""
-    always, found = sys.path[: preloaded.built_in_paths], sys.path[preloaded.built_in_paths :]
-    return [*always, *(folder for folder in found if os.path.exists(folder))]
+    always, added = sys.path[: preloaded.built_in_paths], sys.path[preloaded.built_in_paths :]
+    return [*always, *(folder for folder in added if os.path.exists(folder))]
 
 
 def finish(code: int, folder: str, preloaded: Preloaded, privileges: Privileges) -> None:
@@ -264,11 +264,11 @@ def unload(folder: str, preloaded: Preloaded) -> bool:
     """Unload the script's own modules; return whether C libraries may have buffers or exit functions of their own."""
     loaded = _loaded_here(preloaded.modules)
     has_libraries = _has_libraries(loaded, preloaded)
-    left = _take_out(loaded, folder)
+    remaining = _take_out(loaded, folder)
     del loaded  # else what a script's module holds would not be garbage
     _flush_files()
     gc.collect()
-    for reference in left:
+    for reference in remaining:
         module = reference()
         if module is not None:
             _clear(vars(module))
@@ -279,7 +279,7 @@ def unload(folder: str, preloaded: Preloaded) -> bool:
 def _flush_files() -> None:
     """Flush what the script never closed: collecting a cycle may close a file before the buffer that writes to it."""
     for kind in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
-        for file in [one for one in gc.get_objects() if type(one) is kind]:
+        for file in [tracked for tracked in gc.get_objects() if type(tracked) is kind]:
             try:
                 file.flush()
             except (OSError, ValueError):
@@ -288,12 +288,12 @@ def _flush_files() -> None:
 
 def _take_out(loaded: list[tuple[str, ModuleType]], folder: str) -> list[Any]:
     """Take the script's modules out of the table of modules; return weak references to them."""
-    found = []
+    references = []
     for name, module in loaded:
         if _is_from(module, folder):
-            found.append(_weakref.ref(module))
+            references.append(_weakref.ref(module))
             sys.modules.pop(name, None)
-    return found
+    return references
 
 
 def _has_libraries(loaded: list[tuple[str, ModuleType]], preloaded: Preloaded) -> bool:
@@ -312,17 +312,17 @@ def count_libraries() -> int:
         start = _ctypes.dlsym(_ctypes.dlopen(None, 0), "_r_debug")
     except OSError:
         return 0
-    here = pointer.from_address(start + _FIRST_LIBRARY_AT).value
+    address = pointer.from_address(start + _FIRST_LIBRARY_AT).value
     count = 0
-    while here:
-        here = pointer.from_address(here + _NEXT_LIBRARY_AT).value
+    while address:
+        address = pointer.from_address(address + _NEXT_LIBRARY_AT).value
         count += 1
     return count
 
 
 def _loaded_here(preloaded: dict[str, ModuleType]) -> list[tuple[str, ModuleType]]:
     """Return what this process has loaded, and not the fork server: touching those would copy their pages."""
-    found, in_a_row = [], 0
+    new_modules, in_a_row = [], 0
     for name, module in reversed(sys.modules.items() if preloaded else list(sys.modules.items())):
         if preloaded.get(name) is module:
             in_a_row += 1
@@ -330,8 +330,8 @@ def _loaded_here(preloaded: dict[str, ModuleType]) -> list[tuple[str, ModuleType
                 break
         else:
             in_a_row = 0
-            found.append((name, module))
-    return found[::-1]
+            new_modules.append((name, module))
+    return new_modules[::-1]
 
 
 def _is_from(module: ModuleType, folder: str) -> bool:
@@ -404,7 +404,7 @@ def compile_at_last_line(source: bytes, path: str) -> tuple[CodeType, CodeType] 
         last -= 1
     if (
         last < 0
-        or any(one in source for one in (b"\r", b"\f", b"\0", b"__future__"))
+        or any(character in source for character in (b"\r", b"\f", b"\0", b"__future__"))
         or any(b"coding" in line for line in lines[:2])
     ):
         return None
@@ -504,10 +504,10 @@ def _restore_flags() -> None:
     flags: Any = sys.flags
     item: Any = type("Object", (_ctypes._SimpleCData,), {"_type_": "O"})
     first, size = id(flags) + tuple.__basicsize__, tuple.__itemsize__
-    for at, name in enumerate(type(flags).__match_args__):
+    for index, name in enumerate(type(flags).__match_args__):
         if name in _PLAIN_FLAGS:
             _ctypes.Py_INCREF(_PLAIN_FLAGS[name])  # the tuple's own reference
-            item.from_address(first + at * size).value = _PLAIN_FLAGS[name]
+            item.from_address(first + index * size).value = _PLAIN_FLAGS[name]
 
 
 def restore_paths(settings: dict[str, Any]) -> None:
@@ -524,13 +524,13 @@ def restore_paths(settings: dict[str, Any]) -> None:
     _add_layers(settings, 1 + built_in_paths)
 
 
-def _add_layers(settings: dict[str, Any], at: int) -> None:
+def _add_layers(settings: dict[str, Any], position: int) -> None:
     """Let packages that were asked for come before those that are there, and after the interpreter's own modules."""
     layers = settings.get("layers")
     if "executable" in settings:  # of an environment of the sandbox's own
         sys.executable = settings["executable"]
     if layers:
-        sys.path[at:at] = layers
+        sys.path[position:position] = layers
 
 
 def main_module(path: str) -> ModuleType:

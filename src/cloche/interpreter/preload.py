@@ -81,8 +81,8 @@ def _look_ahead(preloaded: oneshot.Preloaded, env: dict[str, str], shown: list[s
     gc.collect()
     gc.freeze()  # else each run of nothing would look at everything
     paths = sys.path[:]
-    preloaded.paths = [path for path in paths if any(f"{path}/".startswith(f"{one}/") for one in shown)]
-    kept = [os.dup(number) for number in range(3)]
+    preloaded.paths = [path for path in paths if any(f"{path}/".startswith(f"{folder}/") for folder in shown)]
+    kept_fds = [os.dup(number) for number in range(3)]
     null = os.open(os.devnull, os.O_RDWR)
     reading, writing = os.pipe()
     try:
@@ -95,9 +95,9 @@ def _look_ahead(preloaded: oneshot.Preloaded, env: dict[str, str], shown: list[s
             _run_nothing(preloaded)
     finally:
         sys.path[:], preloaded.paths = paths, None
-        for number, fd in enumerate(kept):
+        for number, fd in enumerate(kept_fds):
             os.dup2(fd, number)
-        for fd in (*kept, null, reading, writing):
+        for fd in (*kept_fds, null, reading, writing):
             os.close(fd)
 
 

@@ -142,11 +142,11 @@ class Printer:
     def items(self, opened: str, values: Iterable[Any], closed: str, write: Callable[[Any], None]) -> None:
         """Write what a container holds, as far as there is room."""
         with self.group(len(opened), opened, closed):
-            for at, value in enumerate(values):
-                if at:
+            for index, value in enumerate(values):
+                if index:
                     self.text(",")
                     self.breakable()
-                if at >= MAX_ITEMS or self.left <= 0:
+                if index >= MAX_ITEMS or self.left <= 0:
                     self.text("...")
                     break
                 write(value)
@@ -298,10 +298,10 @@ def _whose_repr_failed(value: object, error: Exception) -> str:
 def describe(error: BaseException) -> str:
     """Return an exception in one line, even one whose own text fails."""
     try:
-        said = str.__str__(str(error))
+        text = str.__str__(str(error))
     except Exception:
-        said = "(its text failed too)"  # the program's own __str__, in a report that must not fail
-    return f"{type(error).__name__}: {said[:_MAX_ERROR]}" if said else type(error).__name__
+        text = "(its text failed too)"  # the program's own __str__, in a report that must not fail
+    return f"{type(error).__name__}: {text[:_MAX_ERROR]}" if text else type(error).__name__
 
 
 def bounded(text: str, limit: int = MAX_TEXT_BYTES) -> str:
@@ -329,16 +329,16 @@ def report(error: BaseException) -> None:
 
 def without_ours(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback without the frames of this package."""
-    here = _package_of(report.__code__.co_filename)
-    found: list[TracebackType] = []
+    own_package = _package_of(report.__code__.co_filename)
+    traces: list[TracebackType] = []
     while trace is not None:
-        if _package_of(trace.tb_frame.f_code.co_filename) != here:
-            found.append(trace)
+        if _package_of(trace.tb_frame.f_code.co_filename) != own_package:
+            traces.append(trace)
         trace = trace.tb_next
-    left: TracebackType | None = None
-    for one in reversed(found):
-        left = type(one)(left, one.tb_frame, one.tb_lasti, one.tb_lineno)
-    return left
+    shortened: TracebackType | None = None
+    for entry in reversed(traces):
+        shortened = type(entry)(shortened, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return shortened
 
 
 def _package_of(name: str) -> str:

@@ -103,16 +103,16 @@ class Room:
     def is_half_left(self) -> bool:
         """Tell whether there is room for what may be replaced soon, and then for as much again."""
         bounds = (self.left, MAX_SHOWN), (self.left_bytes, MAX_SHOWN_BYTES), (self.left_parts, MAX_PARTS)
-        return all(left > most // 2 for left, most in bounds)
+        return all(remaining > bound // 2 for remaining, bound in bounds)
 
-    def takes(self, size: int, parts: int) -> bool:
+    def takes(self, size: int, items: int) -> bool:
         """Tell whether an output of so many bytes and parts is still to be sent; once one is not, no other is."""
-        parts = max(parts + FRAME_PARTS, FEW_PARTS)
-        self.is_cut = self.is_cut or not self.left or size > self.left_bytes or parts > self.left_parts
+        items = max(items + FRAME_PARTS, FEW_PARTS)
+        self.is_cut = self.is_cut or not self.left or size > self.left_bytes or items > self.left_parts
         if not self.is_cut:
             self.left -= 1
             self.left_bytes -= size
-            self.left_parts -= parts
+            self.left_parts -= items
         return not self.is_cut
 
 
@@ -143,8 +143,8 @@ def as_json(value: Any, depth: int) -> str | None:
     if depth > 20:
         return None
     if kind is list:
-        parts = [as_json(item, depth + 1) for item in value]
-        return None if None in parts else f"[{','.join(parts)}]"  # type: ignore[arg-type]
+        texts = [as_json(item, depth + 1) for item in value]
+        return None if None in texts else f"[{','.join(texts)}]"  # type: ignore[arg-type]
     if kind is dict and all(type(key) is str for key in value):
         pairs = [(as_json(key, depth + 1), as_json(item, depth + 1)) for key, item in value.items()]
         return None if any(None in pair for pair in pairs) else "{" + ",".join(f"{k}:{v}" for k, v in pairs) + "}"

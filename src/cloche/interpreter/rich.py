@@ -40,13 +40,13 @@ def as_text(data: dict[str, Any]) -> dict[str, Any]:
 
 def parts_of(value: Any) -> int:
     """Return of how many lists, objects and members JSON is, or `TOO_DEEP`: the caller reads only so many."""
-    level, parts = [value], 0
+    level, items = [value], 0
     for _ in range(MAX_DEPTH):
-        level = [one for one in level if isinstance(one, (dict, list))]
+        level = [node for node in level if isinstance(node, (dict, list))]
         if not level:
-            return parts
-        parts += sum(1 + len(one) for one in level)
-        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+            return items
+        items += sum(1 + len(node) for node in level)
+        level = [inner for node in level for inner in (node.values() if isinstance(node, dict) else node)]
     return TOO_DEEP
 
 
@@ -114,7 +114,9 @@ def _draw_all(figure: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         picture = _draw_figure(figure, kind, scale)
         pictures[mime] = picture.decode() if kind == "svg" else picture
         if scale != 1 and kind == "png":
-            width, height = (int.from_bytes(picture[at : at + 4], "big") for at in (16, 20))  # of the first chunk
+            width, height = (
+                int.from_bytes(picture[offset : offset + 4], "big") for offset in (16, 20)
+            )  # of the first chunk
             metadata[mime] = {"width": width // scale, "height": height // scale}
     return pictures, metadata
 
@@ -239,20 +241,20 @@ def bundle(
     `include` and `exclude` are MIME types. No ordinary exception of the value's own code gets out; KeyboardInterrupt
     and SystemExit do.
     """
-    wanted = _filter(include, exclude)
+    is_included = _filter(include, exclude)
     data: dict[str, Any] = {}
     metadata: Metadata = {}
     if _is_askable(value):
         _ask_for_all(value, include, exclude, data, metadata)
         for name, mime in _METHODS:
             is_second_picture = mime == "image/jpeg" and "image/png" in data
-            if mime not in data and wanted(mime) and not is_second_picture:
+            if mime not in data and is_included(mime) and not is_second_picture:
                 _ask_for_one(value, name, mime, data, metadata)
     if is_figure(value):
         _draw(value, data, metadata)
-    if "text/plain" not in data and wanted("text/plain"):
+    if "text/plain" not in data and is_included("text/plain"):
         data["text/plain"] = text_of(value)
-    return _cleaned({mime: data[mime] for mime in data if wanted(mime)}, metadata)
+    return _cleaned({mime: data[mime] for mime in data if is_included(mime)}, metadata)
 
 
 def shows_itself(value: object) -> bool:
@@ -287,10 +289,10 @@ def _is_askable(value: object) -> bool:
 
 def _method(value: object, name: str) -> Callable[..., Any] | None:
     try:
-        found = getattr(value, name, None)
+        attribute = getattr(value, name, None)
     except Exception:
         return None  # a property that fails is a method that is not there
-    return found if callable(found) else None
+    return attribute if callable(attribute) else None
 
 
 def _call(method: Callable[..., Any], **options: Any) -> Any:
@@ -313,9 +315,9 @@ def _ask_for_all(
 ) -> None:
     method = _method(value, "_repr_mimebundle_")
     answer = _call(method, include=include, exclude=exclude) if method else None
-    found, about = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
-    if isinstance(found, dict):
-        data.update(found)
+    formatted, about = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
+    if isinstance(formatted, dict):
+        data.update(formatted)
     if isinstance(about, dict):
         metadata.update(about)
 
@@ -378,7 +380,7 @@ def _content(mime: str, content: Any) -> Content:
 
 def _drop_what_is_too_large(data: Bundle) -> None:
     """Leave out the largest parts until the rest is within bounds, and say so in the text."""
-    for mime in [one for one in data if one != "text/plain"][MAX_MIMES - 1 :]:
+    for mime in [mime_type for mime_type in data if mime_type != "text/plain"][MAX_MIMES - 1 :]:
         del data[mime]
     sizes = {mime: len(mime) + _size(content) for mime, content in data.items() if mime != "text/plain"}
     room = MAX_BUNDLE_BYTES - _size(data.get("text/plain", ""))
@@ -437,10 +439,10 @@ class Shown:
         if self._is_clear_due:
             self.clear(wait=False)
         entry = data, metadata, display_id
-        places = [at for at, one in enumerate(self.outputs) if one[2] == display_id] if is_update else []
-        for at in places:
-            self.outputs[at] = entry
-        if not places:
+        indices = [index for index, output in enumerate(self.outputs) if output[2] == display_id] if is_update else []
+        for place_index in indices:
+            self.outputs[place_index] = entry
+        if not indices:
             self.outputs.append(entry)
 
     def clear(self, wait: bool) -> None:

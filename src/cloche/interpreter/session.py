@@ -262,14 +262,14 @@ class Session:
     def _value(self, cell: Cell) -> dict[str, Any]:
         """Return what is to be sent of a cell's value: itself as far as JSON goes, or a repr; and how it looks."""
         text = result_value.as_json(cell.value, 0)
-        found: dict[str, Any] = {}
+        shown_value: dict[str, Any] = {}
         if cell.data is not None:
-            found["data"], found["metadata"] = as_text(cell.data), cell.metadata
+            shown_value["data"], shown_value["metadata"] = as_text(cell.data), cell.metadata
         if text is not None and len(text) <= result_value.MAX_VALUE_BYTES:
             is_changeable = type(cell.value) in (list, dict)  # by a thread, until it is written
-            return {**found, "value": _from_json(text) if is_changeable else cell.value}
+            return {**shown_value, "value": _from_json(text) if is_changeable else cell.value}
         shown = (cell.data or {}).get("text/plain") or text_of(cell.value)  # its bundle may be large, and shown already
-        return {**found, "value_repr": str(shown)[: result_value.MAX_VALUE_BYTES]}
+        return {**shown_value, "value_repr": str(shown)[: result_value.MAX_VALUE_BYTES]}
 
     def _run(self, code: str) -> Cell:
         """Run a cell to its end, whatever that is; errors are printed as the interpreter prints them."""
@@ -444,7 +444,7 @@ def _counted(stream: Any) -> Any:
 
 def _printed() -> list[int]:
     """Return how many bytes went through the standard streams so far."""
-    streams = (getattr(getattr(one, "buffer", None), "raw", None) for one in (sys.__stdout__, sys.__stderr__))
+    streams = (getattr(getattr(stream, "buffer", None), "raw", None) for stream in (sys.__stdout__, sys.__stderr__))
     return [getattr(raw, "written", 0) for raw in streams]
 
 
@@ -474,8 +474,8 @@ class NoInput:
 
 def _refuse_input(prompt: object = "") -> str:
     """Refuse to ask a human who is not there."""
-    asked = f": {prompt!s}" if prompt else ""
-    raise EOFError(f"input(){asked}: {NoInput.said}")
+    prompt_text = f": {prompt!s}" if prompt else ""
+    raise EOFError(f"input(){prompt_text}: {NoInput.said}")
 
 
 def _json_writer() -> Callable[[Any], str]:

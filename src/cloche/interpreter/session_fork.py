@@ -100,7 +100,7 @@ def _threads() -> list[str]:
     names = []
     if "threading" in sys.modules:
         threading = sys.modules["threading"]
-        names = [one.name for one in threading.enumerate() if one is not threading.main_thread()]
+        names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     named = f" ({', '.join(names)})" if names else " of a library"
     return [f"{count - 1} running thread{'s' if count > 2 else ''}{named}"]
 
@@ -134,10 +134,10 @@ def _name(pid: str) -> str:
 
 def _mappings() -> list[str]:
     """Name memory that is shared with whoever else maps it, and mapped files of these mounts."""
-    found: list[str] = []
+    problems: list[str] = []
     maps = _read("/proc/self/maps")
     if _are_all_private(maps):
-        return found  # as is usual: then no single line needs to be looked at
+        return problems  # as is usual: then no single line needs to be looked at
     own = {_device(path) for path in OWN_PATHS}
     for line in maps.rstrip("\n").split("\n"):
         fields = line.split(maxsplit=5)
@@ -145,8 +145,8 @@ def _mappings() -> list[str]:
         is_shared = fields[1][3] == "s" and not name.startswith(READ_ONLY_TREES)
         if is_shared or (name.startswith(OWN_PATHS) and fields[3] in own):
             is_file = name.startswith("/") and name != "/dev/zero (deleted)"  # so the kernel names anonymous memory
-            found.append(f"the mapped file {name}" if is_file else "shared memory")
-    return list(dict.fromkeys(found))
+            problems.append(f"the mapped file {name}" if is_file else "shared memory")
+    return list(dict.fromkeys(problems))
 
 
 def _device(path: str) -> str:
@@ -249,10 +249,10 @@ def wait_as_init(pid: int) -> int:
     os.close(null)
     while True:
         try:
-            found, status = os.waitpid(-1, 0)
+            ended_pid, status = os.waitpid(-1, 0)
         except ChildProcessError:
             return 0
         except InterruptedError:
             continue
-        if found == pid:
+        if ended_pid == pid:
             return status

@@ -68,9 +68,9 @@ def _lead_queues(module: Any) -> None:
     _put(module.SimpleQueue, "put", lambda self, obj: _for(self._writer, put, self, obj), put)
     feed = _original(module.Queue, "_feed")
 
-    def feed_for(buffer: Any, notempty: Any, send_bytes: Any, *others: Any) -> None:  # in a thread of its own
+    def feed_for(buffer: Any, notempty: Any, send_bytes: Any, *more: Any) -> None:  # in a thread of its own
         _sending.writer = getattr(send_bytes, "__self__", None)
-        feed(buffer, notempty, send_bytes, *others)
+        feed(buffer, notempty, send_bytes, *more)
 
     _put(module.Queue, "_feed", staticmethod(feed_for), feed)
 
@@ -95,9 +95,9 @@ def _lead_state(queue: Any) -> None:
     state = _original(queue, "__getstate__")
 
     def __getstate__(self: Any) -> Any:  # noqa: N807 - it becomes the class's
-        found = state(self)  # which is for no other purpose
+        result = state(self)  # which is for no other purpose
         self._writer.is_read_elsewhere = True
-        return found
+        return result
 
     _put(queue, "__getstate__", __getstate__, state)
 

@@ -133,13 +133,13 @@ class Tasks:
         """Run the loop, also where a library has left another one as the running one; that is so again afterwards."""
         import asyncio
 
-        left, self._left_running = asyncio._get_running_loop(), None
+        outer_loop, self._left_running = asyncio._get_running_loop(), None
         asyncio._set_running_loop(None)
         try:
             return work()
         finally:
-            asyncio._set_running_loop(left)
-            self._left_running = left
+            asyncio._set_running_loop(outer_loop)
+            self._left_running = outer_loop
 
     def has_work(self) -> bool:
         """Tell whether something may happen in the loop: by a task, a callback, a descriptor, or another thread.
@@ -238,8 +238,8 @@ def has_come(link: int) -> bool:
 
 def _replace(module: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Put what `wrap` makes of a function in its place, with its name and documentation."""
-    given = getattr(module, name)
-    original = getattr(given, "__wrapped__", given)  # ours, of another session in this process
+    replaced = getattr(module, name)
+    original = getattr(replaced, "__wrapped__", replaced)  # ours, of another session in this process
     ours: Any = wrap(original)
     ours.__wrapped__ = original
     for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
@@ -263,4 +263,4 @@ def _name(task: Any) -> str:
         name = f"{task.get_name()} ({getattr(coroutine, '__qualname__', type(coroutine).__name__)})"[:200]
     except Exception:  # a task of a kind of the program's own
         name = type(task).__name__
-    return "".join(one if one.isprintable() else "?" for one in name)
+    return "".join(character if character.isprintable() else "?" for character in name)

@@ -27,16 +27,16 @@ class StandIns:
             return _paths().find_spec(name, [self.folder], target)
         if name != "multiprocessing.heap":
             return None
-        found = _paths().find_spec(name, path, target)
-        if found is not None:
-            load = found.loader.exec_module
+        spec = _paths().find_spec(name, path, target)
+        if spec is not None:
+            load = spec.loader.exec_module
 
             def load_and_change(module: Any) -> None:
                 load(module)
                 module.Arena._dir_candidates = []
 
-            found.loader.exec_module = load_and_change
-        return found
+            spec.loader.exec_module = load_and_change
+        return spec
 
 
 def _paths() -> Any:

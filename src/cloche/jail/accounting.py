@@ -113,19 +113,19 @@ class Accounting:
             return self._decide(None)
         return 0
 
-    def take(self, found: dict[str, Any], limit_bytes: int) -> bool:
+    def take(self, result: dict[str, Any], limit_bytes: int) -> bool:
         """Take the sum that was asked for; tell whether the run is over its memory."""
         self._asked_at = 0.0
-        self._next_at = max(self._next_at, monotonic() + min(PAUSE * found["spent_s"], LONGEST_PAUSE_S))
-        used = self._decide(found)
+        self._next_at = max(self._next_at, monotonic() + min(PAUSE * result["spent_s"], LONGEST_PAUSE_S))
+        used = self._decide(result)
         self.peak_bytes = max(self.peak_bytes, used)
         return used > limit_bytes
 
-    def _decide(self, found: dict[str, Any] | None) -> int:
+    def _decide(self, result: dict[str, Any] | None) -> int:
         from . import pss
 
         growth = pss.growth_bytes(self._before, _text_of(self._memory_stat))
-        return pss.decide(found, self._own_bytes, growth)
+        return pss.decide(result, self._own_bytes, growth)
 
 
 def _text_of(path: str) -> bytes:

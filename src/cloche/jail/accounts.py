@@ -21,15 +21,15 @@ class Account:
         self.name, self.uid, self.gid, self.groups, self.home, self.shell = name, uid, gid, groups, home, shell
 
 
-def find(wanted: object) -> Account:
+def find(name_or_uid: object) -> Account:
     """Return the account of a name, or of a uid as text or number. Raises OSError where there is none."""
-    text = str(wanted)
+    text = str(name_or_uid)
     for row in _rows("/etc/passwd", 7):
         if text in (row[0], row[2]):
             name, _, uid, gid, _, home, shell = row
             number = int(gid)
             more = [int(line[2]) for line in _rows("/etc/group", 4) if name in line[3].split(",")]
-            groups = [number, *(one for one in more if one != number)]
+            groups = [number, *(group for group in more if group != number)]
             return Account(name, int(uid), number, groups[:MOST_GROUPS], home or "/", shell or "/bin/sh")
     raise OSError(ENOENT, f"there is no user {text!r} in /etc/passwd")
 
@@ -45,7 +45,7 @@ def _rows(path: str, fields: int) -> list[list[str]]:
         posix.close(fd)
     rows = [line.split(":") for line in data.decode("utf-8", "replace").split("\n")]
     numbers = (2, 3) if fields == 7 else (2,)
-    return [row for row in rows if len(row) == fields and all(_is_id(row[at]) for at in numbers)]
+    return [row for row in rows if len(row) == fields and all(_is_id(row[column]) for column in numbers)]
 
 
 def _is_id(text: str) -> bool:

@@ -77,11 +77,11 @@ class Asked:
             raise OSError(EFAULT, "not in the guest's memory")
         return data
 
-    def text(self, address: int, most: int = MOST_PATH) -> bytes:
+    def text(self, address: int, max_bytes: int = MOST_PATH) -> bytes:
         """Return what stands there up to a NUL, which is among the first `most` bytes. Raises OSError."""
-        data, nul, _ = self._read(address, most).partition(b"\0")
+        data, nul, _ = self._read(address, max_bytes).partition(b"\0")
         if not nul:
-            raise OSError(ENAMETOOLONG if len(data) == most else EFAULT, "no end of it in the guest's memory")
+            raise OSError(ENAMETOOLONG if len(data) == max_bytes else EFAULT, "no end of it in the guest's memory")
         return data
 
     def open_descriptor(self, number: int) -> int:
@@ -126,11 +126,11 @@ class Asked:
         the call, in one step (of a new one only), or before it.
         """
         kind = (SETFD if number >= 0 else 0) | (SEND if is_answer else 0)
-        words = (kind, fd, max(0, number), flags)
-        request = self.question[:8] + b"".join(word.to_bytes(4, "little") for word in words)
-        found = ioctl(self.listener, ADDFD, request)
+        fields = (kind, fd, max(0, number), flags)
+        request = self.question[:8] + b"".join(field.to_bytes(4, "little") for field in fields)
+        guest_fd = ioctl(self.listener, ADDFD, request)
         self.is_answered = is_answer
-        return found
+        return guest_fd
 
     def let_go_on(self) -> None:
         """Have the kernel make the call itself: for what was decided by registers, or by none of its arguments."""
@@ -160,11 +160,11 @@ def load(spec: Spec) -> dict[int, Callable[[int, bytes], None]]:
     Each module that `spec.answered` names has a function `answerers`, which is given the spec and the calls' names by
     their numbers, and returns an `Answerer` for each number.
     """
-    found: dict[int, Callable[[int, bytes], None]] = {}
+    answerers_by_number: dict[int, Callable[[int, bytes], None]] = {}
     for module, names in spec.answered.items():
         answerers = __import__(module, globals(), None, ("answerers",), 1).answerers(spec, names)
-        found |= {number: answering(answerer) for number, answerer in answerers.items()}
-    return found
+        answerers_by_number |= {number: answering(answerer) for number, answerer in answerers.items()}
+    return answerers_by_number
 
 
 def answering(answerer: Answerer) -> Callable[[int, bytes], None]:
@@ -176,9 +176,9 @@ def answering(answerer: Answerer) -> Callable[[int, bytes], None]:
     def answer(listener: int, question: bytes) -> None:
         value, refusal = 0, 0
         try:
-            with Asked(listener, question) as asked:
-                value = answerer(asked)
-                if asked.is_answered:
+            with Asked(listener, question) as held_call:
+                value = answerer(held_call)
+                if held_call.is_answered:
                     return
         except OSError as error:
             refusal = error.errno or EPERM

@@ -123,11 +123,11 @@ class Cgroup:
 
     def counters(self) -> dict[str, int]:
         """Return how often a limit was hit so far, by counter."""
-        found = {}
+        counts = {}
         for counter, (controller, name, key) in COUNTERS[self.version].items():
             folder = self.folders.get(controller)
-            found[counter] = _keyed(f"{folder}/{name}").get(key, 0) if folder else 0
-        return found
+            counts[counter] = _keyed(f"{folder}/{name}").get(key, 0) if folder else 0
+        return counts
 
     def memory_bytes(self) -> int:
         """Return the memory charged now, page cache and tmpfs included."""
@@ -148,14 +148,14 @@ class Cgroup:
         """Return the processes inside."""
         folder = next(iter(self.folders.values()))
         try:
-            return [int(word) for word in _read(f"{folder}/cgroup.procs").split()]
+            return [int(pid) for pid in _read(f"{folder}/cgroup.procs").split()]
         except OSError:
             return []
 
     def tasks(self) -> list[int]:
         """Return the threads inside, also those that are on their way out and could still do something."""
         folder = next(iter(self.folders.values()))
-        return [int(word) for word in _read_whole(f"{folder}/{TASKS[self.version]}").split()]
+        return [int(tid) for tid in _read_whole(f"{folder}/{TASKS[self.version]}").split()]
 
     def kernel_bytes(self) -> int:
         """Return the memory that the kernel holds on behalf of the group: names of files that it looked up, mostly."""
@@ -221,14 +221,14 @@ class Gauges:
 
     def read(self) -> dict[str, int]:
         """Return how often each limit was hit so far, and the most `tasks` at once, 0 where that is not kept."""
-        found = {}
+        counts = {}
         for counter, (controller, name, key) in COUNTERS[self._group.version].items():
-            found[counter] = self._figure(counter, controller, name, key)
+            counts[counter] = self._figure(counter, controller, name, key)
         try:
-            found["tasks"] = self._figure("tasks", "pids", "pids.peak", "")
+            counts["tasks"] = self._figure("tasks", "pids", "pids.peak", "")
         except OSError:
-            found["tasks"] = 0  # the kernel does not keep it
-        return found
+            counts["tasks"] = 0  # the kernel does not keep it
+        return counts
 
     def _figure(self, counter: str, controller: str, name: str, key: str) -> int:
         """Return the number behind `key` in a file, or all of it where that is one number; 0 for none."""

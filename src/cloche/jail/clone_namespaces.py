@@ -88,21 +88,21 @@ def _copy_file(name: str, source: int, target: int) -> None:
         ours, theirs = posix.open(name, FILE, dir_fd=source), posix.open(name, NEW_FILE, 0o600, dir_fd=target)
         size = posix.fstat(ours).st_size
         posix.ftruncate(theirs, size)
-        at = 0
-        while at < size:
+        offset = 0
+        while offset < size:
             try:
-                at = posix.lseek(ours, at, SEEK_DATA)
+                offset = posix.lseek(ours, offset, SEEK_DATA)
             except OSError as error:
                 if error.errno == ENXIO:  # nothing but a hole is left
                     return
                 raise
-            end = posix.lseek(ours, at, SEEK_HOLE)
-            posix.lseek(theirs, at, 0)
-            while at < end:
-                sent = posix.sendfile(theirs, ours, at, min(CHUNK_BYTES, end - at))
+            end = posix.lseek(ours, offset, SEEK_HOLE)
+            posix.lseek(theirs, offset, 0)
+            while offset < end:
+                sent = posix.sendfile(theirs, ours, offset, min(CHUNK_BYTES, end - offset))
                 if sent == 0:
                     return
-                at += sent
+                offset += sent
     finally:
         _close(ours, theirs)
 
@@ -189,8 +189,8 @@ def start_building(builder: Worker, steps: dict[str, list[Step]], parent: int, c
 def _run_worker(link: int, work: Callable[[int], list[int] | None]) -> None:
     """Do the work of a worker process, send its result, and end."""
     try:
-        found = work(link)
-        messages.send(link, "done", fds=found or [])
+        result_fds = work(link)
+        messages.send(link, "done", fds=result_fds or [])
     except BaseException as error:
         messages.send(link, "failed", {"message": str(error)[:500], "errno": getattr(error, "errno", 0) or 0})
     finally:

@@ -122,7 +122,9 @@ class CommandGuest(Guest):
             _make_folders_above(f"{folder}/")
         self._write_files(order.get("files") or ())
         self._enter(order.get("cwd"))
-        commands = [] if python is not None or is_own(order) else [[str(word) for word in order.get("argv") or ()]]
+        commands = (
+            [] if python is not None or is_own(order) else [[str(argument) for argument in order.get("argv") or ()]]
+        )
         if python is not None and "source" in python:
             python["source"] = python["source"].encode("utf-8", "surrogateescape")
         env = {**self.account, **{str(name): str(value) for name, value in (order.get("env") or {}).items()}}
@@ -194,10 +196,10 @@ def _remove(path: str) -> None:
 
 def _make_folders_above(path: str) -> None:
     """Make the folders above a path."""
-    at = path.find("/", 1)
-    while at > 0:
+    slash = path.find("/", 1)
+    while slash > 0:
         try:
-            posix.mkdir(path[:at], 0o755)
+            posix.mkdir(path[:slash], 0o755)
         except OSError:
             pass  # it is there, or the open that follows says what is wrong
-        at = path.find("/", at + 1)
+        slash = path.find("/", slash + 1)

@@ -240,8 +240,8 @@ class Init:
             messages.send(self.link, "failed", {"number": number, "why": str(error), "errno": error.errno})
 
     def _kill(self, number: int, cause: str) -> None:
-        for pid, one in self.programs.items():
-            if one == number:
+        for pid, program in self.programs.items():
+            if program == number:
                 self.causes.setdefault(number, cause)
                 posix.kill(pid, SIGKILL)
 
@@ -280,23 +280,23 @@ class Init:
 
 def memfd_bytes() -> int:
     """Return the bytes in all files of memory that processes of this namespace have open: a guest's memory is there."""
-    found: dict[int, int] = {}
+    bytes_by_inode: dict[int, int] = {}
     for name in posix.listdir("/proc"):
         if name.isdigit() and name != "1":
             try:
-                _add_memfds(f"/proc/{name}/fd", found)
+                _add_memfds(f"/proc/{name}/fd", bytes_by_inode)
             except OSError:
                 continue  # it has ended
-    return sum(found.values())
+    return sum(bytes_by_inode.values())
 
 
-def _add_memfds(folder: str, found: dict[int, int]) -> None:
+def _add_memfds(folder: str, bytes_by_inode: dict[int, int]) -> None:
     for name in posix.listdir(folder):
         path = f"{folder}/{name}"
         try:
             if posix.readlink(path).startswith("/memfd:"):
                 state = posix.stat(path)
-                found[state.st_ino] = state.st_blocks * BLOCK
+                bytes_by_inode[state.st_ino] = state.st_blocks * BLOCK
         except OSError:
             continue  # it was closed
 

@@ -69,8 +69,8 @@ def end_scope(take: Callable[[Usage], None]) -> None:
     pause_s = 0.0
     while True:
         try:
-            while (found := wait4(-1, WNOHANG))[0]:
-                take(found[2])
+            while (reaped := wait4(-1, WNOHANG))[0]:
+                take(reaped[2])
         except ChildProcessError:
             return  # and whoever could make others was one
         ppoll((), pause_s)

@@ -57,8 +57,8 @@ def main(fd: int, load_interpreter: Callable[[str], Any]) -> Callable[[], None] 
             _send_here(fds[0])
             never_freed.extend((loaded, settings, body, fds, cgroup))
             return Helper(fds[0], cgroup, load_interpreter).serve()
-        for one in fds:
-            posix.close(one)
+        for passed_fd in fds:
+            posix.close(passed_fd)
 
 
 def _send_here(link: int) -> None:

@@ -277,7 +277,7 @@ class ForkTree:
     def _set_up_clones(self, body: dict[str, Any]) -> list[int]:
         """Stop a node, give its new clones ids and mounts of their own, return their workspaces; or undo it all."""
         parent = self._node(body["node"])
-        known = {node.init for node in self.nodes.values()}
+        known_inits = {node.init for node in self.nodes.values()}
         fresh: list[int] = []
         mounts: list[int] = []
         workers: list[Worker] = []
@@ -285,7 +285,7 @@ class ForkTree:
             guest = parent.interpreter()
             if not guest:
                 raise ForkTreeError("its interpreter has ended")
-            fresh = _living_children(guest, known)
+            fresh = _living_children(guest, known_inits)
             if len(fresh) != len(body["clones"]):
                 raise ForkTreeError("a process that the session started is still running")
             _stop(*fresh)
@@ -293,8 +293,8 @@ class ForkTree:
                 check_is_apart(pid)  # else a signal to its group could resume its parent, which can resume clones
             self._freeze(parent)
             _stop(*fresh)
-            others = set(procfs.children(parent.init)) - {guest}
-            if any(not is_dead(pid) for pid in others) or fresh != _living_children(guest, known):
+            siblings = set(procfs.children(parent.init)) - {guest}
+            if any(not is_dead(pid) for pid in siblings) or fresh != _living_children(guest, known_inits):
                 raise ForkTreeError("a process that the session started is still running")
             for clone in body["clones"]:
                 pid = self._find(fresh, clone["holds"], body["bound"])
@@ -379,16 +379,16 @@ class ForkTree:
 
     def _find(self, fresh: list[int], holds: list[str], bound: list[str]) -> int:
         """Return the clone that holds exactly these descriptors and nothing else of its parent's; all are stopped."""
-        wanted = sorted(holds)
-        seen = ""
+        expected = sorted(holds)
+        surplus = ""
         for pid in fresh:
-            found = sorted(descriptors(pid))
-            if found == wanted:
+            open_names = sorted(descriptors(pid))
+            if open_names == expected:
                 check_rest(pid, bound)
                 return pid
-            if set(holds) & set(found):
-                seen = ", ".join(name for name in found if name not in wanted) or "a descriptor twice"
-        raise ForkTreeError(f"the clone holds something of its parent's open: {seen or 'it closed its own link'}")
+            if set(holds) & set(open_names):
+                surplus = ", ".join(name for name in open_names if name not in expected) or "a descriptor twice"
+        raise ForkTreeError(f"the clone holds something of its parent's open: {surplus or 'it closed its own link'}")
 
     def _freeze(self, node: Node) -> None:
         guest = node.interpreter()
@@ -400,7 +400,7 @@ class ForkTree:
         _stop(*([node.init, guest] if node.parent is not None else [guest]))  # pid 1 of a clone is the guest's too
 
     def _thaw(self, node: Node) -> None:
-        if any(one.parent is node for one in self.nodes.values()):
+        if any(other_node.parent is node for other_node in self.nodes.values()):
             raise ForkTreeError("a fork of it is still open")
         node.is_frozen = False
         if node.parent is None:
@@ -514,6 +514,6 @@ def _kill_clone(node: Node) -> None:
         node.cgroup.lift_quota()  # its last: a fork's group ends with it
 
 
-def _living_children(guest: int, known: set[int]) -> list[int]:
+def _living_children(guest: int, known_inits: set[int]) -> list[int]:
     """Return the processes that a guest has cloned and that are not known yet."""
-    return [pid for pid in procfs.children(guest) if pid not in known and not is_dead(pid)]
+    return [pid for pid in procfs.children(guest) if pid not in known_inits and not is_dead(pid)]

@@ -130,14 +130,14 @@ class Guest:
             posix._exit(0)
         is_compiling = command is not None and self.index < len(order.commands) - 1
         self._take_streams(fds, is_compiling=is_compiling)
-        kept = _out_of_the_way(fds[3:]) if command is None or order.is_session else []
-        self._close_descriptors(kept)
+        kept_fds = _out_of_the_way(fds[3:]) if command is None or order.is_session else []
+        self._close_descriptors(kept_fds)
         if command is not None:
             if order.is_session:  # what is executed gets its ends by numbers that it knows
-                for fd, number in zip(kept, (ANSWERS, LINK), strict=True):
+                for fd, number in zip(kept_fds, (ANSWERS, LINK), strict=True):
                     call("dup3", fd, number, 0)
             self._exec(command, order.env)
-        self._run_python(order, kept)
+        self._run_python(order, kept_fds)
 
     def _get_ready(self) -> None:
         """Import and prepare what needs no file of the sandbox's and no privilege, while the reaper builds."""
@@ -195,10 +195,10 @@ class Guest:
         for number, fd in enumerate((fds[0], stdout, fds[2])):
             call("dup3", fd, number, 0)
 
-    def _close_descriptors(self, kept: list[int]) -> None:
+    def _close_descriptors(self, kept_fds: list[int]) -> None:
         """Leave exactly the standard streams, for a Python guest the pipe of its value, and a session's two ends."""
         first = 3
-        for fd in sorted(kept):
+        for fd in sorted(kept_fds):
             if fd > first:
                 close_range(first, fd - 1)
             first = fd + 1
@@ -217,7 +217,7 @@ class Guest:
             posix.write(2, f"cloche: cannot run {command[0]!r}: {why}\n".encode("utf-8", "surrogateescape"))
             posix._exit(NOT_FOUND if missing else CANNOT_RUN)
 
-    def _run_python(self, order: Order, kept: list[int]) -> None:
+    def _run_python(self, order: Order, kept_fds: list[int]) -> None:
         """Let the interpreter forget the helper and become the guest's."""
         assert order.python is not None
         assert self.load_interpreter is not None
@@ -229,7 +229,7 @@ class Guest:
             privileges.give_up = lambda: perform_calls(capabilities)
         if self.gives_exit_notice:
             privileges.exit_early = give_exit_notice
-        run(order.python, order.env, self.interpreter.prepare(), privileges, *kept)
+        run(order.python, order.env, self.interpreter.prepare(), privileges, *kept_fds)
 
 
 def unpack_building(plan_fd: int) -> Building:
@@ -239,7 +239,7 @@ def unpack_building(plan_fd: int) -> Building:
 
 def name_output() -> str:
     """Return device and inode of the run's own output and errors: what else a program prints to is a pipe or file."""
-    return " ".join([f"{one.st_dev}:{one.st_ino}" for one in (posix.fstat(1), posix.fstat(2))])
+    return " ".join([f"{state.st_dev}:{state.st_ino}" for state in (posix.fstat(1), posix.fstat(2))])
 
 
 def _missing_interpreter(program: str, env: dict[str, str]) -> str:
@@ -253,9 +253,9 @@ def _missing_interpreter(program: str, env: dict[str, str]) -> str:
                 line = file.readline(256)
         except OSError:
             continue
-        words = os.fsdecode(line[2:]).split() if line.startswith(b"#!") else []
-        if words and not os.path.exists(words[0]):
-            return f"its interpreter {words[0]!r}, which its first line names, is not there"
+        arguments = os.fsdecode(line[2:]).split() if line.startswith(b"#!") else []
+        if arguments and not os.path.exists(arguments[0]):
+            return f"its interpreter {arguments[0]!r}, which its first line names, is not there"
     return ""
 
 

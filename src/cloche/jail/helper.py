@@ -226,9 +226,9 @@ class Helper(SandboxState):
 
     def _change_handoff(self, ends: list[int], generation: int) -> None:
         """Hold the handoff socket of a prefork jail, by which guests take orders, and its shared status; or nothing."""
-        for one in (self.handoff, self.status, self.timer):
-            if one >= 0:
-                posix.close(one)
+        for fd in (self.handoff, self.status, self.timer):
+            if fd >= 0:
+                posix.close(fd)
         self.handoff, self.status, self.timer = ends or (-1, -1, -1)
         self.generation = generation
 

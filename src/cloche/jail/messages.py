@@ -138,9 +138,9 @@ class _Record:
 
     def copy(self) -> Self:
         """Return another one with the same values."""
-        found = object.__new__(type(self))
-        found.__dict__.update(self.__dict__)
-        return found
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
 
     def as_wire(self) -> dict[str, Any]:
         """Return every field as plain data."""
@@ -212,8 +212,12 @@ class Spec(_Record):
 
     def move(self, folder: str) -> None:
         """Have the folders that stand in for mounts in another one: the helper has renamed, or will make, it."""
-        at = len(self.folder)
-        self.workspace, self.tmp, self.folder = folder + self.workspace[at:], folder + self.tmp[at:], folder
+        prefix_length = len(self.folder)
+        self.workspace, self.tmp, self.folder = (
+            folder + self.workspace[prefix_length:],
+            folder + self.tmp[prefix_length:],
+            folder,
+        )
 
     def is_as(self, origin: Spec | None) -> bool:
         """Tell, without looking at each field, that what travels is what `origin` says, but for the control group."""
@@ -309,16 +313,16 @@ class Building(_Record):
 
     def as_wire(self) -> dict[str, Any]:
         """Return it in two parts, each of which is read by those alone who need it: both take their time."""
-        whole = super().as_wire()
-        reapers = {name: whole.pop(name) for name in ("build", "private")}
-        return {"reapers": pack_part(reapers), "guests": pack_part(whole)}
+        fields = super().as_wire()
+        reapers = {name: fields.pop(name) for name in ("build", "private")}
+        return {"reapers": pack_part(reapers), "guests": pack_part(fields)}
 
     @classmethod
-    def of_parts(cls, *parts: bytes) -> Building:
+    def of_parts(cls, *packed_parts: bytes) -> Building:
         """Return what these parts of `as_wire` hold; the rest is empty."""
         fields: dict[str, Any] = {}
-        for part in parts:
-            fields |= unpack_part(part)
+        for packed in packed_parts:
+            fields |= unpack_part(packed)
         return cls(**fields)
 
 

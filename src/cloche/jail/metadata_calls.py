@@ -82,14 +82,14 @@ class OwnFolders:
         return None
 
     def _open(self, path: bytes, resolve: int, *, follows: bool) -> int:
-        found = self._below(path)
-        if found is None:
+        own_folder = self._below(path)
+        if own_folder is None:
             raise OSError(EACCES, "not below the sandbox's own folders")
         flags = posix.O_PATH | posix.O_CLOEXEC | (0 if follows else posix.O_NOFOLLOW)
         how = flags.to_bytes(8, "little") + bytes(8) + resolve.to_bytes(8, "little")
         for _ in range(RETRIES):
             try:
-                return call("openat2", found[0], found[1], how, HOW_BYTES)
+                return call("openat2", own_folder[0], own_folder[1], how, HOW_BYTES)
             except OSError as error:  # of `..`, while somebody renames something somewhere
                 if error.errno != EAGAIN:
                     raise
@@ -98,30 +98,30 @@ class OwnFolders:
     def _walk(self, path: bytes, *, follows: bool) -> int:
         """Find where a path leads, name by name, and open that; all that is opened is below an own folder."""
         follows = follows or path.endswith(b"/")
-        done, to_do, links, names = b"", _names_of(path), 0, 0
+        resolved, to_do, links, names = b"", _names_of(path), 0, 0
         while to_do:
             names += 1
             if names > MOST_NAMES:
                 raise OSError(ELOOP, "too many names")
             name = to_do.pop()
             if name == b"..":
-                done = done.rpartition(b"/")[0]
+                resolved = resolved.rpartition(b"/")[0]
                 continue
-            target = self._link(done + b"/" + name) if to_do or follows else b""
+            target = self._link(resolved + b"/" + name) if to_do or follows else b""
             if target:
                 links += 1
                 if links > MOST_LINKS:
                     raise OSError(ELOOP, "too many links")
-                done = b"" if target.startswith(b"/") else done
+                resolved = b"" if target.startswith(b"/") else resolved
                 to_do += _names_of(target)
             else:
-                done += b"/" + name
-        return self._open(done, RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS, follows=False)
+                resolved += b"/" + name
+        return self._open(resolved, RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS, follows=False)
 
     def _link(self, path: bytes) -> bytes:
         """Return where a link below an own folder leads to, empty for what is none, or outside."""
-        found = self._below(path)
-        if found is None or found[1] == b".":
+        own_folder = self._below(path)
+        if own_folder is None or own_folder[1] == b".":
             return b""
         held = self._open(path, RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS, follows=False)
         try:
@@ -145,10 +145,10 @@ def _path_of(held: int) -> bytes:
 def _answerer(own: OwnFolders, name: str) -> Answerer:
     row = CALLS[name]
 
-    def answer(asked: Asked) -> int:
-        held = open_file(own, asked, row)
+    def answer(held_call: Asked) -> int:
+        held = open_file(own, held_call, row)
         try:
-            row.change(b"/proc/self/fd/%d" % held, asked, row.rest)
+            row.change(b"/proc/self/fd/%d" % held, held_call, row.rest)
         finally:
             posix.close(held)
         return 0
@@ -156,32 +156,32 @@ def _answerer(own: OwnFolders, name: str) -> Answerer:
     return answer
 
 
-def open_file(own: OwnFolders, asked: Asked, row: Row) -> int:
+def open_file(own: OwnFolders, held_call: Asked, row: Row) -> int:
     """Return a descriptor (O_PATH) of the file that a call is for, below an own folder."""
-    flags = asked.word(row.flags) if row.flags else 0
+    flags = held_call.word(row.flags) if row.flags else 0
     if flags & ~(AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH):
         raise OSError(EINVAL, "a flag that nobody knows")
-    directory = asked.word(row.directory) if row.directory >= 0 else AT_CWD
-    address = asked.arguments[row.path] if row.path >= 0 else 0
+    directory = held_call.word(row.directory) if row.directory >= 0 else AT_CWD
+    address = held_call.arguments[row.path] if row.path >= 0 else 0
     has_path = address or not (row.is_optional or flags & AT_EMPTY_PATH)
-    path = asked.text(address) if has_path else b""
+    path = held_call.text(address) if has_path else b""
     if not path:
         if has_path and not flags & AT_EMPTY_PATH:
             raise OSError(ENOENT, "an empty path")
         if directory != AT_CWD:
-            return _open_descriptor(own, asked, directory)
+            return _open_descriptor(own, held_call, directory)
         if row.is_optional and not flags & AT_EMPTY_PATH:
             raise OSError(EFAULT, "neither path nor descriptor")
     folder, _, number = path.rpartition(b"/")
     if folder in OF_DESCRIPTORS and number.isdigit() and row.follows and not flags & AT_SYMLINK_NOFOLLOW:
-        return _open_descriptor(own, asked, int(number[:MOST_DIGITS]))
+        return _open_descriptor(own, held_call, int(number[:MOST_DIGITS]))
     if not path.startswith(b"/"):
-        path = asked.directory(directory) + b"/" + path
+        path = held_call.directory(directory) + b"/" + path
     return own.open(path, follows=row.follows and not flags & AT_SYMLINK_NOFOLLOW)
 
 
-def _open_descriptor(own: OwnFolders, asked: Asked, number: int) -> int:
-    held = asked.open_descriptor(number)
+def _open_descriptor(own: OwnFolders, held_call: Asked, number: int) -> int:
+    held = held_call.open_descriptor(number)
     try:
         own.check(held)
     except OSError:
@@ -190,12 +190,12 @@ def _open_descriptor(own: OwnFolders, asked: Asked, number: int) -> int:
     return held
 
 
-def _change_mode(file: bytes, asked: Asked, at: int) -> None:
-    posix.chmod(file, asked.word(at) & 0o7777)
+def _change_mode(file: bytes, held_call: Asked, index: int) -> None:
+    posix.chmod(file, held_call.word(index) & 0o7777)
 
 
-def _change_owner(file: bytes, asked: Asked, at: int) -> None:
-    user, group = (-1 if one == SAME else one for one in (asked.word(at), asked.word(at + 1)))
+def _change_owner(file: bytes, held_call: Asked, index: int) -> None:
+    user, group = (-1 if new_id == SAME else new_id for new_id in (held_call.word(index), held_call.word(index + 1)))
     posix.chown(file, user, group)
 
 
@@ -203,9 +203,9 @@ def _change_times(file: bytes, times: bytes | None) -> None:
     call("utimensat", AT_FDCWD, file, times, 0)
 
 
-def _in_nanoseconds(file: bytes, asked: Asked, at: int) -> None:
-    address = asked.arguments[at]
-    _change_times(file, asked.copy(address, 4 * WORD) if address else None)
+def _in_nanoseconds(file: bytes, held_call: Asked, index: int) -> None:
+    address = held_call.arguments[index]
+    _change_times(file, held_call.copy(address, 4 * WORD) if address else None)
 
 
 def _in_microseconds(file: bytes, asked: Asked, at: int) -> None:
@@ -231,7 +231,7 @@ def _words(data: bytes) -> list[int]:
 
 
 def _packed(*words: int) -> bytes:
-    return b"".join(word.to_bytes(WORD, "little", signed=True) for word in words)
+    return b"".join(number.to_bytes(WORD, "little", signed=True) for number in words)
 
 
 class Row:

@@ -66,47 +66,47 @@ class Sockets:
         self._stand_ins: dict[int, tuple[int, int]] = {}  # family and type that were asked for, by inode
         self._listener, self._address = -1, b""
 
-    def make(self, asked: Asked) -> int:
+    def make(self, held_call: Asked) -> int:
         """Answer `socket` with a stand-in."""
-        family, kind, protocol = asked.word(0), asked.word(1), asked.word(2)
+        family, kind, protocol = held_call.word(0), held_call.word(1), held_call.word(2)
         of_type = {SOCK_STREAM: (SOCK_STREAM, TCP), SOCK_DGRAM: (SOCK_SEQPACKET, UDP)}.get(kind & TYPE_MASK)
         if family not in (AF_INET, AF_INET6) or of_type is None or protocol not in (0, of_type[1]):
             raise OSError(EPROTONOSUPPORT, "neither TCP nor UDP")
         is_blocking, is_kept = not kind & posix.O_NONBLOCK, not kind & posix.O_CLOEXEC
-        made = call("socket", AF_UNIX, of_type[0] | posix.O_CLOEXEC | (0 if is_blocking else posix.O_NONBLOCK), 0)
+        stand_in = call("socket", AF_UNIX, of_type[0] | posix.O_CLOEXEC | (0 if is_blocking else posix.O_NONBLOCK), 0)
         try:
-            inode = posix.fstat(made).st_ino
+            inode = posix.fstat(stand_in).st_ino
             self._stand_ins[inode] = family, kind & TYPE_MASK
             if len(self._stand_ins) > MOST_STAND_INS:
                 del self._stand_ins[next(iter(self._stand_ins))]
-            return asked.put(made, flags=0 if is_kept else posix.O_CLOEXEC, is_answer=True)
+            return held_call.put(stand_in, flags=0 if is_kept else posix.O_CLOEXEC, is_answer=True)
         finally:
-            posix.close(made)
+            posix.close(stand_in)
 
-    def connect(self, asked: Asked) -> int:
+    def connect(self, held_call: Asked) -> int:
         """Answer `connect`: put a connected socket in place of the stand-in, where the address is served."""
-        number, size = asked.word(0), asked.word(2)
+        number, size = held_call.word(0), held_call.word(2)
         if not LEAST_ADDRESS <= size <= MOST_ADDRESS:
             raise OSError(EINVAL, "no address")
-        address = asked.copy(asked.arguments[1], size)
-        inode = asked.open_socket(number)
+        address = held_call.copy(held_call.arguments[1], size)
+        inode = held_call.open_socket(number)
         if inode not in self._stand_ins:
             raise OSError(EISCONN, "connected, or no socket of the network")
-        flags = asked.open_flags(number)
+        flags = held_call.open_flags(number)
         host, port = self._wanted(address, *self._stand_ins[inode])
         guests, ours = self._pair()
         try:
             self._hand_over(ours, host, port)
             posix.set_blocking(guests, not flags & posix.O_NONBLOCK)
-            asked.put(guests, number, flags=flags & posix.O_CLOEXEC)
+            held_call.put(guests, number, flags=flags & posix.O_CLOEXEC)
         finally:
             posix.close(guests)
             posix.close(ours)
         return 0
 
-    def bind(self, asked: Asked) -> int:
+    def bind(self, held_call: Asked) -> int:
         """Answer `bind`: nothing is listened for."""
-        asked.open_socket(asked.word(0))
+        held_call.open_socket(held_call.word(0))
         raise OSError(*REFUSED)
 
     def _wanted(self, address: bytes, family: int, kind: int) -> tuple[str, int]:
@@ -115,14 +115,14 @@ class Sockets:
             raise OSError(EAFNOSUPPORT, "an address of another family")
         if len(address) < (IPV4_BYTES if family == AF_INET else IPV6_BYTES):
             raise OSError(EINVAL, "too short an address")
-        found = address[4:8] if family == AF_INET else address[20:24]
+        ipv4_bytes = address[4:8] if family == AF_INET else address[20:24]
         port = int.from_bytes(address[2:4], "big")
         if kind != SOCK_STREAM or (family == AF_INET6 and address[8:20] not in (MAPPED, bytes(12))):
             raise OSError(ENETUNREACH, "neither TCP nor IPv4")
-        is_own = port != DNS_PORT and (found[0] in (0, 127) or (family == AF_INET6 and address[8:20] != MAPPED))
+        is_own = port != DNS_PORT and (ipv4_bytes[0] in (0, 127) or (family == AF_INET6 and address[8:20] != MAPPED))
         if is_own or port not in self._ports:
             raise OSError(ECONNREFUSED, "nobody serves that")
-        return ".".join(map(str, found)), port
+        return ".".join(map(str, ipv4_bytes)), port
 
     def _pair(self) -> tuple[int, int]:
         """Return two TCP sockets that are connected to each other. Raises OSError.
@@ -143,10 +143,10 @@ class Sockets:
             for _ in range(MOST_STRANGERS):
                 if not ppoll((self._listener,), CONNECT_S):
                     break
-                found = call("accept4", self._listener, 0, 0, posix.O_CLOEXEC | posix.O_NONBLOCK)
-                if _name("getpeername", found) == name:
-                    return guests, found
-                posix.close(found)
+                accepted = call("accept4", self._listener, 0, 0, posix.O_CLOEXEC | posix.O_NONBLOCK)
+                if _name("getpeername", accepted) == name:
+                    return guests, accepted
+                posix.close(accepted)
             raise OSError(ECONNREFUSED, "the listener of ours is not reached")
         except BaseException:
             posix.close(guests)

@@ -81,26 +81,26 @@ class Halt:
     def _stop_all(self) -> None:
         before: list[int] = []
         while True:
-            found = self._found()
-            running = [pid for pid in found if self._is_running(pid)]
-            if not running and found == before:
+            pids = self._found()
+            running = [pid for pid in pids if self._is_running(pid)]
+            if not running and pids == before:
                 return
             self._hold([pid for pid in running if pid not in self._stopped])
             for pid in running:
                 if pid in self._stopped:
                     _send(self._stopped[pid], SIGSTOP)
-            before = [] if running else found
+            before = [] if running else pids
             posix.sched_yield()
 
     def _found(self) -> list[int]:
         """Return all that are there now."""
-        found: list[int] = []
+        pids: list[int] = []
         for some in self._find():
-            found += some
-            if len(found) > self._room:
+            pids += some
+            if len(pids) > self._room:
                 raise _TooMuch
             self._check_time()
-        return found
+        return pids
 
     def _is_running(self, pid: int) -> bool:
         stopped_states = STOPPED_STATES if pid in self._stopped else STOPPED_STATES.rstrip("D")
@@ -113,16 +113,16 @@ class Halt:
     def _hold(self, pids: list[int]) -> None:
         """Take a descriptor of each, and keep it if the number is still found: it may be anybody's by now."""
         fresh: dict[int, int] = {}
-        there: list[int] = []
+        live_pids: list[int] = []
         try:
             for pid in pids[: self._room - len(self._stopped)]:
                 try:
                     fresh[pid] = posix.pidfd_open(pid)
                 except OSError:
                     pass  # it has just ended, or there are too many open: it goes on
-            there = self._found() if fresh else []
+            live_pids = self._found() if fresh else []
         finally:
-            are_there = set(there)
+            are_there = set(live_pids)
             for pid, fd in fresh.items():
                 if pid in are_there:
                     self._stopped[pid] = fd

@@ -105,13 +105,13 @@ class ChildWatcher:
         self.drain()
         while True:
             try:
-                found, status, usage = wait4(-1, WNOHANG)
+                dead_pid, status, usage = wait4(-1, WNOHANG)
             except ChildProcessError:
                 return None
-            if found == 0:
+            if dead_pid == 0:
                 return None
             self.add(usage)
-            if found == pid:
+            if dead_pid == pid:
                 return status
 
     def drain(self) -> None:

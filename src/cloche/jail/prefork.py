@@ -143,10 +143,10 @@ class PreforkWatcher(ChildWatcher):
         while True:
             for fd, _ in ppoll((self.ours, self.woken), None):
                 if fd == self.ours:
-                    tag, body, given = messages.receive(fd)
+                    tag, body, received_fds = messages.receive(fd)
                     if tag == "made" and body["holds"] and is_looked_at:
                         self.stats = ProcessStats(pid, self.last_pid)
-                    return given if tag == "made" else []
+                    return received_fds if tag == "made" else []
                 if self.take_dead(pid) is not None:
                     return []
 
@@ -269,11 +269,11 @@ class PreforkGuest(Guest):
     def _hand_over(self) -> None:
         """Give pid 1 what it looks at and unmounts at the end, and the caller a mount of the workspace."""
         registers = self.registers
-        made = [registers[name] for name in (*OWN_MOUNTS.values(), MOUNT_NAMESPACE)]
+        handed_fds = [registers[name] for name in (*OWN_MOUNTS.values(), MOUNT_NAMESPACE)]
         further = NEXT_WORKSPACE if NEXT_WORKSPACE in registers else SHOWN_WORKSPACE
-        kept = [registers[further]] if further in registers else []
+        further_fds = [registers[further]] if further in registers else []
         self.device = posix.fstat(registers[OWN_WORKSPACE]).st_dev
-        messages.send_retrying(self.asking, "made", {"holds": self.holds}, [*made, self.listener, *kept])
+        messages.send_retrying(self.asking, "made", {"holds": self.holds}, [*handed_fds, self.listener, *further_fds])
         if self.listener >= 0:
             posix.close(self.listener)
         messages.send_retrying(self.handoff, "ready", self.ready, self._for_caller())
@@ -342,7 +342,7 @@ class PreforkReaper(Parent):
         gc.freeze()  # what is here now is nobody's garbage, and nothing for a program to find
         watcher = PreforkWatcher(self.spec, self.registers.get(PROCESS_COUNTER, -1))
         can_copy = shared_status.is_possible()
-        left: list[int] = []
+        unclosed_fds: list[int] = []
         dirty_pages = None
         while True:
             watcher.renew()
@@ -352,15 +352,15 @@ class PreforkReaper(Parent):
             shared_status.copying.wanted = dirty_pages
             pid = posix.fork()
             if pid == 0:
-                _close(left)
+                _close(unclosed_fds)
                 never_freed.extend((watcher, private))
                 guest = PreforkGuest(self, watcher.leave(), building, handoff, file, ready)
                 guest.is_under_load, guest.can_copy = is_under_load, can_copy
                 return guest.become
-            given = watcher.receive_made(pid, is_looked_at=not is_under_load)
-            made = self._receive_mounts(given, keeps_workspace=bool(building.later))
-            _close(left)  # taking it down makes the kernel wait, which nobody waits for now
-            ended, left = self._attend(pid, watcher, made, file, before, common)
+            received_fds = watcher.receive_made(pid, is_looked_at=not is_under_load)
+            mount_fds = self._receive_mounts(received_fds, keeps_workspace=bool(building.later))
+            _close(unclosed_fds)  # taking it down makes the kernel wait, which nobody waits for now
+            ended, unclosed_fds = self._attend(pid, watcher, mount_fds, file, before, common)
             ready = common  # what the building took was reported with the first guest
             building.first = building.later or building.first
             messages.send(handoff, "ended", ended)
@@ -383,27 +383,31 @@ class PreforkReaper(Parent):
             self.privileges = forget_helper(interpreter)
             self.load_interpreter = {"oneshot": interpreter}.__getitem__  # no other can be loaded any more
 
-    def _receive_mounts(self, given: list[int], *, keeps_workspace: bool) -> list[int]:
+    def _receive_mounts(self, received_fds: list[int], *, keeps_workspace: bool) -> list[int]:
         """Return what a guest hands over when it is made: its mounts, its filter's descriptor, its mount namespace.
 
         Last may come the mount that shows the caller its workspace. Who closes that as the last waits for the kernel.
         """
-        if not given:  # it failed, and has reported at what; or it was killed
+        if not received_fds:  # it failed, and has reported at what; or it was killed
             posix._exit(1)
-        *mounts, namespace, listener = given[: len(OWN_MOUNTS) + 2]
-        further = given[len(OWN_MOUNTS) + 2 :]
+        *mounts, namespace, listener = received_fds[: len(OWN_MOUNTS) + 2]
+        further = received_fds[len(OWN_MOUNTS) + 2 :]
         if further and keeps_workspace:
             self._replace_workspace(further.pop())
         return [*mounts, listener, namespace, *further]
 
     def _attend(
-        self, pid: int, watcher: PreforkWatcher, made: list[int], file: int, before: int, common: dict[str, Any]
+        self, pid: int, watcher: PreforkWatcher, mount_fds: list[int], file: int, before: int, common: dict[str, Any]
     ) -> tuple[dict[str, Any], list[int]]:
         """Attend to one guest until it has ended; return the report, and what of its mounts is yet to be closed.
 
         `before` is the number of the run whose order was taken before it was forked; `common` is reported anyway.
         """
-        mounts, listener, left = made[: len(OWN_MOUNTS)], made[len(OWN_MOUNTS)], made[len(OWN_MOUNTS) + 1 :]
+        mounts, listener, unclosed_fds = (
+            mount_fds[: len(OWN_MOUNTS)],
+            mount_fds[len(OWN_MOUNTS)],
+            mount_fds[len(OWN_MOUNTS) + 1 :],
+        )
         last: list[int] = []
 
         def look_around() -> None:
@@ -434,8 +438,8 @@ class PreforkReaper(Parent):
             "at": monotonic(),
         }
         if stored > FEW_BLOCKS:
-            _close(left)
-        return ended, left
+            _close(unclosed_fds)
+        return ended, unclosed_fds
 
     def _replace_workspace(self, workspace: int) -> None:
         """Hold the mount of the workspace that the next guest attaches, instead of the one before."""

@@ -58,7 +58,7 @@ def _children(pid: int) -> Iterator[list[int]]:
         return
     for thread in threads:
         text = _read(f"/proc/{pid}/task/{thread}/children")
-        yield [int(word) for word in text.split()]
+        yield [int(number) for number in text.split()]
 
 
 def count_tasks(pids: list[int]) -> int:
@@ -66,35 +66,35 @@ def count_tasks(pids: list[int]) -> int:
     return sum(len(_thread_ids(pid)) for pid in pids)
 
 
-def count_tasks_below(root: int, most: int) -> tuple[int, bool]:
+def count_tasks_below(root: int, max_tasks: int) -> tuple[int, bool]:
     """Return the number of threads in all descendants of `root`, and whether that is all of them.
 
     Whoever's parent ends while the tree is walked may come to where the walk has been. So it is walked again where
     somebody was found dead who had not been so before; the largest count is the one. It ends where it is `most`.
     """
-    count, known = 0, set[int]()
+    count, known_dead = 0, set[int]()
     for _ in range(MOST_WALKS):
-        found, dead = _count_once(root, most)
-        count = max(count, found)
-        if count >= most or dead <= known:
+        walk_count, dead = _count_once(root, max_tasks)
+        count = max(count, walk_count)
+        if count >= max_tasks or dead <= known_dead:
             return count, True
-        known |= dead
+        known_dead |= dead
     return count, False
 
 
-def _count_once(root: int, most: int) -> tuple[int, set[int]]:
+def _count_once(root: int, max_tasks: int) -> tuple[int, set[int]]:
     """Return the number of threads that a walk down from `root` finds, and who is dead whose children it looked for."""
     count, dead, queue = 0, set[int](), [root]
-    seen = {root}
+    visited = {root}
     while queue:
         pid = queue.pop()
         threads = _thread_ids(pid)
         count += len(threads) if pid != root else 0
-        if count >= most:
+        if count >= max_tasks:
             break
         for thread in threads:
-            below = {int(word) for word in _read(f"/proc/{pid}/task/{thread}/children").split()} - seen
-            seen |= below
+            below = {int(child) for child in _read(f"/proc/{pid}/task/{thread}/children").split()} - visited
+            visited |= below
             queue += below
         dead.update(thread for thread in threads or [pid] if state_of(thread) in "ZX")
     return count, dead
@@ -111,8 +111,8 @@ def resident_bytes(pids: list[int]) -> int:
     """Return the sum of resident memory, pages shared between processes counted in each."""
     total = 0
     for pid in pids:
-        words = _read(f"{_with_memory(pid)}/statm").split()
-        total += int(words[1]) * PAGE if len(words) > 2 else 0
+        fields = _read(f"{_with_memory(pid)}/statm").split()
+        total += int(fields[1]) * PAGE if len(fields) > 2 else 0
     return total
 
 
@@ -126,7 +126,7 @@ def _with_memory(pid: int) -> str:
     except OSError:
         return folder
     alive = (f"{folder}/task/{thread}" for thread in threads if int(thread) != pid)
-    return next((one for one in alive if not _read(f"{one}/statm").startswith("0 0 0")), folder)
+    return next((task_folder for task_folder in alive if not _read(f"{task_folder}/statm").startswith("0 0 0")), folder)
 
 
 def own_bytes(pids: list[int]) -> int:
@@ -361,7 +361,7 @@ class Death:
 
     def __init__(self, reaper: int, cgroup: Cgroup):
         self._reaper, self._cgroup = reaper, cgroup
-        user, system, user_below, system_below = (int(word) for word in _stat(reaper)[_TIMES] or (0, 0, 0, 0))
+        user, system, user_below, system_below = (int(ticks) for ticks in _stat(reaper)[_TIMES] or (0, 0, 0, 0))
         most_kib = (text_of(f"/proc/{reaper}/status").partition("\nVmHWM:")[2].split(None, 1) or ["0"])[0]
         self.spent = (user + user_below) / TICKS_PER_S, (system + system_below) / TICKS_PER_S, int(most_kib)
 

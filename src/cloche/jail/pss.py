@@ -72,33 +72,33 @@ class PssSum:
         """
         is_exact = self._is_over() or (self._is_whole and not self._refused)
         total = self._total_bytes + sum(self._refused.values())
-        found = total if is_exact or self._is_whole else None
-        return {"bytes": found, "is_exact": is_exact, "spent_s": process_time() - self._begun_s}
+        sum_bytes = total if is_exact or self._is_whole else None
+        return {"bytes": sum_bytes, "is_exact": is_exact, "spent_s": process_time() - self._begun_s}
 
     def _is_over(self) -> bool:
         return self._total_bytes > self._limit_bytes
 
     def _forget_ended(self) -> None:
-        for found in (self._shares, self._refused):
-            for pid in [pid for pid in found if not procfs.has_memory(pid)]:
-                del found[pid]
+        for bytes_by_pid in (self._shares, self._refused):
+            for pid in [pid for pid in bytes_by_pid if not procfs.has_memory(pid)]:
+                del bytes_by_pid[pid]
         self._total_bytes = sum(self._shares.values())
 
 
 def sum_now(root: int, limit_bytes: int) -> dict[str, Any]:
     """Return the result of a whole sum, by who may read all of it and has nothing else to do meanwhile."""
-    one = PssSum(root, limit_bytes)
-    while not one.step():
+    pss_sum = PssSum(root, limit_bytes)
+    while not pss_sum.step():
         pass
-    return one.result()
+    return pss_sum.result()
 
 
-def decide(found: dict[str, Any] | None, own_bytes: int, grown_bytes: int | None) -> int:
+def decide(result: dict[str, Any] | None, own_bytes: int, grown_bytes: int | None) -> int:
     """Return what a tree has in memory, by a sum's result or None, its cheaper figure, and its container's growth."""
-    used, summed = own_bytes, None if found is None else found["bytes"]
-    if found is not None and summed is not None:
+    used, summed = own_bytes, None if result is None else result["bytes"]
+    if result is not None and summed is not None:
         used = min(used, int(summed))
-        if found["is_exact"]:
+        if result["is_exact"]:
             return used
     return used if grown_bytes is None else min(used, grown_bytes)
 

@@ -243,8 +243,8 @@ class GuestWatcher(ChildWatcher):
 
     def await_listener(self, helper_link: int) -> bool:
         """Wait until a guest has restricted itself; False where it died, or the helper has said something."""
-        known = len(self.watched)
-        while len(self.watched) == known:
+        watched_before = len(self.watched)
+        while len(self.watched) == watched_before:
             ready = {fd for fd, _ in ppoll((self.woken, self.ours, helper_link), None)}
             if ready & {self.woken, helper_link}:
                 return False

@@ -272,8 +272,8 @@ class Resident(CommandParent):
         elif tag == "why":
             is_more, self.oom_kills = body.get("oom_kills", 0) > self.oom_kills, body.get("oom_kills", 0)
             hits, self.pids_hits = body.get("pids_hits", 0) - self.pids_hits, body.get("pids_hits", 0)
-            asked, self.asked = self.asked, []
-            for take in asked:
+            pending, self.asked = self.asked, []
+            for take in pending:
                 take("out_of_memory" if is_more else "", hits)
         elif tag != "go":  # the helper is gone, and so must we be
             posix._exit(1)
@@ -349,8 +349,8 @@ class Resident(CommandParent):
         for spare in self.spares.values():
             spare.end()
 
-    def _fork(self, given: tuple[dict[str, Any], dict[int, int]] | None) -> Forked:
-        is_shared = self._enter_mark(given is not None and is_own(given[0]))
+    def _fork(self, early_order: tuple[dict[str, Any], dict[int, int]] | None) -> Forked:
+        is_shared = self._enter_mark(early_order is not None and is_own(early_order[0]))
         mark = Mark(is_shared=is_shared)
         links: tuple[int, ...] = ()
         try:
@@ -365,7 +365,7 @@ class Resident(CommandParent):
             _signal.set_wakeup_fd(-1)
             _signal.signal(SIGCHLD, _signal.SIG_DFL)
             posix.close(ours)
-            raise Become(CommandGuest(self, theirs, given))
+            raise Become(CommandGuest(self, theirs, early_order))
         posix.close(theirs)
         if is_shared:
             mark.number = OWN_MARKS - pid
@@ -405,21 +405,21 @@ class Resident(CommandParent):
 
     def look(self) -> Iterator[tuple[int, int]]:
         """Yield all that live but us, the newest first, each with its mark, which may be HIDDEN."""
-        known: dict[int, int] = {}
+        known_marks: dict[int, int] = {}
         for name in reversed(posix.listdir("/proc")):
             if name.isdigit() and name != "1":
-                yield int(name), self._mark_of(int(name), known)
+                yield int(name), self._mark_of(int(name), known_marks)
 
-    def _mark_of(self, pid: int, known: dict[int, int], depth: int = MOST_PARENTS) -> int:
+    def _mark_of(self, pid: int, known_marks: dict[int, int], depth: int = MOST_PARENTS) -> int:
         """Return the mark of a process; of those that we forked we know it, and who hides has that of who forked it.
 
         Others that hide are `known` from one look to the next: their parents may hide, too, in a long chain.
         """
-        if pid not in known:
-            known[pid] = self._looked_up(pid, known, depth)
-        return known[pid]
+        if pid not in known_marks:
+            known_marks[pid] = self._looked_up(pid, known_marks, depth)
+        return known_marks[pid]
 
-    def _looked_up(self, pid: int, known: dict[int, int], depth: int) -> int:
+    def _looked_up(self, pid: int, known_marks: dict[int, int], depth: int) -> int:
         if pid in self.spares:
             return self.spares[pid].mark.number
         process = self.server.by_pid.get(pid)
@@ -430,7 +430,7 @@ class Resident(CommandParent):
         if mark != HIDDEN or depth <= 0:
             return mark
         parent = parent_of(pid)
-        return self._mark_of(parent, known, depth - 1) if parent > 1 else HIDDEN
+        return self._mark_of(parent, known_marks, depth - 1) if parent > 1 else HIDDEN
 
     def others(self) -> list[int]:
         """Return all that live, but us and the guests that wait."""

@@ -70,8 +70,8 @@ class SandboxState:
 
     def most_pids(self) -> int:
         """Return the most processes at once; what was reached before this run began is not its own."""
-        most = self.cgroup.most_pids() if self.cgroup is not None else 0
-        return most if most > self._pids_before else 0
+        most_pids = self.cgroup.most_pids() if self.cgroup is not None else 0
+        return most_pids if most_pids > self._pids_before else 0
 
     def is_folder_over(self, *, at_end: bool = False) -> bool:
         """Tell whether the folders of the host that stand in for the workspace hold more than they may."""

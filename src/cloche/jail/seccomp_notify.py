@@ -69,9 +69,9 @@ def install(program: bytes, *, holds: bool = False) -> tuple[int, bool]:
 
 def without_questions(program: bytes) -> bytes:
     """Return the program that allows what it would ask if it was heard."""
-    asked, allowed = (bytes((6, 0, 0, 0)) + answer.to_bytes(4, "little") for answer in (ASK_IF_HEARD, ALLOW))
-    lines = (program[at : at + 8] for at in range(0, len(program), 8))
-    return b"".join(allowed if line == asked else line for line in lines)
+    asking, allowed = (bytes((6, 0, 0, 0)) + answer.to_bytes(4, "little") for answer in (ASK_IF_HEARD, ALLOW))
+    lines = (program[offset : offset + 8] for offset in range(0, len(program), 8))
+    return b"".join(allowed if line == asking else line for line in lines)
 
 
 def receive(listener: int) -> bytes:
@@ -197,7 +197,9 @@ def _is_own(pid: int, fd: int, own_mounts: Sequence[str]) -> bool:
     """
     try:
         path = posix.readlink(f"/proc/{pid}/fd/{fd}")
-        around = [one for one in own_mounts if path == one or path.startswith(f"{one}/")]
+        around = [
+            mount_point for mount_point in own_mounts if path == mount_point or path.startswith(f"{mount_point}/")
+        ]
         if not around:
             return False
         own = max(around, key=len)

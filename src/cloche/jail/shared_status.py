@@ -99,9 +99,9 @@ def taken(file: int) -> int:
     return _read_uint(posix.pread(file, 8, _TAKEN_AT), 0)
 
 
-def note_start(file: int, number: int, at: float, device: int) -> None:
+def note_start(file: int, number: int, started_at: float, device: int) -> None:
     """Write down that the program of run `number` starts, and the device number of its guest's workspace."""
-    posix.pwrite(file, _pack_uints(number, int(at * _NS), device, number), _STARTED_AT)
+    posix.pwrite(file, _pack_uints(number, int(started_at * _NS), device, number), _STARTED_AT)
 
 
 def note_end(file: int, number: int) -> None:
@@ -153,8 +153,8 @@ def _pack_uints(*values: int) -> bytes:
     return b"".join([value.to_bytes(8, "little") for value in values])
 
 
-def _read_uint(data: bytes, at: int) -> int:
-    return int.from_bytes(data[at : at + 8], "little")
+def _read_uint(data: bytes, offset: int) -> int:
+    return int.from_bytes(data[offset : offset + 8], "little")
 
 
 if TYPE_CHECKING:
@@ -186,40 +186,40 @@ class Copying:
         posix.register_at_fork(after_in_child=self._populate)
 
     def _populate(self) -> None:
-        wanted, self.wanted = self.wanted, None  # a guest's own children have nothing to do with it
-        if wanted is not None:
-            populate(wanted)
+        wanted_pages, self.wanted = self.wanted, None  # a guest's own children have nothing to do with it
+        if wanted_pages is not None:
+            populate(wanted_pages)
 
 
 copying = Copying()
 
 
-def read_dirty_pages(found: bytes) -> DirtyPages | None:
+def read_dirty_pages(data: bytes) -> DirtyPages | None:
     """Return what `find_dirty_pages` has written: the sum and the ranges; None where nothing was found."""
-    return (int.from_bytes(found[:_UINT_BYTES], "little"), found[_UINT_BYTES:]) if found else None
+    return (int.from_bytes(data[:_UINT_BYTES], "little"), data[_UINT_BYTES:]) if data else None
 
 
 def populate(dirty_pages: DirtyPages) -> None:
     """Have the kernel copy all pages now that another process has found to be written to."""
-    left, ranges = dirty_pages
+    left_bytes, ranges = dirty_pages
     for _ in range(MOST_HOLES):
-        if not left:
+        if not left_bytes:
             return
-        done = attempt("process_madvise", PIDFD_SELF, ranges, len(ranges) // _RANGE, MADV_POPULATE_WRITE, 0)
-        if done == left or (done < 0 and done != -ENOMEM):
+        copied_bytes = attempt("process_madvise", PIDFD_SELF, ranges, len(ranges) // _RANGE, MADV_POPULATE_WRITE, 0)
+        if copied_bytes == left_bytes or (copied_bytes < 0 and copied_bytes != -ENOMEM):
             return  # what an older kernel does not copy now, it copies when it is written to
-        left, ranges = _behind_hole(left, ranges, max(done, 0))
+        left_bytes, ranges = _behind_hole(left_bytes, ranges, max(copied_bytes, 0))
 
 
-def _behind_hole(left: int, ranges: bytes, done: int) -> tuple[int, bytes]:
+def _behind_hole(left_bytes: int, ranges: bytes, copied_bytes: int) -> tuple[int, bytes]:
     """Return what is left to do, in bytes and as ranges, behind the one at which the kernel stopped."""
-    at = 0
-    while at < len(ranges):
-        length = int.from_bytes(ranges[at + _UINT_BYTES : at + _RANGE], "little")
-        at, left, done = at + _RANGE, left - length, done - length
-        if done < 0:
+    offset = 0
+    while offset < len(ranges):
+        length = int.from_bytes(ranges[offset + _UINT_BYTES : offset + _RANGE], "little")
+        offset, left_bytes, copied_bytes = offset + _RANGE, left_bytes - length, copied_bytes - length
+        if copied_bytes < 0:
             break
-    return left, ranges[at:]
+    return left_bytes, ranges[offset:]
 
 
 def find_dirty_pages() -> bytes:
@@ -227,8 +227,11 @@ def find_dirty_pages() -> bytes:
 
     All are integers of eight bytes; a range is an address and a length.
     """
-    found = _own_ranges()[:MOST_RANGES]
-    numbers = [sum(length for _, length in found), *(number for one in found for number in one)]
+    dirty_ranges = _own_ranges()[:MOST_RANGES]
+    numbers = [
+        sum(length for _, length in dirty_ranges),
+        *(number for dirty_range in dirty_ranges for number in dirty_range),
+    ]
     return b"".join([number.to_bytes(_UINT_BYTES, "little") for number in numbers])
 
 
@@ -237,15 +240,17 @@ def _own_ranges() -> list[tuple[int, int]]:
     pages = posix.open("/proc/self/pagemap", posix.O_RDONLY | posix.O_CLOEXEC)
     try:
         spans = _writable()
-        found = [posix.pread(pages, (last - first) // PAGE * _ENTRY, first // PAGE * _ENTRY) for first, last in spans]
+        page_entries = [
+            posix.pread(pages, (last - first) // PAGE * _ENTRY, first // PAGE * _ENTRY) for first, last in spans
+        ]
     finally:
         posix.close(pages)
-    for (first, _), entries in zip(spans, found, strict=True):
-        for at in range(0, len(entries), _ENTRY):
-            entry = int.from_bytes(entries[at : at + _ENTRY], "little")
+    for (first, _), entries in zip(spans, page_entries, strict=True):
+        for offset in range(0, len(entries), _ENTRY):
+            entry = int.from_bytes(entries[offset : offset + _ENTRY], "little")
             if not (entry & _PRESENT and entry & _OWN):
                 continue
-            start = first + at // _ENTRY * PAGE
+            start = first + offset // _ENTRY * PAGE
             if ranges and sum(ranges[-1]) == start:
                 ranges[-1] = (ranges[-1][0], ranges[-1][1] + PAGE)
             else:
@@ -262,11 +267,11 @@ def _writable() -> list[tuple[int, int]]:
             text += data
     finally:
         posix.close(file)
-    found, left = [], MOST_BYTES
+    spans, left_bytes = [], MOST_BYTES
     for line in text.splitlines():
         span, mode, *_ = line.split(None, 2)
-        first, last = (int(word, 16) for word in span.split(b"-"))
-        if mode == b"rw-p" and last - first <= left:
-            found.append((first, last))
-            left -= last - first
-    return found
+        first, last = (int(address, 16) for address in span.split(b"-"))
+        if mode == b"rw-p" and last - first <= left_bytes:
+            spans.append((first, last))
+            left_bytes -= last - first
+    return spans

@@ -74,8 +74,8 @@ def perform(steps: Sequence[Step], registers: dict[str, int]) -> list[float]:
     for index, step in enumerate(steps):
         started = perf_counter()
         try:
-            for one in step[2]:
-                _perform_call(one, registers)
+            for step_call in step[2]:
+                _perform_call(step_call, registers)
         except Exception as error:
             raise StepFailed(step, index, len(steps), error) from error
         seconds.append(perf_counter() - started)
@@ -85,12 +85,12 @@ def perform(steps: Sequence[Step], registers: dict[str, int]) -> list[float]:
 def perform_calls(calls: Sequence[Call], registers: dict[str, int] | None = None) -> None:
     """Make bare calls, for those who need no account of them. Raises OSError."""
     registers = {} if registers is None else registers
-    for one in calls:
-        _perform_call(one, registers)
+    for step_call in calls:
+        _perform_call(step_call, registers)
 
 
-def _perform_call(one: Call, registers: dict[str, int]) -> None:
-    name, arguments, keep, excuse, is_plain = one
+def _perform_call(step_call: Call, registers: dict[str, int]) -> None:
+    name, arguments, keep, excuse, is_plain = step_call
     values: Any = arguments if is_plain else _filled_in(arguments, registers)
     if values is None:
         if keep:

@@ -80,9 +80,9 @@ class RunState:
         """Tell whether nothing more is to be waited for."""
         return self.ended is not None or self.failed is not None
 
-    def note_start(self, at: float) -> None:
+    def note_start(self, started_at: float) -> None:
         """Note when the program started, from which on its clock runs."""
-        self.started_at, self.deadline = at, at + self.timeout_s
+        self.started_at, self.deadline = started_at, started_at + self.timeout_s
 
 
 class ReadyMessage:
@@ -322,8 +322,8 @@ class Supervisor:
         return ready
 
     def _timeout_s(self) -> float:
-        left = max(0.0, (self.run.deadline or self.setup_deadline) - monotonic())
-        return min(left, self.accounting.pause_s() if self._looks_regularly() else left) + 0.001
+        left_s = max(0.0, (self.run.deadline or self.setup_deadline) - monotonic())
+        return min(left_s, self.accounting.pause_s() if self._looks_regularly() else left_s) + 0.001
 
     def _looks_regularly(self) -> bool:
         """Tell whether there is something that nobody sends a message about."""
@@ -550,8 +550,8 @@ class Supervisor:
             return
         if not run.deadline:
             if monotonic() >= self.setup_deadline:
-                said = f"the sandbox was not set up within {SETUP_TIMEOUT_S:.0f} s; is a file system stuck?"
-                run.failed = failure(said, "helper", ETIMEDOUT)
+                message = f"the sandbox was not set up within {SETUP_TIMEOUT_S:.0f} s; is a file system stuck?"
+                run.failed = failure(message, "helper", ETIMEDOUT)
             return
         if monotonic() >= run.deadline:
             run.cause = "timeout"
@@ -575,10 +575,10 @@ class PreforkSupervisor(Supervisor):
         """Live as pid 1 of one guest after the other, all of which are forked when it has its identity."""
         from .prefork import PreforkReaper
 
-        said = {"generation": self.generation}
+        common = {"generation": self.generation}
         reaper = PreforkReaper(self.spec, registers, **ends, load_interpreter=self.load_interpreter)
-        never_freed.extend((self.state, self, reaper, ends, said))
-        return reaper.live(self.state.handoff, self.state.status, said)
+        never_freed.extend((self.state, self, reaper, ends, common))
+        return reaper.live(self.state.handoff, self.state.status, common)
 
     def _release(self, go: int) -> None:  # noqa: ARG002 - no guest has been forked that waits for it
         """Map the ids of a new pid 1, for which nobody waits."""
@@ -599,16 +599,16 @@ class PreforkSupervisor(Supervisor):
         """
         run, state = self.run, self.state
         shared_status.clear_timer(state.timer)
-        seen = shared_status.State(state.status)
-        if seen.started:
+        read_state = shared_status.State(state.status)
+        if read_state.started:
             state.keep_workspace(-1)  # the first guest has attached it, and handed another mount on
-        if not run.started_at and seen.started == run.number:
-            run.note_start(seen.started_at)
+        if not run.started_at and read_state.started == run.number:
+            run.note_start(read_state.started_at)
         if run.forwarded is not None:
             self._receive_all_from_reaper()  # that the guest has failed, perhaps
             run.ended = run.forwarded
             run.can_go_on = not run.cause and bool(run.started_at) and not run.ended["is_worn"]
-        elif seen.ended >= run.number or seen.ordered != run.number:
+        elif read_state.ended >= run.number or read_state.ordered != run.number:
             run.is_undecided = run.can_go_on = True
         return run.is_undecided
 

@@ -194,8 +194,8 @@ def clone(flags: int, group_fd: int = -1) -> int:
 def _clone_args(flags: int, group_fd: int) -> bytes:
     """Return the kernel's `struct clone_args`: flags, the signal at the end, and the group."""
     arguments = bytearray(CLONE_ARGS_BYTES)
-    for at, value in ((0, flags | CLONE_INTO_CGROUP), (32, SIGCHLD), (80, group_fd)):
-        arguments[at : at + 8] = value.to_bytes(8, "little")
+    for offset, value in ((0, flags | CLONE_INTO_CGROUP), (32, SIGCHLD), (80, group_fd)):
+        arguments[offset : offset + 8] = value.to_bytes(8, "little")
     return bytes(arguments)
 
 
@@ -208,10 +208,10 @@ def run_beside(pid: int, allowed: set[int]) -> None:
     """
     if not 1 < len(allowed) <= MOST_PROCESSORS:
         return
-    here = fresh(4)
+    processor = fresh(4)
     try:
-        call("getcpu", here, None, None)
-        posix.sched_setaffinity(pid, allowed - {read_uint(here, 0)})
+        call("getcpu", processor, None, None)
+        posix.sched_setaffinity(pid, allowed - {read_uint(processor, 0)})
         posix.sched_setaffinity(pid, allowed)
     except OSError:
         return
@@ -243,9 +243,9 @@ def fresh(size: int) -> bytes:
     return bytes(bytearray(size))
 
 
-def read_uint(data: bytes, at: int, size: int = 4) -> int:
+def read_uint(data: bytes, offset: int, size: int = 4) -> int:
     """Read an unsigned integer of the kernel's, `at` bytes from the start."""
-    return int.from_bytes(data[at : at + size], "little")
+    return int.from_bytes(data[offset : offset + size], "little")
 
 
 def socketpair() -> tuple[int, int]:
@@ -259,7 +259,7 @@ def sendmsg(fd: int, data: bytes, fds: Sequence[int] = ()) -> None:
     """Send one message with descriptors; raises OSError when the other end is gone."""
     control = b""
     if fds:
-        packed = b"".join(one.to_bytes(4, "little") for one in fds)
+        packed = b"".join(fd.to_bytes(4, "little") for fd in fds)
         control = (_CMSG_HEADER + len(packed)).to_bytes(8, "little") + _SCM_RIGHTS + packed
         control += bytes(-len(control) % 8)
     header, _vector = _message(data, control)
@@ -272,12 +272,12 @@ def recvmsg(fd: int, size: int, most_fds: int) -> tuple[bytes, list[int]]:
     header, _vector = _message(data, control)
     received = _again("recvmsg", fd, header, MSG_CMSG_CLOEXEC)
     filled = read_uint(header, _CONTROL_LENGTH_AT, 8)
-    fds, at = [], 0
-    while at + _CMSG_HEADER <= filled:
-        length = read_uint(control, at, 8)
-        if control[at + 8 : at + _CMSG_HEADER] == _SCM_RIGHTS:
-            fds += [read_uint(control, start) for start in range(at + _CMSG_HEADER, at + length, 4)]
-        at += max(_CMSG_HEADER, length + -length % 8)
+    fds, offset = [], 0
+    while offset + _CMSG_HEADER <= filled:
+        length = read_uint(control, offset, 8)
+        if control[offset + 8 : offset + _CMSG_HEADER] == _SCM_RIGHTS:
+            fds += [read_uint(control, start) for start in range(offset + _CMSG_HEADER, offset + length, 4)]
+        offset += max(_CMSG_HEADER, length + -length % 8)
     return data[:received], fds
 
 
@@ -293,15 +293,15 @@ def ppoll(fds: Sequence[int], timeout_s: float | None) -> list[tuple[int, int]]:
         call("ppoll", table, len(fds), span)
     except InterruptedError:
         return []
-    return [(fd, events) for at, fd in enumerate(fds) if (events := read_uint(table, 8 * at + 6, 2))]
+    return [(fd, events) for index, fd in enumerate(fds) if (events := read_uint(table, 8 * index + 6, 2))]
 
 
 def wait4(pid: int, options: int) -> tuple[int, int, tuple[float, float, int]]:
     """Return pid, wait status and what it used (user and system seconds, largest resident KiB); pid 0 for none yet."""
     status, usage = fresh(4), fresh(144)
-    found = _again("wait4", pid, status, options, usage)
-    seconds = [read_uint(usage, at, 8) + read_uint(usage, at + 8, 8) / 1e6 for at in (0, 16)]
-    return found, read_uint(status, 0), (seconds[0], seconds[1], read_uint(usage, 32, 8))
+    reaped_pid = _again("wait4", pid, status, options, usage)
+    seconds = [read_uint(usage, offset, 8) + read_uint(usage, offset + 8, 8) / 1e6 for offset in (0, 16)]
+    return reaped_pid, read_uint(status, 0), (seconds[0], seconds[1], read_uint(usage, 32, 8))
 
 
 def _again(name: str, *args: int | bytes | None) -> int:

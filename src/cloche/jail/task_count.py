@@ -34,22 +34,22 @@ class TaskCount:
 
     is_one_of_many = False
 
-    def __init__(self, most: int):
-        self._most, self._left = most, 0
+    def __init__(self, max_tasks: int):
+        self._max_tasks, self._left = max_tasks, 0
 
-    def answer(self, asked: Asked) -> int:
+    def answer(self, held_call: Asked) -> int:
         """Let the call go on; raises OSError (EAGAIN, as the kernel does) where there are as many as there may be."""
         if self._left <= 0:
-            root, most = posix.getpid(), self._most
+            root, max_tasks = posix.getpid(), self._max_tasks
             if self.is_one_of_many:
                 root = posix.getppid()
-                most += len(procfs.children(root))
-            count, is_whole = procfs.count_tasks_below(root, most)
-            self._left = most - count if is_whole else min(most - count, 1)
+                max_tasks += len(procfs.children(root))
+            count, is_whole = procfs.count_tasks_below(root, max_tasks)
+            self._left = max_tasks - count if is_whole else min(max_tasks - count, 1)
         if self._left <= 0:
             raise OSError(EAGAIN, "as many processes and threads as there may be")
         self._left -= 1
-        asked.let_go_on()
+        held_call.let_go_on()
         return 0
 
 

@@ -77,8 +77,8 @@ def claim_outside_id(first: int, count: int, folders: Sequence[str] = LOCK_FOLDE
     start = posix.getpid() * 7919
     held = _open_locks(folders)
     try:
-        for at in range(count):
-            outside_id = first + (start + at) % count
+        for offset in range(count):
+            outside_id = first + (start + offset) % count
             if _is_locked_by_us(held, outside_id):
                 return Claim(outside_id, held)
     except BaseException:
@@ -88,10 +88,10 @@ def claim_outside_id(first: int, count: int, folders: Sequence[str] = LOCK_FOLDE
     raise OSError(EADDRINUSE, f"all {count} outside ids from {first} are in use")
 
 
-def _is_locked_by_us(held: int, at: int) -> bool:
+def _is_locked_by_us(held: int, outside_id: int) -> bool:
     """Lock one byte; the lock is the open file's, and so its copies' in other processes, and ends with the last."""
     # Of `struct flock`: kind (from the start of the file), first byte, bytes, nobody's pid.
-    fields = (F_WRLCK, at, 1, 0)
+    fields = (F_WRLCK, outside_id, 1, 0)
     try:
         call("fcntl", held, F_OFD_SETLK, b"".join(value.to_bytes(8, "little") for value in fields))
     except OSError as error:
@@ -138,12 +138,12 @@ def _open_in(folder: str) -> int:
         posix.mkdir(folder, 0o700)
     except FileExistsError:
         pass
-    at = posix.open(folder, posix.O_RDONLY | posix.O_DIRECTORY | _NO_LINK)
+    folder_fd = posix.open(folder, posix.O_RDONLY | posix.O_DIRECTORY | _NO_LINK)
     try:
-        _refuse_others(at, _IS_FOLDER, _OTHERS_WRITE, folder)
-        file = posix.open(FILE, posix.O_RDWR | posix.O_CREAT | posix.O_NONBLOCK | _NO_LINK, 0o600, dir_fd=at)
+        _refuse_others(folder_fd, _IS_FOLDER, _OTHERS_WRITE, folder)
+        file = posix.open(FILE, posix.O_RDWR | posix.O_CREAT | posix.O_NONBLOCK | _NO_LINK, 0o600, dir_fd=folder_fd)
     finally:
-        posix.close(at)
+        posix.close(folder_fd)
     try:
         _refuse_others(file, _IS_FILE, _OTHERS, f"{folder}/{FILE}")
     except BaseException:
@@ -152,13 +152,13 @@ def _open_in(folder: str) -> int:
     return file
 
 
-def _refuse_others(fd: int, kind: int, others: int, path: str) -> None:
+def _refuse_others(fd: int, kind: int, others_bits: int, path: str) -> None:
     """Refuse what is not ours alone.
 
     Whoever can write to the folder can put another file there, and who can open the file can lock it.
     """
     state = posix.fstat(fd)
-    if state.st_mode & _KIND != kind or state.st_uid != posix.geteuid() or state.st_mode & others:
+    if state.st_mode & _KIND != kind or state.st_uid != posix.geteuid() or state.st_mode & others_bits:
         verb = "written to" if kind == _IS_FOLDER else "opened"
         raise OSError(EPERM, f"{path} must be root's, and be {verb} by nobody else: remove what is there")
 
@@ -246,7 +246,7 @@ def open_idmapped(
     For a source that has one, it is those of the uid and gid in `owners`; there no mount below is taken along.
     """
     namespaces: dict[tuple[int, int], int] = {}
-    found = {}
+    mount_by_source = {}
     try:
         for source in sources:
             owner = (owners or {}).get(source)
@@ -255,11 +255,11 @@ def open_idmapped(
             flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | (AT_RECURSIVE if owner is None else 0)
             fd = call("open_tree", AT_FDCWD, source.encode("utf-8", "surrogateescape"), flags)
             map_ids(fd, namespaces[owner or ROOTS], is_recursive=owner is None)
-            found[source] = fd
+            mount_by_source[source] = fd
     finally:
         for namespace in namespaces.values():
             posix.close(namespace)
-    return found
+    return mount_by_source
 
 
 def map_ids(mount: int, namespace: int, *, is_recursive: bool) -> None:

@@ -112,8 +112,12 @@ class WorkFolder:
     def rename(self, folder: str) -> None:
         """Give it another name, which nobody has. Raises OSError."""
         os.rename(self.folder, folder)
-        at = len(self.folder)
-        self.workspace, self.tmp, self.folder = folder + self.workspace[at:], folder + self.tmp[at:], folder
+        prefix_length = len(self.folder)
+        self.workspace, self.tmp, self.folder = (
+            folder + self.workspace[prefix_length:],
+            folder + self.tmp[prefix_length:],
+            folder,
+        )
 
     @property
     def entries(self) -> int:
@@ -145,7 +149,7 @@ class WorkFolder:
         self._let_go()
 
 
-def _measure(roots: tuple[str, ...], most: int) -> tuple[int, int]:
+def _measure(roots: tuple[str, ...], max_files: int) -> tuple[int, int]:
     """Return bytes stored and number of files below `roots`, however deep: the guest decides how deep.
 
     It may move folders about meanwhile, so each is counted once; and who has more than `most` has too many, however
@@ -155,29 +159,29 @@ def _measure(roots: tuple[str, ...], most: int) -> tuple[int, int]:
     folders: list[tuple[int, bytes]] = [(-1, os.fsencode(root)) for root in roots]  # and which one each is in
     pending = list(range(len(folders)))
     visited: set[int] = set()
-    while pending and count <= most:
-        at = pending.pop()
+    while pending and count <= max_files:
+        index = pending.pop()
         try:
-            with os.scandir(_path_of(folders, at)) as entries:
+            with os.scandir(_path_of(folders, index)) as entries:
                 for entry in entries:
                     used += _stored_bytes(entry)
                     count += 1
-                    if count > most:
+                    if count > max_files:
                         break
                     if entry.is_dir(follow_symlinks=False) and entry.inode() not in visited:
                         visited.add(entry.inode())
                         pending.append(len(folders))
-                        folders.append((at, entry.name))
+                        folders.append((index, entry.name))
         except OSError as error:
             if error.errno == ENAMETOOLONG:  # nobody can look there, so it counts as more than any limit
                 return BEYOND_MEASURE, count
     return used, count
 
 
-def _path_of(folders: list[tuple[int, bytes]], at: int) -> bytes:
+def _path_of(folders: list[tuple[int, bytes]], index: int) -> bytes:
     names = []
-    while at >= 0:
-        at, name = folders[at]
+    while index >= 0:
+        index, name = folders[index]
         names.append(name)
     return b"/".join(reversed(names))
 
@@ -196,36 +200,36 @@ def _remove(path: str, deadline: float | None = None) -> None:
 
     Where a folder holds folders, these are moved up beside it first: however deep a guest built, nothing here recurses.
     """
-    here = _open_unlocked(path)
+    folder_fd = _open_unlocked(path)
     try:
         for _ in range(MOST_ROUNDS):
-            names = os.listdir(here)
+            names = os.listdir(folder_fd)
             if not names or (deadline is not None and monotonic() > deadline):
                 break
             for name in names:
-                _remove_one(name, here)
+                _remove_one(name, folder_fd)
     finally:
-        os.close(here)
+        os.close(folder_fd)
     os.rmdir(path)
 
 
-def _remove_one(name: str, here: int) -> None:
+def _remove_one(name: str, folder_fd: int) -> None:
     """Remove an entry of `here`: a file, or a folder, whose own folders then lie in `here`."""
     try:
-        os.unlink(name, dir_fd=here)
+        os.unlink(name, dir_fd=folder_fd)
         return
     except IsADirectoryError:
-        there = _open_unlocked(name, here)
+        child_fd = _open_unlocked(name, folder_fd)
     try:
-        for inner in os.listdir(there):
+        for inner in os.listdir(child_fd):
             try:
-                os.unlink(inner, dir_fd=there)
+                os.unlink(inner, dir_fd=child_fd)
             except IsADirectoryError:
-                os.close(_open_unlocked(inner, there))  # a folder moves only when its owner may write to it
-                os.rename(inner, f"{os.urandom(12).hex()}", src_dir_fd=there, dst_dir_fd=here)
+                os.close(_open_unlocked(inner, child_fd))  # a folder moves only when its owner may write to it
+                os.rename(inner, f"{os.urandom(12).hex()}", src_dir_fd=child_fd, dst_dir_fd=folder_fd)
     finally:
-        os.close(there)
-    os.rmdir(name, dir_fd=here)
+        os.close(child_fd)
+    os.rmdir(name, dir_fd=folder_fd)
 
 
 def open_as_owner(path: str) -> int:
@@ -236,9 +240,9 @@ def open_as_owner(path: str) -> int:
         return _open_unlocked(path)
 
 
-def _open_unlocked(name: str, here: int | None = None) -> int:
+def _open_unlocked(name: str, folder_fd: int | None = None) -> int:
     """Open a folder, giving its owner back what the guest may have taken away. Through a link, nothing is changed."""
-    folder = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+    folder = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder_fd)
     try:
         os.chmod(f"/proc/self/fd/{folder}", 0o700)
         return os.open(".", _DIRECTORY, dir_fd=folder)

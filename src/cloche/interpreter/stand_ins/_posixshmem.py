@@ -10,14 +10,14 @@ FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))
 
 def shm_open(path: str, flags: int, mode: int = 0o777) -> int:
     """Open or make an object; the name is that of a file in no folder, as in the C library."""
-    place = _place_of(path)
+    file = _place_of(path)
     try:
-        return os.open(place, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+        return os.open(file, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     except FileNotFoundError:
         if os.path.isdir(FOLDER) or not flags & os.O_CREAT:
             raise
     os.makedirs(FOLDER, 0o700, exist_ok=True)
-    return os.open(place, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+    return os.open(file, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
 
 
 def shm_unlink(path: str) -> None:

@@ -36,17 +36,17 @@ def read_cache(folder: str, name: str, key: bytes, *, is_own: bool = False) -> b
         with _opened(folder, is_own=is_own) as cache_folder, open(name, "rb", opener=cache_folder.open) as file:
             if is_own and not _is_ours(file.fileno()):
                 return None
-            kept, found, digest = marshal.loads(file.read(MOST_BYTES))
-        is_whole = digest == hashlib.blake2b(found).digest()
-        return bytes(found) if kept == key and is_whole else None
+            stored_key, data, digest = marshal.loads(file.read(MOST_BYTES))
+        is_whole = digest == hashlib.blake2b(data).digest()
+        return bytes(data) if stored_key == key and is_whole else None
     except (OSError, EOFError, ValueError, TypeError, MemoryError):  # the last ones from what is no such file
         return None
 
 
-def write_cache(folder: str, name: str, key: bytes, data: bytes, *, is_own: bool = False, most: int = 0) -> bool:
+def write_cache(folder: str, name: str, key: bytes, data: bytes, *, is_own: bool = False, max_files: int = 0) -> bool:
     """Keep data, whole or not at all, and tell whether it is kept: not where nobody may write.
 
-    With `most`, the oldest files of the folder are removed until there are no more than so many.
+    With `max_files`, the oldest files of the folder are removed until there are no more than so many.
     """
     fresh = f"{name}.{os.getpid()}.{threading.get_ident()}"
     try:
@@ -60,8 +60,8 @@ def write_cache(folder: str, name: str, key: bytes, data: bytes, *, is_own: bool
                 with contextlib.suppress(OSError):
                     os.unlink(fresh, dir_fd=cache_folder.fd)
                 raise
-            if most:
-                _remove_oldest(cache_folder.fd, most)
+            if max_files:
+                _remove_oldest(cache_folder.fd, max_files)
     except OSError:
         return False
     return True
@@ -73,16 +73,16 @@ def remove_cache(folder: str, name: str) -> None:
         os.unlink(name, dir_fd=cache_folder.fd)
 
 
-def _remove_oldest(folder_fd: int, most: int) -> None:
+def _remove_oldest(folder_fd: int, max_files: int) -> None:
     """Remove files until so many are left; what a killed writer left is among them."""
     names = os.listdir(folder_fd)
-    if len(names) <= most:
+    if len(names) <= max_files:
         return
     ages = {}
     for name in names:
         with contextlib.suppress(OSError):  # somebody else removed it
             ages[name] = os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mtime_ns
-    for name in sorted(ages, key=lambda name: ages[name])[: len(ages) - most]:
+    for name in sorted(ages, key=lambda name: ages[name])[: len(ages) - max_files]:
         with contextlib.suppress(OSError):
             os.unlink(name, dir_fd=folder_fd)
 

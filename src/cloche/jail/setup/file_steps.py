@@ -45,12 +45,12 @@ def compile_files(spec: Spec, run: Run, *, is_first: bool = False, is_by_guest: 
 def _file(root: str, path: str, mode: int, data: bytes, *, is_new: bool, is_by_guest: bool) -> list[Call]:
     """Create or replace a file below the directory in register `root`, making folders, following no link."""
     key = root, path, mode, is_new, is_by_guest
-    found = _files.get(key)
-    if found is None:
+    cached = _files.get(key)
+    if cached is None:
         if len(_files) >= MOST_FILES:
             _files.clear()
-        found = _files[key] = _around_content(root, path, mode, is_new=is_new, is_by_guest=is_by_guest)
-    before, after = found
+        cached = _files[key] = _around_content(root, path, mode, is_new=is_new, is_by_guest=is_by_guest)
+    before, after = cached
     return [*before, *([make("write", "file", data)] if data else []), *after]
 
 
@@ -63,14 +63,14 @@ def _around_content(
 ) -> tuple[list[Call], list[Call]]:
     """Return the calls before and after the one that writes the content; a call that fails takes its time."""
     *folders, name = path.split("/")
-    here, calls = root, []
+    parent, calls = root, []
     for depth, folder in enumerate(folders):
-        there = f"folder {depth}"
-        calls.append(make("mkdirat", here, os.fsencode(folder), 0o755, excuse=(EEXIST,)))
-        calls.append(make("openat", here, os.fsencode(folder), _FOLDER, 0, keep=there))
-        here = there
+        folder_register = f"folder {depth}"
+        calls.append(make("mkdirat", parent, os.fsencode(folder), 0o755, excuse=(EEXIST,)))
+        calls.append(make("openat", parent, os.fsencode(folder), _FOLDER, 0, keep=folder_register))
+        parent = folder_register
     if not is_new:
-        calls.append(make("unlinkat", here, os.fsencode(name), 0, excuse=(ENOENT,)))
-    calls.append(make("openat", here, os.fsencode(name), _NEW_FILE, mode if is_by_guest else 0o600, keep="file"))
+        calls.append(make("unlinkat", parent, os.fsencode(name), 0, excuse=(ENOENT,)))
+    calls.append(make("openat", parent, os.fsencode(name), _NEW_FILE, mode if is_by_guest else 0o600, keep="file"))
     closing = [make("close", f"folder {depth}") for depth in range(len(folders))]
     return calls, [*([] if is_by_guest else [make("fchmod", "file", mode)]), make("close", "file"), *closing]

@@ -158,27 +158,27 @@ def _archive(is_probe: bool) -> bytes:
     name = f"{'probe' if is_probe else 'helper'}.{_TAG}.archive"
     beside, own = os.path.join(PACKAGE, "jail", "__pycache__"), own_cache("helpers")
     own_name = f"{hashlib.blake2b(os.fsencode(PACKAGE), digest_size=8).hexdigest()}.{name}"
-    found = read_cache(beside, name, key) or (read_cache(own, own_name, key, is_own=True) if own else None)
+    cached = read_cache(beside, name, key) or (read_cache(own, own_name, key, is_own=True) if own else None)
     is_unwanted = sys.dont_write_bytecode or sys.pycache_prefix is not None  # beside the sources
-    if found is None:
-        found = marshal.dumps({name: marshal.dumps(_compile(path)) for name, path in sources.items()})
-        is_kept = not is_unwanted and write_cache(beside, name, key, found)
+    if cached is None:
+        cached = marshal.dumps({name: marshal.dumps(_compile(path)) for name, path in sources.items()})
+        is_kept = not is_unwanted and write_cache(beside, name, key, cached)
         if own and not is_kept:
-            write_cache(own, own_name, key, found, is_own=True)
-    return found
+            write_cache(own, own_name, key, cached, is_own=True)
+    return cached
 
 
 def _sources(*, is_probe: bool) -> dict[str, str]:
     """Return the modules' files by name."""
-    found = {}
+    sources = {}
     for package in PROBE_PACKAGES if is_probe else HELPER_PACKAGES:
         folder = os.path.join(PACKAGE, *package.split("."))
         for name in sorted(os.listdir(folder)):
             stem, suffix = os.path.splitext(name)
             module = package if stem == "__init__" else f"{package}.{stem}"
             if suffix == ".py" and module not in CALLERS_OWN:
-                found[module] = os.path.join(folder, name)
-    return found
+                sources[module] = os.path.join(folder, name)
+    return sources
 
 
 def _state(path: str) -> tuple[str, int, int]:
@@ -192,7 +192,7 @@ def _compile(path: str) -> types.CodeType:
     """Compile a module without docstrings, and with its `__future__` import done here instead of in every run."""
     with open(path, "rb") as file:
         tree: Any = compile(file.read(), path, "exec", ONLY_AST, dont_inherit=True)
-    tree.body = [one for one in tree.body if getattr(one, "module", "") != "__future__"]
+    tree.body = [statement for statement in tree.body if getattr(statement, "module", "") != "__future__"]
     flags = __future__.annotations.compiler_flag
     code: types.CodeType = compile(tree, path, "exec", flags, dont_inherit=True, optimize=2)
     return code
@@ -210,10 +210,10 @@ class _ArchiveFile:
     def is_open(self) -> bool:
         """Tell whether the descriptor is still ours: a caller may have closed what it did not open."""
         try:
-            found = os.fstat(self.fd)
+            state = os.fstat(self.fd)
         except OSError:
             return False
-        return found.st_ino == self.inode and found.st_size == self.size
+        return state.st_ino == self.inode and state.st_size == self.size
 
     def run_boot(self) -> str:
         """Return how the program of whoever reads from here begins."""
@@ -246,10 +246,10 @@ os.register_at_fork(before=_wait_for_starts, after_in_parent=_let_start, after_i
 def _archive_file(*, is_probe: bool = False) -> _ArchiveFile:
     """Return what every helper (or the probe) of this process reads its modules from. Raises OSError."""
     with _turn:  # else each of several threads that come first would write one, and all but the last stay open for ever
-        found = _archive_files.get(is_probe)
-        if found is None or not found.is_open():
-            found = _archive_files[is_probe] = _write_archive(marshal.loads(_archive(is_probe)))
-        return found
+        archive = _archive_files.get(is_probe)
+        if archive is None or not archive.is_open():
+            archive = _archive_files[is_probe] = _write_archive(marshal.loads(_archive(is_probe)))
+        return archive
 
 
 def _write_archive(codes: Mapping[str, bytes]) -> _ArchiveFile:
@@ -292,7 +292,7 @@ def _offsets(codes: Mapping[str, bytes], start: int) -> bytes:
 def run_probe_process(executable: str, timeout_s: float) -> bytes:
     """Run the probe process and return what it printed. Raises OSError when it cannot run or fails."""
     archive = _archive_file(is_probe=True)
-    done = subprocess.run(
+    completed = subprocess.run(
         [executable, "-I", "-S", "-c", archive.run_boot() + _BOOT_PROBE],
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -301,9 +301,9 @@ def run_probe_process(executable: str, timeout_s: float) -> bytes:
         timeout=timeout_s,
         check=False,
     )
-    if done.returncode != 0 or not done.stdout:
-        raise OSError(0, f"the probe process failed: {done.stderr.decode('utf-8', 'replace').strip()[-400:]}")
-    return done.stdout
+    if completed.returncode != 0 or not completed.stdout:
+        raise OSError(0, f"the probe process failed: {completed.stderr.decode('utf-8', 'replace').strip()[-400:]}")
+    return completed.stdout
 
 
 def start_helper(
@@ -318,9 +318,12 @@ def start_helper(
     `version` and `folders` are those of its control group, which `make_cgroup` makes while it is starting;
     `namespace` is the descriptor of the user namespace that it enters, see `subordinate_ids`, -1 for none.
     """
-    told = {"version": version, "folders": dict(folders or {})}
+    first_body = {"version": version, "folders": dict(folders or {})}
     return _start(
-        executable, lambda fd: _BOOT_HELPER.format(fd=fd, namespace=namespace), passed=namespace, told=("begin", told)
+        executable,
+        lambda fd: _BOOT_HELPER.format(fd=fd, namespace=namespace),
+        passed=namespace,
+        first_message=("begin", first_body),
     )
 
 
@@ -330,7 +333,7 @@ def start_template(
     """Start a fork server and return its process and our end of its socket; `namespace` as above. Raises OSError."""
     return _start(
         executable, lambda fd: _BOOT_FORK_SERVER.format(fd=fd, namespace=namespace), is_awaited=False, passed=namespace,
-        told=("begin", dict(settings)),
+        first_message=("begin", dict(settings)),
     )  # fmt: skip
 
 
@@ -359,17 +362,17 @@ def _start(
     is_awaited: bool = True,
     is_helper: bool = True,
     passed: int = -1,
-    told: tuple[str, dict[str, Any]] | None = None,
+    first_message: tuple[str, dict[str, Any]] | None = None,
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start an interpreter with the modules of a helper; `end_of_boot` gives the rest of its program, by its socket.
 
     One that nobody waits for is left where the kernel puts it: the other processor is for what somebody does wait for.
-    What it is `told` waits for it as its first message: guests can read the program in the command line of pid 1.
+    `first_message` is sent over the socket: guests can read the program in the command line of pid 1.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        if told is not None:
-            messages.send(ours.fileno(), *told)
+        if first_message is not None:
+            messages.send(ours.fileno(), *first_message)
         theirs = socket.socket(fileno=_passable(theirs.detach()))
         archive = _archive_file()
         first = f"{_load_ctypes(executable)}make_modules({HELPER_MODULES})\nmap_archive()\n" if is_helper else ""

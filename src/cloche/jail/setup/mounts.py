@@ -152,8 +152,8 @@ class Tmpfs:
 
     def calls(self) -> list[Call]:
         data = f"size={self.size_bytes},nr_inodes={self.inodes},mode={self.mode}"
-        made = mount("tmpfs", self.target, "tmpfs", MS_NOSUID | MS_NODEV, data)
-        return [*_make_mount_point(self.target, is_directory=True), made]
+        mounting = mount("tmpfs", self.target, "tmpfs", MS_NOSUID | MS_NODEV, data)
+        return [*_make_mount_point(self.target, is_directory=True), mounting]
 
     def describe(self) -> str:
         return f"tmpfs of {self.size_bytes} bytes and {self.inodes} inodes at /{self.target}"
@@ -175,11 +175,11 @@ class Upper:
     def calls(self) -> list[Call]:
         stage = Tmpfs(self.STAGE, self.size_bytes, self.inodes).calls()
         shown = [call for folder in self.folders for call in self._showing(*folder)]
-        gone = [
+        removing = [
             make("umount2", os.fsencode(self.STAGE), MNT_DETACH),
             make("unlinkat", AT_FDCWD, os.fsencode(self.STAGE), AT_REMOVEDIR),
         ]
-        return [*stage, *shown, *gone]
+        return [*stage, *shown, *removing]
 
     def _showing(self, target: str, mode: int, owner: int) -> list[Call]:
         folder = f"{self.STAGE}/{target.replace('/', '-')}"
@@ -300,8 +300,8 @@ class Overlay(Bind):
 
 def _times(changed_ns: int) -> bytes:
     """Return two `struct timespec`: of access and of change."""
-    one = b"".join(number.to_bytes(8, "little", signed=True) for number in divmod(changed_ns, 10**9))
-    return one * 2
+    time_spec = b"".join(number.to_bytes(8, "little", signed=True) for number in divmod(changed_ns, 10**9))
+    return time_spec * 2
 
 
 class Terminals:
@@ -366,8 +366,8 @@ class Proc:
         self.masked = masked
 
     def calls(self) -> list[Call]:
-        made = mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY)
-        return [*_make_mount_point("proc", is_directory=True), made, *self.covers()]
+        mounting = mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY)
+        return [*_make_mount_point("proc", is_directory=True), mounting, *self.covers()]
 
     def covers(self) -> list[Call]:
         """Cover what is masked of the /proc that is mounted in the working directory."""
@@ -377,12 +377,12 @@ class Proc:
         return f"own /proc, read-only, without {', '.join(self.masked)}"
 
 
-def _cover(path: str, *others: int) -> Call:
+def _cover(path: str, *more_excused: int) -> Call:
     """Cover a file or folder, which is what it is on the host; one that is not there needs no cover.
 
     `others` are errors that are no failure either.
     """
-    excuse = (ENOENT, *others)
+    excuse = (ENOENT, *more_excused)
     if os.path.isdir(f"/{path}"):
         flags = MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC
         return mount("tmpfs", path, "tmpfs", flags, "size=0,nr_inodes=1,mode=0555", excuse=excuse)
@@ -457,8 +457,8 @@ def from_rows(rows: Iterable[Sequence[Any]]) -> list[Mount]:
 
 def _from_row(kind: str, *arguments: Any) -> Mount:  # noqa: ANN401 - each kind has its own
     named = arguments[-1] if arguments and isinstance(arguments[-1], dict) else {}
-    made: Mount = KINDS[kind](*(arguments[:-1] if named else arguments), **named)
-    return made
+    new_mount: Mount = KINDS[kind](*(arguments[:-1] if named else arguments), **named)
+    return new_mount
 
 
 def stage_root(inodes: int = 4096) -> list[Call]:
@@ -553,30 +553,30 @@ def _placed(bind: Bind, target: str, owner: int = -1) -> list[Call]:
     What is on the way must be folders; a link among them is an error. `owner` is who they are for, -1 for ourselves.
     """
     top, *folders, name = target.lstrip("/").split("/")
-    start, here = os.fsencode("/" * target.startswith("/") + top), f"way {top}"
+    start, register = os.fsencode("/" * target.startswith("/") + top), f"way {top}"
     calls = [
         make("mkdirat", AT_FDCWD, start, 0o755, excuse=(EEXIST,)),
-        make("openat", AT_FDCWD, start, _WAY, 0, keep=here),
+        make("openat", AT_FDCWD, start, _WAY, 0, keep=register),
     ]
-    opened = [here]
+    opened = [register]
     for folder in folders:
-        there = f"{here}/{folder}"
-        calls.append(make("mkdirat", here, os.fsencode(folder), 0o755, excuse=(EEXIST,)))
-        calls.append(make("openat", here, os.fsencode(folder), _WAY, 0, keep=there))
+        child_register = f"{register}/{folder}"
+        calls.append(make("mkdirat", register, os.fsencode(folder), 0o755, excuse=(EEXIST,)))
+        calls.append(make("openat", register, os.fsencode(folder), _WAY, 0, keep=child_register))
         if owner >= 0:
-            calls.append(make("fchownat", there, b"", owner, owner, AT_EMPTY_PATH, excuse=(EROFS,)))
-        here = there
-        opened.append(there)
+            calls.append(make("fchownat", child_register, b"", owner, owner, AT_EMPTY_PATH, excuse=(EROFS,)))
+        register = child_register
+        opened.append(child_register)
     point = os.fsencode(name)
     if bind.is_directory:
-        calls.append(make("mkdirat", here, point, 0o755, excuse=(EEXIST,)))
-        calls.append(make("openat", here, point, _WAY, 0, keep="point"))
+        calls.append(make("mkdirat", register, point, 0o755, excuse=(EEXIST,)))
+        calls.append(make("openat", register, point, _WAY, 0, keep="point"))
     else:
-        calls.append(make("mknodat", here, point, stat.S_IFREG | 0o644, 0, excuse=(EEXIST,)))
-        calls.append(make("openat", here, point, _WAY & ~os.O_DIRECTORY, 0, keep="point"))
+        calls.append(make("mknodat", register, point, stat.S_IFREG | 0o644, 0, excuse=(EEXIST,)))
+        calls.append(make("openat", register, point, _WAY & ~os.O_DIRECTORY, 0, keep="point"))
     flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH
     calls.append(make("move_mount", bind.register, b"", "point", b"", flags))
-    return [*calls, *(make("close", one) for one in ("point", bind.register, *opened))]
+    return [*calls, *(make("close", name) for name in ("point", bind.register, *opened))]
 
 
 def taken_along(path: str, register: str) -> list[Call]:
@@ -634,11 +634,11 @@ def mount_attr(attr_set: int, userns_fd: int = 0) -> bytes:
 
 def _make_mount_point(path: str, *, is_directory: bool) -> list[Call]:
     """Make the mount point, with its parents."""
-    parts = path.split("/") if path else []
-    folders = parts if is_directory else parts[:-1]
+    names = path.split("/") if path else []
+    folders = names if is_directory else names[:-1]
     steps = [
-        make("mkdirat", AT_FDCWD, os.fsencode("/".join(folders[: at + 1])), 0o755, excuse=(EEXIST,))
-        for at in range(len(folders))
+        make("mkdirat", AT_FDCWD, os.fsencode("/".join(folders[: depth + 1])), 0o755, excuse=(EEXIST,))
+        for depth in range(len(folders))
     ]
     if not is_directory:
         steps.append(make("mknodat", AT_FDCWD, os.fsencode(path), stat.S_IFREG | 0o644, 0, excuse=(EEXIST,)))

@@ -61,14 +61,14 @@ def compile_building(spec: Spec, run: Run, *, has_workspace: bool) -> Building:
     """Return all that happens between a reaper's start and the moment when its guest waits for orders."""
     is_asked = "task_count" in spec.answered  # and the kernel's own count is for where the filter is not heard
     limits, unheard = (_limits(spec, but=COUNTED), _limits(spec, only=COUNTED)) if is_asked else (_limits(spec), [])
-    who, drops, session = _identity(spec, run), _drop_privileges(spec), _lead_session()
+    identity, drops, session = _identity(spec, run), _drop_privileges(spec), _lead_session()
     choice = _step("oom_score", "be the first choice of the out-of-memory killer", *_be_first_choice())
     opening, opened = privileges.open_rules(spec, run, but=(OWN_PROC, f"{spec.folder}/"))
     return Building(
-        build=_build(spec, run, who, [*limits, *_affinity(spec), *drops, *opening], has_workspace=has_workspace),
+        build=_build(spec, run, identity, [*limits, *_affinity(spec), *drops, *opening], has_workspace=has_workspace),
         # The first guest was forked before the reaper gave these up; a later one starts without them.
-        first=[*who, choice, *limits, *drops, session, *opening],
-        later=[*who[-1:], choice, session],
+        first=[*identity, choice, *limits, *drops, session, *opening],
+        later=[*identity[-1:], choice, session],
         late=[*_affinity(spec), *_last_restrictions(spec, run, opened)],  # who has been moved, see `run_beside`
         private=run.private,
         seccomp=spec.seccomp,
@@ -156,7 +156,7 @@ def _compile_confined_resident(spec: Spec, run: Run) -> Building:
     """
     rules = [*(spec.landlock or ()), *run.readable]
     open_rules, opened = privileges.opened_ahead(rules, has_all=True, but=(OWN_PROC,))
-    who = _drop_callers(spec)
+    identity = _drop_callers(spec)
     if spec.outside is not None:
         switch = [
             make("setgroups", 0, None),
@@ -164,14 +164,14 @@ def _compile_confined_resident(spec: Spec, run: Run) -> Building:
             make("setresuid", INIT_ID, OUTSIDE_ID, INIT_ID),
         ]
         switch = privileges.keep_read_search(switch) if run.keep_read_search else switch
-        who = [_step("switch_identity", "become ids of its own", *switch)]
+        identity = [_step("switch_identity", "become ids of its own", *switch)]
     is_asked = "task_count" in spec.answered  # as for a throwaway run
     held_up = (*HELD_UP, *(COUNTED if is_asked else ()))
     drop = [] if run.keep_read_search else [_step("capabilities", "drop all capabilities", *privileges.drop_own())]
     return Building(
         build=[
             _step("subreaper", "adopt what loses its parent", privileges.prctl(PR_SET_CHILD_SUBREAPER, 1)),
-            *who,
+            *identity,
             _step("dumpable", "keep its /proc entries from guests", privileges.prctl(PR_SET_DUMPABLE, 0)),
             _die_with_parent(),
             _step("descriptors", "have as many descriptors as it may", *privileges.raise_limit("nofile")),
@@ -283,8 +283,8 @@ class PreforkSteps:
             *_without_repetition([
                 *_named(tree),
                 *(
-                    ("mount_point", f"make room for /{one.target}", one.calls()[:-1])
-                    for one in self.own_mounts.values()
+                    ("mount_point", f"make room for /{register.target}", register.calls()[:-1])
+                    for register in self.own_mounts.values()
                 ),
             ]),
             _step("process_counter", "open what tells a guest how many processes there were before it",
@@ -330,14 +330,14 @@ class PreforkSteps:
         """List how a guest leaves the others' mounts. It opens what is shown where its own mounts will be."""
         return [
             _step("unshare", "enter a mount namespace of its own", make("unshare", CLONE_NEWNS)),
-            *(_step("open_inner", f"open {one.source}, which is about to be covered", *mounts.opened_again(one))
-              for one in self.inner),
+            *(_step("open_inner", f"open {bind.source}, which is about to be covered", *mounts.opened_again(bind))
+              for bind in self.inner),
         ]  # fmt: skip
 
     def _make_mounts(self) -> list[Step]:
         return [
-            _step("tmpfs", one.describe(), one.calls()[-1], _look_at(one.target, name))
-            for name, one in self.own_mounts.items()
+            _step("tmpfs", register.describe(), register.calls()[-1], _look_at(register.target, name))
+            for name, register in self.own_mounts.items()
         ]
 
     def _attach(self) -> Step:
@@ -347,8 +347,8 @@ class PreforkSteps:
     def _show_again(self) -> list[Step]:
         """List how what was opened is shown in the guest's own mounts; files that it makes from then on are its own."""
         return [
-            *(_step("bind", f"{one.describe()}, in the new place", *mounts.placed_again(one, self.spec.inside_id))
-              for one in self.inner),
+            *(_step("bind", f"{bind.describe()}, in the new place", *mounts.placed_again(bind, self.spec.inside_id))
+              for bind in self.inner),
             _step("umask", "keep files to itself", make("umask", 0o077)),
         ]  # fmt: skip
 
@@ -415,8 +415,8 @@ def _is_own(row: tuple[Any, ...]) -> bool:
 
 def _own_rows(spec: Spec) -> list[tuple[str, str, int, int, str]]:
     """Return register, path, bytes, inodes and mode of each mount that a guest has for itself, the workspace first."""
-    others = [(OWN_MOUNTS[path], path, *settings) for _, path, *settings in filter(_is_own, spec.mounts)]
-    return [(OWN_WORKSPACE, spec.workspace[1:], spec.disk_bytes, spec.inodes, "0755"), *others]
+    other_mounts = [(OWN_MOUNTS[path], path, *settings) for _, path, *settings in filter(_is_own, spec.mounts)]
+    return [(OWN_WORKSPACE, spec.workspace[1:], spec.disk_bytes, spec.inodes, "0755"), *other_mounts]
 
 
 def inner_of(paths: Sequence[str], spec: Spec) -> list[str]:
@@ -445,12 +445,12 @@ def _step(name: str, description: str, *calls: Call) -> Step:
 
 
 def _named(values: Sequence[mounts.Mount]) -> list[Step]:
-    return [(type(one).__name__.lower(), one.describe(), one.calls()) for one in values]
+    return [(type(value).__name__.lower(), value.describe(), value.calls()) for value in values]
 
 
 def _open_sources(values: Sequence[mounts.Mount]) -> Step:
     sources = [value for value in values if isinstance(value, mounts.Bind)]
-    calls = (one for source in sources for one in source.opening())
+    calls = (call for source in sources for call in source.opening())
     return _step("open_sources", f"open {len(sources)} bind sources as the caller", *calls)
 
 
@@ -479,17 +479,17 @@ def _lead_session() -> Step:
     return _step("session", "lead a session of its own, without a terminal", make("setsid"))
 
 
-def _build(spec: Spec, run: Run, who: list[Step], given_up: list[Step], *, has_workspace: bool) -> list[Step]:
+def _build(spec: Spec, run: Run, identity: list[Step], given_up: list[Step], *, has_workspace: bool) -> list[Step]:
     """List the set-up. The order is the point: see `mounts`, and "Set-up, in order" in docs/jail.md."""
     hide = _step("dumpable", "keep its /proc entries from the guest", privileges.prctl(PR_SET_DUMPABLE, 0))
     if spec.level != "jail":
         adopt = _step("subreaper", "adopt what loses its parent", privileges.prctl(PR_SET_CHILD_SUBREAPER, 1))
         # One that ends everybody by scope must not die with the helper, but see that it is gone, and end them then.
-        return [hide, adopt, *(who[:-1] if spec.scope_abi else who), *given_up]
+        return [hide, adopt, *(identity[:-1] if spec.scope_abi else identity), *given_up]
     values = _tree(spec, run, has_workspace=has_workspace)
     return [
         _open_sources(values),
-        *who,
+        *identity,
         hide,
         _open_ucounts(spec.ucounts),
         _step("stage_root", "make the root a tmpfs", *mounts.stage_root()),
@@ -547,12 +547,14 @@ def _covers(run: Run) -> list[mounts.Mount]:
 
 def _without_repetition(steps: list[Step]) -> list[Step]:
     """Leave out folders that an earlier step has made."""
-    made: set[Call] = set()
-    kept: list[Step] = []
+    made_folders: set[Call] = set()
+    kept_steps: list[Step] = []
     for name, description, calls in steps:
-        kept.append((name, description, [one for one in calls if one[0] != "mkdirat" or one not in made]))
-        made.update(one for one in calls if one[0] == "mkdirat")
-    return kept
+        kept_steps.append(
+            (name, description, [call for call in calls if call[0] != "mkdirat" or call not in made_folders])
+        )
+        made_folders.update(call for call in calls if call[0] == "mkdirat")
+    return kept_steps
 
 
 def _limits(spec: Spec, *, beside: int = 0, but: Sequence[str] = (), only: Sequence[str] = ()) -> list[Step]:
@@ -581,9 +583,9 @@ def _affinity(spec: Spec) -> list[Step]:
     if not spec.cpu_affinity:
         return []
     mask = sum(1 << number for number in sorted(os.sched_getaffinity(0))[: spec.cpu_affinity])
-    words = mask.to_bytes(128, "little")
+    mask_bytes = mask.to_bytes(128, "little")
     text = f"use at most {spec.cpu_affinity} processors"
-    return [_step("affinity", text, make("sched_setaffinity", 0, len(words), words))]
+    return [_step("affinity", text, make("sched_setaffinity", 0, len(mask_bytes), mask_bytes))]
 
 
 def _drop_privileges(spec: Spec) -> list[Step]:

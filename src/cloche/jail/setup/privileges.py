@@ -97,8 +97,8 @@ def set_capabilities(mask: int, *, inheritable: int = 0) -> Call:
     low, high = mask & 0xFFFFFFFF, mask >> 32
     inherit_low, inherit_high = inheritable & 0xFFFFFFFF, inheritable >> 32
     header = _VERSION_3.to_bytes(4, "little") + (0).to_bytes(4, "little")
-    words = (low, low, inherit_low, high, high, inherit_high)
-    return make("capset", header, b"".join(word.to_bytes(4, "little") for word in words))
+    fields = (low, low, inherit_low, high, high, inherit_high)
+    return make("capset", header, b"".join(field.to_bytes(4, "little") for field in fields))
 
 
 def forbid_new_privileges() -> Call:
@@ -224,7 +224,7 @@ def restriction(
     size = 24 if version >= SCOPED_SINCE else 16 if version >= 4 else 8
     return [
         make("landlock_create_ruleset", attr, size, 0, keep="ruleset"),
-        *(one for path, kind in rules for one in _allowing(path, kind, rights[kind], (opened or {}).get(path, ""))),
+        *(call for path, kind in rules for call in _allowing(path, kind, rights[kind], (opened or {}).get(path, ""))),
         make("landlock_restrict_self", "ruleset", 0),
         make("close", "ruleset"),
     ]

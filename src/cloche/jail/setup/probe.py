@@ -157,7 +157,7 @@ def _is_outside_root() -> bool:
 
 def _own_id_map() -> list[tuple[int, int, int]]:
     with open("/proc/self/uid_map", encoding="ascii") as file:
-        rows = [tuple(int(word) for word in line.split()) for line in file]
+        rows = [tuple(int(number) for number in line.split()) for line in file]
     return [(row[0], row[1], row[2]) for row in rows]
 
 
@@ -184,21 +184,21 @@ def _processes() -> str:
     answer = _outcome(lambda: prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
     if answer != "ok":
         return f"no child subreaper: {answer}"
-    found, answer = _pidfd()
-    return "" if found else f"pidfd_open: {answer}"
+    is_available, answer = _pidfd()
+    return "" if is_available else f"pidfd_open: {answer}"
 
 
 def _cgroup() -> dict[str, Any]:
     """Find a place for control groups and make one there; `folders` is empty when there is none."""
-    found = _cgroup_v2() or _cgroup_v1()
-    if not found:
+    cgroups = _cgroup_v2() or _cgroup_v1()
+    if not cgroups:
         return {"version": 0, "folders": {}, "reason": "no control group that this user may make groups in"}
     name = f"cloche-probe-{os.getpid()}-{os.urandom(4).hex()}"
-    for folder in dict.fromkeys(found["folders"].values()):
+    for folder in dict.fromkeys(cgroups["folders"].values()):
         answer = _outcome(functools.partial(_make_and_remove, f"{folder}/{name}"))
         if answer != "ok":
             return {"version": 0, "folders": {}, "reason": answer}
-    return found
+    return cgroups
 
 
 def _make_and_remove(folder: str) -> None:
@@ -221,7 +221,7 @@ def _mounted(kind: str) -> dict[str, str]:
     for line in lines:
         _, mount_point, fstype, options, *_ = line.split(" ")
         if fstype == kind:
-            names = [word for word in options.split(",") if word in CONTROLLERS] if kind == "cgroup" else [""]
+            names = [option for option in options.split(",") if option in CONTROLLERS] if kind == "cgroup" else [""]
             mount_points.update(dict.fromkeys(names, mount_point))
     return mount_points
 
@@ -235,10 +235,10 @@ def memory_stat() -> str:
     for controller, kind in (("memory", "cgroup"), ("", "cgroup2")):
         base = _mounted(kind).get(controller)
         if base is not None and controller in own:
-            places = (f"{base}{own[controller].rstrip('/')}", base)
-            found = next((one for one in places if os.path.isfile(f"{one}/memory.stat")), None)
-            if found is not None:
-                return f"{found}/memory.stat"
+            candidates = (f"{base}{own[controller].rstrip('/')}", base)
+            folder = next((candidate for candidate in candidates if os.path.isfile(f"{candidate}/memory.stat")), None)
+            if folder is not None:
+                return f"{folder}/memory.stat"
     return ""
 
 
@@ -362,10 +362,10 @@ def _in_namespaces(flags: int, attempt: Callable[[], object]) -> str:
         os.write(writing, _outcome(attempt).encode()[:4000])
         os._exit(0)
     os.close(writing)
-    said = os.read(reading, 4096).decode()
+    output = os.read(reading, 4096).decode()
     os.close(reading)
     os.waitpid(pid, 0)
-    return "" if said == "ok" else said or "the attempt was killed"
+    return "" if output == "ok" else output or "the attempt was killed"
 
 
 def _own_proc() -> Finding:
@@ -510,20 +510,20 @@ def _outside_id() -> Finding:
 
 
 def _cgroup_version() -> Finding:
-    found = _cgroup()
-    return bool(found["version"]), f"version {found['version']}" if found["version"] else found["reason"]
+    cgroups = _cgroup()
+    return bool(cgroups["version"]), f"version {cgroups['version']}" if cgroups["version"] else cgroups["reason"]
 
 
 def _controllers() -> dict[str, Finding]:
     """Make a group per controller, write its limit, remove it."""
     from ..cgroups import FILES, Cgroup
 
-    found = _cgroup()
-    if not found["version"]:
-        return {f"{name} controller": (False, found["reason"]) for name in CONTROLLERS}
-    version, answers = found["version"], {}
+    cgroups = _cgroup()
+    if not cgroups["version"]:
+        return {f"{name} controller": (False, cgroups["reason"]) for name in CONTROLLERS}
+    version, answers = cgroups["version"], {}
     for name in CONTROLLERS:
-        folder = f"{found['folders'][name]}/cloche-probe-{os.getpid()}-{name}"
+        folder = f"{cgroups['folders'][name]}/cloche-probe-{os.getpid()}-{name}"
         group = Cgroup(version, {name: folder})
         answer = _outcome(lambda group=group: group.create(memory_bytes=1 << 28, pids=64, cpus=0.5))  # type: ignore[misc]
         group.remove()
@@ -534,10 +534,10 @@ def _controllers() -> dict[str, Finding]:
 
 def _clone_into_cgroup() -> Finding:
     """Clone a child into a group of version 2."""
-    found = _cgroup_v2()
-    if found is None:
+    cgroups = _cgroup_v2()
+    if cgroups is None:
         return False, "needs a delegated control group of version 2"
-    folder = f"{found['folders']['pids']}/cloche-probe-{os.getpid()}-born"
+    folder = f"{cgroups['folders']['pids']}/cloche-probe-{os.getpid()}-born"
     os.mkdir(folder)
     try:
         return _answer(_clone_into(folder))
@@ -572,7 +572,7 @@ def killed_together(mount_point: str, own: str) -> str:
     for name in filter(None, own.split("/")):
         folder = f"{folder}/{name}"
         folders.append(folder)
-    return next((one for one in folders if _says_one(f"{one}/memory.oom.group")), "")
+    return next((folder for folder in folders if _says_one(f"{folder}/memory.oom.group")), "")
 
 
 def _says_one(path: str) -> bool:

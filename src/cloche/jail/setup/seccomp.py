@@ -241,8 +241,8 @@ def egress_filter(machine: str) -> bytes:
         "prctl": [_argument(0), *_if_any((PR_SET_NAME,), _ALLOWED), _deny(EPERM)],
         "prlimit64": [_argument(0), *_if_any((0,), _ALLOWED), _deny(EPERM)],
     }  # fmt: skip
-    known = (name for name in (*OF_EGRESS, *special) if name in names)
-    return _program(machine, {names[name]: special.get(name, [_ALLOWED]) for name in known})
+    allowed_names = (name for name in (*OF_EGRESS, *special) if name in names)
+    return _program(machine, {names[name]: special.get(name, [_ALLOWED]) for name in allowed_names})
 
 
 def _if_thread() -> Block:
@@ -446,7 +446,7 @@ def _socket_block(
     last = len(SOCKET_PROTOCOLS)
     protocols = [
         _argument(2),
-        *((BPF_JEQ, last - at, 0, protocol) for at, protocol in enumerate(SOCKET_PROTOCOLS)),
+        *((BPF_JEQ, last - position, 0, protocol) for position, protocol in enumerate(SOCKET_PROTOCOLS)),
         _deny(EPROTONOSUPPORT),
         *types,
     ]
@@ -456,7 +456,7 @@ def _socket_block(
     behind = len(families) + 1  # lines from the first family to the protocols: the others, netlink, refusal
     return [
         _argument(0),
-        *((BPF_JEQ, behind - at, 0, family) for at, family in enumerate(families)),
+        *((BPF_JEQ, behind - position, 0, family) for position, family in enumerate(families)),
         (BPF_JEQ, len(protocols) + 1, 0, AF_NETLINK),
         _deny(EAFNOSUPPORT),
         *protocols,
@@ -485,13 +485,17 @@ def answered_calls(
     machine: str, *, one_uid: bool, counted: bool = True, network: bool = False
 ) -> dict[str, dict[int, str]]:
     """Return the calls of such a filter that somebody answers: numbers and names, by module."""
-    asked = {
+    names_by_module = {
         "metadata_calls": METADATA if one_uid else (),
         "task_count": FORKS if one_uid and not counted else (),
         "network_calls": NETWORK_CALLS if network else (),
     }
     table = ALLOWED[machine]
-    return {module: {table[name]: name for name in names if name in table} for module, names in asked.items() if names}
+    return {
+        module: {table[name]: name for name in names if name in table}
+        for module, names in names_by_module.items()
+        if names
+    }
 
 
 def _ioctl_block(questions: Sequence[int], *, one_uid: bool = False) -> Block:
@@ -540,12 +544,12 @@ def profile() -> dict[str, Any]:
         # The first process has the guest's id, and yet to report: as in a jail, nobody limits it or slows it down.
         # To prlimit64 any thread names its whole process, and modules that were loaded ahead may have left some there.
         _allow(["prlimit64"], _oci_argument(0, WORD, "SCMP_CMP_MASKED_EQ", 0)),
-        *(_allow([name for name in SELF_ONLY if name != "prlimit64"], other) for other in _any_id_but_1(0)),
+        *(_allow([name for name in SELF_ONLY if name != "prlimit64"], condition) for condition in _any_id_but_1(0)),
         *(
-            _allow([name], _oci_argument(0, WORD, "SCMP_CMP_MASKED_EQ", kind), other)
+            _allow([name], _oci_argument(0, WORD, "SCMP_CMP_MASKED_EQ", kind), condition)
             for name, process in SELF_ONLY_OF_KIND.items()
             for kind in (process, process + 1)  # of a process, and of a process group; not of a user
-            for other in _any_id_but_1(1)
+            for condition in _any_id_but_1(1)
         ),
         *(_allow(["personality"], _oci_argument(0, value, "SCMP_CMP_EQ")) for value in PERSONALITIES),
         *(
@@ -595,9 +599,9 @@ def profile() -> dict[str, Any]:
 @functools.cache
 def profile_text() -> str:
     """Return the profile as JSON, one rule in a line."""
-    found = profile()
-    rules = ",\n  ".join(json.dumps(rule) for rule in found.pop("syscalls"))
-    return f'{json.dumps(found)[:-1]}, "syscalls": [\n  {rules}\n]}}'
+    document = profile()
+    rules = ",\n  ".join(json.dumps(rule) for rule in document.pop("syscalls"))
+    return f'{json.dumps(document)[:-1]}, "syscalls": [\n  {rules}\n]}}'
 
 
 def _allow(names: list[str], *arguments: dict[str, Any]) -> dict[str, Any]:
@@ -609,14 +613,14 @@ def _any_but(values: Sequence[int], index: int, bits: int) -> list[dict[str, Any
 
     To ask for what is not equal would not do: all 64 bits are compared, and the kernel looks at 32.
     """
-    found, halves = [], [(0, 1 << bits)]
+    conditions, halves = [], [(0, 1 << bits)]
     while halves:
         first, size = halves.pop()
         if not any(first <= value < first + size for value in values):
-            found.append(_oci_argument(index, ALL_BITS & -size, "SCMP_CMP_MASKED_EQ", first))
+            conditions.append(_oci_argument(index, ALL_BITS & -size, "SCMP_CMP_MASKED_EQ", first))
         elif size > 1:
             halves += [(first, size // 2), (first + size // 2, size // 2)]
-    return found
+    return conditions
 
 
 def _any_id_but_1(index: int) -> list[dict[str, Any]]:
