@@ -1,8 +1,8 @@
-"""The sums of a tree's memory: what they find, and how often they are made.
+"""The sums of a tree's memory: their results, and how often they are made.
 
-A sum takes the longer the more processes there are and the more they share: the kernel walks through the memory of each
-of them. So after each one there is a pause that leaves watching a tenth of one processor. What is dear in it is made by
-the reaper where only that may read the guest's memory (see `pss`), and its answer is taken when it comes.
+A sum takes longer the more processes there are and the more memory they share: the kernel walks through the memory of
+each. So each sum is followed by a pause that limits watching to a tenth of one processor. Where only the reaper may
+read the guest's memory, it makes the expensive part (see `pss`), and its answer is used when it arrives.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ TICK_S, IDLE_TICK_S = 0.02, 0.5  # how often memory is summed while something ru
 
 
 class Accounting:
-    """Sum a tree's memory, keep the largest sums, and keep within what watching may cost.
+    """Sum a tree's memory, keep the largest sums, and limit the cost of watching.
 
-    Where somebody else must make the dear sum, `ask` sends them the limit, and `take` is given their answer.
+    Where another process must make the expensive sum, `ask` sends it the limit, and `take` receives its answer.
     """
 
     def __init__(self, ask: Callable[[int], None] | None = None) -> None:
@@ -51,7 +51,7 @@ class Accounting:
         self._next_at = monotonic() + self.tick_s
 
     def begin(self) -> bool:
-        """Tell whether it is time to look; if so, what is done until `end` is the cost of it."""
+        """Tell whether a sum is due; if so, the time until `end` counts as its cost."""
         self._begun_s = process_time()
         return monotonic() >= self._next_at
 
@@ -97,7 +97,7 @@ class Accounting:
         return used > spec.memory_bytes
 
     def _look_closer(self, spec: Spec, pids: list[int], reaper: int) -> int:
-        """Return what processes have in memory without what they only map; 0 where the answer is yet to come."""
+        """Return the bytes in memory without merely mapped files; 0 while the answer is pending."""
         from . import procfs, pss
 
         own_bytes = procfs.own_bytes(pids)
@@ -114,7 +114,7 @@ class Accounting:
         return 0
 
     def take(self, result: dict[str, Any], limit_bytes: int) -> bool:
-        """Take the sum that was asked for; tell whether the run is over its memory."""
+        """Take the requested sum; tell whether the run is over its memory limit."""
         self._asked_at = 0.0
         self._next_at = max(self._next_at, monotonic() + min(PAUSE * result["spent_s"], LONGEST_PAUSE_S))
         used = self._decide(result)
@@ -129,7 +129,7 @@ class Accounting:
 
 
 def _text_of(path: str) -> bytes:
-    """Return what a small file says, nothing where there is none."""
+    """Return the contents of a small file, empty if it cannot be read."""
     try:
         fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
     except OSError:

@@ -1,6 +1,7 @@
-"""The accounts of a sandbox, as its own /etc says: whoever may write there decides, so nothing of it is trusted.
+"""The accounts of a sandbox, read from its own /etc, which guests may be able to write: nothing in it is trusted.
 
-A process that is to be somebody's looks it up itself, before it gives its rights up; pid 1 never reads these files.
+A process that takes an account's identity looks the account up itself, before it gives up its rights; pid 1 never reads
+these files.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Account:
 
 
 def find(name_or_uid: object) -> Account:
-    """Return the account of a name, or of a uid as text or number. Raises OSError where there is none."""
+    """Return the account of a name, or of a uid as text or number. Raises OSError if it does not exist."""
     text = str(name_or_uid)
     for row in _rows("/etc/passwd", 7):
         if text in (row[0], row[2]):

@@ -1,15 +1,15 @@
-"""Calls that the reaper makes in a guest's place: the guest's own is not let go on, so no race can change it.
+"""Calls that the reaper makes in a guest's place: the guest's own call does not continue, so no race can change it.
 
-Theory of operation: a filter sees registers alone, and what they point to can change at any time. So where a call is to
-be allowed for what is in memory, a path or an address, the guest's thread is held, what it named is copied once, and
-that copy is decided on and used here. The answer is a number, an errno, or a descriptor that is put into the guest.
-`seccomp_notify.answer` is given the table of who answers which call. Answers take a bounded time and little memory, one
-question in each round of the reaper's loop, so that whoever asks without end keeps it from nothing else.
+Theory of operation: a filter sees registers alone, and the memory behind a pointer can change at any time. So where a
+decision depends on memory (a path, an address), the guest's thread is held, the argument is copied once, and that copy
+is both checked and used here. The answer is a number, an errno, or a descriptor that is put into the guest.
+`seccomp_notify.answer` receives the table of answerers by call. Answers take bounded time and little memory, one
+question in each round of the reaper's loop, so endless questions delay nothing else.
 
-The guest's memory, descriptors and directory are found below one descriptor of its folder in /proc, which stands for
-that one thread and for no later one of its number; that it is the thread which asks is looked at once that is open.
-This takes a process with the guest's uid and none of its Landlock domain, from which Yama's first level demands that it
-be an ancestor.
+The guest's memory, descriptors and directory are read below one descriptor of its folder in /proc, which refers to that
+one thread and to no later one with the same number; once it is open, `SECCOMP_IOCTL_NOTIF_ID_VALID` confirms that the
+thread still waits. This takes a process with the guest's uid outside of its Landlock domain, and Yama's first level
+requires that process to be an ancestor.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SOCKET = b"socket:["  # and the inode, and a bracket: the name of any in /proc
 
 
 class Asked:
-    """Hold one question: the arguments in registers, and a way to what they point to."""
+    """Hold one question: the arguments in registers, and access to the memory and descriptors that they refer to."""
 
     def __init__(self, listener: int, question: bytes):
         self.listener, self.question = listener, question
@@ -78,30 +78,30 @@ class Asked:
         return data
 
     def text(self, address: int, max_bytes: int = MOST_PATH) -> bytes:
-        """Return what stands there up to a NUL, which is among the first `most` bytes. Raises OSError."""
+        """Return the bytes at an address up to a NUL, which is among the first `max_bytes`. Raises OSError."""
         data, nul, _ = self._read(address, max_bytes).partition(b"\0")
         if not nul:
             raise OSError(ENAMETOOLONG if len(data) == max_bytes else EFAULT, "no end of it in the guest's memory")
         return data
 
     def open_descriptor(self, number: int) -> int:
-        """Return a descriptor (O_PATH) of what the guest has open by this number. Raises OSError: EBADF."""
+        """Return a descriptor (O_PATH) of the guest's open file of this number. Raises OSError: EBADF."""
         try:
             return posix.open(f"fd/{number}", posix.O_PATH | posix.O_CLOEXEC, dir_fd=self._folder)
         except FileNotFoundError:
             raise OSError(EBADF, "not open in the guest") from None
 
     def open_socket(self, number: int) -> int:
-        """Return the inode of the socket that is open in the guest by this number, 0 for none. Raises OSError: EBADF.
+        """Return the inode of the guest's socket of this number, 0 for another kind of file. Raises OSError: EBADF.
 
-        Of whatever else it may be, nothing is read: what the kernel says of an epoll instance is as long as the guest
-        made it, and takes seconds to be written.
+        Nothing is read of other files: the kernel's description of an epoll instance is as long as the guest made it,
+        and takes seconds to write.
         """
         name = self._link(b"fd/%d" % number)
         return int(name[len(SOCKET) : -1]) if name.startswith(SOCKET) else 0
 
     def open_flags(self, number: int) -> int:
-        """Return the flags, as `open` takes them, of what the guest has open by this number. Raises OSError: EBADF."""
+        """Return the flags, as `open` takes them, of the guest's open file of this number. Raises OSError: EBADF."""
         try:
             fd = posix.open(f"fdinfo/{number}", posix.O_RDONLY | posix.O_CLOEXEC, dir_fd=self._folder)
         except FileNotFoundError:
@@ -122,8 +122,8 @@ class Asked:
     def put(self, fd: int, number: int = -1, *, flags: int = posix.O_CLOEXEC, is_answer: bool = False) -> int:
         """Put a copy of `fd` into the guest and return its number there.
 
-        In place of what is open there by `number`, or as a new one; with `flags`, 0 or O_CLOEXEC. As the `answer` of
-        the call, in one step (of a new one only), or before it.
+        It replaces the guest's descriptor `number`, or gets a new number; `flags` is 0 or O_CLOEXEC. It is the `answer`
+        of the call, in one step (for a new number only), or is put there before the answer.
         """
         kind = (SETFD if number >= 0 else 0) | (SEND if is_answer else 0)
         fields = (kind, fd, max(0, number), flags)
@@ -133,7 +133,7 @@ class Asked:
         return guest_fd
 
     def let_go_on(self) -> None:
-        """Have the kernel make the call itself: for what was decided by registers, or by none of its arguments."""
+        """Have the kernel make the call itself: for decisions that depend on registers, or on no argument at all."""
         reply(self.listener, self.question)
         self.is_answered = True
 

@@ -1,7 +1,7 @@
 """Control groups: one per sandbox, made, read and removed by the helper outside.
 
-Version 1 has a tree per controller; version 2 has one. Counters are compared with what they were when the run
-began, so a group that lives for several runs shows each run's own hits.
+Version 1 has a tree per controller; version 2 has one. Counters are compared with their values at the start of the run,
+so a group that serves several runs shows each run's own hits.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Cgroup:
                     _write(path, template.format(**values))
 
     def loosen(self) -> None:
-        """Lift the limit that stands in the way of changing another: version 1 wants memory below memory with swap."""
+        """Lift the limit that blocks the change of another: version 1 requires memory to be below memory with swap."""
         path = f"{self.folders.get('memory')}/memory.memsw.limit_in_bytes"
         if self.version == 1 and _exists(path):
             _write(path, "-1")
@@ -85,9 +85,9 @@ class Cgroup:
         _write(f"{controller}/{name}", template.format(quota=_quota(cpus)))
 
     def lift_quota(self) -> None:
-        """Lift the processor quota, for those who have been killed: a process dies by running, and may not be let.
+        """Lift the processor quota for killed processes: a process must run to die, and a quota can prevent it.
 
-        Whoever is not killed must be given it again. A group that is on its way out needs none.
+        If some processes are not killed, the quota must be set again. A group that is about to be removed needs none.
         """
         controller = self.folders.get("cpu")
         if controller is None:
@@ -103,7 +103,7 @@ class Cgroup:
         _write(f"{self.folders['pids']}/pids.max", str(pids))
 
     def enter(self) -> None:
-        """Move the calling process in, which has one thread; whatever it forks is inside.
+        """Move the calling process in, which has one thread; its later children are inside.
 
         Version 1 only. A thread that moves itself needs no lock. Moving a process by its pid does, and after a pause
         that lock waits for an RCU grace period: ten milliseconds.
@@ -117,7 +117,7 @@ class Cgroup:
         return posix.open(folder, posix.O_RDONLY | posix.O_DIRECTORY | posix.O_CLOEXEC)
 
     def attach(self, pid: int) -> None:
-        """Move a process in; whatever it forks is inside."""
+        """Move a process in; its later children are inside."""
         for folder in dict.fromkeys(self.folders.values()):
             _write(f"{folder}/cgroup.procs", str(pid))
 
@@ -165,10 +165,10 @@ class Cgroup:
         return _keyed(f"{folder}/memory.stat").get("slab_reclaimable", 0)
 
     def give_back(self) -> None:
-        """Have the kernel free what it keeps for a group that nobody is in, where that is much.
+        """Have the kernel free the memory that it keeps for an empty group, if that is much.
 
-        A group that is removed leaves it to the host, until that is short of memory. What it read of files goes too, so
-        this is not done for the little that every run leaves: other runs read the same files.
+        A removed group leaves this memory to the host, until the host is short of it. Pages of files go too, so small
+        amounts, as every run leaves them, are not freed: other runs read the same files.
         """
         try:
             if "memory" in self.folders and self.kernel_bytes() > MOST_LEFT_BYTES:
@@ -178,7 +178,7 @@ class Cgroup:
             pass  # a kernel that has no such thing, or that keeps a part of it
 
     def freeze(self) -> bool:
-        """Have all inside stand still, soon; False where the kernel cannot, or what it stops could not be killed."""
+        """Freeze all processes inside, soon; False if the kernel cannot, or could not kill frozen ones."""
         if self.version != 2:
             return False
         try:

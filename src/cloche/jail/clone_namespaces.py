@@ -1,18 +1,18 @@
-"""Give a clone of a live session its own ids, mounts and files, and check from outside what it has kept of its parent.
+"""Give a clone of a live session its own ids, mounts and files, and check from outside its remains of its parent.
 
-Theory of operation: a clone starts with namespaces in which nobody can do anything yet: its ids are not mapped, and it
-sees its parent's files. Two worker processes of the helper's (`Worker`) put that right while clone and parent are
-stopped. The first enters the parent's user namespace, which owns all that the clone's will, and copies the host's
-mounts, because a file system such as /proc can only be made where a whole one is to be seen. It makes /workspace, /tmp
-and /dev/shm and copies the parent's files. The second is its child in the clone's process namespace, since a /proc
-shows the namespace of the process that made it; it puts everything in place, and brings the loopback device up.
+Theory of operation: a clone starts in namespaces without any rights: its ids are not mapped, and it sees its parent's
+files. Two worker processes of the helper (`Worker`) correct this while clone and parent are stopped. The first enters
+the parent's user namespace, which will own the clone's namespaces, and copies the host's mounts, because a file system
+such as /proc can only be made where a complete one is visible. It makes /workspace, /tmp and /dev/shm and copies the
+parent's files. The second is its child in the clone's process namespace, since a /proc shows the namespace of the
+process that made it; it puts everything in place, and brings the loopback device up.
 
-Files are copied by descriptors alone: their names are a guest's, which may have chosen them to mislead. Folders,
-regular files with their holes, links and fifos are copied, with modes and times. Sockets and devices are left out, and
-of what is mounted there only the mount point is made. The target is a file system with a size, which bounds it all.
+Files are copied by descriptors alone: a guest chose their names and may have chosen them to mislead. Folders, regular
+files with their holes, links and fifos are copied, with modes and times. Sockets and devices are left out, and of
+mounted file systems only the mount point is made. The target is a file system of bounded size.
 
-The checks (`check_rest`) read /proc of processes that stand still. A process names itself as it likes, so lines are
-split at the kernel's own ends of lines and at nothing else.
+The checks (`check_rest`) read /proc of stopped processes. A process chooses its own name, so lines are split at the
+kernel's own line ends and at nothing else.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Worker:
             pass
 
     def kill(self) -> None:
-        """Kill it: nobody needs its result any more."""
+        """Kill it: its result is not needed any more."""
         posix.kill(self._pid, SIGKILL)
         posix.close(self.link)
         wait4(self._pid, 0)
@@ -178,9 +178,9 @@ def new_builder(spec: Spec, network_link: int = -1) -> Worker:
 
 
 def start_building(builder: Worker, steps: dict[str, list[Step]], parent: int, clone: int, number: int) -> None:
-    """Begin to give `clone` ids, mounts and files like those of `parent`, both of which are stopped.
+    """Begin to give `clone` ids, mounts and files like those of `parent`; both are stopped.
 
-    The result are the new workspace's mounts. `number` is the clone's among all of its session, `steps` are those of
+    The result is the new workspace's mounts. `number` is the clone's among all of its session, `steps` are those of
     `setup.plan.compile_clone_mounts`. Raises OSError where the builder cannot be reached.
     """
     messages.send(builder.link, "build", {"steps": steps, "parent": parent, "clone": clone, "number": number})
@@ -265,15 +265,15 @@ class ForkTreeError(Exception):
 
 
 def check_is_apart(pid: int) -> None:
-    """Check that a clone leads a session of its own, which it cannot undo: else kill(0, …) reaches who is in it too."""
+    """Check that a clone leads its own session, which it cannot undo: else kill(0, …) reaches other processes."""
     if posix.getpgid(pid) != pid or posix.getsid(pid) != pid:
         raise ForkTreeError("the clone is in a process group with others")
 
 
 def check_rest(pid: int, bound: Sequence[str] = ()) -> None:
-    """Check what a clone could keep beside descriptors: folders, its program's file, memory, processes, capabilities.
+    """Check all that a clone could keep but descriptors: folders, its program's file, memory, processes, capabilities.
 
-    `bound` are the paths of the host that are shown in its mounts, read-only: what is mapped of these is nobody's.
+    `bound` are the paths of the host that its mounts show read-only: mappings of these belong to no guest.
     """
     if posix.readlink(f"/proc/{pid}/cwd") != "/" or posix.readlink(f"/proc/{pid}/root") != "/":
         raise ForkTreeError("the clone has kept its parent's working directory")

@@ -1,7 +1,7 @@
-"""A process of a sandbox that lives, before it is the program: pid 1's fork, which takes an order of the client's.
+"""A process of a sandbox that lives, before it is the program: pid 1's fork, which takes an order from the client.
 
-It is asked for a command, a script, a session, or an operation on files. Its order comes at once, or later, where it
-was forked ahead.
+The order asks for a command, a script, a session, or an operation on files. It comes at once, or later for a process
+that was forked ahead.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class CommandGuest(Guest):
         return Order(commands=commands, python=python, env=env, is_session=REQUESTS in streams), fds
 
     def _await_order(self) -> tuple[dict[str, Any], dict[int, int]]:
-        """Wait for an order, and hold nothing meanwhile whose end somebody else waits for."""
+        """Wait for an order, without holding descriptors whose end of file another process waits for."""
         if self.asking > 3:
             close_range(3, self.asking - 1)
         close_range(self.asking + 1)
@@ -182,7 +182,7 @@ class CommandGuest(Guest):
 
 
 def is_own(order: dict[str, Any]) -> bool:
-    """Tell whether what is asked for is a program of ours: an operation on files."""
+    """Tell whether the order is for one of Cloche's own programs: an operation on files."""
     return order.get("op") == "files"
 
 

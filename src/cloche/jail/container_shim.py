@@ -1,13 +1,13 @@
 """Run programs of the host, such as runsc, in namespaces that end with the caller, every process and mount included.
 
-Two processes do it. The *shim* (`Shim`) is a helper outside: it makes the control groups, hands on what the caller
-orders, and clears up. The *init* (`Init`) is pid 1 of new namespaces: it makes the mounts, starts the programs and
-reaps what ends there. End of file on the caller's socket, however it comes about, means that the caller is gone: the
-init is killed, and with it, by the kernel, every process and mount of these namespaces. Should the shim itself be
-killed, the init dies with it. The guest is never one of these programs: it lives behind the isolation that they are.
+Two processes do it. The *shim* (`Shim`) is a helper outside: it makes the control groups, forwards the caller's orders,
+and clears up. The *init* (`Init`) is pid 1 of new namespaces: it makes the mounts, starts the programs and reaps them.
+End of file on the caller's socket, for any reason, means that the caller is gone: the init is killed, and the kernel
+then ends every process and mount of these namespaces. If the shim itself is killed, the init dies with it. The guest is
+never one of these programs: they are the isolation around it.
 
-The caller sends "open" with the set-up, "start" with a program, "kill" with its number. It receives "opened",
-"failed", "started", and "ended" with the wait status, why we killed it if we did, and how often it ran out of memory.
+The caller sends "open" with the set-up, "start" with a program, "kill" with its number. It receives "opened", "failed",
+"started", and "ended" with the wait status, the reason for a kill, and how often the program ran out of memory.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _counted(group: Cgroup) -> dict[str, int]:
 
 
 def _empty(group: Cgroup) -> None:
-    """Kill what is left in a group; what is on its way out already does no harm."""
+    """Kill the remaining processes of a group; a second kill does no harm to a dying process."""
     for pid in group.members():
         try:
             if pid > 0:
@@ -184,7 +184,7 @@ class Init:
         self.causes: dict[int, str] = {}
 
     def live(self, waiting: int, body: dict[str, Any]) -> NoReturn:
-        """Make the mounts, then do what comes over the link until its other end is gone."""
+        """Make the mounts, then handle messages from the link until its other end is closed."""
         try:
             prctl(PR_SET_PDEATHSIG, SIGKILL)
             if posix.read(waiting, 1) != GO:
@@ -262,7 +262,7 @@ class Init:
                 )
 
     def _unmount(self, number: int) -> None:
-        """Take down what was put up for one program."""
+        """Unmount the mounts of one program."""
         folder = self.folders.pop(number, "")
         try:
             if folder:
@@ -302,7 +302,7 @@ def _add_memfds(folder: str, bytes_by_inode: dict[int, int]) -> None:
 
 
 def _become(body: dict[str, Any], fds: list[int]) -> NoReturn:
-    """Become a program. Sockets of a network that is served go by the last of `fds`, from a namespace of its own."""
+    """Become a program. Sockets of a served network are sent over the last of `fds`, from a new network namespace."""
     try:
         if body.get("network") is not None:
             unshare(CLONE_NEWNET)

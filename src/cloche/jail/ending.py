@@ -1,19 +1,19 @@
-"""The end of everything that runs in a sandbox without a process namespace.
+"""The end of all processes of a sandbox without a process namespace.
 
-Theory of operation: whoever loses a parent comes to the reaper, which is a subreaper, or once that is gone to the
-helper, which is one too. Nobody leaves, so it is over when the kernel says that there is no child left (ECHILD). Until
-then everybody must be killed, and faster than they can make others. There are three ways; `end` takes the first that
-this host has, and goes on with the next one where it fails.
+Theory of operation: a process that loses its parent is adopted by the reaper, which is a subreaper, or once that has
+ended by the helper, which is one too. No process can leave the tree, so it has ended when the kernel reports no child
+(ECHILD). Until then all processes must be killed, and faster than they fork. There are three methods; `end` takes the
+first that this host supports, and continues with the next one on failure.
 
-1. By scope (Landlock 6 and later): before it forks anybody, the reaper enters a domain that has scopes and nothing
-   else, and each guest another one inside of it. The kernel then lets the reaper's `kill(-1)` reach this domain and
-   those inside of it: exactly this sandbox, whatever other processes have the same uid. No guest can signal the reaper.
-2. By id, as root: `kill(-1)` of a child with the uid that this sandbox alone has. Its other ids are those of nobody, so
-   that no guest can signal it first.
-3. By a walk from the helper down, which stops all that it finds, kills it, and looks again.
+1. By scope (Landlock 6 and later): before its first fork, the reaper enters a domain that has scopes and nothing else,
+   and each guest another one inside of it. The kernel then limits the reaper's `kill(-1)` to this domain and those
+   inside of it: exactly this sandbox, even if other processes have the same uid. No guest can signal the reaper.
+2. By id, as root: `kill(-1)` by a child with the uid that this sandbox alone has. Its other ids belong to no process,
+   so no guest can signal it first.
+3. By a walk from the helper down, which stops all processes that it finds, kills them, and looks again.
 
-One `kill(-1)` leaves nobody out: the kernel sends the signal to all at once, and whoever is making another process just
-then fails at it. The walk is slower the more there are, and the faster they make others.
+One `kill(-1)` misses no process: the kernel sends the signal to all at once, and a fork in progress fails. The walk is
+slower the more processes there are, and the faster they fork.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ SIGSTOP, SIGKILL, ENOTSUP = 19, 9, 95
 
 
 def enter_scope(abi: int) -> None:
-    """Enter a Landlock domain that has scopes alone; whoever is forked from now on is in it too.
+    """Enter a Landlock domain that has scopes alone; all later children are in it too.
 
     A domain that does not handle moves between folders refuses them all (EXDEV), so this one handles and allows them.
-    Raises OSError, also where the kernel does not keep our signals inside: they would reach all that our user has.
+    Raises OSError, also where the kernel does not limit our signals to the domain: they would reach all of our user's
+    processes.
     """
     attr = REFER.to_bytes(8, "little") + bytes(8) + SCOPES.to_bytes(8, "little")
     ruleset = call("landlock_create_ruleset", attr, len(attr), 0)
@@ -61,10 +62,10 @@ def enter_scope(abi: int) -> None:
 
 
 def end_scope(take: Callable[[Usage], None]) -> None:
-    """End everybody in the scope that this process has entered, but itself; `take` what each of them had used.
+    """Kill all other processes in this process's scope; call `take` with the usage of each.
 
-    This process is their subreaper, and single-threaded. As root a guest that has yet to take its id cannot be killed
-    by us, who have it already: it is as soon as it has.
+    This process is their subreaper, and single-threaded. As root, it has the guest's id already and cannot kill a guest
+    that has yet to take that id: the guest is killed as soon as it has.
     """
     pause_s = 0.0
     while True:
@@ -79,11 +80,12 @@ def end_scope(take: Callable[[Usage], None]) -> None:
 
 
 def end(reaper: int, link: int, *, is_alone: bool, is_scoped: bool, kill_by_id: Callable[[], bool]) -> Usage:
-    """End a reaper and all that is below it, as its parent and subreaper; return what they used, as far as is known.
+    """End a reaper and all processes below it, as its parent and subreaper; return their usage as far as is known.
 
-    Only the reaper is left where it `is_alone`. One that `is_scoped` ends everybody when it receives `end` by `link`.
-    `kill_by_id` is the second way, and tells whether it could be gone. A reaper that makes a call in a guest's place
-    may wait there for what other guests hold (they write to a file without end), killed or not: these are killed first.
+    A reaper that `is_alone` has no other process below it. One that `is_scoped` ends all of them when it receives `end`
+    by `link`. `kill_by_id` is the second method, and tells whether it could be tried. A reaper that makes a call in a
+    guest's place may wait there, killed or not, for a lock of other guests (which write to a file without end): these
+    are killed first.
     """
     if is_alone or not is_scoped or not _is_asked(link):
         posix.kill(reaper, SIGKILL)  # it has not been waited for, so this is still its number
@@ -103,9 +105,9 @@ def end(reaper: int, link: int, *, is_alone: bool, is_scoped: bool, kill_by_id: 
 
 
 def kill_by_id(guest_id: int, own_id: int) -> None:
-    """Kill whoever has the uid `guest_id`, as root; `own_id` is nobody's.
+    """Kill all processes with the uid `guest_id`, as root; no other process has `own_id`.
 
-    Raises OSError where nobody can be forked to do it: the container's limit on processes may be reached.
+    Raises OSError if no child can be forked for it: the container's limit on processes may be reached.
     """
     pid = posix.fork()
     if pid == 0:
@@ -125,7 +127,7 @@ def _kill_reachable() -> None:
 
 
 def _is_asked(link: int) -> bool:
-    """Ask a reaper to end everybody and itself; False where it is gone, or takes nothing more."""
+    """Ask a reaper to end its tree and itself; False if it has ended, or accepts no message."""
     try:
         messages.send(link, "end")
     except OSError:

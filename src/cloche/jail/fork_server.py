@@ -1,9 +1,9 @@
-"""The fork server: an interpreter with everything loaded that forks helpers, and nothing else.
+"""The fork server: an interpreter with all modules loaded that forks helpers, and nothing else.
 
 It is a fresh `python -I -S` process of the caller's, never a fork of the caller. The caller sends it the sockets that
-new helpers shall serve, and nothing else: what a run is about goes to its reaper and guest directly, so that nothing of
-one run can be found in the memory of the next. It has one thread, which is checked: a fork with others would leave
-their locks held for ever. The client at the caller's end is `forkserver/slot.py`.
+new helpers shall serve, and nothing else: a run's orders go to its reaper and guest directly, so the memory of the next
+run contains nothing of it. It checks that it has one thread: a fork with others would leave their locks held for ever.
+The client at the caller's end is `forkserver/slot.py`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ LOADING_S = 60
 
 
 def main(fd: int, load_interpreter: Callable[[str], Any]) -> Callable[[], None] | None:
-    """Serve the caller at socket `fd`; returns only in a guest, with what it must call, or None at the end.
+    """Serve the caller at socket `fd`; returns only in a guest, with a function to call, or None at the end.
 
-    `load_interpreter` returns modules of the interpreter's by name. The first message, which waits there before we are
-    started, has the settings of its `warm_up`.
+    `load_interpreter` returns modules of the interpreter's by name. The first message is in the socket before this
+    process starts, and has the settings of its `warm_up`.
     """
     _signal.signal(SIGINT, _signal.SIG_DFL)
     _signal.signal(SIGCHLD, _signal.SIG_IGN)  # helpers that end leave nothing to wait for

@@ -1,13 +1,13 @@
 """The fork tree of a live session: its first interpreter, checkpoints and forks, as the helper outside sees them.
 
 Theory of operation: a *node* is one interpreter with the process that is pid 1 around it. A clone's process namespace
-lies inside that of the node it was cloned from, so whoever is above could see, signal and read whoever is below; and
-every node is the guest's, pid 1 of a clone too. What keeps them apart is that only leaves ever run: a node is stopped
-before its clones go on, and stays so until none of them is left. Here is checked what a guest could have arranged
-before: nobody else may be in its process namespace, and a clone may hold nothing of the parent's open. The checks of
+lies inside that of the node it was cloned from, so an upper node could see, signal and read a lower one; and every node
+is the guest's, pid 1 of a clone too. They are isolated because only leaves ever run: a node is stopped before its
+clones continue, and stays so until all of them have ended. This module checks for a guest's preparations:
+no other process may be in its process namespace, and a clone may hold none of its parent's descriptors. The checks of
 one clone, and the building of its mounts, are in `clone_namespaces`.
 
-`Move` puts a clone into a control group of its own.
+`Move` puts a clone into its own control group.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ if TYPE_CHECKING:
 class Move:
     """Make a control group for a clone before there is one, and move the clone in once it is known.
 
-    To move another process the kernel takes a lock, and when nobody took it for a while it waits for an RCU grace
-    period first: ten milliseconds. So whoever does this takes the lock once, by moving itself, while others build. As
-    long no other group can be made, so its own is made first. A clone could move itself without that lock; but until it
-    was looked at it may share memory with its parent, and what it touched inside would count nowhere when it is gone.
+    To move another process the kernel takes a lock, and if the lock was unused for a while it waits for an RCU grace
+    period first: ten milliseconds. So the mover takes the lock once, by moving itself, while other processes build.
+    Until then no other group can be made, so its own is made first. A clone could move itself without that lock; but
+    until it is checked it may share memory with its parent, and memory that it touched inside would be charged to no
+    group after its end.
     """
 
     def __init__(self, cgroup: dict[str, Any]):
@@ -73,7 +74,7 @@ class Move:
         return self.group
 
     def give_up(self) -> None:
-        """Remove the group; nobody needs it."""
+        """Remove the group, which is not needed any more."""
         if self._worker is not None:
             self._worker.send("cancel")
         ended: list[Worker] = []
@@ -98,7 +99,7 @@ URGENT = ("", "kill", "pace", "interrupt", "signal")
 
 
 class Node:
-    """Hold one interpreter: `init` is pid 1 around it, `guest` is itself; `parent` is None for the first."""
+    """Hold one interpreter: `init` is pid 1 around it, `guest` is itself; the first has no `parent` (None)."""
 
     def __init__(self, init: int, parent: Node | None, cgroup: Cgroup | None):
         self.init, self.parent, self.cgroup = init, parent, cgroup
@@ -107,10 +108,10 @@ class Node:
         self.is_frozen = self.has_lost_guest = self.is_doomed = self.is_set_up = False
 
     def interpreter(self) -> int:
-        """Return the guest's process, 0 when there is none (any more).
+        """Return the guest's process, 0 if it has not started or has ended.
 
-        Looked for anew each time: a clone's pid 1 is the guest's, and may take leave of its child, whose number then
-        can become anybody's on this host.
+        Read anew each time: a clone's pid 1 is the guest's, and may reap its child, whose number another process of
+        this host can then get.
         """
         if self.has_lost_guest:
             return 0
@@ -123,10 +124,10 @@ class Node:
 
 
 class ForkTree:
-    """Do what the caller asks for the nodes of one session. Answers go back with the number of the question.
+    """Handle the caller's requests for the nodes of one session. Answers carry the number of the question.
 
-    `link` leads to the `reaper` of the first node. `look_after_others` keeps their limits until there is something to
-    be received at a descriptor.
+    `link` leads to the `reaper` of the first node. `look_after_others` keeps their limits until a descriptor can be
+    read.
     """
 
     def __init__(self, state: SandboxState, link: int, reaper: int, look_after_others: Callable[[int], None]):
@@ -140,7 +141,7 @@ class ForkTree:
         self.builders: dict[int, Worker] = {}
 
     def handle(self, tag: str, body: dict[str, Any]) -> None:
-        """Do what was asked, and answer; "echo" asks for nothing else."""
+        """Handle a request, and answer it; "echo" has no other effect."""
         fds: list[int] = []
         answer: dict[str, Any] = {"id": body["id"]}
         try:
@@ -177,7 +178,7 @@ class ForkTree:
             self.ended.pop().reap()
 
     def interrupt(self, number: int) -> None:
-        """Do what Ctrl-C does: signal the interpreter and what it started in its own group."""
+        """Interrupt like Ctrl-C: signal the interpreter and the processes in its own group."""
         node = self.nodes.get(number)
         if node is not None:
             self._signal(node, SIGINT, to_group=True)
@@ -238,13 +239,13 @@ class ForkTree:
             _kill_clone(node)
 
     def lift_quota(self) -> None:
-        """Lift the processor quotas of forks, when everybody in them has been killed."""
+        """Lift the processor quotas of forks, after all processes in them have been killed."""
         for node in self.nodes.values():
             if node.cgroup is not None:
                 node.cgroup.lift_quota()
 
     def clear_up(self) -> None:
-        """Remove the control groups of forks, when everybody in them is dead."""
+        """Remove the control groups of forks, after all processes in them are dead."""
         for number in list(self.halts):
             self._resume(number)  # a group that is used again must not be frozen
         for number in {*self.moves, *self.builders}:
@@ -363,7 +364,7 @@ class ForkTree:
         return self.builders.pop(clone, None) or new_builder(self.state.spec, self.state.network_link)
 
     def _await(self, worker: Worker) -> None:
-        """Wait for a worker process that may take its time. What others run meanwhile is looked after."""
+        """Wait for a worker process that may take its time, and look after the other runs meanwhile."""
         self.is_busy = True
         try:
             self.look_after_others(worker.link)
@@ -505,7 +506,7 @@ def _kill(pid: int) -> None:
 
 
 def _kill_clone(node: Node) -> None:
-    """Kill a clone by the descriptor that means it alone: its number may be anybody's once it has ended."""
+    """Kill a clone by its pid descriptor: its number may be reused once it has ended."""
     try:
         _signal.pidfd_send_signal(node.ended, SIGKILL)
     except ProcessLookupError:

@@ -1,7 +1,7 @@
 """The guest before the program: get ready, apply the last restrictions, wait for orders, become the program.
 
-A guest is a child of a `reaper`, for one run. That of a prefork jail, `prefork.PreforkGuest`, makes mounts of its own
-first, and takes its order from the caller itself.
+A guest is a child of a `reaper`, for one run. That of a prefork jail, `prefork.PreforkGuest`, first makes its own
+mounts, and takes its order from the caller itself.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ notify: Any = None  # our module `seccomp_notify`, once it is needed
 
 
 class Guest:
-    """Be a guest: build what is its own, hand over what its parent needs, take the order, become the program."""
+    """Be a guest: build its own part, hand descriptors to its parent, take the order, become the program."""
 
     def __init__(
         self,
@@ -57,10 +57,10 @@ class Guest:
         *,
         is_of_later_run: bool = False,
     ):
-        """Take what the parent knows, and the processors on which the program may run, if we are moved about.
+        """Take the parent's data, and the processors for the program, if this process is moved between them.
 
-        By the link `asking` the parent and we send each other messages. The parent of one `is_of_later_run` has its
-        identity already.
+        The parent and this process exchange messages over the link `asking`. The parent of a guest that
+        `is_of_later_run` has its identity already.
         """
         self.spec, self.link, self.registers = parent.spec, parent.link, parent.registers  # ours alone since the fork
         self.plan_fd, self.go, self.load_interpreter = parent.plan_fd, parent.go, parent.load_interpreter
@@ -86,7 +86,7 @@ class Guest:
         self._start_program(order, fds)
 
     def _build(self) -> None:
-        """Get ready while the reaper builds, and go into what it has built, for good."""
+        """Get ready while the reaper builds, then enter the finished sandbox for good."""
         self.building = self.building or unpack_building(self.plan_fd)
         self._get_ready()
         if self.go >= 0 and self.is_first and posix.read(self.go, 1) != GO:  # nobody gives us an identity
@@ -99,7 +99,7 @@ class Guest:
         self._restrict(holds=bool(self.spec.answered))  # what was done for it must not be asked for again
 
     def _hand_over(self) -> None:
-        """Give the parent the descriptor on which our filter asks, if it asks anybody."""
+        """Give the parent the filter's notification descriptor, if it has one."""
         if self.listener >= 0:
             messages.send_retrying(self.asking, "listener", {}, [self.listener])
             posix.close(self.listener)
@@ -107,8 +107,8 @@ class Guest:
     def _take_order(self) -> tuple[Order, list[int]]:
         """Wait for the order; return it and the streams: standard input, output, error, the value's pipe.
 
-        For a session that pipe takes its answers, and its link follows. The reaper has written the input files by then,
-        but where it must not have read what is this run's: then we do.
+        For a session that pipe takes its answers, and its link follows. The reaper has written the input files by then;
+        if it must not read this run's data, this process writes them.
         """
         if self._has_time(self.asking):
             self._warm_up()
@@ -238,12 +238,12 @@ def unpack_building(plan_fd: int) -> Building:
 
 
 def name_output() -> str:
-    """Return device and inode of the run's own output and errors: what else a program prints to is a pipe or file."""
+    """Return device and inode of the run's own output and errors: other outputs of a program are pipes or files."""
     return " ".join([f"{state.st_dev}:{state.st_ino}" for state in (posix.fstat(1), posix.fstat(2))])
 
 
 def _missing_interpreter(program: str, env: dict[str, str]) -> str:
-    """Say which interpreter a script lacks; empty for what is no script, or has one."""
+    """Return the missing interpreter of a script; empty if the file is no script, or its interpreter exists."""
     import os
 
     folders = [""] if "/" in program else [f"{folder}/" for folder in env.get("PATH", os.defpath).split(":")]
@@ -260,9 +260,9 @@ def _missing_interpreter(program: str, env: dict[str, str]) -> str:
 
 
 def give_exit_notice(code: int) -> None:
-    """End this process and notify pid 1 first, see `prefork`; returns where nobody listens any more.
+    """End this process and notify pid 1 first, see `prefork`; returns if pid 1 does not listen any more.
 
-    A batch job preempts nobody when it is woken up: what the kernel has left to do for us can wait.
+    A batch process preempts no other when it wakes up: the kernel's remaining work for this process can wait.
     """
     attempt("set_robust_list", None, ROBUST_LIST_BYTES)  # nobody else is there who could wait for a futex of ours
     attempt("sched_setscheduler", 0, SCHED_BATCH, bytes(4))
@@ -280,9 +280,9 @@ def load_notify() -> Any:  # noqa: ANN401 - a module
 
 
 def forget_helper(interpreter: Any) -> Any:  # noqa: ANN401 - a module, and its `Privileges`
-    """Let the interpreter find no module of ours any more; return the privileges, which hold what finds them.
+    """Hide Cloche's modules from the interpreter; return the privileges, which hold their finder.
 
-    The modules are kept, for letting them go takes time.
+    The modules are kept, because freeing them takes time.
     """
     from . import archive
 
@@ -297,7 +297,7 @@ def is_ours(name: str) -> bool:
 
 
 def _out_of_the_way(fds: list[int]) -> list[int]:
-    """Give what is kept the last numbers below the limit, out of the way of programs that close what they did not open.
+    """Move kept descriptors to the last numbers below the limit: some programs close all low numbers, opened or not.
 
     The value's pipe, or that of a session's answers, has the first, a session's link the other.
     """

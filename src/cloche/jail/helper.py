@@ -1,9 +1,9 @@
 """The helper: a process outside the sandbox that builds it, guards it and clears up after it.
 
-It is a fresh `python -I -S`, or a fork of the fork server. It holds one end of a socket whose other end is the
-caller's. End of file there, however it comes about, means that the caller is gone: everything is killed and removed. It
-enforces the time-out and sums the memory, and it is the only one that says why it killed. It knows nothing of the
-caller but what the spec says. Of runs in a prefork jail that are soon over it need not know: see `shared_status`.
+It is a fresh `python -I -S`, or a fork of the fork server. It holds one end of a socket; the caller has the other. End
+of file there, for any reason, means that the caller is gone: everything is killed and removed. It enforces the time-out
+and sums the memory, and it alone reports why it killed. All its knowledge of the caller comes from the spec. It need
+not learn of short runs in a prefork jail: see `shared_status`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ SIGINT = 2
 
 
 def main(fd: int, load_interpreter: Callable[[str], Any]) -> Callable[[], None] | None:
-    """Serve the caller at socket `fd`; returns only in a guest, with what it must call, or None at the end.
+    """Serve the caller at socket `fd`; returns only in a guest, with a function to call, or None at the end.
 
-    `load_interpreter` returns a module of the interpreter's by its name. The first message waits there before we are
-    started: the `folders` of the control group that the caller is making meanwhile, and removing is ours.
+    `load_interpreter` returns a module of the interpreter's by its name. The first message is in the socket before this
+    process starts: the `folders` of the control group that the caller makes meanwhile, and that this process removes.
     """
     _signal.signal(SIGINT, _signal.SIG_DFL)
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
@@ -144,7 +144,7 @@ class Helper(SandboxState):
             self.failed = failure(f"cannot set up the sandbox: {error}", "helper", error.errno or 0)
 
     def _prepare(self, body: dict[str, Any], plan_fd: int) -> Callable[[], None] | None:
-        """Start to build; an error of ours is kept and reported when the run comes that this was for."""
+        """Start to build; the helper's own error is kept and reported when the run comes that this was for."""
         self._discard()
         if plan_fd != self.plan_fd and self.plan_fd >= 0:
             posix.close(self.plan_fd)
@@ -165,9 +165,9 @@ class Helper(SandboxState):
         return None
 
     def _run(self, body: dict[str, Any], fds: list[int]) -> None:
-        """Supervise a run in what was prepared, and report it, unless the caller has yet to say how it ended.
+        """Supervise a run in the prepared sandbox, and report it, unless the caller has yet to say how it ended.
 
-        A fault of ours must neither free the guest nor go unsaid.
+        The helper's own errors must neither free the guest nor go unreported.
         """
         supervisor, self.supervisor = self.supervisor, None
         self.has_run = True
@@ -204,7 +204,7 @@ class Helper(SandboxState):
             supervisor.kill()
 
     def _name_folder(self, supervisor: Supervisor | None, name: str) -> Supervisor | None:
-        """Give the folder that was made ahead the name by which the run knows it; the next jail makes another one."""
+        """Rename the folder that was made ahead to the run's name for it; the next jail makes another one."""
         if supervisor is None or self.folder is None:
             return None
         self.failed = supervisor.await_guest()
@@ -225,7 +225,7 @@ class Helper(SandboxState):
             self.used.pop().remove()
 
     def _change_handoff(self, ends: list[int], generation: int) -> None:
-        """Hold the handoff socket of a prefork jail, by which guests take orders, and its shared status; or nothing."""
+        """Hold the handoff socket of a prefork jail, where guests take orders, and its shared status; or nothing."""
         for fd in (self.handoff, self.status, self.timer):
             if fd >= 0:
                 posix.close(fd)
@@ -249,7 +249,7 @@ class Helper(SandboxState):
             self.supervisor = None
 
     def _open(self) -> None:
-        """Make what lives as long as the sandbox, once."""
+        """Make everything that lives as long as the sandbox, once."""
         spec = self.spec
         if self.is_open:
             if self.is_folder_used and self.folder is not None:
@@ -269,7 +269,7 @@ class Helper(SandboxState):
         self.is_open = True
 
     def _make_folder(self, before: WorkFolder | None = None) -> None:
-        """Make the folders that stand in for mounts, or hold those of the sandbox that this helper is one of."""
+        """Make the folders that replace mounts, or lock those of the sandbox that this helper is part of."""
         from .work_folder import WorkFolder
 
         spec, self.is_folder_used = self.spec, False

@@ -1,11 +1,11 @@
 """Messages and records between the caller, its helper and the helper's children, and how they are written and read.
 
 A message is a tag, plain values, and descriptors. All ends are Cloche's own code in the same version of the same
-interpreter, and no guest's program ever holds an end, so `marshal` serves. What is large (files, mostly) travels in a
+interpreter, and no guest's program ever holds an end, so `marshal` is safe. Large data (files, mostly) travels in a
 memory file.
 
-The records say what the helper must build and run: written by the caller, read by the helper, and sent as dicts of
-plain values. A sandbox is opened once with a `Spec`; every run in it is a `Run`, which the caller compiles
+The records describe to the helper what to build and run: written by the caller, read by the helper, and sent as dicts
+of plain values. A sandbox is opened once with a `Spec`; every run in it is a `Run`, which the caller compiles
 (`setup/plan.py`) to a `Building`, an `Order` and the steps that write the files.
 """
 
@@ -36,7 +36,7 @@ def send(link: int, tag: str, body: dict[str, Any] | None = None, fds: Sequence[
 
 
 def send_retrying(link: int, tag: str, body: dict[str, Any], fds: Sequence[int] = ()) -> None:
-    """Do the same in a process of ours that may wait: retry after a pause where too many descriptors are in flight.
+    """Send one message; after ETOOMANYREFS (too many descriptors in flight) retry after a pause.
 
     The kernel counts them for each user, and guests leave some that are garbage.
     """
@@ -100,7 +100,7 @@ def unpack(fd: int) -> dict[str, Any]:
 
 
 def pack_part(value: dict[str, Any]) -> bytes:
-    """Return `value` as bytes, to travel in a message or a file of which not everybody reads all."""
+    """Return `value` as bytes, to travel in a message or a file of several parts, so that a reader can skip it."""
     return marshal.dumps(value)
 
 
@@ -148,25 +148,31 @@ class _Record:
 
 
 class Spec(_Record):
-    """Describe a sandbox. What follows after `pids` is compiled into each building, and does not travel.
+    """Describe a sandbox. The fields after `pids` are compiled into each building, and do not travel.
 
-    `level` is `jail`, `confined`, `process` or `none`. `workspace` and `tmp` are the guest's paths; below level jail
-    they are folders of the host inside `folder`, which the helper makes and removes unless it `shares_folder`; there,
-    `modules` is a folder of the host to which a link beside the workspace points, or empty, and `startup` the files by
-    name of a folder which interpreters of Python find, `sitecustomize` among them. `outside` is None, or the first and
-    the number of the outside ids to claim one from; `ids` are all of these, with the folders for their locks. `users`
-    are the first and the number of the outside ids for which all ids inside stand, where it has several users; the last
-    of them is pid 1's. A workspace `is_shown` by a second mount where the guest's id is not one that the caller can be.
-    `scope_abi` is 0, or the version of Landlock by whose scopes the reaper ends what has no process namespace
-    (`jail/ending.py`). One that `is_ahead` is built before it is known what runs in it, below level jail. `mounts` are
-    the rows of `mounts.from_rows`. `ucounts` and `prefork_ucounts` are those of `privileges.amounts`. `landlock` and
-    the two filters are None where that control is not used; `landlock_abi` is the kernel's version. `cgroup` is None or
-    version, folders and amounts. `origin` is what it was copied from, if anything. `accounting` says how memory is
-    summed: `cgroup`, `tree`, or empty for not at all. `memory_stat` is the file that says what all processes around the
-    caller have in memory, where it must be known. `network` is None where nothing but loopback is reached, or what
-    `network.open_sockets` is told, and without a namespace the `link` by which connections go to the egress process,
-    once the reaper has it. `answered` has the names of calls that are made in the guest's place, by their numbers, by
-    the module that makes them.
+    - `level` is `jail`, `confined`, `process` or `none`.
+    - `workspace` and `tmp` are the guest's paths. Below level jail they are folders of the host inside `folder`, which
+      the helper makes and removes unless it `shares_folder`; there, `modules` is the target, a folder of the host, of a
+      link beside the workspace, or empty, and `startup` the files by name of a folder that Python interpreters find,
+      `sitecustomize` among them.
+    - `outside` is the range (first, number) of outside ids to claim one from, or None; `ids` are all of these, with the
+      folders for their locks. `users` is the range (first, number) of outside ids for all ids inside, where it has
+      several users; the last of them is pid 1's.
+    - `is_shown`: the workspace has a second mount, because the caller cannot take the guest's id.
+    - `scope_abi` is the version of Landlock with the scopes that end a sandbox without a process namespace
+      (`jail/ending.py`), or 0.
+    - `is_ahead`: built before its run is known, below level jail.
+    - `mounts` are the rows of `mounts.from_rows`.
+    - `ucounts` and `prefork_ucounts` are those of `privileges.amounts`.
+    - `landlock` and the two filters: None where that control is not used; `landlock_abi` is the kernel's version.
+    - `cgroup` is version, folders and amounts, or None.
+    - `origin` is the spec that it is a copy of, if any.
+    - `accounting` is the way to sum memory: `cgroup`, `tree`, or empty for not at all. `memory_stat` is the file with
+      the memory of all processes around the caller, where it must be known.
+    - `network` is the argument of `network.open_sockets`, and without a namespace the `link` that carries connections
+      to the egress process, once the reaper has it; None where only loopback is reached.
+    - `answered` has the names of the calls that are made in the guest's place, by their numbers, by the answering
+      module.
     """
 
     level: str = "jail"
@@ -211,7 +217,7 @@ class Spec(_Record):
     )  # fmt: skip
 
     def move(self, folder: str) -> None:
-        """Have the folders that stand in for mounts in another one: the helper has renamed, or will make, it."""
+        """Move the folders that replace mounts to `folder`: the helper has renamed, or will make, it."""
         prefix_length = len(self.folder)
         self.workspace, self.tmp, self.folder = (
             folder + self.workspace[prefix_length:],
@@ -228,25 +234,25 @@ class Spec(_Record):
         )
 
     def as_wire(self) -> dict[str, Any]:
-        """Return what the helper needs, as plain data."""
+        """Return the fields that the helper needs, as plain data."""
         return {name: value for name, value in super().as_wire().items() if name not in self._COMPILED}
 
 
 class Run(_Record):
     """Describe one run in an open sandbox, as the caller sees it.
 
-    `commands` are run one after the other until one fails; none at all only writes `files` (rows of path, mode,
-    data). `leftover` is the program that the run before left in the workspace, to be removed first.
-    `python` is None, or what the helper's own interpreter needs to become the guest after the commands.
-    `folders` are made in this order, new, and `generated` maps absolute paths in them to text.
-    `binds` are the toolchain's paths to show besides the spec's mounts, `covered` what lies in all that is shown and is
-    none of the guest's, `replaced` the programs and modules in whose place it finds one that says why they are not
-    there, `private` those of `binds`, and the folder of an overlay, whose files only the caller may
-    read (shown through an id-mapped mount), `owners` the uid and gid of those that are not root's, `readable` the rules
-    Landlock needs for them, `keep_read_search` that Landlock alone must decide what can be read (see
-    `privileges.keep_read_search`).
-    `is_session` says that it lives until it is ended: the value's pipe takes its answers, and a link follows it, on
-    which it is asked.
+    - `commands` run one after the other until one fails; without any, the run only writes `files` (rows of path, mode,
+      data). `leftover` is the program that the previous run left in the workspace, to be removed first.
+    - `python` has the inputs for the helper's own interpreter to become the guest after the commands, or None.
+    - `folders` are made in this order, new, and `generated` maps absolute paths in them to text.
+    - `binds` are the toolchain's paths to show besides the spec's mounts. `covered` are paths in shown trees that are
+      hidden from the guest. `replaced` are programs and modules that are replaced by one that prints the reason.
+      `private` are those of `binds`, and the folder of an overlay, with files that only the caller may read (shown
+      through an id-mapped mount), and `owners` the uid and gid of those that are not root's.
+    - `readable` are the rules that Landlock needs for them. `keep_read_search`: Landlock alone must decide what is
+      readable (see `privileges.keep_read_search`).
+    - `is_session`: it lives until it is ended. The value's pipe takes its answers, and a link for its requests follows
+      it.
     """
 
     commands: list[list[str]] = []
@@ -273,11 +279,11 @@ class Run(_Record):
 
     @property
     def has_one_process(self) -> bool:
-        """Tell whether one guest does all of it, and writes nothing but what is its own."""
+        """Tell whether one guest does all of it, and writes nothing but its own files."""
         return len(self.commands) + (self.python is not None) <= 1 and not (self.is_session or self.generated)
 
     def as_order(self) -> dict[str, Any]:
-        """Return what the guest must do, as plain data."""
+        """Return the guest's part, as plain data."""
         return {
             "commands": self.commands, "python": self.python, "env": self.env, "is_session": self.is_session,
         }  # fmt: skip
@@ -289,11 +295,11 @@ FILTER: Step = ("seccomp", "filter system calls", [])
 class Building(_Record):
     """Hold the steps between a reaper's start and the moment when its guest waits for orders; see `setup/plan`.
 
-    `build` are the reaper's, `first` and `late` the first guest's before and after the sandbox stands, `later` those
+    `build` are the reaper's, `first` and `late` the first guest's before and after the sandbox is built, `later` those
     of a further guest in place of `first` (in a prefork jail, where they differ). `seccomp` is the filter, if any.
-    `warm_up` is what a guest that waits does once, to have run the code that an order needs, empty for nothing.
-    `unheard` is what a guest does whose filter finds another listener, `last` what one of a sandbox that lives does
-    before it is a program, once nothing more is needed of it.
+    `warm_up` is done once by a waiting guest, to have run the code that an order needs; it may be empty.
+    `unheard` are the steps of a guest if its filter has another listener. `last` are those of a guest of a sandbox that
+    lives, just before its program, when it needs no privileges any more.
     `private` are the paths whose mounts the helper opens id-mapped.
     """
 
@@ -308,11 +314,11 @@ class Building(_Record):
     warm_up: list[Step] = []
 
     def steps_of_guest(self) -> list[Step]:
-        """Return what the first guest does before the program is its own, in order."""
+        """Return the names of the first guest's steps before its program, in order."""
         return [*self.first, *self.late, *([FILTER] if self.seccomp is not None else [])]
 
     def as_wire(self) -> dict[str, Any]:
-        """Return it in two parts, each of which is read by those alone who need it: both take their time."""
+        """Return it in two parts, for the reaper and for guests: each unpacks its own only, which saves time."""
         fields = super().as_wire()
         reapers = {name: fields.pop(name) for name in ("build", "private")}
         return {"reapers": pack_part(reapers), "guests": pack_part(fields)}

@@ -1,20 +1,20 @@
 """Calls that change metadata of files, made by the reaper in the place of a guest that has its user's own uid.
 
 Landlock does not handle them: where guest and caller are one user, the kernel alone would let a guest change mode,
-times and owner of whatever is its user's, by a path or by a descriptor that was opened to be read. So all of them are
-asked for (`setup/seccomp`), and made here for what lies below the sandbox's own folders; anything else is EACCES.
-Extended attributes, flags of inodes (`FS_IOC_SETFLAGS` and its like), and what is younger than its table, the filter
-refuses.
+times and owner of all its user's files, by a path or by a descriptor that was opened for reading. So the filter
+notifies of all of them (`setup/seccomp`), and they are made here for files below the sandbox's own folders; for others
+the answer is EACCES. The filter refuses extended attributes, flags of inodes (`FS_IOC_SETFLAGS` and its like), and
+calls newer than its table.
 
-What is changed is the file that one descriptor (O_PATH, so that neither FIFO nor device is opened) stands for:
+The change is made through one descriptor of the file (O_PATH, so that neither FIFO nor device is opened):
 
-- A path is opened below a descriptor of an own folder by `openat2` with RESOLVE_BENEATH and RESOLVE_NO_MAGICLINKS.
-  Which own folder, and the path below it, follows from the words of the path and, for a relative one, from where the
-  guest's directory is: whatever of that changes meanwhile, nothing outside can be opened. Where the kernel finds that a
-  link or `..` leads out of the folder, the path is walked once more, name by name, for it may lead back in. Outside
-  nothing is looked at: there `..` takes the name before it away, as if that were no link.
-- A descriptor of the guest's is opened once more, and where the kernel says that this file is must be below an own
-  folder. A guest cannot bring a file of outside there: Landlock refuses to rename or link it.
+- A path is opened below a descriptor of an own folder by `openat2` with RESOLVE_BENEATH and RESOLVE_NO_MAGICLINKS. The
+  own folder, and the path below it, follow from the text of the path and, for a relative one, from the guest's working
+  directory: no concurrent change of these can make it open a file outside. Where the kernel finds that a link or `..`
+  leads out of the folder, the path is walked once more, name by name, for it may lead back in. Nothing outside is
+  looked up: there `..` removes the name before it, as if that were no link.
+- A descriptor of the guest's is opened once more, and its path, by the kernel's answer, must be below an own folder. A
+  guest cannot bring an outside file there: Landlock refuses to rename or link it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def answerers(spec: Spec, names: Mapping[int, str]) -> dict[int, Answerer]:
 
 
 class OwnFolders:
-    """Open what lies below the folders that are a guest's own, whatever it does to the paths meanwhile."""
+    """Open files below a guest's own folders, safely under concurrent changes of the paths."""
 
     def __init__(self, folders: Sequence[str]):
         self._names: dict[bytes, int] = {}  # as the guest is told, and as the kernel says
@@ -61,7 +61,7 @@ class OwnFolders:
             self._names |= {folder.encode("utf-8", "surrogateescape"): held, _path_of(held): held}
 
     def open(self, path: bytes, *, follows: bool) -> int:
-        """Return a descriptor (O_PATH) of the file at an absolute path. Raises OSError, EACCES for what is outside."""
+        """Return a descriptor (O_PATH) of the file at an absolute path. Raises OSError: EACCES for one outside."""
         try:
             return self._open(path, RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS, follows=follows)
         except OSError as error:
@@ -119,7 +119,7 @@ class OwnFolders:
         return self._open(resolved, RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS, follows=False)
 
     def _link(self, path: bytes) -> bytes:
-        """Return where a link below an own folder leads to, empty for what is none, or outside."""
+        """Return the target of a link below an own folder; empty if it is no link, or is outside."""
         own_folder = self._below(path)
         if own_folder is None or own_folder[1] == b".":
             return b""
@@ -235,7 +235,7 @@ def _packed(*words: int) -> bytes:
 
 
 class Row:
-    """Say which arguments of a call name the file (-1 for none), and what is done by those from `rest` on."""
+    """Name the arguments of a call that identify the file (-1 for none); those from `rest` on define the change."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
-"""The sockets by which a jail's network is served from outside: made in its network namespace, and handed out.
+"""The sockets through which a jail's network is served from outside: made in its network namespace, and handed out.
 
 A jail has no interface but loopback. Here every IPv4 address becomes a local one, and sockets are bound for names and
-for each port that is served. They go to the egress process by a link that the caller gave to the helper: pid 1 sends
-them before there is any guest, and keeps none. A connection of the guest's then ends at such a socket, whose local
-address tells what it was for. No packet of the guest's leaves its namespace.
+for each served port. They go to the egress process over a link that the caller gave to the helper: pid 1 sends them
+before there is any guest, and keeps none. A connection of the guest's then ends at such a socket, whose local address
+is the address that the guest asked for. No packet of the guest's leaves its namespace.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def open_sockets(network: dict[str, Any], link: int, jail: int = 0) -> None:
 
 
 def close_sockets(link: int, jail: int) -> None:
-    """Let the egress process close all that is a jail's that has ended; one that is gone need not be told."""
+    """Have the egress process close all sockets of a jail that has ended; an error means that it has ended itself."""
     try:
         messages.send(link, "gone", {"jail": jail})
     except OSError:

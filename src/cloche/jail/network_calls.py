@@ -1,18 +1,18 @@
-"""Sockets of the network where there is no namespace of it: the reaper connects, and puts in place what is connected.
+"""Sockets of the network where it has no namespace: the reaper connects, and puts the connected socket in place.
 
-A guest at level confined stands in its host's own network. So it never has a socket of that which is neither connected
-nor listening, and no call of its own that names an address is let go on:
+A guest at level confined is in its host's own network. So it never has a network socket that is neither connected nor
+listening, and none of its calls that name an address continues:
 
-- `socket` is answered with a *stand-in*: an unconnected Unix socket, of streams for TCP, of packets for UDP. It reaches
-  nothing: `bind`, `connect` and `listen` on it are asked for, and a send fails without a connection.
-- `connect` is decided on one copy of the address. What is served is answered by a pair of TCP sockets, connected to
-  each other over loopback: one is put in the guest in place of the number that it asked for, the other goes to the
-  egress process with the address that was wanted, as if accepted there. Any other address is refused here.
-- `bind` is refused, and so is UDP. Names are asked for over TCP, of whatever address at the name server's port.
+- `socket` returns a *stand-in*: an unconnected Unix socket, of streams for TCP, of packets for UDP. It reaches nothing:
+  the filter notifies of `bind`, `connect` and `listen` on it, and a send fails without a connection.
+- `connect` is decided on one copy of the address. For a served address it makes a pair of TCP sockets, connected to
+  each other over loopback: one replaces the guest's descriptor, the other goes to the egress process with the requested
+  address, as if accepted there. Any other address is refused here.
+- `bind` is refused, and so is UDP. Names are resolved over TCP, at any address with the name server's port.
 
-What a guest has is connected to the egress process for good: to leave that for another peer takes `connect`, or a send
-with MSG_FASTOPEN, which the filter refuses. A copy of a number (`dup`, a process forked before) keeps the stand-in, and
-may be connected by itself.
+A guest's socket stays connected to the egress process: another peer would take `connect`, or a send with MSG_FASTOPEN,
+which the filter refuses. A copy of a descriptor (`dup`, a process forked before) keeps the stand-in, and may be
+connected by itself.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Sockets:
         raise OSError(*REFUSED)
 
     def _wanted(self, address: bytes, family: int, kind: int) -> tuple[str, int]:
-        """Return the address and the port that a connection is wanted to. Raises OSError for what is not served."""
+        """Return the requested address and port of a connection. Raises OSError for one that is not served."""
         if read_uint(address, 0, 2) != family:
             raise OSError(EAFNOSUPPORT, "an address of another family")
         if len(address) < (IPV4_BYTES if family == AF_INET else IPV6_BYTES):
@@ -127,7 +127,7 @@ class Sockets:
     def _pair(self) -> tuple[int, int]:
         """Return two TCP sockets that are connected to each other. Raises OSError.
 
-        The listener is there for whoever stands in this network: only what we have connected ourselves is taken.
+        Other processes of this network can connect to the listener, too: only our own connection is used.
         """
         if self._listener < 0:
             self._listen()
@@ -165,7 +165,7 @@ class Sockets:
         self._listener = listener
 
     def _hand_over(self, connected: int, host: str, port: int) -> None:
-        """Give one end to the egress process, with what the other is to be connected to. Raises OSError."""
+        """Give one end to the egress process, with the address that the guest's end is for. Raises OSError."""
         for _ in range(SEND_TRIES):
             try:
                 messages.send(self._link, "connection", {"jail": 0, "host": host, "port": port}, [connected])

@@ -1,12 +1,11 @@
-"""Have what runs in a session stand still while its files are looked at from outside, and go on afterwards.
+"""Stop the processes of a session while its files are read from outside, and resume them afterwards.
 
-Where the session has a control group of version 2, the kernel does that, and nobody inside notices or can undo it.
-Else stop signals are sent until all that is found stands still and nothing new appears. Processes that wake each other
-can withstand that, so it is tried for a short time only: a look at the files has bounds of its own, and this is what
-makes it find things where they are. Nothing else is done meanwhile, memory is not watched, so the time is looked at in
-every loop whose length a guest decides, and more processes than can be stopped in it go on. Version 1 has a freezer
-too, which is not used: what it holds does not even die of SIGKILL, so a helper that is killed meanwhile would leave
-processes that nobody ends.
+Where the session has a control group of version 2, the kernel does that, and no process inside notices or can undo it.
+Else stop signals are sent until all processes found are stopped and no new one appears. Processes that wake each other
+can withstand that, so it is tried for a short time only: reading the files has its own bounds, and the pause only keeps
+them consistent. Nothing else is done meanwhile, memory is not watched, so every loop whose length a guest decides
+checks the time, and processes beyond those that can be stopped in it continue. The freezer of version 1 is not used:
+its frozen processes do not even die of SIGKILL, so a helper killed meanwhile would leave processes that no one can end.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class Halt:
         self._stopped.clear()
 
     def held(self) -> int:
-        """Return how many descriptors are open for what was stopped."""
+        """Return how many descriptors of stopped processes are open."""
         return len(self._stopped)
 
     def _stop_all(self) -> None:
@@ -111,7 +110,7 @@ class Halt:
         return False
 
     def _hold(self, pids: list[int]) -> None:
-        """Take a descriptor of each, and keep it if the number is still found: it may be anybody's by now."""
+        """Open a descriptor of each process, and keep it if its pid is still found: the pid may have been reused."""
         fresh: dict[int, int] = {}
         live_pids: list[int] = []
         try:

@@ -23,11 +23,11 @@ never_freed: list[object] = []
 
 
 class Parent:
-    """Hold what every process that builds for guests is given.
+    """Hold the inputs of every process that builds for guests.
 
-    `registers` hold what the helper gives the building: a workspace to attach, the outside id. A message on `link` says
-    when we have our identity; a guest that was forked before reads the same from the pipe `go`. `plan_fd` holds the
-    building.
+    `registers` hold the helper's inputs for the building: a workspace to attach, the outside id. A message on `link`
+    reports that this process has its identity; a guest that was forked before reads the same from the pipe `go`.
+    `plan_fd` holds the building.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Parent:
 
 
 class ChildWatcher:
-    """Wake up, by the pipe `woken`, when a child has ended; sum what the dead used."""
+    """Wake up, by the pipe `woken`, when a child has ended; sum the usage of the dead."""
 
     def __init__(self) -> None:
         self.woken, self.wake = posix.pipe2(posix.O_CLOEXEC | posix.O_NONBLOCK)
@@ -122,13 +122,13 @@ class ChildWatcher:
             pass  # there were none
 
     def add(self, usage: tuple[float, float, int]) -> None:
-        """Add what one of the dead used."""
+        """Add the usage of one dead process."""
         self.user_s += usage[0]
         self.system_s += usage[1]
         self.most_kib = max(self.most_kib, usage[2])
 
     def spent(self) -> dict[str, float]:
-        """Return what the dead used."""
+        """Return the usage of the dead."""
         return {"user_s": self.user_s, "system_s": self.system_s, "most_kib": self.most_kib}
 
 

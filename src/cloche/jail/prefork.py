@@ -1,39 +1,39 @@
-"""Pid 1 of a jail that stays: one guest after the other lives in it, each with mounts of its own.
+"""Pid 1 of a jail that stays: one guest after the other lives in it, each with its own mounts.
 
 Theory of operation: making namespaces and a root costs more than running a small program, so they are kept apart from
 the guest, and stay: the namespaces of users, processes, network, host name and control group, and the read-only tree.
-What is new for every guest: its process and all its descendants, its mount namespace with empty /workspace, /tmp and
-/dev/shm, its limits, its Landlock domain and its filter.
+New for every guest: its process and all its descendants, its mount namespace with empty /workspace, /tmp and /dev/shm,
+its limits, its Landlock domain and its filter.
 
 This process is out of a guest's reach. As root it has an outside id that no guest has. An ordinary user has one id to
 give, and there it has the guest's: the kernel then lets no signal from inside end pid 1; as it keeps all capabilities
-of its user namespace, nobody with fewer may trace, read or slow it down; it is not dumpable, and outside the guest's
-Landlock domain; and the filter refuses what limits another process, and all of that once more.
+of its user namespace, no process with fewer may trace, read or slow it down; it is not dumpable, and outside the
+guest's Landlock domain; and the filter refuses limits on another process, and all of the above once more.
 
-After each guest everything else in the process namespace is killed and waited for. What a network namespace remembers
-is too much to list (counters, flow labels, memberships, closed connections), so it is not looked at: a guest's filter
-notifies this process of every socket of the network that it makes; after the first one the jail ends with its guest.
-Pairs of sockets it makes without asking; where the kernel still counts any when nobody is left, the jail ends as well.
-It is the same with the namespace of System V IPC and message queues: the filter notifies of every segment, set of
-semaphores and queue that is made or opened.
+After each guest every other process in the process namespace is killed and waited for. A network namespace remembers
+too much to list (counters, flow labels, memberships, closed connections), so this is not checked: a guest's filter
+notifies this process of every network socket that it makes; after the first one the jail ends with its guest. Pairs of
+sockets are not notified; if the kernel still counts any when no process is left, the jail ends as well. The namespace
+of System V IPC and message queues is treated alike: the filter notifies of every segment, set of semaphores and queue
+that is made or opened.
 
-A guest takes its orders from the caller itself, over the *handoff socket*, whose inner end this process keeps,
-for each guest to inherit, and to close before the program runs. So between the caller and the guest nobody has to wake
-up. Over that socket this process also reports to the caller how a guest ended. The helper sleeps
-meanwhile, unless a run takes long: see `shared_status`.
+A guest takes its orders from the caller itself, over the *handoff socket*. This process keeps its inner end, for each
+guest to inherit, and to close before the program runs. So no process between the caller and the guest has to wake up.
+Over that socket this process also reports to the caller how a guest ended. The helper sleeps meanwhile, unless a run
+takes long: see `shared_status`.
 
-A prefork jail may serve one sandbox alone, for all its runs: then what is new for every guest is all the above but
-/workspace, of which each guest hands a mount on to the next.
+A prefork jail may serve one sandbox alone, for all its runs: then the above is new for every guest except /workspace:
+each guest hands a mount of it on to the next.
 
-`PreforkWatcher` does what is due for each guest: receive what it hands over, answer its filter, wait for the dead. A
-guest waits for nothing of that, but its caller does, and all of it is done once for every run: so what can be kept from
-guest to guest is kept, and what often fails is done so that failing costs little.
+`PreforkWatcher` does the work for each guest: receive its descriptors, answer its filter, wait for the dead. A guest
+waits for none of that, but its caller does, and all of it is done once for every run: so objects are reused from guest
+to guest where possible, and operations that often fail are made cheap to fail.
 
-Early exit notice: the end of a guest is known before the kernel has taken its memory apart. Its interpreter's last call
-asks this process, which looks whether that is the end of all that is the guest's, reports, and kills it. Who asks is
-held by the kernel: no signal but that one ends its waiting. Where anybody else was ever made,
-where anybody outside may hold what it held, or anything is in doubt, the call is answered and the end is waited for, as
-that of a guest that gives no notice.
+Early exit notice: the end of a guest is known before the kernel has freed its memory. Its interpreter's last call
+notifies this process, which checks that no other process or resource of the guest's is left, reports, and kills it. The
+kernel holds the notifying thread: no signal but that one ends its wait. If another process was ever made, if one
+outside may hold the guest's descriptors, or in any doubt, the call is answered and the end is waited for, as that of a
+guest without a notice.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ ECHILD, EBUSY = 10, 16
 
 
 class PreforkWatcher(ChildWatcher):
-    """Attend to one guest after the other. What the dead of the present one used is summed up until the next."""
+    """Attend to one guest after the other. Usage of the dead is summed per guest."""
 
     def __init__(self, spec: Spec, process_counter: int = -1):
-        """Be given by what the count of processes begins anew, open for writing; -1 where that was refused."""
+        """Take the file that resets the namespace's pid counter, open for writing; -1 where opening was refused."""
         super().__init__()
         self.own_mounts = [spec.workspace, spec.tmp, "/dev/shm"]
         self.ours, self.theirs = socketpair()
@@ -116,7 +116,7 @@ class PreforkWatcher(ChildWatcher):
                 pass  # it was killed meanwhile
 
     def renew(self) -> None:
-        """Forget the guest before: its end is known, and nobody of it lives when this returns."""
+        """Forget the guest before: its end is known, and all its processes are dead when this returns."""
         if self.exiting:
             wait4(self.exiting, 0)
             self.drain()
@@ -136,9 +136,9 @@ class PreforkWatcher(ChildWatcher):
         return self.theirs
 
     def receive_made(self, pid: int, *, is_looked_at: bool = True) -> list[int]:
-        """Wait until a guest is made, and return what it hands over; nothing if it died before.
+        """Wait until a guest is made, and return the descriptors that it hands over; none if it died before.
 
-        One that is not looked at now has its end waited for, whatever it says.
+        The exit notice of a guest that is not looked at now is not used; its end is waited for.
         """
         while True:
             for fd, _ in ppoll((self.ours, self.woken), None):
@@ -153,10 +153,10 @@ class PreforkWatcher(ChildWatcher):
     def wait_for(self, pid: int, listener: int, on_exit: Callable[[], None], is_alone: Callable[[], bool]) -> int:
         """Wait until a guest has ended, answer its filter meanwhile, and return its wait status.
 
-        `is_alone` tells whether nobody outside works in its files.
+        `is_alone` tells whether no process outside works in its files.
 
-        All that can ask lives behind its filter. When nobody does any more, all of it is on its way out, no program
-        runs, `on_exit` is called, and nothing else is worth waking up for.
+        Only processes behind the filter can send questions. When the filter has no process left, all of them are dying,
+        no program runs, `on_exit` is called, and no other event is worth waking up for.
         """
         while True:
             for fd, event in ppoll((listener, self.woken), None):
@@ -196,9 +196,9 @@ class PreforkWatcher(ChildWatcher):
         return None
 
     def _ends_all(self) -> bool:
-        """Tell whether the guest's early exit notice is the end of all that is its; if so, add what it used.
+        """Tell whether the guest's early exit notice is the end of all its processes and sockets; if so, add its usage.
 
-        It makes no socket any more, so where it has none now, it leaves none.
+        It makes no socket any more, so if it holds no socket now, it leaves none.
         """
         if self.stats is None or self.has_left_traces or not self.sockets.are_all_gone():
             return False
@@ -208,21 +208,21 @@ class PreforkWatcher(ChildWatcher):
         return spent is not None
 
     def is_worn(self) -> bool:
-        """Tell, when nobody is left, whether the namespaces may hold something of the guest's for the next one."""
+        """Tell, when all processes are dead, whether the namespaces may hold traces of the guest for the next one."""
         return self.has_left_traces or not (self.is_exiting or self.sockets.are_all_gone())
 
     def count_denied(self, status: int) -> int:
-        """Return what the policy was seen to block of a guest that ended so.
+        """Return how many blocked attempts of a guest that ended with this status were seen.
 
-        Where no socket was made, nobody can have tried the network; where one was, this guest was the first to.
+        Without a socket it cannot have tried the network; the first guest with one is the last of this jail.
         """
         return self.denied + (count_unreachable() if status and self.has_left_traces else 0)
 
     def end_everybody(self) -> None:
-        """Kill all that is left in this process namespace but us, and wait until nothing is.
+        """Kill all other processes in this process namespace, and wait until none is left.
 
-        Whoever is left descends from us. So where we have no child, dead or alive, there is nobody, and the kernel
-        need not look through all processes of the host for whom to kill.
+        All of them descend from this process. So if it has no child, dead or alive, none is left, and the kernel need
+        not search all processes of the host for targets.
         """
         if attempt("waitid", P_ALL, 0, None, WEXITED | WNOHANG | WNOWAIT) == -ECHILD:
             return
@@ -238,16 +238,16 @@ class PreforkWatcher(ChildWatcher):
 
 
 def _may_clone(_pid: int) -> bool:
-    """Tell whether a process may clone itself: only one of a session may, and a session has a reaper of its own."""
+    """Tell whether a process may clone itself: only one of a session may, and a session has its own reaper."""
     return False
 
 
 class PreforkGuest(Guest):
-    """Be a guest of a prefork jail: make mounts of its own, and take the order from the caller, over `handoff`.
+    """Be a guest of a prefork jail: make its own mounts, and take the order from the caller, over `handoff`.
 
-    `file` is that of the shared status, `ready` what to report to the caller. Where it `is_under_load`, others wait for
-    our processor time, and nobody gives us an order soon. Where the kernel `can_copy` memory ahead, those after us want
-    to know which.
+    `file` is that of the shared status, `ready` the report to the caller. If it `is_under_load`, other processes wait
+    for the processor, and no order will come soon. If the kernel `can_copy` memory ahead, later guests need the list of
+    pages.
     """
 
     is_under_load = can_copy = False
@@ -267,7 +267,7 @@ class PreforkGuest(Guest):
             raise StepFailed(FILTER, 0, 1, error)
 
     def _hand_over(self) -> None:
-        """Give pid 1 what it looks at and unmounts at the end, and the caller a mount of the workspace."""
+        """Give pid 1 the descriptors to check and unmount at the end, and the caller a mount of the workspace."""
         registers = self.registers
         handed_fds = [registers[name] for name in (*OWN_MOUNTS.values(), MOUNT_NAMESPACE)]
         further = NEXT_WORKSPACE if NEXT_WORKSPACE in registers else SHOWN_WORKSPACE
@@ -279,7 +279,7 @@ class PreforkGuest(Guest):
         messages.send_retrying(self.handoff, "ready", self.ready, self._for_caller())
 
     def _for_caller(self) -> list[int]:
-        """Return the mounts by which the caller has the workspace: one that is kept, it has since the first guest."""
+        """Return the mounts of the workspace for the caller; it has that of a kept one since the first guest."""
         registers = self.registers
         shown = [registers[SHOWN_WORKSPACE]] if SHOWN_WORKSPACE in registers else []
         if CALLERS_WORKSPACE in registers:
@@ -287,10 +287,10 @@ class PreforkGuest(Guest):
         return [] if NEXT_WORKSPACE in registers else [registers[OWN_WORKSPACE], *shown]
 
     def _take_order(self) -> tuple[Order, list[int]]:
-        """Wait for an order that is meant for this prefork jail: one that was killed may not have read its own.
+        """Wait for an order that is meant for this prefork jail: a guest that was killed may not have read its own.
 
-        It brings the steps that write the input files: pid 1 may have another id. Who must know at once that the
-        program starts gets a message; everybody else can read it.
+        It includes the steps that write the input files: pid 1 may have another id. A caller that must learn at once of
+        the program's start gets a message; others can read it in the shared status.
         """
         if not self.is_under_load and self._has_time(self.handoff):
             self._warm_up()
@@ -329,7 +329,7 @@ class PreforkReaper(Parent):
     """Be pid 1 for one guest after the other. What fails is reported to the helper, on `link`."""
 
     def live(self, handoff: int, file: int, common: dict[str, Any]) -> Callable[[], None]:
-        """Do everything; returns only in a guest, with what it must call. Each message to the caller says `common`.
+        """Do everything; returns only in a guest, with a function to call. Messages to the caller contain `common`.
 
         `handoff` is the socket that guests take orders from, `file` that of the shared status.
         """
@@ -376,7 +376,7 @@ class PreforkReaper(Parent):
                 posix._exit(0)  # no next guest may attach what one that failed has handed back
 
     def _forget_helper(self) -> None:
-        """Forget, once for all guests, where modules of ours come from; whatever will be needed is here by now."""
+        """Remove the finder of Cloche's modules, once for all guests; all needed modules are loaded by now."""
         load_notify()
         if self.load_interpreter is not None:
             interpreter = self.load_interpreter("oneshot")
@@ -384,9 +384,10 @@ class PreforkReaper(Parent):
             self.load_interpreter = {"oneshot": interpreter}.__getitem__  # no other can be loaded any more
 
     def _receive_mounts(self, received_fds: list[int], *, keeps_workspace: bool) -> list[int]:
-        """Return what a guest hands over when it is made: its mounts, its filter's descriptor, its mount namespace.
+        """Return the descriptors that a new guest hands over: its mounts, its filter's descriptor, its mount namespace.
 
-        Last may come the mount that shows the caller its workspace. Who closes that as the last waits for the kernel.
+        The last may be the mount that shows the caller its workspace. The last process to close it waits for the
+        kernel.
         """
         if not received_fds:  # it failed, and has reported at what; or it was killed
             posix._exit(1)
@@ -411,7 +412,7 @@ class PreforkReaper(Parent):
         last: list[int] = []
 
         def look_around() -> None:
-            """Look while the kernel takes the guest's memory apart: at what no program can change any more."""
+            """Check things that no program can change any more, while the kernel frees the guest's memory."""
             if not last:
                 last.extend((shared_status.taken(file), *_count_full(mounts)))
 

@@ -1,16 +1,16 @@
-"""Readers of /proc: the processes of a tree, what they use, whether they have ended.
+"""Readers of /proc: the processes of a tree, their usage, whether they have ended.
 
-Process trees are seen from outside. Without a process namespace the tree is whatever descends from the helper, which is
-its subreaper: a process whose parent dies comes back to the helper, so nobody can leave.
+Process trees are seen from outside. Without a process namespace the tree is all descendants of the helper, which is
+their subreaper: a process whose parent dies becomes the helper's child, so none can leave.
 
-`ProcessStats`, `Sockets` and `count_unreachable` are for the moment when a guest ends: whether that is the end of all
-that is its, what it used and tried to reach.
+`ProcessStats`, `Sockets` and `count_unreachable` are for the moment when a guest ends: whether all its processes and
+sockets have ended, its usage, and its attempts to reach a network.
 
-`Death` is for processes that were killed and that the kernel is not through with: whether they can still do anything. A
-process on its way out gives up its memory before it is gone, which takes seconds where much is mapped. What it can
-still do ends before: the kernel marks it, then writes for it what others shall find in their memory (its robust
-futexes), parts it from that memory, and only then takes the memory apart. So who is marked and has none runs no
-program, is in no call, and writes nothing any more.
+`Death` is for killed processes that the kernel has not finished: whether they can still do anything. A dying process
+gives up its memory before it is gone, which takes seconds where much is mapped. Its last effects come before that: the
+kernel marks the process, then writes into memory that others share (robust futexes), detaches the process from its
+memory, and only then frees the memory. So a process that is marked and has no memory runs no program, is in no call,
+and writes nothing any more.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def descendants(root: int) -> list[int]:
 
 
 def descend(root: int) -> Iterator[list[int]]:
-    """Yield the descendants of `root` by whose children they are, thread by thread: the walk may be ended anywhere."""
+    """Yield the descendants of `root` from the lists of children, thread by thread: the walk may be ended anywhere."""
     queue = [root]
     while queue:
         for below in _children(queue.pop()):
@@ -46,7 +46,7 @@ def descend(root: int) -> Iterator[list[int]]:
 
 
 def children(pid: int) -> list[int]:
-    """Return the live children of a process, oldest first, and the dead that nobody has waited for."""
+    """Return the live children of a process, oldest first, and the dead ones that were not waited for."""
     return [child for below in _children(pid) for child in below]
 
 
@@ -62,15 +62,15 @@ def _children(pid: int) -> Iterator[list[int]]:
 
 
 def count_tasks(pids: list[int]) -> int:
-    """Return the number of threads in `pids`; that is what a limit on processes counts."""
+    """Return the number of threads in `pids`, which is the number that a limit on processes counts."""
     return sum(len(_thread_ids(pid)) for pid in pids)
 
 
 def count_tasks_below(root: int, max_tasks: int) -> tuple[int, bool]:
     """Return the number of threads in all descendants of `root`, and whether that is all of them.
 
-    Whoever's parent ends while the tree is walked may come to where the walk has been. So it is walked again where
-    somebody was found dead who had not been so before; the largest count is the one. It ends where it is `most`.
+    A process whose parent ends during the walk may move to a part of the tree that was walked already. So the walk is
+    repeated while it finds newly dead processes; the largest count is returned. It ends at `max_tasks`.
     """
     count, known_dead = 0, set[int]()
     for _ in range(MOST_WALKS):
@@ -83,7 +83,7 @@ def count_tasks_below(root: int, max_tasks: int) -> tuple[int, bool]:
 
 
 def _count_once(root: int, max_tasks: int) -> tuple[int, set[int]]:
-    """Return the number of threads that a walk down from `root` finds, and who is dead whose children it looked for."""
+    """Return the number of threads that a walk down from `root` finds, and the dead threads whose children it read."""
     count, dead, queue = 0, set[int](), [root]
     visited = {root}
     while queue:
@@ -137,7 +137,7 @@ def own_bytes(pids: list[int]) -> int:
 def private_bytes(pids: list[int]) -> int:
     """Return the sum of each process's share of its anonymous and shared memory; slower, and fair to forks.
 
-    A process may hide this by making itself undumpable: then what it shares counts in full.
+    A process may prevent this by making itself undumpable: then its shared memory counts in full.
     """
     shares = ((pid, share_of(pid)) for pid in pids)
     return sum(own_bytes([pid]) if share is None else share for pid, share in shares)
@@ -205,12 +205,12 @@ class ProcessStats:
                 posix.close(fd)
 
     def at_exit_notice(self) -> tuple[float, float, int] | None:
-        """Return what a guest used whose exit notice is the end of all that is its, None where it may not be.
+        """Return a guest's usage if its exit notice is the end of all its processes, None if it may not be.
 
-        Seconds of its own and of the kernel, and the largest memory in KiB. It is held in its last call, from which it
-        does not return, and where no process or thread was made after it none is left. What the kernel writes for it
-        when it is gone (its robust futexes) is none where it keeps no list of any. Its largest memory is that of one
-        program: after `execve` the first one's is forgotten.
+        The usage is user and system seconds, and the largest memory in KiB. The guest is held in its last call, which
+        does not return, so if no process or thread was made after it none is left. At its end the kernel writes nothing
+        to memory if the guest has no list of robust futexes. Its largest memory is that of one program: `execve` resets
+        it.
         """
         try:
             if int(posix.pread(self._last_pid, 32, 0)) != self._pid:
@@ -228,11 +228,11 @@ class ProcessStats:
 
 
 class Sockets:
-    """Tell whether a network namespace holds any sockets but those that are there now, which stay as long as we do.
+    """Tell whether a network namespace holds any sockets beside those open now, which stay as long as this process.
 
     A socket may last without a process that holds it: two that were sent over each other wait for the kernel's garbage
-    collection, listed in /proc/net/unix by the names that they were given. The kernel counts one until it is freed, of
-    whatever family and with a name or without. Where no process is left to make another, none is as good as never any.
+    collection, listed in /proc/net/unix by their names. The kernel counts a socket, of any family and with a name or
+    without, until it is freed. So if no process is left to make another, a count of none is final.
     """
 
     def __init__(self, path: str = "/proc/net/sockstat"):
@@ -240,7 +240,7 @@ class Sockets:
         self._ours = self._now()
 
     def are_all_gone(self) -> bool:
-        """Tell whether nobody else's is left; where the kernel does not say, that is in doubt."""
+        """Tell whether only our own sockets are left; False if the kernel does not report it."""
         return self._ours >= 0 and self._now() == self._ours
 
     def _now(self) -> int:
@@ -251,7 +251,7 @@ class Sockets:
 
 
 def open_last_pid() -> int:
-    """Open the file with the last pid of this process namespace; -1 where there is none."""
+    """Open the file with the last pid of this process namespace; -1 if the kernel has no such file."""
     return _open("/proc/sys/kernel/ns_last_pid")
 
 
@@ -274,10 +274,10 @@ def _open(path: str) -> int:
 
 
 def count_unreachable() -> int:
-    """Return how often a program wanted to reach what lies outside, since this network namespace was made.
+    """Return how many outside addresses programs tried to reach, since this network namespace was made.
 
-    One with nothing but a loopback device has no route to anywhere else, and the kernel counts what ends there: a
-    connection, a datagram, a name that a server would have to be asked for. 0 where it does not say.
+    A namespace with nothing but a loopback device has no route to other addresses, and the kernel counts the dropped
+    packets: a connection, a datagram, a query to a name server. 0 if the kernel has no such counter.
     """
     return _in_table(_rows_of("/proc/net/snmp")) + _in_list(_rows_of("/proc/net/snmp6"))
 
@@ -304,7 +304,7 @@ def _rows_of(path: str) -> list[bytes]:
 
 
 def state_of(pid: int) -> str:
-    """Return the letter of its first thread's state; X for what is not there."""
+    """Return the letter of its first thread's state; X for a process that does not exist."""
     return (text_of(f"/proc/{pid}/stat").rpartition(")")[2].split() or ["X"])[0]
 
 
@@ -329,12 +329,12 @@ def is_dead(pid: int) -> bool:
 
 
 def descriptors(pid: int) -> list[str]:
-    """Name what it has open, as the kernel does."""
+    """Return the kernel's names of its open files."""
     return [posix.readlink(f"/proc/{pid}/fd/{name}") for name in posix.listdir(f"/proc/{pid}/fd")]
 
 
 def text_of(path: str) -> str:
-    """Return all that a file in /proc says; what has ended, or cannot be read to its end, says nothing."""
+    """Return the whole text of a file in /proc; empty if its process has ended, or on a read error."""
     try:
         fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
     except OSError:
@@ -357,7 +357,7 @@ _FLAGS, _TIMES, _MEMORY = 6, slice(11, 15), 20  # in a line of /proc/PID/stat, c
 
 
 class Death:
-    """Wait for the death of a reaper that is about to be killed; `spent` is what it and its dead had used by then."""
+    """Wait for the death of a reaper that is about to be killed; `spent` is the usage of it and its dead until then."""
 
     def __init__(self, reaper: int, cgroup: Cgroup):
         self._reaper, self._cgroup = reaper, cgroup
@@ -366,9 +366,9 @@ class Death:
         self.spent = (user + user_below) / TICKS_PER_S, (system + system_below) / TICKS_PER_S, int(most_kib)
 
     def wait(self) -> bool:
-        """Return True when it is gone with all below it.
+        """Return True when it has ended with all processes below it.
 
-        False where the kernel takes long, and by now nobody in the group can do anything any more.
+        False if the kernel takes long, and no process in the group can do anything any more.
         """
         ended, wait_s = posix.pidfd_open(self._reaper), FIRST_WAIT_S
         try:
@@ -382,10 +382,10 @@ class Death:
 
 
 def is_done(cgroup: Cgroup) -> bool:
-    """Tell whether nobody in a group can do anything any more.
+    """Tell whether no process in a group can do anything any more.
 
-    Looked at twice: while the first look lasts, somebody may have made another and ended. At the second there is
-    nobody but those who were seen to be past that.
+    Read twice: during the first reading, a process may have forked and ended. The second reading must find only
+    processes that the first found to be past that.
     """
     first = cgroup.tasks()
     return all(_is_past_work(task) for task in first) and set(cgroup.tasks()) <= set(first)

@@ -1,13 +1,13 @@
-"""The memory of a tree of processes as proportional set size (PSS): what several share counts once, in equal parts.
+"""The memory of a tree of processes as proportional set size (PSS): shared memory counts once, in equal parts.
 
-Theory of operation: a resident size counts what forks share in each of them, and files that are merely mapped. So a
-look goes from what is cheap to what is dear, and on only while the sum is over the limit: resident sizes; anonymous and
-shared memory by `/proc/PID/status`; the same by `smaps_rollup`, for which the kernel walks through a process's memory,
-and which it gives to the process's own uid or to who has SYS_PTRACE. At level `confined` that is the reaper: the helper
-asks it over their link, and it goes on with everything else between two steps of a sum.
+Theory of operation: a resident size counts memory shared by forks in each of them, and files that are merely mapped. So
+a measurement goes from cheap to expensive sources, and continues only while the sum is over the limit: resident sizes;
+anonymous and shared memory by `/proc/PID/status`; the same by `smaps_rollup`. For the last the kernel walks through a
+process's memory, and it needs the process's own uid or SYS_PTRACE. At level `confined` only the reaper has that uid:
+the helper asks it over their link, and it does its other work between two steps of a sum.
 
-What cannot be read so is no reason to end anybody for pages that are counted twice: then the growth of the container's
-own anonymous and shared memory since the run began, if that is less, is what the tree has.
+If `smaps_rollup` cannot be read, no process shall end for pages that are counted twice: then the tree's memory is the
+growth of the container's own anonymous and shared memory since the run began, if that is less.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _GROUP_ROWS = (("total_rss", "total_shmem"), ("rss", "shmem"), ("anon", "shmem")
 class PssSum:
     """Sum the anonymous and shared memory of all below `root`, in steps of one process each.
 
-    The sum ends as soon as it is over `limit_bytes`. Who has ended meanwhile does not count: others may have been given
-    their part of what they shared.
+    The sum ends as soon as it is over `limit_bytes`. Processes that have ended meanwhile do not count: their share of
+    shared memory may have moved to others.
     """
 
     def __init__(self, root: int, limit_bytes: int):
@@ -68,7 +68,7 @@ class PssSum:
     def result(self) -> dict[str, Any]:
         """Return the sum's bytes, whether all of it is PSS or enough to be over the limit, and its processor time.
 
-        The bytes are None where time was too short.
+        The bytes are absent (None) if time was too short.
         """
         is_exact = self._is_over() or (self._is_whole and not self._refused)
         total = self._total_bytes + sum(self._refused.values())
@@ -94,7 +94,7 @@ def sum_now(root: int, limit_bytes: int) -> dict[str, Any]:
 
 
 def decide(result: dict[str, Any] | None, own_bytes: int, grown_bytes: int | None) -> int:
-    """Return what a tree has in memory, by a sum's result or None, its cheaper figure, and its container's growth."""
+    """Return a tree's memory in bytes, from a sum's result or None, its cheaper figure, and its container's growth."""
     used, summed = own_bytes, None if result is None else result["bytes"]
     if result is not None and summed is not None:
         used = min(used, int(summed))

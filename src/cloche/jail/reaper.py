@@ -3,15 +3,14 @@
 Three processes matter. The *helper* stays outside. The *reaper* is its child: at level jail it is pid 1 of new
 namespaces. It forks the guest at once, builds the sandbox around both, hands the guest its orders when they come,
 waits for it, reports the wait status over a link that the guest never holds, and exits, whereupon the kernel ends
-whatever is left. The *guest* is the reaper's child, so signals, exit codes and `abort()` behave as usual. While the
-reaper builds, the guest puts its interpreter in order, on the other processor; then it takes its identity, gives up
-all capabilities, applies the last restrictions, and waits. Landlock and seccomp are applied in the guest alone, which
-leaves the reaper outside of its Landlock domain: it cannot be signalled from inside even where there is no process
-namespace.
+all remaining processes. The *guest* is the reaper's child, so signals, exit codes and `abort()` behave as usual. While
+the reaper builds, the guest prepares its interpreter, on the other processor; then it takes its identity, gives up all
+capabilities, applies the last restrictions, and waits. Landlock and seccomp are applied in the guest alone, which
+leaves the reaper outside of its Landlock domain: it cannot be signalled from inside even without a process namespace.
 
-Where guests are built ahead and scopes say that nobody of a run is left, the reaper forks the next run's guest, too.
-Then it holds nothing of the runs before: it reads neither orders nor files, and one that has read something of a
-guest's goes on no more.
+Where guests are built ahead and scopes show that no process of a run is left, the reaper forks the next run's guest,
+too. Then it holds nothing of earlier runs: it reads neither orders nor files, and a reaper that has read data of a
+guest serves no further run.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ class Reaper(Parent):
     """Be the parent of one program's guests: fork, build, wait for orders, wait for the end, report."""
 
     def live(self, processors: set[int], *, must_wait_first: bool) -> Callable[[], None]:
-        """Do everything; returns only in a guest, with what it must call. The reaper itself exits in here.
+        """Do everything; returns only in a guest, with a function to call. The reaper itself exits in here.
 
-        Guests may run on all `processors`, whatever the helper makes of our own mask meanwhile.
+        Guests may run on all `processors`, even if the helper changes this process's affinity meanwhile.
         """
         self.processors, self.folder = processors, self.spec.folder
         self.watcher = GuestWatcher(self.spec)
@@ -95,10 +94,10 @@ class Reaper(Parent):
         return Guest(self, index, asking, self.processors, is_of_later_run=is_of_later_run).become
 
     def _report(self, status: int, *, may_go_on: bool) -> bool:
-        """End what is left, report the run's end, and tell whether another run's guest may be forked from here.
+        """End the remaining processes, report the run's end, and tell whether another guest may be forked from here.
 
-        It may where nobody is left, and nothing that this process has read was a guest's: of that, the next one would
-        find traces in its memory.
+        It may if no process is left, and this process has read no data of a guest: the next one would find traces of
+        that in its memory.
         """
         observed = self._observe(status)
         self.watcher.end_scope()
@@ -121,7 +120,7 @@ class Reaper(Parent):
                 self.load_interpreter("oneshot").prepare()
 
     def _hand_over(self, seconds: list[float]) -> None:
-        """Report to the helper what the building took, and hand it the workspace."""
+        """Report the building's times to the helper, and hand it the workspace."""
         workspace = self.take_workspace()
         messages.send_retrying(self.link, "ready", {"seconds": seconds}, workspace)
         for fd in workspace:
@@ -139,10 +138,10 @@ class Reaper(Parent):
             messages.send(self.link, "waiting")
 
     def _take_order(self, guest: int) -> tuple[Order, dict[str, Any], list[int]]:
-        """Wait for orders, write the input files; return the orders, what to tell the guest, and its descriptors.
+        """Wait for orders, write the input files; return the orders, the message for the guest, and its descriptors.
 
-        Where a reaper in whose scope nobody else is can go on with another run's guest, it reads nothing that is this
-        run's: the guest writes its files, and the order that is returned is an empty one.
+        A reaper that is alone in its scope, and can serve another run, reads nothing of this run: the guest writes its
+        files, and the returned order is empty.
         """
         tag, body, fds = messages.receive(self.link)
         if tag != "order":  # the helper is gone, or needs us no more
@@ -166,7 +165,7 @@ class Reaper(Parent):
         return Order(**messages.unpack(fds[0])), {}, fds
 
     def _observe(self, status: int) -> dict[str, int]:
-        """Look around before the kernel clears up: what is full, and after a failure how many tasks are left."""
+        """Measure before the kernel clears up: the number of full mounts, and after a failure that of tasks."""
         mount_points = (self.spec.workspace, self.spec.tmp, "/dev/shm") if self.spec.level == "jail" else ()
         full = 0
         for mount_point in mount_points:
@@ -228,7 +227,7 @@ class GuestWatcher(ChildWatcher):
             self._receive_from_helper()
 
     def may_fork(self, pid: int) -> bool:
-        """Tell whether this process may clone itself, this once: the helper has said so before it was asked to."""
+        """Tell whether this process may clone itself, this once: the helper has allowed it before."""
         self._receive_all_from_helper()
         if pid != self.armed:  # somebody else's asking takes nothing from it: a clone that is being made, say
             return False
@@ -274,7 +273,7 @@ class GuestWatcher(ChildWatcher):
                     posix.close(fd)
 
     def _answer(self, listener: int) -> None:
-        """Answer one question, by who makes the call in the guest's place where there is somebody."""
+        """Answer one question, by the call's answerer if it has one."""
         self.has_read = True
         if self.answerers is None:
             from .answered_calls import load
@@ -290,19 +289,19 @@ class GuestWatcher(ChildWatcher):
             self.watched.remove(self.ours)
 
     def close(self) -> None:
-        """Close what was opened for this guest."""
+        """Close the descriptors that were opened for this guest."""
         for fd in {self.wake, self.theirs, self.ours, *self.watched} - {self.helper_link}:
             posix.close(fd)
 
     def end_scope(self) -> None:
-        """End everybody but ourselves, where scopes say who that is; elsewhere the helper does it."""
+        """End all other processes of this scope; without scopes the helper does it."""
         if self.spec.scope_abi:
             from .ending import end_scope
 
             end_scope(self.add)
 
     def conclude(self) -> dict[str, Any]:
-        """Return what the dead used, and whether nothing else is left alive."""
+        """Return the usage of the dead, and whether no other process is left alive."""
         try:
             wait4(-1, WNOHANG)
             is_alone = False

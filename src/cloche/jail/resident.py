@@ -1,19 +1,19 @@
 """Pid 1 of a sandbox that lives, and its supervisor in the helper: one set of namespaces, any number of processes.
 
-Theory of operation: pid 1 builds the tree, then serves the client by the loop of the package `init`, over a socket that
-the caller has the other end of. Every process that is asked for is a fork of pid 1 that becomes a guest: it takes its
-identity, drops its capabilities, applies Landlock and the filter, and runs. Two are forked ahead, and wait for their
-order with all of that done: one is taken, and another forked when that one has ended. Pid 1 itself runs no program. It
-is out of a guest's reach as that of a prefork jail is (see `prefork`): another outside id where there are two, all
-capabilities of its namespace, not dumpable, and no signal from inside ends it.
+Theory of operation: pid 1 builds the tree, then serves the client by the loop of the package `init`, over a socket with
+the caller at its other end. Every requested process is a fork of pid 1 that becomes a guest: it takes its identity,
+drops its capabilities, applies Landlock and the filter, and runs. Two are forked ahead, and wait for their order with
+all of that done: one is taken, and another forked when that one has ended. Pid 1 itself runs no program. It is out of a
+guest's reach as that of a prefork jail is (see `prefork`): another outside id where there are two, all capabilities of
+its namespace, not dumpable, and no signal from inside ends it.
 
-What belongs to a process is known by a mark that it cannot remove: before each fork pid 1 enters a new namespace of the
-host name, which the process and all its descendants share with nobody else. The filter lets nobody enter or make one,
-and nobody hide by no longer being dumpable. Who still can, by a program that may be run and not be read, belongs to
-everybody: it is ended with the first tree that is.
+A process's tree is identified by a mark that it cannot remove: before each fork pid 1 enters a new namespace of the
+host name, which only the process and all its descendants share. The filter prevents entering or making one, and hiding
+by no longer being dumpable. A process can still hide by a program that may be run and not be read; it belongs to all
+trees: it is ended with the first of them.
 
-The helper keeps the limit on memory: it looks at the sum, and names to pid 1 the mark of the process whose tree is the
-largest. Whether the kernel has killed for memory, its counters tell, which only the helper can read.
+The helper enforces the limit on memory: it measures the sum, and sends pid 1 the mark of the largest tree. Only the
+helper can read the counters that tell whether the kernel has killed for memory.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def now() -> float:
 
 
 def _mark_of(pid: int | str) -> int:
-    """Return the mark of a process: HIDDEN for one that lets nobody look, 0 for one that has gone."""
+    """Return the mark of a process: HIDDEN for one that cannot be inspected, 0 for one that has ended."""
     try:
         return posix.stat(f"/proc/{pid}/ns/uts").st_ino
     except PermissionError:
@@ -196,7 +196,7 @@ def _read_whole(path: str) -> bytes:
 
 
 class Become(BaseException):
-    """Leave the loop of init, in a fork that becomes a guest: nothing of it stands below the program then."""
+    """Leave the loop of init, in a fork that becomes a guest: no frame of the loop stays on its stack."""
 
     def __init__(self, guest: CommandGuest):
         super().__init__()
@@ -212,7 +212,7 @@ class Resident(CommandParent):
     pace: tuple[bool, bool] = (False, False)  # as the helper knows it
 
     def live(self) -> Callable[[], None]:
-        """Do everything; returns only in a guest, with what it must call."""
+        """Do everything; returns only in a guest, with a function to call."""
         from . import load
 
         posix.close(self.go)
@@ -318,7 +318,7 @@ class Resident(CommandParent):
             call("fchownat", slave, b"", self.spec.inside_id, self.spec.inside_id, AT_EMPTY_PATH)
 
     def _load_sessions(self) -> None:
-        """Load what serves a session, once one is asked for: it takes longer than all that a command needs."""
+        """Load the modules of sessions at the first session: this takes longer than all that a command needs."""
         if "session" not in self.interpreters:
             sys.meta_path.insert(0, self.privileges.archive)
             sys.modules.update(self.hidden)
@@ -345,7 +345,7 @@ class Resident(CommandParent):
             self._fork_soon(SPARE_S if self.server.is_busy else 0.0)
 
     def drop_spares(self) -> None:
-        """End the guests that wait: a sandbox in which nothing has happened for a while holds no memory for them."""
+        """End the waiting guests: a sandbox that was idle for a while holds no memory for them."""
         for spare in self.spares.values():
             spare.end()
 
@@ -372,9 +372,10 @@ class Resident(CommandParent):
         return Forked(self, pid, mark, ours)
 
     def _enter_mark(self, is_ours: bool) -> bool:
-        """Enter a new namespace of the host name; tell whether there was none left, and it is that of our programs.
+        """Enter a new namespace of the host name; tell whether none was left, and it is that of our own programs.
 
-        Guests can keep those of commands that have ended. What reads files starts nothing, and needs none of its own.
+        Guests can keep the namespaces of ended commands. A program that reads files starts no process, and can share
+        one.
         """
         try:
             unshare(CLONE_NEWUTS)
@@ -388,9 +389,9 @@ class Resident(CommandParent):
         return False
 
     def note_orphan(self, pid: int) -> None:
-        """Take note of the end of a process that nobody asked for: a guest that waits may have been ended.
+        """Note the end of a process that was not started by a request: a waiting guest may have been ended.
 
-        Or it was the last that others have left behind.
+        Or it was the last process that others have left behind.
         """
         spare = self.spares.pop(pid, None)
         if spare is not None:
@@ -411,9 +412,10 @@ class Resident(CommandParent):
                 yield int(name), self._mark_of(int(name), known_marks)
 
     def _mark_of(self, pid: int, known_marks: dict[int, int], depth: int = MOST_PARENTS) -> int:
-        """Return the mark of a process; of those that we forked we know it, and who hides has that of who forked it.
+        """Return the mark of a process: that of our own forks is known, and a hidden process has its parent's.
 
-        Others that hide are `known` from one look to the next: their parents may hide, too, in a long chain.
+        Marks of other hidden processes are kept in `known_marks` during a look: their parents may hide, too, in a long
+        chain.
         """
         if pid not in known_marks:
             known_marks[pid] = self._looked_up(pid, known_marks, depth)
@@ -438,7 +440,7 @@ class Resident(CommandParent):
         return [pid for pid in pids if pid not in self.spares]
 
     def signal_others(self, number: int) -> None:
-        """Send a signal to all at once: as pid 1, to whoever is in this namespace or in one below it."""
+        """Send a signal to all at once: as pid 1, to all processes of this namespace and of those below it."""
         if posix.getpid() != 1:
             return
         try:
@@ -474,11 +476,11 @@ class Resident(CommandParent):
             messages.send(self.link, "pace", {"is_busy": pace[0], "is_watched": pace[1]})
 
     def _has_left(self) -> bool:
-        """Tell whether a process lives that somebody has left behind: it is a child of ours by now."""
+        """Tell whether an orphan of an ended process lives: it is this process's child by now."""
         return any(int(pid) not in self.spares for pid in _read_whole(CHILDREN).split())
 
     def is_full(self) -> bool:
-        """Tell whether there is no room, or no inode, left in what can be written to."""
+        """Tell whether the writable file system has no room, or no inode, left."""
         state = posix.statvfs(self.spec.workspace)
         return not state.f_bavail or not state.f_favail
 
@@ -513,7 +515,7 @@ class Forked:
         host.server.loop.watch(link, POLLIN, self.receive)
 
     def receive(self, _: int = 0) -> None:
-        """Take what a process says before it is a program: the descriptor on which its filter asks, or its failure."""
+        """Take a message of a process before it is a program: its filter's notification descriptor, or its failure."""
         try:
             tag, body, fds = messages.receive(self.link)
         except BlockingIOError:
@@ -541,7 +543,7 @@ class Forked:
         posix.kill(self.pid, SIGKILL)
 
     def conclude(self) -> dict[str, Any]:
-        """Return what it failed at before it was a program, nothing if it became one; it has ended."""
+        """Return the failure of a process before its program, empty if the program started; the process has ended."""
         while self.link >= 0 and ppoll((self.link,), 0.0):
             self.receive()
         self._close()

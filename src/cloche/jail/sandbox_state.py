@@ -1,4 +1,4 @@
-"""What the helper holds of its sandbox on the host, whichever run goes on in it; messages to the caller."""
+"""The helper's objects of its sandbox on the host, across runs; messages to the caller."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 class SandboxState:
     """Hold the descriptors, the outside ids, the control group and the folder that one run leaves to the next.
 
-    `prepared` is what the caller had built last, `early` are its messages that came before their time, `before` the
-    control group's counters when the run began. Of a prefork jail, `handoff` is the handoff socket, `status` and
-    `timer` are the shared status, and `generation` says which one it is. By `network_link` pid 1 sends its sockets to
-    the egress process.
+    `prepared` is the building that the caller had built last, `early` are its messages that came before their time,
+    `before` the control group's counters when the run began. Of a prefork jail, `handoff` is the handoff socket,
+    `status` and `timer` are the shared status, and `generation` is its number. By `network_link` pid 1 sends its
+    sockets to the egress process.
     """
 
     def __init__(self, caller: int, cgroup: Cgroup | None):
@@ -53,13 +53,13 @@ class SandboxState:
         self.workspace_fd = fd
 
     def keep_network_link(self, fd: int) -> None:
-        """Hold the link by which the next pid 1 sends its sockets, in place of the one before; -1 for none."""
+        """Hold the link over which the next pid 1 sends its sockets, in place of the one before; -1 for none."""
         if self.network_link >= 0:
             posix.close(self.network_link)
         self.network_link = fd
 
     def begin_counting(self) -> None:
-        """Take note of what the control group says before a run."""
+        """Note the control group's counters before a run."""
         self.before = self.cgroup.counters() if self.cgroup is not None else {}
         self._pids_before = self.cgroup.most_pids() if self.cgroup is not None and self.has_run else 0
 
@@ -69,12 +69,12 @@ class SandboxState:
         return {name: count - self.before.get(name, 0) for name, count in now.items()}
 
     def most_pids(self) -> int:
-        """Return the most processes at once; what was reached before this run began is not its own."""
+        """Return the run's largest number of processes at once; a maximum from before this run is not its own."""
         most_pids = self.cgroup.most_pids() if self.cgroup is not None else 0
         return most_pids if most_pids > self._pids_before else 0
 
     def is_folder_over(self, *, at_end: bool = False) -> bool:
-        """Tell whether the folders of the host that stand in for the workspace hold more than they may."""
+        """Tell whether the folders of the host that replace the workspace's mount exceed their limit."""
         return self.folder is not None and self.folder.is_over(self.spec.disk_bytes, self.spec.inodes, is_fresh=at_end)
 
     def send_failure(self, failed: dict[str, Any], number: int) -> None:

@@ -1,16 +1,16 @@
-"""Seccomp's questions: calls that the filter hands to the reaper, which looks and lets them go on, or refuses.
+"""Seccomp's notifications: calls that the filter hands to the reaper, which lets them continue, or refuses them.
 
-File locks live on inodes, and what the jail shows read-only of the host has the host's inodes: a lock on such a file
-would be seen by the host and by other sandboxes, and show theirs. So locking calls ask first, and go on only for files
-in the guest's own mounts. The look comes before the call: a guest with two threads can swap the descriptor in between,
-so this stops programs and leaves a narrow channel to a determined pair (see the limitations).
+File locks live on inodes, and files of the host that the jail shows read-only have the host's inodes: a lock on such a
+file would be seen by the host and by other sandboxes, and show theirs. So locking calls notify first, and continue only
+for files in the guest's own mounts. The check comes before the call: a guest with two threads can swap the descriptor
+in between, so this stops programs and leaves a narrow channel to a determined pair (see the limitations).
 
-Where the namespaces of network and IPC may be used again (see `prefork`), making a socket of the network asks as well,
-and so does what makes or opens an IPC object that lasts: they are always allowed, and remembered. A live session asks
-before it clones itself into new namespaces, and may only while that is being waited for. What is compared are
-registers, which cannot change between the look and the call.
+Where the namespaces of network and IPC may be used again (see `prefork`), calls that make a network socket, or make or
+open a lasting IPC object, notify as well: they are always allowed, and remembered. A live session notifies before it
+clones itself into new namespaces, and may only while the helper waits for that. Decisions compare registers, which
+cannot change between the check and the call.
 
-Everything else that asks is refused, and was only asked so that it is counted: calls that nobody makes by chance.
+All other notifications are refused, and exist for the count alone: calls that no program makes by chance.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _LASTING = frozenset(NUMBERS[MACHINE][name] for name in LASTING if MACHINE in NU
 
 
 def install(program: bytes, *, holds: bool = False) -> tuple[int, bool]:
-    """Install the filter for this process; return the descriptor on which it asks, and whether it holds who asked.
+    """Install the filter for this process; return its notification descriptor, and whether it holds notifying threads.
 
-    -1 where somebody outside listens already (some containers): the kernel knows one listener only. What would be
-    asked is then refused with ENOSYS. A filter that `holds` lets nobody go whose question was received, for no signal
-    but a deadly one, until it is answered; kernels before Linux 5.19 have no such thing. What is asked only where it is
-    heard (new processes and threads, that they be counted) is allowed where it is not.
+    -1 if a filter outside has a listener already (some containers): the kernel knows one listener only. Then notifying
+    calls fail with ENOSYS, except those that notify only if heard (new processes and threads, for the count), which are
+    allowed. With `holds`, a thread whose question was received waits for the answer through all signals but a deadly
+    one (WAIT_KILLABLE_RECV); kernels before Linux 5.19 have no such flag.
     """
     header = (len(program) // 8).to_bytes(8, "little") + address_of(program)
     for flags in ([NEW_LISTENER | WAIT_KILLABLE_RECV] if holds else []) + [NEW_LISTENER]:
@@ -68,7 +68,7 @@ def install(program: bytes, *, holds: bool = False) -> tuple[int, bool]:
 
 
 def without_questions(program: bytes) -> bytes:
-    """Return the program that allows what it would ask if it was heard."""
+    """Return the program that allows the calls that would notify if heard."""
     asking, allowed = (bytes((6, 0, 0, 0)) + answer.to_bytes(4, "little") for answer in (ASK_IF_HEARD, ALLOW))
     lines = (program[offset : offset + 8] for offset in range(0, len(program), 8))
     return b"".join(allowed if line == asking else line for line in lines)
@@ -114,8 +114,8 @@ def answer(
 ) -> bool:
     """Take one question and answer it; a process that ended meanwhile needs none.
 
-    Tell whether the policy blocked what it was for. `may_fork` tells whether the process of that number may clone
-    itself, this once. `answerers` has, by a call's number, who makes it in the guest's place (`answered_calls.load`).
+    Tell whether the policy blocked the call. `may_fork` tells whether the process of that number may clone itself, this
+    once. `answerers` has, by a call's number, the function that makes it in the guest's place (`answered_calls.load`).
     """
     try:
         question = receive(listener)
@@ -136,12 +136,12 @@ def _enters_namespaces(question: bytes) -> bool:
 
 
 def is_denied(question: bytes, refused: int) -> bool:
-    """Tell whether a call that was refused with this errno is one that the policy blocks, whoever makes it."""
+    """Tell whether a call that was refused with this errno is one that the policy blocks for every process."""
     return refused == EPERM and read_uint(question, 16) != NUMBERS[MACHINE]["socket"]
 
 
 def leaves_traces(question: bytes) -> bool:
-    """Tell whether a question is for what may leave a trace in a namespace: a socket, or an IPC object."""
+    """Tell whether a question is for an object that may leave a trace in a namespace: a socket, or an IPC object."""
     number = read_uint(question, 16)
     return number == NUMBERS[MACHINE]["socket"] or number in _LASTING
 

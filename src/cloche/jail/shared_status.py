@@ -1,19 +1,19 @@
-"""What is written down of a run in a prefork jail, so that nobody has to wake the helper of one that is soon over.
+"""The shared record of a run in a prefork jail, which saves waking the helper for a short run.
 
-The shared status is a memory file and a timer. The caller writes an order down and sets the timer; the guest writes
-down when it starts the program, and pid 1 of its jail that it has ended. The helper sleeps until the timer goes off or
-a message comes, and then reads how things stand. So a clock is kept whatever happens to the caller, and the end of a
-short run needs no message. No program ever holds the file: the guest closes it before.
+The shared status is a memory file and a timer. The caller writes an order to it and sets the timer; the guest writes
+when it starts the program, and pid 1 of its jail that it has ended. The helper sleeps until the timer goes off or a
+message comes, and then reads the state. So the time limit holds if the caller dies, and the end of a short run needs no
+message. No program ever holds the file: the guest closes it before.
 
-Behind all that a guest leaves to those after it which memory it writes to (`find_dirty_pages`, `populate`), so that the
-next one has these pages as its own at once and not one by one.
+After that record, the file lists the pages of memory that a guest writes to (`find_dirty_pages`, `populate`), so that
+the next one gets copies of these pages at once and not one by one.
 
 Theory of operation: a forked process shares its memory with its parent, and the kernel copies each page when one of the
-two first writes to it. Every such moment costs a trap, and a guest has some four hundred of them. They are nearly the
+two first writes to it. Each copy costs a page fault, and a guest has some four hundred of them. They are nearly the
 same for all guests of a prefork jail. So the first one that has the time notes, when it is ready, which pages are its
-own by then; those after it have the kernel copy all of them in one call. What is noted are addresses,
-and the memory of all of them is laid out alike. Where that guest's memory had grown there is a hole for the others, at
-which the kernel stops; it is asked again for what lies behind.
+own by then; those after it have the kernel copy all of them in one call. The notes are addresses, and all guests have
+the same memory layout. Where that guest's memory had grown the others have a hole, at which the kernel stops; the call
+is repeated for the ranges behind it.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def is_possible() -> bool:
 
 
 class Copying:
-    """Have what is `wanted` copied first in the next child, before anything else in it writes to memory."""
+    """Copy the `wanted` pages first in the next child, before other code in it writes to memory."""
 
     def __init__(self) -> None:
         self.wanted: DirtyPages | None = None
@@ -212,7 +212,7 @@ def populate(dirty_pages: DirtyPages) -> None:
 
 
 def _behind_hole(left_bytes: int, ranges: bytes, copied_bytes: int) -> tuple[int, bytes]:
-    """Return what is left to do, in bytes and as ranges, behind the one at which the kernel stopped."""
+    """Return the remaining bytes and ranges, behind the range at which the kernel stopped."""
     offset = 0
     while offset < len(ranges):
         length = int.from_bytes(ranges[offset + _UINT_BYTES : offset + _RANGE], "little")
@@ -259,7 +259,7 @@ def _own_ranges() -> list[tuple[int, int]]:
 
 
 def _writable() -> list[tuple[int, int]]:
-    """Return the spans of memory to look through; large ones, of which a run writes to little, are left out."""
+    """Return the spans of memory to look through, except large ones: a run writes to little of these."""
     file = posix.open("/proc/self/maps", posix.O_RDONLY | posix.O_CLOEXEC)
     text = b""
     try:

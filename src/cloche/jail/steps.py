@@ -2,11 +2,11 @@
 
 A *call* is a tuple: the kernel's name, the arguments, the name of the register that keeps the result (or empty), the
 errors that are no failure, and whether it needs no register. An argument is an integer, bytes (the kernel gets their
-address), None, the name of a register, or a pair of bytes and a register, whose value is appended to them. A call
-that needs a register which an excused failure left empty is skipped; one that nobody filled is an error. A *step* is
-a tuple as well: name, description, calls; the first that fails says which it was. The helper, its children and the
-caller all share this one small module, so nobody pays for the rest: what the calls mean is in `setup/`, in `mounts`,
-`privileges` and `plan`.
+address), None, the name of a register, or a pair of bytes and a register, whose value is appended to them. A call that
+needs a register which an excused failure left empty is skipped; a register that was never filled is an error. A *step*
+is a tuple as well: name, description, calls; the first that fails is reported by its name. The helper, its children and
+the caller all share this one small module, without the cost of the rest: the meaning of the calls is in `setup/`, in
+`mounts`, `privileges` and `plan`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The subordinate ids of an ordinary user, taken once into a user namespace that all helpers of a caller enter.
 
-The *mapper* is a process of its own. It makes that namespace, in which 0 is the caller and the ids of the range are
+The *mapper* is a separate process. It makes that namespace, where 0 is the caller and the ids of the range map to
 themselves; `newuidmap` and `newgidmap`, which may write its maps, are called for it and never again. A helper that
 enters the namespace by its descriptor can do there what root can do with ids: each jail maps two single ids of the
 range, its guest's and its first process's, and the caller's own is not among them.
 
 The caller stays outside, where a file of another id is closed to it. So each workspace comes with a second mount, not
-attached anywhere, which the mapper has show the guest's files as the caller's own: the kernel lets nobody do that
-who has no power over the namespace of the file system, and that of the ids which it shall show.
+attached anywhere, that the mapper makes show the guest's files as the caller's own: the kernel allows that only to a
+process with power over both the namespace of the file system and that of the ids to show.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def enter(namespace: int) -> None:
 
 
 def main(fd: int, order: dict[str, Any]) -> NoReturn:
-    """Be the mapper for the caller at socket `fd`; the end of the caller is the end of it.
+    """Be the mapper for the caller at socket `fd`; it ends when the caller ends.
 
-    `order` holds `namespace`, the descriptor of one that was made before, or -1 and the `programs`: arguments to which
-    the number of this process is yet to be added, as the second.
+    `order` holds `namespace`, the descriptor of one that was made before, or -1 and the `programs`: arguments that get
+    the number of this process added, as the second.
     """
     _signal.signal(SIGINT, _signal.SIG_DFL)
     namespaces: dict[int, int] = {}
@@ -115,7 +115,7 @@ def _take_range(programs: list[list[str]]) -> None:
 
 
 def _leave_mounts() -> None:
-    """Keep nothing of the host's mounts but /proc: what the host unmounts would live on in ours."""
+    """Keep none of the host's mounts but /proc: mounts that the host unmounts would live on in our namespace."""
     call("mount", b"none", b"/", b"", MS_REC | MS_PRIVATE, None)
     proc = call("open_tree", AT_FDCWD, b"/proc", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE)
     call("mount", b"none", b"/proc", b"tmpfs", MS_NOSUID | MS_NODEV, b"size=4k,mode=755")
@@ -142,7 +142,7 @@ def _write_map(argv: list[str], waiting: int, go: int, error_pipe: int) -> NoRet
 
 
 def _show(mount: int, inside_id: int, namespaces: dict[int, int]) -> None:
-    """Have a detached mount show what is `inside_id`'s as the caller's; then close it. Raises OSError."""
+    """Have a detached mount show the files of `inside_id` as the caller's; then close it. Raises OSError."""
     try:
         if inside_id not in namespaces:
             namespaces[inside_id] = user_namespaces.mapping_namespace(inside_id, inside_id, CALLER)

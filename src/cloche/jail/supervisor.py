@@ -1,11 +1,11 @@
 """One run, supervised by its helper from outside: start it, keep the clock and the limits, kill, report.
 
-A run ends by itself, by its clock, by a limit, or by a message of the caller's. Whatever ends it, what is left of it is
-killed, and the report says what the kernel says of it.
+A run ends by itself, by its clock, by a limit, or by a message of the caller's. After any of these, all its remaining
+processes are killed, and the report has the kernel's figures.
 
 `Supervisor` is for a jail that one run uses. `PreforkSupervisor` is for a prefork jail: it goes on with the next guest,
-need not receive anything of those that are soon over (see `shared_status`), and differs in what pid 1 is (`_live`,
-`_release`), in how a run begins (`_begin`), and in that it looks at the shared status (`_look_at_status`).
+need not receive anything of those that are soon over (see `shared_status`), and differs in pid 1 (`_live`, `_release`),
+in the beginning of a run (`_begin`), and in reading the shared status (`_look_at_status`).
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ SIGKILL = 9
 
 
 class RunState:
-    """Hold what is known of the present run: the order, why it is killed, its start, its end.
+    """Hold the state of the present run: the order, why it is killed, its start, its end.
 
-    `deadline` is `timeout_s` after the program's start; both times are 0.0 until then. `ended` is how pid 1 says that
-    it ended, `failed` what went wrong before or instead; what the caller forwards of a prefork jail's pid 1 is first
+    `deadline` is `timeout_s` after the program's start; both times are 0.0 until then. `ended` is pid 1's report of the
+    end, `failed` an error before or instead; the caller's forwarded message of a prefork jail's pid 1 is first
     `forwarded`. It is `is_undecided` when it has ended and the caller has yet to say how. Whether the jail `can_go_on`
     with another guest is known at the end.
     """
@@ -81,7 +81,7 @@ class RunState:
         return self.ended is not None or self.failed is not None
 
     def note_start(self, started_at: float) -> None:
-        """Note when the program started, from which on its clock runs."""
+        """Note the program's start, when its clock begins."""
         self.started_at, self.deadline = started_at, started_at + self.timeout_s
 
 
@@ -95,8 +95,8 @@ class ReadyMessage:
     def send(self, state: SandboxState, *, keeps_mounts: bool) -> None:
         """Send it, once.
 
-        Nobody waits for this message alone, and who receives it may take the processor from the guest. At the last run
-        we keep the workspace open, too: who closes it last takes it down, and nobody waits for us.
+        No process waits for this message alone, and its receiver may take the processor from the guest. At the last run
+        the helper keeps the workspace open, too: the last close unmounts it, and nothing waits for the helper.
         """
         body, self.body = self.body, None
         if body is not None:
@@ -201,7 +201,7 @@ class Supervisor:
         return reaper.live(self.processors, must_wait_first=self.must_move)
 
     def _release(self, go: int) -> None:
-        """Map the ids of a new pid 1 and of the guest that it forks at once, for which somebody waits."""
+        """Map the ids of a new pid 1 and of the guest that it forks at once, because a run waits for it."""
         run_beside(self.reaper, self.processors)
         self._map_ids()
         posix.write(go, GO)
@@ -261,7 +261,7 @@ class Supervisor:
             self.accounting.begin_later()
 
     def go_on(self) -> None:
-        """Have the reaper fork a guest for another run, for which the folder was made anew. Raises OSError."""
+        """Have the reaper fork a guest for another run, whose folder was made anew. Raises OSError."""
         self.ready.close()
         self.run, self.is_guest_waiting = RunState(), False
         self.accounting.renew()
@@ -273,10 +273,10 @@ class Supervisor:
         self.run = RunState(body["number"], body["timeout_s"], is_last=body["is_last"])
 
     def attend(self) -> None:
-        """Wait for the end of the run, whatever brings it; then report what the kernel says about it.
+        """Wait for the end of the run, for any reason; then report the kernel's figures.
 
-        The order decides: whoever has ended, as the shared status or the reaper says, is not killed any more; and who
-        is killed by the caller meets no limit.
+        The order of checks decides: a guest that has ended, by the shared status or the reaper, is not killed any more;
+        and a guest that the caller kills meets no limit.
         """
         while not self.run.is_over():
             while self.later and not self.run.cause:
@@ -309,12 +309,12 @@ class Supervisor:
     def _must_kill(self) -> bool:
         """Tell whether there is a cause, and killing loses nothing.
 
-        Somebody may just be attaching the only mount of a workspace: killed then, it is lost.
+        The guest may just be attaching the only mount of a workspace: killed then, it would lose it.
         """
         return bool(self.run.cause) and (self.state.workspace_fd < 0 or bool(self.run.started_at))
 
     def _wait(self) -> set[int]:
-        """Wait for a message, for the end of a fork, or until it is time to look; return what can be read from."""
+        """Wait for a message, for the end of a fork, or for the next check; return the readable descriptors."""
         more = self.fork_tree.watched() if self.fork_tree is not None else self.timers
         ready = {fd for fd, _ in ppoll((self.link, self.state.caller, *more), self._timeout_s())}
         if self.fork_tree is not None:
@@ -326,11 +326,11 @@ class Supervisor:
         return min(left_s, self.accounting.pause_s() if self._looks_regularly() else left_s) + 0.001
 
     def _looks_regularly(self) -> bool:
-        """Tell whether there is something that nobody sends a message about."""
+        """Tell whether a limit must be polled, because no message reports it."""
         return bool(self.spec.accounting and self.run.deadline)
 
     def _conclude(self) -> None:
-        """Report the run, and kill what is left, unless a jail is left that can go on."""
+        """Report the run, and kill the remaining processes, unless a jail is left that can go on."""
         run = self.run
         if run.ended is not None and run.ended["is_alone"] and not run.cause:
             run.can_go_on = run.can_go_on or run.ended.get("goes_on", False)
@@ -367,7 +367,7 @@ class Supervisor:
         return self.fork_tree is not None and self.fork_tree.has_forks
 
     def abandon(self) -> dict[str, Any] | None:
-        """Kill the tree, and return what the reaper says it failed at: our own error may only follow from that."""
+        """Kill the tree, and return the reaper's failure: our own error may only follow from that."""
         if self.reaper:
             self.kill()
             while self.run.failed is None and self._receive_from_reaper():
@@ -377,9 +377,9 @@ class Supervisor:
         return self.run.failed
 
     def kill(self, *, is_awaited: bool = True) -> Usage | None:
-        """Kill the tree, wait until nothing of it is left, and return what it used.
+        """Kill the tree, wait for the end of all its processes, and return their usage.
 
-        Where that is not awaited, and takes long, the wait ends when nobody of it can do anything any more.
+        If that is not awaited, and takes long, the wait ends when none of them can do anything any more.
         """
         if not self.reaper:
             return None
@@ -518,9 +518,9 @@ class Supervisor:
             self._handle_for_forks(tag, body)
 
     def look_after_others(self, busy_with: int) -> None:
-        """Keep the limits, and handle what is urgent, until there is something to be received at `busy_with`.
+        """Enforce the limits, and handle urgent messages, until `busy_with` can be read.
 
-        Raises OSError when the run was ended meanwhile, or nobody is there any more to run it for.
+        Raises OSError when the run was ended meanwhile, or the caller has ended.
         """
         caller = self.state.caller
         while True:
@@ -534,7 +534,7 @@ class Supervisor:
                 return
 
     def _handle_for_forks(self, tag: str, body: dict[str, Any]) -> None:
-        """Do what is asked for a session and what was cloned from it."""
+        """Handle a request for a session or one of its clones."""
         if self.fork_tree is None:
             from .fork_tree import ForkTree
 
@@ -563,8 +563,8 @@ class Supervisor:
 class PreforkSupervisor(Supervisor):
     """Supervise one run after the other in a prefork jail, from the clone of its pid 1 to the last process's end.
 
-    A guest takes its order from the caller itself, and pid 1 reports to the caller. What we must know at once is in the
-    shared status; the rest the caller forwards, where it cannot complete the report by itself.
+    A guest takes its order from the caller itself, and pid 1 reports to the caller. Urgent facts are in the shared
+    status; the caller forwards the others, if it cannot complete the report by itself.
     """
 
     def __init__(self, state: SandboxState, load_interpreter: Callable[[str], Any] | None):
@@ -572,7 +572,7 @@ class PreforkSupervisor(Supervisor):
         self.timers = (state.timer,)
 
     def _live(self, registers: dict[str, int], ends: dict[str, int]) -> Callable[[], None]:
-        """Live as pid 1 of one guest after the other, all of which are forked when it has its identity."""
+        """Live as pid 1 of one guest after the other; it forks them all after it has its identity."""
         from .prefork import PreforkReaper
 
         common = {"generation": self.generation}
@@ -581,7 +581,7 @@ class PreforkSupervisor(Supervisor):
         return reaper.live(self.state.handoff, self.state.status, common)
 
     def _release(self, go: int) -> None:  # noqa: ARG002 - no guest has been forked that waits for it
-        """Map the ids of a new pid 1, for which nobody waits."""
+        """Map the ids of a new pid 1; no run waits for it."""
         self._map_ids(self.state.claim_init_id() if self.spec.outside else None)
 
     def _begin(self, body: dict[str, Any]) -> None:

@@ -147,7 +147,7 @@ def call(name: str, *args: int | bytes | None) -> int:
 
 
 def attempt(name: str, *args: int | bytes | None) -> int:
-    """Make a system call whose failure is no surprise; return what it returns, or its errno as a negative number."""
+    """Make a system call that may fail; return its result, or its errno as a negative number."""
     result: int = _syscall(_NUMBER[name], *args, *(0,) * (6 - len(args)))
     return result if result >= 0 else -_ctypes.get_errno()
 
@@ -200,11 +200,11 @@ def _clone_args(flags: int, group_fd: int) -> bytes:
 
 
 def run_beside(pid: int, allowed: set[int]) -> None:
-    """Move a child that has just been made to another processor than ours; it may run on all that are `allowed`.
+    """Move a new child to another processor than ours; it may run on all that are `allowed`.
 
-    The kernel often leaves it on its parent's, where it waits until the parent sleeps while the other one is idle. What
-    the child makes before a message of ours may inherit a mask that is half changed, and must be given the right one.
-    Where that cannot be had, or there are many processors to choose from, the choice is the kernel's.
+    The kernel often leaves it on its parent's, where it waits until the parent sleeps while the other one is idle. A
+    process that the child forks before our next message may inherit a mask that is half changed, and must get the right
+    one. Where that is not possible, or there are many processors to choose from, the choice is the kernel's.
     """
     if not 1 < len(allowed) <= MOST_PROCESSORS:
         return
@@ -218,7 +218,7 @@ def run_beside(pid: int, allowed: set[int]) -> None:
 
 
 def run_anywhere(allowed: set[int]) -> None:
-    """Undo what a parent left of its `run_beside`: once we have another identity it may not have the right to.
+    """Undo a parent's unfinished `run_beside`: after a change of identity it may not have the right to.
 
     Root that may not change priorities, as in a plain container, loses it between its two calls where it is slow.
     """
@@ -231,7 +231,7 @@ def run_anywhere(allowed: set[int]) -> None:
 
 
 def map_file(fd: int, size: int) -> memoryview:
-    """Return the `size` bytes of a file that nobody can change, in memory that stays until the process ends."""
+    """Return the `size` bytes of a sealed file, in memory that stays until the process ends."""
     address = call("mmap", None, size, PROT_READ, MAP_PRIVATE, fd, 0)
     letter = type("_Letter", (_ctypes._SimpleCData,), {"_type_": "c"})
     letters: Any = type("_Letters", (_ctypes.Array,), {"_type_": letter, "_length_": size})
@@ -239,7 +239,7 @@ def map_file(fd: int, size: int) -> memoryview:
 
 
 def fresh(size: int) -> bytes:
-    """Return `size` zero bytes that nobody else holds, for the kernel to write into."""
+    """Return `size` zero bytes without another reference, for the kernel to write into."""
     return bytes(bytearray(size))
 
 
@@ -297,7 +297,7 @@ def ppoll(fds: Sequence[int], timeout_s: float | None) -> list[tuple[int, int]]:
 
 
 def wait4(pid: int, options: int) -> tuple[int, int, tuple[float, float, int]]:
-    """Return pid, wait status and what it used (user and system seconds, largest resident KiB); pid 0 for none yet."""
+    """Return pid, wait status and usage (user and system seconds, largest resident KiB); pid 0 for none yet."""
     status, usage = fresh(4), fresh(144)
     reaped_pid = _again("wait4", pid, status, options, usage)
     seconds = [read_uint(usage, offset, 8) + read_uint(usage, offset + 8, 8) / 1e6 for offset in (0, 16)]

@@ -1,13 +1,13 @@
-"""The limit on processes where the kernel counts too many: each new process or thread asks, and the tree is counted.
+"""The limit on processes where the kernel counts too many: each new process notifies, and the tree is counted.
 
-`RLIMIT_NPROC` counts all that a user has on the host. In a container that is every container's where the same uid is
-used, and who starts something elsewhere would keep a guest from forking. So where a guest has its user's own uid and no
-control group counts, its filter asks before each fork, and what descends from the reaper is counted here.
+`RLIMIT_NPROC` counts all processes of a user on the host. In a container that includes those of every other container
+with the same uid, and processes started elsewhere would keep a guest from forking. So where a guest has its user's own
+uid and no control group counts, its filter notifies before each fork, and the reaper's descendants are counted here.
 
-The tree is walked when the answers that the last walk allowed are used up, not for each: what ends meanwhile only makes
-more room. But where parents end while it is walked, it is walked for each, since some may have been missed: they come
-to where the walk has been. A process that was let go and has not been made yet is not seen, so the limit may be passed
-by as many as are being made while a walk lasts.
+The tree is walked when the forks that the last walk allowed are used up, not for each: processes that end meanwhile
+only make more room. But if parents end during a walk, it is repeated for each fork, since some may have been missed:
+they move to a part that was walked before. A process that was allowed and has not been made yet is not seen, so the
+limit may be passed by as many as are being made while a walk lasts.
 """
 
 from __future__ import annotations

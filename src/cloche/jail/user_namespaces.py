@@ -1,13 +1,13 @@
-"""User namespaces: who the guest is outside, and mounts that show files under other ids.
+"""User namespaces: the guest's id outside, and mounts that show files under other ids.
 
-Outside ids: never uid 0, which even without capabilities owns /proc/sys. Root gives each live sandbox an outside id of
-its own from a high range. It is claimed by a lock on one byte of a file that nobody but root can open: no other user
-of the host can take an id first, and the kernel releases the lock with the last descriptor that holds it, so nothing
-can leak. An ordinary user can give one of their subordinate ids, if they have a range of them (see `subordinate_ids`),
-else their own alone.
+Outside ids: never uid 0, which even without capabilities owns /proc/sys. Root gives each live sandbox its own outside
+id from a high range. It is claimed by a lock on one byte of a file that only root can open: no other user of the host
+can take an id first, and the kernel releases the lock with the last descriptor that holds it, so nothing can leak. An
+ordinary user can give one of their subordinate ids, if they have a range of them (see `subordinate_ids`), else their
+own alone.
 
-Id-mapped mounts show what only root may read as if the sandbox's outside id owned it. The kernel takes the mapping from
-a user namespace; a child that does nothing but exist lends us one.
+Id-mapped mounts show files that only root may read as if the sandbox's outside id owned them. The kernel takes the
+mapping from a user namespace; a child that does nothing but exist lends us one.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _is_locked_by_us(held: int, outside_id: int) -> bool:
 
 
 def _open_locks(folders: Sequence[str]) -> int:
-    """Open the file of locks in the first folder that is root's alone. Raises OSError saying what is in the way."""
+    """Open the file of locks in the first folder that is root's alone. Raises OSError with the obstacle."""
     reasons = []
     for folder in folders:
         try:
@@ -153,9 +153,9 @@ def _open_in(folder: str) -> int:
 
 
 def _refuse_others(fd: int, kind: int, others_bits: int, path: str) -> None:
-    """Refuse what is not ours alone.
+    """Refuse a file or folder that is not ours alone.
 
-    Whoever can write to the folder can put another file there, and who can open the file can lock it.
+    A user who can write to the folder can put another file there, and one who can open the file can lock it.
     """
     state = posix.fstat(fd)
     if state.st_mode & _KIND != kind or state.st_uid != posix.geteuid() or state.st_mode & others_bits:
@@ -166,10 +166,10 @@ def _refuse_others(fd: int, kind: int, others_bits: int, path: str) -> None:
 def become_owner(outside_id: int) -> bool:
     """Let the user namespace that this process makes next be owned by `outside_id`, and not by root.
 
-    The kernel charges what is used in a user namespace to its owner outside, too: with root as the owner of all, one
-    guest could use up what root's own programs may have. Files are still opened, and control groups entered, as root:
-    the effective id alone says who owns. `become_root` undoes it, but not in a child that was cloned into it.
-    False where root, as in a plain container, has power over others' namespaces by owning them alone.
+    The kernel charges usage in a user namespace to its owner outside, too: with root as the owner of all, one guest
+    could use up the amounts of root's own programs. Files are still opened, and control groups entered, as root: the
+    effective id alone decides who owns. `become_root` undoes it, but not in a child that was cloned into it. False
+    where root, as in a plain container, has power over others' namespaces by owning them alone.
     """
     held = fresh(_CAPABILITY_SETS_BYTES)
     call("capget", _CAPABILITIES, held)
@@ -191,7 +191,7 @@ def become_root() -> None:
 
 
 def become_helper(*, is_owner: bool) -> None:
-    """Be who we were before the reaper was made: the helper lives on, and must not be anybody's to look into."""
+    """Restore our id from before the reaper was made: the helper lives on, and no other process may inspect it."""
     if is_owner:
         become_root()
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
@@ -241,9 +241,9 @@ ROOTS = (0, 0)  # uid and gid
 def open_idmapped(
     sources: list[str], outside_id: int, owners: dict[str, tuple[int, int]] | None = None
 ) -> dict[str, int]:
-    """Return a detached mount of each source in which root's files belong to `outside_id`; needs real root.
+    """Return a detached mount of each source that shows root's files as those of `outside_id`; needs real root.
 
-    For a source that has one, it is those of the uid and gid in `owners`; there no mount below is taken along.
+    A source in `owners` shows the files of that uid and gid instead; there no mount below is included.
     """
     namespaces: dict[tuple[int, int], int] = {}
     mount_by_source = {}

@@ -1,10 +1,10 @@
-"""The folders of the host that stand in for /workspace and /tmp without mounts, and what a killed helper left.
+"""The folders of the host that replace mounts of /workspace and /tmp, and the remains of a killed helper.
 
 `WorkFolder` makes, measures and removes the folders.
 
-`clear_remains` does what a helper that was killed could not: remove what it made outside of the namespaces. Its reaper
-and guest die with it, and a process namespace takes everything else along. Without one, what the guest left in the
-background is found by its control group; without that as well, it is out of reach.
+`clear_remains` does the work of a helper that was killed: remove its folders and groups outside of the namespaces. Its
+reaper and guest die with it, and a process namespace ends all other processes. Without one, the guest's background
+processes are found by its control group; without that as well, they are out of reach.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class WorkFolder:
     def create(
         self, modules: str = "", startup: dict[str, str] | None = None, before: WorkFolder | None = None
     ) -> None:
-        """Make the folders, readable by the guest alone. An existing folder is an error: somebody else's.
+        """Make the folders, readable by the guest alone. An existing folder is an error: it belongs to another sandbox.
 
         A link to `modules` lies beside them: Node looks in every folder above a program for its packages. So does a
-        folder with the files `startup` for interpreters of Python, which the guest can but read: that of the folder
+        folder with the files `startup` for interpreters of Python, which the guest can only read: that of the folder
         `before`, if there is one, which is not used any more.
         """
         os.mkdir(self.folder, 0o700)
@@ -80,9 +80,9 @@ class WorkFolder:
                 os.fchmod(file.fileno(), 0o644)
 
     def hold(self) -> bool:
-        """Lock the folder until it is removed, so that nobody takes it for left; False where it is gone.
+        """Lock the folder until it is removed, so that no other helper takes it for abandoned; False if it has gone.
 
-        Where a file system knows no locks (some of clusters), nobody can take it for left either.
+        Where a file system knows no locks (some of clusters), no helper can take it for abandoned either.
         """
         try:
             held = os.open(self.folder, _DIRECTORY)
@@ -110,7 +110,7 @@ class WorkFolder:
             os.chown(path, self.owner, self.owner)
 
     def rename(self, folder: str) -> None:
-        """Give it another name, which nobody has. Raises OSError."""
+        """Give it another, unused name. Raises OSError."""
         os.rename(self.folder, folder)
         prefix_length = len(self.folder)
         self.workspace, self.tmp, self.folder = (
@@ -131,7 +131,7 @@ class WorkFolder:
         self._make(self.tmp)
 
     def excuse(self) -> None:
-        """Let what is there stay, to be removed by others than those who made it."""
+        """Exempt the present files from the limit: others than their makers will remove them."""
         self._excused, self._last = self._stored, False
 
     def is_over(self, size_bytes: int, inodes: int, *, is_fresh: bool) -> bool:
@@ -152,8 +152,8 @@ class WorkFolder:
 def _measure(roots: tuple[str, ...], max_files: int) -> tuple[int, int]:
     """Return bytes stored and number of files below `roots`, however deep: the guest decides how deep.
 
-    It may move folders about meanwhile, so each is counted once; and who has more than `most` has too many, however
-    many more. Of each folder its own name is kept, not its path: a few of the longest would fill the memory.
+    It may move folders about meanwhile, so each is counted once; the count ends above `max_files`. Of each folder its
+    own name is kept, not its path: a few of the longest would fill the memory.
     """
     used = count = 0
     folders: list[tuple[int, bytes]] = [(-1, os.fsencode(root)) for root in roots]  # and which one each is in
@@ -241,7 +241,7 @@ def open_as_owner(path: str) -> int:
 
 
 def _open_unlocked(name: str, folder_fd: int | None = None) -> int:
-    """Open a folder, giving its owner back what the guest may have taken away. Through a link, nothing is changed."""
+    """Open a folder, and restore its owner's rights, which the guest may have removed. No link is followed."""
     folder = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder_fd)
     try:
         os.chmod(f"/proc/self/fd/{folder}", 0o700)
@@ -255,7 +255,7 @@ KILL_TIMEOUT_S = 5.0
 
 
 def clear_remains(spec: Spec) -> None:
-    """Kill what is left in the sandbox's control group, then remove the group and the folders."""
+    """Kill the remaining processes in the sandbox's control group, then remove the group and the folders."""
     if spec.cgroup is not None:
         cgroup = Cgroup(spec.cgroup["version"], spec.cgroup["folders"])
         _empty(cgroup)

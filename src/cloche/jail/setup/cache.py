@@ -1,4 +1,4 @@
-"""Files that are kept between processes: whole or not at all, and where they are this user's own, nobody else's.
+"""Files that are kept between processes: complete or not at all, and in this user's own folder without other writers.
 
 The caller's side; no helper imports it.
 """
@@ -28,9 +28,9 @@ def own_cache(kind: str) -> str:
 
 
 def read_cache(folder: str, name: str, key: bytes, *, is_own: bool = False) -> bytes | None:
-    """Return what is kept for `key`; None when there is nothing, or something else.
+    """Return the data stored for `key`; None if the file is missing, or stores another key.
 
-    What is in the user's own cache runs as this user does, or is given to guests: nobody else may have written it.
+    Data of the user's own cache runs with this user's rights, or is given to guests: no other user may have written it.
     """
     try:
         with _opened(folder, is_own=is_own) as cache_folder, open(name, "rb", opener=cache_folder.open) as file:
@@ -44,9 +44,9 @@ def read_cache(folder: str, name: str, key: bytes, *, is_own: bool = False) -> b
 
 
 def write_cache(folder: str, name: str, key: bytes, data: bytes, *, is_own: bool = False, max_files: int = 0) -> bool:
-    """Keep data, whole or not at all, and tell whether it is kept: not where nobody may write.
+    """Store data, complete or not at all, and tell whether it is stored: not without the right to write.
 
-    With `max_files`, the oldest files of the folder are removed until there are no more than so many.
+    With `max_files`, the oldest files of the folder are removed until that many are left.
     """
     fresh = f"{name}.{os.getpid()}.{threading.get_ident()}"
     try:
@@ -68,13 +68,13 @@ def write_cache(folder: str, name: str, key: bytes, data: bytes, *, is_own: bool
 
 
 def remove_cache(folder: str, name: str) -> None:
-    """Remove what is kept, if anything is."""
+    """Remove a stored file, if it exists."""
     with contextlib.suppress(OSError), _opened(folder, is_own=True) as cache_folder:
         os.unlink(name, dir_fd=cache_folder.fd)
 
 
 def _remove_oldest(folder_fd: int, max_files: int) -> None:
-    """Remove files until so many are left; what a killed writer left is among them."""
+    """Remove the oldest files beyond `max_files`; unfinished files of a killed writer count too."""
     names = os.listdir(folder_fd)
     if len(names) <= max_files:
         return
@@ -110,6 +110,6 @@ def _opened(folder: str, *, is_own: bool) -> Iterator[_CacheFolder]:
 
 
 def _is_ours(fd: int) -> bool:
-    """Tell whether a file or folder is this user's, and nobody else may write to it."""
+    """Tell whether a file or folder is this user's, and no other user may write to it."""
     state = os.fstat(fd)
     return state.st_uid == os.geteuid() and not state.st_mode & 0o022

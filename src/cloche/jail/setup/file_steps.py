@@ -18,10 +18,10 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def compile_files(spec: Spec, run: Run, *, is_first: bool = False, is_by_guest: bool = False) -> list[Step]:
-    """Return how the input files come to be. Earlier runs may have left links: nothing is followed.
+    """Return the steps that write the input files. Earlier runs may have left links: none is followed.
 
-    Where a run `is_first`, in a workspace that is empty, there is nothing to replace. What is done `is_by_guest`, whose
-    mask is 0, changes no mode.
+    If the run `is_first`, in an empty workspace, there is nothing to replace. Steps that are `is_by_guest`, with mask
+    0, change no mode.
     """
     folder = _FOLDER & ~os.O_NOFOLLOW
     calls = [make("openat", AT_FDCWD, os.fsencode(spec.workspace), folder, keep="root")]

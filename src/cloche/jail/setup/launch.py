@@ -199,7 +199,7 @@ def _compile(path: str) -> types.CodeType:
 
 
 class _ArchiveFile:
-    """Hold a memory file that nobody can change any more: where each module's code lies in it, then all code.
+    """Hold a sealed memory file, which no process can change: a table of each module's code in it, then all code.
 
     `head`, `boot` (at the end) and `size` are bytes.
     """
@@ -208,7 +208,7 @@ class _ArchiveFile:
         self.fd, self.inode, self.head, self.boot, self.size = fd, inode, head, boot, size
 
     def is_open(self) -> bool:
-        """Tell whether the descriptor is still ours: a caller may have closed what it did not open."""
+        """Tell whether the descriptor is still ours: a caller may have closed descriptors that it did not open."""
         try:
             state = os.fstat(self.fd)
         except OSError:
@@ -216,7 +216,7 @@ class _ArchiveFile:
         return state.st_ino == self.inode and state.st_size == self.size
 
     def run_boot(self) -> str:
-        """Return how the program of whoever reads from here begins."""
+        """Return the beginning of a program that reads its modules from here."""
         return _RUN_BOOT.format(fd=self.fd, head=self.head, boot=self.boot, size=self.size)
 
 
@@ -273,7 +273,7 @@ def _write_archive(codes: Mapping[str, bytes]) -> _ArchiveFile:
 def _passable(fd: int) -> int:
     """Return a descriptor in place of `fd` that keeps its number in a child: 0 to 2 become its standard streams.
 
-    A caller that closed its own gets those numbers for whatever is opened next. Raises OSError; then `fd` is closed.
+    A caller that closed its own gets those numbers for the next files it opens. Raises OSError; then `fd` is closed.
     """
     if fd >= FIRST_PASSABLE:
         return fd
@@ -290,7 +290,7 @@ def _offsets(codes: Mapping[str, bytes], start: int) -> bytes:
 
 
 def run_probe_process(executable: str, timeout_s: float) -> bytes:
-    """Run the probe process and return what it printed. Raises OSError when it cannot run or fails."""
+    """Run the probe process and return its output. Raises OSError when it cannot run or fails."""
     archive = _archive_file(is_probe=True)
     completed = subprocess.run(
         [executable, "-I", "-S", "-c", archive.run_boot() + _BOOT_PROBE],
@@ -366,8 +366,8 @@ def _start(
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start an interpreter with the modules of a helper; `end_of_boot` gives the rest of its program, by its socket.
 
-    One that nobody waits for is left where the kernel puts it: the other processor is for what somebody does wait for.
-    `first_message` is sent over the socket: guests can read the program in the command line of pid 1.
+    One that is started ahead of need stays where the kernel puts it: the other processor is for work that is waited
+    for. `first_message` is in its socket when it starts: guests can read the program in the command line of pid 1.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:

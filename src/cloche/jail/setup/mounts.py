@@ -76,7 +76,7 @@ NOT_SHOWN = (
 class Bind:
     """Show a file or directory of the host, read-only, at `target`.
 
-    `register` holds its detached mount once it is open; `is_given` says that somebody else opened it.
+    `register` holds its detached mount once it is open; `is_given` if another process opened it.
     """
 
     __slots__ = ("attributes", "is_directory", "is_given", "register", "source", "target")
@@ -162,7 +162,7 @@ class Tmpfs:
 class Upper:
     """Mount one bounded file system of memory, and show a folder of it at each target.
 
-    `folders` has target, mode and owner. What the targets share is the bound.
+    `folders` has target, mode and owner. The targets share the bound.
     """
 
     __slots__ = ("folders", "inodes", "size_bytes")
@@ -199,14 +199,14 @@ class Upper:
 
 
 class Overlay(Bind):
-    """Show a folder of the host at `target` copy-on-write: what is written goes to a bounded file system of memory.
+    """Show a folder of the host at `target` copy-on-write: writes go to a bounded file system of memory.
 
-    `masked` are paths of it that are not there: a layer between has a whiteout for each, and the folders above them, as
-    rows of path, mode and time of change (ns). The folder itself can be reached by no other path. What was written is
-    shown, read-only and as the layer has it, at `changes`; without that, nothing can be written.
+    `masked` are paths of it that are hidden: a layer between has a whiteout for each, and the folders above them, as
+    rows of path, mode and time of change (ns). The folder itself can be reached by no other path. The upper layer is
+    shown, read-only, at `changes`; without that path the overlay is read-only.
 
-    A second folder may be shown at a path in the first one, `inner`, which is a folder of the layer then, whatever the
-    first has there. What is written to it goes to the same file system: `is_inner` says that it is the second.
+    A second folder may be shown at a path in the first one, `inner`, which is a folder of the layer then, even if the
+    first has another file there. Writes to it go to the same file system: `is_inner` marks the second.
     """
 
     __slots__ = (
@@ -370,7 +370,7 @@ class Proc:
         return [*_make_mount_point("proc", is_directory=True), mounting, *self.covers()]
 
     def covers(self) -> list[Call]:
-        """Cover what is masked of the /proc that is mounted in the working directory."""
+        """Cover the masked paths of the /proc that is mounted in the working directory."""
         return [_cover(f"proc/{name}") for name in self.masked]
 
     def describe(self) -> str:
@@ -378,9 +378,9 @@ class Proc:
 
 
 def _cover(path: str, *more_excused: int) -> Call:
-    """Cover a file or folder, which is what it is on the host; one that is not there needs no cover.
+    """Cover a path with a mount of the host's file type; a missing path needs no cover.
 
-    `others` are errors that are no failure either.
+    `more_excused` are further errors that are no failure.
     """
     excuse = (ENOENT, *more_excused)
     if os.path.isdir(f"/{path}"):
@@ -390,7 +390,7 @@ def _cover(path: str, *more_excused: int) -> Call:
 
 
 class Cover:
-    """Cover a file or folder of what is shown with nothing, unless nobody inside can reach it anyway."""
+    """Cover a shown file or folder with an empty one, unless no process inside can reach it anyway."""
 
     __slots__ = ("target",)
 
@@ -405,7 +405,7 @@ class Cover:
 
 
 class Replaced:
-    """Show a program, or a module of Python's, that only says why what is at each of these paths is not shown."""
+    """Show a program, or a module of Python's, that only prints the reason why the file at each path is not shown."""
 
     __slots__ = ("paths",)
 
@@ -498,9 +498,9 @@ def detached_proc(register: str) -> list[Call]:
 
 
 def process_counter(register: str) -> list[Call]:
-    """Keep open, for writing, the file with the last pid of this namespace; nothing where that is refused.
+    """Keep open, for writing, the file with the last pid of this namespace; skipped where that is refused.
 
-    It is reached by a /proc of its own that is attached nowhere: all that a guest can see is read-only.
+    It is reached by a separate /proc that is attached nowhere: the visible one is read-only.
     """
     flags, refused = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC, (EPERM, ENOENT, EACCES, EINVAL)
     return [
@@ -550,7 +550,8 @@ def placed_again(bind: Bind, owner: int) -> list[Call]:
 def _placed(bind: Bind, target: str, owner: int = -1) -> list[Call]:
     """Attach a bind in a guest's mount, and make the folders above it, which are the guest's then.
 
-    What is on the way must be folders; a link among them is an error. `owner` is who they are for, -1 for ourselves.
+    All components of the path must be folders; a link among them is an error. `owner` owns new folders, -1 for
+    ourselves.
     """
     top, *folders, name = target.lstrip("/").split("/")
     start, register = os.fsencode("/" * target.startswith("/") + top), f"way {top}"
@@ -580,7 +581,7 @@ def _placed(bind: Bind, target: str, owner: int = -1) -> list[Call]:
 
 
 def taken_along(path: str, register: str) -> list[Call]:
-    """Keep a detached, read-only copy of what is mounted at a path, through no link; nothing where there is none.
+    """Keep a detached, read-only copy of the mount at a path, through no link; skipped without one.
 
     The guest may have moved the folders above away, and put others in their place.
     """
@@ -596,7 +597,7 @@ def taken_along(path: str, register: str) -> list[Call]:
 
 
 def put_down(register: str, path: str) -> list[Call]:
-    """Attach what was taken along at the same path, through no link; nothing where its place is gone."""
+    """Attach the copied mount at the same path, through no link; skipped if the path has gone."""
     flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH
     return [
         _found(path, "found"),
@@ -606,7 +607,7 @@ def put_down(register: str, path: str) -> list[Call]:
 
 
 def _found(path: str, register: str) -> Call:
-    """Keep a descriptor of what is at a path, without a link on the way."""
+    """Keep a descriptor of the file at a path, through no link."""
     how = b"".join(number.to_bytes(8, "little") for number in (O_PATH | os.O_CLOEXEC, 0, RESOLVE_NO_LINKS))
     return make("openat2", AT_FDCWD, os.fsencode(path), how, len(how), keep=register, excuse=(ENOENT, ENOTDIR, ELOOP))
 

@@ -1,10 +1,10 @@
-"""The order of all set-up steps, compiled to calls: what pid 1 builds, and what each guest gives up.
+"""The order of all set-up steps, compiled to calls: pid 1's building, and each guest's giving up of privileges.
 
-The order is the point: see `mounts`, and "Set-up, in order" in docs/jail.md. Everything here runs in the caller,
-while the helper's interpreter is still starting; the reaper makes the calls of `Building.build`, and the guest, which
-was forked before the reaper gave anything up, goes through lists of its own. `compile_building` is for one run,
+The order matters most: see `mounts`, and "Set-up, in order" in docs/jail.md. Everything here runs in the caller, while
+the helper's interpreter is still starting; the reaper makes the calls of `Building.build`, and the guest, which was
+forked before the reaper gave anything up, makes those of the guest's lists. `compile_building` is for one run,
 `compile_prefork_jail` for many, `compile_resident` for a sandbox that lives, `compile_clone_mounts` for a clone of a
-live session. A jail's own network namespace has nothing but a loopback device, and that one is up.
+live session. A jail's network namespace has nothing but a loopback device, and that one is up.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def compile_building(spec: Spec, run: Run, *, has_workspace: bool) -> Building:
 def compile_prefork_jail(
     spec: Spec, run: Run, *, keeps_workspace: bool = False, has_workspace: bool = False
 ) -> Building:
-    """Return the same for a prefork jail, whose tree stays; each of its guests makes mounts of its own in it.
+    """Return the same for a prefork jail, whose tree stays; each of its guests makes its own mounts in it.
 
     One that `keeps_workspace` serves one sandbox: there each guest attaches the workspace, and takes a further mount of
     it for the next. The first one makes it, unless the sandbox `has_workspace`, and takes one for the caller as well.
@@ -149,10 +149,10 @@ OWN_PROC = "/proc/self"  # of whoever opens it
 
 
 def _compile_confined_resident(spec: Spec, run: Run) -> Building:
-    """Return the same where no namespaces are to be had: init builds nothing, and has an id of its own as root.
+    """Return the same for a host without namespaces: init builds nothing, and has a separate id if root started it.
 
-    Its effective id is the guests' then, so that it may make guests and look into them; the real and the saved one are
-    what a guest would need for a signal to it.
+    Its effective id is the guests' then, so that it may make guests and inspect them; a guest would need the real or
+    the saved one to signal it.
     """
     rules = [*(spec.landlock or ()), *run.readable]
     open_rules, opened = privileges.opened_ahead(rules, has_all=True, but=(OWN_PROC,))
@@ -188,7 +188,7 @@ def _compile_confined_resident(spec: Spec, run: Run) -> Building:
 
 
 def root_steps() -> list[Step]:
-    """List what a process of a sandbox that lives does as root inside, in place of dropping all capabilities."""
+    """List the steps that a process of a living sandbox makes as root inside, in place of dropping all capabilities."""
     return [
         _step("capabilities", "keep those that root inside has", *privileges.keep_own(privileges.ROOT_INSIDE)),
         _die_with_parent(),
@@ -215,7 +215,7 @@ def _become_init(spec: Spec) -> list[Step]:
 def _resident_restrictions(
     spec: Spec, opened: Mapping[str, str], rules: Sequence[tuple[str, str]] | None = None
 ) -> list[Step]:
-    """List the last restrictions of a guest; with `rules` of its own, whose signals reach its own descendants alone."""
+    """List the last restrictions of a guest; with its own `rules`, its signals reach its own descendants alone."""
     late = [
         _step("directory", f"work in {spec.workspace}", mounts.chdir(spec.workspace)),
         _step("umask", "let others read its files", make("umask", 0o022)),
@@ -247,7 +247,7 @@ def _be_first_choice() -> list[Call]:
 class PreforkSteps:
     """Compile the lists of a prefork jail: pid 1's, its first guest's, a later one's, and the last steps of all.
 
-    What the first guest and a later one both do is compiled once, here: as the same object it also travels once.
+    Steps that the first guest and a later one share are compiled once: as the same object they also travel once.
     """
 
     def __init__(self, spec: Spec, run: Run, *, keeps_workspace: bool):
@@ -283,8 +283,8 @@ class PreforkSteps:
             *_without_repetition([
                 *_named(tree),
                 *(
-                    ("mount_point", f"make room for /{register.target}", register.calls()[:-1])
-                    for register in self.own_mounts.values()
+                    ("mount_point", f"make room for /{own_mount.target}", own_mount.calls()[:-1])
+                    for own_mount in self.own_mounts.values()
                 ),
             ]),
             _step("process_counter", "open what tells a guest how many processes there were before it",
@@ -300,7 +300,7 @@ class PreforkSteps:
         ]  # fmt: skip
 
     def first(self, *, has_workspace: bool) -> list[Step]:
-        """List what the first guest does, which hands the caller a mount of its workspace."""
+        """List the first guest's steps; it hands the caller a mount of its workspace."""
         spec = self.spec
         lend = [_keep_workspace(spec, CALLERS_WORKSPACE, " for the caller", name="lend_workspace")]
         for_caller = [*(lend if self.keeps_workspace else []), *([] if has_workspace else _shown(spec))]
@@ -327,7 +327,7 @@ class PreforkSteps:
         return [*shared, *self.outer, *self.inner, *_covers(self.run), mounts.Proc(self.spec.masked)]
 
     def _enter(self) -> list[Step]:
-        """List how a guest leaves the others' mounts. It opens what is shown where its own mounts will be."""
+        """List how a guest leaves the others' mounts. It opens binds that its own mounts will cover."""
         return [
             _step("unshare", "enter a mount namespace of its own", make("unshare", CLONE_NEWNS)),
             *(_step("open_inner", f"open {bind.source}, which is about to be covered", *mounts.opened_again(bind))
@@ -336,8 +336,8 @@ class PreforkSteps:
 
     def _make_mounts(self) -> list[Step]:
         return [
-            _step("tmpfs", register.describe(), register.calls()[-1], _look_at(register.target, name))
-            for name, register in self.own_mounts.items()
+            _step("tmpfs", own_mount.describe(), own_mount.calls()[-1], _look_at(own_mount.target, name))
+            for name, own_mount in self.own_mounts.items()
         ]
 
     def _attach(self) -> Step:
@@ -345,7 +345,7 @@ class PreforkSteps:
         return _step("attach", attach.describe(), attach.calls()[-1], _look_at(attach.target, OWN_WORKSPACE))
 
     def _show_again(self) -> list[Step]:
-        """List how what was opened is shown in the guest's own mounts; files that it makes from then on are its own."""
+        """List how the opened binds are shown in the guest's own mounts; later files of the guest are private to it."""
         return [
             *(_step("bind", f"{bind.describe()}, in the new place", *mounts.placed_again(bind, self.spec.inside_id))
               for bind in self.inner),
@@ -353,7 +353,7 @@ class PreforkSteps:
         ]  # fmt: skip
 
     def _give_up(self) -> list[Step]:
-        """List how a guest becomes one; what it does after that, it does without capabilities."""
+        """List how a guest takes its identity and gives up its capabilities; later steps run without them."""
         return [
             _step("namespace", "let its mounts be taken down by its parent", _look_at_namespace()),
             *_limits(self.spec, beside=-1 if self.has_two_ids else 0),
@@ -374,13 +374,13 @@ def _file_of_nothing() -> list[Call]:
 
 
 def compile_clone_mounts(spec: Spec, inner: Sequence[str] = ()) -> tuple[list[Step], list[Step]]:
-    """Return how a clone of a live session gets mounts of its own: what is made outside, and what is done inside.
+    """Return how a clone of a live session gets its own mounts: the steps outside, and the steps inside.
 
-    What its parent sees of the host below these mounts, the paths `inner`, it takes along.
+    The parent's mounts of the host below these mounts, at the paths `inner`, are copied.
 
     Outside are the namespaces of its parent and a copy of the host's mounts, where file systems can be made; inside
-    are its own: of network and mounts, which registers hold. The new mounts cover the old ones, which are locked
-    there: nobody can take them down, and whoever builds here looks that the clone holds none of them open.
+    are its own: of network and mounts, which registers hold. The new mounts cover the old ones, which are locked there:
+    no process can unmount them, and the builder checks that the clone holds none of them open.
     """
     own = _own_rows(spec)
     make_mounts = [
@@ -426,7 +426,7 @@ def inner_of(paths: Sequence[str], spec: Spec) -> list[str]:
 
 
 def _owned(mode: str, spec: Spec) -> str:
-    """Return a tmpfs's mode with its owner, who does not mount it himself."""
+    """Return a tmpfs's mode with its owner, which is not the process that mounts it."""
     return f"{mode},uid={spec.inside_id},gid={spec.inside_id}"
 
 
@@ -511,7 +511,7 @@ def _keep_workspace(spec: Spec, register: str, purpose: str = "", name: str = "k
 
 
 def _shown(spec: Spec) -> list[Step]:
-    """Keep a mount of a new workspace in which the caller will be shown the guest's files as its own."""
+    """Keep a mount of a new workspace that will show the guest's files as the caller's own."""
     if not spec.is_shown:
         return []
     return [_keep_workspace(spec, SHOWN_WORKSPACE, " for the caller to see", name="show_workspace")]
@@ -520,7 +520,7 @@ def _shown(spec: Spec) -> list[Step]:
 def _tree(spec: Spec, run: Run, *, has_workspace: bool) -> list[mounts.Mount]:
     """Return the mounts of this run: the spec's own, then the workspace, new or kept.
 
-    The workspace comes last, but for what lies in it: no other mount point is looked for below what a guest left.
+    The workspace comes last, except for mounts in it: no other mount point is looked up below files of a guest.
     """
     workspace = spec.workspace.lstrip("/")
     binds, inner = _binds(run, spec)
@@ -533,7 +533,7 @@ def _tree(spec: Spec, run: Run, *, has_workspace: bool) -> list[mounts.Mount]:
 
 
 def _binds(run: Run, spec: Spec) -> tuple[list[mounts.Bind], list[mounts.Inner]]:
-    """Return what is shown of the host, and what of it lies in a guest's own mounts."""
+    """Return the shown paths of the host, and those of them that lie in a guest's own mounts."""
     registers = {path: private_register(path) for path in run.private}
     inner = inner_of(run.binds, spec)
     outer = [mounts.Bind(path, path[1:], register=registers.get(path, "")) for path in run.binds if path not in inner]
@@ -547,18 +547,16 @@ def _covers(run: Run) -> list[mounts.Mount]:
 
 def _without_repetition(steps: list[Step]) -> list[Step]:
     """Leave out folders that an earlier step has made."""
-    made_folders: set[Call] = set()
-    kept_steps: list[Step] = []
+    folders: set[Call] = set()
+    remaining: list[Step] = []
     for name, description, calls in steps:
-        kept_steps.append(
-            (name, description, [call for call in calls if call[0] != "mkdirat" or call not in made_folders])
-        )
-        made_folders.update(call for call in calls if call[0] == "mkdirat")
-    return kept_steps
+        remaining.append((name, description, [call for call in calls if call[0] != "mkdirat" or call not in folders]))
+        folders.update(call for call in calls if call[0] == "mkdirat")
+    return remaining
 
 
 def _limits(spec: Spec, *, beside: int = 0, but: Sequence[str] = (), only: Sequence[str] = ()) -> list[Step]:
-    """List the per-process limits; `beside` is how many more processes of ours the kernel counts than it would."""
+    """List the per-process limits; `beside` is how many more of our own processes the kernel counts than it would."""
     rows = [
         (name, amount + beside if name == "nproc" else amount)
         for name, amount in spec.rlimits
@@ -573,7 +571,7 @@ def _open_ucounts(amounts: Mapping[str, int]) -> Step:
 
 
 def _ucounts(amounts: Mapping[str, int]) -> Step:
-    """Limit what is charged to the owner of the user namespace, too."""
+    """Limit the charges to the owner of the user namespace, too."""
     text = "limit in its user namespace " + ", ".join(f"{name}={amount}" for name, amount in amounts.items())
     return _step("ucounts", text, *privileges.set_ucounts(amounts))
 
@@ -640,7 +638,7 @@ def _last_restrictions(spec: Spec, run: Run, opened: Mapping[str, str] | None = 
 
 
 def _offer_to_oom_killer() -> Step:
-    """Return how pid 1 of a prefork jail becomes what all its guests are from their start."""
+    """Return the step that raises the OOM score of pid 1 of a prefork jail: its guests inherit it from their start."""
     return _step(
         "offer_to_oom_killer",
         "make its guests the first choice of the out-of-memory killer",

@@ -4,15 +4,15 @@ Capabilities: all are dropped, those of the bounding set too.
 
 Rlimits: the kernel's limits per process, the second line behind control groups, and the first without them.
 
-Landlock: the file system's second wall, and the first where mounts cannot be made. Rights are given for trees below a
-path; everything else that the kernel knows to handle is refused. Newer kernels add the scopes that keep abstract
+Landlock: the file system's second restriction, and the first where mounts cannot be made. Rights are granted for trees
+below a path; all other accesses that the kernel can handle are refused. Newer kernels add the scopes that keep abstract
 sockets and signals inside.
 
-Limits per user namespace (`ucounts` in the kernel): how much of what it counts per user one sandbox may have. What is
-used in a user namespace is charged there, and to the owner of the namespace in each one above it. A limit of
-`/proc/sys/user` belongs to the namespace of who opens the file, so a jail's own first process lowers its own, while
-it has its capabilities; they cannot be raised by who has none. The limits of a namespace bind each id in it by itself,
-and a guest has one.
+Limits per user namespace (`ucounts` in the kernel): how much of each resource that it counts per user one sandbox may
+have. Usage in a user namespace is charged there, and to the owner of the namespace in each one above it. A limit of
+`/proc/sys/user` belongs to the namespace of the process that opens the file, so a jail's own first process lowers its
+own, while it has its capabilities; a process without capabilities cannot raise them. The limits of a namespace apply to
+each id in it separately, and a guest has one.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ ROOT_INSIDE = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 <
 
 
 def keep_own(mask: int) -> list[Call]:
-    """Keep some capabilities, which what is executed has only as root."""
+    """Keep some capabilities; executed programs have them only as root."""
     return [prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL), set_capabilities(mask)]
 
 
@@ -165,7 +165,7 @@ RULE_PATH_BENEATH = 1
 
 
 def abi() -> int:
-    """Return the kernel's Landlock version, 0 where it has none."""
+    """Return the kernel's Landlock version, 0 for a kernel without it."""
     try:
         return call("landlock_create_ruleset", 0, 0, CREATE_RULESET_VERSION)
     except OSError:
@@ -185,9 +185,9 @@ def restrict(rules: Iterable[tuple[str, str]]) -> None:
 def opened_ahead(
     rules: Iterable[tuple[str, str]], *, has_all: bool = False, but: tuple[str, ...] = ()
 ) -> tuple[list[Call], dict[str, str]]:
-    """Return the calls that open what no guest has for itself, and their registers by path: for many restrictions.
+    """Return the calls that open paths which all guests share, and their registers by path: for many restrictions.
 
-    Where all guests have the same mounts, it `has_all`, but for paths that begin so.
+    Where all guests have the same mounts, `has_all` includes writable ones, except for paths that begin with `but`.
     """
     shared = (path for path, kind in rules if (has_all or kind != "write") and not path.startswith(but))
     registers = {path: f"rule {path}" for path in shared}
@@ -231,9 +231,9 @@ def restriction(
 
 
 def _allowing(path: str, kind: str, rights: int, register: str) -> list[Call]:
-    """Add one rule; a path that does not exist needs none. What can be written to is always a folder.
+    """Add one rule; a path that does not exist needs none. A writable path is always a folder.
 
-    So is what the helper will have made in the sandbox's own folder, which is not there yet.
+    So is a path in the sandbox's own folder that the helper has yet to make.
     """
     is_folder = os.path.isdir(path) or not os.path.exists(os.path.dirname(path))
     if kind != "write" and not is_folder:
@@ -272,7 +272,7 @@ def amounts(*, is_forkable: bool, is_prefork: bool = False) -> dict[str, int]:
 
 
 def opening(limits: Mapping[str, int]) -> list[Call]:
-    """Open the files of the limits while the host's /proc is there; a kernel may not know one, and then has none."""
+    """Open the files of the limits while the host's /proc is mounted; limits unknown to the kernel are skipped."""
     flags = os.O_WRONLY | os.O_CLOEXEC
     return [
         make("openat", AT_FDCWD, os.fsencode(f"{FOLDER}/max_{name}"), flags, 0, keep=f"max {name}", excuse=(ENOENT,))
@@ -290,7 +290,7 @@ def set_ucounts(limits: Mapping[str, int]) -> list[Call]:
 
 @functools.cache
 def _share(name: str) -> int:
-    """Return what one guest may have of what the caller's user may have."""
+    """Return one guest's share of the limit of the caller's user."""
     try:
         with open(f"{FOLDER}/max_{name}", encoding="ascii") as file:
             return max(1, int(file.read()) // PART)

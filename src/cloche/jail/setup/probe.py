@@ -1,14 +1,14 @@
-"""Measure, by trying, what this host lets the caller enforce: whether a jail is possible, and each kernel feature.
+"""Measure, by trying, the features that this host allows: whether a jail is possible, and each kernel feature.
 
-All is tried in a process of its own. Nothing is inferred from a version or a file that says so, because containers,
-distributions and hardening all answer differently from what they announce.
+All is tried in a separate process. Nothing is inferred from a version or from a file that announces a feature, because
+containers, distributions and hardening often behave differently.
 
-`main` asks one question, whether all features together make a jail, and a run waits for its answer: it makes the
-namespaces, builds a root, mounts /proc, asks for Landlock and seccomp, and makes and removes a control group.
+`main` answers one question, whether all features together make a jail, and a run waits for its answer: it makes the
+namespaces, builds a root, mounts /proc, requests Landlock and seccomp, and makes and removes a control group.
 
-`main_of_survey` tries every feature on its own, for `cloche doctor`, and nobody else waits for it. Each attempt is one
-function; what cannot be taken back happens in a child. A finding is `(ok, detail)`: the kernel's error when it refused,
-a fact when it did not.
+`main_of_survey` tries every feature separately, for `cloche doctor`, and no run waits for it. Each attempt is one
+function; changes that cannot be undone happen in a child. A finding is `(ok, detail)`: the kernel's error on refusal,
+else a fact.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def look() -> dict[str, Any]:
-    """Find out what takes no process of its own: it is the caller's, too, where the rest was tried before."""
+    """Measure the features that need no separate process: the caller uses this too, if the others were tried before."""
     return {
         "cgroup": _cgroup(),
         "uid": os.geteuid(),
@@ -189,7 +189,7 @@ def _processes() -> str:
 
 
 def _cgroup() -> dict[str, Any]:
-    """Find a place for control groups and make one there; `folders` is empty when there is none."""
+    """Find a place for control groups and make one there; without one, `folders` is empty."""
     cgroups = _cgroup_v2() or _cgroup_v1()
     if not cgroups:
         return {"version": 0, "folders": {}, "reason": "no control group that this user may make groups in"}
@@ -227,7 +227,7 @@ def _mounted(kind: str) -> dict[str, str]:
 
 
 def memory_stat() -> str:
-    """Return the file that says what the control group which we are in has in memory, empty for none.
+    """Return the file with the memory statistics of our own control group, empty for none.
 
     In a container without a namespace of control groups, its own group is mounted where the root's would be.
     """
@@ -258,7 +258,7 @@ def _cgroup_v1() -> dict[str, Any] | None:
 
 
 def _cgroup_v2() -> dict[str, Any] | None:
-    """Take the nearest group above us that may have children of ours with all three controllers."""
+    """Return the nearest group above us that can have child groups with all three controllers."""
     mount_point, path = _mounted("cgroup2").get(""), _own_groups().get("")
     if mount_point is None or path is None:
         return None
@@ -345,7 +345,7 @@ def _answer(error: str, fact: str = "") -> Finding:
 
 
 def _namespace(flag: int) -> Finding:
-    """Make one namespace, in a user namespace of its own as the jail does."""
+    """Make one namespace, in a new user namespace as the jail does."""
     return _answer(_in_namespaces(flag, lambda: None))
 
 
@@ -473,7 +473,7 @@ def _pidfd() -> Finding:
 
 
 def _proc_children() -> Finding:
-    """Find a child of ours in /proc: how trees are seen where there is no process namespace."""
+    """Find our own child in /proc: trees are read like this without a process namespace."""
     pid = os.fork()
     if pid == 0:
         os.read(os.pipe()[0], 1)
@@ -488,7 +488,7 @@ def _proc_children() -> Finding:
 
 
 def _children_memory() -> Finding:
-    """Open the memory of a child of ours: how it is known, at level confined, which address a guest asks for."""
+    """Open the memory of our own child: at level confined, this reads the address that a guest connects to."""
     pid = os.fork()
     if pid == 0:
         os.read(os.pipe()[0], 1)
@@ -503,7 +503,7 @@ def _children_memory() -> Finding:
 
 
 def _outside_id() -> Finding:
-    """Become an id of nobody's, as root does for every sandbox."""
+    """Become an unused id, as root does for every sandbox."""
     if os.geteuid() != 0:
         return False, f"an ordinary user (uid {os.geteuid()}) keeps their own id, but for a range in /etc/subuid"
     return _answer(_in_child(lambda: os.setresuid(PROBE_ID, PROBE_ID, PROBE_ID)), f"from {PROBE_ID}")

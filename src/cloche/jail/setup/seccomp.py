@@ -1,9 +1,9 @@
-"""The system call filter: one table of what is allowed, assembled into classic BPF, and into docker's profile.
+"""The system call filter: one table of allowed calls, assembled into classic BPF, and into docker's profile.
 
 An allowlist in the spirit of the common container profile, minus everything a guest could use to build namespaces,
-mount, trace, load code into the kernel, or reach another process's memory. What is not in the table answers EPERM;
-what is newer than the table answers ENOSYS, so that a C library falls back instead of failing. What nobody calls by
-chance is refused by the reaper, which counts it (see `seccomp_notify`).
+mount, trace, load code into the kernel, or reach another process's memory. A call outside of the table fails with
+EPERM; a call newer than the table with ENOSYS, so that a C library falls back instead of failing. Calls that no program
+makes by chance are refused by the reaper, which counts them (see `seccomp_notify`).
 
 Absent on purpose, hence EPERM: everything that mounts, makes or enters namespaces, traces or reads another process,
 loads code or keys into the kernel, sets clocks, swaps, reboots, `io_uring`, `io_setup` (the whole host has one supply
@@ -11,13 +11,13 @@ of its events), `userfaultfd`, `bpf`, `perf_event_open`, `fanotify`, `open_by_ha
 `modify_ldt`.
 
 Theory of operation of the filter: numbers are sorted and merged into ranges, and a binary tree of comparisons finds the
-range of a call in about eight steps. There is its answer, or a short block that looks at an argument. Only values in
-registers are compared: what a pointer points to can change after the filter looked. The kernel tries a filter with
-every number when it is installed, once for each run, so long ways through it would cost all programs time.
+range of a call in about eight steps. There is its answer, or a short block that checks an argument. Only values in
+registers are compared: memory behind a pointer can change after the check. The kernel tries a filter with every number
+when it is installed, once for each run, so long paths through it would cost all programs time.
 
-`profile` is the same table for containers, in the words of docker's profiles. `backends/docker/seccomp.json` is its
-text, for whoever calls docker by hand; a test keeps the two equal. The table is shared, the rules on arguments are
-not: the jail refuses four terminal ioctls and some of prctl and fcntl, containers two ioctls.
+`profile` is the same table for containers, in the format of docker's profiles. `backends/docker/seccomp.json` is its
+text, for calling docker by hand; a test keeps the two equal. The table is shared, the rules on arguments are not: the
+jail refuses four terminal ioctls and some of prctl and fcntl, containers two ioctls.
 """
 
 from __future__ import annotations
@@ -142,20 +142,23 @@ def build_filter(
     network: bool = False,
     landlock: int = IOCTLS_SINCE,
 ) -> bytes:
-    """Return the BPF program for `machine`, as the kernel takes it.
+    """Return the BPF program for `machine`, as the kernel takes it. Raises KeyError for a machine without a table.
 
-    `confined` is for where no namespaces stand behind the filter: then no socket can be created at all, except pairs
-    that are connected for good, and nothing that other processes share. With `one_uid`, where the guest has its user's
-    own, what changes metadata is asked for, and without control groups, which keep what is `counted`, each new process.
-    With a `network`, sockets of TCP and UDP and what they are connected to are asked for (`network_calls`).
-    `landlock` is its version, where it alone keeps files: what an old one does not handle is refused.
-    `prefork` is for a prefork jail, whose namespaces of network and IPC are used again: its pid 1 is notified of every
-    socket and every object that could leave a trace there, and of an end of which a guest gives notice. `forkable` is
-    for a session: a clone into new namespaces, with one exact set of flags, asks too. `resident` is for a sandbox that
-    lives, whose pid 1 must be able to look at each process; where it is `confined`, too, signals to others are asked
-    for (`kill_calls`). With several `users`, a netlink socket for the audit log is
-    an unknown protocol, as on a kernel without one: su and useradd give up where it is forbidden. Raises KeyError for a
-    machine without a table.
+    - `confined` is for filters without namespaces: then no socket can be created at all, except pairs that stay
+      connected, and no object that other processes share.
+    - `one_uid`: the guest has its user's own uid; calls that change metadata notify.
+    - `counted`: control groups count the guest's processes and memory. Without them the calls of `UNCOUNTED` are
+      refused, sizes of socket buffers are not changed, and with `one_uid` each new process notifies.
+    - `network`: sockets of TCP and UDP and their connections notify (`network_calls`).
+    - `landlock` is its version, where it alone protects files: accesses that an old version does not handle are
+      refused.
+    - `prefork` is for a prefork jail, which reuses its namespaces of network and IPC: its pid 1 is notified of every
+      socket and every object that could leave a trace there, and of a guest's exit notice.
+    - `forkable` is for a session: a clone into new namespaces, with one exact set of flags, notifies too.
+    - `resident` is for a sandbox that lives, whose pid 1 must be able to inspect each process; if it is `confined`,
+      too, signals to others notify (`kill_calls`).
+    - `users`: with several, a netlink socket for the audit log is an unknown protocol, as on a kernel without one: su
+      and useradd fail where it is forbidden.
     """
     names = ALLOWED[machine]
     special = _special_blocks(confined=confined, prefork=prefork)
@@ -337,9 +340,9 @@ def _special_blocks(*, confined: bool, prefork: bool) -> dict[str, Block]:
 
 
 def _connected_blocks() -> dict[str, Block]:
-    """Return what is different at level confined with a network: each socket of it is made and connected by the reaper.
+    """Return the blocks that differ at level confined with a network: the reaper makes and connects its sockets.
 
-    Options of the protocols are left as they are, and the caller is told that they were set.
+    Options of the protocols are not changed, and setting them reports success.
     """
     return {
         "socket": _socket_block(_ASKED, families=(AF_INET, AF_INET6)),
@@ -354,10 +357,10 @@ def _connected_blocks() -> dict[str, Block]:
 
 
 def _opening_blocks(landlock: int) -> dict[str, Block]:
-    """Return how files are opened where no namespaces stand behind the filter: to read them, or to write.
+    """Return the blocks for opening files where the filter has no namespaces behind it: for reading, or for writing.
 
-    For neither (mode 3), Landlock lets everybody open everything, and old ones what follows: `ioctl` on devices, such
-    as the terminals of the guest's user, and that the file is emptied. That takes no right of reading either.
+    Landlock lets every process open any file for neither (mode 3); old versions then allow `ioctl` on devices, such as
+    the terminals of the guest's user, and truncation. That takes no right of reading either.
     """
     can_shorten = landlock < LENGTHS_SINCE
     refused = (O_ACCMODE, O_ACCMODE | O_TRUNC, *([O_TRUNC] if can_shorten else []))
@@ -371,10 +374,10 @@ def _opening_blocks(landlock: int) -> dict[str, Block]:
 
 
 def _forkable_blocks(special: Mapping[str, list[Instruction]]) -> dict[str, Block]:
-    """Return what is different in a session that may be cloned.
+    """Return the blocks that differ in a session that may be cloned.
 
-    A clone has the capabilities of its own namespaces until it gives them up, and is looked at only then: so what
-    they would open in the kernel is closed here, or asked for.
+    A clone has all capabilities in its namespaces until it gives them up, and is checked only then: so kernel
+    interfaces that they would open are refused here, or notify.
     """
     exit_signal = [(BPF_AND, 0, 0, EXIT_SIGNAL_MASK), *_if_any((SIGCONT,), _deny(EPERM))]
     late = [(BPF_JEQ, 0, 3, PR_SET_PDEATHSIG), _argument(1), *_if_any((SIGCONT,), _deny(EPERM))]
@@ -426,7 +429,7 @@ _NOT_DONE: Instruction = (BPF_RET, 0, 0, errno_action(0))  # and the caller is t
 
 
 def _self_block(kind: int) -> Block:
-    """Allow a call whose first argument says what the second one names, for the caller alone."""
+    """Allow a call for the caller alone: the first argument gives the kind of id that the second one is."""
     whoever = [_argument(1), *_if_any((0,), _ALLOWED), _deny(EPERM)]
     return [_argument(0), (BPF_JEQ, 1, 0, kind), _deny(EPERM), *whoever]
 
@@ -484,7 +487,7 @@ def _socket_option_block() -> Block:
 def answered_calls(
     machine: str, *, one_uid: bool, counted: bool = True, network: bool = False
 ) -> dict[str, dict[int, str]]:
-    """Return the calls of such a filter that somebody answers: numbers and names, by module."""
+    """Return the calls of such a filter that have an answerer: numbers and names, by module."""
     names_by_module = {
         "metadata_calls": METADATA if one_uid else (),
         "task_count": FORKS if one_uid and not counted else (),
@@ -499,7 +502,7 @@ def answered_calls(
 
 
 def _ioctl_block(questions: Sequence[int], *, one_uid: bool = False) -> Block:
-    """Refuse terminal injection, what is done to file systems, and every interface ioctl but for some questions.
+    """Refuse terminal injection, changes to file systems, and every interface ioctl but for some questions.
 
     Any socket answers them, a pair's too, about the network of its namespace.
     """
@@ -534,7 +537,7 @@ LEVEL_BITS, OPTION_BITS, ALL_BITS = 9, 7, (1 << 64) - 1
 
 
 def profile() -> dict[str, Any]:
-    """Return the profile as docker takes it; what it does not name is refused with EPERM."""
+    """Return the profile as docker takes it; calls outside of it fail with EPERM."""
     names = {name for table in ALLOWED.values() for name in table} | set(BESIDES)
     plain = sorted(names - set(DECIDED_BY_ARGUMENTS))
     rules = [
@@ -609,9 +612,9 @@ def _allow(names: list[str], *arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _any_but(values: Sequence[int], index: int, bits: int) -> list[dict[str, Any]]:
-    """Return conditions of which one holds where an argument is a number of so many bits, and none of these.
+    """Return conditions; one of them holds for each number of so many bits except these values.
 
-    To ask for what is not equal would not do: all 64 bits are compared, and the kernel looks at 32.
+    "Not equal" would not do: it compares all 64 bits, and the kernel looks at 32.
     """
     conditions, halves = [], [(0, 1 << bits)]
     while halves:
@@ -624,7 +627,7 @@ def _any_but(values: Sequence[int], index: int, bits: int) -> list[dict[str, Any
 
 
 def _any_id_but_1(index: int) -> list[dict[str, Any]]:
-    """Return conditions of which one holds where the kernel takes an argument for the id of another than process 1."""
+    """Return conditions; one of them holds if the kernel takes an argument for the id of another process than 1."""
     is_even = _oci_argument(index, 1, "SCMP_CMP_MASKED_EQ", 0)
     return [is_even, *(_oci_argument(index, 1 << bit, "SCMP_CMP_MASKED_EQ", 1 << bit) for bit in range(1, ID_BITS))]
 

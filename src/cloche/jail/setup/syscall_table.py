@@ -1,7 +1,6 @@
-"""The system calls that guests may make, those that are reported, and where the table ends: numbers by machine.
+"""The system calls that guests may make, those that are reported, and the end of the table: numbers by machine.
 
-They are facts of the kernel's binary interface; x86-64 is tested, aarch64 is not. What the filter makes of them is in
-`seccomp`.
+They are facts of the kernel's binary interface; x86-64 is tested, aarch64 is not. `seccomp` makes the filter of them.
 """
 
 from __future__ import annotations
