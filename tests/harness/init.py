@@ -200,10 +200,10 @@ class Host:
     def members(self, mark):
         return [pid for pid, number in self.look() if number == mark.number]
     def note_orphan(self, pid): pass
-    def others(self):
+    def other_pids(self):
         return [pid for one in serving.processes.values() for pid in self.members(one.mark)]
     def signal_others(self, number):
-        for pid in self.others():
+        for pid in self.other_pids():
             try:
                 os.kill(pid, number)
             except ProcessLookupError:

@@ -45,7 +45,7 @@ class Lifetime:
             self.loop.call_at("idle", self._busy_at + self._idle_s, self._look)
 
     def _look(self) -> None:
-        if self._is_busy() or self.host.others():
+        if self._is_busy() or self.host.other_pids():
             self.note_use()
         if self._idle_s is not None and now() >= self._busy_at + self._idle_s:
             self.loop.stop()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
             """Take note of the end of a process that the client has not asked for."""
             ...
 
-        def others(self) -> list[int]:
+        def other_pids(self) -> list[int]:
             """Return the pids of all processes but ours."""
             ...
 
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     class Ends(Protocol):
         """End all that belongs to a process, or send it a signal, by its mark; see `tree.Ender`."""
 
-        def end(self, mark: int, done: Callable[[], None] = ...) -> None: ...
+        def end(self, mark: int, on_end: Callable[[], None] = ...) -> None: ...
         def signal(self, mark: int, number: int) -> None: ...
 
     class Mark(Protocol):

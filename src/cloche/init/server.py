@@ -171,7 +171,7 @@ class Server:
         except wire.Refused as error:
             if error.error["kind"] != "pids" or not order.get("waits"):
                 raise
-            self.most_at_once = len(self.host.others())
+            self.most_at_once = len(self.host.other_pids())
             self._wait(number, order)
 
     def _wait(self, number: int, order: dict[str, Any]) -> None:
@@ -191,7 +191,7 @@ class Server:
 
     def _has_room(self) -> bool:
         """Tell whether one more would fit that has as many processes as those that run have each."""
-        there, running = len(self.host.others()), max(1, len(self.processes))
+        there, running = len(self.host.other_pids()), max(1, len(self.processes))
         return there + -(-there // running) <= self.most_at_once or not self.processes
 
     def _start_first(self, one: _Waiting) -> None:
@@ -199,7 +199,7 @@ class Server:
             process = self.start(one.number, one.order)
         except wire.Refused as error:
             if error.error["kind"] == "pids":
-                self.most_at_once = len(self.host.others())
+                self.most_at_once = len(self.host.other_pids())
             else:
                 self.give_up(one, **error.error)
         except OSError as error:
@@ -312,7 +312,7 @@ class Server:
         self._await_gone(number, until)
 
     def _await_gone(self, number: int, until: float) -> None:
-        if now() < until and self.host.others() and number in self.channels:
+        if now() < until and self.host.other_pids() and number in self.channels:
             self.loop.call_at((number, "gone"), now() + GONE_S, lambda: self._await_gone(number, until))
         else:
             self.close(number)

@@ -29,8 +29,8 @@ AGAIN_S, MOST_ROUNDS = 0.05, 200  # between two looks at whether all that was ki
 class _Target:
     """Hold what is known of one that is to be ended."""
 
-    def __init__(self, done: Callable[[], None]):
-        self.done = done
+    def __init__(self, on_end: Callable[[], None]):
+        self.on_end = on_end
         self.rounds = MOST_ROUNDS
         self.begin()
 
@@ -72,9 +72,9 @@ class Ender:
         self._looking: Iterator[tuple[int, int]] | None = None
         self._looked_for: dict[int, _Target] = {}
 
-    def end(self, mark: int, done: Callable[[], None] = lambda: None) -> None:
+    def end(self, mark: int, on_end: Callable[[], None] = lambda: None) -> None:
         """Kill all that has a mark, now and in the turns to come, and then call `done`."""
-        self._targets[mark] = _Target(done)
+        self._targets[mark] = _Target(on_end)
         if self._looking is None:
             self._go_on()
 
@@ -124,7 +124,7 @@ class Ender:
         for mark, target in looked_for.items():
             if target.conclude() and self._targets.get(mark) is target:
                 del self._targets[mark]
-                target.done()
+                target.on_end()
 
     def signal(self, mark: int, number: int) -> None:
         """Send a signal once to all that has a mark."""

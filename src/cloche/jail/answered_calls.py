@@ -61,7 +61,7 @@ class Asked:
         if self._memory >= 0:
             posix.close(self._memory)
 
-    def word(self, index: int) -> int:
+    def argument(self, index: int) -> int:
         """Return an argument of 32 bits."""
         return self.arguments[index] & 0xFFFFFFFF
 

@@ -42,12 +42,12 @@ class CommandParent(Parent):
 
 
 class CommandGuest(Guest):
-    """Be a process that a client asks for: now, as it is `given` with the streams, or later."""
+    """Be a process that a client asks for: now, by an `early_order` with the streams, or later."""
 
-    def __init__(self, parent: CommandParent, asking: int, given: tuple[dict[str, Any], dict[int, int]] | None):
+    def __init__(self, parent: CommandParent, asking: int, early_order: tuple[dict[str, Any], dict[int, int]] | None):
         super().__init__(parent, 0, asking)
         self.link = asking  # failures are pid 1's to report
-        self.building, self.given = parent.building, given
+        self.building, self.early_order = parent.building, early_order
         self.terminal, self.serve_files = parent.terminal, parent.serve_files
         self.root_steps, self.nice = parent.root_steps, parent.nice
         self.account: dict[str, str] = {}  # variables of a user that was asked for
@@ -68,7 +68,7 @@ class CommandGuest(Guest):
 
     def _become_user(self) -> bool:
         """Become who the order says, or the sandbox's own user; tell whether that is root."""
-        name = self.given[0].get("user") if self.given is not None else None
+        name = self.early_order[0].get("user") if self.early_order is not None else None
         if name is None:
             number = group = self.spec.inside_id
             groups = [group]
@@ -76,8 +76,8 @@ class CommandGuest(Guest):
             account = accounts.find(name)
             number, group, groups = account.uid, account.gid, account.groups
             self.account = {"HOME": account.home, "USER": account.name, "LOGNAME": account.name, "SHELL": account.shell}
-        if self.given is not None and self.given[0].get("terminal") and name is not None:
-            call("fchownat", self.given[1][0], b"", number, group, AT_EMPTY_PATH)
+        if self.early_order is not None and self.early_order[0].get("terminal") and name is not None:
+            call("fchownat", self.early_order[1][0], b"", number, group, AT_EMPTY_PATH)
         if self.spec.outside is not None:
             posix.setgroups(groups)
         posix.setresgid(group, group, group)
@@ -111,7 +111,7 @@ class CommandGuest(Guest):
         perform(self.building.last, {})
 
     def _take_order(self) -> tuple[Order, list[int]]:
-        order, streams = self.given or self._await_order()
+        order, streams = self.early_order or self._await_order()
         self.order = order
         if not is_own(order):
             posix.setresuid(self.number, self.number, self.number)

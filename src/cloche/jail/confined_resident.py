@@ -1,17 +1,17 @@
 """Init of a sandbox that lives without namespaces, its supervisor, and the reaper of each of its processes.
 
-Theory of operation: there is no process namespace, so there is no pid 1 that no signal ends, and no host name to mark
-what belongs to a process. Init forks a *reaper* for each process that is asked for, and the reaper forks the guest. A
-reaper is a subreaper: whatever the guest starts stays below it, and when it has no child left (ECHILD), nothing of that
-process is left. It answers what the guest's filter asks, sends the signals, tells init how the guest ended, and goes on
-for what the guest has left behind. It ends all below it when init says so, or is gone: its link ends then.
+Theory of operation: without a process namespace no pid 1 is protected from signals, and no host name marks the
+processes of a tree. Init forks a *reaper* for each requested process, and the reaper forks the guest. A reaper is a
+subreaper: all descendants of the guest stay below it, and when it has no child left (ECHILD), the tree has ended. It
+answers the guest's filter, sends the signals, reports the guest's end to init, and continues for processes that the
+guest has left behind. It ends all below it on init's order, or when init's end of the link is closed.
 
-Who is out of whose reach: init and the reapers are outside of every guest's Landlock domain, not dumpable, and hold
-nothing that a guest is given. Each guest's domain keeps its signals to its own descendants, from Landlock's ABI 6. As
-root they have real and saved ids that no guest has, besides, so that no guest's signal reaches them on older kernels
-either; their effective id is the guests'. An ordinary user has one id, and no such sandbox on an older kernel.
+Protection: init and the reapers are outside of every guest's Landlock domain, not dumpable, and hold no descriptor of a
+guest's. Each guest's domain limits its signals to its own descendants, from Landlock's ABI 6. As root they have real
+and saved ids that no guest has, besides, so that no guest's signal reaches them on older kernels either; their
+effective id is the guests'. An ordinary user has one id, and no such sandbox on an older kernel.
 
-How a tree ends: the reaper is alone in a domain that has only scopes, and the guest's is below it, so one
+The end of a tree: the reaper is alone in a domain that has only scopes, and the guest's is below it, so one
 `kill(-1, SIGKILL)` of the reaper reaches exactly this tree, and a fork bomb does not outrun it. Without scopes the
 reaper walks its descendants, which are stopped first.
 """
@@ -57,7 +57,7 @@ class ConfinedSupervisor(ResidentSupervisor):
     def start(
         self, plan_fd: int, private_paths: list[str], owners: dict[str, tuple[int, int]] | None = None
     ) -> Callable[[], None] | None:
-        """Fork init, with an id of its own where there is one to give."""
+        """Fork init, with a separate id if root can give one."""
         if self.spec.outside is not None:
             self.init_id = self.state.claim_init_id()
         return super().start(plan_fd, private_paths, owners)
@@ -74,7 +74,7 @@ class ConfinedSupervisor(ResidentSupervisor):
         """Map no ids: there are no namespaces."""
 
     def _has_time(self, cause: str) -> bool:
-        """Have all trees ended where the folders hold too much; what is there by then may stay, to be removed."""
+        """End all trees if the folders exceed their limit; the present files are then exempt from it, to be removed."""
         if cause != "disk_limit" or self.state.folder is None:
             return super()._has_time(cause)
         self._send("exceeded", {"mark": 0, "cause": cause})
@@ -93,7 +93,7 @@ class ConfinedSupervisor(ResidentSupervisor):
         return max(sums, key=lambda pid: sums[pid], default=0)
 
     def kill(self, *, is_awaited: bool = True) -> Any:  # noqa: ANN401, ARG002 - as `Supervisor.kill`
-        """Kill init, upon which each reaper ends its tree; wait until nobody is left."""
+        """Kill init, upon which each reaper ends its tree; wait until all processes have ended."""
         if not self.reaper:
             return None
         cgroup = self.state.cgroup
@@ -137,7 +137,7 @@ class ConfinedResident(Resident):
         self.by_reaper: dict[int, ConfinedForked] = {}
 
     def _receive_from_helper(self, _: int) -> None:
-        """Do what the helper asks; sum the memory below us, which takes a guest's uid."""
+        """Handle a request of the helper's; sum the memory of all descendants, which takes a guest's uid."""
         tag, body, _fds = messages.receive(self.link)
         if tag == "sum":
             self.sum = PssSum(posix.getpid(), body["limit_bytes"])
@@ -148,15 +148,15 @@ class ConfinedResident(Resident):
     def _go_on_summing(self) -> None:
         """Look at one more process in each turn of the loop."""
         if self.sum is not None and self.sum.step():
-            found, self.sum = self.sum.result(), None
-            messages.send(self.link, "summed", found)
+            result, self.sum = self.sum.result(), None
+            messages.send(self.link, "summed", result)
         elif self.sum is not None:
             self.server.loop.call_at("sum", now(), self._go_on_summing)
 
     def _give_terminal(self, slave: int) -> None:
         """Do nothing: it is made by the guests' effective id."""
 
-    def _fork(self, given: tuple[dict[str, Any], dict[int, int]] | None) -> Forked:
+    def _fork(self, early_order: tuple[dict[str, Any], dict[int, int]] | None) -> Forked:
         ours, theirs = socketpair()
         try:
             pid = posix.fork()
@@ -168,7 +168,7 @@ class ConfinedResident(Resident):
             _signal.set_wakeup_fd(-1)
             _signal.signal(SIGCHLD, _signal.SIG_DFL)
             posix.close(ours)
-            guest: Any = CommandReaper(self, theirs, given)
+            guest: Any = CommandReaper(self, theirs, early_order)
             raise Become(guest)
         posix.close(theirs)
         self.count += 1
@@ -186,38 +186,38 @@ class ConfinedResident(Resident):
             self.server.loop.call_at(LEFT, now(), self._note_left)
 
     def look(self) -> Iterator[tuple[int, int]]:
-        """Yield nobody: reapers know who belongs to them."""
+        """Yield nothing: each reaper has the processes of its own tree."""
         return iter(())
 
-    def others(self) -> list[int]:
+    def other_pids(self) -> list[int]:
         """Return all that live below the reapers, but the guests that wait."""
-        busy = [one for one in self.forks.values() if one.pid not in self.spares]
-        return [pid for one in busy for pid in procfs.descendants(one.reaper)]
+        busy = [forked for forked in self.forks.values() if forked.pid not in self.spares]
+        return [pid for forked in busy for pid in procfs.descendants(forked.reaper)]
 
     def signal_others(self, number: int) -> None:
         """Send a signal to all but the guests that wait; that they stand still is known when this returns."""
-        busy = [one for one in self.forks.values() if one.pid not in self.spares]
+        busy = [forked for forked in self.forks.values() if forked.pid not in self.spares]
         if number == SIGKILL:
-            for one in self.forks.values():
-                one.end()
+            for busy_fork in self.forks.values():
+                busy_fork.end()
             return
-        for one in busy:
-            one.send("signal", {"number": number, "to": "tree", "answer": number == SIGSTOP})
+        for busy_fork in busy:
+            busy_fork.send("signal", {"number": number, "to": "tree", "answer": number == SIGSTOP})
         if number == SIGSTOP:
-            for one in busy:
-                one.await_said("sent")
+            for busy_fork in busy:
+                busy_fork.await_tag("sent")
 
     def hold_others(self) -> bool:
-        """Stop none: nobody is looked for."""
+        """Stop nothing: trees are not searched for here."""
         return False
 
-    def end(self, mark: int, done: Callable[[], None] = lambda: None) -> None:
+    def end(self, mark: int, on_end: Callable[[], None] = lambda: None) -> None:
         """Have the reaper end all that has this mark, and then call `done`."""
         forked = self.forks.get(mark)
         if forked is None:
-            done()
+            on_end()
         else:
-            forked.done.append(done)
+            forked.on_end.append(on_end)
             forked.end()
 
     def signal(self, mark: int, number: int) -> None:
@@ -239,7 +239,7 @@ class ConfinedResident(Resident):
             self.forks[asker].send("killed", {"errno": refusal})
 
     def _owner(self, pid: int) -> ConfinedForked | None:
-        """Return the command below whose reaper a process is: none of ours, and no guest that waits."""
+        """Return the command whose reaper is above a process, except our own programs and waiting guests."""
         for _ in range(MOST_DEEP):
             parent = parent_of(pid)
             if parent in self.by_reaper:
@@ -264,10 +264,10 @@ class ConfinedResident(Resident):
                 forked.end()
 
     def _has_left(self) -> bool:
-        return any(one.pid not in self.spares for one in self.forks.values())
+        return any(forked.pid not in self.spares for forked in self.forks.values())
 
     def is_full(self) -> bool:
-        """Tell nothing: what the folders hold is summed by the helper."""
+        """Return False: the helper sums the contents of the folders."""
         return False
 
 
@@ -282,7 +282,7 @@ class _Mark:
 
 
 class _Usage:
-    """Hold what a process used, by the names of `os.wait4`."""
+    """Hold the usage of a process, by the names of `os.wait4`."""
 
     def __init__(self, user_s: float, system_s: float, most_kib: int):
         self.ru_utime, self.ru_stime, self.ru_maxrss = user_s, system_s, most_kib
@@ -295,33 +295,33 @@ class ConfinedForked(Forked):
 
     def __init__(self, host: ConfinedResident, reaper: int, number: int, link: int):
         """Wait until the reaper has forked its guest. Raises OSError where there may be no more processes."""
-        self.reaper, self.said = reaper, ""
-        self.done: list[Callable[[], None]] = []
+        self.reaper, self.last_tag = reaper, ""
+        self.on_end: list[Callable[[], None]] = []
         self.askers: list[int] = []  # marks of the reapers that wait to hear how a signal went, in turn
         self.ended: dict[str, Any] | None = None
         self.fork_error = 0
         super().__init__(host, 0, _Mark(number), link)  # type: ignore[arg-type]
-        self.await_said("forked")
+        self.await_tag("forked")
         if not self.pid:
             self._close()
             raise OSError(self.fork_error or EIO, posix.strerror(self.fork_error or EIO))
         host.forks[number] = host.by_reaper[reaper] = self
 
-    def await_said(self, tag: str) -> None:
+    def await_tag(self, tag: str) -> None:
         """Wait until the reaper has said this, or nothing more will come of it."""
         until = monotonic() + FORK_S
-        self.said = ""
-        while self.said != tag and self.link >= 0 and monotonic() < until:
+        self.last_tag = ""
+        while self.last_tag != tag and self.link >= 0 and monotonic() < until:
             if ppoll((self.link,), until - monotonic()):  # else a signal came in between
                 self.receive()
 
     def receive(self, _: int = 0) -> None:
-        """Take what the reaper says."""
+        """Take one message of the reaper's."""
         try:
             tag, body, _fds = messages.receive(self.link)
         except BlockingIOError:
             return
-        self.said = tag
+        self.last_tag = tag
         if tag == "forked":
             self.pid, self.fork_error = body["pid"], body.get("errno", 0)
         elif tag == "failed":
@@ -342,7 +342,7 @@ class ConfinedForked(Forked):
             process.note_exit(status, usage)
 
     def note_gone(self) -> None:
-        """Take what the reaper has said last; who was told of no end by then was killed."""
+        """Take the reaper's last messages; a guest without a reported end by then was killed."""
         while self.link >= 0 and ppoll((self.link,), 0.0):
             self.receive()
         self._close()
@@ -350,12 +350,12 @@ class ConfinedForked(Forked):
         askers, self.askers = self.askers, []
         for asker in askers:
             self.host.answer_kill(asker, ESRCH)
-        done, self.done = self.done, []
-        for call in done:
+        callbacks, self.on_end = self.on_end, []
+        for call in callbacks:
             call()
 
     def conclude(self) -> dict[str, Any]:
-        """Return what it failed at before it was a program; its reaper may live on."""
+        """Return the guest's failure before its program; its reaper may live on."""
         return self.error
 
     def send(self, tag: str, body: dict[str, Any]) -> bool:
@@ -396,7 +396,7 @@ class ConfinedGuest(CommandGuest):
     """Be a process that a client asks for, by the one id that guests have here."""
 
     def _become_user(self) -> bool:
-        if self.given is not None and self.given[0].get("user") is not None:
+        if self.early_order is not None and self.early_order[0].get("user") is not None:
             raise OSError(EPERM, ONE_USER)
         self.number = self.registers.get(OUTSIDE_ID, posix.getuid())
         return False
@@ -414,10 +414,10 @@ class ConfinedGuest(CommandGuest):
 
 
 class CommandReaper:
-    """Be the parent of one guest, and of whatever that leaves behind."""
+    """Be the parent of one guest, and the subreaper of its orphans."""
 
-    def __init__(self, host: ConfinedResident, link: int, given: tuple[dict[str, Any], dict[int, int]] | None):
-        self.host, self.link, self.given = host, link, given
+    def __init__(self, host: ConfinedResident, link: int, early_order: tuple[dict[str, Any], dict[int, int]] | None):
+        self.host, self.link, self.early_order = host, link, early_order
         self.pid, self.is_scoped, self.has_ended = 0, False, False
         self.denied = 0
         self.kills: Any = None
@@ -439,7 +439,7 @@ class CommandReaper:
             self.watcher.stop()
             posix.close(self.ours)
             posix.close(self.link)
-            ConfinedGuest(self.host, theirs, self.given).become()
+            ConfinedGuest(self.host, theirs, self.early_order).become()
             return
         try:
             messages.send(self.link, "forked", {"pid": self.pid})
@@ -454,13 +454,13 @@ class CommandReaper:
                 posix._exit(1)
 
     def _confine(self) -> None:
-        """Enter a domain of our own, by whose scopes a signal to all reaches what is below, and nobody else."""
+        """Enter our own domain, whose scopes limit a signal to all to the processes below."""
         if self.host.spec.scope_abi:
             enter_scope(self.host.spec.scope_abi)
             self.is_scoped = True
 
     def _close_descriptors(self) -> None:
-        """Hold nothing whose end somebody else waits for."""
+        """Close all descriptors whose end of file another process waits for."""
         first = 3
         network = (self.host.spec.network or {}).get("link", self.link)
         for fd in sorted({self.link, self.ours, self.watcher.woken, self.watcher.wake, network}):
@@ -535,7 +535,7 @@ class CommandReaper:
             messages.send(self.link, "sent", {})
 
     def _signal_for_another(self, body: dict[str, Any]) -> None:
-        """Send a signal for another command of the sandbox; the kernel refuses us whoever is not below us."""
+        """Send a signal for another command; the kernel refuses it for processes that are not below us."""
         refusal = 0
         try:
             posix.kill(body["pid"], body["number"])
@@ -597,5 +597,5 @@ class CommandReaper:
 
 
 def _may_clone(_pid: int) -> bool:
-    """Tell that nobody may clone itself."""
+    """Refuse: no process may clone itself here."""
     return False

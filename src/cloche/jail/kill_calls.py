@@ -1,11 +1,11 @@
-"""Signals between the commands of a sandbox that lives without a process namespace, where each has a domain of its own.
+"""Signals between the commands of a sandbox that lives without a process namespace, where each has a separate domain.
 
-Landlock keeps a guest's signals to what its own command has started, and none of another command's is below the same
-reaper. So `kill` is asked for. What the kernel lets pass is let go on: it is decided by registers. Where it does not,
-init looks below which reaper the process is that is meant, and that one sends the signal, by its own right: the kernel
-keeps that to what is below it, whatever has become of the number meanwhile.
+Landlock limits a guest's signals to the descendants of its own command, and no process of another command is below the
+same reaper. So the filter notifies of `kill`. If the kernel would allow the signal, the call continues: that is decided
+by registers. Otherwise init finds the reaper above the target process, and that reaper sends the signal, by its own
+right: the kernel limits it to the processes below that reaper, even if the number was reused meanwhile.
 
-One question is put to init at a time. Others wait here, each of which is a thread of a guest's that is held.
+Init handles one question at a time. Others wait here; each holds a thread of a guest's.
 """
 
 from __future__ import annotations
@@ -30,18 +30,20 @@ class Kills:
         self._link = link
         self._waiting: list[tuple[int, bytes, dict[str, int]]] = []  # the first one is with init
 
-    def answer(self, asked: Asked) -> int:
+    def answer(self, held_call: Asked) -> int:
         """Let the call go on, or have init answer it."""
-        pid, number = (int.from_bytes(asked.word(at).to_bytes(4, "little"), "little", signed=True) for at in (0, 1))
+        pid, number = (
+            int.from_bytes(held_call.argument(index).to_bytes(4, "little"), "little", signed=True) for index in (0, 1)
+        )
         if self._is_above(pid):
             if len(self._waiting) >= MOST_WAITING:
                 raise OSError(EAGAIN, "too many signals at once")
-            self._waiting.append((asked.listener, asked.question, {"pid": pid, "number": number}))
-            asked.is_answered = True
+            self._waiting.append((held_call.listener, held_call.question, {"pid": pid, "number": number}))
+            held_call.is_answered = True
             if len(self._waiting) == 1:
                 self._ask()
         else:
-            asked.let_go_on()
+            held_call.let_go_on()
         return 0
 
     def take(self, refusal: int) -> None:

@@ -148,7 +148,7 @@ def _answerer(own: OwnFolders, name: str) -> Answerer:
     def answer(held_call: Asked) -> int:
         held = open_file(own, held_call, row)
         try:
-            row.change(b"/proc/self/fd/%d" % held, held_call, row.rest)
+            row.change(b"/proc/self/fd/%d" % held, held_call, row.first_value)
         finally:
             posix.close(held)
         return 0
@@ -158,10 +158,10 @@ def _answerer(own: OwnFolders, name: str) -> Answerer:
 
 def open_file(own: OwnFolders, held_call: Asked, row: Row) -> int:
     """Return a descriptor (O_PATH) of the file that a call is for, below an own folder."""
-    flags = held_call.word(row.flags) if row.flags else 0
+    flags = held_call.argument(row.flags) if row.flags else 0
     if flags & ~(AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH):
         raise OSError(EINVAL, "a flag that nobody knows")
-    directory = held_call.word(row.directory) if row.directory >= 0 else AT_CWD
+    directory = held_call.argument(row.directory) if row.directory >= 0 else AT_CWD
     address = held_call.arguments[row.path] if row.path >= 0 else 0
     has_path = address or not (row.is_optional or flags & AT_EMPTY_PATH)
     path = held_call.text(address) if has_path else b""
@@ -191,11 +191,13 @@ def _open_descriptor(own: OwnFolders, held_call: Asked, number: int) -> int:
 
 
 def _change_mode(file: bytes, held_call: Asked, index: int) -> None:
-    posix.chmod(file, held_call.word(index) & 0o7777)
+    posix.chmod(file, held_call.argument(index) & 0o7777)
 
 
 def _change_owner(file: bytes, held_call: Asked, index: int) -> None:
-    user, group = (-1 if new_id == SAME else new_id for new_id in (held_call.word(index), held_call.word(index + 1)))
+    user, group = (
+        -1 if new_id == SAME else new_id for new_id in (held_call.argument(index), held_call.argument(index + 1))
+    )
     posix.chown(file, user, group)
 
 
@@ -208,38 +210,38 @@ def _in_nanoseconds(file: bytes, held_call: Asked, index: int) -> None:
     _change_times(file, held_call.copy(address, 4 * WORD) if address else None)
 
 
-def _in_microseconds(file: bytes, asked: Asked, at: int) -> None:
-    address = asked.arguments[at]
+def _in_microseconds(file: bytes, held_call: Asked, index: int) -> None:
+    address = held_call.arguments[index]
     if not address:
         return _change_times(file, None)
-    words = _words(asked.copy(address, 4 * WORD))
-    if not all(0 <= word < MICROSECONDS for word in words[1::2]):
+    numbers = _numbers(held_call.copy(address, 4 * WORD))
+    if not all(0 <= number < MICROSECONDS for number in numbers[1::2]):
         raise OSError(EINVAL, "not a part of a second")
-    return _change_times(file, _packed(words[0], words[1] * 1000, words[2], words[3] * 1000))
+    return _change_times(file, _packed(numbers[0], numbers[1] * 1000, numbers[2], numbers[3] * 1000))
 
 
-def _in_seconds(file: bytes, asked: Asked, at: int) -> None:
-    address = asked.arguments[at]
+def _in_seconds(file: bytes, held_call: Asked, index: int) -> None:
+    address = held_call.arguments[index]
     if not address:
         return _change_times(file, None)
-    accessed, changed = _words(asked.copy(address, 2 * WORD))
+    accessed, changed = _numbers(held_call.copy(address, 2 * WORD))
     return _change_times(file, _packed(accessed, 0, changed, 0))
 
 
-def _words(data: bytes) -> list[int]:
-    return [int.from_bytes(data[at : at + WORD], "little", signed=True) for at in range(0, len(data), WORD)]
+def _numbers(data: bytes) -> list[int]:
+    return [int.from_bytes(data[offset : offset + WORD], "little", signed=True) for offset in range(0, len(data), WORD)]
 
 
-def _packed(*words: int) -> bytes:
-    return b"".join(number.to_bytes(WORD, "little", signed=True) for number in words)
+def _packed(*numbers: int) -> bytes:
+    return b"".join(number.to_bytes(WORD, "little", signed=True) for number in numbers)
 
 
 class Row:
-    """Name the arguments of a call that identify the file (-1 for none); those from `rest` on define the change."""
+    """Name the arguments of a call that identify the file (-1 for none); `first_value` is the first of the change."""
 
     def __init__(
         self,
-        rest: int,
+        first_value: int,
         change: Change,
         *,
         directory: int = -1,
@@ -248,7 +250,7 @@ class Row:
         follows: bool = True,
         is_optional: bool = False,
     ):
-        self.rest, self.change = rest, change
+        self.first_value, self.change = first_value, change
         self.directory, self.path, self.flags = directory, path, flags
         self.follows = follows
         self.is_optional = is_optional  # without a path the call is for a descriptor

@@ -68,7 +68,7 @@ class Sockets:
 
     def make(self, held_call: Asked) -> int:
         """Answer `socket` with a stand-in."""
-        family, kind, protocol = held_call.word(0), held_call.word(1), held_call.word(2)
+        family, kind, protocol = held_call.argument(0), held_call.argument(1), held_call.argument(2)
         of_type = {SOCK_STREAM: (SOCK_STREAM, TCP), SOCK_DGRAM: (SOCK_SEQPACKET, UDP)}.get(kind & TYPE_MASK)
         if family not in (AF_INET, AF_INET6) or of_type is None or protocol not in (0, of_type[1]):
             raise OSError(EPROTONOSUPPORT, "neither TCP nor UDP")
@@ -85,7 +85,7 @@ class Sockets:
 
     def connect(self, held_call: Asked) -> int:
         """Answer `connect`: put a connected socket in place of the stand-in, where the address is served."""
-        number, size = held_call.word(0), held_call.word(2)
+        number, size = held_call.argument(0), held_call.argument(2)
         if not LEAST_ADDRESS <= size <= MOST_ADDRESS:
             raise OSError(EINVAL, "no address")
         address = held_call.copy(held_call.arguments[1], size)
@@ -93,7 +93,7 @@ class Sockets:
         if inode not in self._stand_ins:
             raise OSError(EISCONN, "connected, or no socket of the network")
         flags = held_call.open_flags(number)
-        host, port = self._wanted(address, *self._stand_ins[inode])
+        host, port = self._served_address(address, *self._stand_ins[inode])
         guests, ours = self._pair()
         try:
             self._hand_over(ours, host, port)
@@ -106,10 +106,10 @@ class Sockets:
 
     def bind(self, held_call: Asked) -> int:
         """Answer `bind`: nothing is listened for."""
-        held_call.open_socket(held_call.word(0))
+        held_call.open_socket(held_call.argument(0))
         raise OSError(*REFUSED)
 
-    def _wanted(self, address: bytes, family: int, kind: int) -> tuple[str, int]:
+    def _served_address(self, address: bytes, family: int, kind: int) -> tuple[str, int]:
         """Return the requested address and port of a connection. Raises OSError for one that is not served."""
         if read_uint(address, 0, 2) != family:
             raise OSError(EAFNOSUPPORT, "an address of another family")

@@ -80,7 +80,7 @@ class Halt:
     def _stop_all(self) -> None:
         before: list[int] = []
         while True:
-            pids = self._found()
+            pids = self._live_pids()
             running = [pid for pid in pids if self._is_running(pid)]
             if not running and pids == before:
                 return
@@ -91,7 +91,7 @@ class Halt:
             before = [] if running else pids
             posix.sched_yield()
 
-    def _found(self) -> list[int]:
+    def _live_pids(self) -> list[int]:
         """Return all that are there now."""
         pids: list[int] = []
         for some in self._find():
@@ -119,7 +119,7 @@ class Halt:
                     fresh[pid] = posix.pidfd_open(pid)
                 except OSError:
                     pass  # it has just ended, or there are too many open: it goes on
-            live_pids = self._found() if fresh else []
+            live_pids = self._live_pids() if fresh else []
         finally:
             are_there = set(live_pids)
             for pid, fd in fresh.items():

@@ -346,7 +346,7 @@ class PreforkReaper(Parent):
         dirty_pages = None
         while True:
             watcher.renew()
-            before, is_under_load = shared_status.taken(file), shared_status.is_under_load(file)
+            before, is_under_load = shared_status.read_taken(file), shared_status.is_under_load(file)
             if dirty_pages is None:
                 dirty_pages = shared_status.read_dirty_pages(shared_status.dirty_pages(file))
             shared_status.copying.wanted = dirty_pages
@@ -414,7 +414,7 @@ class PreforkReaper(Parent):
         def look_around() -> None:
             """Check things that no program can change any more, while the kernel frees the guest's memory."""
             if not last:
-                last.extend((shared_status.taken(file), *_count_full(mounts)))
+                last.extend((shared_status.read_taken(file), *_count_full(mounts)))
 
         status = watcher.wait_for(pid, listener, look_around, lambda: not shared_status.shares_workspace(file))
         look_around()

@@ -434,7 +434,7 @@ class Resident(CommandParent):
         parent = parent_of(pid)
         return self._mark_of(parent, known_marks, depth - 1) if parent > 1 else HIDDEN
 
-    def others(self) -> list[int]:
+    def other_pids(self) -> list[int]:
         """Return all that live, but us and the guests that wait."""
         pids = [int(name) for name in posix.listdir("/proc") if name.isdigit() and name != "1"]
         return [pid for pid in pids if pid not in self.spares]

@@ -94,7 +94,7 @@ def note_taken(file: int, number: int) -> None:
     posix.pwrite(file, _pack_uints(number), _TAKEN_AT)
 
 
-def taken(file: int) -> int:
+def read_taken(file: int) -> int:
     """Return the number of the run whose orders were taken last, 0 before the first."""
     return _read_uint(posix.pread(file, 8, _TAKEN_AT), 0)
 

@@ -587,7 +587,7 @@ def taken_along(path: str, register: str) -> list[Call]:
     """
     attributes = mount_attr(READ_ONLY)
     return [
-        _found(path, "found"),
+        _kept_file(path, "found"),
         make(
             "open_tree", "found", b"", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE | AT_EMPTY_PATH, keep=register
         ),
@@ -600,13 +600,13 @@ def put_down(register: str, path: str) -> list[Call]:
     """Attach the copied mount at the same path, through no link; skipped if the path has gone."""
     flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH
     return [
-        _found(path, "found"),
+        _kept_file(path, "found"),
         make("move_mount", register, b"", "found", b"", flags),
         make("close", "found"),
     ]
 
 
-def _found(path: str, register: str) -> Call:
+def _kept_file(path: str, register: str) -> Call:
     """Keep a descriptor of the file at a path, through no link."""
     how = b"".join(number.to_bytes(8, "little") for number in (O_PATH | os.O_CLOEXEC, 0, RESOLVE_NO_LINKS))
     return make("openat2", AT_FDCWD, os.fsencode(path), how, len(how), keep=register, excuse=(ENOENT, ENOTDIR, ELOOP))

@@ -242,7 +242,7 @@ class ContainerHost:
     def note_orphan(self, pid: int) -> None:
         """Record nothing: orphans are found by their mark."""
 
-    def marked_pids(self) -> list[int]:
+    def other_pids(self) -> list[int]:
         """Return the pids of all marked processes."""
         return list(self.marker.all())
 
@@ -250,7 +250,7 @@ class ContainerHost:
         """Send a signal to all marked processes. Repeats until no new ones appear, at most `MOST_PASSES` times."""
         signalled: set[int] = set()
         for _ in range(MOST_PASSES):
-            new = set(self.marked_pids()) - signalled
+            new = set(self.other_pids()) - signalled
             if not new:
                 break
             for pid in new:
