@@ -211,7 +211,7 @@ def show_as(mime: str) -> CellMagic:
 
 
 class Captured:
-    """What a cell said instead of saying it: `stdout`, `stderr`, `outputs`; `show()` says it after all."""
+    """The captured output of a cell: `stdout`, `stderr`, `outputs`; `show()` prints and displays it."""
 
     def __init__(self, magics: Magics) -> None:
         self._display = magics.host.display
@@ -222,7 +222,7 @@ class Captured:
         return self.stdout
 
     def show(self) -> None:
-        """Say what was captured."""
+        """Print and display the captured output."""
         sys.stdout.write(self.stdout)
         sys.stderr.write(self.stderr)
         for data, metadata in self.outputs:
@@ -230,14 +230,14 @@ class Captured:
 
     @property
     def outputs(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """Return what it displayed, each a bundle and its metadata."""
+        """Return the displayed outputs, each a bundle and its metadata."""
         return [(data, metadata) for data, metadata, _ in self.shown.outputs]
 
     __call__ = show
 
 
 def capture(magics: Magics, line: str, body: str) -> None:
-    """Run a cell and keep what it says in a variable; `--no-stdout` and the like let that one through."""
+    """Run a cell and keep its output in a variable; `--no-stdout` and the like exempt that stream."""
     options, name = take_options(line, long=("no-stdout", "no-stderr", "no-display"))
     if not name and line.strip() and not line.strip().startswith("--"):
         raise UsageError(f"%%capture takes the name of a variable, not {line}")

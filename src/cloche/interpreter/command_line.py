@@ -209,7 +209,7 @@ def _run(argv: list[str], script: str | None, **streams: Any) -> tuple[int, byte
 
 
 def _start(argv: list[str], **streams: Any) -> Any:
-    """Start a program in a process group of its own. Raises UsageError when it is not there."""
+    """Start a program in a new process group. Raises UsageError if it does not exist."""
     import subprocess
 
     try:
@@ -219,7 +219,7 @@ def _start(argv: list[str], **streams: Any) -> Any:
 
 
 class _PutOff:
-    """Put interrupts off, as a block: one within `Popen` would leave a program that nobody knows of."""
+    """Defer interrupts, as a context manager: one within `Popen` would leave an untracked program."""
 
     def __enter__(self) -> None:
         import signal
@@ -282,7 +282,7 @@ def _exit_code(code: int) -> int:
 def expand(line: str, names: Mapping[str, Any]) -> str:
     """Replace `{expression}` and `$name` by their values; `{{`, `}}` and `$$` stand for the characters themselves.
 
-    What has no value here is left for the shell: `$HOME`, `${HOME}`, `{print $1}`, and any `$` in single quotes.
+    Text without a value here is left for the shell: `$HOME`, `${HOME}`, `{print $1}`, and any `$` in single quotes.
     """
     if not any(sign in line for sign in "{}$"):
         return line
@@ -298,7 +298,7 @@ def expand(line: str, names: Mapping[str, Any]) -> str:
 
 
 def _expand_one(line: str, position: int, names: Mapping[str, Any], *, is_quoted: bool) -> tuple[str, int]:
-    """Return what stands for the piece of a line that begins at `at`, and where the next piece begins."""
+    """Return the replacement of the piece of a line that begins at `position`, and the position of the next piece."""
     pair = line[position : position + 2]
     if pair in ("{{", "}}"):
         return pair[0], position + 2

@@ -1,10 +1,10 @@
-"""What programs written for notebooks expect of IPython: `get_ipython()`, and an `IPython.display` to import from.
+"""The parts of IPython that programs for notebooks expect: `get_ipython()`, and an importable `IPython.display`.
 
-Where the real IPython is installed, its `display` is led to ours as soon as it is loaded. Where it is not, a finder at
-the very end of the import system's list makes stub modules; whatever else somebody asks of them does not exist.
+If the real IPython is installed, its `display` is redirected to ours as soon as it is loaded. If not, a finder at the
+end of `sys.meta_path` makes stub modules; other attributes of them do not exist.
 
-`AfterLoading` does something to a module right after it was loaded, whenever that is: now, later, or never. It goes to
-the import system's list of finders, finds what the others find, and lets their loader call back.
+`AfterLoading` runs an action right after a module was loaded: now, later, or never. It is on `sys.meta_path`, finds the
+same spec as the other finders, and has its loader call back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class AfterLoading:
-    """A finder of nothing by itself: names of modules, and what is to be done to each."""
+    """A finder that finds no module by itself: names of modules, and the action for each."""
 
     def __init__(self, actions: dict[str, Callable[[Any], None]]) -> None:
         self.actions = actions
@@ -122,7 +122,7 @@ def install(display: Display, namespace: dict[str, Any]) -> None:
 
 
 def lead_script() -> tuple[Display, Shown]:
-    """Keep what libraries of a script display; return where they do it, and what it comes to."""
+    """Capture the displays of a script's libraries; return their `display`, and its collected outputs."""
     shown = rich.Shown()
     display = rich.Display(shown.emit, shown.clear)
     when_loaded(routes(display, None))
@@ -192,7 +192,7 @@ class Shell:
     system_raw = system_piped = system
 
     def getoutput(self, cmd: str, split: bool = True) -> command_line.SList | str:
-        """Run a command of the shell and return what it printed, as lines or as one text."""
+        """Run a shell command and return its output, as lines or as one text."""
         lines = command_line.getoutput(command_line.expand(cmd, self._scope()), self.user_ns)
         return lines if split else lines.n
 
@@ -250,7 +250,7 @@ def _set_matplotlib_formats(*formats: str, **print_options: Any) -> None:
 
 
 def routes(display: Display, shell: Shell | None) -> dict[str, Callable[[Any], None]]:
-    """Return what is to be done to libraries and the real IPython: lead what they send and ask to us."""
+    """Return the actions for libraries and the real IPython: redirect their displays and questions to ours."""
     functions = {**_display_functions(display), "set_matplotlib_formats": _set_matplotlib_formats}
     lead_display = _replacement(functions)
     shells = {} if shell is None else {"IPython.core.getipython": _replacement({"get_ipython": shell.get_ipython})}
@@ -278,13 +278,13 @@ def _replacement(functions: dict[str, Any]) -> Callable[[Any], None]:
 
 
 class StandIns:
-    """A finder and loader of modules that stand in for IPython where nothing else was found under its name."""
+    """A finder and loader of modules that replace IPython if no other finder has its name."""
 
     def __init__(self, display: Display, shell: Shell) -> None:
         self.display, self.shell = display, shell
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Offer a module of ours, unless it would lie in a package that is real."""
+        """Return the spec of our own module, unless it would lie in a package that is real."""
         del path, target
         if name not in _STAND_INS:
             return None

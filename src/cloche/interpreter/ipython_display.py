@@ -23,7 +23,7 @@ def escaped(value: object) -> str:
 
 
 def attributes(**values: Any) -> str:
-    """Return attributes of an element, those that are None left out and True without a value."""
+    """Return attributes of an element, without those that are false or None; True ones have no value."""
     pairs = [f" {name}" if value is True else f' {name}="{escaped(value)}"' for name, value in values.items() if value]
     return "".join(pairs)
 
@@ -295,7 +295,7 @@ class Image(DisplayObject):
             super().reload()
 
     def _found_format(self) -> str:
-        """Return what the data is, whatever it is called. Raises ValueError for what cannot be embedded."""
+        """Return the data's format by its content, not its name. Raises ValueError for one that cannot be embedded."""
         image_format = next((name for start, name in _SIGNATURES if bytes(self.data[:16]).startswith(start)), None)
         suffix = os.path.splitext(self.filename or "")[1].lstrip(".").lower()
         chosen = image_format or _PICTURES.get((self.format or suffix or "png").lower())

@@ -1,4 +1,4 @@
-"""The magics of one line, and the table of them: about what a session holds, about files, about how it is shown."""
+"""The magics of one line, and the table of them: about names of a session, about files, about formats."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _summary(value: Any) -> str:
 
 
 def reset(magics: Magics, line: str) -> None:
-    """Remove every name the program made. There is nobody to ask, so it is done without asking."""
+    """Remove every name the program made. No user could confirm, so it does not ask."""
     options, remainder = take_options(line, flags="fs")
     if remainder:
         raise UsageError(f"%reset takes -f and -s, not {remainder}")
@@ -158,9 +158,9 @@ def _description(value: Any, *, with_source: bool) -> list[tuple[str, str]]:
 
 
 def run_file(magics: Magics, line: str) -> None:
-    """Run a Python file as a program of its own, and take over its names; with `-i` it begins with ours.
+    """Run a Python file as a separate program, and take over its names; with `-i` it begins with ours.
 
-    `-n` lets it find another `__name__` than `__main__`, `-e` and `-t` (ignore errors, time) are not there.
+    With `-n` its `__name__` is not `__main__`; `-e` and `-t` (ignore errors, time) are not supported.
     """
     options, remainder = take_options(line, flags="in")
     arguments = split_line(remainder)
@@ -178,7 +178,7 @@ def run_file(magics: Magics, line: str) -> None:
 
 
 def _run_as_program(magics: Magics, code: Any, name: str, argv: list[str], *, begins_with_ours: bool) -> None:
-    """Run code in a module of its own, with arguments and an import path like a program's."""
+    """Run code in a new module, with arguments and an import path like a program's."""
     namespace = magics.host.namespace
     module = type(sys)(name)
     own = {"__file__": argv[0], "__name__": name, "__builtins__": sys.modules["builtins"]}

@@ -1,11 +1,11 @@
 """The magics of a session: `%name line`, `%%name line` over a cell, and all other lines that are no Python.
 
-A magic is a function of the session's `Magics`, the line, and for a cell its body. What it returns is its value. The
-tables of them are in `line_magics` and `cell_magics`.
+A magic is a function of the session's `Magics`, the line, and for a cell its body. Its result is the value. The tables
+of them are in `line_magics` and `cell_magics`.
 
 `rewrite` turns lines that are no Python (`!cmd`, `%magic`, `x = !cmd`, `obj?`) into calls; `cell_magic` finds a
-`%%magic`. A cell is compiled as it stands first, so nothing that is Python is ever touched. Where the compiler stops,
-that one line is looked at. Rewriting keeps the number of lines, so that tracebacks point to what was written.
+`%%magic`. A cell is first compiled unchanged, so valid Python is never rewritten. The line of a syntax error is tried
+as a magic. Rewriting keeps the number of lines, so that tracebacks point to the original lines.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _OBJECT = rf"{_NAME}(?:\.{_NAME}|\[[^\[\]]*\])*"
 
 
 def rewrite(source: str, lineno: int) -> str | None:
-    """Rewrite the line at `lineno` (the first is 1), and what it continues, into a call of `get_ipython()`.
+    """Rewrite the line at `lineno` (the first is 1), with its continuation lines, into a call of `get_ipython()`.
 
-    Returns the new source, or None when that line is nothing of ours.
+    Returns the new source, or None if that line is no magic.
     """
     import re
 
@@ -141,9 +141,9 @@ _NOT_EXPANDED = ("time", "timeit", "config", "pinfo", "pinfo2")
 
 
 class Magics:
-    """The magics of one session, `line` and `cell` by name, to which a program adds its own.
+    """The magics of one session, `line` and `cell` by name; a program can add its own.
 
-    `hidden` is what the session's namespace held at the beginning, which is not the program's.
+    `hidden` are the initial names of the session's namespace, which are not the program's.
     """
 
     def __init__(self, host: Host, line: Mapping[str, LineMagic], cell: Mapping[str, CellMagic]) -> None:
@@ -156,7 +156,7 @@ class Magics:
             host.display.shell.magics = self
 
     def run_line(self, name: str, line: str, scope: dict[str, Any] | None = None) -> Any:
-        """Run `%name line`; `scope` is what the line sees, the namespace when it is not given. Raises UsageError."""
+        """Run `%name line`; `scope` has the line's variables, by default the namespace. Raises UsageError."""
         if name not in self.line:
             hint = f"; there is a cell magic %%{name}, for the first line of a cell" if name in self.cell else ""
             raise UsageError(f"there is no line magic %{name}{hint}. Known: {listed('%', self.line)}")

@@ -22,7 +22,7 @@ MOST_CELLS = 1000  # that are looked through for a class
 
 
 def actions(display: Display) -> dict[str, Callable[[Any], None]]:
-    """Return what is to be done to each module once it is loaded."""
+    """Return the action for each module after its import."""
     return {
         "plotly.io._renderers": lambda module: lead_plotly(module, display),
         "bokeh.io": lambda _: lead_bokeh(display),
@@ -62,7 +62,7 @@ def _display_functions(display: Display) -> dict[str, Any]:
 
 
 def lead_bokeh(display: Display) -> None:
-    """Have bokeh's `show` display a document, also where nobody called `output_notebook`, unless it goes to a file."""
+    """Have bokeh's `show` display a document, also without a call of `output_notebook`, unless it goes to a file."""
     notebook = sys.modules["bokeh.io.notebook"]
 
     def show_document(shown: Any, state: Any, handle: Any = None) -> None:
@@ -96,7 +96,7 @@ def lead_pillow(module: Any, display: Display) -> None:
 
 
 def show_animations(module: Any) -> None:
-    """Make an animation show itself as a player of its frames, where nobody has chosen and they are not too many."""
+    """Make an animation show itself as a player of its frames, without another choice and if they are not too many."""
     settings = sys.modules["matplotlib"].rcParams
     shown = module.Animation._repr_html_
 

@@ -1,9 +1,9 @@
 """Turn the helper's interpreter into the guest's: run one script as `python script` would, and send its value.
 
-This runs with the guest's privileges, behind every wall, in a process that was started with `-I -S` and forked.
-What a script can see of that is put right here: flags, `sys.path`, standard streams, `__main__`, the environment.
-The value of the last expression goes to a pipe as one byte (`J` for JSON, `R` for a repr) and UTF-8 text; it is the
-guest's claim, so the other end bounds and checks it.
+This runs with the guest's privileges, inside all restrictions, in a process that was started with `-I -S` and forked.
+All of that which a script could see is corrected here: flags, `sys.path`, standard streams, `__main__`, the
+environment. The value of the last expression goes to a pipe as one byte (`J` for JSON, `R` for a repr) and UTF-8 text;
+it is the guest's claim, so the other end bounds and checks it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PLAIN_FLAGS = {"isolated": 0, "ignore_environment": 0, "no_user_site": 0, "no_s
 
 
 class Preloaded:
-    """Hold what a fork server, or pid 1 of a container, loaded and looked up for its forks: `preload` fills it.
+    """Hold the modules and values that a fork server, or pid 1 of a container, loaded ahead: `preload` fills it.
 
     In a process that was not forked from one it stays empty.
     """
@@ -60,9 +60,9 @@ class Preloaded:
 
 
 class Privileges:
-    """Hold what the process that starts a program hands over for it to be served.
+    """Hold the objects that the process which starts a program hands over to serve it.
 
-    All of it works with the guest's rights alone: a program that finds it in a frame of ours gains nothing.
+    All of it works with the guest's rights alone: a program that finds it in one of our frames gains nothing.
     """
 
     __slots__ = ("archive", "clone", "exit_early", "give_up", "recvmsg")
@@ -78,7 +78,7 @@ class Privileges:
 
 
 def prepare() -> Preloaded:
-    """Undo, once, what the helper's own options left behind; return what was preloaded.
+    """Undo, once, the effects of the helper's own options; return the preloaded modules.
 
     It is all that needs neither a file of the sandbox's nor orders.
     """
@@ -143,7 +143,7 @@ def set_up_paths(settings: dict[str, Any], preloaded: Preloaded) -> None:
 
 
 def lead_to_stand_ins(folder: str, archive: Any) -> None:
-    """Have imports find what stands in for /dev/shm where the sandbox has none: see `without_shm`."""
+    """Have imports find the replacements of modules that use /dev/shm, if the sandbox lacks it: see `without_shm`."""
     module: Any = type(sys)("interpreter.without_shm")
     exec(archive.code(module.__name__), module.__dict__)
     module.lead(folder)
@@ -169,7 +169,7 @@ class LibraryWatch:
         return sys.meta_path[0].find_spec(name, path, target)  # what leads them is the first now
 
     def result_value(self) -> Any:
-        """Return our module of that name, loaded where nobody has."""
+        """Return our module of that name, loaded at its first use."""
         value_module = self._preloaded.result_value
         if value_module is None:
             value_module = self._preloaded.result_value = type(sys)("interpreter.result_value")
@@ -215,14 +215,14 @@ def _run_script(
 
 
 def _send_value(fd: int, pipe: int, value: Any, watch: LibraryWatch, archive: Any) -> None:
-    """Send the caller the value and what is shown; most cold runs have neither, and load nothing for it."""
+    """Send the caller the value and the displays; most cold runs have neither, and load nothing for it."""
     if value is None and watch.display is None and "matplotlib.pyplot" not in sys.modules:
         return
     watch.result_value().send(fd, pipe, value, archive, watch)
 
 
 def reseed() -> None:
-    """Give this fork random numbers of its own, where a module does not see to it by itself."""
+    """Reseed random number generators in this fork, if modules do not do it themselves."""
     if "_ssl" in sys.modules:
         sys.modules["_ssl"].RAND_add(os.urandom(32), 32.0)
     if "numpy.random" in sys.modules:
@@ -232,24 +232,24 @@ def reseed() -> None:
 
 
 def reseed_all() -> None:
-    """Give this fork random numbers of its own, whatever was drawn or set before."""
+    """Reseed all random number generators in this fork, even those that were seeded before."""
     reseed()
     if "random" in sys.modules:
         sys.modules["random"].seed()
 
 
 def visible_paths(preloaded: Preloaded) -> list[str]:
-    """Leave out what the site module found outside and would not have found in here."""
+    """Leave out paths that the site module added outside and would not have found inside."""
     always, added = sys.path[: preloaded.built_in_paths], sys.path[preloaded.built_in_paths :]
     return [*always, *(folder for folder in added if os.path.exists(folder))]
 
 
 def finish(code: int, folder: str, preloaded: Preloaded, privileges: Privileges) -> None:
-    """End the process: threads, exit functions, streams, then the script's own objects; the rest goes unvisited.
+    """End the process: threads, exit functions, streams, then the script's own objects; the rest is not visited.
 
-    The interpreter would take every module apart, which copies most pages of a forked process for nothing. What a
-    script can tell is done: threads are joined, exit functions run, and its own modules (those of `folder`) are
-    unloaded, first as garbage, so that finalizers still find the names they use, then name by name.
+    The interpreter would take every module apart, which copies most pages of a forked process for nothing. All effects
+    that a script can observe happen: threads are joined, exit functions run, and its own modules (those of `folder`)
+    are unloaded, first as garbage, so that finalizers still find the names they use, then name by name.
     """
     if "threading" in sys.modules:
         sys.modules["threading"]._shutdown()
@@ -277,7 +277,7 @@ def unload(folder: str, preloaded: Preloaded) -> bool:
 
 
 def _flush_files() -> None:
-    """Flush what the script never closed: collecting a cycle may close a file before the buffer that writes to it."""
+    """Flush files that the script never closed: collecting a cycle may close a file before its buffer."""
     for kind in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
         for file in [tracked for tracked in gc.get_objects() if type(tracked) is kind]:
             try:
@@ -297,7 +297,7 @@ def _take_out(loaded: list[tuple[str, ModuleType]], folder: str) -> list[Any]:
 
 
 def _has_libraries(loaded: list[tuple[str, ModuleType]], preloaded: Preloaded) -> bool:
-    """Tell whether a C library may have buffers or exit functions of its own that a fork server did not bring."""
+    """Tell whether a C library that the fork server did not load may have buffers or exit functions."""
     if not preloaded.modules:
         return True
     if "ctypes" in sys.modules and (preloaded.libraries == 0 or count_libraries() != preloaded.libraries):
@@ -348,9 +348,9 @@ def _clear(namespace: dict[str, Any]) -> None:
 
 
 def _leave(code: int, exit_early: Callable[[int], None] | None, *, has_libraries: bool) -> None:
-    """Call the C library's own exit, so that its exit functions and buffers have their turn.
+    """Call the C library's own exit, so that its exit functions run and its buffers are flushed.
 
-    What a fork server loaded needs no exit function in its children; they would take libraries apart for nothing.
+    Libraries that a fork server loaded need no exit function in its children; it would take them apart for nothing.
     """
     if not has_libraries:
         if exit_early is not None and -(1 << 31) <= code < 1 << 31:
@@ -391,9 +391,9 @@ def _compile(source: bytes, path: str) -> tuple[CodeType, CodeType | None]:
 
 
 def compile_at_last_line(source: bytes, path: str) -> tuple[CodeType, CodeType] | None:
-    """Cut before the last line that begins a statement, when both parts stand alone; None when that does not show.
+    """Cut before the last line that begins a statement, if both parts are complete; None if that is not certain.
 
-    What comes before is complete by itself, and what follows is one expression: so the cut is between statements.
+    The text before it is complete by itself, and the text after it is one expression: so the cut is between statements.
     It is tried because the built-in `compile` sets up all classes of syntax trees at its first use, which takes up to
     two milliseconds. Encodings, and characters that would shift anything, are left to it; so are scripts that change
     the language.
@@ -496,10 +496,10 @@ def _stream(fd: int, mode: str, errors: str) -> Any:
 
 
 def _restore_flags() -> None:
-    """Show the flags of a plain start: programs that start their own interpreter pass on what they read here.
+    """Restore the flags of a plain start: programs that start their own interpreter pass on the flags they read here.
 
-    They are a tuple, whose items are written where they lie; a class for one item is made much faster than a function
-    of the interpreter's C interface.
+    They are a tuple, and its items are written in place; a class for one item is made much faster than a function of
+    the interpreter's C interface.
     """
     flags: Any = sys.flags
     item: Any = type("Object", (_ctypes._SimpleCData,), {"_type_": "O"})
@@ -525,7 +525,7 @@ def restore_paths(settings: dict[str, Any]) -> None:
 
 
 def _add_layers(settings: dict[str, Any], position: int) -> None:
-    """Let packages that were asked for come before those that are there, and after the interpreter's own modules."""
+    """Put requested packages before those that are present, and after the interpreter's own modules."""
     layers = settings.get("layers")
     if "executable" in settings:  # of an environment of the sandbox's own
         sys.executable = settings["executable"]

@@ -1,7 +1,7 @@
-"""What a fork server does ahead for all its forks, and each fork for the run to come. Standard library only.
+"""Work that a fork server does ahead for all its forks, and each fork for the run to come. Standard library only.
 
-`warm_up` loads and uses modules in the fork server, or in pid 1 of a container. `warm_up_fork` goes through a run of
-nothing in a guest that waits.
+`warm_up` loads and uses modules in the fork server, or in pid 1 of a container. `warm_up_fork` performs an empty run in
+a guest that waits.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _uses: list[CodeType] = []  # of what is preloaded
 
 
 def warm_up(settings: dict[str, Any]) -> dict[str, Any]:
-    """Become, in a fork server, what a plain interpreter is after its start; load and use `settings["preload"]`.
+    """Put a fork server into the state of a plain interpreter after its start; load and use `settings["preload"]`.
 
     Returns the modules that could not be loaded, with the reasons. `home` is the guest's home: the site module looks
-    for packages of the user there, and must not find the caller's. `ahead` is None, or what is known ahead of most
-    runs, whose standard input is a file, and whose output goes to pipes: their environment `env`, and the folders
-    `shown` that all of them see as they are here.
+    for packages of the user there, and must not find the caller's. `ahead` has the values that most runs will have,
+    with a file as standard input and pipes for output: their environment `env`, and the folders `shown` that all of
+    them see as they are here; or it is absent (None).
     """
     os.environ["HOME"] = settings["home"]
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))  # numpy's libraries would start threads
@@ -102,9 +102,9 @@ def _look_ahead(preloaded: oneshot.Preloaded, env: dict[str, str], shown: list[s
 
 
 def warm_up_fork() -> None:
-    """Go through a run of nothing while nothing waits: what it touches is then this process's own, and at hand.
+    """Perform an empty run while nothing waits: memory that it writes to is then this process's own, and cached.
 
-    The import path, and random numbers of one's own, serve the run too.
+    The import path, and fresh random seeds, serve the run too.
     """
     preloaded = oneshot.prepare()
     preloaded.paths = oneshot.visible_paths(preloaded)
@@ -120,7 +120,7 @@ def warm_up_fork() -> None:
 
 
 def _run_nothing(preloaded: oneshot.Preloaded) -> None:
-    """Do what a run does from its order to its end, but for exiting."""
+    """Do the work of a run from its order to its end, without exiting."""
     oneshot.set_up_paths({"path": _NOWHERE, "extra_paths": [], "customizes": False}, preloaded)
     oneshot.name_output()
     oneshot.main_module(_NOWHERE)

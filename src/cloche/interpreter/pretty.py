@@ -1,9 +1,9 @@
 """The text of a value: its `repr`, over several lines when it is long, cut when it is too long, never an exception.
 
 Theory of operation: a value is written into nested groups of words and possible breaks. A group that fits on the rest
-of its line stays there; else each of its own breaks becomes a new line, and the groups inside decide for themselves.
-The writer stops after a number of characters, so a list of lists of millions costs no more than its beginning.
-The printer has the methods that `_repr_pretty_(printer, cycle)` of other people's classes calls.
+of its line stays there; else each of the group's breaks becomes a new line, and the groups inside decide for
+themselves. The writer stops after a number of characters, so a list of lists of millions costs no more than its
+beginning. The printer has the methods that `_repr_pretty_(printer, cycle)` of other people's classes calls.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Printer:
             writer(self, value)
 
     def _lines(self, text: str) -> None:
-        """Write what has lines of its own, each at the indentation of this place."""
+        """Write text of several lines, each at the indentation of this place."""
         lines = text.split("\n")
         self.text(lines[0])
         for line in lines[1:]:
@@ -140,7 +140,7 @@ class Printer:
             self.text(line)
 
     def items(self, opened: str, values: Iterable[Any], closed: str, write: Callable[[Any], None]) -> None:
-        """Write what a container holds, as far as there is room."""
+        """Write the items of a container, as far as there is room."""
         with self.group(len(opened), opened, closed):
             for index, value in enumerate(values):
                 if index:
@@ -152,7 +152,7 @@ class Printer:
                 write(value)
 
     def pair(self, pair: tuple[object, object]) -> None:
-        """Write a key and what it stands for."""
+        """Write a key and its value."""
         self.pretty(pair[0])
         self.text(": ")
         self.pretty(pair[1])

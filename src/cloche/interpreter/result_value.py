@@ -1,7 +1,7 @@
-"""Send the caller the value of a script's last expression, and how it and the script's figures look.
+"""Send the caller the value of a script's last expression, and the displays of it and of the script's figures.
 
-One pipe carries it: a byte that says what comes (`J` for JSON, `R` for a repr), and UTF-8 text. Where there is
-something to be seen, the byte is `F`, and frames as a session sends them follow, with the value in the last one.
+One pipe carries it: a byte for the kind (`J` for JSON, `R` for a repr), and UTF-8 text. With displays, the byte is `F`,
+and frames as a session sends them follow, with the value in the last one.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _LOOKS = (
 
 
 def send(fd: int, pipe: int, value: Any, archive: Any, watch: Any) -> None:
-    """Send a value unless it is None, and what there is to see; the script may have closed the pipe.
+    """Send a value other than None, and the displays; the script may have closed the pipe.
 
-    `pipe` is the inode of the pipe: the script may have opened something else under its number. `archive` finds our
-    own modules, which the script's do not see; `watch` has what libraries have displayed, if any did.
+    `pipe` is the inode of the pipe: the script may have opened another file under its number. `archive` finds our own
+    modules, which the script's do not see; `watch` has the displays of libraries, if any.
     """
     text = as_json(value, 0)
     has_look = text is None and any(hasattr(type(value), name) for name in _LOOKS)
@@ -95,13 +95,13 @@ def _with_looks(value: Any, has_look: bool, data: bytes, archive: Any, watch: An
 
 
 class Room:
-    """Count what one script or cell shows, and take no more than the caller keeps."""
+    """Count the outputs of one script or cell, and accept no more than the caller keeps."""
 
     def __init__(self) -> None:
         self.left, self.left_bytes, self.left_parts, self.is_cut = MAX_SHOWN, MAX_SHOWN_BYTES, MAX_PARTS, False
 
     def is_half_left(self) -> bool:
-        """Tell whether there is room for what may be replaced soon, and then for as much again."""
+        """Tell whether there is room for an output that may be replaced soon, and then for as much again."""
         bounds = (self.left, MAX_SHOWN), (self.left_bytes, MAX_SHOWN_BYTES), (self.left_parts, MAX_PARTS)
         return all(remaining > bound // 2 for remaining, bound in bounds)
 

@@ -1,11 +1,11 @@
-"""Rich results: what a value looks like in each of the formats it offers, `display`, and the figures of matplotlib.
+"""Rich results: a value in each of its formats, `display`, and the figures of matplotlib.
 
 A bundle is a dict of MIME type to content: bytes for pictures and the like, text for everything else, JSON as text;
-`as_text` makes it what JSON can hold. Asking a value runs its own code, so whatever that raises is printed and the
-other formats go on.
+`as_text` makes it valid JSON. Formatting a value runs its own code, so its exceptions are printed and the other formats
+go on.
 
 Figures of matplotlib are drawn as in notebooks, sent when a cell ends or shows them, then closed. Nothing here imports
-matplotlib. Figures are found in pyplot's own table, so it does not matter which backend a program chose; only
+matplotlib. Figures are found in pyplot's own table, so they do not depend on the backend that a program chose; only
 `pyplot.show`, which would warn that there is no window, is replaced.
 """
 
@@ -173,9 +173,9 @@ def _send_one(figure: Any, send: Send) -> None:
 
 
 def choose_backend(matplotlib: Any) -> None:
-    """Choose the backend that draws without a screen, unless somebody chose one: looking for others takes long.
+    """Choose the backend that draws without a screen, unless the program chose one: looking for others takes long.
 
-    Settings that were made before matplotlib was there are made now.
+    Settings that were made before matplotlib was loaded are applied now.
     """
     chosen = dict.__getitem__(matplotlib.rcParams, "backend")
     if not isinstance(chosen, str) and not os.environ.get("MPLBACKEND"):
@@ -296,7 +296,7 @@ def _method(value: object, name: str) -> Callable[..., Any] | None:
 
 
 def _call(method: Callable[..., Any], **options: Any) -> Any:
-    """Return what a value says of itself, or None when it fails."""
+    """Return the result of one of a value's format methods, or None when it fails."""
     try:
         return method(**options)
     except NotImplementedError:  # by custom, how an object says that it has not this format
@@ -347,7 +347,7 @@ def _draw(figure: Any, data: dict[str, Any], metadata: Metadata) -> None:
 
 
 def _cleaned(data: dict[Any, Any], metadata: dict[Any, Any]) -> tuple[Bundle, Metadata]:
-    """Return only what a bundle may hold, within its size."""
+    """Return only allowed content of a bundle, within its size."""
     clean: Bundle = {}
     for mime, content in data.items():
         try:
@@ -428,7 +428,7 @@ def _integer(digits: str) -> int:
 
 
 class Shown:
-    """Keep what was displayed, as it stands: an update replaces all that has its id, `clear_output` removes all."""
+    """Keep the displayed outputs: an update replaces all of its id, `clear_output` removes all."""
 
     def __init__(self) -> None:
         self.outputs: list[Entry] = []
@@ -466,7 +466,7 @@ class DisplayHandle:
         self._display.display(value, **{**options, "display_id": self.display_id})
 
     def update(self, value: object, **options: Any) -> None:
-        """Replace what is shown here."""
+        """Replace the output shown here."""
         self._display.update_display(value, **{**options, "display_id": self.display_id})
 
 
@@ -566,7 +566,7 @@ class Display:
         )
 
     def update_display(self, value: Any, *, display_id: object, **options: Any) -> None:
-        """Replace what is shown at a place."""
+        """Replace the output shown at a place."""
         self.display(value, **{**options, "display_id": display_id, "update": True})
 
     def clear_output(self, wait: bool = False) -> None:
@@ -589,7 +589,7 @@ class Display:
         self._send(*_cleaned({"text/plain": text_of(figure), **pictures}, metadata), None)
 
     def flush_figures(self) -> None:
-        """Do what a cell ends with: the functions registered for it, what waits to be sent, open figures."""
+        """Finish a cell: call the functions registered for it, send pending outputs and open figures."""
         if self.shell is not None:
             self.shell.events.trigger("post_execute")
         held, updates = self._held, self._updates

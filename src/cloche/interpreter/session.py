@@ -1,9 +1,9 @@
-"""A live session: run one cell after the other in one interpreter, and say what came of each.
+"""A live session: run one cell after the other in one interpreter, and report the result of each.
 
-This runs with the guest's privileges, behind every wall. Requests come on a link, answers go to a pipe, which carries
-no descriptors. Both are frames: four bytes of length, most significant first, and a JSON object. Whatever a cell
-prints goes to the standard streams and is there before the answer that ends it. The other end believes nothing of
-what it receives.
+This runs with the guest's privileges, inside all restrictions. Requests come on a link, answers go to a pipe, which
+carries no descriptors. Both are frames: four bytes of length, most significant first, and a JSON object. All that a
+cell prints goes to the standard streams and is there before the answer that ends it. The other end trusts nothing that
+it receives.
 
 A cell is compiled as a script whose last expression is its value, with `await` allowed at its top level. Where that
 fails at a line that begins with `!` or `%`, the line is rewritten (see `magics`) and it is tried again.
@@ -53,7 +53,7 @@ TOO_DEEP = "namespaces that are nested as deep as the kernel lets them be; go on
 
 
 class Cell:
-    """Hold what came of one cell; `exit_code` is what a script's would have been."""
+    """Hold the result of one cell; `exit_code` is that of an equal script."""
 
     def __init__(self) -> None:
         self.exit_code = 0
@@ -127,7 +127,7 @@ class Session:
                 _keep(request["path"], request["text"])
 
     def _fork(self, request: dict[str, Any]) -> None:
-        """Clone this process, and go on in both; in the clone when it has namespaces and mounts of its own."""
+        """Clone this process, and go on in both; in the clone when it has its namespaces and mounts."""
         _, fds = self._privileges.recvmsg(self.link, 1, session_fork.CLONE_FDS)
         try:
             self.tasks.close()
@@ -146,7 +146,7 @@ class Session:
         self._begin_as_clone(plan)
 
     def _look_around(self, fds: list[int]) -> list[session_fork.OpenFile]:
-        """Return the files to open again in a clone, or raise what cannot be cloned; between cells nothing changes."""
+        """Return the files to open again in a clone, or raise the obstacles; between cells nothing changes."""
         if self.files is None:
             obstacles, files = session_fork.look_for_obstacles({self.link, self.answers, *fds}, self.clones)
             self.files = None if obstacles else files
@@ -204,8 +204,8 @@ class Session:
     def receive(self) -> dict[str, Any] | None:
         """Wait for a frame; None when the other end is gone.
 
-        Tasks of the event loop go on meanwhile. Who sleeps in `poll` is not woken, as in `read`, when the other end
-        takes what was sent.
+        Tasks of the event loop go on meanwhile. Unlike one in `read`, a thread in `poll` is not woken when the other
+        end reads sent data.
         """
         if self._runs_tasks:
             self.tasks.wait()
@@ -230,7 +230,7 @@ class Session:
                 return data
 
     def _on_interrupt(self, _number: int, frame: FrameType | None) -> None:
-        """Interrupt a cell, when it has said what it says, or as it begins; between two there is nothing to interrupt.
+        """Interrupt a cell, after its current message, or as it begins; between two there is nothing to interrupt.
 
         A cell is on the link before it is interrupted. A task that keeps it waiting there is interrupted, too.
         """
@@ -260,7 +260,7 @@ class Session:
         return answer
 
     def _value(self, cell: Cell) -> dict[str, Any]:
-        """Return what is to be sent of a cell's value: itself as far as JSON goes, or a repr; and how it looks."""
+        """Return the message of a cell's value: itself as far as JSON goes, or a repr; and its displays."""
         text = result_value.as_json(cell.value, 0)
         shown_value: dict[str, Any] = {}
         if cell.data is not None:
@@ -272,7 +272,7 @@ class Session:
         return {**shown_value, "value_repr": str(shown)[: result_value.MAX_VALUE_BYTES]}
 
     def _run(self, code: str) -> Cell:
-        """Run a cell to its end, whatever that is; errors are printed as the interpreter prints them."""
+        """Run a cell to any end; errors are printed as the interpreter prints them."""
         cell = Cell()
         self.count += 1
         self.history.append(code)
@@ -346,7 +346,7 @@ class Session:
         return self._evaluate(second)
 
     def _parse(self, code: str, name: str) -> tuple[Any, str]:
-        """Return the syntax tree and its source, in which lines of other languages are rewritten."""
+        """Return the syntax tree and its source, with lines of other languages rewritten."""
         for _ in range(MOST_REWRITES):
             try:
                 flags = ONLY_AST | TOP_LEVEL_AWAIT | self.flags
@@ -422,7 +422,7 @@ class Session:
 
 
 class Counted(io.FileIO):
-    """A standard stream's file that counts what was written to it, for clear_output."""
+    """A standard stream's file that counts the bytes written to it, for clear_output."""
 
     written = 0
 
@@ -449,7 +449,7 @@ def _printed() -> list[int]:
 
 
 class NoInput:
-    """Stand for standard input, which a session has none of: say so instead of pretending that it is at its end."""
+    """A session's missing standard input: reading raises an error instead of pretending end of file."""
 
     encoding, errors, closed, name = "utf-8", "strict", False, "<stdin>"
     said = "a session has no standard input; pass data as a variable or as a file"
@@ -493,7 +493,7 @@ _reader: Any = json.JSONDecoder()
 
 
 def _from_json(text: str) -> Any:
-    """Return what a text spells that begins with its object."""
+    """Return the object that a JSON text begins with."""
     return _reader.scan_once(text, 0)[0]
 
 
@@ -509,7 +509,7 @@ def _message(error: BaseException) -> str:
 
 
 def _keep(path: str, text: str) -> None:
-    """Write a file where there is none; who cannot has none."""
+    """Write a file if it does not exist; without the right to, leave it missing."""
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "x") as file:

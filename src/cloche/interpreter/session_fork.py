@@ -1,11 +1,11 @@
-"""Clone this process into a jail of its own, with all its memory: the guest's part of a fork and of a checkpoint.
+"""Clone this process into a new jail, with all its memory: the guest's part of a fork and of a checkpoint.
 
-The clone is pid 1 of new namespaces in which nothing is its own yet. It releases everything that is its parent's,
-says so, and waits until somebody outside has given it ids, files and limits. Then it forks: the child goes on as the
-session, and pid 1 waits for it, as the process that started the first interpreter does. Whatever could not be
-cloned is found and named before anything happens.
+The clone is pid 1 of new namespaces that are still empty. It releases everything that is its parent's, reports that,
+and waits until the helper outside has given it ids, files and limits. Then it forks: the child goes on as the session,
+and pid 1 waits for it, as the process that started the first interpreter does. Obstacles to a clone are found and named
+before anything happens.
 
-What is checked here is a service to honest programs. That nothing is shared is checked again from outside.
+The checks here are a service to honest programs. That nothing is shared is checked again from outside.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class OpenFile:
 
 
 def look_for_obstacles(ours: set[int], clones: set[int]) -> tuple[list[str], list[OpenFile]]:
-    """Return what cannot be cloned, in words, and the files that can.
+    """Return the obstacles to a clone, in words, and the files that can be cloned.
 
     `ours` are descriptors of the session itself, and `clones` earlier ones, which are its children.
     """
@@ -79,7 +79,7 @@ def look_for_obstacles(ours: set[int], clones: set[int]) -> tuple[list[str], lis
 
 
 def _judge(fd: int, files: list[OpenFile]) -> str:
-    """Say what is wrong with an open descriptor; take note of it when it is a file that can be opened again."""
+    """Return the problem with an open descriptor; note it if it is a file that can be opened again."""
     path = os.readlink(f"/proc/self/fd/{fd}")
     kind = os.fstat(fd).st_mode & KIND
     if kind in (REGULAR, DIRECTORY, CHARACTER) and path.startswith("/"):
@@ -106,7 +106,7 @@ def _threads() -> list[str]:
 
 
 def _timers() -> list[str]:
-    """Name interval timers that run: a clone has none, a process that stands still is hit when it goes on.
+    """Name running interval timers: a clone has none, and a stopped process gets their signals at its resumption.
 
     There are no others: a session's filter refuses `timer_create`, and a timer with a descriptor is found by that.
     """
@@ -133,7 +133,7 @@ def _name(pid: str) -> str:
 
 
 def _mappings() -> list[str]:
-    """Name memory that is shared with whoever else maps it, and mapped files of these mounts."""
+    """Name memory that is shared with other processes, and mapped files of these mounts."""
     problems: list[str] = []
     maps = _read("/proc/self/maps")
     if _are_all_private(maps):
@@ -150,7 +150,7 @@ def _mappings() -> list[str]:
 
 
 def _device(path: str) -> str:
-    """Return a file system's number as the list of mappings has it: what the host shows below a path has another."""
+    """Return a file system's number as /proc/self/maps has it: paths of the host have another number in `stat`."""
     number = os.stat(path).st_dev
     return f"{os.major(number):02x}:{os.minor(number):02x}"
 
@@ -176,7 +176,7 @@ def _read(path: str) -> str:
 
 
 class Clone:
-    """Be what a clone of this process needs to know: its own streams, answers and link, and what to open again.
+    """Hold the data for a clone of this process: its own streams, answers and link, and the files to open again.
 
     `ends` are the parent's answers and link, whose numbers those of the clone take over.
     """

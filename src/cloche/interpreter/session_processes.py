@@ -1,10 +1,10 @@
-"""Functions and classes of cells on their way to other processes: refused where they could not arrive.
+"""Functions and classes of cells that are sent to other processes: refused where they could not be loaded.
 
 Theory of operation: `multiprocessing` sends a function by its name. A process that was forked has the cells' names; one
-that was started by `spawn` or `forkserver` has an empty `__main__`, fails at the name and ends, and whoever waits for
-its result, as `Pool` does, waits for ever. So what goes to such a process is looked at as it is pickled: what a process
-is started with, and what is put into a queue that such a process was started with. `concurrent.futures` uses the same
-queues. The processes that joblib starts itself (loky) get functions by value, which is none of this.
+that was started by `spawn` or `forkserver` has an empty `__main__`, fails at the name and ends, and a waiter for its
+result, such as `Pool`, waits for ever. So objects are checked as they are pickled for such a process: its start
+arguments, and items of queues that it was started with. `concurrent.futures` uses the same queues. The processes that
+joblib starts itself (loky) get functions by value, so they are not concerned.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FUNCTION = type(lambda: None)
 
 
 def actions() -> dict[str, Callable[[Any], None]]:
-    """Return what is to be done to modules when they are loaded."""
+    """Return the actions for modules after their import."""
     return {
         "multiprocessing.reduction": _lead_pickler,
         "multiprocessing.connection": _lead_connection,
@@ -61,7 +61,7 @@ def _for(writer: Any, send: Callable[..., Any], *arguments: Any) -> None:
 
 
 def _lead_queues(module: Any) -> None:
-    """Note which queues a new interpreter was started with, and what is pickled for each."""
+    """Note which queues a new interpreter was started with, and check objects that are pickled for each."""
     for queue in (module.Queue, module.SimpleQueue):
         _lead_state(queue)
     put = _original(module.SimpleQueue, "put")
@@ -121,7 +121,7 @@ def _goes_to_new_interpreter() -> bool:
 
 
 def _refuse(value: Any) -> Any:
-    """Let everything be pickled as it is, but for what a cell has defined."""
+    """Pickle every object normally, except functions and classes of a cell."""
     if isinstance(value, (_FUNCTION, type)) and value.__module__ == "__main__" and "<" not in value.__qualname__:
         main = sys.modules["__main__"]
         if getattr(main, "__file__", None) is None and getattr(main, "__spec__", None) is None:

@@ -1,10 +1,10 @@
-"""The event loop of a session: what a cell's own code finds as the running loop, and tasks that go on between cells.
+"""The event loop of a session: the running loop for a cell's own code, and tasks that go on between cells.
 
-Theory of operation: there is one loop, made when it is first asked for. It runs while a cell awaits, and while the
-session waits for its next request: the link is one more descriptor that the loop waits for, which stops it. During a
-cell that does not await it stands still, and no loop runs, so that libraries that run one of their own work. Only code
-of the cells themselves, which is known by its global namespace, is told of the session's loop in that time.
-`asyncio` is never loaded for this: its functions are led here when somebody else has loaded it.
+Theory of operation: there is one loop, made at its first use. It runs while a cell awaits, and while the session waits
+for its next request: the link is one more descriptor of the loop, which stops it. During a cell that does not await the
+loop is stopped, and no loop is running, so that libraries that run one themselves work. Only code of the cells
+themselves, recognised by its global namespace, sees the session's loop in that time. This module never loads `asyncio`:
+its functions are redirected here when a program has loaded it.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Tasks:
         return self.loop is not None and not self.loop.is_closed()
 
     def open(self) -> Any:
-        """Return the loop; made, and set as the current one, where there is none."""
+        """Return the loop; if it does not exist, make it and set it as the current one."""
         if not self.is_open:
             import asyncio
 
@@ -144,7 +144,7 @@ class Tasks:
     def has_work(self) -> bool:
         """Tell whether something may happen in the loop: by a task, a callback, a descriptor, or another thread.
 
-        It is asked after each cell, and notes which loop that has left as the running one: not its own, where an
+        It is called after each cell, and notes which loop that has left as the running one: not the session's, where an
         interrupt came in between.
         """
         if self._asyncio is not None:
@@ -248,7 +248,7 @@ def _replace(module: Any, name: str, wrap: Callable[[Callable[..., Any]], Callab
 
 
 def _report(error: BaseException) -> None:
-    """Print what a task ended with, and leave no frames of ours for whoever prints it again."""
+    """Print a task's exception, without our own frames for a later print."""
     try:
         report(error)
         error.__traceback__ = without_ours(error.__traceback__)
@@ -257,7 +257,7 @@ def _report(error: BaseException) -> None:
 
 
 def _name(task: Any) -> str:
-    """Return what a task is called, in characters that do nothing to a terminal."""
+    """Return a task's name, in characters that do nothing to a terminal."""
     try:
         coroutine = task.get_coro()
         name = f"{task.get_name()} ({getattr(coroutine, '__qualname__', type(coroutine).__name__)})"[:200]

@@ -1,7 +1,7 @@
-"""Write the run's own output line by line, do what the module does that this one hides, and find layers of packages.
+"""Write the run's own output line by line, do the work of the module that this one hides, and find layers of packages.
 
-It is sent into a sandbox as text: every interpreter that starts there finds it by PYTHONPATH, whatever its version, and
-its programs find neither it nor its folder. `CLOCHE_OUTPUT` has device and inode of a run's output and errors.
+It is sent into a sandbox as text: every interpreter that starts there, of any version, finds it by PYTHONPATH, and its
+programs find neither it nor its folder. `CLOCHE_OUTPUT` has device and inode of a run's output and errors.
 
 `CLOCHE_LAYERS` has the folders of layers. They come after the interpreter's own modules and before packages that are
 there, as in a virtual environment, and once `sitecustomize` and `usercustomize` are over: those of a layer never run.

@@ -1,4 +1,4 @@
-"""Find modules that stand in for those by which Python's libraries use /dev/shm, where a sandbox has none of its own.
+"""Find replacements of the modules through which Python's libraries use /dev/shm, for a sandbox without it.
 
 That is level `confined`: no sandbox may see the host's. The modules lie in the folder of `sitecustomize`, which runs
 this, as the interpreter does that runs scripts and cells itself.
@@ -44,5 +44,5 @@ def _paths() -> Any:
 
 
 def lead(folder: str) -> None:
-    """Have imports find what stands in."""
+    """Have imports find the replacements."""
     sys.meta_path.insert(0, StandIns(folder))

@@ -1,7 +1,7 @@
 """Semaphores in files among the sandbox's temporary ones, with the class of the module that this one hides.
 
-The C library makes named semaphores in /dev/shm alone. What they are is a `sem_t` in shared memory, and the library
-works with one wherever it lies.
+The C library makes named semaphores in /dev/shm alone. Each is a `sem_t` in shared memory, and the library accepts one
+in any file.
 """
 
 from __future__ import annotations
