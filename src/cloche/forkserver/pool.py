@@ -1,11 +1,10 @@
-"""Warm slots, ready before they are asked for: how many, which is a pure plan, and the pool that carries it out.
+"""Warm slots, ready before a run needs them: how many, which is a pure plan, and the pool that carries it out.
 
-Theory of operation: a slot is a helper, forked from a fork server (`Template`), with a control group and an outside id
-of its own. It builds a jail ahead, and another as soon as one was used; a jail is used once, a slot often. `plan`
-decides how many there are, without I/O or a clock; the pool does what it says, under a lock that is never held while
-anything waits: all it does are messages that need no answer. A slot leaves the pool while a run uses it and comes back
-only when that run left nothing behind. Threads and event loops share one pool; a forked child of the caller starts
-without.
+Theory of operation: a slot is a helper, forked from a fork server (`Template`), with its own control group and outside
+id. It builds a jail ahead, and another as soon as one was used; a jail is used once, a slot often. `plan` decides how
+many there are, without I/O or a clock; the pool performs the plan under a lock that is never held during a wait: all
+its actions are messages that need no answer. A slot leaves the pool while a run uses it and comes back only when that
+run left nothing behind. Threads and event loops share one pool; a forked child of the caller starts without.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ IDLE_S = 30.0
 class Demand:
     """Describe a pool at one moment. Sizes are in bytes, times in seconds.
 
-    `idle` and `busy` count slots; `peak` is how many were busy at once of late; `least` is how many shall be ready
-    whatever comes, `most` how many there may be, `slot_bytes` what one may add.
+    `idle` and `busy` count slots; `peak` is how many were busy at once of late; `least` is the smallest number to keep
+    ready, `most` the largest number of slots, `slot_bytes` the memory that one more may take.
     """
 
     idle: int
@@ -130,13 +129,13 @@ class Pool:
         self._timer: threading.Timer | None = None
 
     def start(self) -> None:
-        """Start the fork server when there is none, now and from now on; returns at once."""
+        """Start the fork server unless it runs, now and from now on; returns at once."""
         with self._lock:
             self._has_begun = True
             self._have_template()
 
     def start_soon(self) -> None:
-        """Do that in a moment, or as soon as a slot is asked for; again, at once."""
+        """Start it in a moment, or at the first request for a slot; returns at once."""
         with self._lock:
             if self._has_begun:
                 self._have_template()
@@ -185,7 +184,7 @@ class Pool:
             if self._is_closed or is_worn or slot.template.is_gone or slot.template is not self._template:
                 self._close(slot)
             else:
-                slot.rest()
+                slot.note_unused()
                 self._idle.append(slot)
             self._follow_plan()
 
@@ -226,7 +225,7 @@ class Pool:
             self._template.forget()
 
     def _have_template(self) -> Template | None:
-        """Return the fork server, started where there is none; a worn one is replaced and lives on in its slots."""
+        """Return the fork server, started if it does not run; a worn one is replaced and lives on in its slots."""
         if self._is_closed:
             return None
         template = self._template
@@ -252,9 +251,9 @@ class Pool:
         return self._template
 
     def _choose(self, key: Hashable, level: str) -> Slot | None:
-        """Take the idle slot that fits best and is well: one with a guest that waits, else the one that rested most.
+        """Take the idle slot that fits best and is well: one with a guest that waits, else the longest unused.
 
-        A helper keeps to the level that it has begun with: what it makes outside of namespaces depends on that.
+        A helper keeps to its first level: the objects that it makes outside of namespaces depend on that.
         """
         # As nearly always, the last one that was in use; where nobody knows if a guest waits, the one that rested most.
         for slot in reversed(self._idle) if level == "jail" else list(self._idle):
@@ -277,7 +276,7 @@ class Pool:
         return None
 
     def _open(self, template: Template) -> Slot | None:
-        """Let the fork server fork a helper with a control group of its own."""
+        """Let the fork server fork a helper with a new control group."""
         name = self._group_name()
         folders = {controller: f"{folder}/{name}" for controller, folder in self._folders.items()}
         cgroup = {"version": self._version, "folders": folders} if self._version else None
@@ -288,7 +287,7 @@ class Pool:
         return Slot(link, cgroup, template)
 
     def _build_ahead(self, slot: Slot) -> None:
-        """Let a new slot build what was wanted last."""
+        """Let a new slot build the last requested jail."""
         try:
             if self._latest is not None:
                 self._latest.prepare(slot)
@@ -357,7 +356,7 @@ class Pool:
             self._close(slot)
 
     def _tidy(self) -> None:
-        """Look at the plan again when nobody calls: what was needed once is not kept for ever."""
+        """Apply the plan again without a caller: unused slots are not kept for ever."""
         with self._lock:
             self._timer = None
             if not self._is_closed:
@@ -365,7 +364,7 @@ class Pool:
 
 
 def free_memory_bytes() -> int:
-    """Return what the kernel says could still be had, in bytes."""
+    """Return the kernel's estimate of available memory, in bytes."""
     with open("/proc/meminfo", encoding="ascii") as file:
         for line in file:
             if line.startswith("MemAvailable:"):

@@ -1,11 +1,11 @@
-"""One slot of the pool, the fork server that it comes from, and the handoff socket of its prefork jail.
+"""One slot of the pool, its fork server, and the handoff socket of its prefork jail.
 
 `Template` is the caller's end of a fork server: start it, let it fork helpers, end it. `HandoffSocket` is the caller's
-end of the socket from which the guests of a prefork jail take their orders, and on which their ends are reported.
-`Slot` holds a helper and what is known of it: the jail that it built, its control group's figures, its quota.
+end of the socket that gives the guests of a prefork jail their orders, and reports their ends. `Slot` holds a helper
+and its state: the jail that it built, its control group's figures, its quota.
 
-Sending never waits, so it may be done from any thread and any event loop; only `HandoffSocket.wait` waits, for
-as long as its argument says.
+Sending never waits, so it may be done from any thread and any event loop; only `HandoffSocket.wait` waits, for as long
+as its argument says.
 """
 
 from __future__ import annotations
@@ -125,10 +125,10 @@ _generations = itertools.count(1, 1 << 32)  # with room for the prefork jails of
 class HandoffSocket:
     """Hold the handoff socket, whose other end a helper hands to one prefork jail after the other, by `generation`.
 
-    No two prefork jails of this process have the same number: a later one has a higher one, at whatever socket.
+    No two prefork jails of this process have the same number: a later one has a higher one, at any socket.
 
-    A guest that is ready waits at it: `seconds` are those that its jail took to build, step by step. With it
-    comes a shared status, for all its prefork jails. Raises OSError.
+    A guest that is ready waits at it: `seconds` are those that its jail took to build, step by step. With it comes a
+    shared status, for all its prefork jails. Raises OSError.
     """
 
     def __init__(self) -> None:
@@ -153,7 +153,7 @@ class HandoffSocket:
 
     @property
     def other_ends(self) -> tuple[int, int, int]:
-        """Return what is for the helper, which keeps copies: the socket's other end, the shared status, its timer."""
+        """Return the helper's ends, which keeps copies: the socket's other end, the shared status, its timer."""
         return self._theirs.fileno(), self._status, self._timer
 
     def hand_over(self) -> None:
@@ -173,10 +173,10 @@ class HandoffSocket:
     ) -> None:
         """Send the orders of run `number`, which a guest of the present jail takes and no other. Raises OSError.
 
-        The helper looks at it when it may have lasted too long to be left alone. It builds anew, or waits to be told
-        to, where this run turns out to be the last one in its jail. Where this process `is_under_load`, the next guest
-        leaves out what only makes it answer sooner. There, and where the run `shares_workspace` with a live session,
-        its end is not reported before the kernel has taken its memory apart.
+        The helper checks it when it may have lasted too long to be left alone. If this run turns out to be the last one
+        in its jail, the helper builds anew, or waits for the next building. Where this process `is_under_load`, the
+        next guest leaves out work that only makes it answer sooner. There, and where the run `shares_workspace` with a
+        live session, its end is not reported before the kernel has freed its memory.
         """
         shared_status.note_order(
             self._status,
@@ -202,7 +202,7 @@ class HandoffSocket:
         return shared_status.start_of(self._status, number)
 
     def receive(self) -> tuple[str, dict[str, Any]]:
-        """Return one message; an empty one for what need not be known. Raises BlockingIOError when there is none."""
+        """Return one message; an empty one for irrelevant ones. Raises BlockingIOError when no message waits."""
         tag, body, fds = self._receive()
         if not tag:
             raise ConnectionResetError("the other end of the handoff socket is gone")
@@ -234,8 +234,8 @@ class HandoffSocket:
 
     def wait(self, seconds: float) -> bool:
         """Wait for a message, and tell whether there is one; not when time is up or the other end is gone."""
-        found = self._waiting.poll(seconds * 1000) if seconds > 0 else []
-        return bool(found) and found[0][1] == select.POLLIN
+        events = self._waiting.poll(seconds * 1000) if seconds > 0 else []
+        return bool(events) and events[0][1] == select.POLLIN
 
     def advance(self, generation: int) -> None:
         """Take note of the generation that the present jail has; a guest of an earlier one is gone."""
@@ -254,8 +254,8 @@ class HandoffSocket:
 
     def take_guest(self) -> list[int]:
         """Return the mount of the workspace of the guest that waited, to be owned by who asks; none if it is kept."""
-        found, self._workspace, self.has_guest = self._workspace, [], False
-        return found
+        mounts, self._workspace, self.has_guest = self._workspace, [], False
+        return mounts
 
     def close(self) -> None:
         """Close all descriptors."""
@@ -276,7 +276,7 @@ MOST_SPENT = 0.5  # of a quota
 
 
 class Network(Protocol):
-    """Be what serves the network of a slot's jails, of which a slot knows this much."""
+    """Be the server of the network of a slot's jails, as far as a slot uses it."""
 
     @property
     def jail_end(self) -> int: ...
@@ -285,16 +285,15 @@ class Network(Protocol):
 
 
 class Slot:
-    """Hold one helper of a fork server, and what is known of it, which only the methods here change.
+    """Hold one helper of a fork server, and its state, which only the methods here change.
 
     `key` names the jail that it has built ahead, None for none. `handoff` is where its guests take their orders, None
-    where that is the helper's to hand over. `spec` is the sandbox's as the helper got it last. Unless it `rebuilds`,
-    its helper waits to be told what to build where a run was the last one in a jail. `kept_bytes` are files of earlier
-    results that its control group still pays for. It `is_dying` where the kernel still takes apart what ran in it; its
-    helper waits for that. `pid` is the helper's, 0 until it has reported it. `network` is where
-    the jail that it has built sends the sockets by which its network is served, None where it has none. `folder` is
-    where its helper makes what stands in for mounts below level jail. It `has_run` from its first run on, and `goes_on`
-    where the last one has left a guest's parent that is as it was before.
+    where the helper hands them over. `spec` is the last spec that the helper got. Unless it `rebuilds`, after the last
+    run in a jail its helper waits for the next building. `kept_bytes` are files of earlier results that its control
+    group still pays for. It `is_dying` while the kernel still ends its last run; its helper waits for that. `pid` is
+    the helper's, 0 until it has reported it. `network` is the receiver of the sockets for the network of its present
+    jail, None without network. `folder` is where its helper makes the folders that replace mounts below level jail. It
+    `has_run` from its first run on, and `goes_on` if the last one has left a guest's parent in its initial state.
     """
 
     def __init__(self, link: socket.socket, cgroup: Mapping[str, Any] | None, template: Template):
@@ -330,7 +329,7 @@ class Slot:
         return self.level in ("", level) and (not self.has_run or level == "jail")
 
     def has_guest(self) -> bool:
-        """Tell whether a guest waits at the handoff socket; True where there is none, and nobody knows."""
+        """Tell whether a guest waits at the handoff socket; True without a socket, where it is not known."""
         return self.handoff is None or self.handoff.look()
 
     def look(self) -> bool:
@@ -415,13 +414,13 @@ class Slot:
                 self.is_dead = True
 
     def invalidate(self) -> None:
-        """Let nobody use the jail that was built ahead."""
+        """Mark the jail that was built ahead as unusable."""
         self.key = None
 
     def account(self, report: dict[str, Any], *, is_watched: bool) -> None:
-        """Take note of how a run ended, and add to its report its own part in the figures of the control group.
+        """Record the end of a run, and add to its report its own share of the figures of the control group.
 
-        One that `is_watched` by the helper is one for which the helper has filled the quota.
+        For a run that `is_watched`, the helper has filled the quota.
         """
         if not is_watched:
             self._spent_s += report["cpu_user_s"] + report["cpu_system_s"] + START_S
@@ -453,13 +452,13 @@ class Slot:
             Cgroup(self.cgroup["version"], self.cgroup["folders"]).renew_quota(cpus)
 
     def _count(self) -> dict[str, int]:
-        """Return the figures of the control group, and remember them: what comes on top is a later run's."""
+        """Return the figures of the control group, and remember them: later increases are a later run's."""
         if self._gauges is not None:
             self._counted = self._gauges.read()
         return self._counted
 
-    def rest(self) -> None:
-        """Take note that nobody uses it from now on."""
+    def note_unused(self) -> None:
+        """Note that it is unused from now on."""
         self.idle_since = time.monotonic()
 
     def change_handoff(self, handoff: HandoffSocket | None) -> None:
@@ -475,7 +474,7 @@ class Slot:
         self.network = network
 
     def stop_counting(self) -> None:
-        """Close the files with the control group's figures; whoever asks for them again has them."""
+        """Close the files with the control group's figures; the next reading opens them again."""
         if self._gauges is not None:
             self._gauges.close()
 

@@ -46,13 +46,13 @@ PERMISSIONS = 0o777  # what runs with another's rights comes from no archive
 
 
 def pack(path: str, order: dict[str, Any]) -> dict[str, Any]:
-    """Send a folder, or a file, as an archive; what cannot be read, and what is no file, is left out and counted.
+    """Send a folder, or a file, as an archive; unreadable files and special files are left out and counted.
 
     More than `entries`, or than `most` bytes, are refused.
     """
     packing = _Packing(natural(order, "most", None), path)
     if stat.S_ISDIR(os.stat(path).st_mode):
-        walk = Walk(path, most=natural(order, "entries", MOST_ENTRIES) or 0)
+        walk = Walk(path, max_entries=natural(order, "entries", MOST_ENTRIES) or 0)
         for name, _ in walk:
             packing.add(f"{path}/{name}", os.fsencode(name))
         packing.skipped += walk.skipped
@@ -65,17 +65,18 @@ def pack(path: str, order: dict[str, Any]) -> dict[str, Any]:
 def collect(path: str, order: dict[str, Any]) -> dict[str, Any]:
     """Send the regular files below a folder that match one of `patterns` and have changed since the time `since` (ns).
 
-    What is over one of the bounds `entries`, `most_files` and `most` (bytes) is left out; the answer says which it was.
+    Files beyond the bounds `entries`, `most_files` and `most` (bytes) are left out; the answer names the exceeded
+    bound.
     """
     packing = _Packing(None, path)
     since, files = natural(order, "since", 0) or 0, natural(order, "most_files", 0) or 0
-    most = natural(order, "most", 0) or 0
-    patterns = [unpack_path(one) for one in order["patterns"]]
+    max_bytes = natural(order, "most", 0) or 0
+    patterns = [unpack_path(packed) for packed in order["patterns"]]
     partial: set[str] = set()
-    walk = Walk(path, most=natural(order, "entries", MOST_ENTRIES) or 0)
+    walk = Walk(path, max_entries=natural(order, "entries", MOST_ENTRIES) or 0)
     try:
         for name, entry in walk:
-            if not entry.is_file(follow_symlinks=False) or not any(matches(one, name) for one in patterns):
+            if not entry.is_file(follow_symlinks=False) or not any(matches(pattern, name) for pattern in patterns):
                 continue
             try:
                 state = entry.stat(follow_symlinks=False)
@@ -83,12 +84,12 @@ def collect(path: str, order: dict[str, Any]) -> dict[str, Any]:
                 continue  # it has gone
             if state.st_ctime_ns < since:
                 continue
-            over = "files" if files <= 0 else "bytes" if state.st_size > most else ""
+            over = "files" if files <= 0 else "bytes" if state.st_size > max_bytes else ""
             if over:
                 partial.add(over)
                 packing.skipped += 1
                 continue
-            files, most = files - 1, most - state.st_size
+            files, max_bytes = files - 1, max_bytes - state.st_size
             packing.add(f"{path}/{name}", os.fsencode(name))
     except Refusal:
         partial.add("entries")
@@ -99,10 +100,10 @@ def collect(path: str, order: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Packing:
-    """Write members, with what is small held together."""
+    """Write members, small ones together."""
 
-    def __init__(self, most: int | None, path: str):
-        self.most, self.path = most, path
+    def __init__(self, max_bytes: int | None, path: str):
+        self.max_bytes, self.path = max_bytes, path
         self.skipped = self.count = 0
         self.held: list[bytes] = []
 
@@ -128,23 +129,23 @@ class _Packing:
             self.skipped += 1
 
     def _add_file(self, fd: int, name: bytes) -> None:
-        """Write as many bytes of a file as are announced, whatever happens to it meanwhile."""
+        """Write exactly the announced number of bytes of a file, even if it changes meanwhile."""
         state = os.fstat(fd)
         if not stat.S_ISREG(state.st_mode):
             self.skipped += 1
             return
         self._check(state.st_size)
         self._put(header(name, FILE, state, size=state.st_size))
-        left = state.st_size
-        while left:
-            data = os.read(fd, min(CHUNK, left)) or bytes(min(CHUNK, left))
+        left_bytes = state.st_size
+        while left_bytes:
+            data = os.read(fd, min(CHUNK, left_bytes)) or bytes(min(CHUNK, left_bytes))
             self._put(data)
-            left -= len(data)
+            left_bytes -= len(data)
         self._put(bytes(-state.st_size % BLOCK))
 
     def _check(self, more: int) -> None:
-        if self.most is not None and self.count + more > self.most:
-            raise Refusal("too_large", f"it has more than {self.most} bytes", self.path)
+        if self.max_bytes is not None and self.count + more > self.max_bytes:
+            raise Refusal("too_large", f"it has more than {self.max_bytes} bytes", self.path)
 
     def _put(self, data: bytes) -> None:
         self._check(len(data))
@@ -166,7 +167,7 @@ class _Packing:
 
 
 def header(name: bytes, kind: bytes, state: os.stat_result, *, size: int = 0, link: bytes = b"") -> bytes:
-    """Return what stands before a member's content."""
+    """Return the header of a member."""
     long = [_long(kind, text) for kind, text in ((LONG_NAME, name), (LONG_LINK, link)) if len(text) > 100]
     numbers = (state.st_uid, state.st_gid)
     return b"".join([*long, _block(name, kind, stat.S_IMODE(state.st_mode), numbers, size, int(state.st_mtime), link)])
@@ -201,13 +202,13 @@ def unpack(path: str, order: dict[str, Any]) -> dict[str, Any]:
     """
     make_folders(path)
     unpacking = _Unpacking(path)
-    most = natural(order, "entries", MOST_ENTRIES) or 0
+    max_entries = natural(order, "entries", MOST_ENTRIES) or 0
     count = 0
     for member in _Members(CONTENT_IN):
         count += 1
-        if count > most:
-            raise Refusal("too_large", f"the archive has more than {most} entries", path)
-        unpacking.place(member)
+        if count > max_entries:
+            raise Refusal("too_large", f"the archive has more than {max_entries} entries", path)
+        unpacking.extract(member)
     unpacking.finish()
     return {"count": count}
 
@@ -217,19 +218,19 @@ def _wrong(message: str, name: bytes = b"") -> Refusal:
 
 
 class Member:
-    """Hold what an archive says of one file; its content is there to be read until the next one is asked for."""
+    """Hold an archive's entry for one file; its content can be read until the next entry is read."""
 
     __slots__ = ("kind", "link", "mode", "mtime", "name", "read", "size")
 
-    def __init__(self, block: bytes, said: dict[bytes, bytes], read: Callable[[], bytes]):
+    def __init__(self, block: bytes, fields: dict[bytes, bytes], read: Callable[[], bytes]):
         self.kind, self.read = block[156:157], read
         self.mode, self.mtime = read_number(block[100:108]) & PERMISSIONS, read_number(block[136:148])
         name, prefix = block[:100].partition(b"\0")[0], b""
         if block[257:263] == b"ustar\0":
             prefix = block[345:500].partition(b"\0")[0]
-        self.name = said.get(b"path", prefix + b"/" + name if prefix else name)
-        self.link = said.get(b"linkpath", block[157:257].partition(b"\0")[0])
-        self.size = read_number(said[b"size"], base=10) if b"size" in said else read_number(block[124:136])
+        self.name = fields.get(b"path", prefix + b"/" + name if prefix else name)
+        self.link = fields.get(b"linkpath", block[157:257].partition(b"\0")[0])
+        self.size = read_number(fields[b"size"], base=10) if b"size" in fields else read_number(block[124:136])
         if self.kind in OLD_FILES:
             self.kind = DIRECTORY if self.name.endswith(b"/") else FILE
         if self.kind not in (FILE, HARD_LINK, LINK, DIRECTORY):
@@ -248,7 +249,7 @@ class _Members:
         return self
 
     def __next__(self) -> Member:
-        said: dict[bytes, bytes] = {}
+        fields: dict[bytes, bytes] = {}
         while True:
             while self.left:
                 self.read()
@@ -261,7 +262,7 @@ class _Members:
             _check_sum(block)
             kind = block[156:157]
             if kind not in (LONG_NAME, LONG_LINK, EXTENDED, GLOBAL):
-                member = Member(block, said, self.read)
+                member = Member(block, fields, self.read)
                 if member.kind == FILE:
                     self.left, self.padding = member.size, -member.size % BLOCK
                 return member
@@ -270,29 +271,29 @@ class _Members:
                 raise _wrong(f"has a name of {size} bytes")
             text = self._take(size + -size % BLOCK)[:size]
             if kind == EXTENDED:
-                said.update(_extended(text))
+                fields.update(_extended(text))
             elif kind != GLOBAL:
-                said.setdefault(b"path" if kind == LONG_NAME else b"linkpath", text.partition(b"\0")[0])
+                fields.setdefault(b"path" if kind == LONG_NAME else b"linkpath", text.partition(b"\0")[0])
 
     def read(self) -> bytes:
         """Return the next bytes of the current member; empty at its end."""
         data = self.buffer or os.read(self.fd, CHUNK)
         if self.left and not data:
             raise _wrong("ends too early")
-        found, self.buffer = data[: self.left], data[self.left :]
-        self.left -= len(found)
-        return found
+        piece, self.buffer = data[: self.left], data[self.left :]
+        self.left -= len(piece)
+        return piece
 
     def _take(self, count: int) -> bytes:
-        pieces, left = [self.buffer[:count]], count - len(self.buffer[:count])
+        pieces, missing = [self.buffer[:count]], count - len(self.buffer[:count])
         self.buffer = self.buffer[count:]
-        while left:
+        while missing:
             data = os.read(self.fd, CHUNK)
             if not data:
                 raise _wrong("ends too early")
-            pieces.append(data[:left])
-            self.buffer = data[left:]
-            left -= len(pieces[-1])
+            pieces.append(data[:missing])
+            self.buffer = data[missing:]
+            missing -= len(pieces[-1])
         return b"".join(pieces)
 
     def _drop_rest(self) -> None:
@@ -324,7 +325,7 @@ def _check_sum(block: bytes) -> None:
 
 def _extended(text: bytes) -> dict[bytes, bytes]:
     """Return the records of POSIX: `LENGTH NAME=VALUE` and a line feed, each."""
-    found: dict[bytes, bytes] = {}
+    records: dict[bytes, bytes] = {}
     while text:
         length, blank, _ = text[:24].partition(b" ")
         end = int(length) if length.isdigit() else 0
@@ -334,9 +335,9 @@ def _extended(text: bytes) -> dict[bytes, bytes]:
         name, _, value = record.partition(b"=")
         if name.startswith(b"GNU.sparse."):
             raise _wrong("holds a file with holes; pack it without --sparse")
-        found[name] = value
+        records[name] = value
         text = text[end:]
-    return found
+    return records
 
 
 class _Unpacking:
@@ -347,24 +348,24 @@ class _Unpacking:
         self.last = (b"", os.dup(self.top))  # the folder that was used last
         self.folders: list[tuple[bytes, int, int]] = []  # what comes last, for it may forbid what is to come
 
-    def place(self, member: Member) -> None:
+    def extract(self, member: Member) -> None:
         """Put one member where it belongs."""
         name = self._checked(member.name)
         if not name:  # the folder itself
             return
         folder, _, last = name.rpartition(b"/")
-        here = self._folder(folder)
+        folder_fd = self._folder(folder)
         try:
             if member.kind == DIRECTORY:
                 self._folder(name)
                 self.folders.append((name, member.mode, member.mtime))
                 return
             if member.kind == FILE:
-                _place_file(member, last, here)
+                _place_file(member, last, folder_fd)
                 return
-            self._clear(last, here)
+            self._clear(last, folder_fd)
             if member.kind == LINK:
-                os.symlink(member.link, last, dir_fd=here)
+                os.symlink(member.link, last, dir_fd=folder_fd)
             else:
                 self._place_hard_link(member, last)
         except OSError as error:
@@ -372,79 +373,79 @@ class _Unpacking:
 
     def _checked(self, name: bytes) -> bytes:
         """Return a name without what says nothing. Raises Refusal for one that leads out."""
-        words = [word for word in name.split(b"/") if word not in (b"", b".")]
-        if name.startswith(b"/") or b".." in words:
+        names = [component for component in name.split(b"/") if component not in (b"", b".")]
+        if name.startswith(b"/") or b".." in names:
             raise _wrong("holds a name that leads out of the folder", name)
-        return b"/".join(words)
+        return b"/".join(names)
 
     def _folder(self, path: bytes) -> int:
-        """Return an open folder, which is made where it is missing; it stays open until the next one is asked for."""
+        """Return an open folder, made if it is missing; it stays open until the next call."""
         if path == self.last[0]:
             return self.last[1]
-        here = os.dup(self.top)
+        folder_fd = os.dup(self.top)
         try:
             for name in path.split(b"/") if path else ():
-                there = _enter(name, here, path)
-                os.close(here)
-                here = there
+                child_fd = _enter(name, folder_fd, path)
+                os.close(folder_fd)
+                folder_fd = child_fd
         except BaseException:
-            os.close(here)
+            os.close(folder_fd)
             raise
         os.close(self.last[1])
-        self.last = (path, here)
-        return here
+        self.last = (path, folder_fd)
+        return folder_fd
 
-    def _clear(self, name: bytes, here: int) -> None:
+    def _clear(self, name: bytes, folder_fd: int) -> None:
         """Make room for a member. Raises OSError where a folder is in the way."""
         try:
-            if stat.S_ISDIR(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode):
+            if stat.S_ISDIR(os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode):
                 raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-            os.unlink(name, dir_fd=here)
+            os.unlink(name, dir_fd=folder_fd)
         except FileNotFoundError:
             pass
 
     def _place_hard_link(self, member: Member, last: bytes) -> None:
-        here = os.dup(self.last[1])
+        folder_fd = os.dup(self.last[1])
         try:
             folder, _, name = self._checked(member.link).rpartition(b"/")
-            there = self._folder(folder)
-            os.link(name, last, src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
+            target_fd = self._folder(folder)
+            os.link(name, last, src_dir_fd=target_fd, dst_dir_fd=folder_fd, follow_symlinks=False)
         finally:
-            os.close(here)
+            os.close(folder_fd)
 
     def finish(self) -> None:
         """Give the folders their permissions and times."""
         for name, mode, mtime in reversed(self.folders):
-            here = self._folder(name)
-            os.fchmod(here, mode)
-            _set_time(here, mtime)
+            folder_fd = self._folder(name)
+            os.fchmod(folder_fd, mode)
+            _set_time(folder_fd, mtime)
 
 
-def _enter(name: bytes, here: int, path: bytes) -> int:
+def _enter(name: bytes, folder_fd: int, path: bytes) -> int:
     try:
-        os.mkdir(name, 0o755, dir_fd=here)
+        os.mkdir(name, 0o755, dir_fd=folder_fd)
     except FileExistsError:
         pass
     # Old versions of gVisor follow a link all the same, so it is looked at first.
-    if not stat.S_ISDIR(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode):
+    if not stat.S_ISDIR(os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode):
         raise Refusal("not_directory", "the archive leads through what is no folder", os.fsdecode(path))
-    return os.open(name, FOLDER, dir_fd=here)
+    return os.open(name, FOLDER, dir_fd=folder_fd)
 
 
-def _place_file(member: Member, name: bytes, here: int) -> None:
+def _place_file(member: Member, name: bytes, folder_fd: int) -> None:
     """Write a file beside, and give it its name when it is whole."""
-    fd, unfinished = open_unfinished(here)
+    fd, unfinished = open_unfinished(folder_fd)
     try:
         while data := member.read():
             write_all(fd, data)
         os.fchmod(fd, member.mode)
         _set_time(fd, member.mtime)
-        given, unfinished = unfinished, ""
-        put_in_place(fd, given, name, here)
+        placed, unfinished = unfinished, ""
+        put_in_place(fd, placed, name, folder_fd)
     finally:
         os.close(fd)
         if unfinished:
-            os.unlink(unfinished, dir_fd=here)
+            os.unlink(unfinished, dir_fd=folder_fd)
 
 
 def _set_time(fd: int, mtime: int) -> None:

@@ -1,17 +1,17 @@
-"""What is in a folder, with all contents, as one stream: the upper layer of an overlay, or a copy of the host's folder.
+"""The files below a folder, with contents, as one stream: the upper layer of an overlay, or a copy of a host's folder.
 
-The stream is made of frames: four bytes, the largest first, say how many bytes follow. With the top bit set they are
-content, else one JSON object. There is a row for each path, folders before what is in them:
+The stream is made of frames: four bytes, the largest first, with the number of bytes that follow. With the top bit set
+they are content, else one JSON object. There is a row for each path, folders before their entries:
 
     {"path", "kind": "file" | "directory" | "link" | "removed" | "unchanged" | "other", "mode", "target", "opaque",
      "copied", "problem"}
 
 A row of a file is followed by its content, in frames, and by an end: a content frame of no bytes, or
-`{"problem": WORD}` where not all of it could be read. A row with a `problem` has no content and nothing below it.
+`{"problem": WORD}` if not all of it could be read. A row with a `problem` has no content and nothing below it.
 
 In an overlay's upper layer a character device 0:0 is a whiteout, `user.overlay.opaque` with the value `y` on a folder
-hides all below it in the lower layers, and `user.overlay.origin` is on what was copied up. With a time `since` the
-folder is a copy that was complete then: what has not changed after it is `unchanged`, and a folder `copied`.
+hides all below it in the lower layers, and `user.overlay.origin` marks files that were copied up. With a time `since`
+the folder is a copy that was complete then: a file without a change after it is `unchanged`, and a folder `copied`.
 
 Nothing but folders and regular files is opened, through no link and by the descriptor of the folder above.
 """
@@ -41,9 +41,9 @@ GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
 
 
 def changes(path: str, order: dict[str, Any]) -> dict[str, Any]:
-    """Send what is below a folder: `most` bytes of content in all and `entries` rows, without the paths of `skip`.
+    """Send the tree below a folder: `most` bytes of content in all and `entries` rows, without the paths of `skip`.
 
-    What has one of the `names` is said, and not looked into. The answer counts rows and what was cut.
+    A path with one of the `names` has a row, and is not entered. The answer counts rows, and names the exceeded bound.
     """
     top = os.open(path, FOLDER)
     try:
@@ -53,7 +53,7 @@ def changes(path: str, order: dict[str, Any]) -> dict[str, Any]:
 
 
 def walk(top: int, order: dict[str, Any], into: int) -> dict[str, Any]:
-    """Write the frames of what is below an open folder to a descriptor, and return the answer."""
+    """Write the frames of the tree below an open folder to a descriptor, and return the answer."""
     sending = _Sending(order, into)
     sending.send(top)
     sending.flush()
@@ -84,8 +84,8 @@ class _Sending:
         self.since = natural(order, "since", None)
         self.most = natural(order, "most", 0) or 0
         self.entries = natural(order, "entries", MOST_ENTRIES) or 0
-        self.skip = {unpack(one) for one in order.get("skip") or ()}
-        self.names = {unpack(one) for one in order.get("names") or ()}
+        self.skip = {unpack(packed) for packed in order.get("skip") or ()}
+        self.names = {unpack(packed) for packed in order.get("names") or ()}
         self.count = self.too_large = self.skipped = 0
         self.is_cut = False
         self.device = -1
@@ -109,7 +109,7 @@ class _Sending:
                 folder.close()
 
     def _send_entry(self, folder: _Folder, name: bytes, depth: int) -> _Folder | None:
-        """Send what is at one name; return the folder that is to be looked into."""
+        """Send the row of one name; return the folder to enter, if it is one."""
         path = folder.prefix + name
         if path in self.skip:
             return None
@@ -229,14 +229,14 @@ class _Sending:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is held."""
+        """Write the held frames."""
         write_all(self.into, b"".join(self.held))
         self.held.clear()
         self.held_bytes = 0
 
 
 def _attribute(fd: int, name: str) -> bytes | None:
-    """Return an extended attribute of an open file; None where it has none, or its file system knows none."""
+    """Return an extended attribute of an open file; None if it, or the file system, lacks the attribute."""
     try:
         return os.getxattr(fd, name)
     except OSError:

@@ -41,7 +41,7 @@ def open_unfinished(folder: int) -> tuple[int, str]:
 
 
 def put_in_place(fd: int, unfinished: str, name: bytes | str, folder: int, *, replaces: bool = True) -> None:
-    """Give such a file its name, in place of what has that where it `replaces`; else it is gone. Raises OSError."""
+    """Give such a file its name, in place of another if it `replaces`; on failure it is removed. Raises OSError."""
     if unfinished and not replaces:
         try:
             os.link(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
@@ -102,7 +102,7 @@ def open_regular(path: str, flags: int, mode: int = 0o600, dir_fd: int | None = 
 
 
 def not_regular(path: str) -> Refusal:
-    """Return the refusal of what could make us wait: a pipe, a device, a socket."""
+    """Return the refusal of a file that could block: a pipe, a device, a socket."""
     return Refusal("not_regular", "it is neither a regular file nor a link to one", path)
 
 

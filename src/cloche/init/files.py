@@ -1,12 +1,12 @@
-"""Operations on files, in a process of their own that has a guest's rights: nothing of it is trusted, or has to be.
+"""Operations on files, in a separate process with a guest's rights: nothing of it is trusted, or has to be.
 
-Content comes on stream 0 and goes to stream 1; what came of it goes to stream 3 as one JSON object: the answer, or
+Content comes on stream 0 and goes to stream 1; the result goes to stream 3 as one JSON object: the answer, or
 `{"error": {"kind", "message", "path"}}`. Names in it are written as `names` has them. Paths are the sandbox's own, so a
-link leads to where it leads any process of the same user. Nothing waits for another end: what is no regular file is
-neither read nor written. Whoever asks bounds the time and what it takes.
+link resolves as for any process of the same user. Nothing waits for another end: special files are neither read nor
+written. The client bounds the time and the resources.
 
-`content` has what operations are made of, `folders` what works on whole trees, `archive` packs and unpacks them,
-`watch` tells of changes, and `changes` sends what a sandbox has in its view of a host's folder.
+`content` has the parts of operations, `folders` works on whole trees, `archive` packs and unpacks them, `watch` reports
+changes, and `changes` sends a sandbox's view of a host's folder.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ def _error(kind: str, message: str, path: str) -> dict[str, Any]:
 
 
 def _blamed(error: OSError, path: str) -> str:
-    """Return the path that an error is about; of two, what is in the way is the second."""
+    """Return the path that an error is about; of two, the second is in the way."""
     first, second = error.filename, error.filename2
-    found = second if second is not None and KINDS.get(error.errno or 0) in ("exists", "not_empty") else first
-    return os.fsdecode(found) if isinstance(found, str | bytes) else path
+    blamed = second if second is not None and KINDS.get(error.errno or 0) in ("exists", "not_empty") else first
+    return os.fsdecode(blamed) if isinstance(blamed, str | bytes) else path
 
 
 def _read(path: str, order: dict[str, Any]) -> dict[str, Any]:
@@ -91,15 +91,15 @@ def _read(path: str, order: dict[str, Any]) -> dict[str, Any]:
     fd = open_regular(path, os.O_RDONLY)
     try:
         size, offset = os.fstat(fd).st_size, natural(order, "offset", 0) or 0
-        count, most = natural(order, "count", None), natural(order, "most", None)
-        wanted = [n for n in (count, max(0, size - offset) if size else None) if n is not None]
-        if most is not None and size and min(wanted) > most:
-            raise Refusal("too_large", f"it has {size} bytes, and no more than {most} are wanted", path)
-        limit = min(wanted, default=None if most is None else most + 1)
+        count, max_bytes = natural(order, "count", None), natural(order, "most", None)
+        limits = [n for n in (count, max(0, size - offset) if size else None) if n is not None]
+        if max_bytes is not None and size and min(limits) > max_bytes:
+            raise Refusal("too_large", f"it has {size} bytes, and no more than {max_bytes} are wanted", path)
+        limit = min(limits, default=None if max_bytes is None else max_bytes + 1)
         os.lseek(fd, offset, os.SEEK_SET)
         sent = _send(fd, limit)
-        if most is not None and sent > most:
-            raise Refusal("too_large", f"it has more than {most} bytes", path)
+        if max_bytes is not None and sent > max_bytes:
+            raise Refusal("too_large", f"it has more than {max_bytes} bytes", path)
         return {"size": size, "sent": sent}
     finally:
         os.close(fd)
@@ -117,7 +117,7 @@ def _send(fd: int, limit: int | None) -> int:
 
 
 def _write(path: str, order: dict[str, Any]) -> dict[str, Any]:
-    """Write what comes: over a file, at its end, or only where there is none (`how`)."""
+    """Write the content: over a file, at its end, or to a new file only (`how`)."""
     how = order.get("how", "replace")
     folder = os.path.dirname(path)
     if order.get("parents") and folder:
@@ -132,7 +132,7 @@ def _write(path: str, order: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fill(path: str, flags: int, mode: int | None, source: int = CONTENT_IN) -> int:
-    """Write what comes into the file itself; nothing is lost of it where its mode cannot be set."""
+    """Write the content into the file itself; all of it is kept if the mode cannot be set."""
     fd = open_regular(path, os.O_WRONLY | flags, 0o644 if mode is None else mode & 0o7777)
     try:
         if mode is not None:
@@ -145,11 +145,11 @@ def _fill(path: str, flags: int, mode: int | None, source: int = CONTENT_IN) -> 
 
 
 def _replace(path: str, mode: int | None) -> int:
-    """Write beside, then rename over: nobody sees half a file, and one that cannot be written stays as it was.
+    """Write beside, then rename over: no process sees half a file, and one that cannot be written stays as it was.
 
-    A file that is there keeps its mode and must be writable, as for any other way of writing; a link stays one. What is
-    another user's, or has several names, is written to itself, once all has come, and so is what stands where we may
-    add no name.
+    An existing file keeps its mode and must be writable, as for any other way of writing; a link stays one. A file of
+    another user, or with several names, or in a folder where no name can be added, is written in place, once all
+    content has come.
     """
     if path.endswith("/"):
         raise failure(errno.EISDIR, path)
@@ -242,16 +242,16 @@ def _type(state: os.stat_result) -> str:
 
 
 def _stat(path: str, _: dict[str, Any]) -> dict[str, Any]:
-    """Describe what is at a path: a link itself, with what it leads to."""
+    """Describe the file at a path: a link itself, with its target."""
     row = _row(path, os.path.basename(path.rstrip("/")) or "/", os.lstat(path))
     return {**row, "real": pack_path(os.path.realpath(path))}
 
 
 def _list(path: str, order: dict[str, Any]) -> dict[str, Any]:
     """Send a row for each entry of a folder, and of those below where it is `recursive`, one JSON object a line."""
-    most = natural(order, "entries", MOST_ENTRIES) or 0
-    walk = folders.Walk(path, most=most, depth=folders.MOST_DEPTH if order.get("recursive") else 1)
-    count, gone = 0, 0
+    max_entries = natural(order, "entries", MOST_ENTRIES) or 0
+    walk = folders.Walk(path, max_entries=max_entries, depth=folders.MOST_DEPTH if order.get("recursive") else 1)
+    count, vanished = 0, 0
     lines: list[bytes] = []
     for name, entry in walk:
         try:
@@ -259,7 +259,7 @@ def _list(path: str, order: dict[str, Any]) -> dict[str, Any]:
         except OSError as error:
             if error.errno not in folders.PASSED_OVER:
                 raise
-            gone += error.errno != errno.ENOENT
+            vanished += error.errno != errno.ENOENT
             continue
         lines.append(json.dumps(_row(f"{path}/{name}", name, state)).encode() + b"\n")
         count += 1
@@ -267,7 +267,7 @@ def _list(path: str, order: dict[str, Any]) -> dict[str, Any]:
             write_all(CONTENT_OUT, b"".join(lines))
             lines.clear()
     write_all(CONTENT_OUT, b"".join(lines))
-    return {"count": count, "skipped": walk.skipped + gone}
+    return {"count": count, "skipped": walk.skipped + vanished}
 
 
 def _make_folder(path: str, order: dict[str, Any]) -> dict[str, Any]:

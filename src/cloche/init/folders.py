@@ -1,6 +1,7 @@
-"""Folders with all that is below them: walked, made, removed, and copied to another file system.
+"""Folder trees: walked, made, removed, and copied to another file system.
 
-Others may change them meanwhile: what has gone, or cannot be looked into, is left out and counted.
+Other processes may change them meanwhile: an entry that has gone, or a folder that cannot be read, is left out and
+counted.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class Walk:
     Through no link. `skipped` counts the folders that were not looked into.
     """
 
-    def __init__(self, top: str, *, most: int, depth: int = MOST_DEPTH):
-        self.top, self.left, self.depth = top, most, depth
+    def __init__(self, top: str, *, max_entries: int, depth: int = MOST_DEPTH):
+        self.top, self.left, self.depth = top, max_entries, depth
         self.skipped = 0
 
     def __iter__(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
@@ -49,15 +50,15 @@ class Walk:
                 self.skipped += 1
 
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
-        found = []
+        listed = []
         with os.scandir(folder) as entries:
             for entry in entries:
                 self.left -= 1
                 if self.left < 0:
                     raise Refusal("too_large", "it has more entries than are wanted", self.top)
-                found.append(entry)
-        found.sort(key=lambda entry: entry.name)
-        return found
+                listed.append(entry)
+        listed.sort(key=lambda entry: entry.name)
+        return listed
 
 
 def make_folders(path: str) -> None:
@@ -76,9 +77,9 @@ def make_folders(path: str) -> None:
             if not os.path.isdir(path):
                 raise failure(errno.ENOTDIR, path) from None
             break
-    for one in reversed(missing):
+    for folder in reversed(missing):
         try:
-            os.mkdir(one)
+            os.mkdir(folder)
         except FileExistsError:
             pass  # somebody else has made it meanwhile, or its name ends with a dot
 
@@ -109,7 +110,7 @@ def remove_tree(path: str) -> None:
 
 
 class _Emptied:
-    """Enter a folder, and remove what is in it but folders, whose names are kept."""
+    """Enter a folder, and remove its entries but folders, whose names are kept."""
 
     def __init__(self, path: str):
         fd = os.open(path, FOLDER)
@@ -135,15 +136,15 @@ def _identity(path: str) -> tuple[int, int]:
     return state.st_dev, state.st_ino
 
 
-def move_across(path: str, target: str, most: int) -> None:
-    """Move to another file system: copy beside the target, rename, and remove what was copied.
+def move_across(path: str, target: str, max_entries: int) -> None:
+    """Move to another file system: copy beside the target, rename, and remove the originals.
 
-    What could not be removed is not copied.
+    Nothing is copied if it could not be removed.
     """
     _check_removable(os.path.dirname(path.rstrip("/")) or "/")
     copied = beside(os.path.dirname(target.rstrip("/")))
     try:
-        _copy_tree(path, copied, most)
+        _copy_tree(path, copied, max_entries)
         os.rename(copied, target)
     except BaseException:
         remove(copied)
@@ -157,7 +158,7 @@ def _check_removable(folder: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Remove whatever is there, if anything is."""
+    """Remove a path, of any kind, if it exists."""
     try:
         if stat.S_ISDIR(os.lstat(path).st_mode):
             remove_tree(path)
@@ -167,19 +168,19 @@ def remove(path: str) -> None:
         pass
 
 
-def _copy_tree(path: str, target: str, most: int) -> None:
+def _copy_tree(path: str, target: str, max_entries: int) -> None:
     _copy(path, target)
     if not stat.S_ISDIR(os.lstat(path).st_mode):
         return
-    made = [("", os.lstat(path))]
-    walk = Walk(path, most=most)
+    made_folders = [("", os.lstat(path))]
+    walk = Walk(path, max_entries=max_entries)
     for name, entry in walk:
         _copy(f"{path}/{name}", f"{target}/{name}")
         if entry.is_dir(follow_symlinks=False):
-            made.append((f"/{name}", entry.stat(follow_symlinks=False)))
+            made_folders.append((f"/{name}", entry.stat(follow_symlinks=False)))
     if walk.skipped:
         raise Refusal("too_large", "there are folders in it that are too deep to be copied", path)
-    for name, state in reversed(made):
+    for name, state in reversed(made_folders):
         os.chmod(target + name, stat.S_IMODE(state.st_mode))
         os.utime(target + name, ns=(state.st_atime_ns, state.st_mtime_ns))
 
@@ -203,12 +204,12 @@ def _copy(path: str, target: str) -> None:
 def _copy_file(path: str, target: str, state: os.stat_result) -> None:
     source = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | OPEN)
     try:
-        made = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        target_fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            pass_on(source, made)
-            os.fchmod(made, stat.S_IMODE(state.st_mode))
-            os.utime(made, ns=(state.st_atime_ns, state.st_mtime_ns))
+            pass_on(source, target_fd)
+            os.fchmod(target_fd, stat.S_IMODE(state.st_mode))
+            os.utime(target_fd, ns=(state.st_atime_ns, state.st_mtime_ns))
         finally:
-            os.close(made)
+            os.close(target_fd)
     finally:
         os.close(source)

@@ -1,6 +1,7 @@
-"""How long a sandbox lives, and that it may be paused: the limits that init keeps by its own clock.
+"""A sandbox's lifetime, and its pause: the limits that init enforces by its own clock.
 
-Whoever is outside and should end it may be suspended, or gone wrong. A clock of a command stands still with it.
+A process outside that should end the sandbox may be suspended, or have failed. The clock of a command is stopped with
+it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SIGCONT, SIGSTOP = 18, 19
 
 
 class Lifetime:
-    """End everything in time, or stop everything for a while; `is_busy` tells whether anything was asked for."""
+    """End everything in time, or stop everything for a while; `is_busy` tells whether any request is open."""
 
     def __init__(self, loop: Loop, host: Host, is_busy: Callable[[], bool]):
         self.loop, self.host, self._is_busy = loop, host, is_busy
@@ -31,7 +32,7 @@ class Lifetime:
         self._busy_at = now()
 
     def limit(self, order: dict[str, Any]) -> None:
-        """End everything after the times of an order, in place of those that were said before."""
+        """End everything after the times of an order, which replace earlier ones."""
         ends_in_s, idle_s = order.get("ends_in_s"), order.get("idle_s")
         self._idle_s = None if idle_s is None else float(idle_s)
         self.loop.cancel("end")

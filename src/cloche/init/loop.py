@@ -50,11 +50,11 @@ if TYPE_CHECKING:
             ...
 
         def hand_out(self, channel: int, fd: int) -> bool:
-            """Give the client a descriptor for a channel, by another way; False where there is none."""
+            """Give the client a descriptor for a channel, over another transport; False without one."""
             ...
 
         def why_failed(self, take: Callable[[str, int], None]) -> None:
-            """Find out why a process may have failed, since anybody asked last, and tell `take`, at once or later.
+            """Find out why a process may have failed, since the last call, and call `take` with it, at once or later.
 
             The cause if the kernel has killed any, and how often the limit on processes was reached.
             """
@@ -78,7 +78,7 @@ if TYPE_CHECKING:
         def close(self) -> None: ...
 
     class Forked(Protocol):
-        """Say what was forked: its pid, the mark of all that will belong to it, how many calls of these were denied."""
+        """Describe a fork: its pid, the mark of its whole tree, the number of denied calls of that tree."""
 
         pid: int
         mark: Mark
@@ -98,9 +98,9 @@ MOST_UNSENT = 1 << 20  # bytes that wait for the client, beyond which nothing mo
 
 
 class Loop:
-    """Call who watches a descriptor or a clock, and send frames on `link`, or on `out`, until that is closed.
+    """Call the handlers of descriptors and clocks, and send frames on `link`, or on `out`, until that is closed.
 
-    `receive` gets what the client sends. Raises WireError where that makes no sense, after which the link is closed.
+    `receive` gets the client's bytes. It raises WireError on invalid ones, after which the link is closed.
     """
 
     def __init__(self, link: int, receive: Callable[[bytes], None], out: int = -1):
@@ -131,12 +131,12 @@ class Loop:
         if self._handlers.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
-    def call_at(self, key: object, at: float, function: Callable[[], None]) -> None:
-        """Call a function at a time of the clock `now`, in place of what the same key stood for."""
-        self._timers[key] = (at, function)
+    def call_at(self, key: object, due: float, function: Callable[[], None]) -> None:
+        """Call a function at a time of the clock `now`, in place of an earlier call with the same key."""
+        self._timers[key] = (due, function)
 
     def cancel(self, key: object) -> None:
-        """Forget what a key stands for."""
+        """Cancel the call of a key."""
         self._timers.pop(key, None)
         if self._stopped:
             self._stopped.pop(key, None)
@@ -151,13 +151,13 @@ class Loop:
         if self._stopped is None:
             keys, moment = [key for key in self._timers if isinstance(key, tuple) and key[1] == kind], now()
             clocks = [(key, *self._timers.pop(key)) for key in keys]
-            self._stopped = {key: (at - moment, function) for key, at, function in clocks}
+            self._stopped = {key: (due - moment, function) for key, due, function in clocks}
 
     def start_clocks(self) -> None:
         """Let them go on."""
         stopped, self._stopped = self._stopped or {}, None
-        for key, (left, function) in stopped.items():
-            self.call_at(key, now() + left, function)
+        for key, (left_s, function) in stopped.items():
+            self.call_at(key, now() + left_s, function)
 
     def stop(self) -> None:
         """Let `serve` return."""
@@ -206,13 +206,13 @@ class Loop:
     def _timeout_ms(self) -> float | None:
         if not self._timers:
             return None
-        left = min(at for at, _ in self._timers.values()) - now()
-        return min(max(0.0, left), LONGEST_WAIT_S) * 1000 + 1
+        left_s = min(due for due, _ in self._timers.values()) - now()
+        return min(max(0.0, left_s), LONGEST_WAIT_S) * 1000 + 1
 
     def _ring(self) -> None:
         moment = now()
-        for key, (at, function) in list(self._timers.items()):
-            if at <= moment and self._timers.pop(key, None) is not None:
+        for key, (due, function) in list(self._timers.items()):
+            if due <= moment and self._timers.pop(key, None) is not None:
                 function()
 
     def _await_client(self, *, is_sending: bool) -> None:
@@ -245,7 +245,7 @@ class Loop:
     def _send_more(self) -> None:
         while self._unsent:
             data = self._unsent[0] if len(self._unsent) == 1 else b"".join(self._unsent[:64])
-            taken = 1 if len(self._unsent) == 1 else min(64, len(self._unsent))
+            batch_size = 1 if len(self._unsent) == 1 else min(64, len(self._unsent))
             try:
                 sent = os.write(self._out, data)
             except BlockingIOError:
@@ -254,7 +254,7 @@ class Loop:
                 self._unsent.clear()
                 break
             self._unsent_bytes -= sent
-            self._unsent[:taken] = [data[sent:]] if sent < len(data) else []
+            self._unsent[:batch_size] = [data[sent:]] if sent < len(data) else []
         self._await_client(is_sending=False)
         self._unsent_bytes = 0
         paused, self._paused = self._paused, []

@@ -1,7 +1,7 @@
-"""Names of files in frames: any bytes come through exactly, and any reader of JSON can read them.
+"""Names of files in frames: all bytes are preserved, and any reader of JSON can read them.
 
-A name that is UTF-8 travels as text. Any other one travels as `{"hex": DIGITS}`, for JSON has no way to say it that all
-readers take. In memory it is text in which each byte that is no UTF-8 is half of a character, as `os.fsdecode` has it.
+A name that is UTF-8 travels as text. Any other one travels as `{"hex": DIGITS}`, because JSON readers do not agree on
+another form. In memory it is text with surrogate escapes for bytes that are no UTF-8, as `os.fsdecode` returns it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ MOST_NAME_BYTES = 1 << 14  # several times what the kernel takes
 
 
 def pack(name: bytes) -> str | dict[str, str]:
-    """Return what stands for a name in a frame."""
+    """Return a name in the form for a frame."""
     try:
         return name.decode("utf-8")
     except UnicodeDecodeError:
@@ -20,7 +20,7 @@ def pack(name: bytes) -> str | dict[str, str]:
 
 
 def unpack(value: object) -> bytes:
-    """Return the name that something stands for. Raises ValueError for what is none."""
+    """Return a name from its form in a frame. Raises ValueError for an invalid one."""
     name = b"\0"
     if isinstance(value, str):
         name = value.encode("utf-8")
@@ -33,23 +33,23 @@ def unpack(value: object) -> bytes:
 
 
 def pack_text(name: str) -> str | dict[str, str]:
-    """Return what stands in a frame for a name as it is in memory, whatever the encoding of this host's files is.
+    """Return a name from memory in the form for a frame, for any file-system encoding of this host.
 
-    Raises ValueError for halves of characters that stand for no byte.
+    Raises ValueError for surrogates that stand for no byte.
     """
     return pack(name.encode("utf-8", "surrogateescape"))
 
 
 def unpack_text(value: object) -> str:
-    """Return a name as it is in memory. Raises ValueError for what is none."""
+    """Return a name in its form in memory. Raises ValueError for an invalid one."""
     return unpack(value).decode("utf-8", "surrogateescape")
 
 
 def pack_path(path: str) -> str | dict[str, str]:
-    """Return what stands in a frame for a path that was read here."""
+    """Return a path that was read here in the form for a frame."""
     return pack(os.fsencode(path))
 
 
 def unpack_path(value: object) -> str:
-    """Return a path that can be used here. Raises ValueError for what is none."""
+    """Return a path that can be used here. Raises ValueError for an invalid one."""
     return os.fsdecode(unpack(value))

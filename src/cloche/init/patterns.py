@@ -1,7 +1,7 @@
-"""Match paths with patterns such as `*.csv` and `out/**`: on both sides of the wire, as neither need believe the other.
+"""Match paths with patterns such as `*.csv` and `out/**`: on both sides of the wire, since neither trusts the other.
 
-`*` stands for any characters of one name, `?` for one, a name `**` for any number of names; all else for itself. None
-takes longer than the product of the two lengths, whatever they hold.
+`*` matches any characters of one name, `?` one, a name `**` any number of names; all else itself. The time of any match
+is at most proportional to the product of the two lengths.
 """
 
 from __future__ import annotations
@@ -11,36 +11,38 @@ ANY_NAMES = "**"
 
 def matches(pattern: str, path: str) -> bool:
     """Tell whether a relative path matches; both have `/` between names."""
-    parts = pattern.split("/")
-    reached = _with_skipped({0}, parts)
+    names = pattern.split("/")
+    reached = _with_skipped({0}, names)
     for name in path.split("/"):
-        steps = {at + (parts[at] != ANY_NAMES) for at in reached if at < len(parts) and _fits(parts[at], name)}
-        reached = _with_skipped(steps, parts)
-    return len(parts) in reached
+        steps = {
+            index + (names[index] != ANY_NAMES) for index in reached if index < len(names) and _fits(names[index], name)
+        }
+        reached = _with_skipped(steps, names)
+    return len(names) in reached
 
 
-def _with_skipped(reached: set[int], parts: list[str]) -> set[int]:
+def _with_skipped(reached: set[int], names: list[str]) -> set[int]:
     """Return the places in a pattern, with those behind each `**` that stands for no more names."""
-    found = set(reached)
-    for at, part in enumerate(parts):
-        if at in found and part == ANY_NAMES:
-            found.add(at + 1)
-    return found
+    positions = set(reached)
+    for index, name in enumerate(names):
+        if index in positions and name == ANY_NAMES:
+            positions.add(index + 1)
+    return positions
 
 
 def _fits(pattern: str, name: str) -> bool:
     """Tell whether one name matches one part of a pattern."""
-    at = place = mark = 0
+    pattern_index = name_index = mark = 0
     star = -1
-    while place < len(name):
-        if at < len(pattern) and pattern[at] == "*":
-            star, mark = at, place
-            at += 1
-        elif at < len(pattern) and pattern[at] in ("?", name[place]):
-            at, place = at + 1, place + 1
+    while name_index < len(name):
+        if pattern_index < len(pattern) and pattern[pattern_index] == "*":
+            star, mark = pattern_index, name_index
+            pattern_index += 1
+        elif pattern_index < len(pattern) and pattern[pattern_index] in ("?", name[name_index]):
+            pattern_index, name_index = pattern_index + 1, name_index + 1
         elif star >= 0:  # the last star takes one character more
             mark += 1
-            at, place = star + 1, mark
+            pattern_index, name_index = star + 1, mark
         else:
             return False
-    return not pattern[at:].strip("*")
+    return not pattern[pattern_index:].strip("*")

@@ -1,4 +1,4 @@
-"""Connections to servers inside, and who listens."""
+"""Connections to servers inside, and the list of listening processes."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ class Listing:
         self.left -= len(data)
         *rows, self.rest = (self.rest + data).split(b"\n")
         for row in rows:
-            words = row.decode("ascii", "replace").split()
-            if len(words) > 9 and words[3] == LISTENING:
-                address, _, port = words[1].partition(":")
+            fields = row.decode("ascii", "replace").split()
+            if len(fields) > 9 and fields[3] == LISTENING:
+                address, _, port = fields[1].partition(":")
                 text = _address(address, self.family)
                 self.found[int(port, 16), text] = {"port": int(port, 16), "address": text}
                 if len(self.found) >= MOST_PORTS:
@@ -103,7 +103,7 @@ class Listing:
 
 
 def _address(text: str, family: int) -> str:
-    data = b"".join(bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8))
+    data = b"".join(bytes.fromhex(text[offset : offset + 8])[::-1] for offset in range(0, len(text), 8))
     return str(_socket.inet_ntop(family, data))
 
 
@@ -158,7 +158,7 @@ class Connection:
             self.loop.ignore(self.socket.fileno())
 
     def _settle(self) -> None:
-        """Watch for what can be done."""
+        """Watch for the events that are possible now."""
         if self.socket.fileno() < 0:
             return
         may_read = not self.is_over and self.window > 0 and not self.loop.is_full

@@ -1,8 +1,8 @@
-"""One process that init has started: its streams, its clock, its end, and what is kept of it.
+"""One process that init has started: its streams, its clock, its end, and its kept output.
 
-It ends when its own first process does: what that leaves behind lives on until the sandbox ends, and its output is
-read and dropped, so that it is not ended by it. What a session leaves behind is killed. Of what nobody reads, the last
-`KEPT_BYTES` of each stream are kept.
+It ends when its own first process does: processes that it leaves behind live on until the sandbox ends, and their
+output is read and dropped, so that writing does not end them. Remaining processes of a session are killed. Of unread
+output the last `KEPT_BYTES` of each stream are kept.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SIGHUP, SIGKILL = 1, 9
 
 
 class Incoming:
-    """Pass on to a process what the client sends to one of its streams, as fast as it reads."""
+    """Write the client's bytes for one stream to the process, as fast as it reads."""
 
     def __init__(self, process: Process, stream: int, fd: int):
         self.process, self.stream, self.fd = process, stream, fd
@@ -67,7 +67,7 @@ class Incoming:
             self.write()
 
     def add(self, data: bytes) -> None:
-        """Pass on what no client has sent, and opens no window."""
+        """Write bytes that no client has sent, and that no window counts."""
         self.others += len(data)
         self.take(memoryview(data))
 
@@ -125,7 +125,7 @@ class Incoming:
 
 
 class Outgoing:
-    """Pass on to the client what a process writes to one of its streams, or keep the end of it."""
+    """Send a process's output of one stream to the client, or keep the end of it."""
 
     def __init__(self, process: Process, stream: int, fd: int):
         self.process, self.stream, self.fd = process, stream, fd
@@ -143,7 +143,7 @@ class Outgoing:
         return self.process.channel > 0
 
     def go_on(self) -> None:
-        """Read from now on, if anybody takes it."""
+        """Read from now on, if the output has a receiver."""
         if self.fd < 0 or self.is_resting:
             return
         may = not self.is_attached or (self.window > 0 and not self.process.loop.is_full)
@@ -171,9 +171,9 @@ class Outgoing:
 
     def read(self) -> int:
         """Read once; return how many bytes came, 0 for none."""
-        most = min(wire.MOST_DATA, self.window) if self.is_attached else wire.MOST_DATA
+        max_bytes = min(wire.MOST_DATA, self.window) if self.is_attached else wire.MOST_DATA
         try:
-            data = os.read(self.fd, most)
+            data = os.read(self.fd, max_bytes)
         except BlockingIOError:
             return 0
         except OSError:  # a terminal that nobody has open any more
@@ -205,18 +205,18 @@ class Outgoing:
             self.dropped += over
 
     def attach(self) -> None:
-        """Send what was kept, with a window that is new, and go on."""
+        """Send the kept output, with a new window, and go on."""
         self.take_back()
         tail, self.tail = bytes(self.tail), bytearray()
-        for at in range(0, len(tail), wire.MOST_DATA):
-            self._send(tail[at : at + wire.MOST_DATA])
+        for offset in range(0, len(tail), wire.MOST_DATA):
+            self._send(tail[offset : offset + wire.MOST_DATA])
         self.go_on()
 
     def pass_on(self) -> None:
-        """Send what is held; here nothing ever is."""
+        """Send held output; here there is never any."""
 
     def take_back(self) -> None:
-        """Keep what was sent to a client who has gone without passing it on."""
+        """Keep the output that was sent to a lost client without being consumed."""
         self.dropped += max(0, wire.WINDOW_BYTES - self.window - len(self.unread))
         self.tail, self.unread, self.window = self.unread + self.tail, bytearray(), wire.WINDOW_BYTES
         del self.tail[:-KEPT_BYTES]
@@ -240,15 +240,15 @@ class Outgoing:
             self.due = struct.unpack("i", fcntl.ioctl(self.fd, termios.FIONREAD, bytes(4)))[0]
 
     def catch_up(self) -> bool:
-        """Read what had been written when it was counted, as far as the client takes it; tell whether that was all."""
+        """Read the output that was counted, as far as the client takes it; tell whether that was all."""
         while self.fd >= 0 and self.due > 0 and (not self.is_attached or self.window > 0):
             self.due = self.due if self.read() else 0
         return self.fd < 0 or self.due <= 0
 
     def finish(self) -> bool:
-        """Read what is there of a process that has ended, as far as anybody takes it; tell whether that was all.
+        """Read the remaining output of an ended process, as far as it is taken; tell whether that was all.
 
-        No more than a pipe can hold: somebody else may still write.
+        No more than a pipe can hold: other processes may still write.
         """
         if self.left < 0:
             self.left = PIPE_BYTES
@@ -265,7 +265,7 @@ class Outgoing:
             self.fd, self.is_watched = -1, False
 
     def drain(self) -> None:
-        """Read and drop what others write to it from now on."""
+        """Read and drop the later output of other processes."""
         if self.fd < 0:
             return
         if self.is_watched:
@@ -275,7 +275,7 @@ class Outgoing:
 
 
 class Answers(Outgoing):
-    """Pass on what a session answers, each time after all that it has printed until then."""
+    """Send a session's answers, each after all output that was printed before it."""
 
     def __init__(self, process: Process, stream: int, fd: int, printed: list[Outgoing]):
         self.printed = printed
@@ -284,13 +284,13 @@ class Answers(Outgoing):
 
     def _send(self, data: bytes | memoryview) -> None:
         self.held = data
-        for one in self.printed:
-            one.count()
+        for stream in self.printed:
+            stream.count()
         self.pass_on()
 
     def pass_on(self) -> None:
-        """Send what is held, if everything that was printed before it has been sent."""
-        caught_up = [one.catch_up() for one in self.printed]
+        """Send the held answer, if everything that was printed before it has been sent."""
+        caught_up = [stream.catch_up() for stream in self.printed]
         if not self.held or not all(caught_up):
             return
         data, self.held = self.held, b""
@@ -317,21 +317,21 @@ class Answers(Outgoing):
         return 0 if self.held else super().read()
 
     def finish(self) -> bool:
-        """Read what is there of a session that has ended, when everything else was; tell whether that was all."""
-        finished = [one.finish() for one in self.printed]
+        """Read the remaining answers of an ended session, after all its other output; tell whether that was all."""
+        finished = [stream.finish() for stream in self.printed]
         if not all(finished):
             return False
         self.pass_on()
         return super().finish()
 
     def attach(self) -> None:
-        """Send what was kept, then what is held."""
+        """Send the kept answers, then the held one."""
         super().attach()
         self.pass_on()
 
 
 class Drain:
-    """Read and drop what is written to a pipe by who outlived the process that it was made for."""
+    """Read and drop the output of processes that outlived the one a pipe was made for."""
 
     count = 0
 
@@ -408,9 +408,9 @@ class Process:
                 return dict.fromkeys((0, 1, 2), slave), ours
             for number in order.get("streams", ()):
                 reading, writing = os.pipe2(os.O_CLOEXEC)
-                mine, other = (writing, reading) if number in INTO else (reading, writing)
+                mine, their_end = (writing, reading) if number in INTO else (reading, writing)
                 os.set_blocking(mine, False)
-                theirs[number], ours[number] = other, mine
+                theirs[number], ours[number] = their_end, mine
             for number in (0, 1, 2):
                 if number not in theirs:
                     theirs[number] = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -437,23 +437,23 @@ class Process:
     # What the client does.
 
     def ask(self, body: dict[str, Any]) -> None:
-        what = body.get("do")
-        if what == "signal":
+        action = body.get("do")
+        if action == "signal":
             self.signal(int(body["number"]), str(body.get("to", "process")))
-        elif what == "resize" and self.master >= 0 and self.status is None:
+        elif action == "resize" and self.master >= 0 and self.status is None:
             terminal.resize(self.master, int(body["rows"]), int(body["columns"]))
-        elif what == "kill":
+        elif action == "kill":
             self.kill(str(body.get("cause", "")))
-        elif what == "rest":
+        elif action == "rest":
             self.is_resting = bool(body.get("is_resting", True))
             self.owner.note_pace()
-        elif what == "keep":
+        elif action == "keep":
             self.is_kept = bool(body.get("is_kept", True))
 
     def take(self, stream: int, data: memoryview) -> None:
         if stream in self.incoming:
-            for one in self.outgoing.values():  # an answer to what is sent shall come at once
-                one.end_rest()
+            for outgoing in self.outgoing.values():  # an answer to what is sent shall come at once
+                outgoing.end_rest()
             self.incoming[stream].take(data)
 
     def take_end(self, stream: int) -> None:
@@ -475,21 +475,21 @@ class Process:
     def leave(self) -> None:
         """Go on without a client, or end."""
         self.channel = 0
-        for one in self.outgoing.values():
-            one.take_back()
+        for stream in self.outgoing.values():
+            stream.take_back()
         if self.status is None and not self.is_kept:
             self.kill("")
         elif self.status is None and self.master >= 0:
             self.signal(SIGHUP, "group")
-        for one in self.outgoing.values():
-            one.go_on()
+        for stream in self.outgoing.values():
+            stream.go_on()
         if self.status is not None:
             self._conclude()
 
     def forget_sent(self) -> None:
         """Take all that was sent as read: another client takes over from one that is there."""
-        for one in self.outgoing.values():
-            one.forget_sent()
+        for stream in self.outgoing.values():
+            stream.forget_sent()
 
     def attach(self, channel: int) -> None:
         """Be this client's from now on."""
@@ -497,8 +497,8 @@ class Process:
         self.announce()
         for incoming in self.incoming.values():
             incoming.attach()
-        for one in self.outgoing.values():
-            one.attach()
+        for stream in self.outgoing.values():
+            stream.attach()
         if self.status is not None:
             self._conclude()
 
@@ -536,7 +536,7 @@ class Process:
             self._conclude()
 
     def release(self) -> None:
-        """Be known to nobody any more. Until then the mark is held: its number stands for nobody else."""
+        """Drop all references to it. Until then the mark is held, so that its number is not reused."""
         self.is_forgotten = True
         self.incoming.clear()  # which hold us: nothing is left for the collector of garbage, which comes late
         self.outgoing.clear()
@@ -560,11 +560,11 @@ class Process:
             self._exited(status, "", 0)
 
     def _exited(self, status: int, cause: str, pids_hits: int) -> None:
-        """Go on when it is known how it ended. `cause` is of who was killed by nobody of ours."""
+        """Go on when the reason of its end is known. `cause` applies to a process that init did not kill itself."""
         is_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == SIGKILL
         self.status, self.cause, self.pids_hits = status, self.cause or (cause if is_killed else ""), pids_hits
-        for one in self.incoming.values():
-            one.close()
+        for stream in self.incoming.values():
+            stream.close()
         if self.master >= 0:
             os.close(self.master)
             self.master = -1
@@ -576,28 +576,28 @@ class Process:
         """Report the end when its output is reported, and forget it; that of a session when nothing of it is left."""
         if self.is_session and not self.is_over:
             return
-        finished = [one.finish() for one in self.outgoing.values()]
+        finished = [stream.finish() for stream in self.outgoing.values()]
         if not all(finished):
             return
-        for one in self.outgoing.values():
-            one.drain()
+        for outgoing in self.outgoing.values():
+            outgoing.drain()
         if self.channel:
             if not self.error:
-                said = {"usage": self.usage, "dropped": self._dropped(), "denied": self.forked.denied}
-                said |= {"pids_hits": self.pids_hits, "is_full": self.is_full}
-                self._event("exit", status=self.status, cause=self.cause, **said)
+                report = {"usage": self.usage, "dropped": self._dropped(), "denied": self.forked.denied}
+                report |= {"pids_hits": self.pids_hits, "is_full": self.is_full}
+                self._event("exit", status=self.status, cause=self.cause, **report)
             channel, self.channel = self.channel, 0
-            for one in self.outgoing.values():
-                one.forget_sent()
+            for outgoing in self.outgoing.values():
+                outgoing.forget_sent()
             self.owner.close(channel, **self.error)
         self.owner.forget(self)
 
     def _dropped(self) -> int:
-        return sum(one.dropped for one in self.outgoing.values())
+        return sum(stream.dropped for stream in self.outgoing.values())
 
 
 def seconds(value: object) -> float | None:
-    """Read a time-out. Raises ValueError for what is none, before anything is started."""
+    """Return a time-out in seconds. Raises ValueError for a malformed one, before a process is started."""
     if value is None:
         return None
     if not isinstance(value, int | float) or not 0 <= value < float("inf"):
@@ -606,6 +606,6 @@ def seconds(value: object) -> float | None:
 
 
 def _shown(order: dict[str, Any]) -> str:
-    words = order.get("argv") or (["python"] if order.get("python") else [])
-    text = " ".join(map(str, words))
+    argv = order.get("argv") or (["python"] if order.get("python") else [])
+    text = " ".join(map(str, argv))
     return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…"

@@ -1,6 +1,6 @@
-"""What the client asks of init: operations, each on a channel; and the ends of processes.
+"""The client's requests to init: operations, each on a channel; and the ends of processes.
 
-What differs between a jail and a container is in the `Host` that is given to it.
+A jail and a container differ in the `Host` that it gets.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .loop import Host
 
     class Channel(Protocol):
-        """Hold what one operation of the client's is about."""
+        """Hold one operation of the client's."""
 
         def ask(self, body: dict[str, Any]) -> None: ...
         def take(self, stream: int, data: memoryview) -> None: ...
@@ -82,9 +82,9 @@ class Server:
 
     def _receive(self, data: bytes) -> None:
         frames = self.frames.feed(data)
-        closed = {channel: place for place, (kind, channel, _) in enumerate(frames) if kind == wire.CLOSE}
-        for place, (kind, channel, body) in enumerate(frames):
-            if kind == wire.OPEN and closed.get(channel, -1) > place:
+        closed = {channel: index for index, (kind, channel, _) in enumerate(frames) if kind == wire.CLOSE}
+        for position, (kind, channel, body) in enumerate(frames):
+            if kind == wire.OPEN and closed.get(channel, -1) > position:
                 continue  # its caller has given it up before it could begin: it is not begun
             try:
                 self._handle(kind, channel, body)
@@ -155,13 +155,13 @@ class Server:
 
     def note_pace(self) -> None:
         """Say whether any process is at work, when that has changed: a session between two cells is not."""
-        is_busy = any(not one.is_resting for one in self.processes.values())
+        is_busy = any(not process.is_resting for process in self.processes.values())
         if is_busy is not self.is_busy:
             self.is_busy = is_busy
             self.host.note_busy(is_busy=is_busy)
 
     def _start(self, number: int, order: dict[str, Any]) -> None:
-        """Start a process; who is allowed to waits until there is room for it, as long as it may take in all."""
+        """Start a process; with `waits`, it waits for room, at most as long as its time-out."""
         if order.get("waits") and self.waiting:
             self._check_may_start()
             self._wait(number, order)
@@ -176,9 +176,9 @@ class Server:
 
     def _wait(self, number: int, order: dict[str, Any]) -> None:
         longest_s = seconds(order.get("timeout_s"))
-        one = self.channels[number] = self.waiting[number] = _Waiting(self, number, order)
+        waiting = self.channels[number] = self.waiting[number] = _Waiting(self, number, order)
         until = now() + (wire.LONGEST_WAIT_S if longest_s is None else longest_s)
-        self.loop.call_at((one, "clock"), until, lambda: self.give_up(one, "the limit on processes is reached"))
+        self.loop.call_at((waiting, "clock"), until, lambda: self.give_up(waiting, "the limit on processes is reached"))
         self.loop.send(wire.json_frame(wire.EVENT, number, event="waiting"))
         self.loop.call_at("room", now() + ROOM_S, self._start_waiting)
 
@@ -191,33 +191,33 @@ class Server:
 
     def _has_room(self) -> bool:
         """Tell whether one more would fit that has as many processes as those that run have each."""
-        there, running = len(self.host.other_pids()), max(1, len(self.processes))
-        return there + -(-there // running) <= self.most_at_once or not self.processes
+        count, running = len(self.host.other_pids()), max(1, len(self.processes))
+        return count + -(-count // running) <= self.most_at_once or not self.processes
 
-    def _start_first(self, one: _Waiting) -> None:
+    def _start_first(self, waiting: _Waiting) -> None:
         try:
-            process = self.start(one.number, one.order)
+            process = self.start(waiting.number, waiting.order)
         except wire.Refused as error:
             if error.error["kind"] == "pids":
                 self.most_at_once = len(self.host.other_pids())
             else:
-                self.give_up(one, **error.error)
+                self.give_up(waiting, **error.error)
         except OSError as error:
-            self.give_up(one, f"{error.strerror or error}", kind="os", errno=error.errno or 0)
+            self.give_up(waiting, f"{error.strerror or error}", kind="os", errno=error.errno or 0)
         else:
-            self.forget_waiting(one)
+            self.forget_waiting(waiting)
             process.announce()
-            one.hand_over(process)
+            waiting.hand_over(process)
 
-    def give_up(self, one: _Waiting, message: str, kind: str = "pids", **more: Any) -> None:
+    def give_up(self, waiting: _Waiting, message: str, kind: str = "pids", **more: Any) -> None:
         """Start one that waits no more, and say why."""
-        self.forget_waiting(one)
-        self.close(one.number, kind=kind, message=message, **more)
+        self.forget_waiting(waiting)
+        self.close(waiting.number, kind=kind, message=message, **more)
 
-    def forget_waiting(self, one: _Waiting) -> None:
+    def forget_waiting(self, waiting: _Waiting) -> None:
         """Take one out of those that wait."""
-        self.waiting.pop(one.number, None)
-        self.loop.cancel((one, "clock"))
+        self.waiting.pop(waiting.number, None)
+        self.loop.cancel((waiting, "clock"))
 
     def _files(self, number: int, order: dict[str, Any]) -> None:
         """Start an operation on files; with `pauses`, everything else stands still until it has ended."""
@@ -227,22 +227,22 @@ class Server:
             self._stop_others()
 
     def _stop_others(self) -> None:
-        """Have all stand still but the operations for which they do."""
+        """Stop all processes but the operations that asked for it."""
         self.lifetime.pause()
-        for one in self.pausing:
-            one.signal(SIGCONT, "process")
+        for operation in self.pausing:
+            operation.signal(SIGCONT, "process")
         if not self.pausing and not self.is_held:  # it has ended before the others stood still
             self.lifetime.resume()
 
     def _attach(self, number: int, order: dict[str, Any]) -> None:
-        process = self._found(order)
+        process = self._process_of(order)
         if process.channel in self.channels:
             process.forget_sent()
             self.close(process.channel, kind="replaced", message="another client has attached to this process")
         self.channels[number] = process
         process.attach(number)
 
-    def _found(self, order: dict[str, Any]) -> Process:
+    def _process_of(self, order: dict[str, Any]) -> Process:
         name = str(order.get("id"))
         process = self.processes.get(name) or self.kept.get(name)
         if process is None:
@@ -250,11 +250,13 @@ class Server:
         return process
 
     def _kill(self, number: int, order: dict[str, Any]) -> None:
-        self._found(order).kill(str(order.get("cause", "")))
+        self._process_of(order).kill(str(order.get("cause", "")))
         self.close(number)
 
     def _list(self, number: int, _: dict[str, Any]) -> None:
-        rows = [one.describe() for one in (*self.kept.values(), *self.processes.values()) if not one.is_hidden]
+        rows = [
+            process.describe() for process in (*self.kept.values(), *self.processes.values()) if not process.is_hidden
+        ]
         self.loop.send(wire.json_frame(wire.EVENT, number, event="processes", processes=rows))
         self.close(number)
 
@@ -280,9 +282,9 @@ class Server:
             self.close(number)
 
     def _output(self, number: int, order: dict[str, Any]) -> None:
-        for stream, one in self._found(order).outgoing.items():
-            if one.tail:
-                self.loop.send(wire.data_frame(number, stream, bytes(one.tail[-wire.MOST_DATA :])))
+        for stream, outgoing in self._process_of(order).outgoing.items():
+            if outgoing.tail:
+                self.loop.send(wire.data_frame(number, stream, bytes(outgoing.tail[-wire.MOST_DATA :])))
         self.close(number)
 
     def _pause(self, number: int, _: dict[str, Any]) -> None:
@@ -344,7 +346,7 @@ class Server:
         self.loop.call_at("dead", now(), lambda: self._take_dead(0))
 
     def forget(self, process: Process) -> None:
-        """Take a process out of those that run, and keep what is known of it for a while."""
+        """Remove a process from the running ones, and keep its result for a while."""
         if self.processes.pop(process.id, None) is None:
             return
         if process in self.pausing:
@@ -361,7 +363,7 @@ class Server:
 
 
 class _Waiting:
-    """Be the channel of a process that waits for room, and keep what is sent to it meanwhile."""
+    """Be the channel of a process that waits for room, and keep its input meanwhile."""
 
     def __init__(self, server: Server, number: int, order: dict[str, Any]):
         self.server, self.number, self.order = server, number, order
@@ -388,7 +390,7 @@ class _Waiting:
         self.server.forget_waiting(self)
 
     def hand_over(self, process: Process) -> None:
-        """Pass on what was sent."""
+        """Pass the kept input on."""
         for stream, data in self.sent:
             if data is None:
                 process.take_end(stream)

@@ -1,4 +1,4 @@
-"""Pseudo-terminals: a pair of ends, the size of the window, who is in the foreground."""
+"""Pseudo-terminals: a pair of ends, the size of the window, the foreground process group."""
 
 from __future__ import annotations
 

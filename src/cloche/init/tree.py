@@ -1,9 +1,9 @@
-"""Ending all that belongs to a process: stopped first, so that a fork bomb stands still, then killed.
+"""Ending all processes of a tree: stopped first, so that a fork bomb cannot grow, then killed.
 
-Theory of operation: who belongs to a process is known by its mark. One look at all that live serves every process that
-is to be ended, and a look goes on for a moment in each turn of the loop: a guest may have thousands. What is found is
-stopped, until a look finds nobody new; the next one kills. Then it is looked again until nothing is left. Where that
-takes long, as they fork faster than we look, all others stand still for one look, if the host can have them do so.
+Theory of operation: the processes of a tree share its mark. One look at all live processes serves every tree that is to
+end, and a look continues for a moment in each turn of the loop: a guest may have thousands. Found processes are
+stopped, until a look finds no new one; the next look kills. Then looks are repeated until none is left. If that takes
+long, because they fork faster than the looks, all others are stopped for one look, if the host can do so.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AGAIN_S, MOST_ROUNDS = 0.05, 200  # between two looks at whether all that was ki
 
 
 class _Target:
-    """Hold what is known of one that is to be ended."""
+    """Hold the state of one tree that is to end."""
 
     def __init__(self, on_end: Callable[[], None]):
         self.on_end = on_end
@@ -50,7 +50,7 @@ class _Target:
             self.has_new = True
 
     def conclude(self) -> bool:
-        """Settle after a look what the next one is for; tell whether there is none, as nothing is left."""
+        """Decide after a look the purpose of the next one; True when no process is left."""
         if self.is_killing:
             self.rounds -= 1
             self.begin()
@@ -64,7 +64,7 @@ class _Target:
 
 
 class Ender:
-    """End what has certain marks, and tell who asked for it when nothing is left."""
+    """End all processes with certain marks, and call back when none is left."""
 
     def __init__(self, loop: Loop, host: Host):
         self.loop, self.host = loop, host
@@ -79,13 +79,13 @@ class Ender:
             self._go_on()
 
     def _go_on(self) -> None:
-        left = LOOKED_AT
+        remaining = LOOKED_AT
         while self._looking is not None or self._begin():
             for pid, mark in self._looking or ():
-                for target in self._found(mark):
+                for target in self._targets_of(mark):
                     target.take(pid)
-                left -= 1
-                if left <= 0:
+                remaining -= 1
+                if remaining <= 0:
                     self.loop.call_at(self, now(), self._go_on)
                     return
             self._conclude()
@@ -93,31 +93,31 @@ class Ender:
     def _begin(self) -> bool:
         """Begin a look for all that are due; tell whether there are any."""
         moment = now()
-        self._looked_for = {mark: one for mark, one in self._targets.items() if one.due <= moment}
-        if any(one.urgent_at <= moment for one in self._looked_for.values()) and self.host.hold_others():
+        self._looked_for = {mark: target for mark, target in self._targets.items() if target.due <= moment}
+        if any(target.urgent_at <= moment for target in self._looked_for.values()) and self.host.hold_others():
             self._kill_held()
         elif self._looked_for:
             self._looking = self.host.look()
         elif self._targets:
-            self.loop.call_at(self, min(one.due for one in self._targets.values()), self._go_on)
+            self.loop.call_at(self, min(target.due for target in self._targets.values()), self._go_on)
         return bool(self._looked_for)
 
     def _kill_held(self) -> None:
-        """Kill what is looked for while nobody can fork, then let all others go on."""
+        """Kill the trees while no process can fork, then resume all others."""
         for target in self._looked_for.values():
             target.is_killing = True
         for pid, mark in self.host.look():
-            for target in self._found(mark):
+            for target in self._targets_of(mark):
                 target.take(pid)
         if not self.loop.is_paused:
             self.host.signal_others(SIGCONT)
         self._conclude()
 
-    def _found(self, mark: int) -> tuple[_Target, ...]:
+    def _targets_of(self, mark: int) -> tuple[_Target, ...]:
         if mark == HIDDEN:
             return (*self._looked_for.values(),)
-        found = self._looked_for.get(mark)
-        return () if found is None else (found,)
+        targets = self._looked_for.get(mark)
+        return () if targets is None else (targets,)
 
     def _conclude(self) -> None:
         looked_for, self._looking = self._looked_for, None
@@ -130,17 +130,17 @@ class Ender:
         """Send a signal once to all that has a mark."""
         self._signal_on(self.host.look(), mark, number)
 
-    def _signal_on(self, looking: Iterator[tuple[int, int]], wanted: int, number: int) -> None:
-        for left, (pid, mark) in enumerate(looking, 1 - LOOKED_AT):
-            if mark in (wanted, HIDDEN):
+    def _signal_on(self, looking: Iterator[tuple[int, int]], wanted_mark: int, number: int) -> None:
+        for remaining, (pid, mark) in enumerate(looking, 1 - LOOKED_AT):
+            if mark in (wanted_mark, HIDDEN):
                 send(pid, number)
-            if left >= 0:
-                self.loop.call_at(looking, now(), lambda: self._signal_on(looking, wanted, number))
+            if remaining >= 0:
+                self.loop.call_at(looking, now(), lambda: self._signal_on(looking, wanted_mark, number))
                 return
 
 
 def send(pid: int, number: int) -> None:
-    """Send a signal; who has gone meanwhile needs none."""
+    """Send a signal; a process that has gone meanwhile needs none."""
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):

@@ -1,9 +1,9 @@
 """Watching a folder, or a file, for changes, by inotify: each change is one line of JSON.
 
-The kernel keeps a bounded number of changes for us; what it drops, and folders beyond `MOST_FOLDERS`, are said to be
-lost. Lines are `{"event", "path", "type"}`, where `path` begins below what is watched; `moved` has `target` besides.
-First comes `watching`: every change from then on will be told. A file is watched by its name, whatever has that name;
-its path is empty. The last line is `over`: the folder is gone.
+The kernel queues a bounded number of changes; changes that it drops, and folders beyond `MOST_FOLDERS`, are reported as
+lost. Lines are `{"event", "path", "type"}`, where `path` is relative to the watched folder; `moved` has `target`
+besides. First comes `watching`: every later change is reported. A file is watched by its name, even if another file
+gets that name; its path is empty. The last line is `over`: the folder is gone.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ OVER = IN_DELETE_SELF | IN_MOVE_SELF | IN_UNMOUNT
 
 
 def watch(path: str, order: dict[str, Any]) -> dict[str, Any]:
-    """Tell of changes until what is watched is gone, or nobody wants to know."""
+    """Report changes until the watched path is gone, or the client has left."""
     _Watch(path, is_recursive=bool(order.get("recursive"))).run()
     return {}
 
 
 def load_inotify() -> tuple[Callable[..., int], Callable[..., int], Callable[..., int]]:
-    """Return three functions of the C library, which raise OSError. Raises Refusal where it has none."""
+    """Return three functions of the C library, which raise OSError. Raises Refusal if it lacks them."""
     try:
         ctypes: Any = __import__("_ctypes")  # `ctypes` itself takes longer to import
         integer = type("_Int", (ctypes._SimpleCData,), {"_type_": "i"})
@@ -67,17 +67,17 @@ def _function(ctypes: Any, name: str, result: type, *arguments: type) -> Callabl
     function = kind(ctypes.dlsym(ctypes.dlopen(None, 0), name))
 
     def checked(*values: object) -> int:
-        found = int(function(*values))
-        if found < 0:
+        result = int(function(*values))
+        if result < 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
-        return found
+        return result
 
     return checked
 
 
 class _Watch:
-    """Hold the folders that are watched, by the kernel's numbers of them, and what is yet to be told."""
+    """Hold the watched folders, by the kernel's watch descriptors, and the changes to report."""
 
     def __init__(self, path: str, *, is_recursive: bool):
         self.top, self.is_recursive = path, is_recursive
@@ -114,7 +114,7 @@ class _Watch:
                 self._flush()
 
     def _watch(self, name: str, depth: int) -> bool:
-        """Watch one folder; tell of what is too much."""
+        """Watch one folder; beyond the bounds, report the loss."""
         if len(self.names) >= MOST_FOLDERS or depth > MOST_DEPTH:
             self._lose()
             return False
@@ -136,13 +136,13 @@ class _Watch:
             self._tell("lost", "")
 
     def _look_into(self, name: str, depth: int, *, tells: bool) -> None:
-        """Watch the folders below one, and tell of what was there before we watched it."""
+        """Watch the folders below one, and report the entries from before the watch."""
         pending = [(name, depth)]
         while pending:
             name, depth = pending.pop()
             try:
-                with os.scandir(f"{self.top}/{name}") as found:
-                    for entry in found:
+                with os.scandir(f"{self.top}/{name}") as entries:
+                    for entry in entries:
                         is_folder = entry.is_dir(follow_symlinks=False)
                         path = name + entry.name
                         if is_unfinished(entry.name):
@@ -161,11 +161,11 @@ class _Watch:
         self.told.add(path)
 
     def _take(self, data: bytes) -> None:
-        at = 0
-        while at < len(data) and not self.is_over:
-            number, mask, cookie, length = EVENT.unpack_from(data, at)
-            at += EVENT.size + length
-            name = os.fsdecode(data[at - length : at].partition(b"\0")[0])
+        offset = 0
+        while offset < len(data) and not self.is_over:
+            number, mask, cookie, length = EVENT.unpack_from(data, offset)
+            offset += EVENT.size + length
+            name = os.fsdecode(data[offset - length : offset].partition(b"\0")[0])
             if mask & IN_Q_OVERFLOW:
                 self._end_move()
                 self._tell("lost", "")
@@ -200,14 +200,14 @@ class _Watch:
             self._tell("changed", path, is_folder=is_folder)
 
     def _is_ours(self, path: str, name: str) -> bool:
-        """Tell whether this is a file that is being written by `files`: without a name, or under one of its own."""
+        """Tell whether `files` is writing this file: it has no name, or a temporary one."""
         is_unnamed = name[:1] == "#" and name[1:].isdigit()
         return is_unfinished(name) or (is_unnamed and not os.path.lexists(f"{self.top}/{path}"))
 
     def _take_file(self, mask: int, name: str) -> None:
         if name == self.only:
-            what = "created" if mask & (IN_CREATE | IN_MOVED_TO) else "changed" if mask & CHANGED else "removed"
-            self._tell(what, "")
+            event = "created" if mask & (IN_CREATE | IN_MOVED_TO) else "changed" if mask & CHANGED else "removed"
+            self._tell(event, "")
 
     def _created(self, path: str, *, is_folder: bool) -> None:
         if path in self.told:
@@ -236,7 +236,7 @@ class _Watch:
             self.numbers[self.names[number]] = number
 
     def _end_move(self) -> None:
-        """Tell of what was moved out of what is watched."""
+        """Report a move out of the watched tree as a removal."""
         if self.moved is None:
             return
         (_, path, is_folder), self.moved = self.moved, None
@@ -262,7 +262,7 @@ class _Watch:
         self.lines.append(json.dumps(row).encode() + b"\n")
 
     def _flush(self) -> None:
-        """Send what is to be told. Equal changes are told once between two of these."""
+        """Send the pending changes. Equal changes between two calls are sent once."""
         if self.lines:
             lines, self.lines = b"".join(self.lines), []
             write_all(CONTENT_OUT, lines)

@@ -1,61 +1,61 @@
 """The one protocol between a sandbox that lives and its clients: frames, channels, windows, operations. No I/O here.
 
 **Frames.** A frame is a header of nine bytes (`>IIB`: length of the body, channel, kind) and a body of at most
-`MOST_BODY` bytes. The first frame either side sends is HELLO on channel 0, with `{"version": VERSION}` and what else it
-says of itself; who speaks another version closes the connection.
+`MOST_BODY` bytes. The first frame of either side is HELLO on channel 0, with `{"version": VERSION}` and further facts
+about the sender; a side that speaks another version closes the connection.
 
-**Channels.** The client opens a channel with OPEN, under a number of its own choice that is not in use. Its body is a
-JSON object with the operation in `op` and its arguments. All that belongs to the operation travels on that channel:
-EVENT from the sandbox and ASK from the client (JSON), DATA and END of numbered streams either way. CLOSE is the last
-frame of a channel: from the sandbox with `{}`, or `{"error": {"kind", "message", ...}}`; a client's means that it wants
-no more of it, and ends nothing but the channel, unless the operation says so. Frames on a channel that is closed are
-dropped.
+**Channels.** The client opens a channel with OPEN, under an unused number that it chooses. Its body is a JSON object
+with the operation in `op` and its arguments. All frames of the operation travel on that channel: EVENT from the sandbox
+and ASK from the client (JSON), DATA and END of numbered streams either way. CLOSE is the last frame of a channel: from
+the sandbox with `{}`, or `{"error": {"kind", "message", ...}}`; a client's CLOSE ends the channel, and nothing else
+unless the operation says so. Frames on a closed channel are dropped.
 
 **Flow control** is per stream and direction. A DATA frame is a byte with the stream's number and content. A sender may
 have `WINDOW_BYTES` unacknowledged; the receiver grants more with a WINDOW frame (`>BI`: stream, bytes) when it has
 consumed data. A slow reader blocks only its own stream. Exceeding the window, and a grant of more than was sent, end
 the connection. `Credit` counts both directions.
 
-**Operations** (arguments; events; what the streams are):
+**Operations** (arguments; events; streams):
 
 - `start`: a process. `argv`, or `python` (settings of the interpreter), `env`, `cwd`, `user`, `timeout_s`, `streams`,
   `terminal` (`[rows, columns]`), `is_kept`, `remove`, `folders` and `files` (paths; path, mode, content in hexadecimal:
-  done first, by the process). With `waits`, one for which there is no room among the sandbox's processes waits for it,
-  as long as its time-out or LONGEST_WAIT_S, after those that came before, and then fails as it does without: `pids`.
-  Events: `waiting`; `started` with `id` and `pid`; `exit` with `status` (a wait status), `cause`, `usage`,
-  `dropped` bytes, how many system calls of the tree were `denied`, and of one that failed `pids_hits` and `is_full`:
-  whether the limit on processes was reached meanwhile, and nothing more can be written.
-  Streams: 0 in, 1 and 2 out, 3 what a Python program reports, 4 a session's requests. ASK: `signal` with `number` and
+  done first, by the process). With `waits`, a process without room among the sandbox's processes waits for it, as long
+  as its time-out or LONGEST_WAIT_S, after earlier ones, and then fails as it does without: `pids`.
+  Events: `waiting`; `started` with `id` and `pid`; `exit` with `status` (a wait status), `cause`, `usage`, `dropped`
+  bytes, how many system calls of the tree were `denied`, and of a failed process `pids_hits` and `is_full`: whether the
+  limit on processes was reached meanwhile, and nothing more can be written.
+  Streams: 0 in, 1 and 2 out, 3 reports of a Python program, 4 a session's requests. ASK: `signal` with `number` and
   `to` (`process`, `group` or `tree`), `resize` with `rows` and `columns`, `kill` with `cause`, `keep`, `rest` with
-  `is_resting`: nothing is asked of it now, so its memory need not be watched closely. CLOSE by the client kills the
-  tree, unless `is_kept`. With stream 4 it is a session: what it answers on 3 comes after all that it has printed until
-  then, its end when nothing is left that it has started. A program finds its ends of 4 and 3 under the numbers 3 and 4.
-- `attach`: the streams and the exit of a process that is there, or was, by `id`. First come the last bytes that nobody
-  has read.
-- `processes`: one event `processes` with a list of what runs and what was kept of the ended.
-- `kill`: a tree, by `id`. - `files`: one operation on files, see `files`. Streams: 0 content in, 1 content out.
-- `connect`: a TCP connection to `port` on loopback inside. Event `connected`. Streams: 0 to the server, 1 from it.
-  Where it `hands_out`, and init has another way to the client, the socket itself goes that way, and the channel ends.
-- `ports`: one event `ports` with who listens.
+  `is_resting`: it has no request now, so its memory need not be watched closely. CLOSE by the client kills the tree,
+  unless `is_kept`. With stream 4 it is a session: its answers on 3 come after all output that was printed before them,
+  its end when all processes that it started have ended. A program has its ends of 4 and 3 as descriptors 3 and 4.
+- `attach`: the streams and the exit of a running or kept process, by `id`. First come the last unread bytes.
+- `processes`: one event `processes` with a list of the running and the kept ended ones.
+- `kill`: a tree, by `id`.
+- `files`: one operation on files, see `files`. Streams: 0 content in, 1 content out.
+- `connect`: a TCP connection to `port` on loopback inside. Event `connected`. Streams: 0 to the server, 1 from it. If
+  it `hands_out`, and init has another transport to the client, the socket itself goes that way, and the channel ends.
+- `ports`: one event `ports` with the listening processes.
 - `clock`: one event `clock` with `ns`, the time that a file gets which changes now, and none that has changed before.
-- `output`: the last bytes that nobody has read of a process, by `id`, on its streams 1 and 2; they are kept.
-- `pause`: stop all processes and the clocks of commands; nothing is started until `resume`. Both answer by CLOSE.
-- `limits`: `ends_in_s`, after which all ends, whoever is there; `idle_s`, after which it ends if no process but init
-  has lived and no frame has come. None is none. They replace what was said before, and count on CLOCK_BOOTTIME.
-- `stop`: SIGTERM to all processes, those too that were paused; nothing is started from then on. CLOSE comes when all
-  have ended, after `grace_s` at the latest.
+- `output`: the last unread bytes of a process, by `id`, on its streams 1 and 2; they are kept.
+- `pause`: stop all processes and the clocks of commands; no process is started until `resume`. Both answer by CLOSE.
+- `limits`: `ends_in_s`, after which all ends, even with clients; `idle_s`, after which it ends if no process but init
+  has lived and no frame has come. Null means no limit. They replace earlier ones, and count on CLOCK_BOOTTIME.
+- `stop`: SIGTERM to all processes, paused ones too; no process is started from then on. CLOSE comes when all have
+  ended, after `grace_s` at the latest.
 - `end`: kill everything. The sandbox is over when the connection closes.
 
-**A keeper** (`cloche.keeper`) may stand between the sandbox and any number of clients, each of which has a connection
-and numbers of channels of its own, from 1 to 65,535. Who breaks the protocol loses the connection, and nobody else. Its
-HELLO is that of the sandbox with `keeper` beside: `name`, `boot` (the id of the host's boot). That of a
-client may say `"is_visit": true`: it does not count as one for whose sake the sandbox is kept. When a client goes, its
-channels are closed. The keeper answers some operations itself, in whose OPEN `op` is the first member, without spaces,
-and which are short: `pause` and `resume` as above; `end`, when nothing is left; `keep`: `keep_s`, the time without a
-client after which all ends; `info`: one event `info` with `name`, `pid`, `clients`, `is_paused`, `paused_s` (in all),
-`age_s`, `keep_s`, `lifetime_s`, `idle_s`, `left_s` (of the lifetime) and `without_client_s`.
+**A keeper** (`cloche.keeper`) may be between the sandbox and any number of clients, each with its connection and its
+numbers of channels, from 1 to 65,535. A client that breaks the protocol loses its connection; the others keep theirs.
+Its HELLO is that of the sandbox with `keeper` beside: `name`, `boot` (the id of the host's boot). That of a client may
+have `"is_visit": true`: the client does not count for keeping the sandbox alive. When a client goes, its channels are
+closed. The keeper answers some operations itself; their OPEN is short and has `op` as the first member, without spaces:
+`pause` and `resume` as above; `end`, when nothing is left; `keep`: `keep_s`, the time without a client after which all
+ends; `info`: one event `info` with `name`, `pid`, `clients`, `is_paused`, `paused_s` (in all), `age_s`, `keep_s`,
+`lifetime_s`, `idle_s`, `left_s` (of the lifetime) and `without_client_s`.
 
-What a sandbox sends is a guest's word where a guest could have said it. Clients read it with `decode_object`, bounded.
+All frames of a sandbox may be forged by a guest where the guest could have caused them. Clients read them with
+`decode_object`, bounded.
 """
 
 from __future__ import annotations
@@ -116,13 +116,13 @@ def grant_frame(channel: int, stream: int, count: int) -> bytes:
 
 
 class FrameBuffer:
-    """Cut what comes, in whatever pieces, into frames: kind, channel, body."""
+    """Cut received bytes, in pieces of any size, into frames: kind, channel, body."""
 
     def __init__(self, most_body: int = MOST_BODY, last_kind: int = CLOSE) -> None:
         self._buffer = bytearray()
         self._most, self._last_kind = most_body, last_kind
 
-    def feed(self, data: bytes, most: int = -1) -> list[tuple[int, int, bytes]]:
+    def feed(self, data: bytes, max_frames: int = -1) -> list[tuple[int, int, bytes]]:
         """Return the frames that are complete with `data`, at most `most` of them unless that is -1.
 
         If `most` frames are returned, `feed(b"", most)` returns the next. Raises WireError for a frame that is too long
@@ -131,18 +131,18 @@ class FrameBuffer:
         if self._buffer:
             self._buffer += data
             with memoryview(self._buffer) as view:
-                frames, end = self._cut(view, most)
+                frames, end = self._cut(view, max_frames)
             del self._buffer[:end]
         else:  # as nearly always: nothing is copied but the bodies
-            frames, end = self._cut(memoryview(data), most)
+            frames, end = self._cut(memoryview(data), max_frames)
             self._buffer += data[end:] if end else data
         return frames
 
-    def _cut(self, view: memoryview, most: int) -> tuple[list[tuple[int, int, bytes]], int]:
+    def _cut(self, view: memoryview, max_frames: int) -> tuple[list[tuple[int, int, bytes]], int]:
         """Return the frames, and where the last one ends."""
         start, size = 0, len(view)
         frames: list[tuple[int, int, bytes]] = []
-        while size - start >= HEADER.size and len(frames) != most:
+        while size - start >= HEADER.size and len(frames) != max_frames:
             length, channel, kind = HEADER.unpack_from(view, start)
             if length > self._most or kind > self._last_kind:
                 raise WireError(f"a frame of kind {kind} with {length} bytes")
@@ -155,7 +155,7 @@ class FrameBuffer:
 
 
 class Credit:
-    """Count what may still be sent and what may still arrive on the streams of one channel. Nothing is sent here."""
+    """Count the bytes that may be sent and received on the streams of one channel. Nothing is sent here."""
 
     def __init__(self) -> None:
         self._sendable = [WINDOW_BYTES] * STREAMS
@@ -207,16 +207,16 @@ class Credit:
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """Return the object of a frame from a side that is trusted. Raises WireError for what is none."""
+    """Return the object of a frame from a side that is trusted. Raises WireError for other contents."""
     import json  # which a keeper does without
 
     try:
-        found = json.loads(body)
+        parsed = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise WireError(f"a frame holds no JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(parsed, dict):
         raise WireError("a frame holds no JSON object")
-    return found
+    return parsed
 
 
 def read_data(body: bytes) -> tuple[int, memoryview]:

@@ -452,7 +452,7 @@ class NoInput:
     """A session's missing standard input: reading raises an error instead of pretending end of file."""
 
     encoding, errors, closed, name = "utf-8", "strict", False, "<stdin>"
-    said = "a session has no standard input; pass data as a variable or as a file"
+    refusal = "a session has no standard input; pass data as a variable or as a file"
 
     def fileno(self) -> int:
         return 0
@@ -467,7 +467,7 @@ class NoInput:
         return
 
     def _refuse(self, *_: object) -> Any:
-        raise EOFError(self.said)
+        raise EOFError(self.refusal)
 
     read = readline = readlines = __iter__ = __next__ = _refuse
 
@@ -475,7 +475,7 @@ class NoInput:
 def _refuse_input(prompt: object = "") -> str:
     """Refuse to ask a human who is not there."""
     prompt_text = f": {prompt!s}" if prompt else ""
-    raise EOFError(f"input(){prompt_text}: {NoInput.said}")
+    raise EOFError(f"input(){prompt_text}: {NoInput.refusal}")
 
 
 def _json_writer() -> Callable[[Any], str]:

@@ -106,7 +106,7 @@ def _threads() -> list[str]:
 
 
 def _timers() -> list[str]:
-    """Name running interval timers: a clone has none, and a stopped process gets their signals at its resumption.
+    """Name running interval timers: a clone lacks them, and a stopped process gets their signals at its resumption.
 
     There are no others: a session's filter refuses `timer_create`, and a timer with a descriptor is found by that.
     """

@@ -18,7 +18,7 @@ except (AttributeError, OSError, ValueError):
     pass  # there is no output, or it is no stream that can be told
 
 _folder = os.path.dirname(__file__)
-sys.path[:] = [_one for _one in sys.path if _one != _folder]
+sys.path[:] = [_path for _path in sys.path if _path != _folder]
 if os.path.exists(_folder + "/without_shm.py") and sys.hexversion >= 0x3080000:  # at level `confined`
     with open(_folder + "/without_shm.py") as _file:
         _names = {"__name__": "without_shm"}
@@ -28,7 +28,7 @@ _self = sys.modules.pop(__name__)  # held: a module of Python 2 that goes takes 
 try:
     __import__(__name__)  # where there is none, `site` expects the error
 finally:
-    _layers = [_one for _one in os.environ.get("CLOCHE_LAYERS", "").split(os.pathsep) if _one]
+    _layers = [_path for _path in os.environ.get("CLOCHE_LAYERS", "").split(os.pathsep) if _path]
     if _layers:
         import site as _site
 
@@ -36,6 +36,8 @@ finally:
             _site.execusercustomize()
             _site.execusercustomize = bool  # type: ignore[assignment]
         _own = os.path.dirname(os.__file__)
-        sys.path[:] = [_one for _one in sys.path if _one not in _layers]
-        _at = [0] + [_n + 1 for _n, _one in enumerate(sys.path) if _one in (_own, os.path.join(_own, "lib-dynload"))]
-        sys.path[_at[-1] : _at[-1]] = _layers
+        sys.path[:] = [_path for _path in sys.path if _path not in _layers]
+        _indices = [0] + [
+            _n + 1 for _n, _path in enumerate(sys.path) if _path in (_own, os.path.join(_own, "lib-dynload"))
+        ]
+        sys.path[_indices[-1] : _indices[-1]] = _layers

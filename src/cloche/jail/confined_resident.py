@@ -186,7 +186,7 @@ class ConfinedResident(Resident):
             self.server.loop.call_at(LEFT, now(), self._note_left)
 
     def look(self) -> Iterator[tuple[int, int]]:
-        """Yield nothing: each reaper has the processes of its own tree."""
+        """Yield nothing: each reaper knows its tree."""
         return iter(())
 
     def other_pids(self) -> list[int]:

@@ -1,6 +1,6 @@
 """Signals between the commands of a sandbox that lives without a process namespace, where each has a separate domain.
 
-Landlock limits a guest's signals to the descendants of its own command, and no process of another command is below the
+Landlock limits a guest's signals to the descendants of its command, and no process of another command is below the
 same reaper. So the filter notifies of `kill`. If the kernel would allow the signal, the call continues: that is decided
 by registers. Otherwise init finds the reaper above the target process, and that reaper sends the signal, by its own
 right: the kernel limits it to the processes below that reaper, even if the number was reused meanwhile.
