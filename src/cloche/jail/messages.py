@@ -249,7 +249,7 @@ class Run(_Record):
       hidden from the guest. `replaced` are programs and modules that are replaced by one that prints the reason.
       `private` are those of `binds`, and the folder of an overlay, with files that only the caller may read (shown
       through an id-mapped mount), and `owners` the uid and gid of those that are not root's.
-    - `readable` are the rules that Landlock needs for them. `keep_read_search`: Landlock alone must decide what is
+    - `readable` are the rules that Landlock needs for them. `keep_read_search`: Landlock alone decides which files are
       readable (see `privileges.keep_read_search`).
     - `is_session`: it lives until it is ended. The value's pipe takes its answers, and a link for its requests follows
       it.
