@@ -1,20 +1,22 @@
 """Records that outlive a process: keys, settings, runs, snapshots, manifests, reproductions, approvals.
 
-In: plain data of a front end, and paths below folders that the operator named. Out: documents as plain data with the
-wire's names (camelCase), and files of Cloche's own. Kept: one database (SQLite by default; `database.py`), and blobs
-and JSON files beside it. Nothing here executes what a workspace holds, follows a link out of it, or stores a secret.
+Input: plain data from a front end, and paths below folders that the operator named. Output: documents as plain data
+with the wire's names (camelCase), and Cloche's own files. State: one database (SQLite by default; `database.py`), with
+blobs and JSON files beside it. This package never executes a workspace's content, follows a link out of it, or stores a
+secret.
 
-- `database.py`: open it, one transaction; `tables.py`: all tables; `migrations/`: how they came to be.
-- `git_state.py`: branch, HEAD and status of a repository, read without git; its parts are `git_*.py`.
-- `environment.py`: snapshots of an environment; `environment_variables.py`: what is kept of its variables, and masked;
-  `replication.py`: a script that sets them again.
-- `ids.py`: ids that sort by time; `lists.py`: one page of a list; `debugging.py`: debug namespaces switched in it.
-- `workspace.py`: snapshots of workspaces; `workspace_tree.py` reads the files, `workspace_restore.py` puts them back,
-  `workspace_entries.py` is what is said of one; `blobs.py`: contents that are kept.
-- `dependencies.py`: what a workspace depends on; `dependency_files.py`: readers of lock files and manifests.
-- `devenv.py`: manifests of development environments; `devenv_detection.py`: what they are made from; `devenv_store.py`:
-  those that are stored; `provision.py`: a sandbox that is set up by one.
-- `reproductions.py`: bug reproductions, and their runs; `workers.py`: which process works on a record, and is it gone.
+- `database.py`: opening and transactions; `tables.py`: all tables; `migrations/`: their history.
+- `git_state.py`: branch, HEAD and status of a repository, read without git; `git_*.py` are its parts.
+- `environment.py`: snapshots of an environment; `environment_variables.py`: stored and masked variables;
+  `replication.py`: a script that sets them.
+- `ids.py`: ids that sort by time; `lists.py`: one page of a list; `debugging.py`: stored debug namespaces.
+- `workspace.py`: snapshots of workspaces; `workspace_tree.py` reads files, `workspace_restore.py` restores them,
+  `workspace_entries.py` describes one; `blobs.py`: stored contents.
+- `dependencies.py`: the dependencies of a workspace; `dependency_files.py`: readers of lock files and manifests.
+- `devenv.py`: manifests of development environments; `devenv_detection.py`: detection from files; `devenv_store.py`:
+  stored manifests; `provision.py`: a sandbox set up by a manifest.
+- `reproductions.py`: bug reproductions and their runs; `workers.py`: which process works on a record, and whether it
+  has ended.
 
 Needs the extra `server`.
 """

@@ -1,6 +1,6 @@
-"""Approvals in the database of records: asked for through the service, listed, decided about, followed by version.
+"""Approvals in the database of records: created through the service, listed, decided, followed by version.
 
-It is the queue of `cloche.agent.queue`, whose rules about decisions hold here; that module needs no extra.
+It is the queue of `cloche.agent.queue`, whose rules for decisions apply. That module needs no extra.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _COLUMNS = [_OF[name] for name in FIELDS]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRequest:
-    """Hold what a client asks for: `text` is the request as the queue has it."""
+    """Hold a client's request. `text` is its stored form."""
 
     project: str
     asked_by: str
@@ -42,7 +42,7 @@ class NewRequest:
 
 
 def ask(session: Session, new: NewRequest) -> Entry:
-    """Add a request, and forget what has ended long ago."""
+    """Add a request, and delete those that ended long ago."""
     now = time.time()
     session.execute(text(FORGET), forgetting(now))
     row = insert(APPROVALS).values(
@@ -54,28 +54,28 @@ def ask(session: Session, new: NewRequest) -> Entry:
 
 
 def count_waiting(session: Session, *, asked_by: str) -> int:
-    """Return how many requests of one caller wait."""
+    """Return the number of waiting requests of one caller."""
     query = select(func.count()).select_from(APPROVALS).where(_OF.asked_by == asked_by, _condition("waiting"))
     return session.scalar(query) or 0
 
 
 def count_open(session: Session, *, project: str) -> int:
-    """Return how many requests of a project wait."""
+    """Return the number of waiting requests of a project."""
     query = select(func.count()).select_from(APPROVALS).where(_OF.project == project, _condition("waiting"))
     return session.scalar(query) or 0
 
 
 def last_change(session: Session, *, project: str) -> str:
-    """Return a text that is another one when a request was asked for, decided about, or expired."""
+    """Return a text that changes with every new, decided or expired request of a project."""
     expired = select(func.count()).select_from(APPROVALS).where(_OF.project == project, _condition("expired"))
     return f"{newest_version(session)}.{session.scalar(expired) or 0}"
 
 
 def last_of_tool(session: Session, tool: str, *, project: str) -> ApprovalRequest | None:
-    """Return what a tool was asked to do last, of the latest requests."""
+    """Return the last request for a tool among the latest `MOST_LOOKED_AT`."""
     query = select(*_COLUMNS).where(_OF.project == project).order_by(_OF.id.desc()).limit(MOST_LOOKED_AT)
-    found = (entry_of(tuple(row)) for row in session.execute(query))
-    return next((entry.request for entry in found if entry is not None and entry.request.tool == tool), None)
+    entries = (entry_of(tuple(row)) for row in session.execute(query))
+    return next((entry.request for entry in entries if entry is not None and entry.request.tool == tool), None)
 
 
 def find(session: Session, number: int, *, project: str) -> Entry:
@@ -89,14 +89,14 @@ def find(session: Session, number: int, *, project: str) -> Entry:
 
 
 def decide(session: Session, entry: Entry, decision: Decision, *, is_confirming: bool, address: str) -> None:
-    """Note a decision about an entry that was read in this transaction, which writes. Raises NotWaiting."""
+    """Store a decision about an entry that was read in this write transaction. Raises NotWaiting."""
     session.execute(text(DECIDE), entry.decided(decision, is_confirming=is_confirming, address=address))
 
 
 def list_approvals(
     session: Session, *, project: str, status: str | None = None, limit: int = FEW_ITEMS, cursor: str | None = None
 ) -> dict[str, Any]:
-    """Return a page, the newest first, as every list has it. Raises InvalidRequest."""
+    """Return one page in the format of all lists, the newest first. Raises InvalidRequest."""
     if not 1 <= limit <= MOST_ITEMS:
         raise InvalidRequest(f"limit: {limit} is not between 1 and {MOST_ITEMS}")
     query = select(*_COLUMNS).where(_OF.project == project).order_by(_OF.id.desc()).limit(limit + 1)
@@ -113,7 +113,7 @@ def list_approvals(
 
 
 def _condition(status: str) -> ColumnElement[bool]:
-    """Return what tells the rows of a status. Raises InvalidRequest for a word that is none."""
+    """Return the SQL condition for a status. Raises InvalidRequest for an unknown one."""
     if status not in STATUSES:
         raise InvalidRequest(f"status: use one of {', '.join(STATUSES)}")
     is_open = _OF.decision.is_(None)
@@ -141,9 +141,9 @@ def newest_version(session: Session) -> int:
 def changed_after(
     session: Session, version: int, *, limit: int, project: str | None = None
 ) -> tuple[int, Sequence[Entry]]:
-    """Return what has changed since a version, of all projects or of one, each row once, as it is now.
+    """Return the entries changed since a version, of one project or all, each once with its current state.
 
-    The number before it is the version of the last of them.
+    The number in front is the version of the last of them.
     """
     query = select(*_COLUMNS).where(_OF.version > version).order_by(_OF.version).limit(limit)
     if project is not None:
@@ -153,7 +153,7 @@ def changed_after(
 
 
 def waiting(session: Session, *, limit: int, project: str | None = None) -> Sequence[Entry]:
-    """Return what waits, of all projects or of one, in the order of its last change."""
+    """Return the waiting requests of one project or all, in the order of their last change."""
     query = select(*_COLUMNS).where(_condition("waiting")).order_by(_OF.version).limit(limit)
     if project is not None:
         query = query.where(_OF.project == project)
@@ -161,12 +161,12 @@ def waiting(session: Session, *, limit: int, project: str | None = None) -> Sequ
 
 
 def request_text(request: ApprovalRequest) -> str:
-    """Return a request as the queue has it."""
+    """Return the stored form of a request."""
     return as_text(request)
 
 
 def as_wire(entry: Entry, *, is_whole: bool = False) -> dict[str, Any]:
-    """Return an entry as the wire has it; `is_whole` with all arguments, rules and changes."""
+    """Return an entry in the wire's format, with all arguments, rules and changes if `is_whole`."""
     request, decision, first = entry.request, entry.decision, entry.first_decision
     runs_on = request.rules.get("runs_on")
     shown: dict[str, Any] = {
@@ -201,12 +201,12 @@ def as_wire(entry: Entry, *, is_whole: bool = False) -> dict[str, Any]:
 
 
 def _call(request: ApprovalRequest) -> str:
-    found = request.call
-    return found if len(found) <= MOST_CALL_CHARS else f"{found[: MOST_CALL_CHARS - 1]}…"
+    call = request.call
+    return call if len(call) <= MOST_CALL_CHARS else f"{call[: MOST_CALL_CHARS - 1]}…"
 
 
 def _moment(seconds: float | None) -> str | None:
-    """Return a time as records have it; None for none, and for a number that is no time."""
+    """Return a time in the format of records, None for None and for a number out of range."""
     if seconds is None:
         return None
     try:

@@ -1,9 +1,9 @@
-"""Contents of files, each stored once under its SHA-256, in `blobs/sha256/ab/cdef…` beside the database.
+"""Contents of files, each stored once by its SHA-256, in `blobs/sha256/ab/cdef…` beside the database.
 
-Theory of operation: whoever stores blobs holds the folder's lock, shared, until the rows that name them are committed;
-so does whoever reads. `remove_unnamed` takes the lock alone, or does nothing: what is unnamed then is nobody's, and a
-file half written is one that a killed process left. A blob is written beside, synced and renamed, and its hash is
-checked each time it is read.
+Theory of operation: writers hold a shared lock on the folder until the rows that refer to their blobs are committed;
+readers hold it, too. `remove_unnamed` needs the exclusive lock, or does nothing. While it holds the lock, a blob
+without a row is garbage, and a partial file is the remainder of a killed process. A blob is written to a temporary
+file, synced and renamed. Its hash is verified at every read.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ IS_SHA256 = re.compile(r"[0-9a-f]{64}").fullmatch
 
 
 class Damaged(Exception):
-    """Report a blob whose bytes are not those that its name says."""
+    """Report a blob whose bytes do not match its hash."""
 
 
 class Blobs:
-    """Be the blobs below a folder of Cloche's own; made when something is stored first."""
+    """The blobs below one of Cloche's own folders, which is created when needed."""
 
     def __init__(self, folder: str):
         self._parts = ("blobs", "sha256")
@@ -40,33 +40,34 @@ class Blobs:
 
     @contextmanager
     def held(self) -> Iterator[BlobFolder]:
-        """Hold the blobs, so that none is removed, to store and read some. Raises RecordsFailed."""
+        """Yield a folder to store and read blobs; no blob is removed meanwhile. Raises RecordsFailed."""
         with _failures_named(self.folder):
-            at = self._open()
+            folder = self._open()
         try:
             with _failures_named(self.folder):
-                lock = _lock(at, fcntl.LOCK_SH)
+                lock = _lock(folder, fcntl.LOCK_SH)
             try:
-                yield BlobFolder(at, self.folder)
+                yield BlobFolder(folder, self.folder)
             finally:
                 os.close(lock)
         finally:
-            os.close(at)
+            os.close(folder)
 
     def remove_unnamed(self, named: Callable[[str], Collection[str]]) -> int | None:
-        """Remove what nothing names; return how many files that were. Raises RecordsFailed.
+        """Remove unreferenced blobs; return the number of removed files. Raises RecordsFailed.
 
-        `named` returns, for two digits, the hashes that begin with them and are named. None: somebody stores or reads
-        blobs now, and not all was looked at; the next call goes on. Whoever waits for the lock waits for a part alone.
+        `named` returns the referenced hashes that begin with two given digits. The result is None if the blobs are in
+        use: the scan stopped early, and the next call continues. The lock is taken for one prefix at a time, so that
+        other processes wait only briefly.
         """
         with _failures_named(self.folder):
-            at = self._open()
+            folder = self._open()
             try:
-                return sum(_sweep(at, prefix, named) for prefix in os.listdir(at) if _PREFIX.fullmatch(prefix))
+                return sum(_sweep(folder, prefix, named) for prefix in os.listdir(folder) if _PREFIX.fullmatch(prefix))
             except BlockingIOError:
                 return None
             finally:
-                os.close(at)
+                os.close(folder)
 
     def _open(self) -> int:
         above = hostfs.open_folder(self._above, follows_link=True)
@@ -77,34 +78,34 @@ class Blobs:
 
 
 class BlobFolder:
-    """Store and read blobs while they are held."""
+    """Store and read blobs under the shared lock."""
 
-    def __init__(self, at: int, shown: str):
-        self._at, self._shown = at, shown
+    def __init__(self, folder: int, shown: str):
+        self._fd, self._shown = folder, shown
         self._changed: set[str] = set()
 
     def store(self, data: bytes, sha256: str) -> bool:
-        """Store bytes under their hash; tell whether they were new. Raises RecordsFailed."""
+        """Store bytes by their hash; return whether they were new. Raises RecordsFailed."""
         prefix, name = sha256[:2], sha256[2:]
-        with _failures_named(self._shown), hostfs.descended(self._at, [prefix], mode=_PRIVATE_FOLDER) as at:
-            found = hostfs.look(name, at)
-            if found is not None and found.st_size == len(data):
+        with _failures_named(self._shown), hostfs.descended(self._fd, [prefix], mode=_PRIVATE_FOLDER) as prefix_folder:
+            status = hostfs.look(name, prefix_folder)
+            if status is not None and status.st_size == len(data):
                 return False
-            with hostfs.new_file(at, _PRIVATE_FILE) as (beside, file):
+            with hostfs.new_file(prefix_folder, _PRIVATE_FILE) as (beside, file):
                 with file:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
-                os.rename(beside, name, src_dir_fd=at, dst_dir_fd=at)
+                os.rename(beside, name, src_dir_fd=prefix_folder, dst_dir_fd=prefix_folder)
         self._changed.add(prefix)
         return True
 
     def read(self, sha256: str) -> bytes | None:
-        """Return the bytes that have a hash, None where they are not kept. Raises Damaged, RecordsFailed."""
+        """Return the bytes with a hash, None if they are not stored. Raises Damaged, RecordsFailed."""
         with _failures_named(self._shown):
             try:
-                with hostfs.descended(self._at, [sha256[:2]]) as at:
-                    fd, _ = hostfs.open_regular(sha256[2:], at)
+                with hostfs.descended(self._fd, [sha256[:2]]) as prefix_folder:
+                    fd, _ = hostfs.open_regular(sha256[2:], prefix_folder)
             except FileNotFoundError:
                 return None
             with open(fd, "rb") as file:
@@ -114,19 +115,19 @@ class BlobFolder:
         return data
 
     def sync(self) -> None:
-        """Make the new names last; a row that names them comes after. Raises RecordsFailed."""
+        """Sync the folders with new names, before a row refers to them. Raises RecordsFailed."""
         with _failures_named(self._shown):
             for prefix in sorted(self._changed):
-                with hostfs.descended(self._at, [prefix]) as at:
-                    os.fsync(at)
+                with hostfs.descended(self._fd, [prefix]) as prefix_folder:
+                    os.fsync(prefix_folder)
             if self._changed:
-                os.fsync(self._at)
+                os.fsync(self._fd)
         self._changed.clear()
 
 
-def _lock(at: int, how: int) -> int:
-    """Return a descriptor that holds the lock. Raises BlockingIOError where it is not to be waited for."""
-    fd, _ = hostfs.open_regular(_LOCK, at, os.O_RDWR | os.O_CREAT, _PRIVATE_FILE)
+def _lock(folder: int, how: int) -> int:
+    """Return a descriptor that holds the lock. With LOCK_NB, raises BlockingIOError if another process holds it."""
+    fd, _ = hostfs.open_regular(_LOCK, folder, os.O_RDWR | os.O_CREAT, _PRIVATE_FILE)
     try:
         fcntl.flock(fd, how)
     except BaseException:
@@ -135,17 +136,17 @@ def _lock(at: int, how: int) -> int:
     return fd
 
 
-def _sweep(at: int, prefix: str, named: Callable[[str], Collection[str]]) -> int:
-    """Remove what is not named of the blobs with a prefix. Raises BlockingIOError while somebody holds them."""
-    lock = _lock(at, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def _sweep(blobs_folder: int, prefix: str, named: Callable[[str], Collection[str]]) -> int:
+    """Remove the unreferenced blobs of a prefix. Raises BlockingIOError while another process holds the lock."""
+    lock = _lock(blobs_folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     try:
-        kept = named(prefix)
-        with hostfs.descended(at, [prefix]) as folder:
-            unnamed = [name for name in os.listdir(folder) if prefix + name not in kept]
+        named_hashes = named(prefix)
+        with hostfs.descended(blobs_folder, [prefix]) as folder:
+            unnamed = [name for name in os.listdir(folder) if prefix + name not in named_hashes]
             for name in unnamed:
                 os.unlink(name, dir_fd=folder)
         with suppress(OSError):  # there is still something in it
-            os.rmdir(prefix, dir_fd=at)
+            os.rmdir(prefix, dir_fd=blobs_folder)
         return len(unnamed)
     finally:
         os.close(lock)
@@ -153,9 +154,11 @@ def _sweep(at: int, prefix: str, named: Callable[[str], Collection[str]]) -> int
 
 @contextmanager
 def _failures_named(shown: str) -> Iterator[None]:
-    """Turn what the file system cannot do into RecordsFailed with the remedy."""
+    """Turn an OSError into RecordsFailed with a remedy."""
     try:
         yield
     except OSError as error:
-        what = "make room and try again" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check its owner and mode"
-        raise RecordsFailed(f"contents cannot be kept in {escape_name(shown)}: {error.strerror}; {what}") from error
+        remedy = (
+            "make room and try again" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check its owner and mode"
+        )
+        raise RecordsFailed(f"contents cannot be kept in {escape_name(shown)}: {error.strerror}; {remedy}") from error

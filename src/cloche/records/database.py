@@ -1,9 +1,9 @@
-"""The database of records: opened, migrated, and used by one transaction at a time in each thread.
+"""The database of records: opening, migration, and transactions, one at a time in each thread.
 
 Calls block: in a coroutine use a `Writer`, or `asyncio.to_thread`. Several processes share a SQLite file: writers wait
-for each other (WAL, `BEGIN IMMEDIATE`, ten seconds), readers for nobody. Those of PostgreSQL do the same by an advisory
-lock, so that what a transaction has read holds until it has written. What the database cannot do (locked, disk full,
-damaged, not reached) is RecordsFailed, and its transaction is undone as a whole.
+for each other (WAL, `BEGIN IMMEDIATE`, ten seconds), readers wait for no one. PostgreSQL writers are serialised by an
+advisory lock, so that data read in a write transaction stays valid until its commit. A failure of the database (locked,
+disk full, damaged, unreachable) raises RecordsFailed and rolls the transaction back.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _REASONS = (
 
 
 class Database:
-    """Open the database at a file or a URL, and bring it to the newest migration. `close` it at the end.
+    """Open the database at a file or URL, and migrate it to the newest version. `close` it at the end.
 
-    `folder` is the place of files beside it: JSON files and blobs. Raises InvalidRequest, RecordsFailed.
+    `folder` is the place for files beside it: JSON files and blobs. Raises InvalidRequest, RecordsFailed.
     """
 
     def __init__(self, location: str | os.PathLike[str] | None = None):
@@ -78,19 +78,19 @@ class Database:
 
     @property
     def name(self) -> str:
-        """Return how it is called in messages, without a password."""
+        """Return the name for messages, without a password."""
         return self.url.render_as_string() if not self.is_sqlite else escape_name(str(self.url.database))
 
     def version(self) -> str | None:
-        """Return the migration it is at, None for an empty one."""
+        """Return the migration of the database, None for an empty one."""
         with self.engine.connect() as connection:
             if not self.engine.dialect.has_table(connection, "alembic_version"):
                 return None
-            found = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
-            return None if found is None else str(found)
+            version = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+            return None if version is None else str(version)
 
     def migrate(self, target: str = "head") -> None:
-        """Migrate to the newest, or down to a version (`base`: empty). Raises InvalidRequest for a newer file."""
+        """Migrate to the newest version, or down to `target` (`base`: empty). Raises InvalidRequest if it is newer."""
         from alembic import command
         from alembic.config import Config
         from alembic.util.exc import CommandError
@@ -112,24 +112,24 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[Session]:
-        """Hold a session for one transaction that writes; an exception undoes it. Raises RecordsFailed."""
-        with self._told(), Session(self.engine, expire_on_commit=False) as session, session.begin():
+        """Yield a session for one write transaction, which an exception rolls back. Raises RecordsFailed."""
+        with self._reporting_failures(), Session(self.engine, expire_on_commit=False) as session, session.begin():
             yield session
 
     def write_by(self, connection: sqlite3.Connection, work: Sequence[Statements]) -> None:
-        """Do some work in a transaction of SQLite's driver alone. Raises RecordsFailed, IntegrityError."""
-        with self._told(), self._of_driver("a transaction"):
+        """Run statements in one transaction of SQLite's driver. Raises RecordsFailed, IntegrityError."""
+        with self._reporting_failures(), self._of_driver("a transaction"):
             run_by(connection, work)
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
-        """Hold a session that sees one state of the data. Raises RecordsFailed."""
-        with self._told(), Session(self._reader, expire_on_commit=False) as session:
+        """Yield a session that sees one consistent state. Raises RecordsFailed."""
+        with self._reporting_failures(), Session(self._reader, expire_on_commit=False) as session:
             yield session
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Turn what the database cannot do into RecordsFailed, and tell of it."""
+    def _reporting_failures(self) -> Iterator[None]:
+        """Turn a failure of the database into RecordsFailed, and report it to `on_failure`."""
         try:
             with failures_named(self.name):
                 yield
@@ -139,23 +139,23 @@ class Database:
             raise
 
     def look(self, query: str) -> Any:  # noqa: ANN401 - one value of the database
-        """Return the first value of a constant query, for little more than the query costs. Raises RecordsFailed.
+        """Return the first value of a constant query, with little overhead. Raises RecordsFailed.
 
-        A reader of SQLite's WAL waits for nobody, so an event loop may call it.
+        An event loop may call it for SQLite, since readers of its WAL never wait for writers.
         """
         if not self.is_sqlite:
-            with self._told(), self._reader.connect() as connection:
+            with self._reporting_failures(), self._reader.connect() as connection:
                 return connection.exec_driver_sql(query).scalar()
         if self._looker is None:
-            with self._told(), self._of_driver(query):
+            with self._reporting_failures(), self._of_driver(query):
                 self._looker = self.engine.raw_connection()
         driver = cast("sqlite3.Connection", self._looker.driver_connection)
         try:
-            found = driver.execute(query).fetchall()
+            rows = driver.execute(query).fetchall()
         except sqlite3.Error as error:
-            with self._told(), self._of_driver(query):
+            with self._reporting_failures(), self._of_driver(query):
                 raise error
-        return found[0][0] if found else None
+        return rows[0][0] if rows else None
 
     @contextmanager
     def _of_driver(self, query: str) -> Iterator[None]:
@@ -180,7 +180,7 @@ def _ignore() -> None:
 
 @contextmanager
 def failures_named(name: str) -> Iterator[None]:
-    """Turn what the database cannot do into RecordsFailed with the remedy; a constraint's error passes."""
+    """Turn a failure of the database into RecordsFailed with a remedy; errors of constraints pass."""
     try:
         yield
     except IntegrityError:
@@ -189,7 +189,7 @@ def failures_named(name: str) -> Iterator[None]:
         raise RecordsFailed(f"the records in {name} cannot be used: all connections are in use; try again") from error
     except (DatabaseError, DBAPIError) as error:
         text_ = str(error.orig).lower()
-        reason = next((why for word, why in _REASONS if word in text_), str(error.orig))
+        reason = next((why for fragment, why in _REASONS if fragment in text_), str(error.orig))
         raise RecordsFailed(f"the records in {name} cannot be used: {reason}") from error
 
 
@@ -220,16 +220,16 @@ def _engine(url: str, *, is_sqlite: bool) -> Engine:
 
 
 def _url(where: str) -> URL:
-    """Return a database's URL. Raises InvalidRequest for one of a kind that is not supported."""
+    """Return a database's URL. Raises InvalidRequest for an unsupported kind."""
     if "://" not in where:
         return make_url(f"sqlite:///{os.path.abspath(where)}")
     try:
-        found = make_url(where)
-        if found.drivername == "postgresql":
-            found = found.set(drivername="postgresql+psycopg")
-        if found.get_backend_name() in ("sqlite", "postgresql"):
-            found.get_dialect().import_dbapi()
-            return found
+        url = make_url(where)
+        if url.drivername == "postgresql":
+            url = url.set(drivername="postgresql+psycopg")
+        if url.get_backend_name() in ("sqlite", "postgresql"):
+            url.get_dialect().import_dbapi()
+            return url
     except (ArgumentError, NoSuchModuleError) as error:
         raise InvalidRequest("the database's URL cannot be read; write postgresql://USER@HOST/NAME") from error
     except ImportError as error:
@@ -255,7 +255,7 @@ def _postgresql_engine(url: str) -> Engine:
 
 
 def _make_private(path: str) -> None:
-    """Make the file, and its folder, for its owner alone. Raises InvalidRequest for one that others may write to."""
+    """Create the file and its folder as private. Raises InvalidRequest if other users can write to them."""
     folder = os.path.dirname(path)
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)

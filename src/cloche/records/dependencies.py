@@ -1,7 +1,7 @@
-"""What a workspace depends on, found without executing anything: lock files first, then manifests.
+"""The dependencies of a workspace, found without executing anything: lock files first, then manifests.
 
-Files are read in an open folder, regular ones only and through no link. What is too large, or none of its kind, is left
-out and said.
+Only regular files of an open folder are read, and no link is followed. A file that is too large or of the wrong kind is
+left out, with a note.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MANAGERS = {"python": ("uv", "poetry", "pipenv", "pip"), "javascript": ("npm", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependency:
-    """Hold one package: ecosystem, manager, name, version where it is pinned, and the file that says so."""
+    """Hold one package: ecosystem, manager, name, pinned version if any, and the file that names it."""
 
     ecosystem: str
     manager: str
@@ -36,7 +36,7 @@ class Dependency:
     source: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as the wire has it."""
+        """Return it in the wire's format."""
         return {
             "ecosystem": self.ecosystem, "manager": self.manager, "name": self.name, "version": self.version,
             "source": self.source,
@@ -45,7 +45,7 @@ class Dependency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManagedBy:
-    """Hold which file of a workspace names dependencies, and which package manager it belongs to."""
+    """Hold a workspace's file of dependencies and its package manager."""
 
     ecosystem: str
     manager: str
@@ -56,37 +56,36 @@ class ManagedBy:
 def find_dependencies(folder: int, *, notes: list[str] | None = None) -> tuple[Dependency, ...]:
     """Return the dependencies of the workspace behind a descriptor, at most 10,000, in the order of `FILES`.
 
-    A name that an earlier file of its ecosystem has is not taken from a later one. `notes` gets a line for each thing
-    that was left out, with the reason: whoever passes none does not learn that the list is partial. Raises OSError for
-    a folder that cannot be read at all.
+    A name from an earlier file of its ecosystem is not taken from a later one. `notes` gets a line with the reason for
+    each omission; without `notes`, omissions go unreported. Raises OSError for an unreadable folder.
     """
-    said: list[str] = [] if notes is None else notes
-    found: dict[tuple[str, str, str | None], Dependency] = {}
+    lines: list[str] = [] if notes is None else notes
+    dependencies: dict[tuple[str, str, str | None], Dependency] = {}
     sources: dict[tuple[str, str], str] = {}
-    for row, data, managed in _present(folder, said):
-        for name, version in _checked(row, data, said):
+    for row, data, managed in _present(folder, lines):
+        for name, version in _checked(row, data, lines):
             key = normalize_package(name) if row.ecosystem == "python" else name
             if sources.setdefault((row.ecosystem, key), row.name) != row.name:
                 continue
-            if (row.ecosystem, key, version) not in found and len(found) == MOST_DEPENDENCIES:
-                said.append(f"{row.name}: only the first {MOST_DEPENDENCIES} dependencies are listed")
-                return tuple(found.values())
-            found.setdefault(
+            if (row.ecosystem, key, version) not in dependencies and len(dependencies) == MOST_DEPENDENCIES:
+                lines.append(f"{row.name}: only the first {MOST_DEPENDENCIES} dependencies are listed")
+                return tuple(dependencies.values())
+            dependencies.setdefault(
                 (row.ecosystem, key, version),
                 Dependency(
                     ecosystem=row.ecosystem, manager=managed.manager, name=name, version=version, source=row.name
                 ),
             )
-    return tuple(found.values())
+    return tuple(dependencies.values())
 
 
 def find_managers(folder: int, *, notes: list[str] | None = None) -> tuple[ManagedBy, ...]:
-    """Return the files of a workspace that name dependencies, with their package managers, in the order of `FILES`."""
+    """Return a workspace's files of dependencies with their package managers, in the order of `FILES`."""
     return tuple(managed for _, _, managed in _present(folder, [] if notes is None else notes))
 
 
 def read_file(folder: int, name: str, most_bytes: int, notes: list[str]) -> bytes | None:
-    """Return a regular file of an open folder; None for none, and with a note for one that is not taken."""
+    """Return a regular file of an open folder; None if it is missing, or, with a note, if it is refused."""
     try:
         fd, facts = open_regular(name, folder)
         with open(fd, "rb") as file:
@@ -106,7 +105,7 @@ def read_file(folder: int, name: str, most_bytes: int, notes: list[str]) -> byte
 
 
 def _present(folder: int, notes: list[str]) -> Iterator[tuple[DependencyFile, bytes, ManagedBy]]:
-    """Yield the files that are there, one at a time; a manifest belongs to the manager whose lock file came before."""
+    """Yield the existing files, one at a time. A manifest belongs to the manager of an earlier lock file."""
     locked: dict[str, str] = {}
     for row in FILES:
         data = read_file(folder, row.name, row.most_bytes, notes)
@@ -119,7 +118,7 @@ def _present(folder: int, notes: list[str]) -> Iterator[tuple[DependencyFile, by
 
 
 def _manager_of(row: DependencyFile, data: bytes) -> str:
-    """Return the manager that a manifest itself names, else the usual one."""
+    """Return the manager that a manifest names, else the default one."""
     try:
         named = _named_in_json(data) if row.ecosystem == "javascript" else _named_in_toml(data)
     except ValueError:  # find_dependencies says what is wrong with it
@@ -138,7 +137,7 @@ def _named_in_toml(data: bytes) -> tuple[str, ...]:
 
 
 def _checked(row: DependencyFile, data: bytes, notes: list[str]) -> Iterator[tuple[str, str | None]]:
-    """Yield what a file names, as far as these are names and versions at all."""
+    """Yield the names and versions of a file that are well-formed."""
     odd = 0
     try:
         for name, version in row.read(data):

@@ -1,8 +1,8 @@
-"""Read lock files and manifests of packages: bytes in, names with versions out. Pure, and nothing is executed.
+"""Readers of lock files and manifests of packages: bytes in, names with versions out. Pure; nothing is executed.
 
-Whoever wrote a file may be a stranger: each reader takes time and memory in proportion to the file. Lock files in TOML
-are read line by line, as the programs that write them always write them. Manifests, which people write, are short, and
-read whole. A reader raises ValueError for what is none of its files; what it yields is not checked yet.
+Files may be hostile: each reader takes time and memory in proportion to the file. TOML lock files are read line by
+line, in the form that their tools write. Manifests are small and parsed whole. A reader raises ValueError for a file
+that is not its own; the yielded values are not checked yet.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MOST_LINE, MOST_LINES = 4096, 1_000_000  # bytes of a line that are looked at, a
 MOST_VALUES = 1_000_000  # of a JSON or YAML document
 MOST_DEPTH = 50
 
-Found = tuple[object, object]  # name, and the version where it is pinned to one: as the file has them, unchecked
-Reader = Callable[[bytes], Iterator[Found]]
+NamedVersion = tuple[object, object]  # name, and the version where it is pinned to one: as the file has them, unchecked
+Reader = Callable[[bytes], Iterator[NamedVersion]]
 
 _REQUIREMENT = re.compile(
     r"([A-Za-z0-9][A-Za-z0-9._-]*)(?=\s*(?:[\[<>=!~;@#(\\]|$))\s*(?:\[[^\]]*\])?\s*(?:===?\s*([A-Za-z0-9][A-Za-z0-9.!+_-]*)\s*(?=[;#\\]|--|$))?"
@@ -47,7 +47,7 @@ _BEYOND_JSON = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DependencyFile:
-    """Hold a row of `FILES`: a file's name, whose it is, and how it is read."""
+    """Hold a row of `FILES`: a file's name, ecosystem, manager, and reader."""
 
     name: str
     ecosystem: str
@@ -57,17 +57,17 @@ class DependencyFile:
 
     @property
     def most_bytes(self) -> int:
-        """Return how large such a file may be."""
+        """Return the bound of such a file in bytes."""
         return MOST_LOCK_BYTES if self.is_lock else MOST_MANIFEST_BYTES
 
 
 def read_toml(data: bytes) -> Mapping[str, Any]:
-    """Return what a TOML manifest says. Raises ValueError."""
+    """Return a parsed TOML manifest. Raises ValueError."""
     return toml.read_toml(data.decode("utf-8-sig"))
 
 
 def read_json(data: bytes) -> Mapping[str, Any]:
-    """Return what a JSON document says, a mapping. Raises ValueError."""
+    """Return a parsed JSON document, a mapping. Raises ValueError."""
     if sum(map(data.count, (b"{", b"[", b","))) > MOST_VALUES:
         raise ValueError(f"it has more than {MOST_VALUES} values")
     try:
@@ -80,7 +80,7 @@ def read_json(data: bytes) -> Mapping[str, Any]:
 
 
 def mapping(value: object) -> Mapping[str, Any]:
-    """Return a mapping as it is, and an empty one for anything else."""
+    """Return a mapping unchanged, and an empty one for any other value."""
     return value if isinstance(value, dict) else {}
 
 
@@ -95,17 +95,17 @@ def _texts(value: object) -> Iterable[str]:
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
 
-def exact(wanted: object) -> str | None:
+def exact(requirement: object) -> str | None:
     """Return the version that a requirement pins, None for a range."""
-    found = _EXACT.fullmatch(wanted.strip()) if isinstance(wanted, str) else None
-    return found[1] if found else None
+    match = _EXACT.fullmatch(requirement.strip()) if isinstance(requirement, str) else None
+    return match[1] if match else None
 
 
 # Python
 
 
-def _read_toml_lock(data: bytes) -> Iterator[Found]:
-    """Read `[[package]]` of uv.lock, poetry.lock and Cargo.lock, but the workspace's own."""
+def _read_toml_lock(data: bytes) -> Iterator[NamedVersion]:
+    """Yield `[[package]]` of uv.lock and poetry.lock, except the workspace's own."""
     package: dict[str, str] | None = None
     for line in _lines(data):
         if line.startswith("["):
@@ -118,14 +118,14 @@ def _read_toml_lock(data: bytes) -> Iterator[Found]:
     yield from _toml_package(package)
 
 
-def _toml_package(package: Mapping[str, str] | None) -> Iterator[Found]:
+def _toml_package(package: Mapping[str, str] | None) -> Iterator[NamedVersion]:
     is_own = package is not None and re.match(r"\{\s*(virtual|editable|directory)\b", package.get("source", ""))
     if package and "name" in package and not is_own:
         yield package["name"], package.get("version")
 
 
-def _read_cargo_lock(data: bytes) -> Iterator[Found]:
-    """Read Cargo.lock, in which the workspace's own packages are those without a source."""
+def _read_cargo_lock(data: bytes) -> Iterator[NamedVersion]:
+    """Yield the packages of Cargo.lock; the workspace's own have no source and are left out."""
     package: dict[str, str] = {}
     for line in chain(_lines(data), ("[[package]]",)):
         if line.startswith("["):
@@ -138,24 +138,24 @@ def _read_cargo_lock(data: bytes) -> Iterator[Found]:
             package.setdefault("source", source[1])
 
 
-def _read_pipfile_lock(data: bytes) -> Iterator[Found]:
+def _read_pipfile_lock(data: bytes) -> Iterator[NamedVersion]:
     document = read_json(data)
     for section in ("default", "develop"):
         for name, entry in mapping(document.get(section)).items():
             yield name, exact(mapping(entry).get("version"))
 
 
-def _read_requirements(data: bytes) -> Iterator[Found]:
+def _read_requirements(data: bytes) -> Iterator[NamedVersion]:
     for line in _lines(data):
         yield from _requirement(line)
 
 
-def _requirement(line: str) -> Iterator[Found]:
-    if found := _REQUIREMENT.match(line.strip()[:500]):
-        yield found[1], found[2]
+def _requirement(line: str) -> Iterator[NamedVersion]:
+    if match := _REQUIREMENT.match(line.strip()[:500]):
+        yield match[1], match[2]
 
 
-def _read_pyproject(data: bytes) -> Iterator[Found]:
+def _read_pyproject(data: bytes) -> Iterator[NamedVersion]:
     document = read_toml(data)
     project, poetry = mapping(document.get("project")), mapping(mapping(document.get("tool")).get("poetry"))
     groups = [project.get("dependencies"), *mapping(project.get("optional-dependencies")).values()]
@@ -163,29 +163,29 @@ def _read_pyproject(data: bytes) -> Iterator[Found]:
         for line in _texts(listed):
             yield from _requirement(line)
     tables = [poetry, *map(mapping, mapping(poetry.get("group")).values())]
-    for name, wanted in _table_pairs(tables, ("dependencies", "dev-dependencies")):
+    for name, version in _table_pairs(tables, ("dependencies", "dev-dependencies")):
         if name != "python":
-            yield name, wanted
+            yield name, version
 
 
-def _read_pipfile(data: bytes) -> Iterator[Found]:
+def _read_pipfile(data: bytes) -> Iterator[NamedVersion]:
     yield from _table_pairs([read_toml(data)], ("packages", "dev-packages"))
 
 
-def _table_pairs(tables: Iterable[Mapping[str, Any]], keys: tuple[str, ...]) -> Iterator[Found]:
+def _table_pairs(tables: Iterable[Mapping[str, Any]], keys: tuple[str, ...]) -> Iterator[NamedVersion]:
     """Yield names with versions of mappings such as `{name = "1.2"}` and `{name = {version = "1.2"}}`."""
     for table in tables:
         for key in keys:
-            for name, wanted in mapping(table.get(key)).items():
-                entry = mapping(wanted)
+            for name, requirement in mapping(table.get(key)).items():
+                entry = mapping(requirement)
                 if "path" not in entry and "workspace" not in entry:
-                    yield str(entry.get("package", name)), exact(entry.get("version", wanted))
+                    yield str(entry.get("package", name)), exact(entry.get("version", requirement))
 
 
 # JavaScript
 
 
-def _read_package_lock(data: bytes) -> Iterator[Found]:
+def _read_package_lock(data: bytes) -> Iterator[NamedVersion]:
     """Read `packages` (lock file versions 2 and 3), else `dependencies` (1)."""
     document = read_json(data)
     packages = document.get("packages")
@@ -199,7 +199,7 @@ def _read_package_lock(data: bytes) -> Iterator[Found]:
             yield name, mapping(entry).get("version")
 
 
-def _locked_tree(document: Mapping[str, Any], *, depth: int) -> Iterator[Found]:
+def _locked_tree(document: Mapping[str, Any], *, depth: int) -> Iterator[NamedVersion]:
     if depth > MOST_DEPTH:
         raise ValueError("it is nested too deeply")
     for name, entry in mapping(document.get("dependencies")).items():
@@ -207,7 +207,7 @@ def _locked_tree(document: Mapping[str, Any], *, depth: int) -> Iterator[Found]:
         yield from _locked_tree(mapping(entry), depth=depth + 1)
 
 
-def _read_yarn_lock(data: bytes) -> Iterator[Found]:
+def _read_yarn_lock(data: bytes) -> Iterator[NamedVersion]:
     """Read yarn.lock of yarn 1, and of later ones, which have the true name in `resolution`."""
     name, version = "", None
     for line in _lines(data):
@@ -225,14 +225,14 @@ def _read_yarn_lock(data: bytes) -> Iterator[Found]:
         yield name, version
 
 
-def _read_pnpm_lock(data: bytes) -> Iterator[Found]:
+def _read_pnpm_lock(data: bytes) -> Iterator[NamedVersion]:
     for key in _yaml_keys(data, "packages"):
-        if found := _PNPM_KEY.match(key):
-            yield found[1], found[2]
+        if match := _PNPM_KEY.match(key):
+            yield match[1], match[2]
 
 
 def _yaml_keys(data: bytes, section: str) -> Iterator[str]:
-    """Yield the keys of a mapping of the document, from events: nothing is built, so nothing can grow."""
+    """Yield the keys of a mapping from the parser's events: no objects are built, so memory stays bounded."""
     import yaml
 
     depth, count, is_key, within = 0, 0, True, ""
@@ -258,10 +258,10 @@ def _yaml_keys(data: bytes, section: str) -> Iterator[str]:
         raise ValueError(f"not YAML: {str(error).splitlines()[0]}") from None
 
 
-def _read_bun_lock(data: bytes) -> Iterator[Found]:
+def _read_bun_lock(data: bytes) -> Iterator[NamedVersion]:
     if data.count(b'"') > 2 * MOST_VALUES:
         raise ValueError(f"it has more than {MOST_VALUES} texts")
-    plain = _BEYOND_JSON.sub(lambda found: found[1] or "", data.decode("utf-8-sig"))
+    plain = _BEYOND_JSON.sub(lambda match: match[1] or "", data.decode("utf-8-sig"))
     for entry in mapping(read_json(plain.encode()).get("packages")).values():
         for text in [*_texts(entry)][:1]:
             name, _, version = text[1:].rpartition("@")
@@ -269,7 +269,7 @@ def _read_bun_lock(data: bytes) -> Iterator[Found]:
                 yield text[0] + name, version
 
 
-def _read_package_json(data: bytes) -> Iterator[Found]:
+def _read_package_json(data: bytes) -> Iterator[NamedVersion]:
     document = read_json(data)
     keys = ("dependencies", "devDependencies", "optionalDependencies")
     yield from _table_pairs([document], keys)
@@ -278,15 +278,15 @@ def _read_package_json(data: bytes) -> Iterator[Found]:
 # Rust, Go, Ruby
 
 
-def _read_cargo_toml(data: bytes) -> Iterator[Found]:
+def _read_cargo_toml(data: bytes) -> Iterator[NamedVersion]:
     document = read_toml(data)
     tables = [document, mapping(document.get("workspace")), *map(mapping, mapping(document.get("target")).values())]
     for name, _ in _table_pairs(tables, ("dependencies", "dev-dependencies", "build-dependencies")):
         yield name, None  # "1.2.3" is a range here
 
 
-def _read_go_mod(data: bytes) -> Iterator[Found]:
-    """Read what is required. This decides the versions: go.sum holds hashes, also of versions that are not used."""
+def _read_go_mod(data: bytes) -> Iterator[NamedVersion]:
+    """Yield the required modules. go.mod decides the versions; go.sum also has hashes of unused ones."""
     section = ""
     for line in _lines(data):
         text = line.partition("//")[0].strip()
@@ -294,30 +294,30 @@ def _read_go_mod(data: bytes) -> Iterator[Found]:
             section = text[:-1].strip()
         elif text == ")":
             section = ""
-        elif (section == "require" or text.startswith("require ")) and (found := _GO_MODULE.match(text)):
-            yield found[1], found[2]
+        elif (section == "require" or text.startswith("require ")) and (match := _GO_MODULE.match(text)):
+            yield match[1], match[2]
 
 
-def _read_go_sum(data: bytes) -> Iterator[Found]:
+def _read_go_sum(data: bytes) -> Iterator[NamedVersion]:
     for line in _lines(data):
-        found = _GO_MODULE.match(line)
-        if found and not found[2].endswith("/go.mod"):
-            yield found[1], found[2]
+        match = _GO_MODULE.match(line)
+        if match and not match[2].endswith("/go.mod"):
+            yield match[1], match[2]
 
 
-def _read_gemfile_lock(data: bytes) -> Iterator[Found]:
+def _read_gemfile_lock(data: bytes) -> Iterator[NamedVersion]:
     section = ""
     for line in _lines(data):
         if line and not line.startswith(" "):
             section = line
-        elif section in ("GEM", "GIT") and (found := _GEM.match(line)):
-            yield found[1], found[2].partition("-")[0]  # behind the hyphen is a platform
+        elif section in ("GEM", "GIT") and (match := _GEM.match(line)):
+            yield match[1], match[2].partition("-")[0]  # behind the hyphen is a platform
 
 
-def _read_gemfile(data: bytes) -> Iterator[Found]:
+def _read_gemfile(data: bytes) -> Iterator[NamedVersion]:
     for line in _lines(data):
-        if found := _GEMFILE.match(line):
-            yield found[1], exact(found[2])
+        if match := _GEMFILE.match(line):
+            yield match[1], exact(match[2])
 
 
 # In the order of what is believed: of a name that an earlier file of its ecosystem has, a later one says nothing.

@@ -1,7 +1,7 @@
 """A workspace's development environment as a manifest: languages, dependencies, set-up commands, `cloche-devenv.json`.
 
-A manifest comes from a folder that a stranger may have prepared, so it is read strictly and grants nothing: what it
-says of limits and network only lowers what the operator has set (`provision.py`), and it holds no secrets.
+A manifest may come from a hostile folder, so it is parsed strictly and grants nothing: its limits and network only
+lower the operator's settings (`provision.py`). It holds no secrets.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cloche.core.limits import REQUESTED_LIMITS
 from cloche.core.record import dataclass, field
 
 from .dependency_files import read_json
-from .devenv_detection import Language, detect_languages, detect_setup, sources_of
+from .devenv_detection import DetectedLanguage, detect_languages, detect_setup, sources_of
 from .ids import now
 from .results import camel
 
@@ -44,8 +44,8 @@ Fields = Mapping[str, tuple[Reader, bool]]  # by name on the wire: how it is rea
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """Hold a file of the workspace that names dependencies."""
+class DependencySource:
+    """Hold a workspace's file of dependencies."""
 
     ecosystem: str
     manager: str
@@ -54,7 +54,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """Hold a command that sets the environment up, and the hosts it wants; None where it does not say."""
+    """Hold a set-up command and the hosts that it needs, None if unspecified."""
 
     run: tuple[str, ...]
     network: tuple[str, ...] | None = None
@@ -62,19 +62,19 @@ class Setup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevEnvManifest:
-    """Hold a manifest. `limits` are as they were written; `workspace_path` is relative to the manifest's folder."""
+    """Hold a manifest. `limits` are as written; `workspace_path` is relative to the manifest's folder."""
 
     name: str
     workspace_path: str = "."
-    languages: tuple[Language, ...] = ()
-    dependencies: tuple[Source, ...] = ()
+    languages: tuple[DetectedLanguage, ...] = ()
+    dependencies: tuple[DependencySource, ...] = ()
     setup: tuple[Setup, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, str | float] = field(default_factory=dict)
     created_at: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as the wire and the file have it."""
+        """Return it in the format of the wire and the file."""
         return {
             "version": VERSION,
             "name": self.name,
@@ -93,41 +93,41 @@ class DevEnvManifest:
 
 
 def field_names() -> frozenset[str]:
-    """Return the names of a manifest's own fields, which messages about them begin with."""
+    """Return the names of a manifest's fields, with which messages about them begin."""
     return frozenset(_MANIFEST)
 
 
 def default_name(path: str) -> str:
-    """Return the name of the manifest of a workspace: its folder's, and eight digits of its path's SHA-256."""
+    """Return the default name of a workspace's manifest: its folder's name and eight digits of its path's SHA-256."""
     folder = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(os.path.normpath(path))).strip(".-_")[:64]
     return f"{folder or 'workspace'}-{hashlib.sha256(os.fsencode(os.path.normpath(path))).hexdigest()[:8]}"
 
 
 def generate(folder: int, path: str, *, notes: list[str] | None = None) -> DevEnvManifest:
-    """Return a manifest of the workspace behind a descriptor; only its name comes from `path`, which is absolute.
+    """Return a manifest of the workspace behind a descriptor. The absolute `path` only gives it a name.
 
-    `notes` gets a line for each file that was left out. Raises OSError for a folder that cannot be read.
+    `notes` gets a line for each file that is left out. Raises OSError for an unreadable folder.
     """
-    said: list[str] = [] if notes is None else notes
-    managed = sources_of(folder, said)
+    lines: list[str] = [] if notes is None else notes
+    managed = sources_of(folder, lines)
     return DevEnvManifest(
         name=default_name(path),
-        languages=detect_languages(folder, managed, said),
-        dependencies=tuple(Source(ecosystem=a.ecosystem, manager=a.manager, file=a.file) for a in managed),
+        languages=detect_languages(folder, managed, lines),
+        dependencies=tuple(DependencySource(ecosystem=a.ecosystem, manager=a.manager, file=a.file) for a in managed),
         setup=tuple(Setup(run=run, network=(INDEX,)) for run in detect_setup(managed)),
         created_at=now(),
     )
 
 
 def parse_manifest(document: object) -> DevEnvManifest:
-    """Return a manifest from plain data. Raises InvalidRequest that names the field and what is wrong with it."""
+    """Return a manifest from plain data. Raises InvalidRequest, which names the field and its fault."""
     read = _read_fields(document, "manifest", _MANIFEST)
     del read["version"]
     return DevEnvManifest(**{"created_at": now(), **read})
 
 
 def read_manifest(folder: int) -> DevEnvManifest:
-    """Return the manifest of an open folder. Raises NotFound, and InvalidRequest for one that is none."""
+    """Return the manifest of an open folder. Raises NotFound, and InvalidRequest for an invalid one."""
     try:
         fd, facts = hostfs.open_regular(FILE, folder)
         with open(fd, "rb") as file:
@@ -146,7 +146,7 @@ def read_manifest(folder: int) -> DevEnvManifest:
 
 
 def write_manifest(folder: int, manifest: DevEnvManifest) -> None:
-    """Write the manifest into an open folder, whole or not at all; a link in its place is replaced. InvalidRequest."""
+    """Write the manifest into an open folder, atomically. A link in its place is replaced. Raises InvalidRequest."""
     data = (json.dumps(manifest.as_dict(), indent=2, ensure_ascii=False) + "\n").encode()
     try:
         hostfs.replace(folder, FILE, data, mode=0o644)
@@ -158,7 +158,7 @@ def write_manifest(folder: int, manifest: DevEnvManifest) -> None:
 
 
 def _read_fields(value: object, where: str, fields: Fields) -> dict[str, Any]:
-    """Return the values of a mapping by their names in Python, which are those on the wire without camel case."""
+    """Return the values of a mapping by the names of their fields in Python (snake case)."""
     if not isinstance(value, Mapping):
         _refuse(where, "is to be a mapping")
     unknown = [str(key) for key in value if key not in fields]
@@ -173,7 +173,7 @@ def _read_fields(value: object, where: str, fields: Fields) -> dict[str, Any]:
 
 
 def _snake(key: str) -> str:
-    return re.sub(r"[A-Z]", lambda found: f"_{found[0].lower()}", key)
+    return re.sub(r"[A-Z]", lambda match: f"_{match[0].lower()}", key)
 
 
 def _refuse(where: str, problem: str) -> NoReturn:
@@ -186,9 +186,9 @@ def _version(value: object, where: str) -> int:
     return VERSION
 
 
-def _text(value: object, where: str, most: int = MOST_TEXT) -> str:
-    if not isinstance(value, str) or not value or len(value) > most or "\0" in value or not _is_utf8(value):
-        _refuse(where, f"is to be text of 1 to {most} characters")
+def _text(value: object, where: str, max_chars: int = MOST_TEXT) -> str:
+    if not isinstance(value, str) or not value or len(value) > max_chars or "\0" in value or not _is_utf8(value):
+        _refuse(where, f"is to be text of 1 to {max_chars} characters")
     return value
 
 
@@ -226,9 +226,9 @@ def _time(value: object, where: str) -> str:
     return value
 
 
-def _items(value: object, where: str, most: int = MOST_ITEMS) -> Sequence[object]:
-    if not isinstance(value, list) or len(value) > most:
-        _refuse(where, f"is to be a list of at most {most}")
+def _items(value: object, where: str, max_items: int = MOST_ITEMS) -> Sequence[object]:
+    if not isinstance(value, list) or len(value) > max_items:
+        _refuse(where, f"is to be a list of at most {max_items}")
     return value
 
 
@@ -240,15 +240,15 @@ def _list_of(make: Callable[..., Any], fields: Fields) -> Reader:
     return read
 
 
-def _words(value: object, where: str) -> tuple[str, ...]:
-    words = tuple(_text(word, f"{where}[{number}]") for number, word in enumerate(_items(value, where, MOST_WORDS)))
-    if not words:
+def _command(value: object, where: str) -> tuple[str, ...]:
+    command = tuple(_text(item, f"{where}[{number}]") for number, item in enumerate(_items(value, where, MOST_WORDS)))
+    if not command:
         _refuse(where, "is to be a command, a list of words")
-    return words
+    return command
 
 
 def _network(value: object, where: str) -> tuple[str, ...]:
-    """Read hosts, as `network_allow` has them, beside the one phrase that means the operator's own."""
+    """Read hosts in the format of `network_allow`, or the phrase for the operator's index."""
     listed = [_text(item, f"{where}[{number}]") for number, item in enumerate(_items(value, where))]
     return tuple(item if item == INDEX else parse_hosts([item], name=where)[0] for item in listed)
 
@@ -282,10 +282,11 @@ def _limits(value: object, where: str) -> dict[str, str | float]:
 
 _LANGUAGE: Fields = {"name": (_short, True), "version": (_short_or_none, False), "evidence": (_short, True)}
 _SOURCE: Fields = {"ecosystem": (_short, True), "manager": (_short, True), "file": (_path, True)}
-_SETUP: Fields = {"run": (_words, True), "network": (_network, False)}
+_SETUP: Fields = {"run": (_command, True), "network": (_network, False)}
 _MANIFEST: Fields = {
     "version": (_version, True), "name": (_name, True), "workspacePath": (_path, False),
-    "languages": (_list_of(Language, _LANGUAGE), False), "dependencies": (_list_of(Source, _SOURCE), False),
+    "languages": (_list_of(DetectedLanguage, _LANGUAGE), False),
+    "dependencies": (_list_of(DependencySource, _SOURCE), False),
     "setup": (_list_of(Setup, _SETUP), False), "env": (_env, False), "limits": (_limits, False),
     "createdAt": (_time, False),
 }  # fmt: skip

@@ -1,6 +1,6 @@
-"""Tell which languages a workspace uses, in which version, and which commands set it up: from its files alone.
+"""Detect a workspace's languages, their versions, and its set-up commands, from its files alone.
 
-Nothing is executed, and a file that is too large or none of its kind tells nothing, which is said.
+Nothing is executed. A file that is too large or of the wrong kind is left out, with a note.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _RUBY = re.compile(rb"""^ruby[ \t]+["']([^"'\n]{1,64})["']""", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Language:
-    """Hold a language, the version or range that is asked for, and the file that says so."""
+class DetectedLanguage:
+    """Hold a language, its required version or range, and the file that says so."""
 
     name: str
     version: str | None = None
@@ -28,36 +28,36 @@ class Language:
 
 
 def sources_of(folder: int, notes: list[str]) -> tuple[ManagedBy, ...]:
-    """Return the files that name dependencies, with their package managers."""
+    """Return the files of dependencies with their package managers."""
     return find_managers(folder, notes=notes)
 
 
-def detect_languages(folder: int, managed: Iterable[ManagedBy], notes: list[str]) -> tuple[Language, ...]:
-    """Return the languages of an open folder; the first file that tells a version is the evidence."""
-    found: dict[str, Language] = {}
+def detect_languages(folder: int, managed: Iterable[ManagedBy], notes: list[str]) -> tuple[DetectedLanguage, ...]:
+    """Return the languages of an open folder. The first file with a version is the evidence."""
+    languages: dict[str, DetectedLanguage] = {}
     for file, language, read in _EVIDENCE:
-        if language in found:
+        if language in languages:
             continue
         data = read_file(folder, file, MOST_MANIFEST_BYTES, notes)
         version = _version_in(file, data, read, notes) if data is not None else None
         if version is not None:
-            found[language] = Language(name=language, version=version, evidence=file)
-    for one in managed:
-        found.setdefault(one.ecosystem, Language(name=one.ecosystem, evidence=one.file))
-    return tuple(found[name] for name in _LANGUAGES if name in found)
+            languages[language] = DetectedLanguage(name=language, version=version, evidence=file)
+    for file_row in managed:
+        languages.setdefault(file_row.ecosystem, DetectedLanguage(name=file_row.ecosystem, evidence=file_row.file))
+    return tuple(languages[name] for name in _LANGUAGES if name in languages)
 
 
 def detect_setup(managed: Iterable[ManagedBy]) -> tuple[tuple[str, ...], ...]:
-    """Return one command for each ecosystem, that of the package manager whose file comes first. Pure."""
+    """Return one command for each ecosystem, by the package manager of its first file. Pure."""
     first: dict[str, ManagedBy] = {}
-    for one in managed:
-        first.setdefault(one.ecosystem, one)
-    return tuple(_command(one) for one in first.values())
+    for file_row in managed:
+        first.setdefault(file_row.ecosystem, file_row)
+    return tuple(_command(file_row) for file_row in first.values())
 
 
-def _command(one: ManagedBy) -> tuple[str, ...]:
-    locked, free = _COMMANDS[one.manager]
-    return locked if one.is_lock else free
+def _command(file_row: ManagedBy) -> tuple[str, ...]:
+    locked, free = _COMMANDS[file_row.manager]
+    return locked if file_row.is_lock else free
 
 
 def _version_in(file: str, data: bytes, read: Callable[[bytes], object], notes: list[str]) -> str | None:
@@ -72,15 +72,15 @@ def _version_in(file: str, data: bytes, read: Callable[[bytes], object], notes: 
 
 
 def _line(data: bytes) -> object:
-    """Return the first line that is no comment."""
+    """Return the first line that is not a comment."""
     lines = data[:4096].decode("utf-8", "replace").splitlines()
     return next((line for line in map(str.strip, lines) if line and not line.startswith("#")), None)
 
 
 def _matched(pattern: re.Pattern[bytes]) -> Callable[[bytes], object]:
     def read(data: bytes) -> object:
-        found = pattern.search(data)
-        return found[1].decode("utf-8", "replace") if found else None
+        match = pattern.search(data)
+        return match[1].decode("utf-8", "replace") if match else None
 
     return read
 

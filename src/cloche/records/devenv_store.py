@@ -1,4 +1,4 @@
-"""Stored manifests of development environments: one for each workspace of a project, the newest version of each."""
+"""Stored manifests of development environments: the newest one for each workspace of a project."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .tables import DEFAULT_PROJECT, Manifest
 def save_manifest(
     database: Database, manifest: DevEnvManifest, workspace_path: str, *, project: str = DEFAULT_PROJECT
 ) -> dict[str, Any]:
-    """Store the manifest of a host folder, over what is stored for it, and return it as the list has it."""
+    """Store the manifest of a host folder, replacing an earlier one; return its row of the list."""
     with database.writing() as session:
         query = select(Manifest).where(Manifest.project == project, Manifest.workspace_path == workspace_path)
         row = session.scalars(query).first()
@@ -31,7 +31,7 @@ def save_manifest(
 
 
 def stored_manifest(database: Database, workspace_path: str, *, project: str = DEFAULT_PROJECT) -> DevEnvManifest:
-    """Return the manifest that is stored for a host folder. Raises NotFound."""
+    """Return the stored manifest of a host folder. Raises NotFound."""
     with database.reading() as session:
         query = select(Manifest).where(Manifest.project == project, Manifest.workspace_path == workspace_path)
         row = session.scalars(query).first()
@@ -45,7 +45,7 @@ def stored_manifest(database: Database, workspace_path: str, *, project: str = D
 def list_manifests(
     database: Database, *, project: str = DEFAULT_PROJECT, limit: int = FEW_ITEMS, cursor: str | None = None
 ) -> dict[str, Any]:
-    """Return one page of the stored manifests, each with `id`, `workspacePath` of the host, and the manifest."""
+    """Return one page of stored manifests: `id`, the host's `workspacePath`, and the manifest."""
     with database.reading() as session:
         return list_page(session, Manifest, project=project, show=_shown, limit=limit, cursor=cursor)
 

@@ -1,7 +1,7 @@
-"""Snapshots of an environment (C10): variables, dependencies, state of git and settings of a workspace.
+"""Snapshots of an environment (C10): variables, dependencies, git state and settings of a workspace.
 
-A snapshot is a JSON file beside the database and a row. The file is written first: a row that is missing is made from
-it again. What is masked stands in neither (`environment_variables.py`).
+A snapshot is a JSON file beside the database and a row. The file is written first: a missing row is restored from it.
+Neither contains masked values (`environment_variables.py`).
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def take_snapshot(
     project: str = DEFAULT_PROJECT,
     deadline: float | None = None,
 ) -> dict[str, Any]:
-    """Take a snapshot of a workspace, an open folder, and return it as the wire has it.
+    """Take a snapshot of a workspace, an open folder, and return it in the wire's format.
 
-    `env` left out are the variables that a guest would get. `deadline` (of `time.monotonic`) is for the state of git.
+    Without `env`, the variables are those of a guest. `deadline` (of `time.monotonic`) bounds the reading of git state.
     Raises InvalidRequest and RecordsFailed.
     """
     _check_text("sessionId", session_id, MOST_SESSION_CHARS)
     _check_text("label", label, MOST_LABEL_CHARS)
-    kept = keep_variables(guest_environment() if env is None else env, mask_key(database.folder))
+    variables = keep_variables(guest_environment() if env is None else env, mask_key(database.folder))
     dependencies, notes = _dependencies_of(folder)
     snapshot_id = new_id(KIND)
     document: dict[str, Any] = {
@@ -63,10 +63,10 @@ def take_snapshot(
         "sessionId": session_id,
         "label": label,
         "workspacePath": utf8_safe(workspace_path),
-        "env": dict(kept.env),
-        "maskedKeys": list(kept.masked),
-        "skippedEnv": [{"key": key, "reason": reason} for key, reason in kept.skipped],
-        "dependencies": [one.as_dict() for one in dependencies],
+        "env": dict(variables.env),
+        "maskedKeys": list(variables.masked),
+        "skippedEnv": [{"key": key, "reason": reason} for key, reason in variables.skipped],
+        "dependencies": [dependency.as_dict() for dependency in dependencies],
         "git": read_git_state(folder, deadline=deadline).as_dict(),
         "sandbox": _sandbox_of(settings),
         "notes": notes,
@@ -75,7 +75,7 @@ def take_snapshot(
     _write_file(database, document, project)
     try:
         with database.writing() as session:
-            session.add(_row(document, project, kept.hashes))
+            session.add(_row(document, project, variables.hashes))
     except BaseException:
         with suppress(RecordsFailed):  # what went wrong before is told
             _remove_file(database, snapshot_id)
@@ -84,9 +84,9 @@ def take_snapshot(
 
 
 def get_snapshot(database: Database, snapshot_id: str, *, project: str = DEFAULT_PROJECT) -> dict[str, Any]:
-    """Return a snapshot; a missing row is made from its file, a missing file is told (`"fileMissing": true`).
+    """Return a snapshot. A missing row is restored from its file; a missing file is reported as `"fileMissing": true`.
 
-    Raises InvalidRequest for what is no id, NotFound, and RecordsFailed.
+    Raises InvalidRequest for an invalid id, NotFound, and RecordsFailed.
     """
     return _shown(_load(database, snapshot_id, project), database)
 
@@ -99,7 +99,7 @@ def list_snapshots(
     limit: int = FEW_ITEMS,
     cursor: str | None = None,
 ) -> dict[str, Any]:
-    """Return a page of snapshots, the newest first, each without its dependencies and the lines of git's status."""
+    """Return a page of snapshots, the newest first, without dependencies and the lines of git's status."""
     with database.reading() as session:
         return list_page(
             session, EnvironmentSnapshot, project=project, show=_listed, limit=limit, cursor=cursor,
@@ -108,8 +108,8 @@ def list_snapshots(
 
 
 def compare_snapshots(database: Database, id1: str, id2: str, *, project: str = DEFAULT_PROJECT) -> dict[str, Any]:
-    """Return what changed from one snapshot to the other: variables and dependencies. Raises as `get_snapshot`."""
-    before, after = (_load(database, one, project) for one in (id1, id2))
+    """Return the changes between two snapshots: variables and dependencies. Raises as `get_snapshot`."""
+    before, after = (_load(database, snapshot_id, project) for snapshot_id in (id1, id2))
     hashes = (before.get(_HASHES, {}), after.get(_HASHES, {}))
     return {
         "id1": id1,
@@ -120,7 +120,7 @@ def compare_snapshots(database: Database, id1: str, id2: str, *, project: str = 
 
 
 def delete_snapshot(database: Database, snapshot_id: str, *, project: str = DEFAULT_PROJECT) -> None:
-    """Delete a snapshot's file and row, whichever is there. Raises InvalidRequest, NotFound, RecordsFailed."""
+    """Delete a snapshot's file and row, if they exist. Raises InvalidRequest, NotFound, RecordsFailed."""
     check_id(snapshot_id, KIND)
     # Within one transaction that writes, as `_load` makes a row from a file: neither sees the other half done.
     with database.writing() as session:
@@ -133,38 +133,41 @@ def delete_snapshot(database: Database, snapshot_id: str, *, project: str = DEFA
 
 
 def compare_dependencies(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Return what was added, removed, and has another version."""
+    """Return the dependencies that were added, removed, and changed in version."""
     old, new = _versions(before), _versions(after)
-    found: dict[str, list[dict[str, Any]]] = {"added": [], "removed": [], "changed": []}
+    differences: dict[str, list[dict[str, Any]]] = {"added": [], "removed": [], "changed": []}
     for ecosystem, name in sorted(old.keys() | new.keys()):
-        was, is_now = old.get((ecosystem, name), {}), new.get((ecosystem, name), {})
-        gone, come = (
-            [one[version] for version in one if version not in other] for one, other in ((was, is_now), (is_now, was))
+        old_versions, is_now = old.get((ecosystem, name), {}), new.get((ecosystem, name), {})
+        removed, come = (
+            [present[version] for version in present if version not in absent]
+            for present, absent in ((old_versions, is_now), (is_now, old_versions))
         )
-        if len(gone) == len(come) == 1:
-            versions = {"from": gone[0]["version"], "to": come[0]["version"]}
-            found["changed"].append({"name": name, "ecosystem": ecosystem, **versions})
+        if len(removed) == len(come) == 1:
+            versions = {"from": removed[0]["version"], "to": come[0]["version"]}
+            differences["changed"].append({"name": name, "ecosystem": ecosystem, **versions})
         else:
-            found["removed"] += gone
-            found["added"] += come
-    return found
+            differences["removed"] += removed
+            differences["added"] += come
+    return differences
 
 
 def _versions(dependencies: list[dict[str, Any]]) -> dict[tuple[str, str], _Named]:
-    found: dict[tuple[str, str], _Named] = {}
-    for one in dependencies:
-        found.setdefault((one["ecosystem"], one["name"]), {}).setdefault(one["version"], one)
-    return found
+    versions: dict[tuple[str, str], _Named] = {}
+    for dependency in dependencies:
+        versions.setdefault((dependency["ecosystem"], dependency["name"]), {}).setdefault(
+            dependency["version"], dependency
+        )
+    return versions
 
 
 def _dependencies_of(folder: int) -> tuple[tuple[Dependency, ...], list[str]]:
     notes: list[str] = []
     try:
-        found = find_dependencies(folder, notes=notes)
+        dependencies = find_dependencies(folder, notes=notes)
     except OSError as error:
         raise InvalidRequest(f"the workspace cannot be read: {error.strerror}; change its owner or mode") from error
     more = [f"and {len(notes) - _MOST_NOTES} more notes"] if len(notes) > _MOST_NOTES else []
-    return found, [*notes[:_MOST_NOTES], *more]
+    return dependencies, [*notes[:_MOST_NOTES], *more]
 
 
 def _sandbox_of(settings: Settings) -> dict[str, Any]:
@@ -172,16 +175,16 @@ def _sandbox_of(settings: Settings) -> dict[str, Any]:
     return {"runtime": settings.backend, "timeout": limits.timeout_s, "memoryLimit": exact_size(limits.memory_bytes)}
 
 
-def _check_text(name: str, text: str | None, most: int) -> None:
-    if text is not None and (len(text) > most or "\0" in text or utf8_safe(text) != text):
-        raise InvalidRequest(f"{name}: it is no text of at most {most} characters")
+def _check_text(name: str, text: str | None, max_chars: int) -> None:
+    if text is not None and (len(text) > max_chars or "\0" in text or utf8_safe(text) != text):
+        raise InvalidRequest(f"{name}: it is no text of at most {max_chars} characters")
 
 
 # rows and files
 
 
 def _load(database: Database, snapshot_id: str, project: str) -> dict[str, Any]:
-    """Return a row's document, the row made from the file where it is missing."""
+    """Return a row's document, after a missing row was restored from its file."""
     check_id(snapshot_id, KIND)
     with database.reading() as session:
         row = session.get(EnvironmentSnapshot, snapshot_id)
@@ -197,9 +200,9 @@ def _healed(database: Database, snapshot_id: str) -> EnvironmentSnapshot | None:
         return None
     with database.writing() as session:
         row = session.get(EnvironmentSnapshot, snapshot_id)
-        found = _read_file(database, snapshot_id)
-        if row is None and found is not None:
-            document, project = found
+        stored = _read_file(database, snapshot_id)
+        if row is None and stored is not None:
+            document, project = stored
             row = _row(document, project, {})
             session.add(row)
         return row
@@ -208,8 +211,8 @@ def _healed(database: Database, snapshot_id: str) -> EnvironmentSnapshot | None:
 def _owner(database: Database, row: EnvironmentSnapshot | None, snapshot_id: str) -> str | None:
     if row is not None:
         return row.project
-    found = _read_file(database, snapshot_id)
-    return found[1] if found else None
+    stored = _read_file(database, snapshot_id)
+    return stored[1] if stored else None
 
 
 def _row(document: dict[str, Any], project: str, hashes: Mapping[str, str]) -> EnvironmentSnapshot:
@@ -222,8 +225,8 @@ def _row(document: dict[str, Any], project: str, hashes: Mapping[str, str]) -> E
 
 def _shown(document: dict[str, Any], database: Database) -> dict[str, Any]:
     shown = {name: value for name, value in document.items() if name != _HASHES}
-    with _files(database) as at:
-        is_missing = at is None or not _exists(at, shown["file"])
+    with _files(database) as folder:
+        is_missing = folder is None or not _exists(folder, shown["file"])
     return {**shown, "fileMissing": True} if is_missing else shown
 
 
@@ -238,48 +241,48 @@ def _unknown(snapshot_id: str) -> NotFound:
 
 @contextmanager
 def _files(database: Database, *, makes: bool = False) -> Iterator[int | None]:
-    """Hold open the folder of files, None where there is none. Raises RecordsFailed."""
-    at = None
+    """Yield a descriptor of the folder of files, None if it does not exist. Raises RecordsFailed."""
+    folder = None
     try:
         above = open_folder(database.folder, follows_link=True)
         try:
             if makes:
                 make_folder(FOLDER, above, 0o700)
             with suppress(FileNotFoundError):
-                at = open_folder(FOLDER, above)
+                folder = open_folder(FOLDER, above)
         finally:
             os.close(above)
-        yield at
+        yield folder
     except OSError as error:
         raise RecordsFailed(
             f"the files of snapshots cannot be used: {error.strerror}; see {database.folder}"
         ) from error
     finally:
-        if at is not None:
-            os.close(at)
+        if folder is not None:
+            os.close(folder)
 
 
 def _write_file(database: Database, document: dict[str, Any], project: str) -> None:
     data = json.dumps({**document, "project": project}, indent=2).encode()
-    with _files(database, makes=True) as at:
-        if at is None:
+    with _files(database, makes=True) as folder:
+        if folder is None:
             raise FileNotFoundError(2, "the folder was removed")
-        with new_file(at, 0o600) as (beside, file):
+        with new_file(folder, 0o600) as (beside, file):
             with file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.rename(beside, document["file"], src_dir_fd=at, dst_dir_fd=at)
-        os.fsync(at)
+            os.rename(beside, document["file"], src_dir_fd=folder, dst_dir_fd=folder)
+        os.fsync(folder)
 
 
 def _read_file(database: Database, snapshot_id: str) -> tuple[dict[str, Any], str] | None:
-    """Return the document of a file and its project; None where there is none. Raises RecordsFailed."""
-    with _files(database) as at:
-        if at is None:
+    """Return the document of a file and its project, None without a file. Raises RecordsFailed."""
+    with _files(database) as folder:
+        if folder is None:
             return None
         try:
-            fd, _ = open_regular(f"{snapshot_id}.json", at)
+            fd, _ = open_regular(f"{snapshot_id}.json", folder)
         except FileNotFoundError:
             return None
         with open(fd, "rb") as file:
@@ -295,13 +298,13 @@ def _read_file(database: Database, snapshot_id: str) -> tuple[dict[str, Any], st
 
 
 def _remove_file(database: Database, snapshot_id: str) -> None:
-    with _files(database) as at, suppress(FileNotFoundError):
-        if at is not None:
-            os.unlink(f"{snapshot_id}.json", dir_fd=at)
+    with _files(database) as folder, suppress(FileNotFoundError):
+        if folder is not None:
+            os.unlink(f"{snapshot_id}.json", dir_fd=folder)
 
 
-def _exists(at: int, name: str) -> bool:
+def _exists(folder: int, name: str) -> bool:
     with suppress(FileNotFoundError):
-        os.stat(name, dir_fd=at, follow_symlinks=False)
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
         return True
     return False

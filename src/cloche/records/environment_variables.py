@@ -1,7 +1,7 @@
-"""Which variables of an environment a snapshot keeps, which values it masks, and how masked ones are compared.
+"""The variables of an environment snapshot: which are stored, which values are masked, how masked ones are compared.
 
-The value of a masked variable is nowhere in a snapshot. So that two snapshots can tell whether it changed, the row has
-a keyed hash of it, under a key that stands in a file beside the database, and neither is ever shown.
+The value of a masked variable is not in a snapshot. To show whether it changed between snapshots, the row has a keyed
+hash (HMAC) of it. The key is in a file beside the database. Neither is ever shown.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WITH_PASSWORD = re.compile(r"https?://[^\s/?#]*:[^\s/?#]*@|(?<!http)(?<!https):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variables:
-    """Hold what a snapshot has of an environment; `hashes` are those of the masked values, by variable."""
+    """Hold a snapshot's variables. `hashes` are those of the masked values, by name."""
 
     env: Mapping[str, str]
     masked: tuple[str, ...]
@@ -45,12 +45,12 @@ class Variables:
 
 
 def keep_variables(env: Mapping[str, str], key: bytes) -> Variables:
-    """Return what is kept of an environment. Raises InvalidRequest where it has too many variables."""
+    """Return the variables that a snapshot stores. Raises InvalidRequest for too many."""
     if len(env) > MOST_VARIABLES:
         raise InvalidRequest(f"env: {len(env)} variables are more than {MOST_VARIABLES}; name those that matter")
     if sum(len(value) for value in env.values() if len(value) <= MOST_VALUE_CHARS) > _MOST_CHARS:
         raise InvalidRequest(f"env: the values have more than {_MOST_CHARS} characters; name the variables that matter")
-    kept: dict[str, str] = {}
+    values: dict[str, str] = {}
     hashes: dict[str, str] = {}
     skipped: list[tuple[str, str]] = []
     secrets = {name: value for name, value in env.items() if len(value) >= _LEAST_SECRET_CHARS and is_sensitive(name)}
@@ -60,15 +60,15 @@ def keep_variables(env: Mapping[str, str], key: bytes) -> Variables:
         if reason := _reason_to_skip(name, value):
             skipped.append((utf8_safe(name[:_SHOWN_KEY_CHARS]), reason))
         elif is_sensitive(name) or _WITH_PASSWORD.search(value) or redactor.text(value) != value:
-            kept[name] = MASK
+            values[name] = MASK
             hashes[name] = hmac.new(key, f"{name}\0{value}".encode(), sha256).hexdigest()
         else:
-            kept[name] = value
-    return Variables(env=kept, masked=tuple(hashes), skipped=tuple(skipped), hashes=hashes)
+            values[name] = value
+    return Variables(env=values, masked=tuple(hashes), skipped=tuple(skipped), hashes=hashes)
 
 
 def is_sensitive(name: str) -> bool:
-    """Tell whether a variable's name says that its value is a secret."""
+    """Tell whether a variable's name indicates a secret."""
     return _SENSITIVE.search(name) is not None or is_secret(name)
 
 
@@ -83,21 +83,21 @@ def _reason_to_skip(name: str, value: str) -> str | None:
 def compare_variables(
     before: Mapping[str, str], after: Mapping[str, str], hashes: tuple[Mapping[str, str], Mapping[str, str]]
 ) -> dict[str, object]:
-    """Return what was added, removed and changed; `unknown` names masked ones without a hash, where there are any."""
+    """Return the `added`, `removed` and `changed` variables; `unknown` are masked ones without a hash, if any."""
     shared = sorted(before.keys() & after.keys())
-    found: dict[str, object] = {
+    differences: dict[str, object] = {
         "added": {name: after[name] for name in sorted(after.keys() - before.keys())},
         "removed": {name: before[name] for name in sorted(before.keys() - after.keys())},
         "changed": {
             name: [before[name], after[name]]
             for name in shared
-            if before[name] != after[name] or len({one.get(name) for one in hashes} - {None}) == 2
+            if before[name] != after[name] or len({side.get(name) for side in hashes} - {None}) == 2
         },
     }
     unknown = [
-        name for name in shared if before[name] == after[name] == MASK and any(_lacks(one, name) for one in hashes)
+        name for name in shared if before[name] == after[name] == MASK and any(_lacks(side, name) for side in hashes)
     ]
-    return {**found, "unknown": unknown} if unknown else found
+    return {**differences, "unknown": unknown} if unknown else differences
 
 
 def _lacks(hashes: Mapping[str, str], name: str) -> bool:
@@ -105,25 +105,25 @@ def _lacks(hashes: Mapping[str, str], name: str) -> bool:
 
 
 def mask_key(folder: str) -> bytes:
-    """Return the key of the hashes, from its file in the folder of the database; it is made when first needed.
+    """Return the key of the hashes from its file in the database's folder, which is created when first needed.
 
     Raises RecordsFailed for a file that cannot be used.
     """
     try:
-        at = open_folder(folder, follows_link=True)
+        folder_fd = open_folder(folder, follows_link=True)
         try:
             with suppress(FileExistsError):
-                return _read_key(at) or _make_key(at)
-            return _read_key(at) or b""
+                return _read_key(folder_fd) or _make_key(folder_fd)
+            return _read_key(folder_fd) or b""
         finally:
-            os.close(at)
+            os.close(folder_fd)
     except OSError as error:
         raise RecordsFailed(f"{_KEY_FILE} beside the records cannot be used: {error.strerror}") from error
 
 
-def _read_key(at: int) -> bytes | None:
+def _read_key(folder: int) -> bytes | None:
     try:
-        fd, facts = open_regular(_KEY_FILE, at)
+        fd, facts = open_regular(_KEY_FILE, folder)
     except FileNotFoundError:
         return None
     with open(fd, "rb") as file:
@@ -136,14 +136,14 @@ def _read_key(at: int) -> bytes | None:
     return key
 
 
-def _make_key(at: int) -> bytes:
-    """Make the key. Raises FileExistsError where another process was faster."""
+def _make_key(folder: int) -> bytes:
+    """Create the key. Raises FileExistsError if another process was faster."""
     key = os.urandom(_KEY_BYTES)
-    with new_file(at, 0o600) as (beside, file):
+    with new_file(folder, 0o600) as (beside, file):
         with file:
             file.write(key)
             file.flush()
             os.fsync(file.fileno())
-        os.link(beside, _KEY_FILE, src_dir_fd=at, dst_dir_fd=at)
-        os.unlink(beside, dir_fd=at)
+        os.link(beside, _KEY_FILE, src_dir_fd=folder, dst_dir_fd=folder)
+        os.unlink(beside, dir_fd=folder)
     return key

@@ -1,6 +1,6 @@
-"""The index of a git repository (versions 2 to 4), as a tree of folders whose hash is that of git's own tree.
+"""The index of a git repository (versions 2 to 4), as a tree of folders with the hashes of git's tree objects.
 
-So what is staged is found without unpacking what is not: a folder with the hash of the commit's one has no change.
+A folder whose hash equals that of the commit's tree has no staged change, so that tree need not be unpacked.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ..core.record import dataclass, field
-from .git_objects import Bounds, Unknown
+from .git_objects import ReadBudget, Unknown
 
 MOST_DEPTH = 100  # of folders
 MOST_FILES = 200_000
@@ -22,8 +22,8 @@ _VALID, _EXTENDED, _SKIPPED, _INTENDED = 0x8000, 0x4000, 0x4000, 0x2000
 LINK, SUBMODULE = 0o120000, 0o160000
 
 
-class Entry(NamedTuple):
-    """A file as it was when it was added; `is_trusted`: git was told not to look at the file."""
+class IndexEntry(NamedTuple):
+    """A file as it was when it was added. `is_trusted`: git does not check it (assume-unchanged, skip-worktree)."""
 
     mode: int
     name: bytes
@@ -36,14 +36,14 @@ class Entry(NamedTuple):
 
 @dataclass(slots=True)
 class Folder:
-    """Hold what the index has of one folder; `unmerged` are the stages of each name, as bits."""
+    """Hold one folder of the index. `unmerged` has the stages of each name, as bits."""
 
-    files: dict[bytes, Entry] = field(default_factory=dict)
+    files: dict[bytes, IndexEntry] = field(default_factory=dict)
     folders: dict[bytes, Folder] = field(default_factory=dict)
     unmerged: dict[bytes, int] = field(default_factory=dict)
     hashed: bytes | None = None
 
-    def paths(self, prefix: bytes = b"") -> Iterator[tuple[bytes, Entry]]:
+    def paths(self, prefix: bytes = b"") -> Iterator[tuple[bytes, IndexEntry]]:
         """Yield each file below, with its path."""
         for name, entry in self.files.items():
             yield prefix + name, entry
@@ -51,16 +51,18 @@ class Folder:
             yield from folder.paths(prefix + name + b"/")
 
     def unmerged_paths(self, prefix: bytes = b"") -> Iterator[tuple[bytes, int]]:
-        """Yield each path that is not merged, with its stages."""
+        """Yield each unmerged path with its stages."""
         for name, stages in self.unmerged.items():
             yield prefix + name, stages
         for name, folder in self.folders.items():
             yield from folder.unmerged_paths(prefix + name + b"/")
 
     def tree_hash(self) -> bytes | None:
-        """Return the name of the tree that a commit would have of it; None for an empty one."""
+        """Return the hash of the tree object that a commit would create; None for an empty one."""
         if self.hashed is None:
-            rows = [(name, b"%o" % one.mode, one.name) for name, one in self.files.items() if not one.is_intended]
+            rows = [
+                (name, b"%o" % entry.mode, entry.name) for name, entry in self.files.items() if not entry.is_intended
+            ]
             below = [(name + b"/", folder.tree_hash()) for name, folder in self.folders.items()]
             rows += [(name, b"40000", hashed) for name, hashed in below if hashed]
             data = b"".join(b"%s %s\0%s" % (mode, name.rstrip(b"/"), oid) for name, mode, oid in sorted(rows))
@@ -70,9 +72,9 @@ class Folder:
         return self.hashed or None
 
 
-def parse_index(data: bytes, bounds: Bounds) -> Folder:
-    """Return the files of an index. Raises Unknown for what is damaged, or of a kind that is not read here."""
-    root, at, path, folders = Folder(), 12, b"", 0
+def parse_index(data: bytes, bounds: ReadBudget) -> Folder:
+    """Return the files of an index. Raises Unknown for a damaged or unsupported one."""
+    root, offset, path, folders = Folder(), 12, b"", 0
     try:
         magic, version, count = struct.unpack_from(">4sII", data)
         if magic != b"DIRC" or version not in (2, 3, 4):
@@ -81,75 +83,75 @@ def parse_index(data: bytes, bounds: Bounds) -> Folder:
             raise Unknown(f"the index has more than {MOST_FILES} files")
         for _ in range(count):
             bounds.count_name()
-            path, entry, stage, at = _parse_entry(data, at, version, path)
+            path, entry, stage, offset = _parse_entry(data, offset, version, path)
             folders += _add(root, path, entry, stage)
             if folders > MOST_FOLDERS:
                 raise Unknown(f"the index has more than {MOST_FOLDERS} folders")
     except struct.error:
         raise Unknown("the index is damaged") from None
-    _check_extensions(data, at)
+    _check_extensions(data, offset)
     return root
 
 
-def _parse_entry(data: bytes, start: int, version: int, before: bytes) -> tuple[bytes, Entry, int, int]:
-    """Return path, entry, stage, and where the next one begins."""
+def _parse_entry(data: bytes, start: int, version: int, before: bytes) -> tuple[bytes, IndexEntry, int, int]:
+    """Return path, entry, stage, and the offset of the next entry."""
     *facts, name, flags = _ENTRY.unpack_from(data, start)
-    at, more = start + _ENTRY.size, 0
+    offset, more = start + _ENTRY.size, 0
     if flags & _EXTENDED:
-        (more,) = struct.unpack_from(">H", data, at)
-        at += 2
-    kept = b""
+        (more,) = struct.unpack_from(">H", data, offset)
+        offset += 2
+    prefix = b""
     if version == 4:
-        cut, at = _strip_length(data, at)
-        kept = before[: max(0, len(before) - cut)]
-    end = data.find(b"\0", at, at + _MOST_PATH)
+        cut, offset = _strip_length(data, offset)
+        prefix = before[: max(0, len(before) - cut)]
+    end = data.find(b"\0", offset, offset + _MOST_PATH)
     if end < 0:
         raise Unknown("the index is damaged")
-    path = kept + data[at:end]
+    path = prefix + data[offset:end]
     after = end + 1 if version == 4 else start + (end - start + 8) // 8 * 8
-    entry = Entry(
+    entry = IndexEntry(
         mode=facts[6], name=name, size=facts[9], times=(facts[0], facts[1], facts[2], facts[3]), inode=facts[5],
         is_trusted=bool(flags & _VALID or more & _SKIPPED), is_intended=bool(more & _INTENDED),
     )  # fmt: skip
     return path, entry, flags >> 12 & 3, after
 
 
-def _strip_length(data: bytes, at: int) -> tuple[int, int]:
+def _strip_length(data: bytes, offset: int) -> tuple[int, int]:
     value = -1
     while True:
-        (byte,) = struct.unpack_from("B", data, at)
-        value, at = (value + 1) << 7 | byte & 127, at + 1
+        (byte,) = struct.unpack_from("B", data, offset)
+        value, offset = (value + 1) << 7 | byte & 127, offset + 1
         if not byte & 128 or value > _MOST_PATH:
-            return value, at
+            return value, offset
 
 
-def _add(root: Folder, path: bytes, entry: Entry, stage: int) -> int:
-    """Add a file; return how many folders that took."""
+def _add(root: Folder, path: bytes, entry: IndexEntry, stage: int) -> int:
+    """Add a file; return the number of folders created."""
     if not path:
         raise Unknown("the index is split over two files, which is not read here")
     *folders, name = path.split(b"/")
     # Names are opened in the folder above: none may lead out of it.
     if len(path) > _MOST_PATH or any(
-        part in (b"", b".", b"..") or part.lower() == b".git" for part in (*folders, name)
+        component in (b"", b".", b"..") or component.lower() == b".git" for component in (*folders, name)
     ):
         raise Unknown("the index has a path that git would refuse")
     if len(folders) >= MOST_DEPTH:
         raise Unknown(f"the index has folders deeper than {MOST_DEPTH}")
-    here, made = root, 0
-    for part in folders:
-        if part not in here.folders:
-            here.folders[part], made = Folder(), made + 1
-        here = here.folders[part]
+    folder, created = root, 0
+    for folder_name in folders:
+        if folder_name not in folder.folders:
+            folder.folders[folder_name], created = Folder(), created + 1
+        folder = folder.folders[folder_name]
     if stage:
-        here.unmerged[name] = here.unmerged.get(name, 0) | 1 << stage - 1
+        folder.unmerged[name] = folder.unmerged.get(name, 0) | 1 << stage - 1
     else:
-        here.files[name] = entry
-    return made
+        folder.files[name] = entry
+    return created
 
 
-def _check_extensions(data: bytes, at: int) -> None:
-    """Raise Unknown for an extension that changes what the entries mean: a split index, a sparse one."""
-    while at + 8 <= len(data) - 20:
-        if not data[at : at + 1].isupper():
+def _check_extensions(data: bytes, offset: int) -> None:
+    """Raise Unknown for an extension that changes the meaning of entries, such as a split or sparse index."""
+    while offset + 8 <= len(data) - 20:
+        if not data[offset : offset + 1].isupper():
             raise Unknown("the index has an extension that is not read here")
-        at += 8 + int.from_bytes(data[at + 4 : at + 8], "big")
+        offset += 8 + int.from_bytes(data[offset + 4 : offset + 8], "big")

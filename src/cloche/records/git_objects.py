@@ -1,7 +1,8 @@
-"""Objects of a git repository that somebody else prepared: loose and packed, each bounded before it is unpacked.
+"""Objects of a possibly hostile git repository, loose and packed. Sizes are bounded before unpacking.
 
-No link is followed and nothing is mapped into memory (a file that gets shorter would be a signal). Objects that stand
-elsewhere (alternates) are not there. What cannot be told is Unknown, and the rest of a state still can be.
+No link is followed. Nothing is mapped into memory, since a file that shrinks would raise SIGBUS (mmap(2)). Objects of
+alternates are treated as missing. Information that cannot be determined is Unknown; other parts of the state are still
+read.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ _FOLDER_MODE = 0o40000
 
 
 class Unknown(Exception):
-    """Report what cannot be told of a repository, and why."""
+    """Report that something about a repository cannot be determined, and why."""
 
 
 class Stopped(Unknown):
-    """Report that nothing more is looked at."""
+    """Report that reading stopped at a bound."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Bounds:
-    """Hold what may still be spent: time (of `time.monotonic`), names looked at, bytes read to compare."""
+class ReadBudget:
+    """Hold the remaining budget: time (of `time.monotonic`), names, bytes read for comparisons."""
 
     deadline: float
     names: int = 1_000_000  # in the index, in folders, in trees
@@ -47,12 +48,12 @@ class Bounds:
     noted: list[str] = field(default_factory=list)
 
     def check_time(self) -> None:
-        """Raise Unknown where the time is up."""
+        """Raise Stopped after the deadline."""
         if time.monotonic() > self.deadline:
             raise Stopped("the time was up before all files were looked at")
 
     def count_name(self) -> None:
-        """Count a name. Raises Unknown where there are too many, or the time is up."""
+        """Count a name. Raises Stopped for too many, and after the deadline."""
         self.names -= 1
         if self.names < 0:
             raise Stopped("there are more files than are looked at")
@@ -60,13 +61,13 @@ class Bounds:
             self.check_time()
 
     def note(self, reason: object) -> None:
-        """Remember, once, why the state is not whole."""
+        """Record, once, a reason why the state is partial."""
         if (text := str(reason)) not in self.noted:
             self.noted.append(text)
 
     @contextmanager
     def noting(self, *, is_last: bool = False) -> Iterator[None]:
-        """Note what is unknown, and go on after it; what stops is noted where it `is_last`."""
+        """Record Unknown and continue. Stopped is recorded if `is_last`, else it passes."""
         try:
             yield
         except Unknown as error:
@@ -75,23 +76,23 @@ class Bounds:
             self.note(error)
 
 
-def read_small(at: int, path: str, most: int) -> bytes | None:
-    """Return a regular file below an open folder, None where nothing has the name.
+def read_small(folder: int, path: str, max_bytes: int) -> bytes | None:
+    """Return a regular file below an open folder, None if the name does not exist.
 
-    Raises Unknown for what is larger or none, and where a link would have to be followed.
+    Raises Unknown for a larger file, another kind of file, and a path through a link.
     """
     *folders, name = path.split("/")
     try:
-        with descended(at, folders) as here:
-            fd, _ = open_regular(name, here)
+        with descended(folder, folders) as parent:
+            fd, _ = open_regular(name, parent)
         with open(fd, "rb") as file:
-            data = file.read(most + 1)
+            data = file.read(max_bytes + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise Unknown(f"{path} cannot be read: {error.strerror}") from error
-    if len(data) > most:
-        raise Unknown(f"{path} is larger than {most} bytes")
+    if len(data) > max_bytes:
+        raise Unknown(f"{path} is larger than {max_bytes} bytes")
     return data
 
 
@@ -101,17 +102,17 @@ class _Pack(NamedTuple):
     objects: int
 
     def find(self, name: bytes) -> int | None:
-        """Return where an object begins in the pack."""
+        """Return the offset of an object in the pack."""
         low = self._number(_FAN_AT + 4 * (name[0] - 1)) if name[0] else 0
         high = self._number(_FAN_AT + 4 * name[0])
         if not low <= high <= self.objects:
             raise Unknown("the index of a pack is damaged")
         while low < high:
             middle = (low + high) // 2
-            found = _read_at(self.index_fd, _NAMES_AT + _NAME * middle, _NAME)
-            if found == name:
+            candidate = _read_at(self.index_fd, _NAMES_AT + _NAME * middle, _NAME)
+            if candidate == name:
                 return self._offset(middle)
-            low, high = (middle + 1, high) if found < name else (low, middle)
+            low, high = (middle + 1, high) if candidate < name else (low, middle)
         return None
 
     def _offset(self, number: int) -> int:
@@ -121,14 +122,14 @@ class _Pack(NamedTuple):
         far = _NAMES_AT + (_NAME + 8) * self.objects + 8 * (offset - (1 << 31))
         return int.from_bytes(_read_at(self.index_fd, far, 8), "big") & (1 << 62) - 1
 
-    def _number(self, at: int) -> int:
-        return int(struct.unpack(">I", _read_at(self.index_fd, at, 4))[0])
+    def _number(self, offset: int) -> int:
+        return int(struct.unpack(">I", _read_at(self.index_fd, offset, 4))[0])
 
 
 class Objects:
     """Read commits and trees of the repository whose `.git` is an open folder. Close it at the end."""
 
-    def __init__(self, git: int, bounds: Bounds):
+    def __init__(self, git: int, bounds: ReadBudget):
         self._git, self._bounds = git, bounds
         self._opened = ExitStack()
         self._packs: list[_Pack] | None = None
@@ -146,28 +147,28 @@ class Objects:
         raise Unknown("the commit is damaged")
 
     def tree(self, name: bytes) -> Mapping[bytes, tuple[int, bytes]]:
-        """Return mode and name of the object for each name in a tree. Raises Unknown."""
-        data, at = self.read(name, b"tree"), 0
-        found: dict[bytes, tuple[int, bytes]] = {}
-        while at < len(data):
-            end = data.find(b"\0", at)
-            mode, _, file = data[at:end].partition(b" ")
-            at = end + 1 + _NAME
-            if end < 0 or not file or at > len(data) or not mode or mode.strip(b"01234567"):
+        """Return the mode and the object's name for each entry of a tree. Raises Unknown."""
+        data, offset = self.read(name, b"tree"), 0
+        entries: dict[bytes, tuple[int, bytes]] = {}
+        while offset < len(data):
+            end = data.find(b"\0", offset)
+            mode, _, file = data[offset:end].partition(b" ")
+            offset = end + 1 + _NAME
+            if end < 0 or not file or offset > len(data) or not mode or mode.strip(b"01234567"):
                 raise Unknown("a tree is damaged")
             self._bounds.count_name()
-            found[file] = (int(mode, 8), data[end + 1 : at])
-        return found
+            entries[file] = (int(mode, 8), data[end + 1 : offset])
+        return entries
 
     def read(self, name: bytes, kind: bytes) -> bytes:
-        """Return an object of a kind. Raises Unknown for one that is not there, too large, damaged, or another kind."""
+        """Return an object of a kind. Raises Unknown for a missing, too large or damaged one, and for another kind."""
         self._bounds.check_time()
-        found = self._read_loose(name) or self._read_packed(name)
-        if found is None:
+        typed_data = self._read_loose(name) or self._read_packed(name)
+        if typed_data is None:
             raise Unknown(f"object {name.hex()[:12]} is not in this repository's own folder")
-        if found[0] != kind:
+        if typed_data[0] != kind:
             raise Unknown(f"object {name.hex()[:12]} is no {kind.decode()}")
-        return found[1]
+        return typed_data[1]
 
     def _read_loose(self, name: bytes) -> tuple[bytes, bytes] | None:
         text = name.hex()
@@ -224,13 +225,13 @@ class Objects:
 
 
 def _unpack(pack: _Pack, offset: int) -> tuple[bytes, bytes]:
-    """Return kind and data of what begins at an offset, the deltas it is made of applied."""
+    """Return kind and data of the object at an offset, with its deltas applied."""
     deltas: list[bytes] = []
     while True:
-        number, size, at, base = _header(pack, offset)
+        number, size, data_offset, base = _header(pack, offset)
         if size > MOST_OBJECT_BYTES or len(deltas) > _MOST_DELTAS or sum(map(len, deltas)) > 4 * MOST_OBJECT_BYTES:
             raise Unknown("an object in a pack is larger than what is read here")
-        data = _inflate(pack.data_fd, at, size)
+        data = _inflate(pack.data_fd, data_offset, size)
         if len(data) != size:
             raise Unknown("a pack is damaged")
         if base is None:
@@ -243,48 +244,48 @@ def _unpack(pack: _Pack, offset: int) -> tuple[bytes, bytes]:
 
 
 def _header(pack: _Pack, offset: int) -> tuple[int, int, int, int | None]:
-    """Return kind, size, where the data begins, and where the object begins that it is a delta of."""
+    """Return kind, size, the offset of the data, and the offset of a delta's base."""
     head = os.pread(pack.data_fd, 64, offset)
     try:
-        number, size, at, shift = head[0] >> 4 & 7, head[0] & 15, 1, 4
-        while head[at - 1] & 128:
-            size |= (head[at] & 127) << shift
-            at, shift = at + 1, shift + 7
+        number, size, position, shift = head[0] >> 4 & 7, head[0] & 15, 1, 4
+        while head[position - 1] & 128:
+            size |= (head[position] & 127) << shift
+            position, shift = position + 1, shift + 7
         if number == _OFFSET_DELTA:
-            back, at = head[at] & 127, at + 1
-            while head[at - 1] & 128:
-                back, at = (back + 1) << 7 | head[at] & 127, at + 1
+            back, position = head[position] & 127, position + 1
+            while head[position - 1] & 128:
+                back, position = (back + 1) << 7 | head[position] & 127, position + 1
             if not 0 < back < offset:
                 raise Unknown("a pack is damaged")
-            return number, size, offset + at, offset - back
+            return number, size, offset + position, offset - back
         if number == _NAMED_DELTA:
-            base = pack.find(head[at : at + _NAME].ljust(_NAME, b"\0"))
+            base = pack.find(head[position : position + _NAME].ljust(_NAME, b"\0"))
             if base is None:
                 raise Unknown("a pack is not complete")
-            return number, size, offset + at + _NAME, base
+            return number, size, offset + position + _NAME, base
     except IndexError:
         raise Unknown("a pack is damaged") from None
-    return number, size, offset + at, None
+    return number, size, offset + position, None
 
 
 def _patched(base: bytes, delta: bytes) -> bytes:
-    """Return what a delta makes of its base. Raises Unknown."""
+    """Apply a delta to its base. Raises Unknown."""
     out = bytearray()
     try:
-        _, at = _varint(delta, 0)
-        size, at = _varint(delta, at)
-        while at < len(delta) and len(out) <= size <= MOST_OBJECT_BYTES:
-            op, at = delta[at], at + 1
+        _, position = _varint(delta, 0)
+        size, position = _varint(delta, position)
+        while position < len(delta) and len(out) <= size <= MOST_OBJECT_BYTES:
+            op, position = delta[position], position + 1
             if not op & 128:
-                out += delta[at : at + op]
-                at += op
+                out += delta[position : position + op]
+                position += op
                 continue
             where = length = 0
             for bit in range(7):
                 if op >> bit & 1:
-                    shifted = delta[at] << 8 * (bit if bit < 4 else bit - 4)
+                    shifted = delta[position] << 8 * (bit if bit < 4 else bit - 4)
                     where, length = (where | shifted, length) if bit < 4 else (where, length | shifted)
-                    at += 1
+                    position += 1
             out += base[where : where + (length or 0x10000)]
     except IndexError:
         raise Unknown("a pack is damaged") from None
@@ -293,39 +294,39 @@ def _patched(base: bytes, delta: bytes) -> bytes:
     return bytes(out)
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _varint(data: bytes, position: int) -> tuple[int, int]:
     value = shift = 0
     while True:
-        value |= (data[at] & 127) << shift
-        at, shift = at + 1, shift + 7
-        if not data[at - 1] & 128 or shift > 63:
-            return value, at
+        value |= (data[position] & 127) << shift
+        position, shift = position + 1, shift + 7
+        if not data[position - 1] & 128 or shift > 63:
+            return value, position
 
 
-def _inflate(fd: int, offset: int, most: int) -> bytes:
-    """Return what is compressed at an offset, at most so many bytes. Raises Unknown for more, and for damage."""
-    unpacker, out, left = zlib.decompressobj(), bytearray(), 2 * most + (1 << 16)
+def _inflate(fd: int, offset: int, max_bytes: int) -> bytes:
+    """Return the decompressed data at an offset. Raises Unknown beyond `max_bytes`, and for damage."""
+    unpacker, out, remaining = zlib.decompressobj(), bytearray(), 2 * max_bytes + (1 << 16)
     try:
-        while not unpacker.eof and len(out) <= most and left > 0:
+        while not unpacker.eof and len(out) <= max_bytes and remaining > 0:
             chunk = os.pread(fd, _CHUNK, offset)
             if not chunk:
                 break
-            offset, left = offset + len(chunk), left - len(chunk)
-            out += unpacker.decompress(chunk, most + 1 - len(out))
+            offset, remaining = offset + len(chunk), remaining - len(chunk)
+            out += unpacker.decompress(chunk, max_bytes + 1 - len(out))
     except zlib.error:
         raise Unknown("an object is damaged") from None
-    if len(out) > most or not unpacker.eof:
+    if len(out) > max_bytes or not unpacker.eof:
         raise Unknown("an object is damaged, or larger than what is read here")
     return bytes(out)
 
 
-def _read_at(fd: int, at: int, size: int) -> bytes:
-    data = os.pread(fd, size, at)
+def _read_at(fd: int, offset: int, size: int) -> bytes:
+    data = os.pread(fd, size, offset)
     if len(data) != size:
         raise Unknown("the index of a pack is damaged")
     return data
 
 
 def is_folder_mode(mode: int) -> bool:
-    """Tell whether a mode in a tree is that of another tree."""
+    """Tell whether a mode in a tree is that of a subtree."""
     return mode == _FOLDER_MODE

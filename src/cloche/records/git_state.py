@@ -1,9 +1,9 @@
-"""Branch, HEAD and status of a git repository in a folder that a stranger prepared, without git and without obeying it.
+"""Branch, HEAD and status of a git repository in a hostile folder, read without git and without its configuration.
 
-`git status` runs what the repository's configuration names (fsmonitor, filters, hooks). Here files are only read: HEAD,
-refs, index, trees, and the files below, by descriptors, within bounds of time, number and size. What that leaves out is
-said: `is_partial` with the reason. Nothing outside of the folder is read either: a `.git` that points elsewhere, other
-repositories' objects, the user's own list of ignored files.
+`git status` runs programs that the repository's configuration names (fsmonitor, filters, hooks). This module only reads
+files: HEAD, refs, index, trees, and the working tree, by descriptors, within bounds of time, number and size. Omissions
+are reported by `is_partial` and a reason. Nothing outside of the folder is read: not a `.git` elsewhere, the objects of
+other repositories, or the user's own ignore file.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from cloche.core.errors import InvalidRequest
 from cloche.core.record import dataclass
 from cloche.hostfs import look, open_folder, open_regular
 
-from .git_ignore import Rules, is_ignored, parse_rules
-from .git_index import LINK, MOST_DEPTH, SUBMODULE, Entry, Folder, parse_index
-from .git_objects import Bounds, Objects, Unknown, is_folder_mode, read_small
+from .git_ignore import IgnoreRules, is_ignored, parse_rules
+from .git_index import LINK, MOST_DEPTH, SUBMODULE, Folder, IndexEntry, parse_index
+from .git_objects import Objects, ReadBudget, Unknown, is_folder_mode, read_small
 
 MOST_SECONDS = 10.0
 MOST_LINES = 1_000
@@ -41,9 +41,9 @@ _QUOTED = {7: "\\a", 8: "\\b", 9: "\\t", 10: "\\n", 11: "\\v", 12: "\\f", 13: "\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GitState:
-    """What git would say of a folder: `status` has lines of `git status --porcelain`, a rename as `D` and `A`.
+    """The state of a repository. `status` has the lines of `git status --porcelain`, a rename as `D` and `A`.
 
-    `head` is the commit, None before the first one; `branch` is None where HEAD is detached.
+    `head` is the commit, None before the first one; a detached HEAD has no `branch`.
     """
 
     is_repository: bool
@@ -54,7 +54,7 @@ class GitState:
     reason: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as the wire has it."""
+        """Return it in the wire's format."""
         return {
             "isRepository": self.is_repository, "branch": self.branch, "head": self.head, "status": list(self.status),
             "isPartial": self.is_partial, "reason": self.reason,
@@ -64,10 +64,10 @@ class GitState:
 def read_git_state(folder: int, *, deadline: float | None = None) -> GitState:
     """Return the state of the repository whose working tree is an open folder.
 
-    `deadline` is a time of `time.monotonic`, ten seconds from now unless given: what was not looked at until then is
-    said to be missing. Raises InvalidRequest where the folder itself cannot be read.
+    `deadline` is a time of `time.monotonic`, by default ten seconds from now. Files not read by then are reported as
+    missing from the state. Raises InvalidRequest for an unreadable folder.
     """
-    bounds = Bounds(deadline=time.monotonic() + MOST_SECONDS if deadline is None else deadline)
+    bounds = ReadBudget(deadline=time.monotonic() + MOST_SECONDS if deadline is None else deadline)
     try:
         facts = look(".git", folder)
         if facts is None:
@@ -86,7 +86,7 @@ def read_git_state(folder: int, *, deadline: float | None = None) -> GitState:
         os.close(git)
 
 
-def _read(folder: int, git: int, bounds: Bounds) -> GitState:
+def _read(folder: int, git: int, bounds: ReadBudget) -> GitState:
     with bounds.noting(is_last=True):
         if _look(b"HEAD", git) is None:
             return GitState(is_repository=False, reason=".git has no HEAD")
@@ -106,14 +106,14 @@ def _read(folder: int, git: int, bounds: Bounds) -> GitState:
         if (head is not None and _LONG_NAME.fullmatch(head)) or config.get("objectformat", "sha1") != "sha1":
             raise Unknown("the names of objects are SHA-256: files are not compared")
         lines = _status(folder, git, head if is_head_known else b"", config, bounds)
-    kept = _within_bounds(lines)
-    if len(kept) < len(lines):
-        bounds.note(f"there are {len(lines)} lines of status, of which {len(kept)} are kept")
+    status_lines = _within_bounds(lines)
+    if len(status_lines) < len(lines):
+        bounds.note(f"there are {len(lines)} lines of status, of which {len(status_lines)} are kept")
     return GitState(
         is_repository=True,
         branch=branch,
         head=head.decode() if head else None,
-        status=kept,
+        status=status_lines,
         is_partial=bool(bounds.noted),
         reason="; ".join(bounds.noted) or None,
     )
@@ -128,7 +128,7 @@ def _within_bounds(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def _read_head(git: int) -> tuple[str | None, bytes]:
-    """Return the branch, and what HEAD has: the name of a commit or of a ref."""
+    """Return the branch, and the content of HEAD: the name of a commit or of a ref."""
     data = (read_small(git, "HEAD", _MOST_HEAD) or b"").strip()
     if _NAME.fullmatch(data) or _LONG_NAME.fullmatch(data):
         return None, data
@@ -142,7 +142,7 @@ def _read_head(git: int) -> tuple[str | None, bytes]:
 
 
 def _resolve(git: int, ref: str) -> bytes | None:
-    """Return the commit that a ref names; None where it is not there yet."""
+    """Return the commit that a ref names, None if it does not exist yet."""
     for _ in range(5):
         data = _loose_ref(git, ref)
         if data is None:
@@ -165,9 +165,9 @@ def _loose_ref(git: int, ref: str) -> bytes | None:
 
 
 def _is_ref(ref: str) -> bool:
-    """Tell whether a name is one of a ref: it is opened as a path below `.git`."""
-    parts = ref.split("/")
-    return parts[0] == "refs" and len(parts) > 2 and not {"", ".", ".."} & set(parts) and "\0" not in ref
+    """Tell whether a name is that of a ref, which is opened as a path below `.git`."""
+    components = ref.split("/")
+    return components[0] == "refs" and len(components) > 2 and not {"", ".", ".."} & set(components) and "\0" not in ref
 
 
 def _packed_ref(git: int, ref: bytes) -> bytes | None:
@@ -179,23 +179,23 @@ def _packed_ref(git: int, ref: bytes) -> bytes | None:
 
 
 def _read_config(git: int) -> Mapping[str, str]:
-    """Return what `core` and `extensions` say, in small letters; includes are not followed, nothing else is obeyed."""
+    """Return the values of `core` and `extensions` in lower case, without includes and other sections."""
     text = (read_small(git, "config", _MOST_CONFIG) or b"").decode("utf-8", "replace")
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     is_ours = False
     for line in text.splitlines():
         if line.lstrip().startswith("["):
             is_ours = line.strip().lower() in ("[core]", "[extensions]")
         elif is_ours and (match := _ASSIGNMENT.fullmatch(line[:_MOST_HEAD].strip())):
-            found[match[1].lower()] = "true" if match[2] is None else match[2].strip().strip('"').lower()
-    return found
+            values[match[1].lower()] = "true" if match[2] is None else match[2].strip().strip('"').lower()
+    return values
 
 
 # status
 
 
-def _status(folder: int, git: int, head: bytes | None, config: Mapping[str, str], bounds: Bounds) -> list[str]:
-    """Return the lines of the status; those of what is staged are missing where `head` is empty: nobody knows."""
+def _status(folder: int, git: int, head: bytes | None, config: Mapping[str, str], bounds: ReadBudget) -> list[str]:
+    """Return the lines of the status. An empty `head` means an unknown commit: staged changes are left out."""
     data = read_small(git, "index", _MOST_INDEX)
     index = Folder() if data is None else parse_index(data, bounds)
     staged: dict[bytes, str] = {}
@@ -211,26 +211,26 @@ def _status(folder: int, git: int, head: bytes | None, config: Mapping[str, str]
 
 
 def quote_path(path: bytes) -> str:
-    """Return a path as git prints it: quoted where it has a blank or what is not printable ASCII."""
+    """Return a path as git prints it: quoted if it has a blank or anything but printable ASCII."""
     text = "".join(_QUOTED.get(byte) or (chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}") for byte in path)
     return f'"{text}"' if text != path.decode("latin-1") or " " in text else text
 
 
-def _staged(git: int, head: bytes | None, index: Folder, bounds: Bounds) -> dict[bytes, str]:
-    """Return what differs between the commit and the index, by path."""
+def _staged(git: int, head: bytes | None, index: Folder, bounds: ReadBudget) -> dict[bytes, str]:
+    """Return the differences between the commit and the index, by path."""
     if head is None:
         return {path: "A" for path, entry in index.paths() if not entry.is_intended}
     objects = Objects(git, bounds)
-    found: dict[bytes, str] = {}
+    codes: dict[bytes, str] = {}
     try:
         tree = objects.tree_of(bytes.fromhex(head.decode()))
-        found.update(_tree_changes(objects, tree, index, b""))
+        codes.update(_tree_changes(objects, tree, index, b""))
     except OSError as error:
         raise Unknown(f"the commit cannot be read: {error.strerror}") from error
     finally:
         objects.close()
     unmerged = dict(index.unmerged_paths())
-    return {path: code for path, code in found.items() if path not in unmerged}
+    return {path: code for path, code in codes.items() if path not in unmerged}
 
 
 def _tree_changes(objects: Objects, tree: bytes, index: Folder, prefix: bytes) -> Iterator[tuple[bytes, str]]:
@@ -246,19 +246,19 @@ def _tree_changes(objects: Objects, tree: bytes, index: Folder, prefix: bytes) -
             yield prefix + name, "D"
         elif (entry.mode, entry.name) != (mode, oid):
             yield prefix + name, "T" if stat.S_IFMT(entry.mode) != stat.S_IFMT(mode) else "M"
-    known = {name: is_folder_mode(mode) for name, (mode, _) in before.items()}
+    tree_names = {name: is_folder_mode(mode) for name, (mode, _) in before.items()}
     for name, entry in index.files.items():
-        if known.get(name, True) and not entry.is_intended:
+        if tree_names.get(name, True) and not entry.is_intended:
             yield prefix + name, "A"
     for name, folder in index.folders.items():
-        if not known.get(name, False):
+        if not tree_names.get(name, False):
             yield from ((path, "A") for path, entry in folder.paths(prefix + name + b"/") if not entry.is_intended)
 
 
 class _WorkingTree:
-    """Walk the files once: what differs from the index, and what is neither in it nor ignored."""
+    """Walk the files once, and collect those that differ from the index, and those that are untracked."""
 
-    def __init__(self, git: int, config: Mapping[str, str], bounds: Bounds):
+    def __init__(self, git: int, config: Mapping[str, str], bounds: ReadBudget):
         self.changed: dict[bytes, str] = {}
         self.untracked: list[bytes] = []
         self._bounds = bounds
@@ -269,71 +269,71 @@ class _WorkingTree:
         self._indexed_at = index.st_mtime_ns if index else 0
         self._heed_attributes(git, "info/attributes")
 
-    def outer_rules(self, git: int) -> tuple[Rules, ...]:
-        """Return the patterns that are no file of the working tree."""
+    def outer_rules(self, git: int) -> tuple[IgnoreRules, ...]:
+        """Return the ignore patterns outside of the working tree."""
         return self._rules(git, "info/exclude", b"")
 
-    def walk(self, at: int | None, folder: Folder, prefix: bytes, rules: Sequence[Rules] | None) -> None:
-        """Look at one folder, open or not there, and at those below. `rules` are None in one that is ignored."""
-        names = self._names(at) if at is not None and rules is not None else {}
-        if at is not None and b".gitattributes" in names:
-            self._heed_attributes(at, ".gitattributes")
-        if at is not None and rules is not None and b".gitignore" in names:
-            rules = (*rules, *self._rules(at, ".gitignore", prefix))
+    def walk(self, fd: int | None, folder: Folder, prefix: bytes, rules: Sequence[IgnoreRules] | None) -> None:
+        """Compare one folder, open or missing, and those below. An ignored folder has no `rules`."""
+        names = self._names(fd) if fd is not None and rules is not None else {}
+        if fd is not None and b".gitattributes" in names:
+            self._heed_attributes(fd, ".gitattributes")
+        if fd is not None and rules is not None and b".gitignore" in names:
+            rules = (*rules, *self._rules(fd, ".gitignore", prefix))
         for name, entry in folder.files.items():
             self._bounds.count_name()
             with self._bounds.noting():
-                if code := self._compare(at, name, entry):
+                if code := self._compare(fd, name, entry):
                     self.changed[prefix + name] = code
         for name, below in folder.folders.items():
-            self._walk_below(at, name, below, prefix, rules)
+            self._walk_below(fd, name, below, prefix, rules)
         if rules is not None:
             # Like git: a folder in place of a file is a deletion, and its files are not told.
-            known = {*folder.files, *folder.unmerged, *(name for name in folder.folders if names.get(name))}
-            others = {name: is_folder for name, is_folder in names.items() if name not in known}
-            self.untracked += [prefix + path for path in self._untracked(at, others, prefix, rules)]
+            tracked = {*folder.files, *folder.unmerged, *(name for name in folder.folders if names.get(name))}
+            untracked = {name: is_folder for name, is_folder in names.items() if name not in tracked}
+            self.untracked += [prefix + path for path in self._untracked(fd, untracked, prefix, rules)]
 
     def _walk_below(
-        self, at: int | None, name: bytes, folder: Folder, prefix: bytes, rules: Sequence[Rules] | None
+        self, parent: int | None, name: bytes, folder: Folder, prefix: bytes, rules: Sequence[IgnoreRules] | None
     ) -> None:
         path = prefix + name
         if rules is not None and self._is_ignored(rules, path, is_folder=True):
             rules = None
         with self._bounds.noting():
-            fd = self._opened(at, name)
+            fd = self._opened(parent, name)
             try:
                 self.walk(fd, folder, path + b"/", rules)
             finally:
                 if fd is not None:
                     os.close(fd)
 
-    def _opened(self, at: int | None, name: bytes) -> int | None:
-        """Return a descriptor of a folder; None where there is no such folder any more."""
-        if at is None:
+    def _opened(self, parent: int | None, name: bytes) -> int | None:
+        """Return a descriptor of a folder, None if it no longer exists."""
+        if parent is None:
             return None
         try:
-            return open_folder(os.fsdecode(name), at)
+            return open_folder(os.fsdecode(name), parent)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise Unknown(f"a folder cannot be read: {error.strerror}") from error
 
-    def _names(self, at: int) -> dict[bytes, bool]:
-        """Return the names in a folder that git looks at, and which of them are folders."""
-        found: dict[bytes, bool] = {}
+    def _names(self, folder: int) -> dict[bytes, bool]:
+        """Return the names in a folder that git considers, with whether each is a folder."""
+        names: dict[bytes, bool] = {}
         try:
-            with os.scandir(at) as entries:
+            with os.scandir(folder) as entries:
                 for entry in entries:
                     self._bounds.count_name()
                     is_folder = entry.is_dir(follow_symlinks=False)
                     if entry.name != ".git" and (is_folder or entry.is_symlink() or entry.is_file()):
-                        found[os.fsencode(entry.name)] = is_folder
+                        names[os.fsencode(entry.name)] = is_folder
         except OSError as error:
             raise Unknown(f"a folder cannot be read: {error.strerror}") from error
-        return found
+        return names
 
     def _untracked(
-        self, at: int | None, names: Mapping[bytes, bool], prefix: bytes, rules: Sequence[Rules]
+        self, parent: int | None, names: Mapping[bytes, bool], prefix: bytes, rules: Sequence[IgnoreRules]
     ) -> Iterator[bytes]:
         for name, is_folder in names.items():
             if self._is_ignored(rules, prefix + name, is_folder=is_folder):
@@ -342,7 +342,7 @@ class _WorkingTree:
                 yield name
                 continue
             with self._bounds.noting():
-                fd = self._opened(at, name)
+                fd = self._opened(parent, name)
                 try:
                     if fd is not None and self._has_untracked(fd, prefix + name + b"/", rules):
                         yield name + b"/"
@@ -350,42 +350,42 @@ class _WorkingTree:
                     if fd is not None:
                         os.close(fd)
 
-    def _has_untracked(self, at: int, prefix: bytes, rules: Sequence[Rules]) -> bool:
-        """Tell whether a folder that git knows nothing of has a file that is not ignored, or is a repository."""
+    def _has_untracked(self, folder: int, prefix: bytes, rules: Sequence[IgnoreRules]) -> bool:
+        """Tell whether an untracked folder has a file that is not ignored, or is a repository."""
         if prefix.count(b"/") > MOST_DEPTH:
             raise Unknown(f"there are folders deeper than {MOST_DEPTH}")
-        if _is_repository(at):
+        if _is_repository(folder):
             return True
-        names = self._names(at)
+        names = self._names(folder)
         if b".gitignore" in names:
-            rules = (*rules, *self._rules(at, ".gitignore", prefix))
+            rules = (*rules, *self._rules(folder, ".gitignore", prefix))
         by_kind = dict(sorted(names.items(), key=lambda item: item[1]))  # files first: one is enough
-        return any(True for _ in self._untracked(at, by_kind, prefix, rules))
+        return any(True for _ in self._untracked(folder, by_kind, prefix, rules))
 
-    def _is_ignored(self, rules: Sequence[Rules], path: bytes, *, is_folder: bool) -> bool:
+    def _is_ignored(self, rules: Sequence[IgnoreRules], path: bytes, *, is_folder: bool) -> bool:
         return is_ignored(rules, path, is_folder=is_folder, check=self._bounds.check_time)
 
-    def _rules(self, at: int, path: str, base: bytes) -> tuple[Rules, ...]:
+    def _rules(self, folder: int, path: str, base: bytes) -> tuple[IgnoreRules, ...]:
         data: bytes | None = None
         with self._bounds.noting():
-            data = read_small(at, path, _MOST_RULES)
+            data = read_small(folder, path, _MOST_RULES)
         rules, is_whole = parse_rules(data or b"", base)
         if not is_whole:
             self._bounds.note("a file of ignored names has more or longer lines than are read here")
         return (rules,)
 
-    def _heed_attributes(self, at: int, path: str) -> None:
+    def _heed_attributes(self, folder: int, path: str) -> None:
         with self._bounds.noting():
-            data = read_small(at, path, _MOST_RULES) or b""
+            data = read_small(folder, path, _MOST_RULES) or b""
             self._converts |= re.search(rb"\b(?:text|eol|crlf)\b", data) is not None
             self._has_filters |= re.search(rb"\b(?:filter=|ident\b|working-tree-encoding=)", data) is not None
 
-    def _compare(self, at: int | None, name: bytes, entry: Entry) -> str | None:
-        """Return the code of a file that differs from its entry in the index."""
+    def _compare(self, folder: int | None, name: bytes, entry: IndexEntry) -> str | None:
+        """Return the status code of a file that differs from its entry in the index."""
         if entry.is_trusted:
             return None
-        facts = None if at is None else _look(name, at)
-        if at is None or facts is None or (stat.S_ISDIR(facts.st_mode) and entry.mode != SUBMODULE):
+        facts = None if folder is None else _look(name, folder)
+        if folder is None or facts is None or (stat.S_ISDIR(facts.st_mode) and entry.mode != SUBMODULE):
             return "D"
         if entry.is_intended:
             return "A"
@@ -402,29 +402,29 @@ class _WorkingTree:
             return None
         if entry.size not in (0, facts.st_size & 0xFFFFFFFF):
             return "M"
-        return None if self._has_content(at, os.fsdecode(name), entry, facts) else "M"
+        return None if self._has_content(folder, os.fsdecode(name), entry, facts) else "M"
 
-    def _is_as_it_was(self, entry: Entry, facts: os.stat_result) -> bool:
-        """Tell whether nobody can have written to a file since it was added, as git tells it: by size, times, inode."""
+    def _is_as_it_was(self, entry: IndexEntry, facts: os.stat_result) -> bool:
+        """Tell whether a file is unmodified since it was added, as git does: by size, times and inode."""
         modified = entry.times[2] * 10**9 + entry.times[3]
         if modified >= self._indexed_at:  # and after the index was written, perhaps
             return False
         times = (*divmod(facts.st_ctime_ns, 10**9), *divmod(facts.st_mtime_ns, 10**9))
-        is_same_time = all(seen in (now & 0xFFFFFFFF, 0) for seen, now in zip(entry.times, times, strict=True))
+        is_same_time = all(indexed in (now & 0xFFFFFFFF, 0) for indexed, now in zip(entry.times, times, strict=True))
         return is_same_time and (entry.size, entry.inode) == (facts.st_size & 0xFFFFFFFF, facts.st_ino & 0xFFFFFFFF)
 
-    def _has_content(self, at: int, name: str, entry: Entry, facts: os.stat_result) -> bool:
-        """Tell whether a file has the content of its entry. Raises Unknown where it is not read."""
+    def _has_content(self, folder: int, name: str, entry: IndexEntry, facts: os.stat_result) -> bool:
+        """Tell whether a file has the content of its entry. Raises Unknown if it is not read."""
         self._bounds.check_time()
         if facts.st_size > min(_MOST_COMPARED, self._bounds.content_bytes):
             raise Unknown("files that are too large were not compared")
         self._bounds.content_bytes -= facts.st_size
         try:
             if entry.mode == LINK:
-                return _blob_name([os.fsencode(os.readlink(name, dir_fd=at))], facts.st_size) == entry.name
-            if _hash_of(name, at, facts.st_size) == entry.name:
+                return _blob_name([os.fsencode(os.readlink(name, dir_fd=folder))], facts.st_size) == entry.name
+            if _hash_of(name, folder, facts.st_size) == entry.name:
                 return True
-            if self._converts and facts.st_size <= _MOST_CONVERTED and _converted_hash(name, at) == entry.name:
+            if self._converts and facts.st_size <= _MOST_CONVERTED and _converted_hash(name, folder) == entry.name:
                 return True
         except OSError as error:
             raise Unknown(f"a file cannot be read: {error.strerror}") from error
@@ -433,19 +433,19 @@ class _WorkingTree:
         return False
 
 
-def _look(name: bytes, at: int) -> os.stat_result | None:
+def _look(name: bytes, folder: int) -> os.stat_result | None:
     try:
-        return look(os.fsdecode(name), at)
+        return look(os.fsdecode(name), folder)
     except OSError as error:
         raise Unknown(f"a file cannot be read: {error.strerror}") from error
 
 
-def _is_repository(at: int) -> bool:
-    facts = _look(b".git", at)
+def _is_repository(folder: int) -> bool:
+    facts = _look(b".git", folder)
     if facts is None or not stat.S_ISDIR(facts.st_mode):
         return facts is not None and stat.S_ISREG(facts.st_mode)
     try:
-        git = open_folder(".git", at)
+        git = open_folder(".git", folder)
     except OSError:
         return True  # ours to say nothing about
     try:
@@ -461,16 +461,16 @@ def _blob_name(chunks: Iterable[bytes], size: int) -> bytes:
     return state.digest()
 
 
-def _hash_of(name: str, at: int, size: int) -> bytes:
-    fd, _ = open_regular(name, at)
+def _hash_of(name: str, folder: int, size: int) -> bytes:
+    fd, _ = open_regular(name, folder)
     with open(fd, "rb") as file:
-        left = iter(lambda: file.read(min(1 << 18, max(0, size - file.tell()))), b"")
-        return _blob_name(left, size)
+        chunks = iter(lambda: file.read(min(1 << 18, max(0, size - file.tell()))), b"")
+        return _blob_name(chunks, size)
 
 
-def _converted_hash(name: str, at: int) -> bytes:
-    """Return the name that a file has once its line ends are those of the repository."""
-    fd, _ = open_regular(name, at)
+def _converted_hash(name: str, folder: int) -> bytes:
+    """Return the hash of a file after conversion to the repository's line ends."""
+    fd, _ = open_regular(name, folder)
     with open(fd, "rb") as file:
         data = file.read(_MOST_CONVERTED).replace(b"\r\n", b"\n")
     return _blob_name([data], len(data))

@@ -1,4 +1,4 @@
-"""Ids of records: a word for the kind, then 20 characters of base32 that sort by time and cannot be guessed."""
+"""Ids of records: a prefix for the kind, then 20 characters of base32, sortable by time and unguessable."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def new_id(kind: str) -> str:
 
 
 def check_id(text: str, kind: str) -> str:
-    """Return an id. Raises InvalidRequest for what can be none of this kind: no file is named after it."""
+    """Return a valid id. Raises InvalidRequest for an invalid one, which must not become a file's name."""
     if _SHAPE.fullmatch(text) is None or not text.startswith(f"{kind}_"):
         raise InvalidRequest(f"{escape_name(text[:80])} is no id; one looks like {kind}_ and {_LENGTH} characters")
     return text
 
 
 def now() -> str:
-    """Return the time as records have it: RFC 3339 in UTC, with milliseconds."""
+    """Return the current time in the format of records: RFC 3339 in UTC, with milliseconds."""
     return moment(time.time())
 
 
 def moment(seconds: float) -> str:
-    """Return a time in seconds since 1970 as records have it."""
+    """Return seconds since 1970 in the format of records."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,8 +1,7 @@
-"""Keys of the service: 256 random bits, shown once; of each the SHA-256 is stored, and compared in constant time.
+"""Keys of the service: 256 random bits, shown once. Only the SHA-256 is stored, and compared in constant time.
 
-A key has scopes. `run`: run code. `read`: read records. `approve`: decide about what waits
-for a human. `admin`: all of these, keys, and settings up to the operator's ceilings. What is changed here is in the
-audit log, or is not changed.
+A key has scopes. `run`: run code. `read`: read records. `approve`: decide about approvals. `admin`: all of these, keys,
+and settings up to the operator's ceilings. A change is made only together with its audit event.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _RANDOM_BYTES, _MOST_NAME = 32, 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyFacts:
-    """Say what a key is, and never its text."""
+    """Describe a key, without its text."""
 
     id: str
     name: str
@@ -46,15 +45,15 @@ class KeyFacts:
 
     @property
     def is_valid(self) -> bool:
-        """Tell whether it was not revoked and has not expired."""
+        """Tell whether it is neither revoked nor expired."""
         return self.revoked_at is None and (self.expires_at is None or now() < self.expires_at)
 
     def has(self, scope: str) -> bool:
-        """Tell whether it has a scope, which `admin` has all of."""
+        """Tell whether it has a scope. `admin` includes all of them."""
         return scope in self.scopes or "admin" in self.scopes
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data, as the wire has it."""
+        """Return plain data in the wire's format."""
         return {
             "id": self.id, "name": self.name, "scopes": list(self.scopes), "project": self.project,
             "createdAt": self.created_at, "expiresAt": self.expires_at, "revokedAt": self.revoked_at,
@@ -66,20 +65,20 @@ def create_key(
     database: Database, *, name: str, scopes: Iterable[str], lifetime_s: float | None = None,
     project: str = DEFAULT_PROJECT, audit: Audit | None = None,
 ) -> tuple[KeyFacts, str]:  # fmt: skip
-    """Store a new key; return what it is, and its text, which nobody can read again.
+    """Store a new key; return its description and its text, which cannot be retrieved again.
 
     Raises InvalidRequest, AuditFailed.
     """
-    wanted = _checked_scopes(scopes)
+    checked_scopes = _checked_scopes(scopes)
     if not name.strip() or len(name) > _MOST_NAME or "\0" in name:
         raise InvalidRequest(f"name: give a key 1 to {_MOST_NAME} characters that say whose it is")
     ends = None if lifetime_s is None else datetime.now(UTC) + timedelta(seconds=lifetime_s)
     expires_at = None if ends is None else ends.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     with database.writing() as session:
-        made, text = _add(session, name=name, scopes=" ".join(wanted), expires_at=expires_at, project=project)
+        key, text = _add(session, name=name, scopes=" ".join(checked_scopes), expires_at=expires_at, project=project)
         if audit is not None:
-            audit.record("key", what="made", id=made.id, name=made.name, scopes=list(made.scopes))
-        return made, text
+            audit.record("key", what="made", id=key.id, name=key.name, scopes=list(key.scopes))
+        return key, text
 
 
 def _add(
@@ -95,7 +94,7 @@ def _add(
 
 
 def find_key(session: Session, text: str) -> KeyFacts | None:
-    """Return the key of a text, also one that is no longer valid; None for none."""
+    """Return the key with this text, valid or not; None if unknown."""
     digest = _hash(text)
     row = session.scalars(select(ApiKey).where(ApiKey.sha256 == digest)).first()
     return _facts(row) if row is not None and hmac.compare_digest(row.sha256, digest) else None
@@ -110,7 +109,7 @@ def list_keys(database: Database, *, project: str = DEFAULT_PROJECT) -> list[Key
 def revoke_key(
     database: Database, key_id: str, *, project: str = DEFAULT_PROJECT, audit: Audit | None = None
 ) -> KeyFacts:
-    """Let a key hold no more, from the next second on. Raises NotFound, AuditFailed."""
+    """Revoke a key, effective within a second. Raises NotFound, AuditFailed."""
     with database.writing() as session:
         row = _row(session, key_id, project)
         if audit is not None and row.revoked_at is None:
@@ -122,20 +121,20 @@ def revoke_key(
 def rotate_key(
     database: Database, key_id: str, *, project: str = DEFAULT_PROJECT, audit: Audit | None = None
 ) -> tuple[KeyFacts, str]:
-    """Replace a key by a new one of the same name, scopes and end, and revoke it; what it asked for is the new one's.
+    """Replace a key by a new one with the same name, scopes and expiry. Its approval requests move to the new key.
 
-    Raises NotFound, AuditFailed, Conflict for one that holds no more: it shall not come back that way.
+    Raises NotFound, AuditFailed, and Conflict for an invalid key, which rotation must not revive.
     """
     with database.writing() as session:
         old = _row(session, key_id, project)
         if not _facts(old).is_valid:
             raise Conflict(f"key {escape_name(key_id)} holds no more; make a new one")
         old.revoked_at = now()
-        made = _add(session, name=old.name, scopes=old.scopes, expires_at=old.expires_at, project=project)
-        session.execute(update(APPROVALS).where(APPROVALS.c.asked_by == old.id).values(asked_by=made[0].id))
+        added = _add(session, name=old.name, scopes=old.scopes, expires_at=old.expires_at, project=project)
+        session.execute(update(APPROVALS).where(APPROVALS.c.asked_by == old.id).values(asked_by=added[0].id))
         if audit is not None:
-            audit.record("key", what="rotated", id=old.id, name=old.name, by_id=made[0].id)
-        return made
+            audit.record("key", what="rotated", id=old.id, name=old.name, by_id=added[0].id)
+        return added
 
 
 def _row(session: Session, key_id: str, project: str) -> ApiKey:
@@ -146,7 +145,7 @@ def _row(session: Session, key_id: str, project: str) -> ApiKey:
 
 
 def note_use(session: Session, key_ids: Iterable[str]) -> None:
-    """Note that keys were used just now."""
+    """Store that keys were used now."""
     session.execute(update(ApiKey).where(ApiKey.id.in_(list(key_ids))).values(last_used_at=now()))
 
 
@@ -155,12 +154,12 @@ def _hash(text: str) -> bytes:
 
 
 def _checked_scopes(scopes: Iterable[str]) -> tuple[str, ...]:
-    given = set(scopes)
-    unknown = sorted(given - set(SCOPES))
-    if unknown or not given:
+    requested = set(scopes)
+    unknown = sorted(requested - set(SCOPES))
+    if unknown or not requested:
         named = escape_name(unknown[0]) if unknown else "nothing"
         raise InvalidRequest(f"scopes: {named} is no scope; use some of {', '.join(SCOPES)}")
-    return tuple(scope for scope in SCOPES if scope in given)
+    return tuple(scope for scope in SCOPES if scope in requested)
 
 
 def _facts(row: ApiKey) -> KeyFacts:

@@ -1,4 +1,4 @@
-"""One page of a list of records, the newest first, as every list of the service and the command line has it."""
+"""One page of a list of records, the newest first, in the format of all lists of the service and the command line."""
 
 from __future__ import annotations
 
@@ -30,10 +30,12 @@ def list_page(
     large: ColumnElement[Any] | InstrumentedAttribute[Any] | None = None,
     **equal: object,
 ) -> dict[str, Any]:
-    """Return `{"items": […], "nextCursor": id or None}`; `equal` names columns and values, None for any;
-    `where` says what else must hold. A `large` column of JSON bounds the page, too: to what fits, one item at least.
+    """Return `{"items": […], "nextCursor": id or None}`.
 
-    Raises InvalidRequest for a limit that is none.
+    `equal` maps columns to required values, None for any; `where` has further conditions. The JSON column `large`
+    bounds the page as well: its items must fit `MOST_BYTES`, but one is always returned.
+
+    Raises InvalidRequest for an invalid limit.
     """
     if not 1 <= limit <= MOST_ITEMS:
         raise InvalidRequest(f"limit: {limit} is not between 1 and {MOST_ITEMS}")
@@ -52,5 +54,5 @@ def list_page(
 
 
 def _fitting(sizes: Iterable[int]) -> int:
-    """Return how many of these, in their order, are within the bound together; at least one."""
+    """Return how many leading sizes fit the bound together, at least one."""
     return max(1, sum(total <= MOST_BYTES for total in accumulate(sizes)))

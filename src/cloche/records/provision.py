@@ -1,9 +1,9 @@
-"""Set up a workspace's development environment: a sandbox that lives, the workspace's files, its set-up commands.
+"""Provision a workspace's development environment: a kept sandbox, the workspace's files, its set-up commands.
 
-Theory of operation: `tighten` is pure. What a manifest says of limits and of hosts is taken where it is less than what
-the operator has set; what is more is left as the operator has it, and said. `pip` and `npm` never run: what they would
-install comes through layers of packages, by the operator's index and rules. All other commands run in the sandbox, with
-its network. A step that fails ends nothing else: the sandbox is there, and the steps say what is missing.
+Theory of operation: `tighten` is pure. A manifest's limits and hosts apply where they are stricter than the operator's
+settings; looser ones are ignored, with a note. `pip` and `npm` never run: their packages are installed as layers, from
+the operator's index and by the operator's rules. All other commands run in the sandbox, with its network. A failed step
+does not end the others: the sandbox stays, and the steps report what is missing.
 """
 
 from __future__ import annotations
@@ -43,77 +43,77 @@ NO_SUCH_PROGRAM = 127
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """Hold one set-up command and what came of it."""
+class ProvisionStep:
+    """Hold one set-up command and its outcome."""
 
     run: tuple[str, ...]
     seconds: float
     error: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as the wire has it; `error` only where there is one."""
-        found = {"run": list(self.run), "status": "error" if self.error else "ok", "seconds": round(self.seconds, 3)}
-        return {**found, "error": self.error} if self.error else found
+        """Return it in the wire's format, with `error` only for a failure."""
+        document = {"run": list(self.run), "status": "error" if self.error else "ok", "seconds": round(self.seconds, 3)}
+        return {**document, "error": self.error} if self.error else document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provisioned:
-    """Hold the name of the sandbox, which lives on, the steps, and notes about what a manifest did not get."""
+    """Hold the name of the kept sandbox, the steps, and notes about ignored parts of the manifest."""
 
     sandbox: str
-    steps: tuple[Step, ...]
+    steps: tuple[ProvisionStep, ...]
     notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Tell whether every step went well."""
+        """Tell whether every step succeeded."""
         return not any(step.error for step in self.steps)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as the wire has it."""
+        """Return it in the wire's format."""
         return {
             "sandbox": self.sandbox, "steps": [step.as_dict() for step in self.steps], "notes": list(self.notes),
         }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """Hold the keywords of the sandbox that a manifest lowers, and what it asked for and does not get."""
+class ManifestTerms:
+    """Hold the sandbox's options that a manifest lowers, and notes about ignored ones."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
-def tighten(manifest: DevEnvManifest, settings: Settings) -> Terms:
-    """Return what a manifest lowers of the operator's settings. Pure."""
+def tighten(manifest: DevEnvManifest, settings: Settings) -> ManifestTerms:
+    """Return the operator's settings that a manifest lowers. Pure."""
     options: dict[str, Any] = {}
     notes: list[str] = []
     for spelled, written in manifest.limits.items():
         key = LIMITS[spelled]
-        asked = YAML_READERS[key](written, name=f"limits.{spelled}")[key]
+        limit = YAML_READERS[key](written, name=f"limits.{spelled}")[key]
         held = getattr(settings.limits, LIMIT_FIELDS[key])
-        if asked < held:
-            options[key] = asked
-        elif asked > held:
+        if limit < held:
+            options[key] = limit
+        elif limit > held:
             notes.append(f"limits.{spelled}: {written} is more than {format_limit(key, held)}, which holds")
     commands = [step for step in manifest.setup if _layered(step) is None]
-    wanted = [step.network for step in commands]
-    if commands and all(hosts is not None and INDEX not in hosts for hosts in wanted):
-        _tighten_network([host for hosts in wanted for host in hosts or ()], settings, options, notes)
-    return Terms(options=options, notes=tuple(notes))
+    networks = [step.network for step in commands]
+    if commands and all(hosts is not None and INDEX not in hosts for hosts in networks):
+        _tighten_network([host for hosts in networks for host in hosts or ()], settings, options, notes)
+    return ManifestTerms(options=options, notes=tuple(notes))
 
 
 def _tighten_network(hosts: Sequence[str], settings: Settings, options: dict[str, Any], notes: list[str]) -> None:
-    """Leave those of the hosts that a manifest names which the operator's rules reach."""
+    """Allow only those of a manifest's hosts that the operator's rules allow."""
     own = settings.policy.network_rules()
-    kept = []
+    reached = []
     for host in dict.fromkeys(hosts):
         if covers(own, parse_rule(host)):
-            kept.append(host)
+            reached.append(host)
         else:
             notes.append(f"network: {host} is not in what the operator allows, and is not reached")
-    if kept:
-        options |= {"network": "allowlist", "network_allow": tuple(kept)}
+    if reached:
+        options |= {"network": "allowlist", "network_allow": tuple(reached)}
     elif mode_rank(own.mode):
         options["network"] = "off"
 
@@ -129,28 +129,29 @@ async def provision(
     check_packages: Callable[[Sequence[str]], None] = lambda _: None,
     **options: Unpack[SandboxOptions],
 ) -> Provisioned:
-    """Open a sandbox that is kept under a name, with the files of the workspace behind a descriptor, and set it up.
+    """Open a kept sandbox with the files of the workspace behind a descriptor, and set it up.
 
-    `options` are the operator's own, as `Sandbox` takes them. `.git`, `node_modules`, `__pycache__` and `.DS_Store`
-    are not copied. Variables of the manifest are those of its set-up commands. `check_packages` raises PolicyDenied for
-    requirements that are not to be installed: their step is an error then. Where no sandbox comes about, nothing is
-    left. Raises what opening a sandbox raises, and InvalidRequest for a workspace that is too large for it.
+    `options` are the operator's own, as for `Sandbox`. `.git`, `node_modules`, `__pycache__` and `.DS_Store` are not
+    copied. The manifest's variables apply to its set-up commands. `check_packages` raises PolicyDenied for forbidden
+    requirements, and their step fails. On an error nothing is left behind. Raises the errors of opening a sandbox, and
+    InvalidRequest for a workspace that is too large for it.
     """
     settings = await asyncio.to_thread(load_settings, given_options(options))
     terms = tighten(manifest, settings)
     named = name or _sandbox_name(manifest.name)
-    given: dict[str, Any] = {**options, **terms.options}
+    run_options: dict[str, Any] = {**options, **terms.options}
     if "network" in terms.options:
-        given.pop("network_ports", None)
-    kept = {"name": named, "keep": keep, "lifetime": lifetime, "idle": idle, "env": manifest.env}
+        run_options.pop("network_ports", None)
+    kept_options = {"name": named, "keep": keep, "lifetime": lifetime, "idle": idle, "env": manifest.env}
     async with AsyncExitStack() as stack:
         opening = _Opening(
-            folder=folder, options={**given, **kept}, own_packages=settings.policy.packages, check=check_packages
+            folder=folder, options={**run_options, **kept_options}, own_packages=settings.policy.packages,
+            check=check_packages,
         )  # fmt: skip
         sandbox = await opening.open(manifest.setup, stack)
         try:
             left_out = await _upload(sandbox, folder)
-            steps = [await _done(step, sandbox, opening) for step in manifest.setup]
+            steps = [await _run_step(step, sandbox, opening) for step in manifest.setup]
         except BaseException:
             await sandbox.kill()
             raise
@@ -163,24 +164,24 @@ def _sandbox_name(name: str) -> str:
 
 
 class _Opening:
-    """Open the sandbox, with the packages of npm, which only a new one can get; without them where that fails."""
+    """Open the sandbox with the packages of npm, which can only be added at creation; without them if that fails."""
 
     def __init__(
         self, *, folder: int, options: Mapping[str, Any], own_packages: Sequence[str] | str,
         check: Callable[[Sequence[str]], None],
     ) -> None:  # fmt: skip
         self.folder, self._options, self._own, self.check = folder, options, own_packages, check
-        self.done: dict[tuple[str, ...], Step] = {}
+        self.done: dict[tuple[str, ...], ProvisionStep] = {}
 
     async def open(self, setup: Sequence[Setup], stack: AsyncExitStack) -> AsyncSandbox:
-        """Return the open sandbox; `done` has the steps that were done with it."""
+        """Return the open sandbox. `done` has the steps that it covers."""
         steps = [step for step in setup if _layered(step) is _npm_requirements]
         if steps and self._own != "auto":  # which no sandbox that lives can be opened with
             started = time.monotonic()
             try:
-                wanted = [line for step in steps for line in _npm_requirements(step, self.folder)]
-                self.check(wanted)
-                sandbox = await self._enter(stack, packages=(*self._own, *wanted))
+                requirements = [line for step in steps for line in _npm_requirements(step, self.folder)]
+                self.check(requirements)
+                sandbox = await self._enter(stack, packages=(*self._own, *requirements))
             except ClocheError as error:
                 self._note(steps, started, escape(str(error)))
             else:
@@ -189,16 +190,16 @@ class _Opening:
         return await self._enter(stack)
 
     async def _enter(self, stack: AsyncExitStack, **more: object) -> AsyncSandbox:
-        made = await asyncio.to_thread(partial(AsyncSandbox, **cast("Any", {**self._options, **more})))
-        return await stack.enter_async_context(made)
+        sandbox = await asyncio.to_thread(partial(AsyncSandbox, **cast("Any", {**self._options, **more})))
+        return await stack.enter_async_context(sandbox)
 
     def _note(self, steps: Sequence[Setup], started: float, error: str) -> None:
         seconds = time.monotonic() - started
-        self.done.update({step.run: Step(run=step.run, seconds=seconds, error=error) for step in steps})
+        self.done.update({step.run: ProvisionStep(run=step.run, seconds=seconds, error=error) for step in steps})
 
 
 async def _upload(sandbox: AsyncSandbox, folder: int) -> tuple[str, ...]:
-    """Copy the workspace, and say what was left out."""
+    """Copy the workspace; return notes about omissions."""
     path = f"/proc/self/fd/{folder}"  # the folder that was opened, whatever has its name now
     try:
         count = (await sandbox.upload(path, "/workspace", leave_out=LEFT_OUT)).left_out
@@ -207,7 +208,7 @@ async def _upload(sandbox: AsyncSandbox, folder: int) -> tuple[str, ...]:
     return (f"workspace: {count} entries are not copied: links that lead out, and what is no file",) if count else ()
 
 
-async def _done(step: Setup, sandbox: AsyncSandbox, opening: _Opening) -> Step:
+async def _run_step(step: Setup, sandbox: AsyncSandbox, opening: _Opening) -> ProvisionStep:
     if step.run in opening.done:
         return opening.done[step.run]
     started = time.monotonic()
@@ -216,7 +217,7 @@ async def _done(step: Setup, sandbox: AsyncSandbox, opening: _Opening) -> Step:
         error = await (_command_error(step, sandbox) if find is None else _install(find, step, sandbox, opening))
     except ClocheError as failure:
         error = escape(str(failure))
-    return Step(run=step.run, seconds=time.monotonic() - started, error=error[:MOST_ERROR_CHARS])
+    return ProvisionStep(run=step.run, seconds=time.monotonic() - started, error=error[:MOST_ERROR_CHARS])
 
 
 async def _install(find: Find, step: Setup, sandbox: AsyncSandbox, opening: _Opening) -> str:
@@ -228,7 +229,7 @@ async def _install(find: Find, step: Setup, sandbox: AsyncSandbox, opening: _Ope
 
 
 async def _command_error(step: Setup, sandbox: AsyncSandbox) -> str:
-    """Run a command, and say what went wrong, empty for nothing."""
+    """Run a command; return its error, empty on success."""
     result = await sandbox.exec(step.run)
     if result.ok:
         return ""
@@ -241,8 +242,8 @@ async def _command_error(step: Setup, sandbox: AsyncSandbox) -> str:
 
 
 def _what_failed(result: Result) -> str:
-    said = (result.stderr or result.stdout).strip()[-MOST_ERROR_CHARS // 2 :]
-    return escape(f"{result.status}, exit code {result.exit_code}{f': {said}' if said else ''}")
+    output = (result.stderr or result.stdout).strip()[-MOST_ERROR_CHARS // 2 :]
+    return escape(f"{result.status}, exit code {result.exit_code}{f': {output}' if output else ''}")
 
 
 _IS_THERE = 'command -v -- "$1" >/dev/null'
@@ -254,47 +255,47 @@ Find = Callable[[Setup, int], Sequence[str]]
 
 
 def _layered(step: Setup) -> Find | None:
-    """Return what finds the requirements of a step that is not to run, None for one that is."""
-    words = step.run
-    if words[:2] == ("pip", "install"):
+    """Return a function that finds the requirements of a step installed as layers, None for a step to run."""
+    command = step.run
+    if command[:2] == ("pip", "install"):
         return _pip_requirements
-    return _npm_requirements if words[0] == "npm" and words[1:] in (("ci",), ("install",)) else None
+    return _npm_requirements if command[0] == "npm" and command[1:] in (("ci",), ("install",)) else None
 
 
 def _pip_requirements(step: Setup, folder: int) -> Sequence[str]:
-    words = step.run[2:]
-    if words == (".",):
+    arguments = step.run[2:]
+    if arguments == (".",):
         project = mapping(_parsed(folder, "pyproject.toml", read_toml, MOST_MANIFEST_BYTES).get("project"))
         listed = project.get("dependencies", [])
         return [line for line in listed if isinstance(line, str)] if isinstance(listed, list) else []
-    if len(words) == 2 and words[0] in ("-r", "--requirement") and "/" not in words[1]:
-        data = _read(folder, words[1], MOST_MANIFEST_BYTES)
-        return read_requirements_file(data.decode("utf-8", "replace"), file=words[1])
-    return words  # names; an option is refused as none
+    if len(arguments) == 2 and arguments[0] in ("-r", "--requirement") and "/" not in arguments[1]:
+        data = _read(folder, arguments[1], MOST_MANIFEST_BYTES)
+        return read_requirements_file(data.decode("utf-8", "replace"), file=arguments[1])
+    return arguments  # names; an option is refused as none
 
 
 def _npm_requirements(step: Setup, folder: int) -> Sequence[str]:
-    """Return the direct dependencies, in the version that the lock file has where the step is to keep to it."""
+    """Return the direct dependencies; for `npm ci` in the versions of the lock file."""
     manifest = _parsed(folder, "package.json", read_json, MOST_MANIFEST_BYTES)
-    wanted = {**mapping(manifest.get("dependencies")), **mapping(manifest.get("devDependencies"))}
+    requirements = {**mapping(manifest.get("dependencies")), **mapping(manifest.get("devDependencies"))}
     if step.run[1] == "ci":
         locked = mapping(_parsed(folder, "package-lock.json", read_json, MOST_LOCK_BYTES).get("packages"))
-        versions = {name: mapping(locked.get(f"node_modules/{name}")).get("version") for name in wanted}
-        wanted |= {name: version for name, version in versions.items() if isinstance(version, str)}
-    return [f"npm:{name}@{text}" if text not in ("", "*") else f"npm:{name}" for name, text in wanted.items()]
+        versions = {name: mapping(locked.get(f"node_modules/{name}")).get("version") for name in requirements}
+        requirements |= {name: version for name, version in versions.items() if isinstance(version, str)}
+    return [f"npm:{name}@{text}" if text not in ("", "*") else f"npm:{name}" for name, text in requirements.items()]
 
 
-def _read(folder: int, name: str, most: int) -> bytes:
+def _read(folder: int, name: str, max_bytes: int) -> bytes:
     notes: list[str] = []
-    data = read_file(folder, name, most, notes)
+    data = read_file(folder, name, max_bytes, notes)
     if data is None:
         raise InvalidRequest(notes[0] if notes else f"{escape(name)}: there is no such file in the workspace")
     return data
 
 
-def _parsed(folder: int, name: str, parse: Callable[[bytes], Mapping[str, Any]], most: int) -> Mapping[str, Any]:
+def _parsed(folder: int, name: str, parse: Callable[[bytes], Mapping[str, Any]], max_bytes: int) -> Mapping[str, Any]:
     try:
-        return parse(_read(folder, name, most))
+        return parse(_read(folder, name, max_bytes))
     except InvalidRequest:
         raise
     except ValueError as error:

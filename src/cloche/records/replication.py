@@ -1,8 +1,8 @@
-r"""A shell script that sets the variables of a snapshot again, the same in dash, bash and zsh, whatever their values.
+r"""A shell script that sets the variables of a snapshot, with the same result in dash, bash and zsh for any value.
 
-Every value stands in double quotes on one line. `\`, `"`, `$` and the backtick have a backslash. In double quotes the
-shells do not agree on `\!`, and dash has no `$'\n'`: so `!` stands with its backslash between two quoted parts, a
-newline is a variable that the script sets first, and other characters that a terminal would obey are made by `printf`.
+Every value is in double quotes on one line. `\`, `"`, `$` and the backtick are escaped with a backslash. In double
+quotes shells disagree about `\!`, and dash has no `$'\n'`. Therefore `!` is written with its backslash between two
+quoted parts, a newline is a variable set at the script's beginning, and other control characters come from `printf`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _OF_SHELLS = frozenset({
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Script:
-    """Hold a script and what it has: the number of variables, names left empty, names left out with the reason."""
+class ReplicationScript:
+    """Hold a script, its number of variables, the names left empty, and the skipped names with the reason."""
 
     text: str
     variables: int
@@ -51,18 +51,18 @@ class Script:
     skipped: tuple[tuple[str, str], ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what is told of it, as the wire has it."""
+        """Return its description in the wire's format."""
         return {
             "path": SCRIPT, "variables": self.variables, "placeholders": list(self.placeholders),
             "skipped": [{"key": key, "reason": reason} for key, reason in self.skipped],
         }  # fmt: skip
 
 
-def render_script(snapshot: Mapping[str, Any]) -> Script:
-    """Return the script for a snapshot as `get_snapshot` gives it. It is to be read by a shell: `. ./FILE`."""
+def render_script(snapshot: Mapping[str, Any]) -> ReplicationScript:
+    """Return the script for a snapshot of `get_snapshot`. A shell sources it: `. ./FILE`."""
     masked = frozenset(snapshot["maskedKeys"])
     env: Mapping[str, str] = snapshot["env"]
-    skipped = [(one["key"], one["reason"]) for one in snapshot["skippedEnv"]]
+    skipped = [(row["key"], row["reason"]) for row in snapshot["skippedEnv"]]
     names = sorted(name for name in env if KEY.fullmatch(name) and name not in _OF_SHELLS and name != _NEWLINE)
     skipped += [(name, "shell") for name in sorted(set(env) - set(names))]
     placeholders = tuple(name for name in names if name in masked)
@@ -81,7 +81,9 @@ def render_script(snapshot: Mapping[str, Any]) -> Script:
         *(f"#   {escape_name(name)}: {_REASONS.get(reason, reason)}" for name, reason in skipped),
         f"unset {_NEWLINE}",
     ]
-    return Script(text="\n".join(lines) + "\n", variables=len(plain), placeholders=placeholders, skipped=tuple(skipped))
+    return ReplicationScript(
+        text="\n".join(lines) + "\n", variables=len(plain), placeholders=placeholders, skipped=tuple(skipped)
+    )
 
 
 _REASONS = {
@@ -102,7 +104,7 @@ def _comments(snapshot: Mapping[str, Any]) -> Iterator[str]:
 
 
 def quote(value: str) -> str:
-    """Return a value for a line of the script, on which `_NEWLINE` is set."""
+    """Return a value quoted for a line of the script, on which `_NEWLINE` is set."""
     return f'"{"".join(_quoted(value))}"'
 
 
@@ -126,10 +128,10 @@ def _quoted(value: str) -> Iterator[str]:
             yield f"$(printf '{octal}')"
 
 
-def write_script(folder: int, script: Script, *, overwrite: bool = False) -> None:
-    """Write the script into an open folder, whole or not at all; a link in its place is replaced, not followed.
+def write_script(folder: int, script: ReplicationScript, *, overwrite: bool = False) -> None:
+    """Write the script into an open folder, atomically. A link in its place is replaced, not followed.
 
-    Raises PolicyDenied where something has the name and is not to be overwritten, InvalidRequest where it cannot be.
+    Raises Conflict if the name exists and `overwrite` is false, InvalidRequest if it cannot be written.
     """
     data = script.text.encode()
     try:

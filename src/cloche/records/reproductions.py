@@ -1,9 +1,9 @@
-"""Bug reproductions: a program that shows a bug, stored, and run in a sandbox as often as one likes.
+"""Bug reproductions: programs that show a bug, stored, and run in a sandbox any number of times.
 
 Theory of operation: `queued` → `running` → `passed`, `failed` or `error`, and from these to `running` again. `start`
-takes a reproduction in one transaction that another's fails against; `finish` runs it and writes how it ended, whatever
-happens. A run that its process did not survive stays `running` until `recover` finds that the worker is gone. What runs
-is a model's own code: a caller may choose another backend, but the level is never below what is configured.
+claims a reproduction in one transaction; a second claim fails. `finish` runs it and always stores its outcome. If the
+process dies, the row stays `running` until `recover` finds that its worker is gone. The code comes from a model: a
+caller may choose another backend, but never a level below the configured one.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _running: set[str] = set()  # those of this process
 
 
 class Reproductions:
-    """Keep the reproductions of a project. Calls block, but for those that are to be awaited.
+    """Manage the reproductions of a project. Calls block, except the coroutines.
 
-    `worker` names who runs; the process, unless it is said.
+    `worker` is the name stored with a run, by default that of this process.
     """
 
     def __init__(self, database: Database, *, project: str = DEFAULT_PROJECT, worker: str | None = None) -> None:
@@ -52,7 +52,7 @@ class Reproductions:
     def create(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Store a reproduction from `title`, `description`, `language`, `code`, `sessionId` and `expect.exitCode`.
 
-        Raises InvalidRequest that names the field and what is wrong with it.
+        Raises InvalidRequest, which names the field and its fault.
         """
         document = _checked(fields)
         session_id = document.pop("sessionId")
@@ -82,7 +82,7 @@ class Reproductions:
             )  # fmt: skip
 
     def get(self, id: str) -> dict[str, Any]:  # noqa: A002 - as the record's own field
-        """Return one whole. Raises NotFound."""
+        """Return a whole reproduction. Raises NotFound."""
         with self._database.reading() as session:
             row = session.scalars(self._query(id)).first()
         if row is None:
@@ -90,7 +90,7 @@ class Reproductions:
         return _shown(row)
 
     def delete(self, id: str) -> None:  # noqa: A002
-        """Remove one. Raises NotFound, and InvalidRequest for one that runs."""
+        """Delete a reproduction. Raises NotFound, and Conflict for a running one."""
         with self._database.writing() as session:
             row = session.scalars(self._query(id)).first()
             if row is None:
@@ -100,18 +100,18 @@ class Reproductions:
             session.delete(row)
 
     def start(self, id: str, backend: str | None = None) -> dict[str, Any]:  # noqa: A002
-        """Take one to be run by this worker, and return it with status `running`; then `finish` it.
+        """Claim a reproduction for this worker, and return it with status `running`; then `finish` it.
 
-        Raises NotFound, InvalidRequest for an unknown backend, and Conflict for one that runs already.
+        Raises NotFound, InvalidRequest for an unknown backend, and Conflict for a running one.
         """
         name = None if backend is None else parse_backend(backend, name="backend")
         with self._database.writing() as session:
             # The condition is the database's to decide: of two that come at once one finds nothing.
-            taken = update(Reproduction).where(
+            claim = update(Reproduction).where(
                 Reproduction.id == _checked_id(id), Reproduction.project == self._project,
                 Reproduction.status != "running",
             ).values(status="running", worker=self._worker)  # fmt: skip
-            is_taken = cast("CursorResult[Any]", session.execute(taken)).rowcount == 1
+            is_taken = cast("CursorResult[Any]", session.execute(claim)).rowcount == 1
             row = session.scalars(self._query(id)).first()
             if row is None:
                 raise _not_found(id)
@@ -123,9 +123,9 @@ class Reproductions:
             return _shown(row)
 
     async def finish(self, id: str, options: SandboxOptions | None = None) -> dict[str, Any]:  # noqa: A002
-        """Run one that was started, with the operator's settings and `options`, and return how it ended.
+        """Run a started reproduction, with the operator's settings and `options`, and return its outcome.
 
-        What cannot be run has status `error`, with the reason; so has one whose call is cancelled, which is killed.
+        A run that cannot be done gets status `error` with the reason. So does a cancelled one, which is killed.
         """
         try:
             record = await asyncio.to_thread(self.get, id)
@@ -136,15 +136,15 @@ class Reproductions:
         except ClocheError as error:
             return await finished(asyncio.to_thread(self._end, id, {"error": escape(str(error))}, "error"))
         except BaseException as error:
-            said = f"unexpected {type(error).__name__}; this is a defect of Cloche, and its log has more"
-            await finished(asyncio.to_thread(self._end, id, {"error": said}, "error"))
+            reason = f"unexpected {type(error).__name__}; this is a defect of Cloche, and its log has more"
+            await finished(asyncio.to_thread(self._end, id, {"error": reason}, "error"))
             raise
         expected = record["expect"]["exitCode"]
         status = "passed" if ending["exitCode"] == expected else "failed"
         return await finished(asyncio.to_thread(self._end, id, {"result": ending}, status))
 
     def give_up(self, id: str, why: str) -> dict[str, Any]:  # noqa: A002
-        """Note that one that was started is not run."""
+        """Store that a started reproduction was not run."""
         return self._end(id, {"error": why}, "error")
 
     async def run(
@@ -153,7 +153,7 @@ class Reproductions:
         backend: str | None = None,
         options: SandboxOptions | None = None,
     ) -> dict[str, Any]:
-        """Start one and finish it. Raises what `start` raises."""
+        """Start and finish a reproduction. Raises the errors of `start`."""
         starting = asyncio.ensure_future(asyncio.to_thread(self.start, id, backend))
         try:
             await finished(starting)
@@ -164,13 +164,13 @@ class Reproductions:
         return await self.finish(id, options)
 
     def recover(self, is_gone: Callable[[str], bool] = workers.is_gone) -> int:
-        """Give those the status `error` that run under a worker who is gone, and return how many there were."""
+        """Set the running reproductions of workers that are gone to `error`; return their number."""
         with self._database.writing() as session:
             query = select(Reproduction).where(Reproduction.project == self._project, Reproduction.status == "running")
-            left = [row for row in session.scalars(query) if self._is_left(row, is_gone)]
-            for row in left:
+            abandoned = [row for row in session.scalars(query) if self._is_left(row, is_gone)]
+            for row in abandoned:
                 row.status, row.document = "error", {**row.document, "endedAt": now(), "error": GONE}
-        return len(left)
+        return len(abandoned)
 
     def _is_left(self, row: Reproduction, is_gone: Callable[[str], bool]) -> bool:
         if row.worker is None:
@@ -198,19 +198,19 @@ _ENDINGS = ("result", "error", "endedAt")
 async def _run(record: Mapping[str, Any], options: SandboxOptions) -> dict[str, Any]:
     prepared = await asyncio.to_thread(prepare, **options)
     required = await asyncio.to_thread(level_kept, prepared)
-    given: dict[str, Any] = {**options, "require": required, "trusted": None}
+    run_options: dict[str, Any] = {**options, "require": required, "trusted": None}
     if record["backend"] is not None:
-        given |= {"backend": record["backend"], "runtime": None, "prefer": None}
-    result = await arun(record["code"], language=record["language"], **cast("SandboxOptions", given))
+        run_options |= {"backend": record["backend"], "runtime": None, "prefer": None}
+    result = await arun(record["code"], language=record["language"], **cast("SandboxOptions", run_options))
     return await asyncio.to_thread(result_as_wire, result)
 
 
 def _checked(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the document of a new reproduction. Raises InvalidRequest."""
-    known = ("title", "description", "language", "code", "sessionId", "expect")
-    unknown = [escape_name(str(key)[:80]) for key in fields if key not in known]
+    known_fields = ("title", "description", "language", "code", "sessionId", "expect")
+    unknown = [escape_name(str(key)[:80]) for key in fields if key not in known_fields]
     if unknown:
-        raise InvalidRequest(f"unknown field {', '.join(unknown[:10])}; known fields: {', '.join(known)}")
+        raise InvalidRequest(f"unknown field {', '.join(unknown[:10])}; known fields: {', '.join(known_fields)}")
     return {
         "title": _text(fields, "title", MOST_TITLE, is_needed=True),
         "description": _text(fields, "description", MOST_DESCRIPTION),
@@ -221,12 +221,12 @@ def _checked(fields: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _text(fields: Mapping[str, Any], name: str, most: int, *, is_needed: bool = False) -> str:
+def _text(fields: Mapping[str, Any], name: str, max_chars: int, *, is_needed: bool = False) -> str:
     value = fields.get(name)
     if value is None and not is_needed:
         return ""
-    if not isinstance(value, str) or len(value) > most or (is_needed and not value.strip()):
-        raise InvalidRequest(f"{name}: is to be text of {'1 to' if is_needed else 'at most'} {most} characters")
+    if not isinstance(value, str) or len(value) > max_chars or (is_needed and not value.strip()):
+        raise InvalidRequest(f"{name}: is to be text of {'1 to' if is_needed else 'at most'} {max_chars} characters")
     if any("\ud800" <= char <= "\udfff" for char in value):
         raise InvalidRequest(f"{name}: has characters that no text has, lone surrogates")
     if name == "sessionId" and "\0" in value:

@@ -1,4 +1,4 @@
-"""Results as the wire and records have them: the fields of `Result.as_dict` in camelCase, and nothing but JSON."""
+"""Results in the format of the wire and of records: the fields of `Result.as_dict` in camelCase, as pure JSON."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _AFTER_BAR, _CAPITAL = re.compile(r"_([a-z])"), re.compile("[A-Z]")
 
 @lru_cache(maxsize=256)
 def camel(name: str) -> str:
-    """Return a name of Python's as the wire has it."""
-    return _AFTER_BAR.sub(lambda found: found[1].upper(), name)
+    """Return a snake_case name in camelCase."""
+    return _AFTER_BAR.sub(lambda match: match[1].upper(), name)
 
 
 def snake(name: str) -> str:
-    """Return a name of the wire's as Python has it."""
-    return _CAPITAL.sub(lambda found: f"_{found[0].lower()}", name)
+    """Return a camelCase name in snake_case."""
+    return _CAPITAL.sub(lambda match: f"_{match[0].lower()}", name)
 
 
 def result_as_wire(result: Result) -> dict[str, Any]:
-    """Return a whole result; `enforcement` is by control, and the level in `meta`.
+    """Return a whole result. `enforcement` is by control, and the level is in `meta`.
 
-    The keys inside `meta` and `value` are a backend's and a guest's own. What is of this host alone, `host_advice`, is
-    left out: its readers may be elsewhere.
+    Keys inside `meta` and `value` belong to the backend and the guest. `host_advice` is left out: it concerns only this
+    host, and readers may be elsewhere.
     """
     plain = result.as_dict()
     plain["meta"] = {name: value for name, value in plain["meta"].items() if name != "host_advice"}
@@ -41,9 +41,9 @@ def result_as_wire(result: Result) -> dict[str, Any]:
 
 
 def as_json(document: Mapping[str, Any]) -> str:
-    """Return JSON text in ASCII: halves of character pairs, which a guest may send, stay escaped.
+    """Return ASCII JSON: lone surrogates, which a guest may send, stay escaped.
 
-    What no JSON can hold, such as NaN, becomes text.
+    Values that JSON does not have, such as NaN, become text.
     """
     try:
         return json.dumps(document, allow_nan=False)
@@ -54,5 +54,5 @@ def as_json(document: Mapping[str, Any]) -> str:
 
 def _with_camel_keys(value: Any) -> Any:  # noqa: ANN401 - plain data
     if isinstance(value, Mapping):
-        return {camel(str(name)): _with_camel_keys(one) for name, one in value.items()}
-    return [_with_camel_keys(one) for one in value] if isinstance(value, list) else value
+        return {camel(str(name)): _with_camel_keys(item) for name, item in value.items()}
+    return [_with_camel_keys(item) for item in value] if isinstance(value, list) else value

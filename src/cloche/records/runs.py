@@ -1,6 +1,6 @@
-"""Runs of a service: a row before the code starts, and its result afterwards, so that none is lost.
+"""Runs of a service: a row is written before the code starts, and its result afterwards, so that none is lost.
 
-Who runs it is the row's `worker` (`workers.py`); `recover` closes the runs of those that have ended.
+The row's `worker` (`workers.py`) runs it; `recover` closes the runs of workers that have ended.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _GIVE_KEY_BACK = Statement(update(_TABLE).where(_TABLE.c.id == bindparam("run_id
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """Hold one run: whose, what came of it (the wire's document, None before the end), or why nothing did."""
+    """Hold one run: its owner, and its document in the wire's format, which lacks the result before the end."""
 
     id: str
     project: str
@@ -53,7 +53,7 @@ class RunFacts:
     document: Mapping[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data, as the wire has it."""
+        """Return plain data in the wire's format."""
         return {
             "id": self.id, "status": self.status, "createdAt": self.created_at, "endedAt": self.ended_at,
             "sessionId": self.session_id, "apiKey": self.api_key, **self.document,
@@ -65,9 +65,9 @@ def begin(
     idempotency_key: str | None, request_sha256: bytes | None, summary: Mapping[str, Any],
     asked: Mapping[str, Any] | None = None,
 ) -> Statements:  # fmt: skip
-    """Return what adds a row, `queued`. `asked` is what is kept of its request.
+    """Return the statements that add a `queued` row. `asked` is the stored part of its request.
 
-    It raises IntegrityError where this caller's idempotency key has been used.
+    They raise IntegrityError if this caller has already used the idempotency key.
     """
     row = {
         "id": id, "project": project, "created_at": now(), "status": "queued", "worker": worker,
@@ -78,17 +78,17 @@ def begin(
 
 
 def note_running(session: Session, *, id: str) -> None:  # noqa: A002
-    """Note that a run goes on, unless it has ended."""
+    """Set a queued run to `running`."""
     session.execute(update(Run).where(Run.id == id, Run.status == "queued").values(status="running"))
 
 
 def finish(*, id: str, status: str, document: Encoded | Mapping[str, Any]) -> Statements:  # noqa: A002
-    """Return what notes how a run ended."""
+    """Return the statements that store the end of a run."""
     return Statements((_FINISH, {"run_id": id, "new_status": status, "now": now(), "new_document": document}))
 
 
 def give_key_back(*, id: str) -> Statements:  # noqa: A002
-    """Return what lets the idempotency key of a run that never ran be used for another one."""
+    """Return the statements that release the idempotency key of a run that never ran."""
     return Statements((_GIVE_KEY_BACK, {"run_id": id}))
 
 
@@ -101,18 +101,18 @@ def find(session: Session, run_id: str, *, project: str) -> RunFacts:
 
 
 def asked_for(session: Session, run_id: str, *, project: str) -> Mapping[str, Any] | None:
-    """Return what is kept of a run's request, None where nothing is. Raises NotFound, also for another project's."""
+    """Return the stored part of a run's request, if any. Raises NotFound, also for another project's."""
     find(session, run_id, project=project)
     return session.scalar(select(Run.asked).where(Run.id == run_id))
 
 
 def unfinished_worker(session: Session, run_id: str) -> str | None:
-    """Return who runs a run that has not ended; None for all others."""
+    """Return the worker of an unfinished run, None for any other."""
     return session.scalar(select(Run.worker).where(Run.id == run_id, Run.status.in_(UNFINISHED)))
 
 
 def find_repeated(session: Session, *, project: str, api_key: str | None, idempotency_key: str) -> RunFacts | None:
-    """Return the run that was asked for with an idempotency key before."""
+    """Return the earlier run with the same idempotency key."""
     query = select(Run).where(Run.project == project, Run.api_key == api_key, Run.idempotency_key == idempotency_key)
     row = session.scalars(query).first()
     return None if row is None else facts(row)
@@ -126,33 +126,33 @@ def facts(row: Run) -> RunFacts:
     )  # fmt: skip
 
 
-def forget_old(session: Session, *, retention_s: float, most: int = MOST_RUNS) -> int:
-    """Delete the runs that ended so many seconds ago, and the oldest beyond a number; return how many."""
+def forget_old(session: Session, *, retention_s: float, max_runs: int = MOST_RUNS) -> int:
+    """Delete runs that ended before the retention, and the oldest beyond `max_runs`; return their number."""
     before = moment(time.time() - retention_s)
     ended = delete(Run).where(Run.status.not_in(UNFINISHED))
     count = cast("CursorResult[Any]", session.execute(ended.where(Run.ended_at < before))).rowcount
-    oldest_kept = session.scalar(select(Run.id).order_by(Run.id.desc()).offset(most - 1).limit(1))
+    oldest_kept = session.scalar(select(Run.id).order_by(Run.id.desc()).offset(max_runs - 1).limit(1))
     if oldest_kept is not None:
         count += cast("CursorResult[Any]", session.execute(ended.where(Run.id < oldest_kept))).rowcount
     return count
 
 
 def recover(database: Database, is_gone: Callable[[str], bool] = is_gone) -> int:
-    """Close the runs of workers that have ended, as `error` with the reason; return how many."""
+    """Close the runs of workers that have ended, as `error` with the reason; return their number."""
     with database.reading() as session:
         names = session.scalars(select(Run.worker).where(Run.status.in_(UNFINISHED)).distinct()).all()
-    gone = [name for name in names if is_gone(name)]
-    if not gone:
+    ended_workers = [name for name in names if is_gone(name)]
+    if not ended_workers:
         return 0
     with database.writing() as session:
-        rows = session.scalars(select(Run).where(Run.status.in_(UNFINISHED), Run.worker.in_(gone))).all()
+        rows = session.scalars(select(Run).where(Run.status.in_(UNFINISHED), Run.worker.in_(ended_workers))).all()
         for row in rows:
             row.status, row.ended_at, row.document = "error", now(), {**row.document, "error": LOST}
         return len(rows)
 
 
 def check_idempotency_key(text: str | None) -> str | None:
-    """Return the key. Raises InvalidRequest for one that is empty or too long."""
+    """Return the key. Raises InvalidRequest for an empty or too long one."""
     if text is not None and not 1 <= len(text) <= 255:
         raise InvalidRequest("Idempotency-Key: give 1 to 255 characters")
     return text

@@ -1,6 +1,7 @@
-"""Sandboxes of a service that live: whose each is, what its keeper calls it, its labels, and whether it has ended.
+"""Sandboxes of a service: their owner, their keeper's name, their labels, and whether they have ended.
 
-A row is there before the sandbox is, so that none is nobody's. What has ended is kept for an hour, to be said.
+A row is written before its sandbox exists, so that every sandbox has an owner. Ended ones are kept for an hour, so that
+clients can query them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ KEPT_S = 3_600.0  # how long one that has ended is known
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxFacts:
-    """Hold what is known of one sandbox; `name` is its keeper's, and `worker` has it."""
+    """Hold the facts about one sandbox. `name` is its keeper's name for it, `worker` the attached worker."""
 
     id: str
     project: str
@@ -38,7 +39,7 @@ class SandboxFacts:
     document: Mapping[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data, as the wire has it."""
+        """Return plain data in the wire's format."""
         return {
             "id": self.id, "state": self.status, "createdAt": self.created_at, "endedAt": self.ended_at,
             "apiKey": self.api_key, **self.document,
@@ -49,7 +50,7 @@ def begin(
     session: Session, *, id: str, project: str, name: str, worker: str, api_key: str | None,  # noqa: A002
     document: Mapping[str, Any],
 ) -> None:  # fmt: skip
-    """Add a row, `starting`."""
+    """Add a row with status `starting`."""
     session.execute(
         insert(LiveSandbox).values(
             id=id, project=project, created_at=now(), name=name, status=STARTING, api_key=api_key, worker=worker,
@@ -59,7 +60,7 @@ def begin(
 
 
 def note(session: Session, sandbox_id: str, status: str, document: Mapping[str, Any] | None = None) -> None:
-    """Note how it is; one that has ended stays so."""
+    """Store the status of a sandbox that has not ended."""
     values: dict[str, Any] = {"status": status}
     if document is not None:
         values["document"] = dict(document)
@@ -68,25 +69,25 @@ def note(session: Session, sandbox_id: str, status: str, document: Mapping[str, 
 
 
 def end(session: Session, sandbox_id: str) -> bool:
-    """Note that it has ended; tell whether nobody had noted that before."""
+    """Store that a sandbox has ended; return whether that is new."""
     living = (LiveSandbox.id == sandbox_id, LiveSandbox.status != ENDED)
     changed = session.execute(update(LiveSandbox).where(*living).values(status=ENDED, ended_at=now()))
     return bool(cast("Any", changed).rowcount)
 
 
 def forget(session: Session, sandbox_id: str) -> None:
-    """Remove the row of one that did not come to be."""
+    """Delete the row of a sandbox that was not created."""
     session.execute(delete(LiveSandbox).where(LiveSandbox.id == sandbox_id))
 
 
 def forget_ended(session: Session) -> None:
-    """Remove the rows of those that ended long ago."""
+    """Delete the rows of sandboxes that ended long ago."""
     before = (datetime.now(UTC) - timedelta(seconds=KEPT_S)).isoformat(timespec="milliseconds")
     session.execute(delete(LiveSandbox).where(LiveSandbox.ended_at < before.replace("+00:00", "Z")))
 
 
 def find(session: Session, sandbox_id: str, *, project: str) -> SandboxFacts:
-    """Return one. Raises NotFound, also for another project's."""
+    """Return one sandbox. Raises NotFound, also for another project's."""
     row = session.get(LiveSandbox, check_id(sandbox_id, "sb"))
     if row is None or row.project != project:
         raise NotFound(f"there is no sandbox {escape_name(sandbox_id)}; GET /api/sandboxes lists them")
@@ -94,37 +95,37 @@ def find(session: Session, sandbox_id: str, *, project: str) -> SandboxFacts:
 
 
 def living(session: Session) -> list[SandboxFacts]:
-    """Return all that have not ended, as far as that was noted."""
+    """Return all sandboxes that are not recorded as ended."""
     return [facts(row) for row in session.scalars(select(LiveSandbox).where(LiveSandbox.status != ENDED))]
 
 
 def worker_of(session: Session, sandbox_id: str) -> tuple[str, str] | None:
-    """Return the worker that has one, and how that is; None where there is none."""
+    """Return the worker of a sandbox and its status, None for an unknown one."""
     row = session.execute(select(LiveSandbox.worker, LiveSandbox.status).where(LiveSandbox.id == sandbox_id)).first()
     return None if row is None else (row[0], row[1])
 
 
 def take_over(session: Session, sandbox_id: str, *, of: str, by: str) -> None:
-    """Let a worker have what another one had, if nobody else has taken that over."""
+    """Move a sandbox from worker `of` to worker `by`, unless another worker has already taken it over."""
     session.execute(update(LiveSandbox).where(LiveSandbox.id == sandbox_id, LiveSandbox.worker == of).values(worker=by))
 
 
 def count_living(session: Session, api_key: str | None = None) -> int:
-    """Return how many these are, of one key if that is given."""
+    """Return the number of sandboxes that have not ended, in total or of one key."""
     query = select(func.count()).select_from(LiveSandbox).where(LiveSandbox.status != ENDED)
     return session.scalar(query if api_key is None else query.where(LiveSandbox.api_key == api_key)) or 0
 
 
 def conditions(labels: Mapping[str, str], states: Collection[str], name: str | None) -> Sequence[ColumnElement[bool]]:
-    """Return what a row must meet: each label's value, one of the states if any are given, and the name."""
-    found: list[ColumnElement[bool]] = [
+    """Return the conditions for a list: each label's value, any of the states, and the name."""
+    clauses: list[ColumnElement[bool]] = [
         LiveSandbox.document[("labels", label)].as_string() == value for label, value in labels.items()
     ]
     if states:
-        found.append(LiveSandbox.status.in_(list(states)))
+        clauses.append(LiveSandbox.status.in_(list(states)))
     if name is not None:
-        found.append(LiveSandbox.document["name"].as_string() == name)
-    return found
+        clauses.append(LiveSandbox.document["name"].as_string() == name)
+    return clauses
 
 
 def facts(row: LiveSandbox) -> SandboxFacts:

@@ -1,7 +1,7 @@
-"""Settings that `PUT /api/sandbox/config` stored: rows, and a number that rises with each change.
+"""Settings stored by `PUT /api/sandbox/config`: rows, and a version that rises with each change.
 
-They rank above files and below environment and arguments (`config.sources.use_stored_settings`). The owner's ceilings
-bind in any case.
+They rank above files, and below the environment and arguments (`config.sources.use_stored_settings`). The owner's
+ceilings always apply.
 """
 
 from __future__ import annotations
@@ -43,39 +43,39 @@ _NEWEST = "SELECT MAX(version) FROM settings"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSettings:
-    """Hold what is stored, by the keywords of `SandboxOptions`, and its version."""
+    """Hold the stored settings by the keywords of `SandboxOptions`, and their version."""
 
     version: int = 0
     values: Mapping[str, Any]
 
 
 def read_stored(session: Session) -> StoredSettings:
-    """Return what is stored."""
+    """Return the stored settings."""
     rows = session.scalars(select(Setting)).all()
     values = {row.name: row.value for row in rows if row.value is not None}
     return StoredSettings(version=max((row.version for row in rows), default=0), values=values)
 
 
 def stored_version(database: Database) -> int:
-    """Return the version alone; little work, which waits for nobody in SQLite. Raises RecordsFailed."""
+    """Return only the version: a cheap read, which never waits in SQLite. Raises RecordsFailed."""
     return database.look(_NEWEST) or 0
 
 
 def store(session: Session, values: Mapping[str, Any], *, by: str) -> None:
-    """Store values by the keywords of `SandboxOptions`; None goes back to what files say."""
+    """Store values by the keywords of `SandboxOptions`; None resets one to the files."""
     version = (session.scalar(select(func.max(Setting.version))) or 0) + 1
     for name, value in values.items():
         session.merge(Setting(name=name, value=value, version=version, changed_at=now(), changed_by=by))
 
 
-def read_names(given: Mapping[str, Any]) -> dict[str, Any]:
+def read_names(spelled: Mapping[str, Any]) -> dict[str, Any]:
     """Return values by keyword, from any of their names.
 
-    Raises InvalidRequest for a name that is none, for two of the same setting, and for a value that cannot be read.
+    Raises InvalidRequest for an unknown name, for two names of the same setting, and for an invalid value.
     """
     values: dict[str, Any] = {}
     names: dict[str, str] = {}
-    for name, value in given.items():
+    for name, value in spelled.items():
         keyword = SPELLINGS.get(name)
         if keyword is None:
             raise InvalidRequest(f"{escape_name(name[:80])}: there is no such setting; use some of {', '.join(NAMES)}")
@@ -88,7 +88,7 @@ def read_names(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_spelling(name: str, value: Any) -> Any:  # noqa: ANN401 - as many types as settings
-    """Return the value that a setting has by one of its names: a percentage of processors is an amount of them."""
+    """Return a setting's value from one of its names, converted if needed, such as a percentage of processors."""
     keyword = SPELLINGS[name]
     reader = BY_NAME[keyword].other_spellings.get(name)
     return value if reader is None or value is None else reader(value, name=name)[keyword]

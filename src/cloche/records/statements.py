@@ -1,7 +1,7 @@
-"""Work of the database that is statements alone: SQLite's driver does it, without a session.
+"""Database work that consists of statements alone: SQLite's driver runs it without a session.
 
-Of each run two rows are written. A session, and what SQLAlchemy does for a statement, take four times as long as the
-statement and its commit. So a statement is compiled once; PostgreSQL has it by a session, as all other work.
+Each run writes two rows. A session and SQLAlchemy's work for a statement take four times as long as the statement and
+its commit. Therefore statements are compiled once. PostgreSQL runs them in a session, like all other work.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 
 class Encoded(str):
-    """JSON text that is stored as it stands."""
+    """JSON text that is stored unchanged."""
 
     __slots__ = ()
 
@@ -32,26 +32,26 @@ _DIALECT: Dialect = sqlite.dialect(dbapi=sqlite3, json_serializer=encode)
 
 
 class Statement:
-    """A statement with names for its values; `columns` are those of an insertion."""
+    """A statement with named values. `columns` are those of an insertion."""
 
     __slots__ = ("_values", "text", "whole")
 
-    def __init__(self, whole: Insert | Update, *, columns: Sequence[str] = ()):
-        self.whole = whole
-        compiled: Any = whole.compile(dialect=_DIALECT, column_keys=list(columns) or None)
+    def __init__(self, statement: Insert | Update, *, columns: Sequence[str] = ()):
+        self.whole = statement
+        compiled: Any = statement.compile(dialect=_DIALECT, column_keys=list(columns) or None)
         self.text: str = compiled.string
         self._values: tuple[tuple[str, Callable[[Any], Any] | None], ...] = tuple(
             (name, compiled.binds[name].type.dialect_impl(_DIALECT).bind_processor(_DIALECT))
             for name in compiled.positiontup
         )
 
-    def values(self, given: Mapping[str, Any]) -> list[Any]:
-        """Return values by name as the driver takes them."""
-        return [given[name] if process is None else process(given[name]) for name, process in self._values]
+    def values(self, by_name: Mapping[str, Any]) -> list[Any]:
+        """Return named values in the driver's order and types."""
+        return [by_name[name] if process is None else process(by_name[name]) for name, process in self._values]
 
 
 class Statements:
-    """Statements with their values, one after the other: work as a `Writer` takes it."""
+    """A sequence of statements with their values, as work for a `Writer`."""
 
     __slots__ = ("_all", "_encoded")
 
@@ -61,37 +61,37 @@ class Statements:
 
     @property
     def encoded(self) -> list[tuple[str, list[Any]]]:
-        """Return them as the driver takes them."""
+        """Return the statements in the driver's format."""
         if self._encoded is None:
             self._encoded = [(statement.text, statement.values(values)) for statement, values in self._all]
         return self._encoded
 
     @property
     def size(self) -> int:
-        """Return about how many bytes they write."""
+        """Return the approximate number of bytes written."""
         return sum(len(value) for _, values in self.encoded for value in values if isinstance(value, (str, bytes)))
 
     def __add__(self, other: Statements) -> Statements:
         return Statements(*self._all, *other._all)
 
     def __call__(self, session: Session) -> None:
-        """Do them in a session."""
+        """Run the statements in a session."""
         connection = session.connection()
         for statement, values in self._all:
             connection.execute(statement.whole, values)
 
     def run_by(self, connection: sqlite3.Connection) -> None:
-        """Do them by the driver, in a transaction that has begun."""
+        """Run the statements by the driver, in a begun transaction."""
         for text, values in self.encoded:
             connection.execute(text, values)
 
 
 def run_by(connection: sqlite3.Connection, work: Sequence[Statements]) -> None:
-    """Do some work by the driver in one transaction. Raises what the driver does."""
+    """Run statements by the driver in one transaction. Raises the driver's errors."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        for one in work:
-            one.run_by(connection)
+        for statements in work:
+            statements.run_by(connection)
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:  # else SQLite has undone it

@@ -1,6 +1,6 @@
-"""All tables. What is asked for by column is a column; the rest of a record is its document, as the wire has it.
+"""All tables. Values that queries use are columns; the other values of a record are its document, in the wire's format.
 
-Every object belongs to a project. There is one for now, `default`; whoever asks for another's object finds nothing.
+Every object belongs to a project. There is one for now, `default`. Objects of other projects are not found.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _KINDS: dict[str, TypeEngine[Any]] = {"INTEGER": Integer(), "FLOAT": Float(), **
 
 
 class Table(DeclarativeBase):
-    """Be a table."""
+    """The base of all tables."""
 
 
 class Owned:
-    """Have an id that sorts by time, and a project. Times are RFC 3339 in UTC."""
+    """An id that sorts by time, and a project. Times are RFC 3339 in UTC."""
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
     project: Mapped[str] = mapped_column(String(64), default=DEFAULT_PROJECT)
@@ -43,14 +43,14 @@ class Owned:
 
 
 class Documented(Owned):
-    """Have a document, and the caller's own label (`sessionId`)."""
+    """A document, and the caller's own label (`sessionId`)."""
 
     session_id: Mapped[str | None] = mapped_column(String(64))
     document: Mapped[dict[str, Any]] = mapped_column(JSON)
 
 
 class ApiKey(Owned, Table):
-    """A key of the service, of which only the SHA-256 is stored. `scopes` are words with spaces between."""
+    """A key of the service. Only its SHA-256 is stored. `scopes` are separated by spaces."""
 
     __tablename__ = "api_keys"
     name: Mapped[str] = mapped_column(String(64))
@@ -62,7 +62,7 @@ class ApiKey(Owned, Table):
 
 
 class BrowserSession(Owned, Table):
-    """A one-time link (`link`) or the cookie of a browser (`cookie`), of which only the SHA-256 is stored."""
+    """A one-time link (`link`) or a browser's cookie (`cookie`). Only its SHA-256 is stored."""
 
     __tablename__ = "browser_sessions"
     kind: Mapped[str] = mapped_column(String(8))
@@ -71,7 +71,7 @@ class BrowserSession(Owned, Table):
 
 
 class Setting(Table):
-    """A setting that `PUT` stored. The highest `version` of all says whether another worker must read them again."""
+    """A setting stored by `PUT`. When the highest `version` rises, the other workers read them again."""
 
     __tablename__ = "settings"
     name: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -82,9 +82,9 @@ class Setting(Table):
 
 
 class Worker(Table):
-    """A worker that serves: where the others reach it, and its certificate (PEM) where it speaks TLS.
+    """A serving worker: its address for other workers, and its certificate (PEM) if it uses TLS.
 
-    `beat` rises for as long as it lives, where workers of other machines must see that.
+    `beat` rises while it lives, for workers of other machines.
     """
 
     __tablename__ = "workers"
@@ -95,7 +95,7 @@ class Worker(Table):
 
 
 class SharedSecret(Table):
-    """What all workers of this database know, and nobody else."""
+    """A secret shared by all workers of this database."""
 
     __tablename__ = "shared_secrets"
     name: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -103,7 +103,7 @@ class SharedSecret(Table):
 
 
 class DebugNamespace(Table):
-    """Whether a debug namespace is on, where somebody stored that."""
+    """Whether a debug namespace was switched on or off."""
 
     __tablename__ = "debug_namespaces"
     name: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -113,9 +113,9 @@ class DebugNamespace(Table):
 
 
 class Run(Documented, Table):
-    """A run: `queued`, `running`, then the result's status; `worker` is who runs it, for after a crash.
+    """A run: `queued`, `running`, then the result's status. `worker` runs it, which matters after a crash.
 
-    `asked` is what is kept of its request; it is loaded when it is asked for.
+    `asked` is the stored part of its request, loaded on access.
     """
 
     __tablename__ = "runs"
@@ -130,20 +130,20 @@ class Run(Documented, Table):
 
 
 class EnvironmentSnapshot(Documented, Table):
-    """Variables, dependencies, git and settings of a workspace (C10); its JSON file is written before the row."""
+    """Variables, dependencies, git state and settings of a workspace (C10). Its JSON file is written before the row."""
 
     __tablename__ = "environment_snapshots"
 
 
 class WorkspaceSnapshot(Documented, Table):
-    """The files of a workspace with their hashes (C11). `tree` (`files`, `excluded`) is loaded when it is asked for."""
+    """The files of a workspace with their hashes (C11). `tree` (`files`, `excluded`) is loaded on access."""
 
     __tablename__ = "workspace_snapshots"
     tree: Mapped[dict[str, Any]] = mapped_column(JSON, deferred=True)
 
 
 class KeptContent(Table):
-    """A blob that a snapshot of a workspace names, so that it is not removed."""
+    """A reference from a workspace snapshot to a blob, which is not removed meanwhile."""
 
     __tablename__ = "kept_contents"
     sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -153,7 +153,7 @@ class KeptContent(Table):
 
 
 class Manifest(Owned, Table):
-    """A manifest of a development environment (C12), by its name and the host folder it stands in."""
+    """A manifest of a development environment (C12), by its name and host folder."""
 
     __tablename__ = "manifests"
     name: Mapped[str] = mapped_column(String(128))
@@ -171,9 +171,9 @@ class Reproduction(Documented, Table):
 
 
 class LiveSandbox(Owned, Table):
-    """A sandbox that lives: its name is known to the keeper's registry; here is whose it is, and its labels.
+    """A sandbox of the service: its name in the keepers' registry, its owner and labels.
 
-    `starting` while its `worker` opens it, then `running` or `paused`, at last `ended`.
+    `starting` while its `worker` opens it, then `running` or `paused`, finally `ended`.
     """
 
     __tablename__ = "sandboxes"

@@ -1,8 +1,7 @@
-"""Which process works on a record, so that others can tell later whether it is gone.
+"""The process that works on a record, so that others can tell later whether it has ended.
 
-A worker's name holds its host, boot, process id and when that started: nobody else ever has the same. Of a worker of
-another host (of which a database may have several) nothing is known but its row, if it serves: where it is reached, and
-a number that rises for as long as it lives.
+A worker's name consists of its host, boot, process id and start time, and is unique. About a worker of another host,
+only its row is known, if it serves: its address, and a number that rises while it lives.
 """
 
 from __future__ import annotations
@@ -30,27 +29,27 @@ def own_worker() -> str:
 
 
 def is_gone(worker: str) -> bool:
-    """Tell whether a process of this host has ended; False for what cannot be known."""
-    found = _SHAPE.fullmatch(worker)
-    if found is None or found[1] != _host():
+    """Tell whether a process of this host has ended; False if that cannot be known."""
+    match = _SHAPE.fullmatch(worker)
+    if match is None or match[1] != _host():
         return False
-    return found[2] != _boot() or _started(int(found[3])) != int(found[4])
+    return match[2] != _boot() or _started(int(match[3])) != int(match[4])
 
 
 def is_here(worker: str) -> bool:
-    """Tell whether a worker is, or was, of this host; True for a name that says no host."""
-    found = _SHAPE.fullmatch(worker)
-    return found is None or found[1] == _host()
+    """Tell whether a worker is, or was, of this host; True for a name without a host."""
+    match = _SHAPE.fullmatch(worker)
+    return match is None or match[1] == _host()
 
 
-def are_together(one: str, other: str) -> bool:
+def are_together(worker: str, other_worker: str) -> bool:
     """Tell whether two workers are of the same host."""
-    return one.partition("-")[0] == other.partition("-")[0]
+    return worker.partition("-")[0] == other_worker.partition("-")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFacts:
-    """Hold what is known of a worker that serves: `unix:/PATH` or `https://HOST:PORT`, and its certificate."""
+    """Hold a serving worker: `unix:/PATH` or `https://HOST:PORT`, and its certificate."""
 
     name: str
     address: str
@@ -59,24 +58,24 @@ class WorkerFacts:
 
 
 def join(session: Session, *, name: str, address: str, certificate: str | None) -> None:
-    """Note where a worker is reached."""
+    """Store a worker's address."""
     leave(session, name=name)
     session.execute(insert(Worker).values(name=name, address=address, certificate=certificate, beat=0))
 
 
 def leave(session: Session, *, name: str) -> None:
-    """Note that a worker serves no more."""
+    """Delete a worker's row."""
     session.execute(delete(Worker).where(Worker.name == name))
 
 
 def note_alive(session: Session, *, name: str) -> bool:
-    """Raise its number; False where it has no row any more."""
+    """Increment a worker's number; return False if its row is gone."""
     query = update(Worker).where(Worker.name == name).values(beat=Worker.beat + 1).returning(Worker.beat)
     return session.scalar(query) is not None
 
 
 def serving(session: Session) -> list[WorkerFacts]:
-    """Return all that serve, as far as they could say so."""
+    """Return all workers with a row."""
     return [
         WorkerFacts(name=row.name, address=row.address, certificate=row.certificate, beat=row.beat)
         for row in session.scalars(select(Worker).order_by(Worker.name))
@@ -84,12 +83,12 @@ def serving(session: Session) -> list[WorkerFacts]:
 
 
 def shared_key(session: Session) -> str:
-    """Return what the workers of this database know each other by; it is made at the first call."""
-    found = session.scalar(select(SharedSecret.value).where(SharedSecret.name == "workers"))
-    if found is None:
-        found = secrets.token_hex(32)
-        session.execute(insert(SharedSecret).values(name="workers", value=found))
-    return found
+    """Return the secret shared by the workers of this database, created at the first call."""
+    key = session.scalar(select(SharedSecret.value).where(SharedSecret.name == "workers"))
+    if key is None:
+        key = secrets.token_hex(32)
+        session.execute(insert(SharedSecret).values(name="workers", value=key))
+    return key
 
 
 @functools.cache
@@ -110,7 +109,7 @@ def _digits(data: bytes) -> str:
 
 
 def _started(pid: int) -> int:
-    """Return when a process started, in ticks of the clock since boot; -1 where there is none."""
+    """Return a process's start time in clock ticks since boot (proc_pid_stat(5), field 22), or -1."""
     with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
         return int(file.read().rpartition(b")")[2].split()[19])
     return -1

@@ -1,6 +1,6 @@
-"""Snapshots of workspaces: which files there are, with their hashes, git's state, memory and tools (C11).
+"""Snapshots of workspaces: their files with hashes, git's state, memory and tools (C11).
 
-A workspace is an open folder here; who may name which folder is decided by the caller. Calls block.
+A workspace is an open folder here; the caller decides which folders are allowed. Calls block.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .lists import FEW_ITEMS, list_page
 from .tables import DEFAULT_PROJECT, KeptContent, WorkspaceSnapshot
 from .workspace_entries import RESTORE_MANIFEST, Entry, check_path, entries_of, listed, named, path_of
 from .workspace_restore import Restoration, prefixes, restore
-from .workspace_tree import BOUNDS, ENDED_BY, Bounds, Tree, read_tree
+from .workspace_tree import BOUNDS, ENDED_BY, WalkBounds, WorkspaceTree, read_tree
 
 KIND = "ws"
 MOST_SESSION_CHARACTERS = 64
@@ -32,7 +32,7 @@ Document = dict[str, Any]
 
 
 class WorkspaceSnapshots:
-    """Be the snapshots of a project in a database; their contents are blobs beside it."""
+    """The workspace snapshots of a project in a database. Their contents are blobs beside it."""
 
     def __init__(self, database: Database, *, project: str = DEFAULT_PROJECT):
         self._database, self._project = database, project
@@ -47,12 +47,12 @@ class WorkspaceSnapshots:
         contents: bool = False,
         memory: Mapping[str, Any] | None = None,
         tools: Mapping[str, Any] | None = None,
-        bounds: Bounds = BOUNDS,
+        bounds: WalkBounds = BOUNDS,
         deadline: float | None = None,
     ) -> Document:
-        """Record an open folder and return the document; with `contents`, keep what its files hold.
+        """Record an open folder and return the document; with `contents`, store the files' contents.
 
-        `deadline` is of `time.monotonic`: what is not read by then is left out, and `partialReasons` says so. Raises
+        `deadline` is of `time.monotonic`. Files not read by then are left out, as `partialReasons` says. Raises
         InvalidRequest, RecordsFailed.
         """
         about = {
@@ -69,9 +69,9 @@ class WorkspaceSnapshots:
             return self._insert(_document(about, tree))
 
     def get(self, id_: str) -> Document:
-        """Return the document of a snapshot. Raises NotFound, InvalidRequest for what is no id."""
+        """Return the document of a snapshot. Raises NotFound, and InvalidRequest for an invalid id."""
         with self._database.reading() as session:
-            return _whole(self._row(session, id_))
+            return _full_document(self._row(session, id_))
 
     def list(
         self, *, session_id: str | None = None, limit: int = FEW_ITEMS, cursor: str | None = None
@@ -84,9 +84,9 @@ class WorkspaceSnapshots:
             )  # fmt: skip
 
     def delete(self, id_: str) -> int | None:
-        """Delete a snapshot, and contents that no other names; return how many those are.
+        """Delete a snapshot, and contents that no other snapshot refers to; return the number of those contents.
 
-        None: somebody is using contents now, and the next deletion removes them. Raises NotFound.
+        None means that contents are in use; the next deletion removes them. Raises NotFound.
         """
         with self._database.writing() as session:
             session.execute(delete(KeptContent).where(KeptContent.snapshot_id == self._row(session, id_).id))
@@ -94,7 +94,7 @@ class WorkspaceSnapshots:
         return self._blobs.remove_unnamed(self._named)
 
     def diff(self, id1: str, id2: str) -> Document:
-        """Return what became other from one snapshot to another (`compare`). Raises NotFound."""
+        """Return the changes between two snapshots (`compare`). Raises NotFound."""
         return compare(self.get(id1), self.get(id2))
 
     def restore(
@@ -106,22 +106,22 @@ class WorkspaceSnapshots:
         manifest_only: bool = False,
         deadline: float | None = None,
     ) -> Document:
-        """Restore the files whose content is kept into an open folder: `{"manifest", "results"}`.
+        """Restore the files with stored contents into an open folder: `{"manifest", "results"}`.
 
-        Raises NotFound, RecordsFailed, and InvalidRequest for a document that leads out of the folder, and where it is
-        asked to prune by a snapshot that does not know all files.
+        Raises NotFound, RecordsFailed, and InvalidRequest for a document with paths out of the folder, and for `prune`
+        with an incomplete snapshot.
         """
         document = self.get(id_)
         is_pruned = _may_prune(document, prune, manifest_only)
         entries = entries_of(document["files"])
         excluded = [check_path(path_of(item)) for item in document["excluded"]]
         with self._blobs.held() as blobs:
-            asked = Restoration(
+            restoration = Restoration(
                 snapshot=id_, root=folder, entries=entries, excluded=excluded,
                 blobs=blobs if document["contents"] else None, is_pruned=is_pruned, is_manifest_only=manifest_only,
                 deadline=deadline,
             )  # fmt: skip
-            return {"manifest": RESTORE_MANIFEST, "results": restore(asked)}
+            return {"manifest": RESTORE_MANIFEST, "results": restore(restoration)}
 
     def _row(self, session: Session, id_: str) -> WorkspaceSnapshot:
         row = session.get(WorkspaceSnapshot, check_id(id_, KIND), options=[undefer(WorkspaceSnapshot.tree)])
@@ -141,11 +141,11 @@ class WorkspaceSnapshots:
             session.add(row)
             session.flush()
             if hashes:
-                session.execute(insert(KeptContent), [{"sha256": one, "snapshot_id": row.id} for one in hashes])
+                session.execute(insert(KeptContent), [{"sha256": sha256, "snapshot_id": row.id} for sha256 in hashes])
         return document
 
     def _named(self, prefix: str) -> set[str]:
-        """Return the hashes with these first digits that any project's snapshot names."""
+        """Return the hashes with these first digits that a snapshot of any project refers to."""
         with self._database.reading() as session:
             query = select(KeptContent.sha256).where(KeptContent.sha256.between(prefix, f"{prefix}g"))
             return set(session.scalars(query))
@@ -154,27 +154,32 @@ class WorkspaceSnapshots:
 def compare(before: Document, after: Document) -> Document:
     """Return paths that were `added` and `removed`, `modified` and `modeChanged` with `from` and `to`, and `unknown`.
 
-    Unknown is what one of the two skipped, or did not come to; of a link, `from` and `to` are `link:` and its target.
+    A path is unknown if one of the snapshots skipped or did not reach it. For a link, `from` and `to` are `link:` and
+    its target.
     """
-    old, new = ({entry.path: entry for entry in entries_of(one["files"])} for one in (before, after))
+    old, new = ({entry.path: entry for entry in entries_of(document["files"])} for document in (before, after))
     paths = sorted(old.keys() | new.keys())
     unknown = _unknown(paths, (old, before), (new, after))
-    known = [path for path in paths if path not in unknown]
-    both = [(old[path], new[path]) for path in known if path in old and path in new]
+    known_paths = [path for path in paths if path not in unknown]
+    both = [(old[path], new[path]) for path in known_paths if path in old and path in new]
     return {
-        "added": [listed(path) for path in known if path not in old],
-        "removed": [listed(path) for path in known if path not in new],
-        "modified": [_change(one, _value(one), _value(other)) for one, other in both if _value(one) != _value(other)],
+        "added": [listed(path) for path in known_paths if path not in old],
+        "removed": [listed(path) for path in known_paths if path not in new],
+        "modified": [
+            _change(old_entry, _value(old_entry), _value(new_entry))
+            for old_entry, new_entry in both
+            if _value(old_entry) != _value(new_entry)
+        ],
         "modeChanged": [
-            _change(one, f"{one.mode:04o}", f"{other.mode:04o}")
-            for one, other in both
-            if one.mode is not None and other.mode is not None and one.mode != other.mode
+            _change(old_entry, f"{old_entry.mode:04o}", f"{new_entry.mode:04o}")
+            for old_entry, new_entry in both
+            if old_entry.mode is not None and new_entry.mode is not None and old_entry.mode != new_entry.mode
         ],
         "unknown": [listed(path) for path in paths if path in unknown],
     }
 
 
-def _document(about: Mapping[str, Any], tree: Tree) -> Document:
+def _document(about: Mapping[str, Any], tree: WorkspaceTree) -> Document:
     return {
         "id": new_id(KIND), "createdAt": now(), **about,
         "files": [entry.as_dict() for entry in sorted(tree.entries, key=lambda entry: entry.path)],
@@ -204,7 +209,9 @@ def _value(entry: Entry) -> str:
     return entry.sha256 or ""
 
 
-def _read(folder: int, bounds: Bounds, deadline: float | None, keep: Callable[[bytes, str], object] | None) -> Tree:
+def _read(
+    folder: int, bounds: WalkBounds, deadline: float | None, keep: Callable[[bytes, str], object] | None
+) -> WorkspaceTree:
     try:
         return read_tree(folder, bounds=bounds, deadline=deadline, keep=keep)
     except OSError as error:
@@ -212,9 +219,9 @@ def _read(folder: int, bounds: Bounds, deadline: float | None, keep: Callable[[b
 
 
 def _git_of(folder: int, deadline: float | None) -> dict[str, Any]:
-    """Return git's state, which gets a part of the time at most; nothing of the workspace is executed."""
-    most = monotonic() + MOST_GIT_SECONDS
-    return read_git_state(folder, deadline=most if deadline is None else min(most, deadline)).as_dict()
+    """Return git's state, with a share of the time. Nothing of the workspace is executed."""
+    git_deadline = monotonic() + MOST_GIT_SECONDS
+    return read_git_state(folder, deadline=git_deadline if deadline is None else min(git_deadline, deadline)).as_dict()
 
 
 def _kept_hashes(document: Document) -> Sequence[str]:
@@ -223,12 +230,12 @@ def _kept_hashes(document: Document) -> Sequence[str]:
     return sorted({item["sha256"] for item in document["files"] if "mode" in item})
 
 
-def _whole(row: WorkspaceSnapshot) -> Document:
+def _full_document(row: WorkspaceSnapshot) -> Document:
     return {**row.document, **row.tree}
 
 
 def _may_prune(document: Document, prune: bool, manifest_only: bool) -> bool:
-    """Return whether to prune. Raises InvalidRequest where that cannot be meant, or would remove too much."""
+    """Return whether to prune. Raises InvalidRequest for contradictory options, and if it would remove too much."""
     if prune and manifest_only:
         raise InvalidRequest("prune: the manifest alone was asked for; leave out one of the two")
     if prune and not ENDED_BY.isdisjoint(document["partialReasons"]):

@@ -1,7 +1,7 @@
-"""What a snapshot of a workspace says of one name: a file with its hash, a link, or why neither could be told.
+"""One name in a workspace snapshot: a file with its hash, a link, or the reason why it was skipped.
 
-Paths are the file system's bytes, relative, with `/` between. In a document one is text, or `pathBase64` where it is
-not UTF-8. What a document says is checked as a stranger's word before anything is done by it.
+Paths are the file system's bytes, relative, separated by `/`. In a document a path is text, or `pathBase64` if it is
+not UTF-8. Documents are untrusted and checked before use.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FIELDS = frozenset({"path", "pathBase64", "link", "linkBase64", "size", "mode",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """Be one name: a file has `size`, `mode` and `sha256`, a link has `link`, anything else the reason `skipped`."""
+    """One name: a file has `size`, `mode` and `sha256`, a link has `link`, anything else the reason `skipped`."""
 
     path: bytes
     size: int | None = None
@@ -41,7 +41,7 @@ class Entry:
     skipped: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as a document has it."""
+        """Return it in the format of a document."""
         if self.link is not None:
             return {**named(self.path), **named(self.link, "link")}
         size = {} if self.size is None else {"size": self.size}
@@ -74,18 +74,18 @@ def shown(path: bytes) -> str:
 
 
 def is_excluded(path: bytes) -> bool:
-    """Tell whether a snapshot leaves a path out, and a restoration alone."""
+    """Tell whether snapshots leave a path out and restorations leave it alone."""
     return path == os.fsencode(RESTORE_MANIFEST) or not EXCLUDED_NAMES.isdisjoint(path.split(b"/"))
 
 
 def entries_of(files: object) -> list[Entry]:
-    """Return the entries of a document's `files`. Raises InvalidRequest for what no snapshot says, and path tricks."""
+    """Return the entries of a document's `files`. Raises InvalidRequest for invalid ones, and for unsafe paths."""
     if not isinstance(files, list):
         raise InvalidRequest("files: a list is needed")
-    found = [_entry_of(item) for item in files]
-    if len({entry.path for entry in found}) != len(found):
+    entries = [_entry_of(item) for item in files]
+    if len({entry.path for entry in entries}) != len(entries):
         raise InvalidRequest("files: a path is there twice")
-    return found
+    return entries
 
 
 def _entry_of(item: object) -> Entry:
@@ -105,7 +105,7 @@ def _entry_of(item: object) -> Entry:
 
 
 def check_path(path: bytes) -> bytes:
-    """Return a path that leads to something below a folder, by its names alone. Raises InvalidRequest for another."""
+    """Return a path whose names stay below a folder. Raises InvalidRequest for any other."""
     names = path.split(b"/")
     if b"\0" in path or len(path) > MOST_PATH_BYTES or not {b"", b".", b".."}.isdisjoint(names):
         raise InvalidRequest(f"files: {shown(path[:200])} is not the path of something below a folder")

@@ -1,9 +1,9 @@
-"""The files of a workspace that a stranger prepared: found and hashed by descriptors, within bounds.
+"""The files of a hostile workspace, found and hashed by descriptors, within bounds.
 
-Theory of operation: each folder is opened by the descriptor of the one above it, and each name is looked at before it
-is opened, so that no link is followed and no FIFO or device is opened at all; what takes its place between the look and
-the opening is told by its descriptor, and opening never waits. Every bound is counted before the memory is used. What
-was left out, and why, is in the result: as an entry where one name is concerned, as a reason where the walk ended.
+Theory of operation: each folder is opened relative to its parent's descriptor, and each name is examined before it is
+opened. So no link is followed, and no FIFO or device is opened. A replacement between the examination and the opening
+is detected by fstat(2), and opening never blocks. Every bound is checked before memory is used. The result has each
+omission with its reason: as an entry for a single name, as a reason for an ended walk.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _SWAPPED = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EINVAL)  # it was so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """Say how much is looked at: names of any kind, the bytes of their paths, folders in folders, bytes hashed."""
+class WalkBounds:
+    """The bounds of a walk: names of any kind, bytes of their paths, depth of folders, bytes hashed."""
 
     entries: int = 50_000
     name_bytes: int = 16 * MIB
@@ -44,19 +44,19 @@ class Bounds:
     file_bytes: int = 10 * MIB
 
 
-BOUNDS = Bounds()
+BOUNDS = WalkBounds()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """Be one name below a folder; `at`, the folder above it, is open until the next one is asked for.
+class TreeItem:
+    """One name below a folder. `folder`, the descriptor of its folder, is open until the next item is requested.
 
-    Without a `state` it was not looked at, or is a folder that was not entered; `skipped` says why.
+    Without a `state` it was not examined, or is a folder that was not entered; `skipped` says why.
     """
 
     path: bytes
     name: str
-    at: int
+    folder: int
     state: os.stat_result | None = None
     skipped: str = ""
     is_excluded: bool = False
@@ -64,7 +64,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """Be the whole of a file at one moment."""
+    """The whole content of a file at one moment."""
 
     data: bytes
     sha256: str
@@ -72,8 +72,8 @@ class Content:
 
 
 @dataclass(slots=True, kw_only=True)
-class Tree:
-    """Be what was found: entries by path, paths left out on purpose, bytes hashed, and why it is not all of it."""
+class WorkspaceTree:
+    """The result of a walk: entries by path, excluded paths, bytes hashed, and the reasons why it is partial."""
 
     entries: list[Entry] = field(default_factory=list)
     excluded: list[bytes] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Tree:
 
 
 class Unread(Exception):
-    """Report a file that could not be read; `reason` is a word of a document."""
+    """Report a file that could not be read. `reason` is a word for the document."""
 
     def __init__(self, reason: str):
         super().__init__(reason)
@@ -93,46 +93,46 @@ class OutOfTime(Exception):
     """Report that the deadline has passed."""
 
 
-class Walk:
-    """Iterate over what is below an open folder, by name; afterwards `partial` says which bounds were met."""
+class TreeWalk:
+    """Iterate over everything below an open folder, by name. Afterwards `partial` has the bounds that were reached."""
 
-    def __init__(self, root: int, bounds: Bounds, deadline: float | None):
+    def __init__(self, root: int, bounds: WalkBounds, deadline: float | None):
         self.partial: set[str] = set()
         self._root, self._bounds, self._deadline = root, bounds, deadline
         self._entries = self._name_bytes = 0
         self._device, self._mount = os.fstat(root).st_dev, mount_of(root)
 
-    def __iter__(self) -> Generator[Found, None, None]:
+    def __iter__(self) -> Generator[TreeItem, None, None]:
         return self._below(self._root, b"", 1)
 
-    def _below(self, at: int, above: bytes, depth: int) -> Generator[Found, None, None]:
-        for name in self._names(at):
+    def _below(self, folder: int, above: bytes, depth: int) -> Generator[TreeItem, None, None]:
+        for name in self._names(folder):
             path = above + os.fsencode(name)
             if self._is_over(path):
                 return
             if is_excluded(path):
-                yield Found(path=path, name=name, at=at, is_excluded=True)
+                yield TreeItem(path=path, name=name, folder=folder, is_excluded=True)
                 continue
             try:
-                state = os.stat(name, dir_fd=at, follow_symlinks=False)
-                is_mounted = state.st_dev != self._device or mount_at(name, at) != self._mount
+                state = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                is_mounted = state.st_dev != self._device or mount_at(name, folder) != self._mount
             except FileNotFoundError:
                 continue  # it has gone meanwhile
             except OSError as error:  # a folder that may be listed and not entered
-                yield Found(path=path, name=name, at=at, skipped=_reason(error))
+                yield TreeItem(path=path, name=name, folder=folder, skipped=_reason(error))
                 continue
             if is_mounted:  # it may be a stranger's, and answer never
-                yield Found(path=path, name=name, at=at, skipped="other-filesystem")
+                yield TreeItem(path=path, name=name, folder=folder, skipped="other-filesystem")
             elif stat.S_ISDIR(state.st_mode):
-                yield from self._folder(name, at, path, depth)
+                yield from self._folder(name, folder, path, depth)
             else:
-                yield Found(path=path, name=name, at=at, state=state)
+                yield TreeItem(path=path, name=name, folder=folder, state=state)
 
-    def _names(self, at: int) -> list[str]:
-        """Return the names in a folder, as many as there is room for: also those that wait take memory."""
+    def _names(self, folder: int) -> list[str]:
+        """Return the names in a folder, within the bound of entries, since waiting names take memory, too."""
         names: list[str] = []
-        with os.scandir(at) as found:
-            for item in found:
+        with os.scandir(folder) as items:
+            for item in items:
                 if self._entries >= self._bounds.entries:
                     self.partial.add("entries")
                     break
@@ -149,17 +149,17 @@ class Walk:
         self.partial |= {reason for reason, is_met in met.items() if is_met}
         return any(met.values())
 
-    def _folder(self, name: str, at: int, path: bytes, depth: int) -> Iterator[Found]:
+    def _folder(self, name: str, parent: int, path: bytes, depth: int) -> Iterator[TreeItem]:
         if depth >= self._bounds.depth or len(path) >= MOST_PATH_BYTES:
             self.partial.add("depth")
-            yield Found(path=path, name=name, at=at, skipped="too-deep")
+            yield TreeItem(path=path, name=name, folder=parent, skipped="too-deep")
             return
         try:
-            fd = hostfs.open_folder(name, at)
+            fd = hostfs.open_folder(name, parent)
         except FileNotFoundError:
             return
         except OSError as error:
-            yield Found(path=path, name=name, at=at, skipped=_reason(error))
+            yield TreeItem(path=path, name=name, folder=parent, skipped=_reason(error))
             return
         try:
             yield from self._below(fd, path + b"/", depth + 1)
@@ -170,21 +170,21 @@ class Walk:
 def read_tree(
     folder: int,
     *,
-    bounds: Bounds = BOUNDS,
+    bounds: WalkBounds = BOUNDS,
     deadline: float | None = None,
     keep: Callable[[bytes, str], object] | None = None,
-) -> Tree:
-    """Return what is below an open folder. `deadline` is of `time.monotonic`; `keep` gets bytes and SHA-256 of files.
+) -> WorkspaceTree:
+    """Return the tree below an open folder. `deadline` is of `time.monotonic`; `keep` gets bytes and SHA-256.
 
-    It blocks: in a coroutine use `asyncio.to_thread`. Raises OSError where the folder itself cannot be read, and
-    whatever `keep` raises.
+    It blocks: in a coroutine use `asyncio.to_thread`. Raises OSError if the folder itself cannot be read, and any error
+    of `keep`.
     """
-    tree = Tree()
-    walk = Walk(folder, bounds, deadline)
+    tree = WorkspaceTree()
+    walk = TreeWalk(folder, bounds, deadline)
     with closing(iter(walk)) as names:
         try:
-            for found in names:
-                _add(tree, found, bounds, deadline, keep)
+            for item in names:
+                _add(tree, item, bounds, deadline, keep)
         except OutOfTime:
             tree.partial.add("time")
     tree.partial |= walk.partial
@@ -192,12 +192,16 @@ def read_tree(
 
 
 def _add(
-    tree: Tree, found: Found, bounds: Bounds, deadline: float | None, keep: Callable[[bytes, str], object] | None
+    tree: WorkspaceTree,
+    item: TreeItem,
+    bounds: WalkBounds,
+    deadline: float | None,
+    keep: Callable[[bytes, str], object] | None,
 ) -> None:
-    if found.is_excluded:
-        tree.excluded.append(found.path)
+    if item.is_excluded:
+        tree.excluded.append(item.path)
         return
-    entry, content = _look_into(found, bounds, deadline, room=bounds.total_bytes - tree.bytes)
+    entry, content = _look_into(item, bounds, deadline, room=bounds.total_bytes - tree.bytes)
     if content is not None:
         tree.bytes += len(content.data)
         if keep is not None:
@@ -207,42 +211,44 @@ def _add(
     tree.entries.append(entry)
 
 
-def _look_into(found: Found, bounds: Bounds, deadline: float | None, *, room: int) -> tuple[Entry, Content | None]:
-    """Return the entry of a name, and the content of a file; no more than `room` bytes are read. Raises OutOfTime."""
-    state = found.state
+def _look_into(
+    item: TreeItem, bounds: WalkBounds, deadline: float | None, *, room: int
+) -> tuple[Entry, Content | None]:
+    """Return the entry of a name, and a file's content, of at most `room` bytes. Raises OutOfTime."""
+    state = item.state
     if state is None:
-        return Entry(path=found.path, skipped=found.skipped), None
+        return Entry(path=item.path, skipped=item.skipped), None
     if stat.S_ISLNK(state.st_mode):
-        return _link(found), None
+        return _link(item), None
     if (kind := _OTHER_KINDS.get(stat.S_IFMT(state.st_mode))) is not None:
-        return Entry(path=found.path, skipped=kind), None
+        return Entry(path=item.path, skipped=kind), None
     size = state.st_size
     if room < size <= bounds.file_bytes:
-        return Entry(path=found.path, size=size, skipped="too-many-bytes"), None
+        return Entry(path=item.path, size=size, skipped="too-many-bytes"), None
     try:
-        content = read_file(found.name, found.at, bounds.file_bytes, deadline)
+        content = read_file(item.name, item.folder, bounds.file_bytes, deadline)
     except Unread as error:
-        return Entry(path=found.path, size=size, skipped=error.reason), None
-    entry = Entry(path=found.path, size=len(content.data), mode=content.mode, sha256=content.sha256)
+        return Entry(path=item.path, size=size, skipped=error.reason), None
+    entry = Entry(path=item.path, size=len(content.data), mode=content.mode, sha256=content.sha256)
     return entry, content
 
 
-def _link(found: Found) -> Entry:
+def _link(item: TreeItem) -> Entry:
     try:
-        return Entry(path=found.path, link=os.fsencode(os.readlink(found.name, dir_fd=found.at)))
+        return Entry(path=item.path, link=os.fsencode(os.readlink(item.name, dir_fd=item.folder)))
     except OSError as error:
-        return Entry(path=found.path, skipped=_reason(error))
+        return Entry(path=item.path, skipped=_reason(error))
 
 
-def read_file(name: str, at: int, most: int, deadline: float | None = None) -> Content:
+def read_file(name: str, folder: int, max_bytes: int, deadline: float | None = None) -> Content:
     """Return a regular file of an open folder as it was at one moment. Raises Unread, OutOfTime."""
     for _ in range(MOST_TRIES):
         try:
-            fd, before = hostfs.open_regular(name, at)
+            fd, before = hostfs.open_regular(name, folder)
             with open(fd, "rb", buffering=0) as file:
-                if before.st_size > most:
+                if before.st_size > max_bytes:
                     raise Unread(f"too-large:{before.st_size}")
-                data = _read_all(fd, most, deadline)
+                data = _read_all(fd, max_bytes, deadline)
                 after = os.fstat(file.fileno())
         except OSError as error:
             raise Unread(_reason(error)) from error
@@ -251,9 +257,9 @@ def read_file(name: str, at: int, most: int, deadline: float | None = None) -> C
     raise Unread("changed")
 
 
-def _read_all(fd: int, most: int, deadline: float | None) -> bytes:
+def _read_all(fd: int, max_bytes: int, deadline: float | None) -> bytes:
     chunks, size = [], 0
-    while size <= most and (chunk := os.read(fd, CHUNK_BYTES)):
+    while size <= max_bytes and (chunk := os.read(fd, CHUNK_BYTES)):
         chunks.append(chunk)
         size += len(chunk)
         if _is_late(deadline):
@@ -270,7 +276,7 @@ def _is_late(deadline: float | None) -> bool:
 
 
 def _reason(error: OSError) -> str:
-    """Return the word for what cannot be opened or read."""
+    """Return the reason word for a file that cannot be opened or read."""
     if isinstance(error, hostfs.NotRegular | FileNotFoundError) or error.errno in _SWAPPED:
         return "changed"
     return "unreadable"

@@ -1,11 +1,12 @@
-"""Writing in an event loop: what is asked for at the same time is written in one transaction.
+"""Writes of an event loop: concurrent requests share one transaction.
 
-Theory of operation: a thread writes, since that may wait: for another process, for the disk. To hand a row to a thread
-and be woken by it takes longer than SQLite needs for that row, though. So small rows (`Statements`) are written by the
-loop itself, all of one turn together, as long as nobody is waited for: the transaction is given up at once where
-somebody else writes, or anything fails, and the thread does it. The thread does everything, for a while, when the loop
-was held up once, and every so often, as whoever commits copies the log into the database when that is long (each of
-its transactions does that where it is due; the loop's never do).
+Theory of operation: a thread writes, since a write may wait for another process or the disk. However, handing a row to
+a thread and being woken takes longer than SQLite needs for that row. Therefore the loop itself writes small rows
+(`Statements`), all those of one turn together, as long as it does not have to wait: if another process is writing, or
+anything fails, the transaction is abandoned at once and the thread takes over. The thread also takes over all writes
+for a while when the loop was delayed once, and from time to time for a checkpoint: the commit that finds a long WAL
+copies it into the database (sqlite.org/wal.html). Only the thread's connection checkpoints automatically; the loop's
+never does.
 """
 
 from __future__ import annotations
@@ -31,21 +32,22 @@ MOST_SMALL = 64 << 10  # bytes that the loop writes in one transaction
 MOST_OF_LOOP = 200  # transactions between two of the thread: the log has a thousand pages then
 SLOW_S, THREAD_ALONE_S = 0.02, 2.0
 Work = Callable[[Session], T]
-_Asked = tuple[Work[Any], asyncio.AbstractEventLoop, asyncio.Future[Any]]
-_Ended = tuple[_Asked, Any, Exception | None]
+_Request = tuple[Work[Any], asyncio.AbstractEventLoop, asyncio.Future[Any]]
+_Outcome = tuple[_Request, Any, Exception | None]
 
 
 class Writer:
-    """Write for one event loop: what is asked for while it commits goes into its next transaction, together.
+    """Write for one event loop. Requests that arrive during a commit share the next transaction.
 
-    So many small writes cost one commit. What fails is tried once more alone, so that it fails nobody else.
+    So many small writes cost one commit. Each request of a failed transaction is retried alone, so that it cannot fail
+    the others.
     """
 
     def __init__(self, database: Database):
         self._database = database
-        self._waiting: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._in_thread = 0  # of what was asked for and is not written yet
-        self._soon: list[_Asked] = []  # what the loop writes at its next turn
+        self._soon: list[_Request] = []  # what the loop writes at its next turn
         self._size = 0  # of that, in bytes
         self._small: sqlite3.Connection | None = None  # of the loop
         self._left, self._thread_until = MOST_OF_LOOP, 0.0
@@ -54,20 +56,20 @@ class Writer:
         self._thread.start()
 
     async def write(self, work: Work[T]) -> T:
-        """Do some work in a transaction, and return what it returned once that is committed. Raises RecordsFailed."""
+        """Run `work` in a transaction; return its result once it is committed. Raises RecordsFailed."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        asked = (work, loop, future)
+        request = (work, loop, future)
         if self._is_for_loop(work):
-            self._soon.append(asked)
+            self._soon.append(request)
             if len(self._soon) == 1:
                 loop.call_soon(self._write_soon)
         else:
-            self._hand_over(asked)
+            self._hand_over(request)
         return await future
 
     def close(self) -> None:
-        """Write what was asked for, then end."""
+        """Write all pending requests, then end."""
         self._hand_over()
         self._waiting.put(None)
         self._thread.join()
@@ -78,20 +80,20 @@ class Writer:
     # In the loop.
 
     def _is_for_loop(self, work: Work[Any]) -> bool:
-        """Tell whether the loop may write something; never before what was asked for earlier."""
+        """Tell whether the loop may write something. Never before earlier requests are written."""
         if self._in_thread or self._left <= 0 or not self._database.is_sqlite or not isinstance(work, Statements):
             return False
         self._size += work.size
         return self._size <= MOST_SMALL and time.monotonic() >= self._thread_until
 
-    def _hand_over(self, *asked: _Asked) -> None:
-        """Let the thread write something, after what the loop was about to write."""
-        batch, self._soon, self._size = [*self._soon, *asked], [], 0
+    def _hand_over(self, *requests: _Request) -> None:
+        """Pass requests to the thread, after those that the loop was about to write."""
+        batch, self._soon, self._size = [*self._soon, *requests], [], 0
         if self._left <= 0:  # once to shorten the log, then to begin it anew, which waits for the disk, too
             self._left = -1 if self._left == 0 else MOST_OF_LOOP
         self._in_thread += len(batch)
-        for one in batch:
-            self._waiting.put(one)
+        for request in batch:
+            self._waiting.put(request)
 
     def _write_soon(self) -> None:
         if not self._soon:  # the thread has it
@@ -104,21 +106,21 @@ class Writer:
         else:
             written, self._soon, self._size = self._soon, [], 0
             self._left -= 1
-            _end([(one, None, None) for one in written])
+            _end([(request, None, None) for request in written])
         if time.monotonic() - begun > SLOW_S:
             self._thread_until = time.monotonic() + THREAD_ALONE_S
 
     def _connection(self) -> sqlite3.Connection:
         if self._small is None:
             pooled = self._database.engine.raw_connection()
-            made = cast("sqlite3.Connection", pooled.driver_connection)
+            connection = cast("sqlite3.Connection", pooled.driver_connection)
             pooled.detach()
-            made.execute("PRAGMA busy_timeout=0")
-            made.execute("PRAGMA wal_autocheckpoint=0")
-            self._small = made
+            connection.execute("PRAGMA busy_timeout=0")
+            connection.execute("PRAGMA wal_autocheckpoint=0")
+            self._small = connection
         return self._small
 
-    def _told(self, ended: list[_Ended]) -> None:
+    def _settle(self, ended: list[_Outcome]) -> None:
         self._in_thread -= len(ended)
         _end(ended)
 
@@ -132,18 +134,18 @@ class Writer:
                 if len(batch) == 1:
                     self._tell([(batch[0], None, error)])
                     continue
-                for one in batch:
-                    self._alone(one)
+                for request in batch:
+                    self._alone(request)
             else:
-                self._tell([(one, result, None) for one, result in zip(batch, results, strict=True)])
+                self._tell([(request, result, None) for request, result in zip(batch, results, strict=True)])
         if self._driver is not None:
             self._driver.close()
 
-    def _batch(self) -> list[_Asked] | None:
-        found = self._waiting.get()
-        if found is None:
+    def _batch(self) -> list[_Request] | None:
+        request = self._waiting.get()
+        if request is None:
             return None
-        batch = [found]
+        batch = [request]
         while len(batch) < MOST_TOGETHER and not self._waiting.empty():
             following = self._waiting.get()
             if following is None:
@@ -153,7 +155,7 @@ class Writer:
         return batch
 
     def _do(self, batch: list[Work[Any]]) -> list[Any]:
-        """Do some work in one transaction."""
+        """Run work in one transaction."""
         statements = [work for work in batch if isinstance(work, Statements)]
         if len(statements) < len(batch) or not self._database.is_sqlite:
             with self._database.writing() as session:
@@ -163,22 +165,22 @@ class Writer:
         self._database.write_by(cast("sqlite3.Connection", self._driver.driver_connection), statements)
         return [None] * len(batch)
 
-    def _alone(self, one: _Asked) -> None:
+    def _alone(self, request: _Request) -> None:
         try:
-            (result,) = self._do([one[0]])
+            (result,) = self._do([request[0]])
         except Exception as error:
-            self._tell([(one, None, error)])
+            self._tell([(request, None, error)])
         else:
-            self._tell([(one, result, None)])
+            self._tell([(request, result, None)])
 
-    def _tell(self, ended: list[_Ended]) -> None:
-        """Tell those who wait what came of it: each loop once, which is woken for all of them."""
-        for loop in {one[1] for one, _, _ in ended}:
+    def _tell(self, ended: list[_Outcome]) -> None:
+        """Report outcomes to the waiting coroutines, with one wake-up of each event loop."""
+        for loop in {request[1] for request, _, _ in ended}:
             with suppress(RuntimeError):  # it is closed, and so nobody waits
-                loop.call_soon_threadsafe(self._told, [whole for whole in ended if whole[0][1] is loop])
+                loop.call_soon_threadsafe(self._settle, [outcome for outcome in ended if outcome[0][1] is loop])
 
 
-def _end(ended: list[_Ended]) -> None:
+def _end(ended: list[_Outcome]) -> None:
     for (_, _, future), result, error in ended:
         if future.done():  # whoever waited was cancelled
             continue

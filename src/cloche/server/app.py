@@ -20,7 +20,7 @@ from .below import RootPath, read_root_path
 from .direct import Direct
 from .forwarding import Forwarding
 from .guard import Guard
-from .observe import Observed
+from .observe import RequestObserver
 from .service import Service
 
 # The modules of `routes/`, each with a `router`.
@@ -67,5 +67,5 @@ def create_app(
         direct, service.peers, sandbox=service.sandboxes.elsewhere, has_run=service.runs.has, check=check_passing
     )
     guard = Guard(forwarding, names=known_hosts, identify=partial(identify, service), is_any_host=is_any_host)
-    observed = Observed(guard, service.metrics)
+    observed = RequestObserver(guard, service.metrics)
     return RootPath(observed, root) if root else observed

@@ -37,7 +37,7 @@ Read = Callable[[Callable[[Session], Any]], Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class ApprovalChange:
     """Hold one change. An expiry has no `version`; `number` identifies the row, `data` is the row as JSON."""
 
     version: int | None
@@ -47,13 +47,13 @@ class Change:
     data: str
 
 
-def change_of(entry: Entry) -> Change:
+def change_of(entry: Entry) -> ApprovalChange:
     """Return the last change of a row: asked, confirm (a second approval is needed), decided, or expired."""
     name = {"waiting": "asked", "expired": "expired"}.get(entry.state, "decided")
     if name == "asked" and entry.first_decision is not None:
         name = "confirm"
     data = json.dumps(records.as_wire(entry))
-    return Change(version=entry.version, number=entry.number, project=entry.project, name=name, data=data)
+    return ApprovalChange(version=entry.version, number=entry.number, project=entry.project, name=name, data=data)
 
 
 class Follower:
@@ -62,10 +62,10 @@ class Follower:
     def __init__(self, project: str, number: int | None):
         self.project, self.number = project, number
         self.is_behind = self.is_over = False
-        self._changes: deque[Change] = deque()
+        self._changes: deque[ApprovalChange] = deque()
         self._woken = asyncio.Event()
 
-    def tell(self, change: Change) -> None:
+    def tell(self, change: ApprovalChange) -> None:
         """Add a change if this follower is subscribed to it."""
         if change.project != self.project or self.number not in (None, change.number):
             return
@@ -80,7 +80,7 @@ class Follower:
         self.is_over = True
         self._woken.set()
 
-    async def next(self, timeout_s: float) -> Change | None:
+    async def next(self, timeout_s: float) -> ApprovalChange | None:
         """Return the next change; None after `timeout_s`, or when no more follow (`is_behind`, `is_over`)."""
         if self.is_behind:
             return None
@@ -159,33 +159,33 @@ class ApprovalWatch:
             if len(changes) >= MOST_AT_ONCE:
                 self._nudged.set()
 
-    def _look(self, session: Session) -> list[Change]:
+    def _look(self, session: Session) -> list[ApprovalChange]:
         self.looks += 1
         if records.newest_version(session) == self._version:
             return []
         self._version, entries = records.changed_after(session, self._version, limit=MOST_AT_ONCE)
         return [self._noted(entry) for entry in entries]
 
-    def _noted(self, entry: Entry) -> Change:
+    def _noted(self, entry: Entry) -> ApprovalChange:
         self._open.pop(entry.number, None)
         if entry.state == "waiting" and len(self._open) < MOST_OPEN:
             self._open[entry.number] = (entry.expires_at, entry.project)
         return change_of(entry)
 
-    def _expired(self) -> list[Change]:
+    def _expired(self) -> list[ApprovalChange]:
         now = time.time()
         over = [(number, project) for number, (ends, project) in self._open.items() if ends <= now]
         for number, _ in over:
             del self._open[number]
         return [
-            Change(
+            ApprovalChange(
                 version=None, number=number, project=project, name="expired",
                 data=json.dumps({"id": number, "status": "expired"}),
             )
             for number, project in over
         ]  # fmt: skip
 
-    def _tell(self, changes: Sequence[Change]) -> None:
+    def _tell(self, changes: Sequence[ApprovalChange]) -> None:
         for change in changes:
             for follower in self._followers:
                 follower.tell(change)

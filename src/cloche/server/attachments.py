@@ -30,7 +30,7 @@ MOST_CALLS = 64  # commands and cells of one sandbox, at once
 MOST_SESSIONS = 16  # of one sandbox, forks among them
 
 
-class LiveSandbox(OpenLiveSandbox, SupportsFileStreams, Protocol):
+class OpenedSandbox(OpenLiveSandbox, SupportsFileStreams, Protocol):
     """The interface of an open sandbox that the service needs."""
 
 
@@ -83,9 +83,9 @@ class Attachment:
         return not (self.users or self.calls or any(held.session.is_alive for held in self.sessions.values()))
 
     @property
-    def live(self) -> LiveSandbox:
+    def live(self) -> OpenedSandbox:
         """Return the open sandbox of the backend, for paths and streams."""
-        return cast("LiveSandbox", self.sandbox._require_live("this"))
+        return cast("OpenedSandbox", self.sandbox._require_live("this"))
 
     @property
     def is_lost(self) -> bool:

@@ -28,7 +28,7 @@ _ACCEPTED, _REFUSED = 101, 403
 Ended = Callable[[str, int | None], None]
 
 
-class Observed:
+class RequestObserver:
     """Log, measure and trace each request."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics):

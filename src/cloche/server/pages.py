@@ -323,7 +323,7 @@ def diff_lines(diff: str, max_lines: int = 500) -> Sequence[tuple[str, str]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class DifferenceGroup:
     """Hold rows (name, old value, new value) of one kind: `added`, `removed`, `changed` or `unknown`."""
 
     title: str
@@ -332,11 +332,11 @@ class Group:
     left_out: int
 
 
-def show_comparison(comparison: Mapping[str, Any], *, is_files: bool) -> list[Group]:
+def show_comparison(comparison: Mapping[str, Any], *, is_files: bool) -> list[DifferenceGroup]:
     """Return the non-empty groups of a comparison of two snapshots."""
     groups = _groups_of_files(comparison) if is_files else _groups_of_environments(comparison)
     return [
-        Group(title=title, kind=kind, rows=rows[:MOST_ROWS], left_out=max(0, len(rows) - MOST_ROWS))
+        DifferenceGroup(title=title, kind=kind, rows=rows[:MOST_ROWS], left_out=max(0, len(rows) - MOST_ROWS))
         for title, kind, rows in groups
         if rows
     ]

@@ -201,7 +201,7 @@ def test_time_and_number_are_bounded(repository: Path, git: Mapping[str, str], m
     late = state_of(repository, deadline=time.monotonic() - 1)
     assert late.head == found.head
     assert late.reason == "the time was up before all files were looked at"
-    monkeypatch.setattr(git_state, "Bounds", lambda deadline: git_objects.Bounds(deadline=deadline, names=50))
+    monkeypatch.setattr(git_state, "ReadBudget", lambda deadline: git_objects.ReadBudget(deadline=deadline, names=50))
     assert state_of(repository).reason == "there are more files than are looked at"
 
 

@@ -29,7 +29,7 @@ def test_old_runs_are_forgotten_and_unfinished_ones_are_not(location: str) -> No
             session.flush()
             time.sleep(0.002)  # ids sort by milliseconds
     with database.writing() as session:
-        assert runs.forget_old(session, retention_s=30 * 86_400, most=2) == 2
+        assert runs.forget_old(session, retention_s=30 * 86_400, max_runs=2) == 2
     with database.reading() as session:
         assert [row.status for row in session.query(Run).order_by(Run.id)] == ["queued", "error", "ok"]
     database.close()

@@ -21,7 +21,7 @@ from cloche.records.database import Database
 from cloche.records.workspace import WorkspaceSnapshots, compare
 from cloche.records.workspace_entries import entries_of
 from cloche.records.workspace_restore import Restoration, restore
-from cloche.records.workspace_tree import Bounds
+from cloche.records.workspace_tree import WalkBounds
 
 OWN, CANARY, SHA = b"own", b"canary of the host", "0" * 64
 MANIFEST = ".cloche-ws-restore.json"
@@ -255,7 +255,7 @@ def test_prune_removes_what_the_snapshot_does_not_know(records: WorkspaceSnapsho
 
 def test_who_does_not_know_all_files_removes_none(records: WorkspaceSnapshots, root: Path, at: int) -> None:
     """A snapshot that met its bound would prune what it never came to."""
-    snapshot = take(records, at, bounds=Bounds(entries=2))
+    snapshot = take(records, at, bounds=WalkBounds(entries=2))
     with pytest.raises(InvalidRequest, match="entries"):
         records.restore(snapshot, at, prune=True)
     with pytest.raises(InvalidRequest, match="manifest"):

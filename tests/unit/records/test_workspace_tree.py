@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from cloche import hostfs
-from cloche.records.workspace_tree import Bounds, Tree, Unread, Walk, read_file, read_tree
+from cloche.records.workspace_tree import TreeWalk, Unread, WalkBounds, WorkspaceTree, read_file, read_tree
 
 CANARY = b"canary of the host"
 pytestmark = [pytest.mark.both_users, pytest.mark.timeout(120)]  # what is waited for is waited for without end
@@ -39,7 +39,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def read(folder: Path, **settings: Any) -> Tree:
+def read(folder: Path, **settings: Any) -> WorkspaceTree:
     """Read the tree below a folder."""
     at = hostfs.open_folder(folder)
     try:
@@ -48,7 +48,7 @@ def read(folder: Path, **settings: Any) -> Tree:
         os.close(at)
 
 
-def told(tree: Tree) -> list[dict[str, Any]]:
+def told(tree: WorkspaceTree) -> list[dict[str, Any]]:
     """Return the entries as a document has them."""
     return [entry.as_dict() for entry in sorted(tree.entries, key=lambda entry: entry.path)]
 
@@ -145,13 +145,13 @@ def test_what_takes_a_files_place_after_the_look_is_not_read(root: Path, make: C
     """By its path `open` would read what a link there leads to; by descriptor it is told as changed."""
     (root / "file").write_bytes(b"own")
     at = hostfs.open_folder(root)
-    for found in Walk(at, Bounds(), None):
+    for found in TreeWalk(at, WalkBounds(), None):
         assert stat.S_ISREG(found.state.st_mode if found.state else 0)
         (root / "file").unlink()
         make(root / "file", root.parent / "outside/secret")
         assert not (root / "file").is_file() or (root / "file").read_bytes() == CANARY
         with pytest.raises(Unread, match="changed"):
-            read_file(found.name, found.at, 1000)
+            read_file(found.name, found.folder, 1000)
     os.close(at)
 
 
@@ -198,15 +198,15 @@ def _large(root: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "bounds", "partial", "files", "skipped"),
     [
-        (_many, Bounds(entries=50), {"entries"}, 50, set()),
-        (_deep, Bounds(depth=5), {"depth"}, 2, {"too-deep"}),
-        (_long, Bounds(name_bytes=2000), {"names"}, 10, set()),
-        (_large, Bounds(total_bytes=3500), {"bytes"}, 10, {"too-many-bytes"}),
+        (_many, WalkBounds(entries=50), {"entries"}, 50, set()),
+        (_deep, WalkBounds(depth=5), {"depth"}, 2, {"too-deep"}),
+        (_long, WalkBounds(name_bytes=2000), {"names"}, 10, set()),
+        (_large, WalkBounds(total_bytes=3500), {"bytes"}, 10, {"too-many-bytes"}),
     ],
     ids=["entries", "depth", "names", "bytes"],
 )
 def test_a_bound_that_is_met_is_said(
-    root: Path, make: Callable[[Path], None], bounds: Bounds, partial: set[str], files: int, skipped: set[str]
+    root: Path, make: Callable[[Path], None], bounds: WalkBounds, partial: set[str], files: int, skipped: set[str]
 ) -> None:
     """What is within the bound is told, what is left out is named or given a reason; without it all is there."""
     make(root)
@@ -224,7 +224,7 @@ def test_names_that_wait_in_the_folders_above_count(root: Path) -> None:
             (here / str(number)).touch()
         (here := here / "a").mkdir()
     at = hostfs.open_folder(root)
-    walk = Walk(at, Bounds(entries=100), None)
+    walk = TreeWalk(at, WalkBounds(entries=100), None)
     assert len(list(walk)) <= 100
     os.close(at)
     assert walk.partial == {"entries"}
@@ -246,7 +246,7 @@ def test_a_mount_is_not_entered(root: Path) -> None:
     """Another file system may be a stranger's, and answer never: /proc below / is named and left out."""
     at = hostfs.open_folder("/")
     try:
-        seen = {found.path: found.skipped for found in Walk(at, Bounds(depth=1), None)}
+        seen = {found.path: found.skipped for found in TreeWalk(at, WalkBounds(depth=1), None)}
     finally:
         os.close(at)
     assert seen[b"proc"] == "other-filesystem"

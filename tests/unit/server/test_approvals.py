@@ -15,7 +15,7 @@ from cloche.records.approvals import NewRequest, ask, request_text
 from cloche.records.keys import create_key
 from cloche.server import guard
 from cloche.server.app import create_app
-from cloche.server.approvals import MOST_BUFFERED, Change, Follower
+from cloche.server.approvals import MOST_BUFFERED, ApprovalChange, Follower
 from cloche.server.service import Service, ServiceOptions, opened
 
 REQUEST = request_text(ApprovalRequest(tool="run_code", risk=Risk.HIGH, arguments={"code": "print(1)"}))
@@ -59,7 +59,7 @@ def test_all_who_wait_share_one_poller(tmp_path: Path) -> None:
         async with service_in(tmp_path) as service:
             watch = service.approvals
 
-            async def wait(project: str) -> Change | None:
+            async def wait(project: str) -> ApprovalChange | None:
                 async with watch.follow(project) as follower:
                     begun.append(project)
                     return await follower.next(30 if project == "default" else 1)
@@ -84,7 +84,7 @@ def test_a_follower_that_does_not_read_is_bounded() -> None:
     async def main() -> None:
         follower = Follower("default", None)
         for number in range(MOST_BUFFERED + 10):
-            follower.tell(Change(version=number, number=number, project="default", name="asked", data="{}"))
+            follower.tell(ApprovalChange(version=number, number=number, project="default", name="asked", data="{}"))
         assert (follower.is_behind, len(follower._changes)) == (True, MOST_BUFFERED)
         assert await follower.next(1) is None
 

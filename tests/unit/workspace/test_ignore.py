@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cloche.core.errors import InvalidRequest
-from cloche.records.git_ignore import Rules, is_ignored, parse_rules
+from cloche.records.git_ignore import IgnoreRules, is_ignored, parse_rules
 from cloche.workspace.ignore import MOST_CHARACTERS, MOST_PATTERNS, IgnorePatterns
 
 
@@ -139,7 +139,7 @@ def _agree_with_git(repository: Path, files: list[list[str]]) -> None:
         rules, _ = parse_rules(os.fsencode("\n".join(lines)), base)
         wanted = {path[len(base) :] for path in ignored if path.startswith(base)} - {b".gitignore"}
 
-        def in_records(_: bytes, path: bytes, is_folder: bool, base: bytes = base, rules: Rules = rules) -> bool:
+        def in_records(_: bytes, path: bytes, is_folder: bool, base: bytes = base, rules: IgnoreRules = rules) -> bool:
             return is_ignored([rules], base + path, is_folder=is_folder, check=lambda: None)
 
         assert {path for path, is_folder in tree if _is_met(path, is_folder, in_records)} == wanted, lines

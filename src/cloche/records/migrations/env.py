@@ -1,4 +1,4 @@
-"""What alembic runs: the migrations, on the connection and in the transaction of `Database.migrate`."""
+"""Run by alembic: the migrations, on the connection and in the transaction of `Database.migrate`."""
 
 from alembic import context
 

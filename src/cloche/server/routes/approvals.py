@@ -26,7 +26,7 @@ from cloche.core.errors import InvalidRequest, NotFound, RecordsFailed
 from cloche.core.record import replace
 from cloche.records import approvals as records
 
-from ..approvals import Change, change_of
+from ..approvals import ApprovalChange, change_of
 from ..auth import Approver, Runner, TheService, needs
 from ..bodies import JsonRoute, validated
 from ..events import HEARTBEAT, as_sent
@@ -320,7 +320,7 @@ async def _stream(service: Service, project: str, after: int | None) -> AsyncGen
         yield as_sent("error", json.dumps({"error": getattr(error, "detail", None) or str(error)}))
 
 
-def _caught_up(session: Session, *, project: str, after: int | None) -> tuple[int, list[Change]]:
+def _caught_up(session: Session, *, project: str, after: int | None) -> tuple[int, list[ApprovalChange]]:
     """Return the newest version and the changes up to it."""
     if after is None:
         newest, entries = (

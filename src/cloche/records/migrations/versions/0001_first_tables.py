@@ -19,7 +19,7 @@ def _owned(name: str, *columns: sa.Column[Any] | sa.UniqueConstraint, has_sessio
 
 
 def upgrade() -> None:
-    """Make them."""
+    """Create the tables."""
     _owned(
         "api_keys",
         sa.Column("name", sa.String(64), nullable=False),
@@ -99,7 +99,7 @@ def upgrade() -> None:
 
 
 def _approvals() -> None:
-    """Make the queue of approvals, where no agent came first (`cloche.agent.queue_file`)."""
+    """Create the queue of approvals, unless an agent has already done so (`cloche.agent.queue_file`)."""
     if sa.inspect(op.get_bind()).has_table("approvals"):
         return
     op.create_table(
@@ -120,7 +120,7 @@ def _approvals() -> None:
 
 
 def downgrade() -> None:
-    """Remove them."""
+    """Drop the tables."""
     op.drop_table("kept_contents")  # which refers to workspace_snapshots
     for name in (
         "approvals", "sandboxes", "reproductions", "manifests", "workspace_snapshots", "environment_snapshots", "runs",

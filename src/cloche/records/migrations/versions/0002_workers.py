@@ -1,6 +1,6 @@
-"""Workers that reach each other, what a run was asked for, and the indexes that lists sort by.
+"""Tables for workers that reach each other, the stored request of a run, and the indexes of lists.
 
-Databases that call themselves 0001 may have some of it: before there was this migration, that one was changed.
+A database at 0001 may already have some of it: before this migration existed, 0001 was changed in place.
 """
 
 import sqlalchemy as sa
@@ -12,7 +12,7 @@ LABELLED = ("runs", "environment_snapshots", "workspace_snapshots", "reproductio
 
 
 def upgrade() -> None:
-    """Add what is missing; all rows stay."""
+    """Add missing tables, columns and indexes. All rows stay."""
     inspector = sa.inspect(op.get_bind())
     if not inspector.has_table("workers"):
         op.create_table(
@@ -37,16 +37,16 @@ def upgrade() -> None:
 
 
 def _index(inspector: sa.Inspector, table: str, column: str, columns: list[str]) -> None:
-    """Have an index be of these columns."""
+    """Recreate an index with these columns, unless it has them."""
     name = f"ix_{table}_{column}"
-    found = next(one for one in inspector.get_indexes(table) if one["name"] == name)
-    if found["column_names"] != columns:
+    existing = next(index for index in inspector.get_indexes(table) if index["name"] == name)
+    if existing["column_names"] != columns:
         op.drop_index(name, table)
         op.create_index(name, table, columns)
 
 
 def downgrade() -> None:
-    """Take it away."""
+    """Remove them."""
     inspector = sa.inspect(op.get_bind())
     for name in LABELLED:
         _index(inspector, name, "session_id", ["session_id"])
