@@ -46,7 +46,7 @@ def serve(
     from uvicorn.server import ServerState
 
     async def main() -> None:
-        bounds = {"most": most, "head_s": head_s, "body_s": body_s, "body_bytes": body_bytes}
+        bounds = {"max_connections": most, "head_s": head_s, "body_s": body_s, "body_bytes": body_bytes}
         config = uvicorn.Config(
             app, http=type("Bounded", (BoundedProtocol,), bounds), ws="websockets-sansio", lifespan="off",
             log_level="critical",

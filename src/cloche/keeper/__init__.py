@@ -1,17 +1,18 @@
-"""Sandboxes with a name, which outlive their caller: the process that keeps one, how it is found, how one gets in.
+"""Sandboxes with a name, which outlive their caller: the process that keeps one, its registry, and attaching to it.
 
-In: an open sandbox (the socket to its init, and the descriptors without which it ends) and its name, from a caller who
-then has none of them. Out: a unix socket in a folder that is the user's alone, where clients speak the wire of
-`cloche.init.wire`; a lock and a file with what results say of the sandbox, beside it.
-`process` is the keeper: a fresh interpreter from the archive of helpers that holds the descriptors, its limits and its
-end; `relay` is its loop, between one init and many clients; `plain_json` is JSON for all who must start soon.
-`registry` has the folder with names, locks and sockets, for callers; `attach` starts a keeper, connects to one, and
-asks it something without an event loop.
+Input: an open sandbox (the socket to its init, and the descriptors that keep it alive) and its name, from a caller that
+gives them away. Output: a Unix socket in a private folder, at which clients speak the wire of `cloche.init.wire`;
+beside it a lock, and a file that describes the sandbox.
 
-To be kept: `process` and `relay` import nothing but these three, small parts of the standard library, and the codec of
-the wire (by `load`), for two hundred keepers may live at once; `registry` and `attach` are no part of the archive. A
-keeper opens no file by its path: it has descriptors. With its end, however it comes about, the helper's socket and
-init's are closed, and everything ends.
+`process` is the keeper: a fresh interpreter from the archive of helpers, with the descriptors, time limits and end of
+the sandbox. `relay` is its loop between one init and many clients. `plain_json` is JSON for processes that must start
+fast. `registry` manages the folder of names, locks and sockets for callers. `attach` starts a keeper, connects to one,
+and queries it without an event loop.
+
+Constraints: `process` and `relay` import only these three modules, small parts of the standard library, and the wire's
+codec (by `load`), since two hundred keepers may run at once. `registry` and `attach` are not in the archive. A keeper
+opens no file by path, only by descriptors. When it ends for any reason, its sockets to the helper and init are closed,
+and the whole sandbox ends.
 """
 
 from __future__ import annotations

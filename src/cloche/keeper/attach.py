@@ -1,7 +1,7 @@
-"""A keeper seen from callers: start one and hand a sandbox over, come in as a client, ask it something.
+"""The callers' side of keepers: start one and hand a sandbox over, connect as a client, query it.
 
-What results say of a sandbox does not travel on the wire: it is in the entry beside the socket, which only its user can
-write. `as_entry` and `read_entry` are the two ends of it.
+The description of a sandbox for results is not sent over the wire. It is in the entry beside the socket, which only its
+user can write. `as_entry` creates it, `read_entry` parses it.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _started: list[subprocess.Popen[bytes]] = []  # keepers of this process, to be t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """Say under which name a sandbox is kept and how long: `keep_s` without a client, `lifetime_s` in all.
+    """The name under which a sandbox is kept, and for how long: `keep_s` without a client, `lifetime_s` in total.
 
-    Without `keep_s` it ends with the client who has opened it. `idle_s` is the time with no process and no call, None
-    for any.
+    Without `keep_s` it ends with the client that opened it. `idle_s` bounds the time without a process and a call; None
+    means no bound.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Terms:
 
 
 def read_terms(name: object, *, keep: object = None, lifetime: object = None, idle: object = None) -> Terms:
-    """Read how a caller says it. Raises InvalidRequest."""
+    """Return a caller's values as terms. Raises InvalidRequest."""
     return Terms(
         name=registry.check_name(name),
         keep_s=None if keep is None else parse_duration(keep, name="keep"),
@@ -63,9 +63,9 @@ def read_terms(name: object, *, keep: object = None, lifetime: object = None, id
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Say for whom sandboxes are opened, in words for their list; without the owner they end after `absent_s`.
+    """The owner of sandboxes, described for their list. Without the owner they end after `absent_s`.
 
-    It says that it is there by `visit(found, "own", owner_s=...)`; while anybody is attached, that is not needed.
+    The owner reports its presence by `visit(found, "own", owner_s=...)`. That is not needed while a client is attached.
     """
 
     about: Mapping[str, str]
@@ -77,7 +77,7 @@ _owner: ContextVar[Owner | None] = ContextVar("owner", default=None)
 
 @contextmanager
 def owned_by(owner: Owner) -> Iterator[None]:
-    """Let sandboxes that the body opens under a name be an owner's."""
+    """Assign the sandboxes that the body opens under a name to an owner."""
     token = _owner.set(owner)
     try:
         yield
@@ -86,9 +86,10 @@ def owned_by(owner: Owner) -> Iterator[None]:
 
 
 class Keeping:
-    """Take a name, and hand the sandbox that is opened under it over to a keeper; see `core.protocols.Keeping`.
+    """Claim a name, and hand the sandbox opened under it over to a keeper; see `core.protocols.Keeping`.
 
-    `stand_in` says how the keeper starts who is asked while nobody is attached: `command` and `env`.
+    `stand_in` has the `command` and `env` of the process that the keeper starts to answer network requests while no
+    client is attached.
     """
 
     def __init__(self, terms: Terms, entry: Mapping[str, Any], stand_in: Mapping[str, Any] | None = None):
@@ -100,7 +101,7 @@ class Keeping:
         self._link: socket.socket | None = None
 
     async def begin(self) -> None:
-        """Take the name, and start the keeper meanwhile. Raises InvalidRequest, BackendUnavailable, StartFailed."""
+        """Claim the name, and start the keeper. Raises InvalidRequest, BackendUnavailable, StartFailed."""
         _collect()
         self._claimed = await asyncio.to_thread(registry.claim, self._terms.name)
         try:
@@ -111,11 +112,11 @@ class Keeping:
             raise StartFailed(f"cannot start the keeper: {error}", step="keeper", errno=error.errno) from error
 
     def join_network(self) -> socket.socket:
-        """Return a link to who serves its network; see `core.protocols.Keeping`."""
+        """Return a link to the process that serves the sandbox's network; see `core.protocols.Keeping`."""
         return join_network(self._terms.name)
 
     def abandon(self) -> None:
-        """Give up what was begun: the keeper, which has nothing yet, ends by itself."""
+        """Give up: release the name. The keeper, which has no sandbox yet, ends by itself."""
         claimed, self._claimed = self._claimed, None
         if claimed is not None:
             claimed.give_up()
@@ -132,7 +133,7 @@ class Keeping:
     async def take(
         self, init: socket.socket, held: Mapping[str, int], groups: Sequence[str], said: Mapping[str, Any]
     ) -> socket.socket:
-        """Hand over init's socket and what else keeps the sandbox, and return a connection to it in their place.
+        """Hand over init's socket and the other descriptors of the sandbox; return a connection to the keeper.
 
         See `core.protocols.Keeping`. The caller closes its own descriptors. Raises StartFailed.
         """
@@ -174,7 +175,7 @@ async def _send(link: socket.socket, data: bytes, fds: Sequence[int]) -> None:
 
 
 def _collect() -> None:
-    """Take note of keepers that have ended: they are children of this process for as long as it lives."""
+    """Reap keepers that have ended, which are children of this process."""
     _started[:] = [process for process in _started if process.poll() is None]
 
 
@@ -189,7 +190,7 @@ os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 def as_entry(backend: str, policy: Policy, limits: Limits) -> dict[str, Any]:
-    """Return what attaching needs to know of a sandbox, as plain data; who opens it adds `enforcement`."""
+    """Return a sandbox's description for attaching, as plain data. The opener adds `enforcement`."""
     rules = {spec.name: _plain(getattr(policy, spec.name)) for spec in fields(policy)}
     if policy.host_folder is not None:
         rules["host_folder"] = policy.host_folder.as_dict()
@@ -204,7 +205,7 @@ def _plain(value: object) -> object:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """Say what a sandbox is that is kept: by which backend, with which rules and limits, and what is in force."""
+    """Describe a kept sandbox: its backend, policy, limits, and enforcement."""
 
     backend: str
     policy: Policy
@@ -213,7 +214,7 @@ class Kept:
 
 
 def read_entry(name: str, entry: Mapping[str, Any]) -> Kept:
-    """Read what `as_entry` made. Raises BackendUnavailable where another Cloche has written it."""
+    """Parse an entry of `as_entry`. Raises BackendUnavailable if another version of Cloche wrote it."""
     if entry.get("version") != wire.VERSION:
         raise BackendUnavailable(
             f"sandbox {name!r} is being made or ended, or is kept by another version of Cloche.",
@@ -244,12 +245,12 @@ def read_entry(name: str, entry: Mapping[str, Any]) -> Kept:
 
 
 def find_kept(name: str) -> Kept:
-    """Return what the sandbox of a name is. Raises InvalidRequest, BackendUnavailable."""
+    """Return the description of the sandbox with this name. Raises InvalidRequest, BackendUnavailable."""
     return read_entry(name, registry.find(name).entry)
 
 
 async def connect(name: str) -> socket.socket:
-    """Return a connection to the keeper of a name. Raises InvalidRequest, BackendUnavailable."""
+    """Return a connection to the keeper with this name. Raises InvalidRequest, BackendUnavailable."""
     entry = await asyncio.to_thread(registry.find, name)
     try:
         return await asyncio.to_thread(entry.connect)
@@ -258,7 +259,7 @@ async def connect(name: str) -> socket.socket:
 
 
 def check_greeting(name: str, greeting: Mapping[str, Any]) -> None:
-    """Refuse a keeper of another name or boot. Raises OutcomeUnknown."""
+    """Check that the greeting is from the keeper of this name and boot. Raises OutcomeUnknown."""
     facts = greeting.get("keeper")
     if not isinstance(facts, Mapping) or facts.get("name") != name or facts.get("boot") != registry.boot_id():
         raise OutcomeUnknown(f"what answers for sandbox {name!r} is not its keeper")
@@ -275,9 +276,9 @@ def visit(
     links: list[int] | None = None,
     **arguments: Any,  # noqa: ANN401 - any JSON
 ) -> dict[str, Any]:
-    """Have a keeper do one operation of its own, and return its event; this does not count as a client.
+    """Have a keeper do one of the keeper's operations, and return its event. This does not count as a client.
 
-    Descriptors that come with it are added to `links`. Raises OutcomeUnknown where it is gone, or does not answer.
+    Received descriptors are added to `links`. Raises OutcomeUnknown if the keeper is gone or does not answer.
     """
     until = monotonic() + timeout_s
     try:
@@ -290,7 +291,7 @@ def visit(
 
 
 def join_network(name: str) -> socket.socket:
-    """Return a link of one's own to the process that serves a sandbox's network. Blocks. Raises OutcomeUnknown."""
+    """Return a new link to the process that serves a sandbox's network. Blocks. Raises OutcomeUnknown."""
     links: list[int] = []
     try:
         visit(registry.find(name), "network", links=links)
@@ -303,7 +304,7 @@ def join_network(name: str) -> socket.socket:
 
 
 def _ask(name: str, link: socket.socket, until: float, order: bytes, links: list[int] | None) -> dict[str, Any]:
-    """Send an order once the greeting has said that this is the right keeper, and return what it answers."""
+    """Check the greeting, send an order, and return the answer."""
     frames, event = wire.FrameBuffer(), {}
     while True:
         link.settimeout(max(0.01, until - monotonic()))

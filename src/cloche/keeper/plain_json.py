@@ -1,4 +1,4 @@
-"""JSON by the parts of the interpreter that `json` is made of: importing that takes a megabyte, and milliseconds."""
+"""JSON by the C parts of the `json` module: importing `json` itself costs a megabyte and several milliseconds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _scan, _quote = _inner.make_scanner(_Settings), _inner.encode_basestring_ascii
 
 
 def read(body: bytes) -> dict[str, Any]:
-    """Return the object that a body is. Raises ValueError."""
+    """Return the JSON object in a body. Raises ValueError."""
     try:
         text = body.decode("utf-8", "surrogatepass")
         value, end = _scan(text, 0)
@@ -34,7 +34,7 @@ def read(body: bytes) -> dict[str, Any]:
 
 
 def write(value: object) -> bytes:
-    """Return a plain value as JSON without spaces, in ASCII. Raises ValueError for what is none."""
+    """Return a plain value as ASCII JSON without spaces. Raises ValueError for any other."""
     return _text(value).encode("ascii")
 
 

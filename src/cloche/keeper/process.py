@@ -1,9 +1,8 @@
-"""The keeper of one sandbox: holds what keeps it alive, for as long as it may live, and lets clients in.
+"""The keeper of one sandbox: holds the descriptors that keep it alive, enforces its lifetime, and admits clients.
 
-It is a fresh `python -I -S` in a session of its own, started by a caller, who sends it one message: what it is about,
-and descriptors by the names in `DESCRIPTORS`. From then on the caller has none of them. The end of this process,
-however it comes about, closes them, and the helper and init end everything. Init keeps the time, too: we may be
-suspended.
+It is a fresh `python -I -S` in a new session. The caller that starts it sends one message with an order and the
+descriptors in `DESCRIPTORS`, and then closes its own copies. When this process ends for any reason, the kernel closes
+them, and the helper and init end the sandbox. Init enforces the time limits, too, since the keeper may be suspended.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ LOCK_SUFFIX = ".lock"
 
 
 class Keeper:
-    """Hold one sandbox; see `relay.Owner`."""
+    """Keep one sandbox; see `relay.Owner`."""
 
     def __init__(self, order: dict[str, Any], fds: dict[str, int], wire: Any, json: Any):  # noqa: ANN401 - modules
         self.json, self.fds = json, fds
@@ -66,11 +65,11 @@ class Keeper:
     # What the relay asks for.
 
     def greeting(self) -> dict[str, Any]:
-        """Return what is said to a client first."""
+        """Return the keeper's part of the greeting to a client."""
         return {"name": self.name, **self.said}
 
     def note_clients(self) -> None:
-        """Count the time without a client from the last one's end, and have init do the same."""
+        """Measure the time without a client since the last one left, and update init's deadline."""
         clients = self._clients()
         if self.had_clients and not clients:
             self.left_at, self.owned_at = now(), awake()
@@ -85,7 +84,7 @@ class Keeper:
         return sum(client.counts for client in self.relay.clients.values())
 
     def _set_clock(self) -> None:
-        """Set when all ends, here and in init."""
+        """Set the deadline of the sandbox, here and in init."""
         ends = [] if self.lifetime_s is None else [self.began_at + self.lifetime_s]
         if not self.had_clients:
             keep_s = self.keep_s or 0.0
@@ -98,13 +97,13 @@ class Keeper:
             self.relay.ask_init(lambda _: None, "limits", ends_in_s=seconds_left, idle_s=self.idle_s)
 
     def _await_owner(self) -> None:
-        """Set when it ends unless its owner says before that it is there; init knows nothing of that."""
+        """Set the time at which the sandbox ends unless its owner reports before then. Init does not know about it."""
         self.relay.deserted_at = None
         if self.owner_s is not None and not self.had_clients:
             self.relay.deserted_at = self.owned_at + (self.owner_s if self.opener else max(self.owner_s, FIRST_S))
 
     def answer(self, client: Client, channel: int, op: str, body: bytes) -> None:
-        """Answer an operation of ours."""
+        """Answer one of the keeper's operations."""
         if op == "info":
             self.relay.event(client, channel, event="info", **self._info())
             self.relay.close(client, channel)
@@ -127,14 +126,14 @@ class Keeper:
             self.relay.close(client, channel)
 
     def _own(self, client: Client, channel: int, body: bytes) -> None:
-        """Take note that its owner is there, who says so from time to time."""
+        """Record that the owner is present, which it reports from time to time."""
         if (owner_s := self._read_time(client, channel, body, "owner_s")) is not None:
             self.owner_s, self.owned_at = owner_s, awake()
             self._await_owner()
             self.relay.close(client, channel)
 
     def _read_time(self, client: Client, channel: int, body: bytes, name: str) -> float | None:
-        """Return the seconds that an operation gives, or close it and return None."""
+        """Return the seconds in an operation; close its channel and return None if they are invalid."""
         seconds = self.json.read(body).get(name)
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= MOST_S:
             self.relay.close(client, channel, kind="unknown", message=f"{name} is no time")
@@ -142,7 +141,7 @@ class Keeper:
         return float(seconds)
 
     def _let_in(self, client: Client, channel: int) -> None:
-        """Give a client a link of its own to the process that serves the network; it comes with an event."""
+        """Send a client a new link to the process that serves the network, together with an event."""
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         event = self.relay.wire.frame(self.relay.wire.EVENT, channel, b"{}")
         try:
@@ -187,7 +186,10 @@ class Keeper:
         }  # fmt: skip
 
     def _hear_network(self, _: int) -> None:
-        """Start who is asked while nobody is attached; all that is told here is that somebody is wanted."""
+        """Start the stand-in, which answers network requests while no client is attached.
+
+        The message is only a request for it, and carries no data.
+        """
         if not _drain(self.fds["network"]):
             self.relay.ignore(self.fds["network"])
             return
@@ -209,7 +211,7 @@ class Keeper:
     # Its end.
 
     def end(self) -> None:
-        """End the sandbox, wait until nothing of it is left, and leave nothing of ourselves."""
+        """End the sandbox, wait until nothing of it is left, and remove the keeper's files."""
         for suffix in SUFFIXES:  # nobody comes in any more; the name stays taken, by the lock
             _unlink(self.name + suffix, self.fds["folder"])
         self.relay.ignore(self.relay.listening.fileno())
@@ -236,7 +238,7 @@ class Keeper:
 
 
 def _await_end(end: int) -> None:
-    """Tell who is at a link that nobody is there any more, and wait until they are gone; not for ever."""
+    """Shut a link down and wait until its peer has closed it, at most `LAST_S`."""
     import select
 
     link = _socket.socket(fileno=end)
@@ -252,7 +254,7 @@ def _await_end(end: int) -> None:
 
 
 def _remove_group(path: str) -> None:
-    """Remove a control group, when the last of it is gone: the helper has done so, unless it was killed."""
+    """Remove a control group once it is empty. The helper has done so, unless it was killed."""
     until = now() + LAST_S
     while now() < until:
         try:
@@ -266,7 +268,7 @@ def _remove_group(path: str) -> None:
 
 
 def _drain(link: int) -> bool:
-    """Take what a helper says, which is nothing to us, with its descriptors; tell whether it is still there."""
+    """Discard a helper's messages with their descriptors; tell whether the helper still exists."""
     end = _socket.socket(fileno=link)
     try:
         data, fds = _receive(end, MOST_ORDER_BYTES)
@@ -292,7 +294,7 @@ def _receive(link: _socket.socket, max_bytes: int) -> tuple[bytes, list[int]]:
 
 
 def _pass_on(link: int, data: bytes, fd: _socket.socket) -> None:
-    """Send what is small in one piece, with a descriptor, and never wait. Raises OSError."""
+    """Send a small message with a descriptor, without blocking. Raises OSError."""
     end = _socket.socket(fileno=link)
     try:
         rights = [(relay.SOL_SOCKET, SCM_RIGHTS, array.array("i", [fd.fileno()]))]
@@ -302,7 +304,7 @@ def _pass_on(link: int, data: bytes, fd: _socket.socket) -> None:
 
 
 def _start(command: list[str], env: dict[str, str], link: int) -> None:
-    """Start a process that has a link as its standard input, and nothing else of ours. Raises OSError."""
+    """Start a process with a link as its standard input and no other descriptor of the keeper. Raises OSError."""
     files = [(os.POSIX_SPAWN_DUP2, link, 0), *((os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_WRONLY, 0) for fd in (1, 2))]
     signals = (_signal.SIGHUP, _signal.SIGINT, _signal.SIGPIPE, _signal.SIGCHLD)
     os.posix_spawn(command[0], command, env, file_actions=files, setsid=True, setsigdef=signals)

@@ -1,12 +1,13 @@
-"""Names of sandboxes that are kept, in a folder that is the user's alone: locks, sockets, and what is said of each.
+"""The names of kept sandboxes, in a private folder: locks, sockets, and their descriptions.
 
-Theory of operation: a name is taken by whoever holds the lock (flock) of `NAME.lock`. A caller takes it with an open
-file whose descriptor then travels to the keeper; the kernel releases it with the keeper's end, however that comes
-about. Beside it lie `NAME.sock`, where the keeper listens, and `NAME.json`. Who makes or removes files holds the lock
-of the folder meanwhile; the keeper removes its own while it holds the name, its lock's file last.
+Theory of operation: a name belongs to the process that holds the lock (flock(2)) of `NAME.lock`. A caller locks an open
+file and passes its descriptor to the keeper. The kernel releases the lock when the keeper ends for any reason. Beside
+it are `NAME.sock`, where the keeper listens, and `NAME.json`. A process holds the folder's lock while it creates or
+removes files. The keeper removes its own files while it holds the name, the lock's file last.
 
-The folder is opened once, by its descriptor, through no link, and refused unless it is ours and open to nobody else.
-Sockets are reached through that descriptor. A name is one of its user's, so each process looks into all of the places.
+The folder is opened once, without following a link, and refused unless it belongs to this user and no one else can
+access it. Sockets are reached through its descriptor. A name is unique for a user, so every candidate folder is
+searched.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ _OTHERS, _OTHERS_WRITE = 0o077, 0o022
 
 
 def is_name(name: object) -> bool:
-    """Tell whether a sandbox could have this name."""
+    """Tell whether a name is valid."""
     return isinstance(name, str) and 0 < len(name) <= MOST_CHARS and name[0] != "-" and not name.strip(f"{_FIRST}-")
 
 
 def check_name(name: object) -> str:
-    """Return a sandbox's name. Raises InvalidRequest."""
+    """Return a valid name. Raises InvalidRequest."""
     if not isinstance(name, str) or not is_name(name):
         raise InvalidRequest(
             f"name: {name!r} is none; use 1 to 63 of a-z, 0-9 and -, and begin with a letter or a digit"
@@ -54,7 +55,7 @@ def check_name(name: object) -> str:
 
 
 def boot_id() -> str:
-    """Return the id of this boot of the host; empty where it cannot be known."""
+    """Return the host's boot id, empty if unknown."""
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
     return ""
@@ -62,7 +63,7 @@ def boot_id() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """Hold a name that was free: the descriptors of its folder and lock, and the socket that will be listened on."""
+    """Hold a claimed name: the descriptors of its folder and lock, and the future listening socket."""
 
     name: str
     folder: int
@@ -70,17 +71,17 @@ class Claimed:
     listening: socket.socket
 
     def describe(self, entry: Mapping[str, Any]) -> None:
-        """Write what attaching needs to know. Raises OSError."""
+        """Write the sandbox's description for attaching. Raises OSError."""
         hostfs.replace(self.folder, self.name + ENTRY, plain_json.write(entry), mode=0o600, permissions=0o600)
 
     def release(self) -> None:
-        """Close our descriptors; the name stays with who has others."""
+        """Close these descriptors. The keeper's copies still hold the name."""
         self.listening.close()
         os.close(self.lock)
         os.close(self.folder)
 
     def give_up(self) -> None:
-        """Let go of the name, for which there is no sandbox."""
+        """Release the name, since no sandbox was opened."""
         for suffix in (SOCKET, ENTRY, LOCK):
             _unlink(self.name + suffix, self.folder)
         self.release()
@@ -88,14 +89,14 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Hold a name that is taken: where, and what is said of it (nothing, while it is being made or ended)."""
+    """Hold a name in use: its folder and description, which is empty while the sandbox is created or ended."""
 
     name: str
     path: str
     entry: Mapping[str, Any] = field(default_factory=dict)
 
     def connect(self) -> socket.socket:
-        """Return a connection to its keeper, whose user is checked to be us. Raises OSError."""
+        """Return a connection to its keeper, whose user must be this one. Raises OSError."""
         import socket
 
         return socket.socket(fileno=self.reach().detach())
@@ -118,7 +119,7 @@ class Found:
 
 
 def claim(name: str) -> Claimed:
-    """Take a name. Raises InvalidRequest where it is taken, BackendUnavailable where there is no place for names."""
+    """Claim a name. Raises InvalidRequest if it is in use, BackendUnavailable without a usable folder."""
     check_name(name)
     for path in places():
         if is_taken(name, path):
@@ -161,7 +162,7 @@ def _claim_in(folder: int, name: str) -> Claimed:
 
 
 def _take_lock(folder: int, name: str) -> int | None:
-    """Return the descriptor of a name's lock, None where somebody has it. The folder's lock is held."""
+    """Return the descriptor of a name's lock, None if another process holds it. The folder's lock must be held."""
     while True:
         try:
             lock, state = hostfs.open_regular(name + LOCK, folder, os.O_RDWR | os.O_CREAT)
@@ -187,7 +188,7 @@ def _take_lock(folder: int, name: str) -> int | None:
 
 
 def is_taken(name: str, path: str) -> bool:
-    """Tell whether a sandbox that lives has a name in a place."""
+    """Tell whether a live sandbox has a name in a folder."""
     with _opened(path) as folder, _locked(folder):
         if hostfs.look(name + LOCK, folder) is None:
             return False
@@ -199,7 +200,7 @@ def is_taken(name: str, path: str) -> bool:
 
 
 def find(name: str) -> Found:
-    """Return the sandbox with a name. Raises InvalidRequest where there is none."""
+    """Return the sandbox with a name. Raises InvalidRequest for an unknown name."""
     check_name(name)
     for path in places():
         if is_taken(name, path):
@@ -208,13 +209,13 @@ def find(name: str) -> Found:
 
 
 def found() -> list[Found]:
-    """Return all that live, by name."""
+    """Return all live sandboxes, by name."""
     rows = [_read(name, path) for path in places() for name in _names(path) if is_taken(name, path)]
     return sorted(rows, key=lambda row: row.name)
 
 
 def clear() -> list[str]:
-    """Remove what keepers left that were killed; return the paths."""
+    """Remove the files of keepers that were killed; return the paths."""
     removed = []
     for path in places():
         for name in _names(path):
@@ -229,7 +230,7 @@ def clear() -> list[str]:
 
 
 def holders(name: str) -> list[int]:
-    """Return the process that keeps the sandbox of a name, as far as we may look; others look at its lock, too."""
+    """Return the pids of the keeper of a name, as far as /proc is readable. Other processes may open its lock, too."""
     entries = []
     for path in places():
         with _opened(path) as folder:
@@ -253,9 +254,10 @@ def _has_open(pid: int, state: os.stat_result) -> bool:
 
 
 def _names(path: str) -> list[str]:
-    """Return the names of which anything is left in a place, `MOST_NAMES` at most.
+    """Return the names with any file in a folder, at most `MOST_NAMES`.
 
-    One is passed over whose lock is no file of ours: no sandbox has it, and none gets it until that is removed.
+    A name whose lock is not a regular file of this user is left out: no sandbox has it, and none can get it until that
+    file is removed.
     """
     with _opened(path) as folder:
         stems = {stem for stem, suffix in map(os.path.splitext, os.listdir(folder)) if suffix in (SOCKET, ENTRY, LOCK)}
@@ -281,12 +283,12 @@ def _read(name: str, path: str) -> Found:
 
 
 def places() -> list[str]:
-    """Return the folders for names that are there and ours."""
+    """Return the existing folders for names that belong to this user."""
     return [path for above, name in _candidates() if _is_ours(above) and os.path.lexists(path := f"{above}/{name}")]
 
 
 def make_place() -> str:
-    """Return the first folder for names that can be had, and make it. Raises BackendUnavailable."""
+    """Create and return the first usable folder for names. Raises BackendUnavailable."""
     for above, name in _candidates():
         if above == SYSTEM and os.geteuid() == 0:
             with suppress(OSError):
@@ -312,7 +314,7 @@ def make_place() -> str:
 
 
 def _candidates() -> Iterator[tuple[str, str]]:
-    """Yield the places in their order: the folder that must be there, and the name of ours in it."""
+    """Yield the candidate folders in order: a parent that must exist, and the name inside it."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if os.path.isabs(runtime):
         yield runtime, "cloche"
@@ -326,7 +328,7 @@ def _candidates() -> Iterator[tuple[str, str]]:
 
 
 def _is_ours(path: str) -> bool:
-    """Tell whether nobody but us (or root, in its own folder) can put a name into a folder."""
+    """Tell whether only this user (or root, in its own folder) can create names in a folder."""
     try:
         state = os.stat(path)
         if os.path.basename(path) == f"cloche-{os.geteuid()}":  # others may have put a link there, or replace it
@@ -341,7 +343,7 @@ def _is_ours(path: str) -> bool:
 
 
 def _open(path: str) -> int:
-    """Return a descriptor of a folder for names. Raises BackendUnavailable where it is not ours alone."""
+    """Return a descriptor of a folder for names. Raises BackendUnavailable unless it is private."""
     try:
         folder = hostfs.open_folder(path)
     except OSError as error:
@@ -367,7 +369,7 @@ def _opened(path: str) -> Iterator[int]:
 
 @contextmanager
 def _locked(folder: int) -> Iterator[None]:
-    """Hold the lock of a folder, which nobody holds for longer than some system calls."""
+    """Hold the lock of a folder, which no process holds for longer than a few system calls."""
     held = hostfs.open_folder(".", folder)
     try:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -377,7 +379,7 @@ def _locked(folder: int) -> Iterator[None]:
 
 
 def _through(folder: int, name: str) -> str:
-    """Return a path to a name in an open folder, short enough for the address of a socket."""
+    """Return a path to a name in an open folder that fits into a socket address."""
     return f"/proc/self/fd/{folder}/{name}"
 
 

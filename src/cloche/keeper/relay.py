@@ -1,8 +1,9 @@
 """The loop of a keeper: frames between one init and any number of clients.
 
-A client numbers its channels with 16 bits; on the way to init they get the client's number as upper bits. Content
-passes unread. What a client does not read waits here, up to the windows of its streams and `MOST_UNSENT` bytes in all,
-beyond which it is disconnected: it must not stop the others. When init does not read, no client is read.
+A client numbers its channels with 16 bits. On the way to init, the client's number is added as the upper bits. Data is
+passed on unparsed. Output for a slow client is buffered up to the windows of its streams and `MOST_UNSENT` bytes in
+total; beyond that the client is disconnected, so that it cannot block the others. While init does not read, no client
+is read.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     class Owner(Protocol):
-        """Say what becomes of the sandbox."""
+        """The owner of a relay, which decides about the sandbox."""
 
         def answer(self, client: Client, channel: int, op: str, body: bytes) -> None:
-            """Answer an operation that is the keeper's own."""
+            """Answer one of the keeper's operations."""
             ...
 
         def note_clients(self) -> None:
-            """Take note that clients have come or gone."""
+            """Handle that clients have come or gone."""
             ...
 
         def greeting(self) -> dict[str, Any]:
-            """Return what is said to a client first."""
+            """Return the keeper's part of the greeting to a client."""
             ...
 
 
@@ -49,22 +50,22 @@ OP = b'{"op":"'
 
 
 def now() -> float:
-    """Return the time in seconds of a clock that goes on while the machine sleeps."""
+    """Return the seconds of a clock that includes suspend (CLOCK_BOOTTIME)."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def awake() -> float:
-    """Return the time in seconds of a clock that stands still while the machine sleeps."""
+    """Return the seconds of a clock that excludes suspend (CLOCK_MONOTONIC)."""
     return time.monotonic()
 
 
 def peer_uid(link: _socket.socket) -> int:
-    """Return the user who made the other end of a unix socket."""
+    """Return the user id of a Unix socket's peer (SO_PEERCRED)."""
     return int.from_bytes(link.getsockopt(SOL_SOCKET, SO_PEERCRED, CREDENTIALS_BYTES)[4:8], "little")
 
 
 class Peer:
-    """Send to one connection what it takes, and keep the rest until it does."""
+    """One connection with a buffer of unsent data."""
 
     def __init__(self, relay: Relay, fd: int):
         self.relay, self.fd = relay, fd
@@ -75,7 +76,7 @@ class Peer:
         os.set_blocking(fd, False)
 
     def send(self, data: bytes) -> None:
-        """Send now, or when it reads."""
+        """Send now, or once the peer reads."""
         if self.fd < 0:
             return
         if not self.unsent:
@@ -93,7 +94,7 @@ class Peer:
         self.unsent_bytes += len(data)
 
     def send_more(self) -> None:
-        """Send what waits, as far as it is read."""
+        """Send buffered data, as far as the peer reads it."""
         while self.unsent:
             data = b"".join(self.unsent[:64])
             try:
@@ -110,13 +111,13 @@ class Peer:
         self.watch(self.events & ~POLLOUT)
 
     def watch(self, events: int) -> None:
-        """Wait for these events from now on."""
+        """Poll for these events from now on."""
         self.events = events
         if self.fd >= 0:
             self.relay.poll.register(self.fd, events)
 
     def read(self) -> bytes | None:
-        """Return what has come, None when it is gone."""
+        """Return received data, None once the peer is gone."""
         try:
             return os.read(self.fd, CHUNK) or None
         except BlockingIOError:
@@ -134,7 +135,7 @@ class Peer:
 
 
 class Client(Peer):
-    """Hold one client: its number, and the channels that it has opened."""
+    """One client: its number, and the channels that it has opened."""
 
     def __init__(self, relay: Relay, fd: int, number: int):
         super().__init__(relay, fd)
@@ -145,12 +146,12 @@ class Client(Peer):
 
     @property
     def counts(self) -> bool:
-        """Tell whether the sandbox is kept for its sake."""
+        """Tell whether the sandbox is kept alive for this client."""
         return self.is_greeted and not self.is_visit
 
 
 class Relay:
-    """Pass frames on. `wire` is the codec, `init` the socket to the sandbox, `listening` what clients connect to."""
+    """Pass frames on. `wire` is the codec, `init` the socket to the sandbox, `listening` the clients' socket."""
 
     def __init__(self, wire: Any, json: Any, init: int, listening: int, owner: Owner):  # noqa: ANN401 - modules
         self.wire, self.json, self.owner = wire, json, owner
@@ -176,12 +177,12 @@ class Relay:
         self.poll.register(fd, events)
 
     def ignore(self, fd: int) -> None:
-        """Watch a descriptor no more."""
+        """Stop polling a descriptor."""
         if self.handlers.pop(fd, None) is not None:
             self.poll.unregister(fd)
 
     def serve(self) -> str:
-        """Do everything until it is over; return why."""
+        """Run until the sandbox ends; return the reason."""
         while not self.ended:
             for fd, events in self.poll.poll(self._timeout_ms()):
                 handler = self.handlers.get(fd)
@@ -279,7 +280,7 @@ class Relay:
         self.to_init(wire.HEADER.pack(len(body), client.number << 16 | channel, kind) + body)
 
     def _check(self, client: Client, kind: int, channel: int, body: bytes) -> None:
-        """Raise ValueError for what init would end the connection for, and with it everybody's sandbox."""
+        """Raise ValueError for a frame that would make init end its connection, and thereby the whole sandbox."""
         wire = self.wire
         if kind == wire.DATA:
             stream, data = wire.read_data(body)
@@ -295,24 +296,24 @@ class Relay:
             raise wire.WireError(f"a frame of kind {kind} that is none of a client's")
 
     def close(self, client: Client, channel: int, **error: Any) -> None:  # noqa: ANN401 - any JSON
-        """End a channel of the keeper's own."""
+        """Close a channel of one of the keeper's operations."""
         if channel in client.channels:
             del client.channels[channel]
             body = self.json.write({"error": error} if error else {})
             self.to_client(client, self.wire.frame(self.wire.CLOSE, channel, body))
 
     def event(self, client: Client, channel: int, **body: Any) -> None:  # noqa: ANN401 - any JSON
-        """Send an event of the keeper's own."""
+        """Send an event of one of the keeper's operations."""
         self.to_client(client, self.wire.frame(self.wire.EVENT, channel, self.json.write(body)))
 
     def to_client(self, client: Client, data: bytes) -> None:
-        """Send to a client, or drop it where it has not read for too long."""
+        """Send to a client; disconnect it if its buffer exceeds the bound."""
         client.send(data)
         if client.unsent_bytes > MOST_UNSENT:
             self.drop(client)
 
     def drop(self, client: Client) -> None:
-        """Let a client go, and close its channels."""
+        """Disconnect a client, and close its channels."""
         if self.clients.pop(client.number, None) is None:
             return
         client.close()
@@ -325,7 +326,7 @@ class Relay:
     # Init.
 
     def to_init(self, data: bytes) -> None:
-        """Send to init, and read no client while it does not read."""
+        """Send to init, and stop reading clients while its buffer exceeds the bound."""
         self.init.send(data)
         if self.init.unsent_bytes > MOST_FOR_INIT and not self.is_full:
             self._read_clients(is_full=True)
@@ -336,7 +337,7 @@ class Relay:
             client.watch(client.events & ~POLLIN if is_full else client.events | POLLIN)
 
     def ask_init(self, take: Callable[[dict[str, Any]], None], op: str, **arguments: Any) -> None:  # noqa: ANN401
-        """Have init do something, and hand how it closed the channel to `take`."""
+        """Have init perform an operation, and pass the body of its CLOSE to `take`."""
         self.own_numbers = self.own_numbers % MOST_NUMBER + 1
         self.waiting[self.own_numbers] = take
         self.to_init(self.wire.frame(self.wire.OPEN, self.own_numbers, self.json.write({"op": op, **arguments})))
@@ -381,14 +382,14 @@ class Relay:
 
 
 def _check_question(message: dict[str, Any]) -> None:
-    """Raise ValueError for numbers that init could not read."""
+    """Raise ValueError for numbers that init could not parse."""
     names = {"signal": ("number",), "resize": ("rows", "columns")}.get(str(message.get("do")), ())
     if not all(isinstance(message.get(name), int) and 0 <= message[name] <= MOST_NUMBER for name in names):
         raise ValueError("a question without its numbers")
 
 
 def _own_operation(body: bytes) -> str:
-    """Return the operation of a body that is one of the keeper's own, else nothing."""
+    """Return the name of the keeper's operation in a body, empty for an operation of init."""
     if len(body) > MOST_OWN_BODY or not body.startswith(OP):
         return ""
     op = body[len(OP) : body.find(b'"', len(OP))].decode("latin-1")

@@ -1,6 +1,6 @@
-"""What the servers `mcp` and `server` have in common.
+"""Shared code of the servers `mcp` and `server`.
 
-In: an ASGI application, or a coroutine that serves. Out: an exit code. `process.py` needs the standard library alone:
-logs and signals; so does `json_bounds.py`: how much JSON may come. `http.py` needs uvicorn: bounds on connections,
-listening, addresses.
+Input: an ASGI application, or a coroutine that serves. Output: an exit code. `process.py` (logs and signals) and
+`json_bounds.py` (bounds on JSON) need only the standard library. `http.py` needs uvicorn: bounds on connections,
+listening sockets, addresses.
 """

@@ -1,7 +1,7 @@
-"""HTTP as all servers speak it: bounds on connections and on the time of a request, a socket to listen on.
+"""HTTP for all servers: bounds on connections and on the time of a request, and a listening socket.
 
-Whoever reaches the port needs no token to connect. So connections are bounded in number and time, and descriptors are
-left for the sandboxes. Needs uvicorn, which the extras `mcp` and `server` bring.
+Anyone who reaches the port can connect without a token. Therefore connections are bounded in number and time, and
+descriptors are left for the sandboxes. Needs uvicorn, which the extras `mcp` and `server` install.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ MOST_TOGETHER = 16 << 10  # bytes of a head that wait for the body
 
 
 def most_connections() -> int:
-    """Return how many connections may be open at once: a quarter of the descriptors that this process may have."""
+    """Return the bound of open connections: a quarter of this process's descriptors."""
     return _share(4, MOST_CONNECTIONS)
 
 
 def backlog() -> int:
-    """Return how many connections may wait: as many are accepted in one go, before any is counted."""
+    """Return the backlog of the socket. asyncio accepts that many connections at once, before any is counted."""
     return _share(8, MOST_BACKLOG)
 
 
@@ -45,9 +45,9 @@ def _share(share: int, maximum: int) -> int:
 
 
 class Together:
-    """A transport that sends the head of an answer with its body, by one system call.
+    """A transport that sends the head of a response together with its body, in one system call.
 
-    What is written waits for what comes next in the same turn of the loop.
+    A write is delayed until the next one in the same turn of the event loop.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop):
@@ -67,28 +67,29 @@ class Together:
             self._loop.call_soon(self.pass_on)
 
     def close(self) -> None:
-        """Close the connection once all is sent."""
+        """Close the connection once everything is sent."""
         self.pass_on()
         self.plain.close()
 
     def get_write_buffer_size(self) -> int:
-        """Return how many bytes are still to be sent."""
+        """Return the number of bytes still to be sent."""
         return len(self._first) + self.plain.get_write_buffer_size()
 
     def pass_on(self) -> None:
-        """Send what waits."""
+        """Send the delayed bytes."""
         first, self._first = self._first, b""
         if first and not self.plain.is_closing():
             self.plain.write(first)
 
 
 class BoundedProtocol(H11Protocol):
-    """Speak HTTP on one connection of not too many; one that stays without a request, or within one, is closed.
+    """HTTP on one connection, with bounds. It is closed when it stays idle, or when a request takes too long.
 
-    One too many takes the place of one that is idle, so that who only connects keeps nobody out.
+    A connection beyond the bound takes the place of an idle one, so that clients without requests cannot exclude
+    others.
     """
 
-    most: int = MOST_CONNECTIONS
+    max_connections: int = MOST_CONNECTIONS
     head_s: float = HEAD_S
     body_s: float = BODY_S
     body_bytes: int = BODY_BYTES
@@ -98,7 +99,7 @@ class BoundedProtocol(H11Protocol):
     _begun_at: float = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        is_one_too_many = len(self.connections) >= self.most and not self._drop_idle()
+        is_one_too_many = len(self.connections) >= self.max_connections and not self._drop_idle()
         super().connection_made(cast("Any", Together(cast("asyncio.Transport", transport), self.loop)))
         self._begun_at = self.loop.time()
         if is_one_too_many:
@@ -107,7 +108,7 @@ class BoundedProtocol(H11Protocol):
             self._look_later()
 
     def _drop_idle(self) -> bool:
-        """Close a connection without a request, those first that never had one, then the oldest; False for none."""
+        """Close an idle connection, first one without any request, then the oldest; return whether there was one."""
         idle = [
             connection
             for connection in self.connections
@@ -126,7 +127,7 @@ class BoundedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Hand the connection over: it is no longer ours to close."""
+        """Hand the connection over to the web socket protocol, and stop its time-outs."""
         self._end_timers()
         together = cast("Any", self.transport)
         together.pass_on()
@@ -139,7 +140,7 @@ class BoundedProtocol(H11Protocol):
                 timer.cancel()
 
     def handle_events(self) -> None:
-        """Take what came, and bound the time between the head of a request and its end, however it trickles in."""
+        """Handle received data, and bound the time from the head of a request to its end, however slow its data."""
         before: Any = self.cycle
         super().handle_events()
         is_ours = self.transport.get_protocol() is self  # and no web socket by now, whose handshake never had an end
@@ -151,7 +152,7 @@ class BoundedProtocol(H11Protocol):
             self._receive_until(self._received)
 
     def data_received(self, data: bytes) -> None:
-        """Take some bytes, and count them."""
+        """Count and handle received bytes."""
         self._received += len(data)
         super().data_received(data)
 
@@ -159,7 +160,7 @@ class BoundedProtocol(H11Protocol):
         self._receiving = self.loop.call_later(self.body_s, self._look_at_body, before)
 
     def _look_at_body(self, before: int) -> None:
-        """Close the connection, unless as much of the body has come as a client on a slow line sends."""
+        """Close the connection unless the body arrives at the rate of a slow line, at least."""
         if self._received - before < self.body_bytes:
             self.transport.close()
         else:
@@ -169,12 +170,12 @@ class BoundedProtocol(H11Protocol):
         self._looking = self.loop.call_later(self.head_s, self._look, self._idle_after())
 
     def _idle_after(self) -> object:
-        """Return what was answered last, None before the first request; something new while one is being answered."""
+        """Return the last completed cycle, None before the first request; a new object during a request."""
         cycle: Any = self.cycle
         return cycle if cycle is None or cycle.response_complete else object()
 
     def _look(self, before: object) -> None:
-        """Close the connection, after what is still to be sent, when it was idle at the last look and ever since."""
+        """Close the connection, after its remaining output, if it has been idle since the last check."""
         if self._idle_after() is not before:
             self._look_later()
             return
@@ -182,7 +183,7 @@ class BoundedProtocol(H11Protocol):
         self._end_later()
 
     def _end_later(self) -> None:
-        """Look again whether what was still to be sent is taken: it is memory, and nobody has to read it."""
+        """Check later whether the client reads the remaining output, which takes memory."""
         bytes_left = self.transport.get_write_buffer_size()
         if bytes_left:
             self._looking = self.loop.call_later(self.head_s, self._end, bytes_left)
@@ -196,11 +197,11 @@ class BoundedProtocol(H11Protocol):
 
 def bounded() -> type[BoundedProtocol]:
     """Return the protocol with the bounds of this process."""
-    return type("Bounded", (BoundedProtocol,), {"most": most_connections()})
+    return type("Bounded", (BoundedProtocol,), {"max_connections": most_connections()})
 
 
 class Unsignalled(uvicorn.Server):
-    """Serve without handlers for signals: whoever started this has them."""
+    """A server without signal handlers: the process that starts it has its own."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -208,7 +209,7 @@ class Unsignalled(uvicorn.Server):
 
 
 async def serve(server: uvicorn.Server, *listeners: socket.socket, on_stop: Callable[[], None] = lambda: None) -> None:
-    """Serve; cancelled, let it end orderly first. `on_stop` is called then, to end what else would go on."""
+    """Serve until cancelled, then shut down orderly. `on_stop` is called first, to end endless responses."""
     serving = asyncio.ensure_future(server.serve(sockets=list(listeners)))
     try:
         await asyncio.shield(serving)
@@ -220,7 +221,7 @@ async def serve(server: uvicorn.Server, *listeners: socket.socket, on_stop: Call
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether only this machine can reach a host's address; a name counts when all its addresses do."""
+    """Tell whether only this machine can reach a host's addresses. For a name, all its addresses must be loopback."""
     try:
         addresses = {entry[4][0] for entry in socket.getaddrinfo(host, None)}
     except (OSError, UnicodeError):  # the latter for a name that can be none
@@ -231,17 +232,17 @@ def is_loopback(host: str) -> bool:
 
 
 def is_wildcard(host: str) -> bool:
-    """Tell whether a host stands for all addresses."""
+    """Tell whether a host means all addresses."""
     return host in ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 
 def bracketed(host: str) -> str:
-    """Return a host as URLs have it."""
+    """Return a host in the form of URLs."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens. Raises InvalidRequest for no port, BackendUnavailable with the remedy."""
+    """Return a listening socket. Raises InvalidRequest for an invalid port, BackendUnavailable with a remedy."""
     if not 0 <= port <= MOST_PORT:
         raise InvalidRequest(f"--port {port}: there is no such port; use 0 (a free one) to {MOST_PORT}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -1,9 +1,10 @@
-"""How much a client may have parsed as JSON: counted as it comes, before any of it is parsed.
+"""Bounds on JSON from clients: counted while it is received, before any of it is parsed.
 
-Theory of operation: a parser in C keeps the interpreter until it is done, in a thread, too, and a value of two bytes
-becomes an object of a hundred. So what is bounded is what the parser would make: commas, colons and openings that
-stand outside of strings, which are one for each value and key, and escapes inside. Text beyond some size must be
-ASCII without escapes, as base64 is: a string with one character of another plane takes four times its length.
+Theory of operation: a parser in C holds the GIL until it is done, even in a thread, and a value of two bytes becomes an
+object of a hundred. So the bounds apply to the objects that the parser would create: they are estimated by the commas,
+colons and opening brackets outside of strings, one for each value and key, and by the escapes inside. Text beyond a
+certain size must be ASCII without escapes, as base64 is: a string with a single character beyond the BMP takes four
+bytes for each of its characters (PEP 393).
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ MOST_ESCAPES = 1 << 20
 
 
 class TooMuch(Exception):
-    """Say what a JSON text has too much of."""
+    """Say which bound a JSON text exceeds."""
 
 
 class JsonBounds:
-    """Count what comes of one JSON text, in any pieces; refuse it at the first byte that is too much."""
+    """Count the parts of one JSON text, given in any pieces; refuse it at the first one beyond a bound."""
 
     __slots__ = ("_escapes", "_is_escaped", "_is_in_string", "_is_rich", "_quotes", "parts", "seen")
 
@@ -27,7 +28,7 @@ class JsonBounds:
         self._is_in_string = self._is_escaped = self._is_rich = False
 
     def feed(self, piece: bytes) -> None:
-        """Take a piece. Raises TooMuch."""
+        """Count a piece. Raises TooMuch."""
         self.seen += len(piece)
         self._escapes += piece.count(b"\\")
         self._is_rich = self._is_rich or self._escapes > 0 or not piece.isascii()
@@ -47,7 +48,7 @@ class JsonBounds:
             raise TooMuch(f"the body has more than {max_parts} values and names")
 
     def _without_escapes(self, piece: bytes) -> bytes:
-        """Return a piece without escaped quotes and backslashes; one may be cut by the end of the piece before."""
+        """Return a piece without escaped quotes and backslashes. The previous piece may end within an escape."""
         if self._is_escaped and piece:
             piece, self._is_escaped = piece[1:], False
         if b"\\" in piece:

@@ -1,4 +1,4 @@
-"""A server as a process: what it logs to standard error, and how it serves until a signal arrives."""
+"""A server as a process: its log on standard error, and serving until a signal arrives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXIT_TIMEOUT_S = 8.0
 
 
 def until_signal(serving: Coroutine[Any, Any, None], *, exit_timeout_s: float = EXIT_TIMEOUT_S) -> int:
-    """Serve until the end, or until a signal; then everything that runs is ended first."""
+    """Serve until the end or a signal. On a signal everything that runs is ended first."""
     signals: list[int] = []
 
     async def work() -> None:
@@ -41,21 +41,21 @@ def until_signal(serving: Coroutine[Any, Any, None], *, exit_timeout_s: float = 
 
 
 def _leave_at_last(code: int, after_s: float) -> None:
-    """End the process in any case: a client that takes no more output must not keep it. No sandbox outlives it."""
+    """Exit after `after_s` in any case, even if a client does not read its output. No sandbox outlives the process."""
     timer = threading.Timer(after_s, os._exit, (code,))
     timer.daemon = True
     timer.start()
 
 
 class _Plainly(logging.Formatter):
-    """Show what clients sent, which is in some messages and stack traces, without what a terminal would obey."""
+    """Escape control characters in messages and stack traces, which quote clients."""
 
     def format(self, record: logging.LogRecord) -> str:
         return escape(super().format(record))
 
 
 def log_plainly() -> None:
-    """Log warnings to standard error, unless logging was set up before."""
+    """Log warnings to standard error, unless logging is already configured."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Plainly("cloche: %(name)s: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])

@@ -1,8 +1,8 @@
-"""Public aids for tests: a backend that answers from a script (`fake`), and the checks of any backend (`conformance`).
+"""Public aids for tests: a backend that answers from a script (`fake`), and checks for any backend (`conformance`).
 
-In: results to answer with, or a backend. Out: what was asked of the fake; one row per check with its outcome. A backend
-is reached through `core.protocols`, so it may also be one from outside of Cloche. The names below, those of
-`conformance` and the names of its checks are public; what a check does may be changed without asking.
+Input: scripted results, or a backend. Output: the fake's recorded requests; one row per check with its outcome. A
+backend is used through `core.protocols`, so it may come from outside of Cloche. Public are the names below, those of
+`conformance`, and the names of its checks. The content of a check may change at any time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-r"""A backend that runs nothing and answers from a script, for testing code that uses Cloche.
+r"""A backend that runs nothing and answers from a script, for tests of code that uses Cloche.
 
-Give it what the runs shall come to, and look at what was asked of it:
+Give it the results of the runs, and inspect the requests:
 
     backend = FakeBackend([Result("4\n", "", 0, 0.01), StartFailed("no room")])
     assert cloche.run("print(2 + 2)", backend=backend).stdout == "4\n"
@@ -31,7 +31,7 @@ _EVERYTHING = {control: Measure(state=State.ENFORCED, mechanism="script") for co
 
 @dataclass(slots=True, kw_only=True)
 class FakeSandbox:
-    """Stand for one open sandbox: a dict for the workspace, the backend's script for what happens."""
+    """One open sandbox: a dict as its workspace, and the backend's script for its runs."""
 
     backend: FakeBackend
     policy: Policy
@@ -40,11 +40,11 @@ class FakeSandbox:
     is_open: bool = True
 
     async def run(self, request: Request) -> Result:
-        """Take the next answer of the script."""
+        """Return or raise the script's next answer."""
         return await self.run_streaming(request, discard)
 
     async def run_streaming(self, request: Request, sink: Sink) -> Result:
-        """Take the next answer and hand its output to `sink`, one chunk per stream."""
+        """Return the next answer, and report its output to `sink`, one chunk per stream."""
         await self.write_files(request.files)
         result = self.backend.answer(request)
         sink(Started())
@@ -52,7 +52,7 @@ class FakeSandbox:
         return result
 
     async def read_file(self, path: str, *, max_bytes: int) -> bytes:
-        """Return what was written to `path`."""
+        """Return the data written to `path`."""
         inside = workspace_path(path)
         if inside not in self.workspace:
             raise SandboxFileNotFound(f"the sandbox has no file {path!r}", path=path)
@@ -61,11 +61,11 @@ class FakeSandbox:
         return self.workspace[inside]
 
     async def write_file(self, path: str, data: bytes) -> None:
-        """Remember `data` under `path`."""
+        """Store `data` under `path`."""
         self.workspace[workspace_path(path)] = bytes(data)
 
     async def write_files(self, files: Sequence[InputFile]) -> None:
-        """Remember all of `files`."""
+        """Store all of `files`."""
         for file in files:
             await self.write_file(file.path, file.data)
 
@@ -76,12 +76,11 @@ class FakeSandbox:
 
 
 class FakeBackend:
-    """Answer each run with the next item of `script`: a Result, an exception to raise, or a function of the
-    request.
+    """Answer each run with the next item of `script`: a Result, an exception to raise, or a function of the request.
 
-    `requests` lists what was asked, `sandboxes` what was opened and with which policy and limits. Everything
-    counts as enforced at `level` unless `absent` names controls, so `require` can be tested too. An exhausted
-    script is an InternalError that says so.
+    `requests` lists the requests, `sandboxes` the opened sandboxes with their policy and limits. Everything counts as
+    enforced at `level`, except the controls in `absent`, so that `require` can be tested, too. An exhausted script
+    raises InternalError.
     """
 
     name = "fake"
@@ -92,11 +91,13 @@ class FakeBackend:
         self.requests: list[Request] = []
         self.sandboxes: list[FakeSandbox] = []
         self._script = iter(script)
-        gone = {control: Measure(state=State.ABSENT, reason="the script says so") for control in absent}
-        self._capabilities = Capabilities(backend="fake", available=True, level=level, controls={**_EVERYTHING, **gone})
+        absent_controls = {control: Measure(state=State.ABSENT, reason="the script says so") for control in absent}
+        self._capabilities = Capabilities(
+            backend="fake", available=True, level=level, controls={**_EVERYTHING, **absent_controls}
+        )
 
     def capabilities(self) -> Capabilities:
-        """Return what the constructor was given."""
+        """Return the capabilities given by the constructor."""
         return self._capabilities
 
     @asynccontextmanager

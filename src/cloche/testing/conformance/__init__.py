@@ -1,16 +1,15 @@
-"""The conformance suite: what any backend must do, tried through `core.protocols`. Needs no test framework.
+"""The conformance suite: required behaviour of any backend, tested through `core.protocols`. Needs no test framework.
 
     rows = run_conformance(LocalBackend(), level=Level.PROCESS, deviations={"host files": "no isolation at this level"})
     assert all(row.ok for row in rows)
 
-A deviation names a check that a backend cannot pass, and says why. One that is declared and passes all the same is an
-error, so that the list stays true.
+A deviation names a check that a backend cannot pass, with the reason. A declared deviation that passes is an error, so
+that the list stays accurate.
 
-Each file has the attempts of some families, and `CHECKS`, the table of them: `results` (what a result holds, statuses),
-`limits`, `files` (in and out), `sandbox` (what lives between runs, what is left behind), `truth` (what is reported as
-enforced, and the isolation that every sandbox promises), `sessions` (interpreters that live, and forks; skipped where a
-backend has none), `live` and `live_files` (sandboxes that live: processes, limits, files). `subject` has what they are
-written with.
+Each file has the attempts of some families, and their table `CHECKS`: `results` (contents and statuses of results),
+`limits`, `files` (input and output files), `sandbox` (state between runs, leftovers), `truth` (reported enforcement
+compared with attempts, isolation of every sandbox), `sessions` (sessions and forks, skipped without backend support),
+`live` and `live_files` (live sandboxes: processes, limits, files). `subject` has their tools.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ CHECK_TIMEOUT_S = 240.0
 
 
 class Outcome(enum.StrEnum):
-    """Say what came of one check."""
+    """The outcome of one check."""
 
     KEPT = "kept"
     DEVIATES = "deviates"
@@ -59,7 +58,7 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Hold one check's outcome; `reason` is what was seen, or why the backend deviates or is not asked."""
+    """Hold one check's outcome. `reason` is the observation, or why the backend deviates or the check was skipped."""
 
     check: Check
     outcome: Outcome
@@ -68,7 +67,7 @@ class Row:
 
     @property
     def ok(self) -> bool:
-        """Tell whether the backend did as it says."""
+        """Tell whether the outcome is as declared."""
         return self.outcome in (Outcome.KEPT, Outcome.DEVIATES, Outcome.SKIPPED)
 
     def as_dict(self) -> dict[str, object]:
@@ -94,7 +93,7 @@ def run_conformance(
     on_row: Callable[[Row], None] | None = None,
     is_live: bool = False,
 ) -> tuple[Row, ...]:
-    """Try every check against `backend` and return a row for each; for callers without an event loop."""
+    """Run every check against `backend` and return a row for each. For callers without an event loop."""
     return asyncio.run(
         check_conformance(
             backend, level=level, deviations=deviations, only=only, at_once=at_once, on_row=on_row, is_live=is_live
@@ -112,11 +111,11 @@ async def check_conformance(
     on_row: Callable[[Row], None] | None = None,
     is_live: bool = False,
 ) -> tuple[Row, ...]:
-    """Try the checks named in `only` (all when empty), `at_once` of them beside each other.
+    """Run the checks named in `only` (all if empty), `at_once` of them concurrently.
 
     `level` None leaves the choice to the backend. `deviations` maps names of checks to the reason why this backend
-    cannot keep them; None takes `deviations_of` what it reports. With `is_live` the sandboxes are those that live, and
-    the checks are `LIVE_CHECKS`. Raises InvalidRequest for an unknown name.
+    cannot pass them; None derives them from its reported enforcement (`deviations_of`). With `is_live`, the sandboxes
+    are live sandboxes and the checks are `LIVE_CHECKS`. Raises InvalidRequest for an unknown name.
     """
     subject = Subject(backend=backend, policy=Policy(level=level), is_live=is_live)
     checks = LIVE_CHECKS if is_live else CHECKS
@@ -126,21 +125,21 @@ async def check_conformance(
     _named(tuple(deviations), checks)
     slots = asyncio.Semaphore(at_once)
 
-    async def one(check: Check) -> Row:
+    async def try_check(check: Check) -> Row:
         async with slots:
             row = await _row(check, subject, deviations.get(check.name))
         if on_row is not None:
             on_row(row)
         return row
 
-    together = await asyncio.gather(*(one(check) for check in chosen if not check.alone))
-    alone = [await one(check) for check in chosen if check.alone]
-    found = {row.check.name: row for row in [*together, *alone]}
-    return tuple(found[check.name] for check in chosen)
+    together = await asyncio.gather(*(try_check(check) for check in chosen if not check.alone))
+    alone = [await try_check(check) for check in chosen if check.alone]
+    rows = {row.check.name: row for row in [*together, *alone]}
+    return tuple(rows[check.name] for check in chosen)
 
 
 def deviations_of(enforcement: Enforcement) -> Mapping[str, str]:
-    """Name the checks that rest on a control which the backend itself says is absent, with that as the reason."""
+    """Return the checks that rest on a control reported as absent, with that as the reason."""
     absent = {control: measure for control, measure in enforcement.controls.items() if measure.state is State.ABSENT}
     return {
         check.name: f"{check.rests_on} is absent at level {enforcement.level}"
@@ -150,11 +149,11 @@ def deviations_of(enforcement: Enforcement) -> Mapping[str, str]:
 
 
 def _named(names: Sequence[str], checks: Sequence[Check]) -> tuple[Check, ...]:
-    known = {check.name: check for check in checks}
-    unknown = [name for name in names if name not in known]
+    by_name = {check.name: check for check in checks}
+    unknown = [name for name in names if name not in by_name]
     if unknown:
-        raise InvalidRequest(f"unknown check {unknown[0]!r}; known checks: {', '.join(known)}")
-    return tuple(known[name] for name in names)
+        raise InvalidRequest(f"unknown check {unknown[0]!r}; known checks: {', '.join(by_name)}")
+    return tuple(by_name[name] for name in names)
 
 
 async def _row(check: Check, subject: Subject, deviation: str | None) -> Row:
@@ -176,7 +175,7 @@ async def _row(check: Check, subject: Subject, deviation: str | None) -> Row:
 
 
 async def _broken_by(check: Check, subject: Subject) -> str:
-    """Return what broke the claim; empty when it was kept."""
+    """Return why the claim is broken, empty if it holds."""
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
             await check.attempt(subject)

@@ -1,4 +1,4 @@
-"""Conformance: files in, files out, and what is refused on either way."""
+"""Conformance: input files, output files, and refusals of either."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ import os
 os.makedirs("d/e"); open("d/e/new.bin", "wb").write(bytes(1000)); open("empty", "w").close()
 open("changed", "w").write("after"); open("same", "w").write("same"); os.unlink("gone")
 """
-    given = {"changed": b"before", "same": b"same", "gone": b"x", "untouched": b"x"}
-    result = expect_ok(await subject.run(python(code, files=given)))
+    inputs = {"changed": b"before", "same": b"same", "gone": b"x", "untouched": b"x"}
+    result = expect_ok(await subject.run(python(code, files=inputs)))
     new = [("changed", b"after"), ("d/e/new.bin", bytes(1000)), ("empty", b"")]
     expect("the files", _rows(result), [(path, len(data), _sha(data)) for path, data in new])
 
@@ -109,7 +109,7 @@ async def _odd_out(subject: Subject) -> None:
 
 
 async def _since_last(subject: Subject) -> None:
-    """Tell run by run what changed, also of files that a call wrote in between."""
+    """Each run reports its own changes, including to files that a call wrote between runs."""
     async with subject.open() as sandbox:
         await sandbox.write_file("in", b"1")
         first = expect_ok(await sandbox.run(python("open('a', 'w').write('1'); open('b', 'w').write('1')")))
@@ -146,7 +146,7 @@ os.symlink("/etc/hostname", "link"); os.symlink("/etc", "folder"); os.mkfifo("fi
 
 
 async def _save_through_links(subject: Subject) -> None:
-    """Let links wait in the target: they are replaced, or refused; never followed."""
+    """Save into a target with links: they are replaced or refused, and never followed."""
     result = expect_ok(
         await subject.run(python("import os; os.mkdir('d'); open('d/f', 'w').write('x'); open('g', 'w').write('x')"))
     )
@@ -161,7 +161,7 @@ async def _save_through_links(subject: Subject) -> None:
 
 
 async def _write_through_links(subject: Subject) -> None:
-    """Leave links behind in one run: they lead no later write out of the workspace."""
+    """One run leaves links: a later write does not follow them out of the workspace."""
     async with subject.open() as sandbox:
         expect_ok(await sandbox.run(bash('mkdir -p "$TMPDIR"; ln -s "$TMPDIR" way; ln -s "$TMPDIR/f" file; : > plain')))
         await refuses(sandbox.write_file("way/f", b"x"), SandboxFileError, "writing through a linked folder")
@@ -198,7 +198,7 @@ async def _read_errors(subject: Subject) -> None:
 
 
 async def _programs_file(subject: Subject) -> None:
-    """Run beside the caller's own files, whatever these are called, and after a guest that left a link in the way."""
+    """Run a program beside the caller's files of any name, and after a guest that replaced it by a link."""
     mine = {"main.py": b"word = 'mine'\n", "main.sh": b"echo mine\n"}
     async with subject.open() as sandbox:
         for path, data in mine.items():
@@ -210,11 +210,11 @@ async def _programs_file(subject: Subject) -> None:
             expect("the files that it changed", _rows(result), [])
         first = await sandbox.run(python("1/0"))
         expect_that("line 1, in <module>" in first.stderr, f"the traceback names no line: {first.stderr!r}")
-        left = expect_ok(await sandbox.run(bash('echo "$0"; . ./main.sh; ls -A')))
-        name, *rest = left.stdout.split()
+        listing = expect_ok(await sandbox.run(bash('echo "$0"; . ./main.sh; ls -A')))
+        name, *other_names = listing.stdout.split()
         name = name.rpartition("/")[2]
-        expect("what a script sees", sorted(rest), sorted(["mine", name, *mine]))
-        expect("the files that it changed", _rows(left), [])
+        expect("what a script sees", sorted(other_names), sorted(["mine", name, *mine]))
+        expect("the files that it changed", _rows(listing), [])
         if isinstance(sandbox, SupportsListing):
             expect("the listing", sorted(await sandbox.list_files()), sorted(mine))
         for path, data in mine.items():

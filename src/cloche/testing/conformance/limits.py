@@ -1,4 +1,4 @@
-"""Conformance: limits hold, and up to them everything works."""
+"""Conformance: limits are enforced, and everything below them works."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def _one_run(subject: Subject) -> None:
 
 
 async def _compile_counts(subject: Subject) -> None:
-    """Bash reads its script as it goes: what stands for a slow compiler runs before the program proper."""
+    """Bash reads its script while it runs: the first command stands for a slow compiler."""
     result = await subject.run(bash("slow() { sleep 60; }\nslow && echo compiled"), timeout_s=1)
     expect("status", (result.status, result.stdout), (Status.TIMEOUT, ""))
 
@@ -101,8 +101,8 @@ async def _stdin_refused(subject: Subject) -> None:
 
 
 async def _argv(subject: Subject) -> None:
-    """Both ways in: arguments of code, and a whole command."""
-    words = [
+    """Test arguments of code, and of a command."""
+    arguments = [
         "é" * 1000,
         *(chr(97 + n) * (MAX_ONE_ARGUMENT_BYTES - 1) for n in range(7)),
         "",
@@ -111,25 +111,27 @@ async def _argv(subject: Subject) -> None:
         "$HOME;`id`",
         "'\"",
     ]
-    spare = MAX_ARGV_BYTES - sum(len(word.encode()) + 1 for word in words)
-    words.append("z" * (spare - 1 - 3 * KIB))  # room for the command's own words
+    spare = MAX_ARGV_BYTES - sum(len(argument.encode()) + 1 for argument in arguments)
+    arguments.append("z" * (spare - 1 - 3 * KIB))  # room for the command's own words
     digest = (
         "import hashlib, sys; print(len(sys.argv) - 1, hashlib.sha256('\\0'.join(sys.argv[1:]).encode()).hexdigest())"
     )
-    first = expect_ok(await subject.run(python(digest, *words)))
+    first = expect_ok(await subject.run(python(digest, *arguments)))
     async with subject.open() as sandbox:
         await sandbox.write_file("digest.sh", b"printf '%s ' $#; printf '%s\\0' \"$@\" | sha256sum\n")
-        second = expect_ok(await sandbox.run(Request(argv=("bash", "digest.sh", *words))))
+        second = expect_ok(await sandbox.run(Request(argv=("bash", "digest.sh", *arguments))))
     import hashlib
 
-    joined = "\0".join(words).encode()
-    expect("the code's arguments", first.stdout.split(), [str(len(words)), hashlib.sha256(joined).hexdigest()])
-    expect("the command's", second.stdout.split()[:2], [str(len(words)), hashlib.sha256(joined + b"\0").hexdigest()])
+    joined = "\0".join(arguments).encode()
+    expect("the code's arguments", first.stdout.split(), [str(len(arguments)), hashlib.sha256(joined).hexdigest()])
+    expect(
+        "the command's", second.stdout.split()[:2], [str(len(arguments)), hashlib.sha256(joined + b"\0").hexdigest()]
+    )
 
 
 async def _argv_refused(subject: Subject) -> None:
-    for word in ("a\0b", "\ud800", "x" * (MAX_ONE_ARGUMENT_BYTES + 1)):
-        await _refused(subject, lambda word=word: python("pass", word))
+    for argument in ("a\0b", "\ud800", "x" * (MAX_ONE_ARGUMENT_BYTES + 1)):
+        await _refused(subject, lambda word=argument: python("pass", word))
     await _refused(subject, lambda: python("pass", *["x" * 1024] * 1030))
 
 
@@ -139,7 +141,7 @@ async def _env_refused(subject: Subject) -> None:
 
 
 async def _refused(subject: Subject, make: object) -> None:
-    """Expect that a request is refused before anything runs, whoever notices first."""
+    """Expect InvalidRequest before anything runs, from any layer."""
     try:
         result = await subject.run(make())  # type: ignore[operator]
     except InvalidRequest:

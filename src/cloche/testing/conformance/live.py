@@ -1,7 +1,6 @@
-"""Conformance: sandboxes that live, in which any number of processes run at once, with one file system and one network.
+"""Conformance: live sandboxes, whose processes share one file system and one network.
 
-A backend that gives none, here or at this level, is not held to it: the checks are skipped, with the reason.
-`live_files` has the operations on files.
+A backend without them, here or at this level, skips these checks with the reason. `live_files` has the file operations.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ async def opened_live(
     subject: Subject,
     **limits: Any,  # noqa: ANN401 - checked by Limits
 ) -> AsyncIterator[OpenLiveSandbox]:
-    """Open a sandbox that lives, or skip the check."""
+    """Open a live sandbox, or skip the check."""
     backend = subject.backend
     if not isinstance(backend, SupportsLive):
         raise Skipped("it gives no sandboxes that live")
@@ -119,7 +118,7 @@ async def opened_live(
 
 @asynccontextmanager
 async def started(sandbox: OpenLiveSandbox, *argv: str, **more: Any) -> AsyncIterator[OpenProcess]:  # noqa: ANN401
-    """Start a process whose streams are there to be read; it is killed after."""
+    """Start a process with readable streams; kill it on exit."""
     process = await sandbox.start_process(ProcessRequest(argv=argv, **more))
     try:
         yield process
@@ -127,7 +126,7 @@ async def started(sandbox: OpenLiveSandbox, *argv: str, **more: Any) -> AsyncIte
         await process.close()
 
 
-async def done(sandbox: OpenLiveSandbox, *argv: str, stdin: bytes = b"", **more: Any) -> Result:  # noqa: ANN401
+async def run_to_end(sandbox: OpenLiveSandbox, *argv: str, stdin: bytes = b"", **more: Any) -> Result:  # noqa: ANN401
     """Run a command to its end."""
     async with started(sandbox, *argv, **more) as process:
         writing = asyncio.ensure_future(process.write(stdin))
@@ -139,20 +138,20 @@ async def done(sandbox: OpenLiveSandbox, *argv: str, stdin: bytes = b"", **more:
 
 
 async def shell(sandbox: OpenLiveSandbox, line: str, **more: Any) -> Result:  # noqa: ANN401 - of ProcessRequest
-    """Run a line of shell to its end."""
-    return await done(sandbox, "sh", "-c", line, **more)
+    """Run a shell command line to its end."""
+    return await run_to_end(sandbox, "sh", "-c", line, **more)
 
 
-async def until(stream: OpenStream, wanted: bytes) -> bytes:
-    """Read until something has come."""
-    found = b""
+async def until(stream: OpenStream, expected: bytes) -> bytes:
+    """Read until the expected bytes have arrived."""
+    received = b""
     async with asyncio.timeout(PATIENCE_S):
-        while wanted not in found:
+        while expected not in received:
             piece = await stream.read()
             if not piece:
-                raise Broken(f"a stream ended with {found[-200:]!r}, without {wanted!r}")
-            found += piece
-    return found
+                raise Broken(f"a stream ended with {received[-200:]!r}, without {expected!r}")
+            received += piece
+    return received
 
 
 async def _first_line(process: OpenProcess) -> str:
@@ -160,14 +159,14 @@ async def _first_line(process: OpenProcess) -> str:
 
 
 async def _lives(sandbox: OpenLiveSandbox, pid: str) -> bool:
-    """Tell whether a process inside is there, and no zombie."""
+    """Tell whether a process inside exists and is not a zombie."""
     looks = f"(while read n s r; do [ $n != State: ] || echo $s; done < /proc/{pid}/status) 2> /dev/null"
     line = f's=$( {looks} ); [ -n "$s" ] || ! kill -0 {pid} 2> /dev/null || s=there; echo $s'
     return (await shell(sandbox, line)).stdout.strip() not in ("", "Z", "X")
 
 
 async def _expect_gone(sandbox: OpenLiveSandbox, *pids: str) -> None:
-    """Break the claim unless processes are gone; dying takes a moment."""
+    """Break the claim unless the processes end within `PATIENCE_S`."""
     deadline = time.monotonic() + PATIENCE_S
     for pid in pids:
         while await _lives(sandbox, pid):
@@ -175,7 +174,7 @@ async def _expect_gone(sandbox: OpenLiveSandbox, *pids: str) -> None:
 
 
 def _leaving(path: str, *unheard: str) -> str:
-    """Return the line of shell that leaves a process behind, whose pid is in a file below TMPDIR then."""
+    """Return a shell command that leaves a process behind, whose pid is then in a file below TMPDIR."""
     return f'rm -f "$TMPDIR/{path}"; python3 -c {shlex.quote(LEAVES)} "$TMPDIR/{path}" {" ".join(unheard)}'
 
 
@@ -184,7 +183,7 @@ async def _read(sandbox: OpenLiveSandbox, path: str) -> str:
 
 
 async def _at_once(subject: Subject) -> None:
-    """Let two commands and a run wait for what the others do; files at several places are everybody's."""
+    """Two commands and a run wait for each other; all of them see the same files."""
     async with opened_live(subject) as sandbox:
         waits = "cd $TMPDIR; until [ -e first ]; do sleep 0.01; done; echo 2 > $HOME/second; cat first"
         code = (
@@ -192,24 +191,24 @@ async def _at_once(subject: Subject) -> None:
         )
         waiting = asyncio.gather(shell(sandbox, waits), sandbox.run(python(code)))
         expect_ok(await shell(sandbox, "cd $TMPDIR; echo 1 > first.new; mv first.new first"))
-        seen = [expect_ok(result).stdout for result in await waiting]
-        expect("what they said", seen, ["1\n", "run\n"])
+        outputs = [expect_ok(result).stdout for result in await waiting]
+        expect("what they said", outputs, ["1\n", "run\n"])
 
 
 async def _fifty(subject: Subject) -> None:
     async with opened_live(subject, pids=256) as sandbox:
 
-        async def one(number: int) -> None:
+        async def run_numbered(number: int) -> None:
             line = f"read x; echo $x $A; echo {number} >&2; exit {number}"
             result = await shell(sandbox, line, stdin=f"in-{number}\n".encode(), env={"A": f"env-{number}"})
-            seen = result.stdout, result.stderr, result.exit_code
-            expect(f"command {number}", seen, (f"in-{number} env-{number}\n", f"{number}\n", number))
+            outcome = result.stdout, result.stderr, result.exit_code
+            expect(f"command {number}", outcome, (f"in-{number} env-{number}\n", f"{number}\n", number))
 
-        await asyncio.gather(*(one(number) for number in range(50)))
+        await asyncio.gather(*(run_numbered(number) for number in range(50)))
 
 
 async def _outlives(subject: Subject) -> None:
-    """Leave processes behind: with no stream, and with the streams of the command, that has written before its end."""
+    """Leave processes behind: one without streams, and one with the streams of its command."""
     async with opened_live(subject) as sandbox:
         expect_ok(await shell(sandbox, _leaving("one", "unheard")))
         code = "import os; os.write(1, b'x' * 60000)"
@@ -230,27 +229,27 @@ async def _exits(subject: Subject) -> None:
         await sandbox.write_path("plain", b"true", mode=0o644)
         plain = (await shell(sandbox, "echo $PWD/plain")).stdout.strip()
         for program, code in {"/no/program": 127, "nonesuch": 127, plain: 126, "/etc": 126}.items():
-            result = await done(sandbox, program)
+            result = await run_to_end(sandbox, program)
             expect(f"the exit code of {program}", result.exit_code, code)
         expect("the status by a signal", (await shell(sandbox, "kill -9 $$")).status, Status.SIGNALED)
 
 
 async def _is_given_much(subject: Subject) -> None:
     async with opened_live(subject) as sandbox:
-        words = [f"{number:05}" * (100_000 // 5) for number in range(10)]
-        expect_that(len(words[0]) <= MAX_ONE_ARGUMENT_BYTES, "the check itself is wrong")
+        arguments = [f"{number:05}" * (100_000 // 5) for number in range(10)]
+        expect_that(len(arguments[0]) <= MAX_ONE_ARGUMENT_BYTES, "the check itself is wrong")
         script = "import hashlib, sys; print(hashlib.sha256(repr(sys.argv[1:]).encode()).hexdigest())"
-        result = expect_ok(await done(sandbox, "python3", "-c", script, *words))
-        expect("the arguments", result.stdout.strip(), hashlib.sha256(repr(words).encode()).hexdigest())
+        result = expect_ok(await run_to_end(sandbox, "python3", "-c", script, *arguments))
+        expect("the arguments", result.stdout.strip(), hashlib.sha256(repr(arguments).encode()).hexdigest())
         data = bytes(range(256)) * (50 * MIB // 256)
         script = "import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())"
-        result = expect_ok(await done(sandbox, "python3", "-c", script, stdin=data))
+        result = expect_ok(await run_to_end(sandbox, "python3", "-c", script, stdin=data))
         expect("standard input", result.stdout.strip(), hashlib.sha256(data).hexdigest())
-        expect_ok(await done(sandbox, "true", stdin=data))
+        expect_ok(await run_to_end(sandbox, "true", stdin=data))
 
 
 async def _times_out(subject: Subject) -> None:
-    """End a command with what has left it, and neither a sibling nor what that has left behind."""
+    """Let a command time out: its descendants end, but no sibling, and no process left by another command."""
     async with opened_live(subject) as sandbox, started(sandbox, "sh", "-c", SLEEPS) as sibling:
         sibling_pid = await _first_line(sibling)
         expect_ok(await shell(sandbox, _leaving("other", "unheard")))
@@ -280,13 +279,13 @@ async def _is_killed(subject: Subject) -> None:
 
 
 async def _is_not_read(subject: Subject) -> None:
-    """Read nothing of one that writes without end: others go on, and what it wrote is there later."""
+    """Do not read a process that writes endlessly: others continue, and its output can be read later."""
     async with opened_live(subject) as sandbox, started(sandbox, "sh", "-c", "while :; do echo $$; done") as process:
         results = await asyncio.gather(*(shell(sandbox, "head -c 500000 /dev/zero | tr '\\0' x") for _ in range(3)))
         expect("ends of others", [result.status for result in results], [Status.OK] * 3)
         pid = await _first_line(process)
-        found = await until(process.stdout, f"{pid}\n".encode() * 1000)
-        expect("its lines, but for the first and the last", set(found.split(b"\n")[1:-1]), {pid.encode()})
+        output = await until(process.stdout, f"{pid}\n".encode() * 1000)
+        expect("its lines, but for the first and the last", set(output.split(b"\n")[1:-1]), {pid.encode()})
         expect_that(await _lives(sandbox, pid), "it was ended because nobody read")
 
 
@@ -323,7 +322,7 @@ async def _ports(subject: Subject) -> None:
 
 
 async def expect_servers(sandbox: OpenLiveSandbox) -> None:
-    """Skip the check where a sandbox says that nothing listens inside."""
+    """Skip the check if a sandbox reports that servers inside are not supported."""
     try:
         await sandbox.connect(1)
     except BackendUnavailable as error:
@@ -338,11 +337,11 @@ async def _talk(sandbox: OpenLiveSandbox, port: int, number: int) -> None:
         data = f"line {number}\n".encode() * 100_000
         writing = asyncio.ensure_future(connection.write(data))
         writing.add_done_callback(lambda _: connection.end())
-        found = bytearray()
+        received = bytearray()
         async with asyncio.timeout(PATIENCE_S):
             while piece := await connection.read():
-                found += piece
-        expect_that(found == data.upper() + b"bye", "what a connection carries is not what was sent")
+                received += piece
+        expect_that(received == data.upper() + b"bye", "what a connection carries is not what was sent")
     finally:
         connection.close()
 
@@ -366,7 +365,7 @@ async def _memory(subject: Subject) -> None:
     async with opened_live(subject, memory_bytes=192 * MIB) as sandbox:
         async with started(sandbox, "sh", "-c", SLEEPS) as sibling:
             pid = await _first_line(sibling)
-            results = await asyncio.gather(done(sandbox, "python3", "-c", HOARDS), sandbox.run(python(HOARDS)))
+            results = await asyncio.gather(run_to_end(sandbox, "python3", "-c", HOARDS), sandbox.run(python(HOARDS)))
             statuses = {result.status for result in results}
             expect_that(Status.OUT_OF_MEMORY in statuses, f"hoarding ended with {describe(results[0])}")
             expect_that(Status.OK not in statuses, "hoarding has gone well")
@@ -376,14 +375,14 @@ async def _memory(subject: Subject) -> None:
 
 async def _pids(subject: Subject) -> None:
     async with opened_live(subject, pids=40) as sandbox:
-        result = await done(sandbox, "python3", "-c", FORKS)
+        result = await run_to_end(sandbox, "python3", "-c", FORKS)
         expect("what forking comes to", result.stdout, "11 True\n")
         expect_ok(await shell(sandbox, "true"))
 
 
 async def _disk(subject: Subject) -> None:
     async with opened_live(subject, disk_bytes=16 * MIB, tmp_bytes=16 * MIB) as sandbox:
-        result = await done(sandbox, "python3", "-c", FILLS)
+        result = await run_to_end(sandbox, "python3", "-c", FILLS)
         if result.status is Status.DISK_LIMIT:  # there it is the end of what is at work; the files can be removed
             names = [f"{folder}/{row.name}" for folder in ("/tmp", ".") for row in await sandbox.list_path(folder)]
             expect_that(0 < len(names) < 100, f"{len(names)} MiB were written")
@@ -408,8 +407,8 @@ async def _fresh(subject: Subject) -> None:
             expect_ok(await sandbox.run(python(leaves)))
             expect("what a run finds of another", expect_ok(await sandbox.run(python(looks))).stdout, where)
         results = await asyncio.gather(*(sandbox.run(python(f"print({n}); {n} * 2", stdin=b"x")) for n in range(5)))
-        seen = [(result.stdout, result.value) for result in results]
-        expect("what runs at once come to", seen, [(f"{n}\n", 2 * n) for n in range(5)])
+        outcomes = [(result.stdout, result.value) for result in results]
+        expect("what runs at once come to", outcomes, [(f"{n}\n", 2 * n) for n in range(5)])
         says = "echo $A; [ $PWD = $TMPDIR ] || echo elsewhere"
         expect("env and cwd", (await shell(sandbox, says, env={"A": "1"}, cwd="/tmp")).stdout, "1\n")
         expect("env after", (await shell(sandbox, says)).stdout, "\nelsewhere\n")
@@ -417,7 +416,7 @@ async def _fresh(subject: Subject) -> None:
 
 
 async def _comes_back(subject: Subject) -> None:
-    """Let a process go, find it by its id, read what it wrote meanwhile, and ask for the end of one that has ended."""
+    """Detach from a process, attach again by its id, read its output, and attach once more after its end."""
     async with opened_live(subject) as sandbox:
         line = "echo one; until [ -e $TMPDIR/go ]; do sleep 0.01; done; echo two; exit 4"
         first = await sandbox.start_process(ProcessRequest(argv=("sh", "-c", line), kept=True))

@@ -1,4 +1,4 @@
-"""Conformance: files of sandboxes that live, at any path that their user may reach."""
+"""Conformance: files of live sandboxes, at any path that their user may access."""
 
 from __future__ import annotations
 
@@ -113,11 +113,11 @@ async def _folders(subject: Subject) -> None:
     async with opened_live(subject) as sandbox:
         expect_ok(await shell(sandbox, TREE))
         rows = await sandbox.list_path("/tmp/d", recursive=True)
-        wanted = [
+        expected = [
             ("dangling", "link"), ("e", "directory"), ("e/f", "file"), ("empty", "directory"), ("link", "link"),
             ("p", "other"),
         ]  # fmt: skip
-        expect("the entries", [(row.name, row.type) for row in rows], wanted)
+        expect("the entries", [(row.name, row.type) for row in rows], expected)
         expect("size and mode", (rows[2].size, rows[2].mode), (1, 0o750))
         expect("where links lead", [(row.target, row.leads_to) for row in rows if row.type == "link"],
                [("/no/where", None), ("e/f", "file")])  # fmt: skip
@@ -168,17 +168,17 @@ async def _archives(subject: Subject) -> None:
 
 
 def _archive(*members: tuple[str, bytes, str]) -> bytes:
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as archive:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, kind, target in members:
             member = tarfile.TarInfo(name)
             member.type, member.linkname = kind, target
             archive.addfile(member)
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 async def _streams(subject: Subject) -> None:
-    """Pass 40 MiB in and out, stop in the middle of either, and let others work beside one that nobody reads."""
+    """Stream 40 MiB in and out, abort both halfway, and use the sandbox while one stream is not read."""
     piece = bytes(range(256)) * 4096
 
     async def pieces(count: int) -> AsyncIterator[bytes]:
@@ -192,10 +192,10 @@ async def _streams(subject: Subject) -> None:
         await sandbox.write_path("/tmp/own/big", pieces(40))
         unread = sandbox.read_stream("/tmp/own/big")
         await anext(unread)
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         async for data in sandbox.read_stream("/tmp/own/big"):
-            found.update(data)
-        expect("what came", found.hexdigest(), hashlib.sha256(piece * 40).hexdigest())
+            digest.update(data)
+        expect("what came", digest.hexdigest(), hashlib.sha256(piece * 40).hexdigest())
         await _is_given_up(sandbox)
         await refuses(sandbox.write_path("/tmp/own/more", pieces(200)), SandboxFileError, "filling the disk")
         await unread.aclose()  # type: ignore[attr-defined]
@@ -203,17 +203,17 @@ async def _streams(subject: Subject) -> None:
 
 
 async def _is_given_up(sandbox: OpenLiveSandbox) -> None:
-    """Cancel a file that is being written: nothing of it is there."""
-    asked = asyncio.Event()
+    """Cancel a write: nothing of the file remains."""
+    requested = asyncio.Event()
 
     async def pieces() -> AsyncIterator[bytes]:
         yield b"x" * MIB
-        asked.set()
+        requested.set()
         await asyncio.Event().wait()
 
     writing = asyncio.ensure_future(sandbox.write_path("/tmp/own/half", pieces()))
     async with asyncio.timeout(PATIENCE_S):
-        await asked.wait()
+        await requested.wait()
     writing.cancel()
     (ended,) = await asyncio.gather(writing, return_exceptions=True)
     expect_that(isinstance(ended, asyncio.CancelledError), f"what was cancelled came to {ended!r}")
@@ -260,21 +260,23 @@ async def _watch(subject: Subject) -> None:
         async with sandbox.watch_path("/tmp/own", recursive=True) as changes:
             changes_all = "cd $TMPDIR/own; mkdir -p a/b; echo 1 > a/b/f; mv a/b/f g; rm g; echo > end"
             expect_ok(await shell(sandbox, changes_all))
-            found: list[FileChange] = []
+            events: list[FileChange] = []
             async with asyncio.timeout(PATIENCE_S):
                 async for change in changes:
-                    found.append(change)
+                    events.append(change)
                     if change.path == "end":
                         break
-        told = [(change.kind, change.path, change.target) for change in found if change.kind != "changed"]
-        wanted = [
+        reported = [(change.kind, change.path, change.target) for change in events if change.kind != "changed"]
+        expected = [
             ("created", "a", ""), ("created", "a/b", ""), ("created", "a/b/f", ""), ("moved", "a/b/f", "g"),
             ("removed", "g", ""), ("created", "end", ""),
         ]  # fmt: skip
         missing = [
-            row for row in wanted if row not in told and not (row[1] in ("a/b/f", "g") and len(told) < len(wanted))
+            row
+            for row in expected
+            if row not in reported and not (row[1] in ("a/b/f", "g") and len(reported) < len(expected))
         ]
-        expect_that(not missing, f"a watch told {told}")
+        expect_that(not missing, f"a watch told {reported}")
 
 
 def _text_of(folder: str, path: str) -> str:
@@ -295,14 +297,14 @@ async def _collected(subject: Subject) -> None:
             await sandbox.write_path(name, b"before")
         request = replace(python(code, files={"given.csv": b"given"}), collect=("*.csv", "out/**"))
         result = expect_ok(await sandbox.run(request))
-        found = ["a.csv", "changed.csv", "out/deep/f", "out/other.csv"]
-        expect("what is collected", [record.path for record in result.files], found)
+        collected = ["a.csv", "changed.csv", "out/deep/f", "out/other.csv"]
+        expect("what is collected", [record.path for record in result.files], collected)
         expect("their mark", result.meta.get("files_shared"), True)
         expect_ok(await shell(sandbox, "rm -r *"))
         with tempfile.TemporaryDirectory() as folder:
             result.save(folder)
-            saved = {path: _text_of(folder, path) for path in found}
-        expect("what is saved, later", saved, {path: path for path in found})
+            saved = {path: _text_of(folder, path) for path in collected}
+        expect("what is saved, later", saved, {path: path for path in collected})
         expect("what was not asked for", expect_ok(await sandbox.run(python(code))).files, ())
         if isinstance(sandbox, SupportsSessions):
             session = await sandbox.open_session("python", {})

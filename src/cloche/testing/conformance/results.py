@@ -1,4 +1,4 @@
-"""Conformance: what a result holds, and which status it has."""
+"""Conformance: the content and the status of results."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Conformance: what lives between runs, what dies with one, and that nothing is left.
+"""Conformance: what persists between runs, what a run takes with it, and that nothing is left behind.
 
-A survivor is looked for from inside: it would go on writing its heartbeat into the workspace, which a later run of
-the same sandbox sees; that works wherever a backend runs. What is left on this host is looked for as well.
+A surviving process is detected from inside: its heartbeat would still be written into the workspace, which a later run
+of the same sandbox sees. That works wherever a backend runs. This host is searched for leftovers, too.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ async def _dies_with_run(subject: Subject, how: str) -> None:
             await timed_out(sandbox, code, mark="heartbeat")
         else:
             result = await sandbox.run(python(code))
-            wanted = Status.SIGNALED if how == "killed" else Status.OK
-            expect_that(result.status is wanted, f"the run ended with {describe(result)}")
+            expected = Status.SIGNALED if how == "killed" else Status.OK
+            expect_that(result.status is expected, f"the run ended with {describe(result)}")
         await expect_no_heartbeat(sandbox)
 
 
@@ -81,7 +81,7 @@ async def _held_pipe(subject: Subject) -> None:
 
 
 async def _cancelled(subject: Subject) -> None:
-    """Cancel a run whose heart beats, which it says; where nobody hears that, it is given more time until it does."""
+    """Cancel a run once its heartbeat is reported. Without streaming it is given more and more time."""
     code = HEART + HEART_IN_CHILD + "print('beats', flush=True)\ntime.sleep(200)"
     async with subject.open(timeout_s=220) as sandbox:
         for patience_s in TRIES_S:
@@ -102,9 +102,9 @@ async def _workspace_lives(subject: Subject) -> None:
     async with subject.open() as sandbox:
         expect_ok(await sandbox.run(bash("mkdir d && echo 1 > d/f && chmod 750 d/f && ln -s d/f link")))
         result = expect_ok(await sandbox.run(bash("cat link; stat -c %a d/f; pwd > where; cat where; echo $HOME")))
-        words = result.stdout.split()
-        expect("what is left of the first run", words[:2], ["1", "750"])
-        expect("HOME, which is the workspace", words[3], words[2])
+        lines = result.stdout.split()
+        expect("what is left of the first run", lines[:2], ["1", "750"])
+        expect("HOME, which is the workspace", lines[3], lines[2])
 
 
 async def _tmp_dies(subject: Subject) -> None:
@@ -123,7 +123,7 @@ async def _fresh_process(subject: Subject) -> None:
 
 
 async def _turns(subject: Subject) -> None:
-    """Start three runs at once in one sandbox: whether they take turns or not, each is whole."""
+    """Start three runs of one sandbox concurrently: in turns or not, each result is complete."""
     async with subject.open() as sandbox:
         runs = [
             sandbox.run(python(f"import time; time.sleep(0.2); open('{n}', 'w').close(); print({n})")) for n in range(3)
@@ -156,7 +156,7 @@ async def _eight(subject: Subject) -> None:
 
 
 async def _parallel(subject: Subject) -> None:
-    """Let four programs speak and go on for longer: all of them speak before one ends, or they take turns."""
+    """Four long programs print at their start: all of them print before one ends, unless they run in turns."""
     async with subject.open() as sandbox:
         if not isinstance(sandbox, SupportsStreaming):
             await _parallel_by_time(subject)
@@ -189,7 +189,7 @@ async def _parallel(subject: Subject) -> None:
 
 
 async def _parallel_by_time(subject: Subject) -> None:
-    """Sleep 2 s four times at once: one after the other that is 8 s and more, or four times what one of them takes."""
+    """Run four sleeps of 2 s concurrently. In sequence they would take 8 s, or four times the duration of one."""
     together_s = await _sleeping(subject, 4)
     if together_s > 7.5:  # where it takes seconds to start
         alone_s = await _sleeping(subject, 1)
@@ -213,20 +213,20 @@ async def _streaming(subject: Subject) -> None:
         result = expect_ok(await sandbox.run_streaming(python(code), events.append))
         expect_that(events and isinstance(events[0], Started), "Started is not the first event")
         chunks = [event for event in events if isinstance(event, OutputChunk)]
-        for stream, whole in (("stdout", result.stdout_bytes), ("stderr", result.stderr_bytes)):
-            expect(f"the chunks of {stream}", b"".join(e.data for e in chunks if e.stream == stream), whole)
+        for stream, data in (("stdout", result.stdout_bytes), ("stderr", result.stderr_bytes)):
+            expect(f"the chunks of {stream}", b"".join(e.data for e in chunks if e.stream == stream), data)
         await _expect_output_while_running(sandbox)
 
 
 async def _expect_output_while_running(sandbox: OpenSandbox) -> None:
-    """Let a program speak and go on for a minute: how late its word comes says nothing, but that it still runs does."""
+    """Let a program print and run on: its output must arrive while it runs, however late."""
     events: list[Event] = []
     code = "import time; print('first'); time.sleep(70); print('last')"
     async with at_work(sandbox, python(code), sink=events.append) as running:
         await asyncio.wait([running], timeout=1.0)  # whoever keeps all to the end hands it out, and has ended, at once
-        words = b"".join(event.data for event in events if isinstance(event, OutputChunk))
-        is_meanwhile = words == b"first\n" and not running.done()
-    expect_that(is_meanwhile, f"the first output did not come while the code ran; heard was {short_repr(words)}")
+        output = b"".join(event.data for event in events if isinstance(event, OutputChunk))
+        is_meanwhile = output == b"first\n" and not running.done()
+    expect_that(is_meanwhile, f"the first output did not come while the code ran; heard was {short_repr(output)}")
 
 
 async def _closed(subject: Subject) -> None:
@@ -249,7 +249,7 @@ LOCKS = "os.mkdir('d'); open('d/f', 'w'); [os.chmod(path, 0) for path in ('d/f',
 
 
 async def _nothing_left(subject: Subject) -> None:
-    """Let runs end in every way, then look for anything of theirs on this host."""
+    """End runs in every way, then search this host for their leftovers."""
     await subject.drain()
     before = leaks()
     token = f"left-{secrets.token_hex(6)}"
@@ -277,13 +277,13 @@ async def _nothing_left(subject: Subject) -> None:
 
     gc.collect()  # results in cycles would hold their files a little longer
     await subject.drain()
-    gone = await eventually(lambda: not named_processes(token) and leaks() <= before)
-    if not gone:
+    is_clean = await eventually(lambda: not named_processes(token) and leaks() <= before)
+    if not is_clean:
         raise Broken(f"left behind: {sorted(leaks() - before)} {named_processes(token)}")
 
 
 async def _no_descriptors_left(subject: Subject) -> None:
-    """Open descriptors of this process: after a first run, which may cache some, more runs add none."""
+    """Count this process's descriptors: after a first run, which may cache some, more runs add none."""
     await subject.run(python("pass"))
     await subject.drain()
     before = len(os.listdir("/proc/self/fd"))

@@ -1,8 +1,7 @@
-"""Conformance: sessions, whose interpreter lives from cell to cell, and forks of them.
+"""Conformance: sessions, whose interpreter lives from cell to cell, and their forks.
 
-A backend without sessions, without those of a language, or without forks here is not held to what these promise: the
-check is skipped, with the reason. What ends an interpreter costs its state and nothing else: another session of the
-same sandbox begins anew, with the same files.
+A check is skipped, with the reason, if a backend here has no sessions, none of a language, or no forks. The end of an
+interpreter loses only its state: a new session of the same sandbox begins with the same files.
 """
 
 from __future__ import annotations
@@ -130,7 +129,7 @@ async def _opened(
 async def _session(
     sandbox: OpenSandbox, language: str = "python", *, checkpoints: bool = False, **env: str
 ) -> OpenSession:
-    """Open a session, apart from the others where only those have `checkpoints`."""
+    """Open a session, in a separate sandbox if only those have checkpoints."""
     if not isinstance(sandbox, SupportsSessions):
         raise Skipped("its sandboxes have no sessions")
     try:
@@ -150,12 +149,14 @@ async def _value(session: OpenSession, code: str) -> object:
 
 
 def _expect_end(result: Result, status: Status, exit_code: int, state: str) -> None:
-    seen = result.status, result.exit_code, result.meta["state"]
-    expect_that(seen == (status, exit_code, state), f"the cell ended with {describe(result)}, its state {seen[2]}")
+    outcome = result.status, result.exit_code, result.meta["state"]
+    expect_that(
+        outcome == (status, exit_code, state), f"the cell ended with {describe(result)}, its state {outcome[2]}"
+    )
 
 
 async def _timed_out(session: OpenSession, code: str) -> Result:
-    """Let a cell run out of time after it has printed something; it is given more time until it has."""
+    """Let a cell time out after it has printed something; retry with more time until it has."""
     for seconds in TRIES_S:
         result = await _cell(session, code, timeout_s=seconds)
         if result.stdout:
@@ -164,7 +165,7 @@ async def _timed_out(session: OpenSession, code: str) -> Result:
 
 
 async def _interrupted(session: OpenSession, code: str) -> Result:
-    """Run a cell that prints something, and interrupt it then."""
+    """Interrupt a cell once it has printed something."""
     begun = asyncio.Event()
     running = asyncio.ensure_future(
         _cell(session, code, sink=lambda event: begun.set() if isinstance(event, OutputChunk) else None)
@@ -275,11 +276,11 @@ async def _ends(subject: Subject, how: str) -> None:
         expect_ok(await _cell(session, "open('kept', 'w').write('k'); x = 1"))
         _expect_end(await _cell(session, code), status, exit_code, "lost")
         expect("the file while no session lives", await sandbox.read_file("kept", max_bytes=10), b"k")
-        await _expect_anew(sandbox, session, status, kept="k")
+        await _expect_anew(sandbox, session, status, kept_content="k")
 
 
-async def _expect_anew(sandbox: OpenSandbox, session: OpenSession, status: Status, *, kept: str = "") -> None:
-    """Break the claim unless a session has ended, and says so, and another one begins with its files and no more."""
+async def _expect_anew(sandbox: OpenSandbox, session: OpenSession, status: Status, *, kept_content: str = "") -> None:
+    """Break the claim unless a session reports its end, and a new one begins with its files only."""
     expect("alive after its end", session.is_alive, False)
     expect_that(str(status) in session.why_ended, f"a session says of its end {session.why_ended!r}")
     try:
@@ -290,8 +291,8 @@ async def _expect_anew(sandbox: OpenSandbox, session: OpenSession, status: Statu
         raise Broken("a session that has ended runs cells")
     await session.close()
     anew = await _session(sandbox)
-    files = "open('kept').read()" if kept else "''"
-    expect("what another session finds", await _value(anew, f"[{files}, 'x' in globals()]"), [kept, False])
+    files = "open('kept').read()" if kept_content else "''"
+    expect("what another session finds", await _value(anew, f"[{files}, 'x' in globals()]"), [kept_content, False])
     await anew.close()
 
 
@@ -331,7 +332,7 @@ async def _shares_files(subject: Subject) -> None:
 
 
 def _saved(result: Result) -> dict[str, bytes]:
-    """Return what comes out of a result."""
+    """Return the saved files of a result."""
     import tempfile
     from pathlib import Path
 
@@ -356,8 +357,8 @@ async def _takes_turns(subject: Subject) -> None:
         await _cell(session, "import time; running = 0; most = 0; count = 0")
         code = "running += 1; most = max(most, running); count += 1; time.sleep(0.01); running -= 1"
         results = await asyncio.gather(*(_cell(session, f"print({n}); {code}; {n}") for n in range(40)))
-        seen = [(result.stdout, result.value) for result in results]
-        expect("what came of each", seen, [(f"{n}\n", n) for n in range(40)])
+        outcomes = [(result.stdout, result.value) for result in results]
+        expect("what came of each", outcomes, [(f"{n}\n", n) for n in range(40)])
         expect("most at a time, and all", await _value(session, "[most, count]"), [1, 40])
 
 
@@ -380,7 +381,7 @@ async def _keeps_state(subject: Subject, language: str) -> None:
 
 @asynccontextmanager
 async def _forkable(subject: Subject) -> AsyncIterator[SupportsFork]:
-    """Open a session that can be forked and goes back in time, which knows its state, or skip the check."""
+    """Open a session with forks and checkpoints and a known state, or skip the check."""
     async with _opened(subject, checkpoints=True) as (_, session):
         if not isinstance(session, SupportsFork):
             raise Skipped("its sessions have no checkpoints and no forks")
@@ -392,12 +393,12 @@ async def _forkable(subject: Subject) -> AsyncIterator[SupportsFork]:
         yield session
 
 
-async def _write(session: Any, word: str) -> None:  # noqa: ANN401 - an open session with forks
-    expect_ok(await _cell(session, f"x = {word!r}; open('f', 'w').write(x)"))
+async def _write(session: Any, text: str) -> None:  # noqa: ANN401 - an open session with forks
+    expect_ok(await _cell(session, f"x = {text!r}; open('f', 'w').write(x)"))
 
 
-async def _expect_words(session: Any, word: str) -> None:  # noqa: ANN401 - as above
-    expect("memory and file", await _value(session, "[x, open('f').read()]"), [word, word])
+async def _expect_words(session: Any, text: str) -> None:  # noqa: ANN401 - as above
+    expect("memory and file", await _value(session, "[x, open('f').read()]"), [text, text])
 
 
 async def _rolls_back(subject: Subject) -> None:
@@ -410,15 +411,15 @@ async def _rolls_back(subject: Subject) -> None:
 
 async def _forks(subject: Subject) -> None:
     async with _forkable(subject) as session:
-        one, two = await session.fork(2)
+        first, two = await session.fork(2)
         try:
-            await _write(one, "one")
+            await _write(first, "one")
             await _expect_words(two, "early")
             await _write(two, "two")
-            for each, word in ((session, "early"), (one, "one"), (two, "two")):
-                await _expect_words(each, word)
+            for each, text in ((session, "early"), (first, "one"), (two, "two")):
+                await _expect_words(each, text)
         finally:
-            await one.close()
+            await first.close()
             await two.close()
 
 
@@ -437,7 +438,7 @@ async def _is_cancelled(subject: Subject) -> None:
 
 
 async def _are_at_once(subject: Subject) -> None:
-    """Let each session and a run wait for what the others do, in a folder of TMPDIR."""
+    """Sessions and a run wait for each other, by files in TMPDIR."""
     async with subject.open() as sandbox:
         sessions = [await _session(sandbox) for _ in range(4)]
         cells = [_cell(session, MEETS.format(number=number)) for number, session in enumerate(sessions)]
@@ -450,7 +451,7 @@ async def _are_at_once(subject: Subject) -> None:
 
 
 async def _meet_by_loopback(subject: Subject) -> None:
-    """Let a run connect to a session that listens."""
+    """Connect from a run to a listening session."""
     async with opened_live(subject) as sandbox:
         await expect_servers(sandbox)
         session = await _session(sandbox)
@@ -465,13 +466,13 @@ async def _meet_by_loopback(subject: Subject) -> None:
 async def _closes_alone(subject: Subject) -> None:
     async with subject.open() as sandbox:
         first, second = await _session(sandbox), await _session(sandbox)
-        mine, other = [await _value(session, LEAVES) for session in (first, second)]
+        mine, theirs = [await _value(session, LEAVES) for session in (first, second)]
         await first.close()
         expect("what is left of a closed session", await _value(second, LIVES.format(pids=mine)), [False, False])
-        expect("what is left of the other one", await _value(second, LIVES.format(pids=other)), [True, True])
+        expect("what is left of the other one", await _value(second, LIVES.format(pids=theirs)), [True, True])
         await _cell(second, "import os; os._exit(3)")
         third = await _session(sandbox)
-        expect("what is left of one that has ended", await _value(third, LIVES.format(pids=other)), [False, False])
+        expect("what is left of one that has ended", await _value(third, LIVES.format(pids=theirs)), [False, False])
         expect("what is alive", (first.is_alive, second.is_alive, third.is_alive), (False, False, True))
 
 

@@ -1,8 +1,8 @@
-"""What the conformance checks are written with: the subject under test, a check, expectations, the search for leaks.
+"""Tools of the conformance checks: the subject under test, a check, expectations, the search for leaks.
 
-A check knows a backend through `core.protocols` alone. Inside the sandbox it relies on `python` and `bash`, on the
-working directory being the workspace, and on `TMPDIR`; never on the paths of one backend. `leaks` lists what this
-process's sandboxes may have left on this host.
+A check uses a backend only through `core.protocols`. Inside the sandbox it relies on `python`, `bash`, `TMPDIR`, and
+the workspace as the working directory, never on paths of one backend. `leaks` lists what this process's sandboxes may
+have left on this host.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ HEART_IN_CHILD = "if os.fork() == 0:\n    os.setsid()\n    beat()\nwait_for_beat
 
 
 class Broken(Exception):
-    """Say which claim was broken, and by what was seen."""
+    """Report which claim is broken, and the observation."""
 
 
 class Skipped(Exception):
-    """Say why a backend is not held to a claim: it does not offer at all what that is about."""
+    """Report why a claim does not apply to a backend: it does not offer the feature."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """Hold the backend under test and the rules its sandboxes are opened with; they live where it `is_live`."""
+    """Hold the backend under test, and the rules of its sandboxes. With `is_live` they are live sandboxes."""
 
     backend: Backend
     policy: Policy = field(default_factory=Policy)
@@ -96,19 +96,19 @@ class Subject:
         sink: Sink = discard,
         **limits: Any,  # noqa: ANN401 - checked by Limits
     ) -> Result:
-        """Run one request in a sandbox of its own; `sink` hears what happens if that sandbox says it."""
+        """Run one request in a fresh sandbox. `sink` receives its events if the sandbox streams."""
         async with self.open(**limits) as sandbox:
             if isinstance(sandbox, SupportsSingleRun):
                 sandbox.expect_single_run()
             return await run_with_events(sandbox, request, sink)
 
     async def drain(self) -> None:
-        """Let the backend end what it keeps ready for later runs: that is none of one run's leftovers."""
+        """Let the backend end its pool of warm sandboxes, which are not leftovers."""
         if isinstance(self.backend, SupportsPool):
             await asyncio.to_thread(self.backend.drain)
 
     def at(self, level: Level | None) -> Subject:
-        """Return the same subject at one level; None leaves the choice to the backend."""
+        """Return the same subject at a level; None leaves the choice to the backend."""
         return replace(self, policy=self.policy.with_changes(level=level))
 
 
@@ -117,11 +117,11 @@ Attempt = Callable[[Subject], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """Hold one claim and how to try it.
+    """Hold one claim and its test.
 
-    `attempt` raises Broken when the claim does not hold, Skipped where the backend does not offer what it is about.
-    `rests_on` names the control without which no backend could keep it. Nothing runs beside a check that is `alone`: it
-    looks at the whole host, or counts this user's processes.
+    `attempt` raises Broken if the claim does not hold, Skipped if the backend does not offer the feature. `rests_on`
+    names the control without which no backend could pass. A check that is `alone` runs by itself: it looks at the whole
+    host, or counts this user's processes.
     """
 
     name: str
@@ -141,8 +141,8 @@ def python(
     timeout_s: float | None = None,
 ) -> Request:
     """Return a request to run Python code."""
-    given = tuple(InputFile(path=path, data=data) for path, data in (files or {}).items())
-    return Request(code=code, argv=argv, stdin=stdin, env=env or {}, files=given, timeout_s=timeout_s)
+    inputs = tuple(InputFile(path=path, data=data) for path, data in (files or {}).items())
+    return Request(code=code, argv=argv, stdin=stdin, env=env or {}, files=inputs, timeout_s=timeout_s)
 
 
 def bash(code: str) -> Request:
@@ -155,49 +155,49 @@ def command(*argv: str) -> Request:
     return Request(argv=argv)
 
 
-def expect(what: str, seen: object, wanted: object) -> None:
-    """Break the claim unless what was seen is what was wanted."""
-    if seen != wanted:
-        raise Broken(f"{what} is {short_repr(seen)}, not {short_repr(wanted)}")
+def expect(name: str, actual: object, expected: object) -> None:
+    """Break the claim unless `actual` equals `expected`."""
+    if actual != expected:
+        raise Broken(f"{name} is {short_repr(actual)}, not {short_repr(expected)}")
 
 
 def expect_that(holds: object, otherwise: str) -> None:
-    """Break the claim with the sentence `otherwise` unless it holds."""
+    """Break the claim with the sentence `otherwise` unless `holds` is true."""
     if not holds:
         raise Broken(otherwise)
 
 
-async def refuses(attempt: Awaitable[object], error: type[Exception], what: str) -> None:
-    """Break the claim unless something raises this error."""
+async def refuses(attempt: Awaitable[object], error: type[Exception], action: str) -> None:
+    """Break the claim unless the attempt raises this error."""
     try:
         await attempt
     except error:
         return
     except Exception as other:
-        raise Broken(f"{what} raised {type(other).__name__} ({other}), not {error.__name__}") from other
-    raise Broken(f"{what} was not refused")
+        raise Broken(f"{action} raised {type(other).__name__} ({other}), not {error.__name__}") from other
+    raise Broken(f"{action} was not refused")
 
 
 def expect_ok(result: Result) -> Result:
-    """Break the claim unless the program ended well; its own words say why."""
+    """Break the claim unless the program succeeded; its output is the reason."""
     if result.status is not Status.OK:
         raise Broken(f"the run ended with {describe(result)}")
     return result
 
 
 def describe(result: Result) -> str:
-    """Say in one line how a run ended."""
+    """Describe in one line how a run ended."""
     return f"{result.status} (exit code {result.exit_code}): {short_repr(result.stderr or result.stdout)}"
 
 
 def short_repr(value: object) -> str:
-    """Return a value's repr, at most a line long: the end of a long one, where a traceback says what it was."""
+    """Return a value's repr, at most a line long, with the end of a long one, where a traceback has its error."""
     text = repr(value)
     return text if len(text) <= 300 else f"{text[:60]} ... {text[-230:]}"
 
 
 async def run_with_events(sandbox: OpenSandbox, request: Request, sink: Sink) -> Result:
-    """Run one request; `sink` hears what happens if the sandbox says it."""
+    """Run one request. `sink` receives its events if the sandbox streams."""
     if sink is not discard and isinstance(sandbox, SupportsStreaming):
         return await sandbox.run_streaming(request, sink)
     return await sandbox.run(request)
@@ -207,9 +207,9 @@ async def run_with_events(sandbox: OpenSandbox, request: Request, sink: Sink) ->
 async def at_work(
     sandbox: OpenSandbox, request: Request, *, sink: Sink = discard, patience_s: float = TRIES_S[0]
 ) -> AsyncIterator[asyncio.Future[Result]]:
-    """Run a program in the background that prints something once it is at work, and yield then; it is cancelled after.
+    """Run a program in the background; yield once it has printed something; cancel it on exit.
 
-    Where the sandbox does not stream only time can tell: that is `patience_s`. The run may have ended by itself.
+    Without streaming, `patience_s` is waited instead. The run may already have ended.
     """
     has_printed = asyncio.Event()
 
@@ -231,9 +231,9 @@ async def at_work(
 
 
 async def timed_out(sandbox: OpenSandbox, code: str, *, mark: str) -> tuple[Result, float]:
-    """Let code run out of time after it has made the file `mark`; return the result, and the time that it was given.
+    """Let code time out after it has created the file `mark`; return the result and the time-out.
 
-    One that has not come so far is tried again, with more time: machines are held up, and programs start slowly.
+    If the file is missing, retry with a longer time-out, since machines and programs may be slow.
     """
     for seconds in TRIES_S:
         result = await sandbox.run(python(code, timeout_s=seconds))
@@ -253,21 +253,21 @@ async def has_file(sandbox: OpenSandbox, path: str) -> bool:
 
 
 async def expect_no_heartbeat(sandbox: OpenSandbox) -> None:
-    """Break the claim unless nothing writes its heartbeat any more."""
+    """Break the claim unless the heartbeat has stopped."""
     code = "import time\nfirst = open('heartbeat').read(); time.sleep(2)\nprint(first == open('heartbeat').read())"
     result = expect_ok(await sandbox.run(python(code)))
     expect("the heartbeat has stopped", result.stdout, "True\n")
 
 
 async def least_s(subject: Subject) -> float:
-    """Return how long a run takes here that does nothing: a machine that has to boot takes its time."""
+    """Return the duration of a run that does nothing; a machine may have to boot."""
     started = time.monotonic()
     expect_ok(await subject.run(python("pass")))
     return time.monotonic() - started
 
 
 async def eventually(holds: Callable[[], bool], *, patience_s: float = 60.0) -> bool:
-    """Wait until something holds: dying takes a moment."""
+    """Wait until a condition holds, since processes take time to end."""
     deadline = time.monotonic() + patience_s
     while not holds():
         if time.monotonic() > deadline:
@@ -277,12 +277,12 @@ async def eventually(holds: Callable[[], bool], *, patience_s: float = 60.0) -> 
 
 
 async def enforcement_of(subject: Subject) -> Enforcement:
-    """Return what the subject's sandboxes report as enforced."""
+    """Return the enforcement that the subject's sandboxes report."""
     return (await subject.run(python("pass"))).enforcement
 
 
 async def claims(subject: Subject, control: Control) -> bool:
-    """Tell whether the subject says that a control is enforced."""
+    """Tell whether the subject reports a control as enforced."""
     return (await enforcement_of(subject))[control].state is State.ENFORCED
 
 
@@ -300,13 +300,13 @@ def ends(
     alone: bool = False,
     **limits: Any,  # noqa: ANN401 - checked by Limits
 ) -> Check:
-    """Return a check that one run ends as stated; an `exit_code` or `stdout` of None may be anything."""
+    """Return a check that one run ends as stated. An `exit_code` or `stdout` of None accepts any value."""
 
     async def attempt(subject: Subject) -> None:
         result = await subject.run(request(), **limits)
         if result.status is not status or exit_code not in (None, result.exit_code):
-            wanted = f"{status}, exit code {'any' if exit_code is None else exit_code}"
-            raise Broken(f"the run ended with {describe(result)}; wanted {wanted}")
+            expected = f"{status}, exit code {'any' if exit_code is None else exit_code}"
+            raise Broken(f"the run ended with {describe(result)}; wanted {expected}")
         if stdout is not None:
             expect("stdout", result.stdout, stdout)
         if hits:
@@ -316,17 +316,17 @@ def ends(
 
 
 def leaks() -> frozenset[str]:
-    """Return a line for every process, mount, control group and folder that is this process's doing."""
+    """Return a line for every process, mount, control group and folder that this process's sandboxes left."""
     return frozenset([*_descendants(os.getpid()), *_mounts(), *_folders()])
 
 
 def named_processes(token: str) -> list[int]:
-    """Return the processes whose command line holds `token`; those of another process namespace are seen from here."""
+    """Return the processes whose command line contains `token`, including those of other PID namespaces."""
     return [pid for pid in _pids() if token.encode() in _read(f"/proc/{pid}/cmdline")]
 
 
 def status_of(pid: int) -> dict[str, str]:
-    """Return the rows of a process's status file, empty when it is gone."""
+    """Return the rows of a process's status file, empty if it is gone."""
     rows = (line.split(":", 1) for line in _read(f"/proc/{pid}/status").decode(errors="replace").splitlines())
     return {row[0]: row[1].strip() for row in rows if len(row) == 2}
 
@@ -337,14 +337,14 @@ def _pids() -> list[int]:
 
 def _descendants(root: int) -> list[str]:
     parents = {pid: int(status_of(pid).get("PPid", 0)) for pid in _pids()}
-    found: list[int] = []
+    descendants: list[int] = []
     queue = [root]
     while queue:
         parent = queue.pop()
         children = [pid for pid, its_parent in parents.items() if its_parent == parent]
-        found += children
+        descendants += children
         queue += children
-    return [f"process {pid}: {_read(f'/proc/{pid}/cmdline')[:80]!r}" for pid in found]
+    return [f"process {pid}: {_read(f'/proc/{pid}/cmdline')[:80]!r}" for pid in descendants]
 
 
 def _mounts() -> list[str]:
@@ -355,10 +355,10 @@ def _mounts() -> list[str]:
 def _folders() -> list[str]:
     prefix = f"cloche-{os.getpid()}-"
     folders = {tempfile.gettempdir(), *_FOLDERS}
-    found = [f"{folder}/{name}" for folder in folders for name in _listed(folder) if name.startswith(prefix)]
+    paths = [f"{folder}/{name}" for folder in folders for name in _listed(folder) if name.startswith(prefix)]
     for folder, names, _ in os.walk("/sys/fs/cgroup"):
-        found += [f"{folder}/{name}" for name in names if name.startswith(prefix)]
-    return found
+        paths += [f"{folder}/{name}" for name in names if name.startswith(prefix)]
+    return paths
 
 
 def _listed(folder: str) -> list[str]:

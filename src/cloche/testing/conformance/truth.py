@@ -1,7 +1,7 @@
-"""Conformance: what is reported as enforced is compared with an attempt; and the isolation that every sandbox promises.
+"""Conformance: reported enforcement is compared with attempts, and the isolation of every sandbox is tested.
 
-A control that is reported as `partial` or `absent` claims nothing here; a check of isolation that only such a control
-could keep names it in `rests_on`.
+A control reported as `partial` or `absent` makes no claim here. A check of isolation that needs such a control names it
+in `rests_on`.
 """
 
 from __future__ import annotations
@@ -53,17 +53,20 @@ async def _complete(subject: Subject) -> None:
 
 
 async def _agrees(subject: Subject) -> None:
-    found, enforcement = subject.backend.capabilities(), await enforcement_of(subject)
-    expect("available, name", (found.available, found.backend), (True, subject.backend.name))
-    expect_that(enforcement.level <= found.level, f"a run had level {enforcement.level}, the most is {found.level}")
+    capabilities, enforcement = subject.backend.capabilities(), await enforcement_of(subject)
+    expect("available, name", (capabilities.available, capabilities.backend), (True, subject.backend.name))
+    expect_that(
+        enforcement.level <= capabilities.level,
+        f"a run had level {enforcement.level}, the most is {capabilities.level}",
+    )
     if subject.policy.level is not None:
         expect("the level asked for", enforcement.level, subject.policy.level)
-    if enforcement.level == found.level:
-        expect("controls", dict(enforcement.controls), dict(found.as_enforcement().controls))
+    if enforcement.level == capabilities.level:
+        expect("controls", dict(enforcement.controls), dict(capabilities.as_enforcement().controls))
 
 
 async def _require(subject: Subject) -> None:
-    """Require one level more than there is, each control that is not enforced, and at last what there is."""
+    """Require a higher level, each control that is not enforced, and finally the available ones."""
     enforcement = await enforcement_of(subject)
     weak = [c for c, measure in enforcement.controls.items() if measure.state is not State.ENFORCED]
     strong = tuple(c for c in enforcement.controls if c not in weak)
@@ -88,7 +91,7 @@ async def _unavailable(subject: Subject, **required: object) -> None:
 
 
 async def _host_files(subject: Subject) -> None:
-    """Neither the content of a file that anybody here may read, nor a place to leave one, is within reach."""
+    """Try to read a world-readable host file, and to create one."""
     secret = secrets.token_hex(16)
     with tempfile.TemporaryDirectory(prefix="canary-") as folder:
         os.chmod(folder, 0o777)  # noqa: S103 - whatever keeps the guest out, it shall not be these bits
@@ -116,13 +119,13 @@ _LOOPBACKS: tuple[tuple[int, Address], ...] = (
 
 @contextmanager
 def _listeners() -> Iterator[list[tuple[int, Address]]]:
-    """Listen on this host's loopback and at an abstract name; yield what was reached from here first."""
+    """Listen on this host's loopback and at an abstract address; yield the addresses that work from here."""
     with ExitStack() as open_sockets:
         reached = []
-        for family, place in _LOOPBACKS:
+        for family, bind_address in _LOOPBACKS:
             listening = open_sockets.enter_context(socket.socket(family))
             try:
-                listening.bind(place or f"\0canary-{secrets.token_hex(6)}")
+                listening.bind(bind_address or f"\0canary-{secrets.token_hex(6)}")
             except OSError:
                 continue  # no such loopback on this host
             listening.listen()
@@ -164,7 +167,7 @@ for path in ("/proc/self/environ", "/proc/1/environ"):
 
 
 async def _caller_process(subject: Subject) -> None:
-    """Signal 0 asks whether one may signal, and does nothing."""
+    """Signal 0 tests the permission and sends nothing (kill(2))."""
     code = """
 import os, sys
 try: open(f"/proc/{sys.argv[1]}/environ", "rb").read()
@@ -178,7 +181,7 @@ else: print("may signal the caller")
 
 
 async def _descriptors(subject: Subject) -> None:
-    """Hold an inheritable descriptor open meanwhile: a guest has its standard streams and at most a pipe of ours."""
+    """Hold an inheritable descriptor open: the guest has only its standard streams and at most a pipe of Cloche's."""
     with tempfile.TemporaryFile() as file:
         os.set_inheritable(file.fileno(), True)
         code = """
@@ -197,7 +200,7 @@ async def _at_work(
     code: str,
     **limits: Any,  # noqa: ANN401 - checked by Limits
 ) -> AsyncIterator[list[int]]:
-    """Run code in the background and yield the pids, seen from here, of the process that it names with a token."""
+    """Run code in the background; yield the host's pids of the process that it names with a token."""
     token = f"work-{secrets.token_hex(6)}"
     async with subject.open(**limits) as sandbox:
         if isinstance(sandbox, SupportsSingleRun):
@@ -210,12 +213,12 @@ async def _at_work(
 async def _identity(subject: Subject) -> None:
     async with _at_work(subject, "import os; os.execvp('sleep', [TOKEN, '60'])") as pids:
         for pid in pids:  # none where the sandbox's processes are not this host's
-            uids = {int(word) for word in status_of(pid).get("Uid", "-1").split()}
+            uids = {int(uid) for uid in status_of(pid).get("Uid", "-1").split()}
             expect_that(not uids & {0, os.getuid()}, f"the guest has the outside uid {uids}")
 
 
 async def _syscalls(subject: Subject) -> None:
-    """Call what a guest never needs, by number and harmlessly: each must be refused."""
+    """Try system calls that no guest needs, by number and harmlessly: each must be refused."""
     code = """
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
@@ -238,7 +241,7 @@ async def _memory(subject: Subject) -> None:
 
 
 async def _cpu(subject: Subject) -> None:
-    """Work for 3 s. A machine that is held up counts that as work, and pays it back: then there is more time to."""
+    """Use the CPU for 3 s. A delayed machine may be credited unused quota; then the test is repeated for longer."""
     code = """
 import time
 def used(): return time.process_time() - first
