@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from cloche.init import wire
 
 
-class Link(Protocol):
+class FrameLink(Protocol):
     """Send the frames of a connection."""
 
     @property
@@ -92,7 +92,6 @@ class Streams(ABC):
             raise wire.WireError(f"a frame of kind {kind} with {len(body)} bytes")
 
     def conclude(self, error: Exception | None, result: object = None) -> None:
-        """Record the end of the channel."""
         self._sendable.set()
         if self.closed.done():
             return
@@ -106,7 +105,7 @@ class Streams(ABC):
 class Channel(Streams):
     """Be the end that opened the channel. `on_data` gets each piece; its consumer grants as many bytes again."""
 
-    def __init__(self, link: Link, number: int):
+    def __init__(self, link: FrameLink, number: int):
         super().__init__(number)
         self._frames = link
         self.on_data: Callable[[int, Any], None] = lambda stream, data: self.grant(stream, len(data))
@@ -165,7 +164,6 @@ class FrameTurns:
         self._then: Callable[[], None] | None = None
 
     def feed(self, data: bytes) -> None:
-        """Receive bytes."""
         if self._is_stopped:
             return
         if self._next_turn is None:

@@ -102,7 +102,7 @@ class ByteStream:
 
 
 class _Closing:
-    """Close at the end of a block, except in a forked child, to which the object does not belong."""
+    """Close at the end of a block, except in a forked child, which does not own the object."""
 
     _pid: int
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from cloche.backends.enforcement import local_controls
 from cloche.backends.host import Host, measure_host
-from cloche.backends.local.helper_link import Connection
+from cloche.backends.local.helper_link import HelperConnection
 from cloche.backends.local.plan import build_spec, choose_guest_paths
 from cloche.backends.local.prefork import pool_for
 from cloche.backends.local.sandbox import LocalOpenSandbox
@@ -64,7 +64,7 @@ async def folder_refused(host: Host) -> None:
     await _run_and_close(sandbox)
 
 
-async def _run_over(connection: Connection, *, then: Callable[[], None] = lambda: None) -> None:
+async def _run_over(connection: HelperConnection, *, then: Callable[[], None] = lambda: None) -> None:
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
         await connection.start()
@@ -87,17 +87,17 @@ def _spec(host: Host) -> Spec:
 
 async def interpreter_missing(host: Host) -> None:
     """Start the helper with an interpreter that does not exist."""
-    await _run_over(Connection(_spec(host), "/no/such/python"))
+    await _run_over(HelperConnection(_spec(host), "/no/such/python"))
 
 
 async def interpreter_broken(host: Host) -> None:
     """Start the helper with a program that is no interpreter and ends at once."""
-    await _run_over(Connection(_spec(host), "/bin/false"))
+    await _run_over(HelperConnection(_spec(host), "/bin/false"))
 
 
 async def helper_killed_before_start(host: Host) -> None:
     """Kill the helper before it was told to run anything."""
-    connection = Connection(_spec(host), sys.executable)
+    connection = HelperConnection(_spec(host), sys.executable)
     await _run_over(connection, then=lambda: _kill_helper(connection))
 
 
@@ -122,7 +122,7 @@ async def _kill_while_running(sandbox: LocalOpenSandbox) -> None:
         await sandbox.close()
 
 
-def _kill_helper(connection: Connection) -> None:
+def _kill_helper(connection: HelperConnection) -> None:
     slot = connection._slot
     if slot is not None and not slot.pid:
         slot.look()  # it told its number before its guest started, on a link that nobody need have read by then

@@ -27,7 +27,7 @@ from cloche.core.result import FileRecord, SaveFiles
 from cloche.core.tar import ENCODING, ERRORS, members, read_at
 from cloche.init.patterns import matches
 
-from .saved_files import CHUNK_BYTES, REASONS, Changes, Slice, Source, Until, copy_out
+from .saved_files import CHUNK_BYTES, REASONS, Changes, ContentSource, Slice, Until, copy_out
 
 SMALL_BYTES = 1 << 20
 MAX_FILES, MAX_DEPTH = 10_000, 64
@@ -66,7 +66,7 @@ class Spool:
             raise ValueError("the container sent more files than its disk holds")
         if self.size > SMALL_BYTES and isinstance(self.file, io.BytesIO):
             folder, before = hostfs.temporary_folder(), self.file
-            self.file = tempfile.TemporaryFile(prefix="cloche-", dir=folder)  # noqa: SIM115 - see `Kept`
+            self.file = tempfile.TemporaryFile(prefix="cloche-", dir=folder)  # noqa: SIM115 - see `KeptArchive`
             self.file.write(before.getvalue())
         self.file.write(data)
 
@@ -166,7 +166,7 @@ def collected(
     )
 
 
-class Kept:
+class KeptArchive:
     """Keep a spool as long as the result exists."""
 
     def __init__(self, spool: Spool, ranges: Mapping[str, ByteRange], records: tuple[FileRecord, ...]):
@@ -178,7 +178,7 @@ class Kept:
         return copy_out(self._open, directory, self._records)
 
     @contextmanager
-    def _open(self, record: FileRecord) -> Iterator[Source]:
+    def _open(self, record: FileRecord) -> Iterator[ContentSource]:
         byte_range = self._ranges[record.path]
         if isinstance(self._file, io.BytesIO):
             yield io.BytesIO(self._file.getbuffer()[byte_range.offset : byte_range.offset + byte_range.size])
@@ -189,6 +189,6 @@ class Kept:
 def keep(spool: Spool, ranges: Mapping[str, ByteRange], records: tuple[FileRecord, ...]) -> SaveFiles | None:
     """Return the function that `Result.save` calls; None if there are no files."""
     if records:
-        return Kept(spool, ranges, records).save
+        return KeptArchive(spool, ranges, records).save
     spool.file.close()
     return None

@@ -62,8 +62,8 @@ def owner() -> str:
 def is_dead(name: str) -> bool:
     """Tell whether the process named by `owner` is certainly gone: it was on this host, and is visible from here.
 
-    A later boot proves the end of processes in the host's own namespace only. Containers of one image share one
-    machine-id, or have none; so a caller in a container may be on another host, whose boot differs in any case.
+    A later boot proves the end of processes in the host's own namespace only. Containers of one image have the same
+    machine-id or an empty one, so an equal machine-id with another boot may belong to another host.
     """
     fields = name.split(":")
     if len(fields) != 5 or fields[0] != _host()[0]:

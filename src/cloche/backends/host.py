@@ -88,7 +88,6 @@ class Host:
         return replace(self, cgroup_version=0, cgroup_folders={}, cgroup_reason=reason)
 
     def level(self) -> Level:
-        """Return the strongest level this host can reach."""
         if self.processes:
             return Level.NONE  # the descendants of a guest could not be waited for
         if self.seccomp:
@@ -305,7 +304,6 @@ class KeptAnswers(Generic[T]):
             write_cache(folder, *self._file(about), data, is_own=True, max_files=self.MOST)
 
     def _file(self, about: tuple[object, ...]) -> tuple[str, bytes]:
-        """Return the name of an answer's file, and its full key."""
         key_parts = (self._question, *map(str, about), *(circumstances() if self._is_of_host else ()))
         key = "\0".join(key_parts).encode(errors="surrogateescape")
         return f"{self._question}-{zlib.crc32(key):08x}", key

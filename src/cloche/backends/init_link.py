@@ -75,7 +75,6 @@ class Operation(Channel):
         self._link.close(why)
 
     def take(self, kind: int, body: bytes) -> None:
-        """Handle a frame."""
         if kind == wire.EVENT:
             if self.events.qsize() >= MOST_EVENTS:
                 raise wire.WireError("more events than an operation has")
@@ -87,7 +86,6 @@ class Operation(Channel):
             super().take(kind, body)
 
     def conclude(self, error: Exception | None, result: object = None) -> None:
-        """Record the end of the operation."""
         if not self.closed.done():
             self.events.put_nowait(None)
         super().conclude(error, result)

@@ -63,7 +63,7 @@ class LiveProcess:
         timeout_s: float | None = None,
         make_result: Callable[[LiveProcess, Mapping[str, Any]], Result] | None = None,
     ):
-        """Pass its output to `sink` and keep what results keep; without a sink, the caller reads the streams.
+        """Pass its output to `sink` and buffer as much as a result holds; without a sink, the caller reads the streams.
 
         init kills the process after `timeout_s`. If init does not report that in time, the sandbox is closed.
         """
@@ -150,7 +150,6 @@ class LiveProcess:
         self._channel.ask(do="signal", number=number, to=to)
 
     def resize(self, rows: int, columns: int) -> None:
-        """Set the size of its terminal."""
         self._channel.ask(do="resize", rows=rows, columns=columns)
 
     def kill(self, cause: KillCause | None = None) -> None:
@@ -162,7 +161,6 @@ class LiveProcess:
             self._channel.end_by_id(self.id)
 
     def detach(self) -> None:
-        """Let it run on without a client."""
         self._is_detached = True
         self._channel.ask(do="keep")
         self._channel.close()
@@ -244,7 +242,6 @@ class LiveProcess:
         return self.verdict(await self.end())
 
     def verdict(self, ended: Mapping[str, Any], refused: str = "") -> Verdict:
-        """Return the verdict on a reported end."""
         observed = replace(observed_end(ended, self._cause), network_refused=self.traffic.refused)
         return decide(observed.with_refusal(refused))
 
@@ -487,7 +484,6 @@ class LiveSandbox(LiveFiles):
         return process
 
     def _notes(self) -> Mapping[str, Any]:
-        """Return what results record in `meta` about their origin."""
         return {}
 
     def _result(self, process: LiveProcess, ended: Mapping[str, Any]) -> Result:

@@ -228,7 +228,6 @@ class LiveSession(Session):
 
     @property
     def sandbox(self) -> LiveFiles:
-        """Return the sandbox whose files it uses."""
         return self._opened_in
 
     async def checkpoint(self, name: str) -> None:  # noqa: ARG002

@@ -31,7 +31,6 @@ class ByteStream:
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether all received data was read."""
         return not self._pieces
 
     def put(self, data: bytes) -> None:
@@ -52,7 +51,6 @@ class ByteStream:
         self._wake()
 
     def put_end(self) -> None:
-        """Mark the end of the stream."""
         self._has_ended = True
         self._wake()
 

@@ -1,6 +1,6 @@
 """The reason why this host's level is limited, and the remedy: pure functions of measured facts.
 
-`Host` (`host.py`) holds the outcome of probes; `Surroundings` holds what this host's files say about the cause: a
+`Host` (`host.py`) holds the outcome of probes; `Surroundings` holds the cause as far as files of this host show it: a
 kernel switch, AppArmor, a container's profile, a systemd unit, gVisor. Errors of runs, `cloche backends` and `cloche
 doctor` all show the texts of these functions. Each known environment is a row of the table in
 tests/unit/backends/test_remedies.py.

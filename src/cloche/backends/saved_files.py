@@ -64,13 +64,13 @@ class Changes:
         return notes | ({"files_partial": ", ".join(sorted(self.partial))} if self.partial else {})
 
 
-class Source(Protocol):
+class ContentSource(Protocol):
     """Return a recorded file's content piece by piece; empty at its end."""
 
     def read(self, size: int, /) -> bytes: ...
 
 
-OpenSource = Callable[[FileRecord], AbstractContextManager[Source]]
+OpenSource = Callable[[FileRecord], AbstractContextManager[ContentSource]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def _is_folder(name: str, folder_fd: int) -> bool:
     return False
 
 
-def _write_beside(folder_fd: int, source: Source, record: FileRecord) -> str:
+def _write_beside(folder_fd: int, source: ContentSource, record: FileRecord) -> str:
     """Write a recorded file and return its temporary name, so that no reader sees a partial file."""
     with hostfs.new_file(folder_fd) as (temporary, target), target:
         digest, bytes_left = hashlib.sha256(), record.size
@@ -190,7 +190,6 @@ def _name_one(target_fd: int, entry: _Written) -> bool:
 
 
 def _undo(target_fd: int, names: list[tuple[str, str]], new_folders: list[str]) -> None:
-    """Remove files by folder and name, and the folders created for them."""
     for folder, name in names:
         with contextlib.suppress(OSError, SandboxFileRefused):
             folder_fd = _make_folder(target_fd, folder, [])

@@ -361,7 +361,6 @@ class Session:
         return await self._run_cell(code, timeout_s, sink)
 
     async def _note_traffic(self) -> None:
-        """Record the network's traffic since this cell began."""
         window, self._window = self._window, None
         if window is not None and self.network is not None:
             self._traffic = await self.network.close_window(window)
@@ -506,7 +505,6 @@ class Session:
         asyncio.get_running_loop().call_later(AGAIN_S, self._signal_all, request_id, self._interrupts.again)
 
     def _kill_if_unanswered(self, request_id: int) -> None:
-        """Kill an interpreter that ignored the interrupt; its end is reported as usual."""
         if not self._is_at_work(request_id):
             return
         self._cause = self._cause or KillCause.CANCELLED

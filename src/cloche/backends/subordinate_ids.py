@@ -88,7 +88,7 @@ class SubordinateIds:
     def show(self, inside_id: int, mount: int, *, is_quick: bool = False) -> None:
         """Make a detached mount show the files of `inside_id` as this user's. Raises OSError.
 
-        With `is_quick`, it is tried for a moment only, with a mapper that runs already.
+        With `is_quick`, the attempt is short and needs a mapper that runs already.
         """
         timeout_s = QUICK_S if is_quick else MAPPER_S
         if not self._turn.acquire(timeout=timeout_s):
@@ -111,7 +111,6 @@ class SubordinateIds:
             return self._ask(inside_id, mount, timeout_s)
 
     def showing(self, inside_id: int) -> Show:
-        """Return `show` for one id."""
         return partial(self.show, inside_id)
 
     def rest(self) -> None:
@@ -143,7 +142,7 @@ class SubordinateIds:
         return fds[0]
 
     def _receive(self, timeout_s: float) -> tuple[str, list[int]]:
-        """Return the mapper's error message, empty on success, and the descriptors that it sent."""
+        """Return the mapper's error message, empty on success, and its descriptors."""
         waiting = select.poll()
         waiting.register(self._fileno(), select.POLLIN)
         if not waiting.poll(timeout_s * 1000):

@@ -1,11 +1,11 @@
 """The toolchain of this host that runs a language, and the paths that the jail must show for it to work.
 
-Theory of operation: engines are tried in the table's order; the first whose programs are all found is used. System
-folders are searched first, then CLOCHE_TOOLCHAINS, then PATH, its entries below a home last. A program below /usr works
-in every jail. Any other program that can report its own root is asked for it, so that shims of rustup, rbenv and pyenv
-never enter a jail. Exactly that root is bound: never a home, a folder above one, or a mixed folder such as ~/.local.
-Python is not searched for: it is the caller's interpreter with the packages installed for it. Projects installed in
-editable form stay outside, because their folders hold more than packages.
+Theory of operation: engines are tried in the table's order; the first engine with all its programs installed is used.
+System folders are searched first, then CLOCHE_TOOLCHAINS, then PATH, its entries below a home last. A program below
+/usr works in every jail. Other programs that can print their own root are run to get it, so that shims of rustup, rbenv
+and pyenv never enter a jail. Exactly that root is bound: never a home, a folder above one, or a mixed folder such as
+~/.local. Python is not searched for: the toolchain is the caller's interpreter with the packages installed for it.
+Projects installed in editable form stay outside, because their folders hold more than packages.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def all_shown() -> tuple[str, ...]:
 def other_languages() -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the paths shown for the programs of all languages but Python, and the folders of these programs.
 
-    Folders that are on every system's PATH are left out. Programs are asked for their root once per process.
+    Folders that are on every system's PATH are left out. The programs are run once per process to get their roots.
     """
     return _programs_in(default_search_path())
 
@@ -235,7 +235,6 @@ def engine_version(toolchain: Toolchain) -> str:
 
 
 def _try_engine(engine: Engine, folders: tuple[str, ...]) -> tuple[Toolchain | None, str]:
-    """Return the engine's toolchain, or None and the reason."""
     found_programs: dict[str, _Found] = {}
     for name in engine.programs:
         program = _find_program(name, folders)
@@ -258,7 +257,6 @@ def _settings(engine: Engine) -> list[str]:
 
 
 def _find_program(name: str, folders: Iterable[str]) -> _Found | None:
-    """Return the first usable program of that name."""
     for folder in folders:
         path = os.path.join(folder, name)
         if os.path.isfile(path) and os.access(path, os.X_OK):
@@ -403,7 +401,6 @@ def _python_roots(path: str) -> list[str]:
 
 
 def _python_parts(path: str) -> list[str]:
-    """Return the paths that an interpreter needs from a root with other content."""
     import sysconfig
 
     paths = sysconfig.get_paths()
@@ -448,7 +445,6 @@ def _absolute(path_list: str) -> list[str]:
 
 
 def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
-    """Drop paths that lie below others."""
     outermost: list[str] = []
     for path in sorted(set(paths)):
         if not _is_below(path, outermost):
@@ -481,7 +477,6 @@ def _link_of(path: str) -> list[str]:
 
 
 def _interpreter_of(path: str) -> list[str]:
-    """Return the program named in a script's `#!` line."""
     try:
         with open(path, "rb") as file:
             line = file.readline(256)

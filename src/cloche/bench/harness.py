@@ -336,7 +336,6 @@ def leaks_after(before: frozenset[str]) -> list[str]:
 
 
 def _reap() -> None:
-    """Reap orphaned children, for which only this process can wait."""
     for pid in _children().get(os.getpid(), []):
         if status_of(pid).get("State", "").startswith("Z"):
             try:

@@ -254,7 +254,6 @@ class SharedLoop:
 
 
 async def _cancel_others() -> None:
-    """Cancel every other task of this loop and wait for all of them."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from cloche.backends.local.fork_tree import CLONE_TIMEOUT_S, ORIGIN, ForkTree, Node
-from cloche.backends.local.helper_link import Connection
+from cloche.backends.local.helper_link import HelperConnection
 from cloche.backends.local.streams import SessionPipes
 from cloche.backends.local.workspace import Workspace
 from cloche.backends.session import SessionLink
@@ -77,7 +77,7 @@ def _move_on(seconds: float) -> None:
 async def _clone(pipes: _Pipes) -> Node:
     spec = cast("Spec", type("_Spec", (), {"cgroup": None, "mounts": [], "workspace": "/workspace"})())
     first = Node(ORIGIN, None, cast("SessionPipes", _Pipes()), Workspace(Limits(), ""), is_fork=False)
-    fork_tree = ForkTree(cast("Connection", _Connection()), spec, first, CLONE_TIMEOUT_S)
+    fork_tree = ForkTree(cast("HelperConnection", _Connection()), spec, first, CLONE_TIMEOUT_S)
     fork_tree._clone_steps = {}
     node = await fork_tree.clone(first, lambda: cast("SessionPipes", pipes))
     node.workspace.drop()

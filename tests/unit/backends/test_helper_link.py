@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from cloche.backends.local.helper_link import Connection
+from cloche.backends.local.helper_link import HelperConnection
 from cloche.core.errors import OutcomeUnknown, StartFailed
 from cloche.forkserver.slot import HandoffSocket, Slot, Template
 from cloche.jail import messages, shared_status
@@ -30,7 +30,7 @@ class Other:
         ours.setblocking(False)
         self.slot = Slot(ours, None, cast("Template", None))
         self.slot.spec, self.slot.rebuilds = Spec().as_wire(), False
-        self.connection = Connection(Spec(), "", self.slot)
+        self.connection = HelperConnection(Spec(), "", self.slot)
         self.device = 0  # of the guest's workspace
         self.messages: list[tuple[str, int]] = []  # that were handed on, with how many descriptors
         self.build()

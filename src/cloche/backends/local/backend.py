@@ -292,7 +292,6 @@ def _live_class(level: Level) -> type[LocalLiveSandbox]:
 
 
 def _why_no_life(level: Level, host: Host) -> str:
-    """Return the reason why no sandbox can live at a level; empty if one can."""
     if level is Level.CONFINED:
         from .confined_live import why_no_life
 
@@ -331,7 +330,6 @@ def _why_no_network(level: Level) -> str:
 
 
 def _check(policy: Policy, enforcement: Enforcement, host: Host) -> None:
-    """Raise BackendUnavailable if a required control would be missing."""
 
     def lacks(missing: str) -> BackendUnavailable:
         reason = _why_not_higher(host)
@@ -358,7 +356,6 @@ def _remedy(host: Host) -> str:
 
 
 def _why_not(level: Level, host: Host) -> str:
-    """Return the reason why a level cannot be reached; empty if it can."""
     if level <= host.level():
         return ""
     return f"level {level} cannot be reached here: {_why_not_higher(host) or 'a jail shares the host kernel'}"

@@ -114,7 +114,6 @@ def _version(folder: str, changed_ns: int) -> str:  # noqa: ARG001 - what the an
 
 
 def _states(root: str) -> Iterator[tuple[str, int]]:
-    """Yield each folder at and below `root`, and when it was last changed."""
     for folder, _, _ in os.walk(root):
         try:
             yield folder, os.stat(folder).st_mtime_ns

@@ -29,7 +29,7 @@ from .workspace import Workspace
 if TYPE_CHECKING:
     from cloche.jail.messages import Spec
 
-    from .helper_link import Connection
+    from .helper_link import HelperConnection
 
 ORIGIN = 0
 NO_CLONE = 0  # for a clone that does not need namespaces yet
@@ -39,8 +39,8 @@ ANSWER_S = 5.0  # a session has as long as a cell to answer in, and no less than
 log = logging.getLogger("cloche.jail")
 
 
-class Kind(enum.Enum):
-    """Say what a clone is for."""
+class CloneKind(enum.Enum):
+    """Name the purpose of a clone."""
 
     CONTINUATION = enum.auto()  # continues the session of its original
     FORK = enum.auto()  # continues as a separate session
@@ -74,7 +74,9 @@ class Node:
 class ForkTree:
     """Hold the fork tree of one session, the nodes of its forks included, and the helper that supervises them."""
 
-    def __init__(self, connection: Connection, spec: Spec, first: Node, timeout_s: float, binds: Sequence[str] = ()):
+    def __init__(
+        self, connection: HelperConnection, spec: Spec, first: Node, timeout_s: float, binds: Sequence[str] = ()
+    ):
         self.connection, self.spec, self._inner = connection, spec, inner_of(binds, spec)
         self._answer_s = min(CLONE_TIMEOUT_S, max(ANSWER_S, timeout_s))
         self.end: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -96,7 +98,7 @@ class ForkTree:
             if was_frozen:
                 await self._thaw(parent)
             try:
-                (node,) = await self._clones(parent, new_pipes, [Kind.CONTINUATION])
+                (node,) = await self._clones(parent, new_pipes, [CloneKind.CONTINUATION])
             except BaseException:
                 if was_frozen:  # a checkpoint must not run
                     await finish(self._ask("freeze", node=parent.number))
@@ -107,11 +109,13 @@ class ForkTree:
     async def fork(self, parent: Node, new_pipes: Callable[[], SessionPipes], count: int) -> list[Node]:
         """Stop `parent` and return forks of it; raises as `clone` does."""
         async with self._turn:
-            *forks, spare = await self._clones(parent, new_pipes, [*[Kind.FORK] * count, Kind.SPARE])
+            *forks, spare = await self._clones(parent, new_pipes, [*[CloneKind.FORK] * count, CloneKind.SPARE])
             parent.spare = spare
             return forks
 
-    async def _clones(self, parent: Node, new_pipes: Callable[[], SessionPipes], kinds: Sequence[Kind]) -> list[Node]:
+    async def _clones(
+        self, parent: Node, new_pipes: Callable[[], SessionPipes], kinds: Sequence[CloneKind]
+    ) -> list[Node]:
         nodes: list[Node] = []
         self._restart_timeout()
         try:
@@ -129,13 +133,13 @@ class ForkTree:
             raise
         return nodes
 
-    async def _clone_one(self, parent: Node, pipes: SessionPipes, kind: Kind) -> Node:
+    async def _clone_one(self, parent: Node, pipes: SessionPipes, kind: CloneKind) -> Node:
         """Make one clone, which reports that it runs and then waits for its namespaces and mounts."""
         self._last += 1
-        is_fork = kind is Kind.FORK
+        is_fork = kind is CloneKind.FORK
         node = Node(self._last, parent, pipes, parent.workspace.copy_for_fork(), is_fork=is_fork)
         try:
-            orders = [self._ask("arm", node=parent.number, clone=NO_CLONE if kind is Kind.SPARE else node.number)]
+            orders = [self._ask("arm", node=parent.number, clone=NO_CLONE if kind is CloneKind.SPARE else node.number)]
             if is_fork and self.spec.cgroup is not None:  # first: it takes longest, and overlaps with the other orders
                 orders.insert(0, self._ask("group", {"cgroup": self._cgroup()}, clone=node.number))
             await asyncio.gather(*orders)
@@ -164,13 +168,13 @@ class ForkTree:
         if not cloned.done():
             raise StartFailed(f"a clone of the session was made and did not live{_stderr_tail(node.pipes)}")
 
-    async def _set_up(self, parent: Node, nodes: Sequence[Node], kinds: Sequence[Kind]) -> None:
+    async def _set_up(self, parent: Node, nodes: Sequence[Node], kinds: Sequence[CloneKind]) -> None:
         """Stop the parent, give the clones namespaces and mounts, and let all but a spare one continue."""
         clones = [
             {
                 "node": node.number,
                 "holds": node.pipes.holds(),
-                "is_spare": kind is Kind.SPARE,
+                "is_spare": kind is CloneKind.SPARE,
             }
             for node, kind in zip(nodes, kinds, strict=True)
         ]
@@ -180,7 +184,7 @@ class ForkTree:
         parent.is_frozen = True
         for node in nodes:
             node.pipes.close_guest_ends()
-        started = [node for node, kind in zip(nodes, kinds, strict=True) if kind is not Kind.SPARE]
+        started = [node for node, kind in zip(nodes, kinds, strict=True) if kind is not CloneKind.SPARE]
         # Per clone: the workspace's mount, and the mount that shows its files to this user, if there is one.
         each = len(mounts) // max(1, len(started))
         for number, node in enumerate(started):
@@ -282,7 +286,6 @@ class ForkTree:
         self.connection.notify("drop", id=0, node=node.number, is_guest_only=False)
 
     def on_message(self, tag: str, body: Mapping[str, Any]) -> None:
-        """Handle a message from the helper about a node."""
         node = self.nodes.get(body.get("node", -1))
         if node is None:
             return
@@ -313,7 +316,6 @@ class ForkTree:
         self._until = asyncio.get_running_loop().time() + CLONE_TIMEOUT_S
 
     async def _first_of(self, *futures: asyncio.Future[Any], longest_s: float = CLONE_TIMEOUT_S) -> None:
-        """Wait until one future is done or the time is up."""
         timeout_s = min(longest_s, self._left_s())
         await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 

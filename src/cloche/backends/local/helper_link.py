@@ -38,7 +38,7 @@ from cloche.jail.work_folder import clear_remains
 from ..host import with_limit
 from . import run_report
 from .prefork import Start, WarmJail
-from .run_report import Conclusion, RunEnd, Source
+from .run_report import Conclusion, ReportSource, RunEnd
 
 if TYPE_CHECKING:
     from cloche.forkserver.slot import HandoffSocket, Slot
@@ -138,7 +138,7 @@ os.register_at_fork(after_in_child=_forget_after_fork)
 atexit.register(_wait_for_all)
 
 
-class Connection:
+class HelperConnection:
     """Hold one helper: start it or take over a warm one, send runs, end it. Use from one event loop."""
 
     _run = RunEnd()  # of the last run that was sent; this one stands for no run
@@ -391,7 +391,6 @@ class Connection:
         return workspace_fds
 
     def _read_handoff(self, handoff: HandoffSocket, end: asyncio.Future[dict[str, Any]], on_message: OnMessage) -> None:
-        """Receive all messages on the handoff socket."""
         run = self._run
         try:
             while not end.done():
@@ -412,12 +411,11 @@ class Connection:
 
     def _conclude(
         self,
-        source: Source,
+        source: ReportSource,
         conclusion: Conclusion | None,
         body: dict[str, Any],
         end: asyncio.Future[dict[str, Any]],
     ) -> None:
-        """Act on the conclusion that `RunEnd` drew from a message."""
         if conclusion is None or end.done():
             return
         if isinstance(conclusion, dict):
@@ -455,7 +453,6 @@ class Connection:
             os.close(fd)
 
     def _listen(self, end: asyncio.Future[dict[str, Any]], on_message: OnMessage) -> None:
-        """Receive all messages on the helper's link."""
         try:
             while self._link is not None and not end.done():
                 self._take_message(end, on_message, *messages.receive(self._link.fileno()))
@@ -503,7 +500,6 @@ class Connection:
             on_message("ready", {"seconds": slot.handoff.seconds}, fds)
 
     def _lose(self) -> None:
-        """Record that the helper is gone."""
         asyncio.get_running_loop().remove_reader(self._link.fileno() if self._link else -1)
         self._drop()
         for answer in self._answers.values():
@@ -585,7 +581,6 @@ class Connection:
             self._process = None
 
     async def _close_slot(self) -> None:
-        """Close the link and wait until the helper has closed it too."""
         link, self._link = self._link, None
         loop = asyncio.get_running_loop()
         if link is not None:

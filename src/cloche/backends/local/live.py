@@ -51,7 +51,7 @@ from ..results import run_notes
 from ..toolchain import other_languages, python_toolchain
 from . import environment
 from .font_cache import seems_to_draw
-from .helper_link import Connection
+from .helper_link import HelperConnection
 from .plan import (
     FOR_EVER_S,
     LEAST_FOR_USERS,
@@ -170,7 +170,7 @@ class LocalLiveSandbox(LiveSandbox):
             self.writable += (policy.host_folder.at,)
             self.writable += () if policy.host_folder.git is None else (policy.host_folder.git.at,)
         self._has_home = HOME in self.writable
-        self._connection: Connection | None = None
+        self._connection: HelperConnection | None = None
         self._claim: Claim | None = None
         self._end: asyncio.Task[dict[str, Any]] | None = None
         self._handed_out: dict[int, asyncio.Future[int]] = {}  # sockets, by the channel on which each was asked for
@@ -193,7 +193,7 @@ class LocalLiveSandbox(LiveSandbox):
         return {}
 
     def _note_greeting(self, greeting: Mapping[str, Any]) -> None:
-        """Record facts from init's greeting."""
+        """Record facts from init's greeting; a level without such facts has none."""
 
     async def _start(self) -> InitLink:
         await asyncio.to_thread(other_languages)  # runs programs to learn their roots
@@ -208,7 +208,7 @@ class LocalLiveSandbox(LiveSandbox):
         namespace = self._host.namespace if spec.is_shown else -1
         if self._keeping is not None:
             await self._keeping.begin()
-        connection = Connection(spec, sys.executable, slot, self._claim.held if self._claim else -1, namespace)
+        connection = HelperConnection(spec, sys.executable, slot, self._claim.held if self._claim else -1, namespace)
         ours, theirs = socket.socketpair()
         ours = QuietSocket(ours)
         link: InitLink | None = None
@@ -252,7 +252,7 @@ class LocalLiveSandbox(LiveSandbox):
 
     async def _hand_over(
         self,
-        connection: Connection,
+        connection: HelperConnection,
         ours: socket.socket,
         keeping: Keeping,
         end: asyncio.Task[dict[str, Any]],
@@ -417,7 +417,7 @@ class LocalLiveSandbox(LiveSandbox):
         if network is not None:
             network.close()
 
-    async def _end_connection(self, connection: Connection) -> None:
+    async def _end_connection(self, connection: HelperConnection) -> None:
         connection.kill(KillCause.CANCELLED)
         if self._end is not None:
             with suppress_logged(log, "how a sandbox ended that was closed", Exception):
@@ -616,7 +616,6 @@ class LocalLiveSandbox(LiveSandbox):
 
 
 async def _raise_failure(end: asyncio.Task[dict[str, Any]]) -> NoReturn:
-    """Raise the helper's error."""
     await asyncio.wait((end,), timeout=OPEN_S)
     if end.done():
         end.result()  # raises the helper's error
@@ -632,5 +631,4 @@ def _as_json(python: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_account(row: layout.Row) -> bool:
-    """Tell whether a mount is /etc/passwd or /etc/group."""
     return row[1:2] in (("etc/passwd",), ("etc/group",))

@@ -1,4 +1,4 @@
-"""Records for the helper, made from policy, limits and request: what a jail consists of, and what runs in it. No I/O.
+"""Records for the helper, made from policy, limits and request: the parts of a jail, and the programs in it. No I/O.
 
 A `Spec` describes the jail of one sandbox with its limits, a `Run` one program: its commands, files, environment and
 toolchain. A session is a run too: `build_session_program` chooses its interpreter and the command that starts it.

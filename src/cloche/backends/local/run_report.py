@@ -21,7 +21,7 @@ SHORT_S = UNWATCHED_S  # memory and tasks of a shorter run were not sampled
 LEAST_TIMEOUT_S = 1.0  # a time-out that a short run cannot have reached
 # Who reports something of a run: the shared status, where a guest writes that its program starts; the prefork jail, at
 # the handoff socket; the helper, on its link. (A member of an enumeration is looked up by a function in Python 3.11.)
-Source = Literal["status", "jail", "helper"]
+ReportSource = Literal["status", "jail", "helper"]
 _PROCESSORS = len(os.sched_getaffinity(0))
 _running: set[object] = set()  # adding to a set is atomic under the GIL
 os.register_at_fork(after_in_child=_running.clear)
@@ -42,8 +42,9 @@ class RunEnd:
     Theory of operation: the jail reports an end first. Its report is enough for a short run about which the helper can
     know nothing more. The helper's report decides for all other runs, for a killed run, and for a run without a
     reported start. Before the caller acts on a helper's message that ends a run, it must have read the shared status
-    and the handoff socket, whose messages are older. Messages of earlier runs may arrive late; their number tells them
-    apart. One of them counts: the end of a later generation of the jail, which took the orders of this run along.
+    and the handoff socket, because their messages are older. Messages of earlier runs may arrive late; their number
+    tells them apart. One such message counts: it says that the jail to which the orders were sent has ended, and the
+    orders are lost with it.
     """
 
     __slots__ = ("_is_counted", "_timeout_s", "generation", "number", "started_at", "was_killed")
@@ -59,7 +60,7 @@ class RunEnd:
         self.started_at = 0.0  # on the monotonic clock, once the program has started
         self.was_killed = False
 
-    def take(self, source: Source, tag: str, body: dict[str, Any]) -> Conclusion | None:
+    def take(self, source: ReportSource, tag: str, body: dict[str, Any]) -> Conclusion | None:
         """Take one message and return the conclusion: a report, an error, or `Ask`; None if the run goes on.
 
         A report from the jail lacks the wall time and the control group's figures, which the caller adds.

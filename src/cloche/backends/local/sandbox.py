@@ -37,7 +37,7 @@ from ..results import make_result, run_notes
 from ..saved_files import Changes
 from ..toolchain import python_toolchain
 from . import font_cache, run_report
-from .helper_link import Connection
+from .helper_link import HelperConnection
 from .plan import (
     Program,
     build_program,
@@ -76,7 +76,7 @@ class LocalOpenSandbox:
         self._start = COLD
         self._guest_paths = choose_guest_paths(enforcement.level)
         self._spec = build_spec(enforcement.level, policy, limits, host, self._guest_paths)
-        self._connection: Connection | None = None
+        self._connection: HelperConnection | None = None
         folder = "" if enforcement.level is Level.JAIL else self._guest_paths.workspace
         self.workspace = Workspace(limits, folder, self._showing())
         self.workspace.has_owner = True
@@ -291,7 +291,6 @@ class LocalOpenSandbox:
 
     @contextlib.asynccontextmanager
     async def _halted(self) -> AsyncIterator[None]:
-        """Stop the processes of live sessions while the files are read."""
         async with contextlib.AsyncExitStack() as stack:
             for session in [live_session for live_session in self._sessions if not live_session.has_ended]:
                 await stack.enter_async_context(session.halted())
@@ -375,7 +374,6 @@ class LocalOpenSandbox:
         self._draws = self._draws or any(map(font_cache.seems_to_draw, datas))
 
     async def _give_fonts(self, run: Run) -> None:
-        """Add matplotlib's list of fonts to a run's files."""
         fonts = await self.font_file(run.env)
         if fonts is not None:
             path, text = fonts
@@ -537,7 +535,7 @@ class LocalOpenSandbox:
                 raise SandboxFileRefused(f"cannot write the input files: {error}", path="/workspace") from error
             raise
 
-    async def _send(self, run: Run, streams: Sequence[int], *, is_awaited: bool) -> tuple[Connection, Building]:
+    async def _send(self, run: Run, streams: Sequence[int], *, is_awaited: bool) -> tuple[HelperConnection, Building]:
         """Send a run to the helper; to a jail built ahead if helper and program allow it."""
         jail = warm_jail(self._policy, self._limits, self._spec, run, is_kept=not self._is_last)
         connection = await self._connected(jail)
@@ -568,7 +566,7 @@ class LocalOpenSandbox:
             self._network = new_network(rules)
         return self._network.jail_end
 
-    async def _connected(self, jail: WarmJail) -> Connection:
+    async def _connected(self, jail: WarmJail) -> HelperConnection:
         if self._is_closed:
             raise InvalidRequest("this sandbox is closed; open another one")
         if self._connection is None:
@@ -598,9 +596,9 @@ class LocalOpenSandbox:
         ids = self._host.ids if self._spec.is_shown else None
         return ids.showing(self._spec.inside_id) if ids is not None else None
 
-    def _new_connection(self, spec: Spec, slot: Slot | None) -> Connection:
+    def _new_connection(self, spec: Spec, slot: Slot | None) -> HelperConnection:
         namespace = self._host.namespace if spec.is_shown else -1
-        return Connection(spec, sys.executable, slot, self._claim.held if self._claim else -1, namespace)
+        return HelperConnection(spec, sys.executable, slot, self._claim.held if self._claim else -1, namespace)
 
     def _claim_id(self) -> None:
         """Claim an outside id for all runs and sessions of this sandbox; the helper of a single run claims its own."""

@@ -31,7 +31,7 @@ from ..session import Session, SessionEnd, SessionLink
 from ..session_languages import ControlMessage
 from .font_cache import seems_to_draw
 from .fork_tree import ORIGIN, ForkTree, Node
-from .helper_link import Connection
+from .helper_link import HelperConnection
 from .plan import SessionProgram
 from .run_report import observed, usage
 from .streams import SessionPipes
@@ -50,7 +50,7 @@ HALT_TIMEOUT_S = 1.0  # for it to say that all stands still; then the files are 
 _NONE = Changes()
 
 
-class SessionOwner(OpenSandbox, Protocol):
+class LocalSessionOwner(OpenSandbox, Protocol):
     """Be the sandbox whose workspace a session uses."""
 
     @property
@@ -64,7 +64,7 @@ class SessionOwner(OpenSandbox, Protocol):
         """Block runs meanwhile. Raises InvalidRequest if another session works in the same files."""
         ...
 
-    def copy_for_fork(self, workspace: Workspace) -> SessionOwner:
+    def copy_for_fork(self, workspace: Workspace) -> LocalSessionOwner:
         """Return the sandbox of a fork: same rules and identity, separate workspace."""
         ...
 
@@ -96,7 +96,7 @@ class LocalTransport:
 
     slowness = 1.0
 
-    def __init__(self, owner: SessionOwner, program: SessionProgram, limits: Limits):
+    def __init__(self, owner: LocalSessionOwner, program: SessionProgram, limits: Limits):
         self.owner, self._program, self._limits = owner, program, limits
         self.on_flood: Callable[[], None] = lambda: None
         self.fork_tree: ForkTree | None = None
@@ -113,7 +113,7 @@ class LocalTransport:
         self.on_flood()
 
     def start(
-        self, connection: Connection, spec: Spec, send: Callable[[list[int]], None], attend: Attend
+        self, connection: HelperConnection, spec: Spec, send: Callable[[list[int]], None], attend: Attend
     ) -> asyncio.Future[dict[str, Any]]:
         """Send the session's run with `send`, and return the future of its end."""
         fork_tree = ForkTree(connection, spec, self.node, self._limits.timeout_s, self._program.run.binds)
@@ -137,7 +137,7 @@ class LocalTransport:
         except (OSError, TimeoutError) as error:
             raise StartFailed(f"the helper does not answer: {error}", step="helper") from error
 
-    def fork(self, owner: SessionOwner, node: Node) -> LocalTransport:
+    def fork(self, owner: LocalSessionOwner, node: Node) -> LocalTransport:
         """Return the transport of a fork's session."""
         fork = copy.copy(self)
         fork.owner, fork.checkpoints = owner, {}
@@ -164,7 +164,6 @@ class LocalTransport:
             await self._give_fonts()
 
     async def _give_fonts(self) -> None:
-        """Have the interpreter write matplotlib's list of fonts to its cache."""
         self._was_given_fonts = True
         fonts = await self.owner.font_file(self._program.run.env)
         sending = self.node.pipes.keep(*fonts) if fonts is not None else None
@@ -264,13 +263,11 @@ class LocalTransport:
         )
 
     async def changes(self, timeout_s: float) -> Changes:
-        """Return the changes of a cell that had `timeout_s`."""
         if self.owner.workspace.is_untouched():
             return _NONE
         return await self.owner.changes(timeout_s)
 
     async def close(self) -> None:
-        """Kill and remove everything."""
         if self.fork_tree is None:
             self.node.close()
         else:
@@ -300,8 +297,7 @@ class LocalSession(Session):
         self._can_fork = can_fork
 
     @property
-    def sandbox(self) -> SessionOwner:
-        """Return the sandbox whose workspace it uses; a fork has its own."""
+    def sandbox(self) -> LocalSessionOwner:
         return self._local.owner
 
     @property
@@ -309,7 +305,9 @@ class LocalSession(Session):
         """Return the session's tree of clones with its helper; None before the start."""
         return self._local.fork_tree
 
-    async def open(self, connection: Connection, spec: Spec, send: Callable[[list[int]], None], attend: Attend) -> None:
+    async def open(
+        self, connection: HelperConnection, spec: Spec, send: Callable[[list[int]], None], attend: Attend
+    ) -> None:
         """Send the session's run with `send`, and wait until the interpreter is ready."""
         await self.await_ready(self._local.start(connection, spec, send, attend))
         await self._local.await_workspace()

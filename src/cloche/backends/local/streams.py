@@ -211,7 +211,6 @@ class StreamSet:
                 reader.close()
 
     def kept(self, stream: Stream) -> bytes:
-        """Return the buffered output of a stream."""
         return self._readers[stream].output.joined()
 
     @property
@@ -423,7 +422,6 @@ class SessionPipes(StreamSet):
             self._readers[stream].hand_on_to(to_sink(stream, sink))
 
     def catch_up(self) -> None:
-        """Read the data that is in the pipes now."""
         for reader in self._readers.values():
             reader.finish()
 
@@ -457,7 +455,6 @@ class SessionPipes(StreamSet):
         self.link.lose(reason)
 
     def _listen(self) -> bool:
-        """Read the answers that have arrived; tell whether there were any."""
         try:
             data = os.read(self._answers, SESSION_CHUNK_BYTES)
         except BlockingIOError:

@@ -37,8 +37,8 @@ from ..saved_files import (
     CHUNK_BYTES,
     MOST_S,
     Changes,
+    ContentSource,
     Slice,
-    Source,
     Until,
     changed_since,
     copy_out,
@@ -59,7 +59,7 @@ Halted = Callable[[], AbstractAsyncContextManager[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """Record a file's identity (inode, ctime and size, of which a guest cannot set the ctime) and hash."""
+    """Record a file's identity (inode, size and ctime, which a guest cannot set) and its hash."""
 
     inode: int
     changed_ns: int
@@ -404,7 +404,7 @@ class _KeptMount:
         return copy_out(self._open, directory, self._records)
 
     @contextmanager
-    def _open(self, record: FileRecord) -> Iterator[Source]:
+    def _open(self, record: FileRecord) -> Iterator[ContentSource]:
         try:
             fd = open_regular(self._fd, record.path)
         except FileNotFoundError as error:
@@ -457,7 +457,7 @@ class KeptCopies:
         return copy_out(self._open, directory, self._records)
 
     @contextmanager
-    def _open(self, record: FileRecord) -> Iterator[Source]:
+    def _open(self, record: FileRecord) -> Iterator[ContentSource]:
         yield Slice(self._file.fileno(), self._offsets[record.path])
 
 
