@@ -31,7 +31,7 @@ from cloche.agent.host_folder import ShownDiffs
 from cloche.cli._review import ask, show_diff
 from cloche.core.changes import Change, Diff
 from cloche.core.errors import ClocheError, InvalidRequest, WorkspaceConflict
-from cloche.workspace.host_files import Tree
+from cloche.workspace.host_files import HostTree
 from cloche.workspace.renames import sync_file_system
 from cloche.workspace.snapshot import SnapshotReader
 from tests.harness.changes import read_stream
@@ -877,15 +877,15 @@ def test_a_diff_that_nobody_waits_for_ends(host: Path, monkeypatch: pytest.Monke
     """However much there is to compare: it looks now and then whether anybody waits."""
     looked = []
     has_begun = threading.Event()
-    look = Tree.look
+    look = HostTree.look
 
-    def look_slowly(self: Tree, path: bytes) -> os.stat_result | None:
+    def look_slowly(self: HostTree, path: bytes) -> os.stat_result | None:
         looked.append(path)
         has_begun.set()
         time.sleep(0.05)
         return look(self, path)
 
-    monkeypatch.setattr(Tree, "look", look_slowly)
+    monkeypatch.setattr(HostTree, "look", look_slowly)
 
     async def scene() -> None:
         async with cloche.AsyncSandbox(workspace=host, timeout=120) as sandbox:

@@ -11,7 +11,7 @@ from typing import Any
 
 from cloche.core.changes import Change, Committed
 from cloche.workspace.commit import commit
-from cloche.workspace.snapshot import Entry, EntryKind, Snapshot
+from cloche.workspace.snapshot import EntryKind, Snapshot, SnapshotEntry
 
 Wanted = tuple[Change, bytes]
 Tree = dict[str, tuple[int, int, int, bytes]]  # by path: mode, owner, group, content or target
@@ -51,13 +51,13 @@ def snapshot_of(wanted: Iterable[Wanted]) -> Snapshot:
     for change, data in wanted:
         path = os.fsencode(change.path)
         kind = "removed" if change.what == "removed" else change.kind
-        entries[path] = Entry(
+        entries[path] = SnapshotEntry(
             path=path, kind=kind, mode=change.mode, size=len(data), offset=add_content(contents, data),
             sha256=change.sha256, target=os.fsencode(change.target),
         )  # fmt: skip
         if change.what == "renamed":
             old = os.fsencode(change.old_path)
-            entries[old] = Entry(path=old, kind="removed")
+            entries[old] = SnapshotEntry(path=old, kind="removed")
     return Snapshot(entries=entries, contents=contents)
 
 
@@ -82,7 +82,7 @@ def snapshot_between(old: Tree, new: Tree) -> Snapshot:
     for name in old.keys() - new.keys():
         above = os.path.dirname(name)
         if not above or (above in new and stat.S_ISDIR(new[above][0])):
-            entries[os.fsencode(name)] = Entry(path=os.fsencode(name), kind="removed")
+            entries[os.fsencode(name)] = SnapshotEntry(path=os.fsencode(name), kind="removed")
             wanted |= {above} - {""}
     for name in list(wanted):
         while name := os.path.dirname(name):
@@ -90,7 +90,7 @@ def snapshot_between(old: Tree, new: Tree) -> Snapshot:
     for name in wanted:
         mode, _, _, data = new[name]
         kind: EntryKind = "link" if stat.S_ISLNK(mode) else "directory" if stat.S_ISDIR(mode) else "file"
-        entries[os.fsencode(name)] = Entry(
+        entries[os.fsencode(name)] = SnapshotEntry(
             path=os.fsencode(name), kind=kind, mode=mode & 0o777, size=len(data) if kind == "file" else 0,
             offset=add_content(contents, data) if kind == "file" else 0,
             sha256=hashlib.sha256(data).hexdigest() if kind == "file" else "",

@@ -48,7 +48,7 @@ _PREVIOUS_BYTES = len(_PREVIOUS) + _HEX_CHARS + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class ChainLink:
     """A reference to one line of the chain: its number, counted from 1, and its hash in hex."""
 
     seq: int
@@ -62,7 +62,7 @@ class Link:
 class Line:
     """A line whose own hash is correct; `prev` is the hash that it gives for the previous line."""
 
-    link: Link
+    link: ChainLink
     prev: str
     raw: bytes
 
@@ -84,10 +84,10 @@ class Line:
             return False
 
 
-FIRST = Link(seq=0, hash=NOTHING)
+FIRST = ChainLink(seq=0, hash=NOTHING)
 
 
-def line_after(last: Link, kind: str, time: str, fields: Mapping[str, Any]) -> tuple[bytes, Link]:
+def line_after(last: ChainLink, kind: str, time: str, fields: Mapping[str, Any]) -> tuple[bytes, ChainLink]:
     """Return the line of an event, with its newline, and its link. Raises InvalidRequest for an invalid kind or a
     reserved field.
     """
@@ -103,7 +103,7 @@ def line_after(last: Link, kind: str, time: str, fields: Mapping[str, Any]) -> t
         text = f'{event}{_clipped_text(fields)}"prev":"{last.hash}"'
     body = text.encode("ascii")
     digest = _sha256(body).hexdigest()
-    return b'%b,"hash":"%b"}\n' % (body, digest.encode("ascii")), Link(seq=seq, hash=digest)
+    return b'%b,"hash":"%b"}\n' % (body, digest.encode("ascii")), ChainLink(seq=seq, hash=digest)
 
 
 def _as_json(value: object) -> str:
@@ -194,7 +194,7 @@ def read_line(raw: bytes) -> Line | None:
         return None
     if _sha256(body).hexdigest() != line_hash:
         return None
-    return Line(link=Link(seq=int(digits), hash=line_hash), prev=previous, raw=raw)
+    return Line(link=ChainLink(seq=int(digits), hash=line_hash), prev=previous, raw=raw)
 
 
 def _hash_in(piece: bytes, before: bytes, after: bytes) -> str:
@@ -204,7 +204,7 @@ def _hash_in(piece: bytes, before: bytes, after: bytes) -> str:
     return digits.decode() if is_so else ""
 
 
-def is_beginning(raw: bytes, last: Link) -> bool:
+def is_beginning(raw: bytes, last: ChainLink) -> bool:
     """Tell whether `raw`, which has no newline, can be the remnant of an interrupted write of the next line.
 
     After a power failure, the remnant may end with zero bytes.

@@ -29,7 +29,7 @@ from cloche.hostfs import own_folder, own_temporary_folder
 if TYPE_CHECKING:
     from cloche.config.keys import Settings
 
-    from .chain import Link
+    from .chain import ChainLink
     from .redaction import Redactor
 
 KINDS: Mapping[str, str] = {
@@ -102,7 +102,7 @@ class Audit:
 
         self._append, self._redactor_of = append, Redactor
 
-    def record(self, kind: str, *, redactor: Redactor | None = None, **fields: Any) -> Link:  # noqa: ANN401 - JSON
+    def record(self, kind: str, *, redactor: Redactor | None = None, **fields: Any) -> ChainLink:  # noqa: ANN401 - JSON
         """Write one event and return its number and hash. Raises AuditFailed."""
         event = {"door": _front_end or "library", "uid": os.getuid(), "pid": os.getpid(), **_acting.get(), **fields}
         clean = redactor or self._redactor_of()
@@ -147,7 +147,7 @@ class Audit:
             start_pruning(self, most_age_s=self._keep_age_s, most_bytes=self._keep_bytes)
         return digest
 
-    def head(self) -> Link | None:
+    def head(self) -> ChainLink | None:
         """Return number and hash of the last event. A copy stored elsewhere later shows whether events were cut off."""
         from .writer import head
 

@@ -72,7 +72,7 @@ class Artifact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class PruneBounds:
     """Limits of one pruning: a deadline (monotonic clock), the files examined, and the files removed per lock."""
 
     until: float
@@ -109,7 +109,7 @@ def start_pruning(audit: Log, *, most_age_s: float | None, most_bytes: int | Non
 
 
 def prune_when_due(
-    audit: Log, *, most_age_s: float | None, most_bytes: int | None, bounds: Bounds | None = None
+    audit: Log, *, most_age_s: float | None, most_bytes: int | None, bounds: PruneBounds | None = None
 ) -> Pruned | None:
     """Prune within limits, unless a process has done so in the last hour, or is doing so. Raises AuditFailed."""
     flags = os.O_RDWR | os.O_CREAT
@@ -125,7 +125,7 @@ def prune_when_due(
         wait_s = {COMPLETE: PRUNE_EVERY_S, INCOMPLETE: CHECK_EVERY_S}.get(facts.st_size, 0.0)
         if 0 <= time.time() - facts.st_mtime < wait_s:
             return None
-        bounds = bounds or Bounds(until=time.monotonic() + TIME_BUDGET_S)
+        bounds = bounds or PruneBounds(until=time.monotonic() + TIME_BUDGET_S)
         pruned = prune(audit, most_age_s=most_age_s, most_bytes=most_bytes, bounds=bounds)
         os.ftruncate(stamp, INCOMPLETE if pruned.is_cut else COMPLETE)
         os.utime(stamp)
@@ -138,7 +138,7 @@ def prune(
     most_age_s: float | None = None,
     most_bytes: int | None = None,
     is_trial: bool = False,
-    bounds: Bounds | None = None,
+    bounds: PruneBounds | None = None,
 ) -> Pruned:
     """Remove artifacts above that age, then the oldest until the remaining ones fit; the event is written first.
 
@@ -194,7 +194,7 @@ def _share(most_bytes: int | None, artifacts: Sequence[Artifact], share: float) 
     return int(most_bytes * share + 3 * math.hypot(*(artifact.size for artifact in artifacts)))
 
 
-def _within(bounds: Bounds | None, artifacts: Iterator[Artifact], pruned: Pruned) -> Iterator[Artifact]:
+def _within(bounds: PruneBounds | None, artifacts: Iterator[Artifact], pruned: Pruned) -> Iterator[Artifact]:
     for number, artifact in enumerate(artifacts):
         if bounds is not None and (
             number >= bounds.most_seen or time.monotonic() > bounds.until - TIME_BUDGET_S + SCAN_BUDGET_S

@@ -27,7 +27,7 @@ from cloche.core.record import dataclass, field
 
 from . import artifacts
 from .artifacts import ArtifactState
-from .chain import FIRST, MOST_LINE_BYTES, RECOVERY, REMOVAL, ROTATION, Line, Link, is_beginning, read_line
+from .chain import FIRST, MOST_LINE_BYTES, RECOVERY, REMOVAL, ROTATION, ChainLink, Line, is_beginning, read_line
 from .log import folder_for
 from .writer import (
     LOCK_TIMEOUT_S,
@@ -68,8 +68,8 @@ class VerifyReport:
     """
 
     events: int = 0
-    first: Link | None = None
-    last: Link | None = None
+    first: ChainLink | None = None
+    last: ChainLink | None = None
     first_time: str = ""
     last_time: str = ""
     interrupted: int = 0
@@ -183,7 +183,7 @@ class Reading:
         self._most_bytes = most_bytes
         self.is_part = file is not None
         self._missing: dict[str, list[tuple[str, int, str]]] = {}  # by hash, until a `removal` event names it
-        self._last: Link | None = None
+        self._last: ChainLink | None = None
         self._unparsed: _Unparsed | None = None
         self._oldest = 1
 

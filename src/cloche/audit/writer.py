@@ -21,7 +21,7 @@ from cloche import hostfs
 from cloche.core.errors import AuditFailed
 from cloche.core.record import dataclass
 
-from .chain import FIRST, MOST_LINE_BYTES, RECOVERY, ROTATION, Line, Link, is_beginning, line_after, read_line
+from .chain import FIRST, MOST_LINE_BYTES, RECOVERY, ROTATION, ChainLink, Line, is_beginning, line_after, read_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _REFUSED = "this user may not write there, or the file system is read-only"
 class Tail:
     """The end of a file: its last complete line, and the remnant of an interrupted write after it."""
 
-    last: Link
+    last: ChainLink
     remnant: bytes = b""
     lacks_newline: bool = False
 
@@ -54,7 +54,7 @@ _written: dict[str, tuple[bytes, Tail]] = {}
 
 def append(
     folder: str, kind: str, fields: Mapping[str, Any], *, file_bytes: int = FILE_BYTES, most_files: int = MOST_FILES
-) -> Link:
+) -> ChainLink:
     """Append one event to the chain and return its link.
 
     Raises AuditFailed, leaving the log unchanged: for a folder or file that is not this user's alone, a log that was
@@ -73,7 +73,7 @@ def append(
         raise failure(f"{folder}/{NAME}", f"{reason(error)}") from error
 
 
-def head(folder: str) -> Link | None:
+def head(folder: str) -> ChainLink | None:
     """Return the last link of a chain, None if there is no event. Raises AuditFailed."""
     try:
         with opened_folder(folder, create=False) as folder_fd:
@@ -312,7 +312,7 @@ def _tail_of(folder_fd: int, file: int, folder: str) -> Tail:
     return tail
 
 
-def _last_of_full(folder_fd: int, folder: str) -> Link:
+def _last_of_full(folder_fd: int, folder: str) -> ChainLink:
     """Return the last link of the full files; FIRST if there are none."""
     full = full_files(folder_fd)
     if not full:
@@ -370,7 +370,7 @@ def _changed(path: str) -> AuditFailed:
     )
 
 
-def _write(file: int, folder: str, size: int, tail: Tail, events: list[tuple[str, Mapping[str, Any]]]) -> Link:
+def _write(file: int, folder: str, size: int, tail: Tail, events: list[tuple[str, Mapping[str, Any]]]) -> ChainLink:
     """Write all events by one call, or none of them."""
     data, line, last = b"", b"", tail.last
     if tail.remnant:
@@ -435,7 +435,7 @@ def _set_aside(folder_fd: int, file: int) -> bool:
     return False
 
 
-def _begin(folder_fd: int, file: int, folder: str, kind: str, fields: Mapping[str, Any], most_files: int) -> Link:
+def _begin(folder_fd: int, file: int, folder: str, kind: str, fields: Mapping[str, Any], most_files: int) -> ChainLink:
     """Begin a file: the first of the log, or one that continues the chain."""
     size = os.fstat(file).st_size  # another process may have written to it since
     if size:

@@ -14,39 +14,37 @@ Prefer = Literal["strongest", "fastest"]
 
 
 class SandboxOptions(TypedDict, total=False):
-    """Name every keyword that `run`, `arun`, `Sandbox`, `AsyncSandbox` and `get_sandbox` take; None means
-    "not given".
+    """The keywords that `run`, `arun`, `Sandbox`, `AsyncSandbox` and `get_sandbox` take; None means "not given".
 
     - timeout: seconds of wall clock, or text such as "30s" or "500ms".
-    - memory, disk, output_limit: bytes, or text such as "256m". `output_limit` is what is kept per stream.
+    - memory, disk, output_limit: bytes, or text such as "256m". `output_limit` bytes are kept per stream.
     - cpus: CPUs, for example 0.5. pids: how many processes and threads may exist at once.
     - network: "off", "allowlist", "open" or "bridge" (False and True are off and open; a list of hosts, an allowlist).
     - network_allow: the hosts that "allowlist" may reach: "example.org", "*.example.org:8443", "db:5432@10.0.0.0/8".
       Given without `network`, they are an allowlist. network_deny: hosts and networks that are never reached.
-    - network_ports: ports that "open" has beside 80 and 443. on_network: "ask" asks the approver of an unlisted host.
+    - network_ports: ports that "open" has beside 80 and 443. on_network: "ask" lets an approver decide about others.
     - preset: a name of `cloche presets`. tier: 1 to 4. config: a configuration file.
     - backend: a name of `cloche backends`, or an object that implements `cloche.core.protocols.Backend`.
-    - runtime: "runc" demands docker's own runtime, never gVisor's, "runsc" is gvisor; else another word for `backend`.
-    - prefer: "strongest" or "fastest": let `auto` choose among the backends that are here and meet the policy.
-    - fallback: "process" lets `trusted` code run in the local jail, else as a child process, where the backend that was
-      chosen is missing; "none". trusted: this code is the operator's own, never a model's.
+    - runtime: "runc" requires docker's own runtime, never gVisor's; "runsc" is gvisor; others are names for `backend`.
+    - prefer: "strongest" or "fastest": what `auto` chooses among the available backends that meet the policy.
+    - fallback: "process" runs `trusted` code in the local jail, or else as a child process, if the chosen backend is
+      missing; "none". trusted: this code is the operator's own, never written by a model.
     - image: the container image, for backends that use images.
-    - require: a level, names of controls, or both ("jail,memory"); less is an error, never a fallback.
-    - accept_claimed: let what a provider on other machines says of itself do for `require`.
-    - best_effort: names of controls that may be absent. level: ask for exactly one level.
-    - packages: what to install first: names with versions; "auto" takes them from the program's header and imports.
-    - locked: install exactly what `cloche.lock` pins, or the lock file of this path; without one it is an error.
+    - require: a level, names of controls, or both ("jail,memory"); less is an error.
+    - accept_claimed: accept a remote provider's claims about its isolation for `require`.
+    - best_effort: names of controls that may be absent. level: exactly this level.
+    - packages: installed before the run: names with versions; "auto" takes them from the program's header and imports.
+    - locked: install exactly the versions in `cloche.lock`, or in the lock file of this path; it must exist.
     - package_managers: whether programs that install packages (pip, npm, apt, uv) are shown: true, false, or "live",
       the default: to all but throwaway runs.
     - toolchains: folders of this host with programs ("~/.cargo", "~/.rustup"), shown read-only at their own paths,
       without credentials, and on PATH.
-    - languages: the names that may be run; csharp is not among the default ones.
-    - users: let a sandbox that lives have several users, root inside among them; they are not kept from each other.
-    - warm: start in a sandbox that was made ready ahead, where there is one; false starts everything afresh.
+    - languages: the languages that may run; csharp is not among the default ones.
+    - users: give a live sandbox several users, including root inside; they are not isolated from each other.
+    - warm: start in a sandbox that was prepared in advance, if there is one; false starts a new one.
     - preload: modules that are already loaded when the code starts ("numpy", "pandas").
-    - audit: true writes an audit log, and a path does so in that folder; false does not.
-    - screen: the look at Python's syntax tree before a run: "off", "warn" or "block", which level `process` has by
-      itself.
+    - audit: true writes an audit log, a path writes it in that folder; false writes none.
+    - screen: a check of Python's syntax tree before a run: "off", "warn" or "block", the default at level `process`.
     """
 
     timeout: float | str | None

@@ -22,7 +22,7 @@ from cloche.core.record import dataclass, replace
 from .open_folder import MOST_TOLD, OpenFolder, after_now, state_folder
 
 if TYPE_CHECKING:
-    from cloche.workspace.snapshot import Entry, Snapshot
+    from cloche.workspace.snapshot import Snapshot, SnapshotEntry
 
 log = logging.getLogger("cloche.workspace")
 COMMITTED, KNOWN_S = "committed-", 30 * 24 * 3600.0  # files that record a sandbox's commits, and for how long
@@ -240,7 +240,7 @@ def _merged(
     from cloche.workspace.git import base_of, merge_text
 
     to_merge, refused, merged = set(merge), {}, []
-    entries: ChainMap[bytes, Entry] = ChainMap({}, cast("dict[bytes, Entry]", snapshot.entries))
+    entries: ChainMap[bytes, SnapshotEntry] = ChainMap({}, cast("dict[bytes, SnapshotEntry]", snapshot.entries))
     for change in changes:
         entry = entries.get(os.fsencode(change.path))
         if change.path not in to_merge or not change.conflict or entry is None:
@@ -266,10 +266,10 @@ def _merged(
 
 def _text_of(folder: int, path: str) -> bytes | None:
     """Return a host file to merge; None if it is not a regular file, or too large."""
-    from cloche.workspace.host_files import Tree
+    from cloche.workspace.host_files import HostTree
 
     try:
-        with Tree(folder) as tree, open(tree.open_regular(path)[0], "rb") as file:
+        with HostTree(folder) as tree, open(tree.open_regular(path)[0], "rb") as file:
             data = file.read(MOST_MERGED_BYTES + 1)
     except OSError:
         return None
@@ -331,10 +331,10 @@ def read_committed(open_folder: OpenFolder) -> dict[str, tuple[int, int]]:
 
 
 def _note_committed(open_folder: OpenFolder, written: Sequence[str]) -> None:
-    from cloche.workspace.host_files import Tree
+    from cloche.workspace.host_files import HostTree
 
     committed = read_committed(open_folder)
-    with Tree(open_folder.fd) as tree:
+    with HostTree(open_folder.fd) as tree:
         for path in written:
             try:
                 state = tree.look(path)

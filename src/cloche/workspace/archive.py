@@ -14,7 +14,7 @@ from cloche import hostfs
 from cloche.core.errors import InvalidRequest
 from cloche.core.limits import format_size
 
-from .host_files import MOST_DEPTH, Tree
+from .host_files import MOST_DEPTH, HostTree
 
 PIECE_BYTES = 1 << 18
 _LEFT_OUT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EXDEV)
@@ -28,7 +28,7 @@ def paths_below(folder: int, *, hidden: Collection[str] = ()) -> Iterator[str]:
     """
     left_out = frozenset(map(os.fsencode, hidden))
     stack = [b""]
-    with Tree(folder) as tree:
+    with HostTree(folder) as tree:
         while stack:
             above = stack.pop()
             for name, is_folder in _names_in(tree, above):
@@ -40,7 +40,7 @@ def paths_below(folder: int, *, hidden: Collection[str] = ()) -> Iterator[str]:
                     stack.append(path)
 
 
-def _names_in(tree: Tree, folder: bytes) -> list[tuple[bytes, bool]]:
+def _names_in(tree: HostTree, folder: bytes) -> list[tuple[bytes, bool]]:
     try:
         return tree.names(folder)
     except OSError as error:
@@ -73,7 +73,7 @@ def pack(folder: int, paths: Iterable[str], *, max_bytes: int) -> Packed:
     left_out: list[str] = []
     try:
         with (
-            Tree(folder) as tree,
+            HostTree(folder) as tree,
             tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT, encoding=ENCODING, errors=ERRORS) as into,
         ):
             for path in paths:
@@ -93,14 +93,14 @@ def pack(folder: int, paths: Iterable[str], *, max_bytes: int) -> Packed:
     return Packed(file, tuple(left_out))
 
 
-def _add(into: tarfile.TarFile, tree: Tree, path: str, max_bytes: int) -> bool:
+def _add(into: tarfile.TarFile, tree: HostTree, path: str, max_bytes: int) -> bool:
     state = tree.look(path)
     if state is None:
         return False
     member = tarfile.TarInfo(path)
     member.mode, member.mtime = state.st_mode & 0o777, int(state.st_mtime)
     if stat.S_ISDIR(state.st_mode):
-        if path.count("/") >= MOST_DEPTH:  # Tree cannot open its contents
+        if path.count("/") >= MOST_DEPTH:  # HostTree cannot open its contents
             return False
         member.type = tarfile.DIRTYPE
         into.addfile(member)
@@ -114,7 +114,7 @@ def _add(into: tarfile.TarFile, tree: Tree, path: str, max_bytes: int) -> bool:
     return True
 
 
-def _add_file(into: tarfile.TarFile, member: tarfile.TarInfo, tree: Tree, max_bytes: int) -> None:
+def _add_file(into: tarfile.TarFile, member: tarfile.TarInfo, tree: HostTree, max_bytes: int) -> None:
     fd, state = tree.open_regular(member.name)
     with open(fd, "rb") as source:
         if into.offset + state.st_size > max_bytes:

@@ -34,11 +34,11 @@ from cloche.core.escape import escape_name
 from cloche.core.record import dataclass, field, replace
 
 from . import journal as journals
-from .host_files import Tree, facts_of, names_in
-from .journal import Facts, Journal, Step
+from .host_files import HostTree, facts_of, names_in
+from .journal import CommitStep, FileFacts, Journal
 from .recover import MOST_SYNCED, kept_sentence, nothing, recover_locked, remove_stage, sync_folders, undo_durably
 from .renames import exchange, rename_new, sync_file_system
-from .snapshot import Entry, Snapshot
+from .snapshot import Snapshot, SnapshotEntry
 
 Choice = Literal["theirs", "ours"]
 NO_CHOICE: Mapping[str, Choice] = MappingProxyType({})
@@ -76,7 +76,7 @@ def commit(
     Raises WorkspaceConflict, WorkspaceFailed or InvalidRequest; then the folder is unchanged.
     """
     with (
-        Tree(folder) as tree,
+        HostTree(folder) as tree,
         journals.open_records(state) as records_fd,
         journals.locked(records_fd, journals.key_of(tree.facts)) as is_ours,
     ):
@@ -129,8 +129,8 @@ class _Staged:
     path: str
     kind: str
     mode: int
-    old: Facts | None
-    entry: Entry | None = None
+    old: FileFacts | None
+    entry: SnapshotEntry | None = None
     sha256: str = ""
     target: bytes = b""
 
@@ -139,7 +139,7 @@ class _Staged:
 class _Plan:
     """Decide the steps for each path from the changes and the host's files. It writes nothing."""
 
-    tree: Tree
+    tree: HostTree
     snapshot: Snapshot
     choose: Mapping[str, Choice]
     since_ns: int | None
@@ -149,9 +149,9 @@ class _Plan:
     conflicts: dict[str, str] = field(default_factory=dict)
     implied: set[str] = field(default_factory=set)
     puts: list[_Staged] = field(default_factory=list)
-    takes: list[Step] = field(default_factory=list)
-    first_modes: list[Step] = field(default_factory=list)
-    last_modes: list[Step] = field(default_factory=list)
+    takes: list[CommitStep] = field(default_factory=list)
+    first_modes: list[CommitStep] = field(default_factory=list)
+    last_modes: list[CommitStep] = field(default_factory=list)
 
     @property
     def is_needed(self) -> bool:
@@ -203,7 +203,7 @@ class _Plan:
                     f"it has files on the host that the sandbox has not removed ({escape_name(inside)})"
                 )
                 continue
-            self.takes.append(Step(do="take", path=path, was=old))
+            self.takes.append(CommitStep(do="take", path=path, was=old))
 
     def _stays_inside(self, path: str) -> str:
         """Return a name in a host folder that is not planned to be removed, or an empty string."""
@@ -263,37 +263,37 @@ class _Plan:
                 )
             )
 
-    def _plan_folder(self, path: str, change: Change, old: Facts | None) -> None:
+    def _plan_folder(self, path: str, change: Change, old: FileFacts | None) -> None:
         mode = change.mode & 0o777
         if old is None or not old.is_folder:
             self._put_folder(path, mode, old)
         elif change.what != "added" and stat.S_IMODE(old.mode) & 0o777 != mode:
             self._mode_step(path, old, mode)
 
-    def _put_folder(self, path: str, mode: int, old: Facts | None) -> None:
+    def _put_folder(self, path: str, mode: int, old: FileFacts | None) -> None:
         """Plan a new folder. Its owner may write to it until its contents are written."""
         self.puts.append(_Staged(path=path, kind="directory", mode=mode | 0o700, old=old))
         if mode & 0o700 != 0o700:
-            self.last_modes.append(Step(do="chmod", path=path, mode=mode))
+            self.last_modes.append(CommitStep(do="chmod", path=path, mode=mode))
 
-    def _mode_step(self, path: str, old: Facts, mode: int) -> None:
+    def _mode_step(self, path: str, old: FileFacts, mode: int) -> None:
         """Plan new permission bits: those that make a folder writable come first, all others last."""
-        planned = Step(do="chmod", path=path, was=old, mode=mode)
+        planned = CommitStep(do="chmod", path=path, was=old, mode=mode)
         (self.first_modes if old.is_folder and mode & 0o300 == 0o300 else self.last_modes).append(planned)
 
     def _has_one_name(self, path: str) -> bool:
         stat_result = self.tree.look(path)
         return stat_result is not None and stat_result.st_nlink == 1
 
-    def _facts(self, path: str, change: Change) -> Facts | None:
+    def _facts(self, path: str, change: Change) -> FileFacts | None:
         """Look at the host's path, and note a conflict if it is not the file that the change was based on."""
         stat_result = self.tree.look(path)
-        facts = None if stat_result is None else Facts.of(stat_result)
+        facts = None if stat_result is None else FileFacts.of(stat_result)
         if self.choose.get(change.path) != "ours" and (why := self._differs(path, change, facts)):
             self.conflicts[change.path] = why
         return facts
 
-    def _differs(self, path: str, change: Change, facts: Facts | None) -> str:
+    def _differs(self, path: str, change: Change, facts: FileFacts | None) -> str:
         is_new = change.what in {"added", "renamed"} and path == change.path
         if facts is None:
             return "" if is_new or change.what == "removed" else _GONE
@@ -312,7 +312,7 @@ class _Plan:
 class _Commit:
     def __init__(
         self,
-        tree: Tree,
+        tree: HostTree,
         snapshot: Snapshot,
         plan: _Plan,
         records_fd: int,
@@ -413,7 +413,7 @@ class _Commit:
 
     # The stage.
 
-    def _stage_all(self, stage: int) -> tuple[Step, ...]:
+    def _stage_all(self, stage: int) -> tuple[CommitStep, ...]:
         """Write new content into the stage, sync it, and return the steps with the facts of the staged files."""
         puts = [self._stage(stage, number, staged) for number, staged in enumerate(self.plan.puts)]
         self.step("staged")
@@ -427,7 +427,7 @@ class _Commit:
         modes = [replace(planned, was=planned.was or new_facts.get(planned.path)) for planned in self.plan.last_modes]
         return (*self.plan.first_modes, *takes, *puts, *modes)
 
-    def _stage(self, stage: int, number: int, staged: _Staged) -> Step:
+    def _stage(self, stage: int, number: int, staged: _Staged) -> CommitStep:
         slot = f"n{number}"
         if staged.kind == "directory":
             os.mkdir(slot, 0o700, dir_fd=stage)
@@ -442,7 +442,7 @@ class _Commit:
         else:
             self._stage_file(stage, slot, staged)
         self.step(f"stage {slot}")
-        return Step(do="put", path=staged.path, slot=slot, was=staged.old, new=facts_of(slot, stage))
+        return CommitStep(do="put", path=staged.path, slot=slot, was=staged.old, new=facts_of(slot, stage))
 
     def _stage_file(self, stage: int, slot: str, staged: _Staged) -> None:
         if staged.entry is None:
@@ -478,7 +478,7 @@ class _Commit:
 
     # The host's files.
 
-    def _apply(self, stage: int, steps: tuple[Step, ...]) -> None:
+    def _apply(self, stage: int, steps: tuple[CommitStep, ...]) -> None:
         for number, planned in enumerate(steps):
             self.step(f"before {number}")
             try:
@@ -495,7 +495,7 @@ class _Commit:
         os.fsync(stage)
         self.step("folders synced")
 
-    def _do(self, stage: int, planned: Step) -> None:
+    def _do(self, stage: int, planned: CommitStep) -> None:
         if planned.do == "chmod":
             self._chmod(planned)
             return
@@ -514,7 +514,7 @@ class _Commit:
         if planned.was is not None:
             self.moved.add(planned.was.ino)
 
-    def _check_in(self, planned: Step, present: Facts | None) -> None:
+    def _check_in(self, planned: CommitStep, present: FileFacts | None) -> None:
         """Raise WorkspaceConflict unless the path still has the file that the plan saw."""
         if planned.was is None:
             if present is not None:
@@ -522,16 +522,16 @@ class _Commit:
         elif not planned.was.is_same(present, with_ctime=planned.was.ino not in self.moved):
             raise conflict_of({planned.path: _GONE if present is None else _CHANGED})
 
-    def _chmod(self, planned: Step) -> None:
+    def _chmod(self, planned: CommitStep) -> None:
         stat_result = self.tree.look(planned.path)
-        present = None if stat_result is None else Facts.of(stat_result)
+        present = None if stat_result is None else FileFacts.of(stat_result)
         self._check_in(planned, present)
         if present is None or not self.tree.set_mode(planned.path, present.ino, planned.mode):
             raise conflict_of({planned.path: _CHANGED})
         self.moved.add(present.ino)
 
 
-def _check_out(stage: int, planned: Step) -> None:
+def _check_out(stage: int, planned: CommitStep) -> None:
     """Raise WorkspaceConflict unless the file that the rename moved into the stage is the planned one, and
     unmodified.
     """

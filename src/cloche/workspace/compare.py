@@ -25,15 +25,15 @@ from ..core.changes import Change, ChangeType, Diff, FileKind, LeftOut, Question
 from ..core.languages import is_program_file
 from ..core.record import dataclass, field, replace
 from .danger_table import GIT as GIT_READS
-from .danger_table import RANKED, UNKNOWN, Row
+from .danger_table import RANKED, UNKNOWN, DangerRow
 from .danger_table import TWIN as TWIN_ELSEWHERE
 from .dangers import dangers_of, may_steer_git
-from .host_files import MOST_DEPTH, Tree, folded, takes_names_for_equal
+from .host_files import MOST_DEPTH, HostTree, folded, takes_names_for_equal
 from .host_links import fold
 from .host_names import find_names, reasons_of_link
 from .patch import make_patch
 from .rows import Rows, StoredValues, place_of
-from .snapshot import MODES, Entry, Snapshot
+from .snapshot import MODES, Snapshot, SnapshotEntry
 
 MOST_HELD = 20_000  # changes in memory; more are read from disk
 MOST_REMOVED = 500_000  # host paths in one comparison
@@ -85,7 +85,7 @@ def compare(
     from an earlier commit. The caller subtracts one clock tick from the time. An exception from `check` ends the
     comparison.
     """
-    with Tree(folder, check) as tree:
+    with HostTree(folder, check) as tree:
         comparing = _Comparing(snapshot, tree, frozenset(map(os.fsencode, hidden)), opened_ns, committed or {})
         return comparing.run()
 
@@ -106,7 +106,7 @@ def make_diff(
     """
     comparison = compare(snapshot, folder, hidden=hidden, opened_ns=opened_ns, committed=committed, check=check)
     rows = comparison.by_path
-    with Tree(folder, check) as tree:
+    with HostTree(folder, check) as tree:
         patch = make_patch(rows.values(), snapshot, tree, check=check)
         judging = _Judging(rows, snapshot, tree, folder, hidden, check) if rows else None
         for path, change in rows.items():
@@ -130,7 +130,7 @@ class _Judging:
         self,
         changes: Rows[Change],
         snapshot: Snapshot,
-        tree: Tree,
+        tree: HostTree,
         folder: int,
         hidden: Iterable[str],
         check: Callable[[], None],
@@ -146,7 +146,7 @@ class _Judging:
         host_reasons: set[str] = set()
         reached: set[str] = set()
 
-        def rows_by_other_names(path: str) -> Collection[Row]:
+        def rows_by_other_names(path: str) -> Collection[DangerRow]:
             rows = self.names.rows_for(path)
             reached.update(rows.values())
             return rows
@@ -280,7 +280,7 @@ class _Comparing:
     def __init__(
         self,
         snapshot: Snapshot,
-        tree: Tree,
+        tree: HostTree,
         hidden: frozenset[bytes],
         opened_ns: int | None,
         committed: Mapping[str, tuple[int, int]],
@@ -367,7 +367,7 @@ class _Comparing:
 
     # One path.
 
-    def _compare(self, path: bytes, entry: Entry) -> None:
+    def _compare(self, path: bytes, entry: SnapshotEntry) -> None:
         if entry.problem:
             self._block(path, entry.problem)
             return
@@ -400,7 +400,7 @@ class _Comparing:
             self._compare_file(path, entry, host)
         self._check_set_id(path, entry, host)
 
-    def _add(self, path: bytes, kind: FileKind, entry: Entry) -> None:
+    def _add(self, path: bytes, kind: FileKind, entry: SnapshotEntry) -> None:
         conflict = GONE if entry.is_copied and not self.snapshot.is_whole and self._may_be_gone(path) else ""
         self._change(path, "added", kind, entry, conflict=conflict)
 
@@ -413,7 +413,7 @@ class _Comparing:
             and os.fstat(self.tree.nearest_folder(os.fsdecode(path).split("/")[:-1])).st_ctime_ns >= self.opened_ns
         )
 
-    def _replace(self, path: bytes, kind: FileKind, entry: Entry, host: os.stat_result) -> None:
+    def _replace(self, path: bytes, kind: FileKind, entry: SnapshotEntry, host: os.stat_result) -> None:
         old_kind = KINDS[stat.S_IFMT(host.st_mode)]
         conflict = self._conflict(path, host)
         if old_kind == "directory":
@@ -424,7 +424,7 @@ class _Comparing:
             conflict = conflict or (CHANGED_BELOW if has_changed else "")
         self._change(path, "modified", kind, entry, old_kind=old_kind, conflict=conflict, **self._old(path, host))
 
-    def _compare_folder(self, path: bytes, entry: Entry, host: os.stat_result) -> None:
+    def _compare_folder(self, path: bytes, entry: SnapshotEntry, host: os.stat_result) -> None:
         is_as_copied = self.snapshot.is_whole and entry.is_copied
         if not is_as_copied and entry.mode & 0o777 != host.st_mode & 0o777:
             # Any new or removed entry updates a folder's change time, so it cannot show that the mode has changed.
@@ -432,19 +432,19 @@ class _Comparing:
         if entry.is_opaque:
             self.to_sweep.append(path)
 
-    def _compare_link(self, path: bytes, entry: Entry, host: os.stat_result) -> None:
+    def _compare_link(self, path: bytes, entry: SnapshotEntry, host: os.stat_result) -> None:
         old = self._old(path, host)
         if old["old_target"] != os.fsdecode(entry.target):
             self._change(path, "modified", "link", entry, conflict=self._conflict(path, host), **old)
 
-    def _compare_file(self, path: bytes, entry: Entry, host: os.stat_result) -> None:
+    def _compare_file(self, path: bytes, entry: SnapshotEntry, host: os.stat_result) -> None:
         is_equal = entry.size == host.st_size and self._hash(path) == entry.sha256
         if is_equal and entry.mode & 0o777 == host.st_mode & 0o777:
             return
         change_type: ChangeType = "mode" if is_equal else "modified"
         self._change(path, change_type, "file", entry, conflict=self._conflict(path, host), **self._old(path, host))
 
-    def _check_set_id(self, path: bytes, entry: Entry, host: os.stat_result | None) -> None:
+    def _check_set_id(self, path: bytes, entry: SnapshotEntry, host: os.stat_result | None) -> None:
         """Note set-ID bits that the sandbox added. A new folder is excepted: it inherits set-group-ID from its
         parent.
         """
@@ -453,7 +453,7 @@ class _Comparing:
         if entry.mode & SET_ID & ~(host.st_mode if host is not None else 0):
             self.left_out[path] = NO_SET_ID
 
-    def _change(self, path: bytes, change_type: ChangeType, kind: FileKind, entry: Entry, **more: Any) -> None:  # noqa: ANN401
+    def _change(self, path: bytes, change_type: ChangeType, kind: FileKind, entry: SnapshotEntry, **more: Any) -> None:  # noqa: ANN401
         self.changes[path] = Change(
             path=os.fsdecode(path),
             what=change_type,

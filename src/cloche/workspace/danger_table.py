@@ -41,7 +41,7 @@ RANKED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DangerRow:
     """A pattern in lower case, and the reason.
 
     `name` matches a file name, `folder` the name of a folder above it (or of a link in place of one), `path` the last
@@ -55,11 +55,11 @@ class Row:
     guards: bool = False
 
 
-def _rows(form: Form, reason: str, patterns: str, *, guards: bool = False) -> tuple[Row, ...]:
-    return tuple(Row(form, pattern, reason, guards) for pattern in patterns.split())
+def _rows(form: Form, reason: str, patterns: str, *, guards: bool = False) -> tuple[DangerRow, ...]:
+    return tuple(DangerRow(form, pattern, reason, guards) for pattern in patterns.split())
 
 
-TABLE: tuple[Row, ...] = (
+TABLE: tuple[DangerRow, ...] = (
     *_rows("name", GIT, ".gitattributes .gitmodules .gitconfig .lfsconfig", guards=True),
     *_rows("folder", GIT, ".git .githooks .husky .hooks", guards=True),
     *_rows("path", GIT, ".config/git/config"),

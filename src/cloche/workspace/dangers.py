@@ -21,14 +21,14 @@ from .danger_table import (
     TABLE,
     WINDS,
     WRITABLE,
-    Row,
+    DangerRow,
 )
 
 # The other files and folders by which git recognises a folder with a `HEAD` as a repository (gitrepository-layout(5)).
 _FILES_BESIDE_HEAD = frozenset({"config", "config.worktree", "commondir"})
 _FOLDERS_BESIDE_HEAD = frozenset({"objects", "refs"})
 _RANK = {reason: rank for rank, reason in enumerate(RANKED)}
-_BY_NAME: dict[str, list[Row]] = defaultdict(list)
+_BY_NAME: dict[str, list[DangerRow]] = defaultdict(list)
 for _row in TABLE:
     if _row.form in ("name", "folder", "path"):
         _BY_NAME[_row.pattern.partition("/")[0]].append(_row)
@@ -46,14 +46,14 @@ def may_steer_git(change: Change) -> bool:
     return (may_be_file and name in _FILES_BESIDE_HEAD) or (may_be_folder and name in _FOLDERS_BESIDE_HEAD)
 
 
-def _no_rows(_: str) -> Collection[Row]:
+def _no_rows(_: str) -> Collection[DangerRow]:
     return ()
 
 
 def dangers_of(
     change: Change,
     *,
-    rows_by_other_names: Callable[[str], Collection[Row]] = _no_rows,
+    rows_by_other_names: Callable[[str], Collection[DangerRow]] = _no_rows,
     host_reasons: Iterable[str] = (),
 ) -> tuple[str, ...]:
     """Return the reasons why a change needs its own approval, the gravest first; empty if it is harmless.
@@ -95,7 +95,7 @@ def _touched(change: Change) -> list[tuple[str, bool]]:
     return touched
 
 
-def rows_near(path: str) -> Iterator[Row]:
+def rows_near(path: str) -> Iterator[DangerRow]:
     """Yield the rows that may match a path. The index by name keeps this fast for very many paths."""
     for name in path.casefold().split("/"):
         yield from _BY_NAME.get(name, ())
@@ -103,7 +103,7 @@ def rows_near(path: str) -> Iterator[Row]:
             yield from _AFFIXED
 
 
-def matches(row: Row, path: str) -> bool:
+def matches(row: DangerRow, path: str) -> bool:
     """Tell whether a row matches a path."""
     names = path.casefold().split("/")
     match row.form:
@@ -124,13 +124,13 @@ def matches(row: Row, path: str) -> bool:
             return names[-len(row_names) :] == row_names
 
 
-def sequence(row: Row) -> tuple[list[str], bool]:
+def sequence(row: DangerRow) -> tuple[list[str], bool]:
     """Return the names of a `path` row, and whether it ends with `*`, which means everything below."""
     row_names = row.pattern.split("/")
     return (row_names[:-1], True) if row_names[-1] == "*" else (row_names, False)
 
 
-def leads_to(row: Row, path: str) -> bool:
+def leads_to(row: DangerRow, path: str) -> bool:
     """Tell whether a path may be a parent folder of a `path` row. A link there brings files from elsewhere into that
     folder.
     """

@@ -33,7 +33,7 @@ from cloche.core.escape import escape_line, escape_name
 from cloche.core.record import dataclass
 
 from .git_folder import GitFolder, git_folder
-from .snapshot import Entry, Snapshot
+from .snapshot import Snapshot, SnapshotEntry
 
 PATIENCE_S, LOOKS_EVERY_S = 120.0, 0.2
 MOST_BRANCHES = 100
@@ -324,7 +324,7 @@ def _check_name(git: _Git, reference: str, name: str) -> None:
 # The guest's branches.
 
 
-def _read_branches(snapshot: Snapshot, entries: Mapping[bytes, Entry], git: int) -> dict[str, str]:
+def _read_branches(snapshot: Snapshot, entries: Mapping[bytes, SnapshotEntry], git: int) -> dict[str, str]:
     """Return the value of each branch that the guest may have moved, and of HEAD if it is detached."""
     branches = _read_packed(snapshot, entries, git)
     for path, entry in entries.items():
@@ -346,7 +346,7 @@ def _read_branches(snapshot: Snapshot, entries: Mapping[bytes, Entry], git: int)
     return {reference.removeprefix(_HEADS): value for reference, value in branches.items()}
 
 
-def _read_packed(snapshot: Snapshot, entries: Mapping[bytes, Entry], git: int) -> dict[str, str]:
+def _read_packed(snapshot: Snapshot, entries: Mapping[bytes, SnapshotEntry], git: int) -> dict[str, str]:
     """Return the branches in the guest's `packed-refs`, without those that a loose file overrides."""
     packed = entries.get(b".git/packed-refs")
     if packed is None or packed.kind in {"removed", "unchanged"}:
@@ -377,7 +377,7 @@ def _is_loose(git: int, reference: bytes) -> bool:
         return False
 
 
-def _small(snapshot: Snapshot, entry: Entry, max_bytes: int) -> bytes:
+def _small(snapshot: Snapshot, entry: SnapshotEntry, max_bytes: int) -> bytes:
     """Return the content of a file below the guest's `.git`. Raises InvalidRequest for other types and large files."""
     if entry.kind != "file" or entry.problem:
         raise InvalidRequest(f"the guest's {_shown(entry.path)} is no file that can be read")
@@ -491,7 +491,9 @@ def _blobs(git: _Git, commit: str, paths: Sequence[str], inside: Mapping[str, st
     return blobs
 
 
-def _make_quarantine(git: _Git, snapshot: Snapshot, entries: Mapping[bytes, Entry], branches: Mapping[str, str]) -> str:
+def _make_quarantine(
+    git: _Git, snapshot: Snapshot, entries: Mapping[bytes, SnapshotEntry], branches: Mapping[str, str]
+) -> str:
     kind = git.run("rev-parse", "--show-object-format").decode().strip()
     objects = os.fsdecode(git.run("rev-parse", "--path-format=absolute", "--git-path", "objects").removesuffix(b"\n"))
     if "\n" in objects or objects.startswith(('"', "#")):
@@ -516,7 +518,7 @@ def _make_quarantine(git: _Git, snapshot: Snapshot, entries: Mapping[bytes, Entr
     return quarantine_path
 
 
-def _copy_objects(git: _Git, snapshot: Snapshot, entries: Mapping[bytes, Entry], quarantine_path: str) -> None:
+def _copy_objects(git: _Git, snapshot: Snapshot, entries: Mapping[bytes, SnapshotEntry], quarantine_path: str) -> None:
     """Copy the guest's loose objects unchanged, and its packs through git, which writes their index itself."""
     count = 0
     for path, entry in entries.items():

@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 
 from .. import hostfs
-from .journal import Facts, names_of
+from .journal import FileFacts, names_of
 from .mounts import mount_at, mount_of
 
 PIECE_BYTES = 1 << 20
@@ -22,7 +22,7 @@ def _nothing() -> None:
     """Do nothing: the default `check`."""
 
 
-class Tree:
+class HostTree:
     """Read files below an open folder `fd`, which the caller closes.
 
     The folders above the last path stay open, so visit paths in order. A path on another mount raises OSError (EXDEV),
@@ -40,14 +40,14 @@ class Tree:
         """Close all folders except the first; they are opened again when needed."""
         self._leave(0)
 
-    def __enter__(self) -> Tree:
+    def __enter__(self) -> HostTree:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def folder(self, names: Sequence[str]) -> int | None:
-        """Return the descriptor of a folder, which the Tree closes; None if it does not exist."""
+        """Return the descriptor of a folder, which this object closes; None if it does not exist."""
         try:
             return self._entered(names)
         except OSError as error:
@@ -171,10 +171,10 @@ def names_in(name: str, dir_fd: int) -> list[str]:
         os.close(fd)
 
 
-def facts_of(name: str, dir_fd: int) -> Facts | None:
+def facts_of(name: str, dir_fd: int) -> FileFacts | None:
     """Return the facts of a name in an open folder, None if it does not exist."""
     facts = hostfs.look(name, dir_fd)
-    return None if facts is None else Facts.of(facts)
+    return None if facts is None else FileFacts.of(facts)
 
 
 def takes_names_for_equal(folder: int) -> bool:

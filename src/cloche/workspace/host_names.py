@@ -17,7 +17,7 @@ from itertools import islice
 
 from ..core.changes import Change
 from ..core.record import dataclass
-from .danger_table import AGENT, GIT, INTO_GIT, LEAVES, TABLE, TO_HIDDEN, Row
+from .danger_table import AGENT, GIT, INTO_GIT, LEAVES, TABLE, TO_HIDDEN, DangerRow
 from .dangers import matches, rows_near, sequence
 from .host_links import ANYWHERE, Resolver, ancestors, find_links, fold
 from .host_settings import NamedPaths, find_named
@@ -35,7 +35,7 @@ class _Tag:
     follow.
     """
 
-    row: Row
+    row: DangerRow
     alone: bool = False
     begun: int = 0  # number of the row's names that a link's path matches
 
@@ -62,7 +62,7 @@ class HostNames:
             for end in ends:
                 self._give(end, tag, path)
 
-    def add_named(self, path: str, row: Row, by: str, *, alone: bool) -> None:
+    def add_named(self, path: str, row: DangerRow, by: str, *, alone: bool) -> None:
         """Apply a row to a path, or a folder, that the file `by` names."""
         self._give(fold(path), _Tag(row, alone=alone), by)
 
@@ -95,9 +95,9 @@ class HostNames:
         if not tag.alone:
             self._to_pass_on.append((path, tag, by))
 
-    def rows_for(self, path: str) -> dict[Row, str]:
+    def rows_for(self, path: str) -> dict[DangerRow, str]:
         """Return the rows that apply to a path through another name, with that name or the file that names it."""
-        names_by_row: dict[Row, str] = {}
+        names_by_row: dict[DangerRow, str] = {}
         if not self._tags:
             return names_by_row
         key = fold(path)
@@ -108,9 +108,9 @@ class HostNames:
                     names_by_row.setdefault(tag.row, by)
         return names_by_row
 
-    def rows_for_link(self, path: str) -> dict[Row, str]:
+    def rows_for_link(self, path: str) -> dict[DangerRow, str]:
         """Return the rows that may apply to the target of a new link at this path."""
-        names_by_row: dict[Row, str] = {}
+        names_by_row: dict[DangerRow, str] = {}
         if not self._tags:
             return names_by_row
         key = fold(path)

@@ -48,7 +48,7 @@ class _MalformedError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class IgnoreRule:
     """One line. `text` is the pattern without `!` and outer slashes. `expression` is None for a malformed pattern.
 
     `problem` says why the pattern can match no path, or not the intended one.
@@ -71,7 +71,7 @@ class Rule:
 _SPECIAL = re.compile(rb"[*?\[\\]")
 
 
-def parse_line(line: bytes) -> Rule | None:
+def parse_line(line: bytes) -> IgnoreRule | None:
     """Parse one line; None for a blank line or a comment."""
     text = _without_trailing_blanks(line.removesuffix(b"\r"))
     if not text or text.startswith(b"#"):
@@ -85,7 +85,7 @@ def parse_line(line: bytes) -> Rule | None:
         expression = _path_expression(text) if is_anchored else _joined(list(_tokens(text, is_path=False)))
     except _MalformedError as error:
         problem = str(error)
-    return Rule(
+    return IgnoreRule(
         line=line, text=text, is_negated=is_negated, is_for_folders=is_for_folders, is_anchored=is_anchored,
         expression=expression, problem=problem,
     )  # fmt: skip
@@ -259,7 +259,7 @@ class _Kind:
     path: re.Pattern[bytes] | None
 
     @classmethod
-    def of(cls, rules: Sequence[Rule]) -> _Kind:
+    def of(cls, rules: Sequence[IgnoreRule]) -> _Kind:
         literal = [rule for rule in rules if rule.is_literal]
         special = [rule for rule in rules if not rule.is_literal]
         return cls(
@@ -285,7 +285,7 @@ def _alternation(expressions: Sequence[bytes]) -> re.Pattern[bytes] | None:
 class Patterns:
     """Match relative paths against rules. A malformed rule matches nothing."""
 
-    def __init__(self, rules: Iterable[Rule]):
+    def __init__(self, rules: Iterable[IgnoreRule]):
         groups: list[tuple[bool, _Kind, _Kind | None]] = []
         readable = (rule for rule in rules if rule.expression is not None)
         for is_negated, same in groupby(readable, lambda rule: rule.is_negated):
@@ -314,8 +314,8 @@ class Patterns:
         return None
 
 
-def _in_pieces(rules: Iterable[Rule]) -> Iterator[list[Rule]]:
-    some: list[Rule] = []
+def _in_pieces(rules: Iterable[IgnoreRule]) -> Iterator[list[IgnoreRule]]:
+    some: list[IgnoreRule] = []
     size = 0
     for rule in rules:
         if some and size + len(rule.text) > _MOST_JOINED:
@@ -357,7 +357,7 @@ class IgnorePatterns:
         return is_hidden
 
 
-def _checked(line: str, where: str) -> Rule | None:
+def _checked(line: str, where: str) -> IgnoreRule | None:
     rule = parse_line(os.fsencode(line))
     if rule is None:
         return None

@@ -40,7 +40,7 @@ Action = Literal["put", "take", "chmod"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class FileFacts:
     """The `os.stat` fields that identify a file and its version; `is_same` compares them."""
 
     ino: int
@@ -50,7 +50,7 @@ class Facts:
     ctime_ns: int
 
     @classmethod
-    def of(cls, facts: os.stat_result) -> Facts:
+    def of(cls, facts: os.stat_result) -> FileFacts:
         """Return the facts of one file, folder or link."""
         return cls(
             ino=facts.st_ino, mode=facts.st_mode, size=facts.st_size, mtime_ns=facts.st_mtime_ns,
@@ -62,7 +62,7 @@ class Facts:
         """Tell whether it is a folder, whose size and times change with its contents."""
         return stat.S_ISDIR(self.mode)
 
-    def is_same(self, second: Facts | None, *, with_ctime: bool) -> bool:
+    def is_same(self, second: FileFacts | None, *, with_ctime: bool) -> bool:
         """Compare two looks at a path: folders by inode and mode, other files by size and times as well.
 
         A rename may update the change time, so pass `with_ctime=False` after one.
@@ -76,7 +76,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class CommitStep:
     """One operation on a path, and the facts of the file expected there before (`was`, None if the path does not
     exist).
 
@@ -86,9 +86,9 @@ class Step:
 
     do: Action
     path: str
-    was: Facts | None = None
+    was: FileFacts | None = None
     slot: str = ""
-    new: Facts | None = None
+    new: FileFacts | None = None
     mode: int = 0
 
 
@@ -103,7 +103,7 @@ class Journal:
     boot: str
     stage: str
     stage_ino: int = 0
-    steps: tuple[Step, ...] = ()
+    steps: tuple[CommitStep, ...] = ()
 
     def is_of(self, folder: os.stat_result) -> bool:
         """Tell whether an open folder is the one that the journal is about."""
@@ -241,16 +241,19 @@ def advanced(journal: Journal, state: State, **changes: Any) -> Journal:  # noqa
     return replace(journal, state=state, **changes)
 
 
-def _plain(value: Journal | Step | Facts) -> dict[str, Any]:
+def _plain(value: Journal | CommitStep | FileFacts) -> dict[str, Any]:
     values = {record_field.name: getattr(value, record_field.name) for record_field in fields(value)}
-    return {name: _plain(item) if isinstance(item, Facts) else item for name, item in values.items() if name != "steps"}
+    return {
+        name: _plain(item) if isinstance(item, FileFacts) else item for name, item in values.items() if name != "steps"
+    }
 
 
 def _parse(data: Mapping[str, Any]) -> Journal:
     if data["version"] != _VERSION or data["state"] not in _STATES:
         raise ValueError("unknown version or state")
     steps = tuple(
-        Step(**{**step, "was": _parse_facts(step["was"]), "new": _parse_facts(step["new"])}) for step in data["steps"]
+        CommitStep(**{**step, "was": _parse_facts(step["was"]), "new": _parse_facts(step["new"])})
+        for step in data["steps"]
     )
     for step in steps:
         names_of(step.path)
@@ -261,8 +264,8 @@ def _parse(data: Mapping[str, Any]) -> Journal:
     return Journal(**{**{name: value for name, value in data.items() if name != "version"}, "steps": steps})
 
 
-def _parse_facts(data: Mapping[str, int] | None) -> Facts | None:
-    return None if data is None else Facts(**data)
+def _parse_facts(data: Mapping[str, int] | None) -> FileFacts | None:
+    return None if data is None else FileFacts(**data)
 
 
 def names_of(path: str) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ..core.changes import Change
 from ..core.record import dataclass, field
-from .host_files import Tree
+from .host_files import HostTree
 from .lines import Work, changed_regions, hunks
 from .snapshot import LOOKED_AT_BYTES, Snapshot
 
@@ -39,7 +39,7 @@ class Patch:
 def make_patch(
     changes: Iterable[Change],
     snapshot: Snapshot,
-    tree: Tree,
+    tree: HostTree,
     *,
     max_bytes: int = MOST_PATCH_BYTES,
     work: Work | None = None,
@@ -61,7 +61,7 @@ class _TooLong(Exception):
 
 
 class _Making:
-    def __init__(self, snapshot: Snapshot, tree: Tree, max_bytes: int, work: Work):
+    def __init__(self, snapshot: Snapshot, tree: HostTree, max_bytes: int, work: Work):
         self.snapshot, self.tree, self.left_bytes, self.work = snapshot, tree, max_bytes, work
         self.left_to_read, self.left_lines = MOST_READ_BYTES, MOST_ALL_LINES
         self.parts: list[str] = []

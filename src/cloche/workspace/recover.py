@@ -25,8 +25,8 @@ from cloche.core.errors import WorkspaceFailed
 from cloche.core.escape import escape_name
 
 from . import journal as journals
-from .host_files import Tree, facts_of, names_in
-from .journal import Facts, Journal, Step
+from .host_files import HostTree, facts_of, names_in
+from .journal import CommitStep, FileFacts, Journal
 from .renames import exchange, rename_new, sync_file_system
 
 # Up to this many files or folders are synced one by one, more with syncfs(2). On a busy ext4, 1,000 files took 2 to 5 s
@@ -77,14 +77,14 @@ def recover_locked(folder: int, records_fd: int, step: StepHook = nothing) -> st
     if not journal.is_of(facts):
         return _warn(f"the journal {key}.json was left: it is of another folder")
     try:
-        with Tree(folder) as tree:
+        with HostTree(folder) as tree:
             return _settle(tree, records_fd, key, journal, step)
     except OSError as error:
         where = escape_name(journal.path)
         raise WorkspaceFailed(f"an interrupted commit to {where} cannot be undone now: {error.strerror}") from error
 
 
-def undo(tree: Tree, stage: int, steps: tuple[Step, ...], step: StepHook = nothing) -> list[str]:
+def undo(tree: HostTree, stage: int, steps: tuple[CommitStep, ...], step: StepHook = nothing) -> list[str]:
     """Undo steps, done or not, last one first; return the paths that could not be restored, with reasons."""
     not_restored: list[str] = []
     failed: OSError | None = None
@@ -100,7 +100,7 @@ def undo(tree: Tree, stage: int, steps: tuple[Step, ...], step: StepHook = nothi
     return not_restored
 
 
-def remove_stage(tree: Tree, stage: int, name: str, step: StepHook = nothing) -> bool:
+def remove_stage(tree: HostTree, stage: int, name: str, step: StepHook = nothing) -> bool:
     """Remove a stage and the slots in it; tell whether it is gone. Other files in it are kept, and so is then the
     stage.
     """
@@ -119,7 +119,7 @@ def remove_stage(tree: Tree, stage: int, name: str, step: StepHook = nothing) ->
     return True
 
 
-def open_stage(tree: Tree, journal: Journal) -> int | None:
+def open_stage(tree: HostTree, journal: Journal) -> int | None:
     """Return a descriptor of a journal's stage, None if it does not exist. It must have the inode in the journal."""
     try:
         fd = hostfs.open_folder(journal.stage, tree.fd)
@@ -147,13 +147,13 @@ def _recover_named(records_fd: int, key: str) -> str:
         try:
             if not journal.is_of(os.fstat(folder)):
                 return _warn(f"the journal {key}.json was left: {escape_name(journal.path)} is another folder by now")
-            with Tree(folder) as tree:
+            with HostTree(folder) as tree:
                 return _settle(tree, records_fd, key, journal, nothing)
         finally:
             os.close(folder)
 
 
-def _settle(tree: Tree, records_fd: int, key: str, journal: Journal, step: StepHook) -> str:
+def _settle(tree: HostTree, records_fd: int, key: str, journal: Journal, step: StepHook) -> str:
     where = escape_name(journal.path)
     if journal.state == "intent":
         _remove_empty(tree, journal.stage)
@@ -180,7 +180,7 @@ def _settle(tree: Tree, records_fd: int, key: str, journal: Journal, step: StepH
 
 
 def undo_durably(
-    tree: Tree, stage: int, records_fd: int, key: str, journal: Journal, step: StepHook = nothing
+    tree: HostTree, stage: int, records_fd: int, key: str, journal: Journal, step: StepHook = nothing
 ) -> list[str]:
     """Undo a journal's steps, sync, and record it in the journal; return as `undo` does.
 
@@ -206,7 +206,7 @@ def kept_sentence(not_restored: list[str]) -> str:
     return f"since it has the host's version of {', '.join(not_restored[:8])}{more}"
 
 
-def sync_folders(tree: Tree, steps: tuple[Step, ...]) -> None:
+def sync_folders(tree: HostTree, steps: tuple[CommitStep, ...]) -> None:
     """Sync the parent folder of every step. A folder that has disappeared is skipped."""
     folders = {planned.path.rpartition("/")[0] for planned in steps} - {""}
     if len(folders) > MOST_SYNCED:
@@ -227,7 +227,7 @@ def sync_folders(tree: Tree, steps: tuple[Step, ...]) -> None:
             os.close(fd)
 
 
-def _undo_step(tree: Tree, stage: int, planned: Step) -> str | None:
+def _undo_step(tree: HostTree, stage: int, planned: CommitStep) -> str | None:
     """Undo one step; return why the host's own file stays in the stage, None if it does not."""
     if planned.do == "chmod":
         _undo_chmod(tree, planned)
@@ -245,7 +245,7 @@ def _undo_step(tree: Tree, stage: int, planned: Step) -> str | None:
         return f"in {planned.slot}: its folder is gone" if is_hosts else None
 
 
-def _undo_chmod(tree: Tree, planned: Step) -> None:
+def _undo_chmod(tree: HostTree, planned: CommitStep) -> None:
     """Restore permission bits of a file that is unchanged, and still has those of the step."""
     facts = tree.look(planned.path)
     if planned.was is not None and facts is not None and facts.st_mode & 0o777 == planned.mode:
@@ -253,7 +253,7 @@ def _undo_chmod(tree: Tree, planned: Step) -> None:
             tree.set_mode(planned.path, planned.was.ino, planned.was.mode)
 
 
-def _put_back(stage: int, planned: Step, parent_fd: int, name: str) -> str | None:
+def _put_back(stage: int, planned: CommitStep, parent_fd: int, name: str) -> str | None:
     """Move the host's file back to its path, whether or not it was the expected one."""
     present = facts_of(name, parent_fd)
     if present is None:
@@ -265,7 +265,7 @@ def _put_back(stage: int, planned: Step, parent_fd: int, name: str) -> str | Non
     return _edited(stage, planned)
 
 
-def _take_back(stage: int, planned: Step, parent_fd: int, name: str) -> str | None:
+def _take_back(stage: int, planned: CommitStep, parent_fd: int, name: str) -> str | None:
     """Move a new file from its path to the stage. It stays if it was written to, or if a folder is not empty."""
     present = facts_of(name, parent_fd)
     if present is None or not _is_staged(present, planned) or (present.is_folder and names_in(name, parent_fd)):
@@ -277,20 +277,20 @@ def _take_back(stage: int, planned: Step, parent_fd: int, name: str) -> str | No
     return _edited(stage, planned)
 
 
-def _edited(stage: int, planned: Step) -> str | None:
+def _edited(stage: int, planned: CommitStep) -> str | None:
     """Return a reason to keep a returned staged file if another process has written to it."""
     facts = facts_of(planned.slot, stage)
     return None if facts is None or _is_staged(facts, planned) else f"in {planned.slot}: it was written to meanwhile"
 
 
-def _is_staged(facts: Facts, planned: Step) -> bool:
+def _is_staged(facts: FileFacts, planned: CommitStep) -> bool:
     """Tell whether a file is the staged one. An inode may have been reused, which size and mtime show."""
     if planned.new is None or facts.ino != planned.new.ino:
         return False
     return planned.new.is_folder or (facts.size, facts.mtime_ns) == (planned.new.size, planned.new.mtime_ns)
 
 
-def _remove_empty(tree: Tree, stage: str) -> None:
+def _remove_empty(tree: HostTree, stage: str) -> None:
     """Remove a stage that is still empty. Any other file of that name is not an empty folder of this user."""
     facts = hostfs.look(stage, tree.fd)
     if facts is not None and stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid():

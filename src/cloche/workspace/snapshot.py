@@ -45,7 +45,7 @@ PROBLEMS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class SnapshotEntry:
     """The sandbox's file at one path, relative to the folder.
 
     - `removed`: a whiteout; the host's file is removed inside.
@@ -78,12 +78,12 @@ class Snapshot:
     entries are missing, because there were too many or their names could not be sent, so a missing path means nothing.
     """
 
-    entries: Mapping[bytes, Entry] = field(default_factory=dict)
+    entries: Mapping[bytes, SnapshotEntry] = field(default_factory=dict)
     contents: int = -1
     is_whole: bool = False
     is_partial: bool = False
 
-    def read(self, entry: Entry) -> Iterator[bytes]:
+    def read(self, entry: SnapshotEntry) -> Iterator[bytes]:
         """Yield a file's content in pieces: consecutive frames of the stream."""
         offset, remaining = entry.offset, entry.size
         while remaining:
@@ -95,7 +95,7 @@ class Snapshot:
             offset += 4 + size
             remaining -= size
 
-    def add(self, entry: Entry, data: bytes) -> tuple[Entry, str]:
+    def add(self, entry: SnapshotEntry, data: bytes) -> tuple[SnapshotEntry, str]:
         """Append new content for a file; return the new entry and the content's SHA-256."""
         offset, sha256 = os.lseek(self.contents, 0, os.SEEK_END), hashlib.sha256(data).hexdigest()
         with os.fdopen(self.contents, "ab", closefd=False) as file:
@@ -130,7 +130,7 @@ class SnapshotReader:
         self._most_kept = (
             max_bytes + max_bytes // 256 + MOST_ROWS_BYTES + entries * 16
         )  # including the frames' length fields
-        self._entries: Rows[Entry] = Rows(Entry)
+        self._entries: Rows[SnapshotEntry] = Rows(SnapshotEntry)
         self._count = self._rows_bytes = self._size = 0
         self._folders = {b""}  # directories seen, which may have entries below
         self._fd = _unnamed_file(folder)
@@ -237,7 +237,7 @@ class _Content:
 
     __slots__ = ("_decoder", "digest", "entry", "size")
 
-    def __init__(self, entry: Entry):
+    def __init__(self, entry: SnapshotEntry):
         self.entry, self.size, self.digest = entry, 0, hashlib.sha256()
         self._decoder: codecs.IncrementalDecoder | None = codecs.getincrementaldecoder("utf-8")()
 
@@ -275,7 +275,7 @@ def _row(data: bytes) -> Mapping[str, Any]:
     return row
 
 
-def _read_entry(row: Mapping[str, Any], *, offset: int, is_whole: bool) -> Entry:
+def _read_entry(row: Mapping[str, Any], *, offset: int, is_whole: bool) -> SnapshotEntry:
     """Return the entry of a row. Raises ValueError for values that no sandbox can have."""
     kind, mode = row.get("kind"), row.get("mode", 0)
     if not isinstance(kind, str) or kind not in KINDS or kind == ("removed" if is_whole else "unchanged"):
@@ -288,7 +288,7 @@ def _read_entry(row: Mapping[str, Any], *, offset: int, is_whole: bool) -> Entry
         target = _unpack(row.get("target"))
         if not 0 < len(target) <= MOST_PATH_BYTES:
             raise ValueError("the changes hold a malformed link")
-    return Entry(
+    return SnapshotEntry(
         path=_checked(_unpack(row.get("path"))),
         kind=cast("EntryKind", KINDS[kind]),
         mode=MODES[mode],

@@ -15,7 +15,7 @@ from cloche.audit import prune as prune_prune
 from cloche.audit import writer
 from cloche.audit.artifacts import load
 from cloche.audit.log import Audit, audit_for
-from cloche.audit.prune import CHECK_EVERY_S, Artifact, Bounds, chosen_of, prune, prune_when_due
+from cloche.audit.prune import CHECK_EVERY_S, Artifact, PruneBounds, chosen_of, prune, prune_when_due
 from cloche.audit.redaction import Redactor
 from cloche.audit.verify import verify
 from cloche.config.keys import Settings
@@ -26,7 +26,7 @@ from tests.harness.audits import lines_of
 
 NOBODYS = Redactor({}, environ={})
 DAY_S = 24 * 3600.0
-FEW = Bounds(until=float("inf"), most_seen=8, at_once=3)
+FEW = PruneBounds(until=float("inf"), most_seen=8, at_once=3)
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ def test_what_is_too_large_goes_also_where_not_all_is_looked_at(audit: Audit) ->
     """What is seen may come to its share; what is one large file may be all of it, and stays."""
     for number in range(400):
         keep(audit, f"{number:0100}", age_s=DAY_S)
-    bounds = Bounds(until=float("inf"), most_seen=200)
+    bounds = PruneBounds(until=float("inf"), most_seen=200)
     assert prune(audit, most_bytes=100_000, bounds=bounds).removed == 0
     found = prune(audit, most_bytes=20_000, bounds=bounds)
     assert (found.is_cut, 20 < found.removed < 120) == (True, True)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from cloche.workspace.compare import Comparison, compare, find_twins, identify, is_git, make_diff
-from cloche.workspace.host_files import Tree, takes_names_for_equal
-from cloche.workspace.snapshot import Entry, Snapshot
+from cloche.workspace.host_files import HostTree, takes_names_for_equal
+from cloche.workspace.snapshot import Snapshot, SnapshotEntry
 from tests.harness.changes import by_path, left_out, opened, snapshot_of, told
 
 
@@ -25,24 +25,24 @@ def host(tmp_path: Path) -> Path:
     return tmp_path / "host"
 
 
-def entries(*given: Entry, is_whole: bool = False, is_partial: bool = False) -> Snapshot:
+def entries(*given: SnapshotEntry, is_whole: bool = False, is_partial: bool = False) -> Snapshot:
     """Make a snapshot without contents."""
     return Snapshot(entries={entry.path: entry for entry in given}, is_whole=is_whole, is_partial=is_partial)
 
 
-def folder(path: bytes, **more: bool) -> Entry:
+def folder(path: bytes, **more: bool) -> SnapshotEntry:
     """Make a directory's entry."""
-    return Entry(path=path, kind="directory", mode=0o755, **more)
+    return SnapshotEntry(path=path, kind="directory", mode=0o755, **more)
 
 
-def new(path: bytes, **more: bool | str) -> Entry:
+def new(path: bytes, **more: bool | str) -> SnapshotEntry:
     """Make the entry of a file that no host has."""
-    return replace(Entry(path=path, kind="file", mode=0o644, sha256="no such hash"), **more)
+    return replace(SnapshotEntry(path=path, kind="file", mode=0o644, sha256="no such hash"), **more)
 
 
-def removed(path: bytes) -> Entry:
+def removed(path: bytes) -> SnapshotEntry:
     """Make a whiteout."""
-    return Entry(path=path, kind="removed")
+    return SnapshotEntry(path=path, kind="removed")
 
 
 def compared(host: Path, snapshot: Snapshot, opened_ns: int | None = None, **more: object) -> Comparison:
@@ -170,7 +170,7 @@ def test_special_files_of_the_host_are_left_alone(host: Path) -> None:
 
 def test_no_other_file_system_is_entered() -> None:
     """What is mounted below the folder is another one's, whatever is asked for there."""
-    with opened(Path("/")) as fd, Tree(fd) as tree:
+    with opened(Path("/")) as fd, HostTree(fd) as tree:
         for path in (b"proc/version", b"proc/self/status"):
             with pytest.raises(OSError) as caught:
                 tree.look(path)
@@ -237,7 +237,7 @@ def test_descriptors_are_closed(host: Path) -> None:
 def test_an_id_is_of_what_would_be_written(host: Path) -> None:
     """It is the same for the same paths, kinds, modes and contents, in whatever order they came, and no other's."""
     (host / "a").write_text("x")
-    given = (new(b"a"), new(b"b"), Entry(path=b"l", kind="link", target=b"t"), removed(b"c"))
+    given = (new(b"a"), new(b"b"), SnapshotEntry(path=b"l", kind="link", target=b"t"), removed(b"c"))
     first = compared(host, entries(*given)).changes
     assert identify(first) == identify(compared(host, entries(*reversed(given))).changes)
     with opened(host) as fd:

@@ -23,7 +23,7 @@ from cloche.workspace.danger_table import (
     TABLE,
     WINDS,
     WRITABLE,
-    Row,
+    DangerRow,
 )
 from cloche.workspace.dangers import dangers_of, may_steer_git
 
@@ -33,7 +33,7 @@ def change(path: str, what: Any = "added", kind: Any = "file", **more: Any) -> C
     return Change(path=path, what=what, kind=kind, **{"mode": 0o644, **more})
 
 
-def example(row: Row) -> str:
+def example(row: DangerRow) -> str:
     """Return a path that a row is for."""
     return {
         "name": f"some/{row.pattern}",
@@ -46,7 +46,7 @@ def example(row: Row) -> str:
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.form}-{row.pattern}")
-def test_each_row_is_told_in_any_case(row: Row) -> None:
+def test_each_row_is_told_in_any_case(row: DangerRow) -> None:
     """A file of that name is a danger for that reason at any depth, in capitals, and removed where it guards."""
     path = example(row)
     assert row.pattern == row.pattern.casefold()

@@ -30,7 +30,7 @@ from cloche.workspace.danger_table import (
 )
 from cloche.workspace.host_links import ANYWHERE, HostLinks, Resolver, find_links
 from cloche.workspace.host_names import find_names
-from cloche.workspace.snapshot import Entry, Snapshot
+from cloche.workspace.snapshot import Snapshot, SnapshotEntry
 from tests.harness.changes import opened
 
 pytestmark = pytest.mark.both_users
@@ -47,16 +47,16 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def judged(host: Path, *paths: str, hidden: tuple[str, ...] = (), **links: str) -> Mapping[str, Change]:
     """Return what a diff says of new files at some paths, removed ones (`-a`), and new links (`a__b` is `a/b`)."""
-    entries: dict[bytes, Entry] = {}
+    entries: dict[bytes, SnapshotEntry] = {}
     for path, target in [*((path, "") for path in paths), *links.items()]:
         key = path.replace("__", "/").removeprefix("-").encode()
         for depth in range(1, key.count(b"/") + 1):
             above = b"/".join(key.split(b"/")[:depth])
-            entries[above] = Entry(path=above, kind="directory", mode=0o755)
+            entries[above] = SnapshotEntry(path=above, kind="directory", mode=0o755)
         more = {"kind": "link", "target": target.encode()} if target else {"kind": "file", "sha256": "new"}
         if path.startswith("-"):
             more = {"kind": "removed"}
-        entries[key] = Entry(path=key, mode=0o644, **more)  # type: ignore[arg-type]
+        entries[key] = SnapshotEntry(path=key, mode=0o644, **more)  # type: ignore[arg-type]
     with opened(host) as fd, open(os.devnull, "rb") as nothing:
         snapshot = Snapshot(entries=entries, contents=os.dup(nothing.fileno()))
         diff = make_diff(snapshot, fd, hidden=hidden)

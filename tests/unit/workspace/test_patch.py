@@ -13,7 +13,7 @@ import pytest
 from cloche.core.changes import Diff
 from cloche.workspace import patch as patches
 from cloche.workspace.compare import compare, make_diff
-from cloche.workspace.host_files import Tree
+from cloche.workspace.host_files import HostTree
 from cloche.workspace.lines import Work
 from tests.harness.changes import by_path, opened, snapshot_of, tree_of
 
@@ -150,7 +150,7 @@ def test_a_patch_is_bounded(two: tuple[Path, Path], tmp_path: Path, monkeypatch:
     (after / "a").write_text("line\n" * 100)
     (after / "b").write_text("short\n")
     (after / "c").write_text("x" * 2000)
-    with snapshot_of(after, tmp_path, since=0) as snapshot, opened(before) as folder, Tree(folder) as tree:
+    with snapshot_of(after, tmp_path, since=0) as snapshot, opened(before) as folder, HostTree(folder) as tree:
         changes = compare(snapshot, folder).changes
         found = patches.make_patch(changes, snapshot, tree, max_bytes=300)
         monkeypatch.setattr(patches, "MOST_FILE_BYTES", 1000)
@@ -179,7 +179,7 @@ def test_hostile_pairs_share_what_work_there_is(two: tuple[Path, Path], tmp_path
         for folder in two:
             (folder / str(number)).write_text("".join(chance.choice("ab") + "\n" for _ in range(3000)))
     work = Work(100_000)
-    with snapshot_of(after, tmp_path, since=0) as snapshot, opened(before) as folder, Tree(folder) as tree:
+    with snapshot_of(after, tmp_path, since=0) as snapshot, opened(before) as folder, HostTree(folder) as tree:
         text = patches.make_patch(compare(snapshot, folder).changes, snapshot, tree, work=work).text
     assert work.done < 100_000 + 20 * 400
     subprocess.run(["git", "apply", "-"], cwd=before, input=text.encode(), check=True)
