@@ -73,7 +73,8 @@ def commit(
     `owner` as far as this process may chown. `unchanged_since_ns` is when the comparison began: a host file with that
     change time or a later one is a conflict. `step` is called with the name of each step, for tests.
 
-    Raises WorkspaceConflict, WorkspaceFailed or InvalidRequest; then the folder is unchanged.
+    Raises WorkspaceConflict, WorkspaceFailed or InvalidRequest; then the folder is unchanged, unless the message says
+    otherwise.
     """
     with (
         HostTree(folder) as tree,
@@ -334,7 +335,7 @@ class _Commit:
         )
 
     def run(self) -> None:
-        """Carry out all steps. If it raises, the folder is unchanged."""
+        """Carry out all steps. If it raises, the folder is unchanged, unless the message says otherwise."""
         try:
             self._write("intent")
             stage = self._make_stage()
