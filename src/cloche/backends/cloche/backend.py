@@ -1,4 +1,4 @@
-"""`backend="cloche"`: what another machine's `cloche serve` claims, and the sandboxes that it opens."""
+"""`backend="cloche"`: the claims of another machine's `cloche serve`, and the sandboxes that it opens."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MOST_PAGES = 50
 
 
 class ClocheBackend(AccountBackend):
-    """Run code at another machine's service, by its wire. What holds there is what it says of itself."""
+    """Run code at another machine's service, over its wire. Controls are claimed by the service."""
 
     name = NAME
 
@@ -50,20 +50,20 @@ class ClocheBackend(AccountBackend):
         return account
 
     def _claimed(self, account: RemoteAccount) -> Capabilities:
-        # A service is asked for level jail or more, unless a level is named.
+        # Level jail or above is required of a service, unless the policy names a level.
         return claimed_capabilities(NAME, Level.JAIL, claimed_controls(account.host), NETWORKS)
 
     def session_languages(self) -> tuple[str, ...]:
-        """Return the languages that may have sessions at a service."""
+        """Return the languages that support sessions at a service."""
         return LANGUAGES
 
     def _settled(self, policy: Policy, limits: Limits) -> tuple[RemoteAccount, dict[str, Any]]:
-        """Return the account and the fields of a sandbox, unless something known here is in the way.
+        """Return the account and the fields of a sandbox.
 
-        Raises ClocheError.
+        Raises ClocheError for a policy that is known to be unsupported.
         """
         account = self._checked()
-        # A level is asked of the service, which refuses what is less; here it counts as claimed.
+        # The service refuses levels below the required one; here the level counts as claimed.
         level = max(Level.JAIL, policy.require_level or Level.JAIL) if policy.level is None else policy.level
         check_claims(
             policy, claimed_enforcement(level, claimed_controls(account.host)), backend=NAME, networks=NETWORKS,
@@ -73,7 +73,7 @@ class ClocheBackend(AccountBackend):
 
     @asynccontextmanager
     async def open(self, policy: Policy, limits: Limits) -> AsyncIterator[ThrowawaySandbox]:
-        """Open a throwaway sandbox; what it needs is asked for with the first run."""
+        """Open a throwaway sandbox. Nothing is sent before the first run."""
         account, options = self._settled(policy, limits)
         sandbox = ThrowawaySandbox(account, options, limits)
         try:
@@ -82,7 +82,7 @@ class ClocheBackend(AccountBackend):
             await sandbox.close()
 
     def open_live(self, policy: Policy, limits: Limits) -> AbstractAsyncContextManager[RemoteSandbox]:
-        """Open one that lives."""
+        """Open a sandbox that lives."""
         return self._living(policy, limits)
 
     @asynccontextmanager
@@ -93,28 +93,28 @@ class ClocheBackend(AccountBackend):
             yield sandbox
 
     def collect_garbage(self) -> list[str]:
-        """End sandboxes at the service that dead processes of this host have left. Raises BackendUnavailable."""
+        """End sandboxes at the service that dead processes of this host left. Raises BackendUnavailable."""
         account = self._checked()
         return asyncio.run(_collected(account))
 
 
 async def _collected(account: RemoteAccount) -> list[str]:
-    found, counter = list[str](), counter_for(account)
+    ended, counter = list[str](), counter_for(account)
     async for row in _sandboxes(account):
         labels = row.get("labels")
         label = labels.get(LABEL) if isinstance(labels, dict) else None
         if not isinstance(label, str) or not isinstance(row.get("id"), str) or not is_left(label):
             continue
-        with contextlib.suppress(RemoteUnavailable):  # it has ended meanwhile
+        with contextlib.suppress(RemoteUnavailable):  # the sandbox has ended meanwhile
             await ask(account, "sandbox.end", {"sandbox": row["id"]}, timeout_s=END_S)
-            found.append(f"sandbox {row['id'][:128]} at {account.host}, of a dead process")
+            ended.append(f"sandbox {row['id'][:128]} at {account.host}, of a dead process")
         if counter is not None:
             await asyncio.to_thread(counter.forget_sandbox, row["id"])
-    return found
+    return ended
 
 
 async def _sandboxes(account: RemoteAccount) -> AsyncIterator[dict[str, Any]]:
-    """Yield those of the key's project that have not ended, page by page."""
+    """Yield the running sandboxes of the key's project, page by page."""
     fields: dict[str, Any] = {"state": ["starting", "running", "paused"], "limit": 200}
     for _ in range(MOST_PAGES):
         page = await ask(account, "sandbox.list", fields)

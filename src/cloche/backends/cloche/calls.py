@@ -1,4 +1,4 @@
-"""Calls about one sandbox at a service, of which it is only to be known how they ended."""
+"""Calls about one sandbox at a service."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger("cloche.live")
 
 
 class SandboxCalls:
-    """Ask about one sandbox."""
+    """Make calls about one sandbox."""
 
     def __init__(self, account: RemoteAccount, sandbox_id: str):
         self.account, self.id = account, sandbox_id
@@ -28,18 +28,18 @@ class SandboxCalls:
     async def ask_inside(
         self, verb: str, fields: Mapping[str, Any] | None = None, *, path: str | None = None, timeout_s: float = FILE_S
     ) -> Mapping[str, Any]:
-        """Do what has a result and nothing else."""
+        """Make a call that has only a result, and return it."""
         return await ask(
             self.account, verb, {"sandbox": self.id, **(fields or {})}, path=path, timeout_s=timeout_s,
             where=self.where(),
         )  # fmt: skip
 
     def where(self) -> str:
-        """Say how to look at it."""
+        """Return the sentence of errors that says where to look at the sandbox."""
         return f"It is sandbox {self.id}: look at {self.account.url}/api/sandboxes/{self.id}."
 
     async def is_paused(self) -> bool:
-        """Tell whether somebody has paused it; where that cannot be known, it is not."""
+        """Return whether the sandbox is paused; False if that cannot be determined."""
         with contextlib.suppress(ClocheError):
             return (await ask(self.account, "sandbox.look", {"sandbox": self.id}, timeout_s=LOOK_S)).get(
                 "state"
@@ -47,12 +47,12 @@ class SandboxCalls:
         return False
 
     def do_soon(self, verb: str, fields: Mapping[str, Any]) -> None:
-        """Do something whose outcome nobody waits for."""
+        """Make a call in the background; its outcome is ignored. Such calls keep their order."""
         before = tuple(self._tasks)
 
         async def do() -> None:
             if before:
-                await asyncio.wait(before)  # in the order in which it was asked for
+                await asyncio.wait(before)  # keep the order of the calls
             try:
                 await self.ask_inside(verb, fields)
             except (ClocheError, OSError) as error:
@@ -63,6 +63,6 @@ class SandboxCalls:
         task.add_done_callback(self._tasks.discard)
 
     async def settle(self, seconds: float) -> None:
-        """Wait for what was to be done soon."""
+        """Wait for the background calls."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=seconds)

@@ -1,7 +1,7 @@
-"""Connections that are kept between calls: for each event loop and account as many as its calls need.
+"""Connections kept between calls: as many as the calls of an event loop and account need.
 
-One that has no calls is closed after a while, and all of a loop are closed as it ends. Whether one still holds that has
-been silent is asked before it is used, so that what is sent over a connection that has long ended is hardly ever lost.
+An idle connection is closed after a while, and all connections of a loop are closed when it ends. A connection that has
+been silent is pinged before it is used, so that a call is rarely sent over a dead one.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from .problems import error_of, late, lost
 from .wire import Call, CallRefused, LinkLost, TakeData, TakeEvent, Wire
 
 IDLE_S = 45.0
-MOST_WIRES = 8  # of one account in one loop
-AGAIN_S, LONGEST_WAIT_S = 0.2, 3.0  # before a connection is tried once more, where nothing can have run
-ANSWER_S = 60.0  # for what is done at once
-# Ways to fail that another attempt may get around.
+MOST_WIRES = 8  # connections of one account in one loop
+AGAIN_S, LONGEST_WAIT_S = 0.2, 3.0  # default and maximum delay before a second attempt to connect
+ANSWER_S = 60.0  # time-out of calls that are carried out at once
+# Failures that may be temporary.
 _PASSING = (Failure.NO_NETWORK, Failure.RATE_LIMITED, Failure.SERVER)
 
 
 class _Connections:
-    """Hold those of one loop."""
+    """The connections of one event loop."""
 
     def __init__(self) -> None:
         self._wires: dict[RemoteAccount, list[Wire]] = {}
@@ -37,10 +37,10 @@ class _Connections:
         self._end: AsyncGenerator[None] | None = None
 
     async def wire(self, account: RemoteAccount) -> Wire:
-        """Return one that takes another call. Raises BackendUnavailable."""
-        found = await self._free(account)
-        if found is not None:
-            return found
+        """Return a connection that accepts another call. Raises BackendUnavailable."""
+        wire = await self._free(account)
+        if wire is not None:
+            return wire
         async with self._turns.setdefault(account, asyncio.Lock()):
             return await self._free(account) or await self._opened(account)
 
@@ -72,11 +72,11 @@ class _Connections:
             await asyncio.sleep(wait_s)
             wire = await _open(account)
         wires.append(wire)
-        wire.on_idle = self._rest
+        wire.on_idle = self._close_later
         return wire
 
-    def _rest(self, wire: Wire) -> None:
-        """Close one without calls after a while, and forget one that was lost."""
+    def _close_later(self, wire: Wire) -> None:
+        """Close an idle connection after a while, and remove a lost one."""
         closing = self._closings.pop(wire, None)
         if closing is not None:
             closing.cancel()
@@ -88,7 +88,7 @@ class _Connections:
             self._closings[wire] = asyncio.get_running_loop().call_later(IDLE_S, wire.close)
 
     async def _until_loop_ends(self) -> AsyncGenerator[None]:
-        """Close all as the loop ends its asynchronous generators, of which this is one."""
+        """Close all connections when the loop shuts down its asynchronous generators, this one included."""
         try:
             yield
         finally:
@@ -115,7 +115,7 @@ async def begin(
     on_event: TakeEvent | None = None,
     on_data: TakeData | None = None,
 ) -> Call:
-    """Begin a call over a connection that is kept, or a new one. Raises BackendUnavailable, InvalidRequest."""
+    """Begin a call over a kept or new connection. Raises BackendUnavailable, InvalidRequest."""
     await become_task()
     loop = asyncio.get_running_loop()
     connections = _of_loops.get(loop)
@@ -142,20 +142,26 @@ async def begin_on(
 
 
 async def outcome(
-    call: Call, account: RemoteAccount, what: str, *, timeout_s: float | None, path: str | None = None, where: str = ""
+    call: Call,
+    account: RemoteAccount,
+    action: str,
+    *,
+    timeout_s: float | None,
+    path: str | None = None,
+    where: str = "",
 ) -> dict[str, Any]:
     """Wait for the end of a call and return its result. Raises ClocheError, OSError for a connection refused inside."""
     try:
-        found = await call.result(timeout_s)
+        result = await call.result(timeout_s)
     except CallRefused as refused:
         raise error_of(refused, account, path=path) from refused
     except LinkLost as error:
-        raise lost(error, account, what, where) from error
+        raise lost(error, account, action, where) from error
     except TimeoutError as error:
-        raise late(account, what, where) from error
-    if not isinstance(found, dict):
-        raise lost(LinkLost(Failure.BAD_ANSWER, Failure.BAD_ANSWER.sentence), account, what, where)
-    return found
+        raise late(account, action, where) from error
+    if not isinstance(result, dict):
+        raise lost(LinkLost(Failure.BAD_ANSWER, Failure.BAD_ANSWER.sentence), account, action, where)
+    return result
 
 
 async def ask(
@@ -167,6 +173,6 @@ async def ask(
     path: str | None = None,
     where: str = "",
 ) -> dict[str, Any]:
-    """Do what has a result and nothing else, and return that."""
+    """Make a call that has only a result, and return it."""
     call = await begin(account, verb, fields)
     return await outcome(call, account, f"{verb} was done", timeout_s=timeout_s, path=path, where=where)

@@ -1,4 +1,4 @@
-"""Policy, limits and requests as fields of the wire. What cannot be sent is refused, never dropped."""
+"""Policy, limits and requests as fields of the wire. Values that cannot be sent are refused, never dropped."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from cloche.core.policy import Policy
 from cloche.core.record import fields
 from cloche.core.request import InputFile, Request
 
-MOST_SENT = 20 << 20  # bytes of files and input that go with a call, as base64; more is written as files before
+MOST_SENT = 20 << 20  # bytes of files and input in a call, as base64; larger files are written before
 MOST_FILES = 2_500
-MODE = 0o644  # of files that go with a call
-# What a service settles by itself, and nobody can ask it for: only what holds anyway may stand there.
+MODE = 0o644  # default mode of files in a call
+# Settings that the service decides and that cannot be requested: only the defaults are accepted.
 _OWN_LIMITS = tuple(row.field for row in LIMITS if not row.is_requested)
 _OWN_POLICY = ("read_only_root", "writable_paths", "user", "seccomp", "drop_capabilities", "on_network")
 _USUAL: Mapping[type, Policy | Limits] = {Policy: Policy(), Limits: Limits()}
 
 
 def option_fields(policy: Policy, limits: Limits) -> dict[str, Any]:
-    """Return the fields of a sandbox, or of a run in one of its own. Raises InvalidRequest.
+    """Return the fields of a sandbox, or of a run in its own sandbox. Raises InvalidRequest.
 
-    Less than level jail is only taken where a level is asked for.
+    Level jail is the minimum unless the policy names a level.
     """
     _check_own(policy, _OWN_POLICY)
     _check_own(limits, _OWN_LIMITS)
@@ -53,24 +53,24 @@ def option_fields(policy: Policy, limits: Limits) -> dict[str, Any]:
         fields["bestEffort"] = list(map(str, policy.best_effort))
     if policy.level is not None:
         fields["level"] = str(policy.level)
-    least = policy.require_level or (Level.JAIL if policy.level is None else None)
-    required = [*([str(least)] if least is not None else []), *map(str, policy.require_controls)]
+    least_level = policy.require_level or (Level.JAIL if policy.level is None else None)
+    required = [*([str(least_level)] if least_level is not None else []), *map(str, policy.require_controls)]
     if required:
         fields["require"] = required
     return fields
 
 
-def _check_own(asked: Policy | Limits, names: tuple[str, ...]) -> None:
+def _check_own(values: Policy | Limits, names: tuple[str, ...]) -> None:
     for name in names:
-        if getattr(asked, name) != getattr(_USUAL[type(asked)], name):
+        if getattr(values, name) != getattr(_USUAL[type(values)], name):
             raise InvalidRequest(
-                f"{name}: backend 'cloche' cannot ask a service for {getattr(asked, name)!r}, which it settles by "
+                f"{name}: backend 'cloche' cannot ask a service for {getattr(values, name)!r}, which it settles by "
                 "itself; leave it out"
             )
 
 
 def fits_call(request: Request) -> bool:
-    """Tell whether all that a request brings can go with its call, in bytes and in number."""
+    """Return whether a request's files and input fit into its call, in bytes and number."""
     size = len(request.stdin) + sum(len(file.data) for file in request.files)
     return size <= MOST_SENT and len(request.files) <= MOST_FILES
 
@@ -105,40 +105,40 @@ def _file_field(file: InputFile) -> dict[str, str]:
 
 
 def mode_field(mode: int) -> str:
-    """Return permission bits as the wire has them. Raises InvalidRequest."""
+    """Return permission bits as the wire writes them. Raises InvalidRequest."""
     if type(mode) is not int or not 0 <= mode <= 0o777:
         raise InvalidRequest(f"mode: {mode!r} cannot be had at a service; give permission bits up to 0o777")
     return f"{mode:03o}"
 
 
 def path_fields(path: str) -> dict[str, str]:
-    """Return a path as the wire has it; a relative one begins in /workspace. Raises InvalidRequest."""
+    """Return a path as the wire writes it; a relative one is below /workspace. Raises InvalidRequest."""
     if not path or "\0" in path:
         raise InvalidRequest(f"path: {path!r} is none; give text without NUL characters")
-    whole = path if path.startswith("/") else f"/workspace/{path}"
+    full_path = path if path.startswith("/") else f"/workspace/{path}"
     try:
-        encoded = whole.encode("utf-8", "surrogateescape")
+        encoded = full_path.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
         raise InvalidRequest(f"path: {path!r} is none: it cannot be encoded") from error
     try:
         encoded.decode()
     except UnicodeDecodeError:
-        return encoded_path(whole)
-    return {"path": whole}
+        return encoded_path(full_path)
+    return {"path": full_path}
 
 
 def encoded_path(path: str) -> dict[str, str]:
-    """Return a path that is no UTF-8."""
+    """Return the field of a path that is not UTF-8."""
     return {"pathBase64": base64.b64encode(path.encode("utf-8", "surrogateescape")).decode()}
 
 
-def limits_of(said: Mapping[str, Any], asked: Limits) -> Limits:
-    """Return the limits that a service says to hold, as far as it says so."""
+def limits_of(reported: Mapping[str, Any], requested: Limits) -> Limits:
+    """Return the limits that a service reports, and the requested ones where it reports none."""
     names = {field.name: _camel(field.name) for field in fields(Limits)}
-    found = {name: said[wire] for name, wire in names.items() if type(said.get(wire)) in (int, float)}
-    return asked.with_changes(**found)
+    changes = {name: reported[wire] for name, wire in names.items() if type(reported.get(wire)) in (int, float)}
+    return requested.with_changes(**changes)
 
 
 def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(map(str.capitalize, rest))
+    first, *further_words = name.split("_")
+    return first + "".join(map(str.capitalize, further_words))

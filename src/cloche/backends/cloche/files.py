@@ -1,6 +1,6 @@
 """Files of a sandbox at a service: each operation is one call, its content on the call's channels.
 
-Who reads gives credit as content is taken; who writes sends as fast as the sandbox has written.
+A reader grants credit as it consumes content; a writer sends as fast as the sandbox writes.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from .fields import mode_field, path_fields
 from .results import kept
 from .wire import IN, JSON, OUT, Call
 
-MOST_PACKED = 32 << 20  # bytes of files that are written as one archive
+MOST_PACKED = 32 << 20  # maximum size of files written as one archive
 FETCHED_AT_ONCE = 8
 Content = bytes | bytearray | memoryview | AsyncIterable[bytes]
 
 
 class RemoteFiles(SandboxCalls):
-    """Do what can be done with files; see core.protocols.SupportsPaths and SupportsFileStreams."""
+    """Operations on files; see core.protocols.SupportsPaths and SupportsFileStreams."""
 
     # Content out.
 
     async def read_file(self, path: str, *, max_bytes: int) -> bytes:
-        """Return a file."""
+        """Return a file's content."""
         return await self.read_path(path, max_bytes=max_bytes)
 
     async def read_path(self, path: str, *, max_bytes: int, offset: int = 0, count: int | None = None) -> bytes:
-        """Return a file, or a part of it. Raises SandboxFileTooLarge."""
+        """Return a file's content or a part of it. Raises SandboxFileTooLarge."""
         pieces: list[bytes] = []
         size = 0
         try:
@@ -61,7 +61,7 @@ class RemoteFiles(SandboxCalls):
         return b"".join(pieces)
 
     async def read_stream(self, path: str, *, offset: int = 0, count: int | None = None) -> AsyncIterator[bytes]:
-        """Yield a file piece by piece; close the iterator to stop earlier."""
+        """Yield a file's content in pieces; close the iterator to stop earlier."""
         fields = {**path_fields(path), "offset": _natural("offset", offset)}
         if count is not None:
             fields["count"] = _natural("count", count)
@@ -69,7 +69,7 @@ class RemoteFiles(SandboxCalls):
             yield piece
 
     async def pack_path(self, path: str, take: Callable[[bytes], None]) -> int:
-        """Hand a folder as a tar archive to `take`; return how many files were left out."""
+        """Pass a folder as a tar archive to `take`; return the number of files left out."""
         left_out: list[int] = []
         async for piece in self.pack_stream(path, note_skipped=left_out.append):
             take(piece)
@@ -78,7 +78,7 @@ class RemoteFiles(SandboxCalls):
     async def pack_stream(
         self, path: str, *, max_bytes: int | None = None, note_skipped: Callable[[int], None] = lambda _: None
     ) -> AsyncIterator[bytes]:
-        """Yield a folder as a tar archive; more than `max_bytes` are refused."""
+        """Yield a folder as a tar archive. Raises SandboxFileTooLarge beyond `max_bytes`."""
         size = 0
 
         def note(said: Mapping[str, Any]) -> None:
@@ -105,18 +105,18 @@ class RemoteFiles(SandboxCalls):
             while piece := await stream.read():
                 size += len(piece)
                 yield piece
-            said = await outcome(call, self.account, "a file was read", timeout_s=FILE_S, path=path)
-            if said.get("size") != size:
+            answer = await outcome(call, self.account, "a file was read", timeout_s=FILE_S, path=path)
+            if answer.get("size") != size:
                 raise remote_error("cloche", Failure.BAD_ANSWER, detail="content is missing", account=self.account)
-            note(said)
+            note(answer)
         finally:
             call.cancel()
 
     async def fetched(
         self, records: Sequence[FileRecord], max_bytes: int
     ) -> tuple[tuple[FileRecord, ...], SaveFiles | None]:
-        """Return those of a result's files that are still as it says, and what saves them."""
-        spool, found, free = Spool(max_bytes), list[FileRecord](), asyncio.Semaphore(FETCHED_AT_ONCE)
+        """Return those of a result's files that are unchanged since, and the function that saves them."""
+        spool, unchanged, free = Spool(max_bytes), list[FileRecord](), asyncio.Semaphore(FETCHED_AT_ONCE)
 
         async def fetch(record: FileRecord) -> bytes | None:
             async with free:
@@ -125,18 +125,18 @@ class RemoteFiles(SandboxCalls):
                 except SandboxFileError:
                     return None
 
-        at, size = 0, 0
-        while at < len(records):  # so many at once that they are few, or small together
+        index, size = 0, 0
+        while index < len(records):  # in batches, to bound the memory
             batch: list[FileRecord] = []
-            while at < len(records) and len(batch) < FETCHED_AT_ONCE:
-                batch.append(records[at])
-                at += 1
+            while index < len(records) and len(batch) < FETCHED_AT_ONCE:
+                batch.append(records[index])
+                index += 1
             for record, data in zip(batch, await asyncio.gather(*map(fetch, batch)), strict=True):
                 if data is not None and _is(record, data) and size + record.size <= max_bytes:
                     size += record.size
                     await asyncio.to_thread(spool.add, data)
-                    found.append(record)
-        return tuple(found), kept(spool, found)
+                    unchanged.append(record)
+        return tuple(unchanged), kept(spool, unchanged)
 
     # Content in.
 
@@ -145,7 +145,7 @@ class RemoteFiles(SandboxCalls):
         await self.write_path(path, data)
 
     async def write_files(self, files: Sequence[InputFile]) -> None:
-        """Create or replace all of them: small ones as one archive."""
+        """Create or replace all files: small ones as one archive."""
         if len(files) > 1 and sum(len(file.data) for file in files) <= MOST_PACKED:
             await self.unpack_path("/workspace", await asyncio.to_thread(pack, files))
             return
@@ -153,7 +153,7 @@ class RemoteFiles(SandboxCalls):
             await self.write_path(file.path, file.data, mode=file.mode)
 
     async def write_path(self, path: str, data: Content, *, how: str = "replace", mode: int | None = None) -> None:
-        """Write a file; of an iterator no more is taken than the sandbox has written."""
+        """Write a file. An iterator is consumed only as fast as the sandbox writes."""
         fields: dict[str, Any] = {**path_fields(path), "how": how}
         if mode is not None:
             fields["mode"] = mode_field(mode)
@@ -183,14 +183,14 @@ class RemoteFiles(SandboxCalls):
     # The rest.
 
     async def stat_path(self, path: str) -> FileInfo:
-        """Describe what is at a path."""
+        """Describe the entry at a path."""
         return self._info(await self.ask_inside("file.stat", path_fields(path), path=path))
 
     async def list_path(self, path: str, *, recursive: bool = False) -> Sequence[FileInfo]:
         """Describe the entries of a folder."""
-        said = await self.ask_inside("file.list", {**path_fields(path), "recursive": recursive}, path=path)
-        rows = said.get("items")
-        if said.get("isPartial") is True:
+        answer = await self.ask_inside("file.list", {**path_fields(path), "recursive": recursive}, path=path)
+        rows = answer.get("items")
+        if answer.get("isPartial") is True:
             raise SandboxFileTooLarge(f"{path}: it has more entries than a service lists", path=path, kind="too_large")
         return [self._info(row) for row in rows] if isinstance(rows, list) else []
 
@@ -198,8 +198,8 @@ class RemoteFiles(SandboxCalls):
         """Return the paths of all regular files below `path`, relative to the workspace."""
         rows = await self.list_path(path, recursive=True)
         prefix = "" if path in (".", "") else f"{path.rstrip('/')}/"
-        found = (f"{prefix}{row.name}" for row in rows if row.type == "file")
-        return tuple(one for one in found if not is_program_file(one))
+        paths = (f"{prefix}{row.name}" for row in rows if row.type == "file")
+        return tuple(file_path for file_path in paths if not is_program_file(file_path))
 
     async def make_folder(self, path: str, *, parents: bool = True) -> None:
         """Make a folder."""
@@ -211,12 +211,12 @@ class RemoteFiles(SandboxCalls):
         await self.ask_inside("file.move", fields, path=path)
 
     async def remove_path(self, path: str, *, recursive: bool = False) -> None:
-        """Remove a file, or a folder."""
+        """Remove a file or a folder."""
         await self.ask_inside("file.remove", {**path_fields(path), "recursive": recursive}, path=path)
 
     @asynccontextmanager
     async def watch_path(self, path: str, *, recursive: bool = False) -> AsyncIterator[RemoteWatch]:
-        """Watch a folder, or a file."""
+        """Watch a folder or a file."""
         watch = RemoteWatch(self.account, path)
         call = await begin(
             self.account, "file.watch", {"sandbox": self.id, **path_fields(path), "recursive": recursive},
@@ -244,7 +244,7 @@ class RemoteFiles(SandboxCalls):
 
 
 class RemoteWatch:
-    """Tell what changes; who does not read makes the service wait, and changes `lost`."""
+    """Iterate over changes. If they are not read, the service waits, and further changes are reported as `lost`."""
 
     def __init__(self, account: RemoteAccount, path: str):
         self._account, self._path = account, path
@@ -254,12 +254,12 @@ class RemoteWatch:
         self._call: Call | None = None
 
     def follow(self, call: Call) -> None:
-        """Take the call whose events these are."""
+        """Set the call that sends the events."""
         self._call, call.keeps_events = call, True
         call.closed.add_done_callback(lambda _: self._more.set())
 
     def take(self, name: str, data: Mapping[str, Any]) -> None:
-        """Take an event; credit for it is given when it is read."""
+        """Queue an event; its credit is granted when it is read."""
         size = self._call.event_size if self._call is not None else 0
         if name == "change":
             self._changes.append((_change(data), size))
@@ -270,7 +270,7 @@ class RemoteWatch:
         self._more.set()
 
     async def begin(self) -> None:
-        """Wait until it watches. Raises SandboxFileError."""
+        """Wait until the watch has started. Raises SandboxFileError."""
         assert self._call is not None  # noqa: S101 - it follows one
         try:
             async with asyncio.timeout(FILE_S):
@@ -285,7 +285,7 @@ class RemoteWatch:
             await outcome(self._call, self._account, "a folder was watched", timeout_s=FILE_S, path=self._path)
 
     def end(self) -> None:
-        """Tell nothing more."""
+        """End the iteration."""
         self._is_over = True
         self._more.set()
 
@@ -306,7 +306,7 @@ class RemoteWatch:
 
 
 def incoming(call: Call, channel: int) -> ByteStream:
-    """Return what comes on a channel of a call, to be read."""
+    """Return a stream of the data on a channel of a call."""
     stream = ByteStream(call, channel)
 
     def take(number: int, data: bytes) -> None:
@@ -344,10 +344,10 @@ def _name(row: Mapping[str, Any], key: str) -> str:
     encoded = row.get(f"{key}Base64")
     if isinstance(encoded, str):
         return base64.b64decode(encoded).decode("utf-8", "surrogateescape")
-    found = row.get(key, "")
-    if not isinstance(found, str):
+    name = row.get(key, "")
+    if not isinstance(name, str):
         raise TypeError
-    return found
+    return name
 
 
 def _type(value: object) -> Any:  # noqa: ANN401 - one of FileType, or None
@@ -355,7 +355,7 @@ def _type(value: object) -> Any:  # noqa: ANN401 - one of FileType, or None
 
 
 def _change(row: Mapping[str, Any]) -> FileChange:
-    """Return a change; one that makes no sense is one that was lost."""
+    """Return a change; a malformed one counts as `lost`."""
     try:
         if row["kind"] not in CHANGES:
             raise ValueError

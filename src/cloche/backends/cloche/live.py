@@ -1,4 +1,4 @@
-"""A sandbox that lives at a service, offered as one of our own: see core.protocols.OpenLiveSandbox."""
+"""A sandbox that lives at a service, with the interface of a local one: see core.protocols.OpenLiveSandbox."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ log = logging.getLogger("cloche.live")
 async def opened(
     account: RemoteAccount, options: Mapping[str, Any], policy: Policy, limits: Limits
 ) -> AsyncIterator[RemoteSandbox]:
-    """Open one for the body, and end it after. Raises BackendUnavailable, InvalidRequest, PolicyDenied."""
+    """Open a sandbox for the body, and end it afterwards. Raises BackendUnavailable, InvalidRequest, PolicyDenied."""
     fields = {**options, "labels": {LABEL: owner()}, "lifetime": account.lifetime_s}
     async with counted_sandbox(account, account.lifetime_s) as note:
         facts = await ask(
@@ -64,7 +64,7 @@ async def opened(
 
 
 class RemoteSandbox(RemoteFiles):
-    """Do what a sandbox that lives can do, by calls of the wire."""
+    """A sandbox that lives, operated by calls of the wire."""
 
     def __init__(self, account: RemoteAccount, sandbox_id: str, policy: Policy, limits: Limits):
         super().__init__(account, sandbox_id)
@@ -94,22 +94,22 @@ class RemoteSandbox(RemoteFiles):
             fields["collect"] = list(request.collect)
         events = RunEvents(sink)
         call = await begin(self.account, "run", fields, on_event=events.take)
-        said = await run_outcome(
+        answer = await run_outcome(
             call, self.account, "code ran", timeout_s=timeout_s + GRACE_S, where=self.where, is_held=self.is_paused
         )
-        return events.note(await self.result_of(said))
+        return events.note(await self.result_of(answer))
 
-    async def result_of(self, said: Mapping[str, Any]) -> Result:
-        """Return a result with its files, as they are now. Raises BackendUnavailable."""
+    async def result_of(self, answer: Mapping[str, Any]) -> Result:
+        """Return a result with the current content of its files. Raises BackendUnavailable."""
         try:
-            records = read_records(said.get("files", []))
+            records = read_records(answer.get("files", []))
         except (KeyError, TypeError, ValueError) as error:
             raise self._reader.wrong() from error
         if not records:
-            return self._reader.read(said, sandbox=self.id)
-        kept, save = await self.fetched(records, self.limits.disk_bytes)
-        result = self._reader.read(said, sandbox=self.id, files=kept, save=save)
-        if len(kept) < len(records):
+            return self._reader.read(answer, sandbox=self.id)
+        unchanged, save = await self.fetched(records, self.limits.disk_bytes)
+        result = self._reader.read(answer, sandbox=self.id, files=unchanged, save=save)
+        if len(unchanged) < len(records):
             result.meta["files_partial"] = "access"
         return result
 
@@ -122,8 +122,8 @@ class RemoteSandbox(RemoteFiles):
             fields["terminal"] = list(request.terminal)
         if request.kept:
             fields["keep"] = True
-        said = {"cwd": request.cwd, "user": request.user, "timeout": request.timeout_s}
-        fields |= {name: value for name, value in said.items() if value is not None}
+        optional_fields = {"cwd": request.cwd, "user": request.user, "timeout": request.timeout_s}
+        fields |= {name: value for name, value in optional_fields.items() if value is not None}
         process = RemoteProcess(
             self, self.limits, sink, timeout_s=request.timeout_s, has_terminal=request.terminal is not None,
             cwd=request.cwd,
@@ -145,19 +145,19 @@ class RemoteSandbox(RemoteFiles):
         return process
 
     async def list_processes(self) -> Sequence[ProcessInfo]:
-        """Return what runs, and what ended a while ago."""
+        """Return the running and the recently ended processes."""
         rows = (await self.ask_inside("process.list")).get("items")
         return [_process(row) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
     async def read_output(self, name: str) -> tuple[bytes, bytes]:
-        """Return what is kept of a process's output."""
+        """Return the kept output of a process: (stdout, stderr)."""
         try:
-            said = await self.ask_inside("process.logs", {"process": name})
+            answer = await self.ask_inside("process.logs", {"process": name})
         except RemoteUnavailable as error:
             if error.failure is Failure.NOT_FOUND:
                 raise not_there(error) from error
             raise
-        return _bytes(said.get("stdoutBase64")), _bytes(said.get("stderrBase64"))
+        return _bytes(answer.get("stdoutBase64")), _bytes(answer.get("stderrBase64"))
 
     # Sessions.
 
@@ -166,7 +166,7 @@ class RemoteSandbox(RemoteFiles):
         return await self._session(language, env, is_apart=False)
 
     async def open_session_apart(self, language: str, env: Mapping[str, str]) -> RemoteSession:
-        """Start one with checkpoints and forks; see core.protocols.SupportsSessionsApart."""
+        """Start an interpreter with checkpoints and forks; see core.protocols.SupportsSessionsApart."""
         return await self._session(language, env, is_apart=True)
 
     async def _session(self, language: str, env: Mapping[str, str], *, is_apart: bool) -> RemoteSession:
@@ -177,7 +177,7 @@ class RemoteSandbox(RemoteFiles):
     # Ports.
 
     async def connect(self, port: int) -> RemoteConnection:
-        """Return a connection to a server inside. Raises ConnectionRefusedError, as a socket would."""
+        """Return a connection to a server inside. Raises ConnectionRefusedError, like a socket."""
         check_port(port)
         connection = RemoteConnection()
         call = await begin(self.account, "port.connect", {"sandbox": self.id, "port": port}, on_event=connection.hear)
@@ -192,7 +192,7 @@ class RemoteSandbox(RemoteFiles):
         return connection
 
     async def list_ports(self) -> Sequence[ListeningPort]:
-        """Return who listens inside."""
+        """Return the listening ports inside."""
         rows = (await self.ask_inside("port.list")).get("items")
         return [
             ListeningPort(port=row["port"], address=str(row.get("address"))[:256])
@@ -204,7 +204,7 @@ class RemoteSandbox(RemoteFiles):
 
     @property
     def network_rules(self) -> NetworkRules:
-        """Return what decides, as far as it was settled from here."""
+        """Return the network rules, as far as they were set from here."""
         return self._rules
 
     async def change_network(self, *, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> None:
@@ -215,11 +215,11 @@ class RemoteSandbox(RemoteFiles):
         self._rules = self._rules.with_further(allow=allow, deny=deny)
 
     def decide_network(self, decide: Callable[[str, int], Awaitable[bool]]) -> None:  # noqa: ARG002
-        """Refuse: nobody there asks here."""
+        """Raise InvalidRequest: a service does not ask this client about hosts."""
         raise InvalidRequest("network.ask: a service asks nobody here about hosts; name them in its rules")
 
     async def network_traffic(self) -> Sequence[Mapping[str, Any]]:
-        """Return what was carried and refused. Raises BackendUnavailable where the service does not tell."""
+        """Return carried and refused traffic. Raises BackendUnavailable if the service does not report it."""
         rows = (await self.ask_inside("network.look")).get("traffic")
         if not isinstance(rows, list):
             raise BackendUnavailable(
@@ -231,22 +231,26 @@ class RemoteSandbox(RemoteFiles):
     # The sandbox itself.
 
     async def ask(self, op: str, **_: Any) -> Mapping[str, Any]:  # noqa: ANN401 - any JSON
-        """Pause it, let it go on, or say how it is."""
+        """Pause or resume the sandbox, or describe it."""
         if op in ("pause", "resume"):
             return await self.ask_inside(f"sandbox.{op}")
         if op == "info":
-            said = await self.ask_inside("sandbox.look")
-            found = {"age_s": said.get("ageSeconds"), "left_s": said.get("secondsLeft"), "clients": said.get("clients")}
-            return {**found, "is_paused": said.get("state") == "paused"}
+            answer = await self.ask_inside("sandbox.look")
+            facts = {
+                "age_s": answer.get("ageSeconds"),
+                "left_s": answer.get("secondsLeft"),
+                "clients": answer.get("clients"),
+            }
+            return {**facts, "is_paused": answer.get("state") == "paused"}
         raise InvalidRequest(f"{op}: this is settled when a sandbox is opened at a service")
 
     async def kill(self) -> None:
-        """End it for everybody, and wait until nothing of it is left."""
+        """End the sandbox for all clients, and wait until everything of it is removed."""
         self._is_over = True
         await self.ask_inside("sandbox.end", timeout_s=END_S)
 
     async def close(self) -> None:
-        """End it, unless that was done; what cannot be ended ends after its lifetime."""
+        """End the sandbox, unless `kill` did. If that fails, it ends after its lifetime."""
         await self.settle(END_S)
         if self._is_over:
             return
@@ -258,21 +262,21 @@ class RemoteSandbox(RemoteFiles):
 
 
 class RemoteConnection:
-    """Hold a connection to a server inside; see core.protocols.OpenConnection."""
+    """A connection to a server inside; see core.protocols.OpenConnection."""
 
     def __init__(self) -> None:
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_open = False
 
     def hear(self, name: str, _: Mapping[str, Any]) -> None:
-        """Take an event."""
+        """Handle an event."""
         if name == "connected":
             self.is_open = True
             if not self.opened.done():
                 self.opened.set_result(None)
 
     def follow(self, call: Call) -> None:
-        """Take the call that carries it."""
+        """Set the call that carries the connection."""
         self._call, self._stream, self._has_ended = call, incoming(call, OUT), False
         call.closed.add_done_callback(self._note_over)
 
@@ -281,36 +285,36 @@ class RemoteConnection:
             self.opened.set_result(None)
 
     async def read(self, most: int = 1 << 16) -> bytes:
-        """Return the next bytes; empty at the end."""
+        """Return the next bytes; b"" at the end."""
         return await self._stream.read(most)
 
     async def write(self, data: bytes) -> bool:
-        """Send all of `data`; False where the server is gone."""
+        """Send all of `data`; returns False if the server has closed the connection."""
         return not self._has_ended and await self._call.send(IN, data)
 
     def end(self) -> None:
-        """Say that nothing more comes."""
+        """Close the sending direction."""
         if not self._has_ended:
             self._has_ended = True
             self._call.end(IN)
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         self._has_ended = True
         self._call.cancel()
 
     async def wait_closed(self) -> None:
-        """Wait until it is closed."""
+        """Wait until the connection is closed."""
         await asyncio.wait([self._call.closed])
 
 
-def _object(found: object) -> Mapping[str, Any]:
-    return found if isinstance(found, dict) else {}
+def _object(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
-def _bytes(found: object) -> bytes:
+def _bytes(encoded: object) -> bytes:
     try:
-        return base64.b64decode(found) if isinstance(found, str) else b""
+        return base64.b64decode(encoded) if isinstance(encoded, str) else b""
     except binascii.Error:
         return b""
 
@@ -328,4 +332,4 @@ def _process(row: Mapping[str, Any]) -> ProcessInfo:
 
 
 def _snake(name: str) -> str:
-    return re.sub(r"([A-Z])", lambda found: f"_{found[1].lower()}", name)
+    return re.sub(r"([A-Z])", lambda match: f"_{match[1].lower()}", name)

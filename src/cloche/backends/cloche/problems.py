@@ -1,4 +1,4 @@
-"""Problems of the wire as our errors: who is to blame, what to do; in the service's words, bounded."""
+"""Problems of the wire as our errors: the cause and the remedy, in the service's words, bounded."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ _FAILURES = {
 
 
 def error_of(refused: CallRefused, account: RemoteAccount, *, path: str | None = None) -> Exception:
-    """Return the error for a problem; `path` is the file that a call was about."""
+    """Return the error for a problem. `path` is the file of the call, if there is one."""
     problem = refused.problem
     kind = str(problem.get("type"))[-80:].rpartition("/")[2]
     detail, remedy = _text(problem, "detail", account), _text(problem, "remedy", account)
-    said = f"{detail}; {remedy}" if remedy else detail
-    by = f"the service at {account.host}: {said}"
+    message = f"{detail}; {remedy}" if remedy else detail
+    by = f"the service at {account.host}: {message}"
     if path is not None and kind in _FILES:
-        word = problem.get("kind")
-        word = word if isinstance(word, str) and len(word) <= 40 else _FILES[kind]
-        return FILE_ERRORS.get(word, SandboxFileError)(detail, path=path, kind=word)
+        file_kind = problem.get("kind")
+        file_kind = file_kind if isinstance(file_kind, str) and len(file_kind) <= 40 else _FILES[kind]
+        return FILE_ERRORS.get(file_kind, SandboxFileError)(detail, path=path, kind=file_kind)
     if kind == "connection-refused":
         return ConnectionRefusedError(detail)
     if kind in _SIMPLE:
@@ -57,37 +57,37 @@ def error_of(refused: CallRefused, account: RemoteAccount, *, path: str | None =
     if kind == "backend-unavailable":
         return BackendUnavailable(f"the service at {account.host}: {detail}", remedy=remedy)
     if kind == "cancelled":
-        return OutcomeUnknown(f"the service at {account.host} has cancelled this: {said}; look there before a retry")
+        return OutcomeUnknown(f"the service at {account.host} has cancelled this: {message}; look there before a retry")
     status = problem.get("status")
     status = status if type(status) is int and 400 <= status < 600 else None
     failure = _FAILURES.get(kind) or (by_status(status) if status is not None else Failure.BAD_ANSWER)
     return remote_error(
-        "cloche", failure, detail=said, status=status, retry_after_s=_seconds(problem.get("retryAfter")),
+        "cloche", failure, detail=message, status=status, retry_after_s=_seconds(problem.get("retryAfter")),
         account=account,
     )  # fmt: skip
 
 
 def _text(problem: Mapping[str, Any], name: str, account: RemoteAccount) -> str:
-    found = problem.get(name)
-    return scrub(found, account) if isinstance(found, str) else ""
+    text = problem.get(name)
+    return scrub(text, account) if isinstance(text, str) else ""
 
 
-def _seconds(found: object) -> float | None:
-    text = str(found)
+def _seconds(value: object) -> float | None:
+    text = str(value)
     return float(text) if len(text) <= 5 and text.isdecimal() else None
 
 
-def lost(error: LinkLost, account: RemoteAccount, what: str, where: str = "") -> OutcomeUnknown:
-    """Return the error for a connection that was lost after something was asked; `where` says how to look."""
-    said = scrub(error.detail, account)
+def lost(error: LinkLost, account: RemoteAccount, action: str, where: str = "") -> OutcomeUnknown:
+    """Return the error for a connection lost after a call was sent; `where` says where to look."""
+    detail = scrub(error.detail, account)
     look = f" {where}" if where else ""
     return OutcomeUnknown(
-        f"backend 'cloche': the connection to {account.host} was lost ({said}) while {what}, which may or may not have "
-        f"been done.{look} Do not repeat it blindly."
+        f"backend 'cloche': the connection to {account.host} was lost ({detail}) while {action}, which may or may not "
+        f"have been done.{look} Do not repeat it blindly."
     )
 
 
-def late(account: RemoteAccount, what: str, where: str = "") -> OutcomeUnknown:
-    """Return the error for an answer that did not come in time."""
+def late(account: RemoteAccount, action: str, where: str = "") -> OutcomeUnknown:
+    """Return the error for an answer that did not arrive in time."""
     look = f" {where}" if where else ""
-    return OutcomeUnknown(f"backend 'cloche': {account.host} did not say in time how {what} ended.{look}")
+    return OutcomeUnknown(f"backend 'cloche': {account.host} did not say in time how {action} ended.{look}")

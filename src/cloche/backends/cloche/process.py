@@ -22,14 +22,14 @@ from .results import ResultReader
 from .wire import ERR, IN, OUT, Call
 
 log = logging.getLogger("cloche.live")
-START_S = 60.0  # for the sandbox to say that a process has started
-LATE_S, LATE_ROUNDS = 10.0, 4  # after a time-out, for the service to report the end
-MOST_WRITE = 1 << 19  # bytes to a terminal at once
+START_S = 60.0  # wait for a process's start
+LATE_S, LATE_ROUNDS = 10.0, 4  # wait for the service's report after a time-out
+MOST_WRITE = 1 << 19  # bytes of one write to a terminal
 NAMES: dict[int, Stream] = {OUT: "stdout", ERR: "stderr"}
 
 
 class RemoteProcess:
-    """Hold one process; see core.protocols.OpenProcess."""
+    """One process; see core.protocols.OpenProcess."""
 
     def __init__(
         self, sandbox: SandboxCalls, limits: Limits, sink: Sink | None, *, timeout_s: float | None = None,
@@ -47,14 +47,14 @@ class RemoteProcess:
         self._call: Call | None = None
 
     async def begin(self, verb: str, fields: Mapping[str, Any]) -> None:
-        """Begin the call, and wait until the process is there. Raises StartFailed, OutcomeUnknown, InvalidRequest."""
+        """Begin the call and wait for the process's start. Raises StartFailed, OutcomeUnknown, InvalidRequest."""
         account = self._sandbox.account
         call = self._call = await begin(account, verb, fields, on_event=self._hear)
         self.stdout, self.stderr = ByteStream(call, OUT), ByteStream(call, ERR)
         call.on_data, call.on_end = self._take, self._take_end
         call.closed.add_done_callback(self._note_over)
         try:
-            await asyncio.wait([self._started], timeout=START_S + (self._timeout_s or 0.0))  # it may wait for room
+            await asyncio.wait([self._started], timeout=START_S + (self._timeout_s or 0.0))  # the process may be queued
         except asyncio.CancelledError:
             call.cancel()
             await asyncio.wait([call.closed], timeout=account.cancel_s)
@@ -95,17 +95,17 @@ class RemoteProcess:
         if self._sink is None:
             (self.stdout if channel == OUT else self.stderr).put(data)
             return
-        assert self._call is not None  # noqa: S101 - what comes comes from it
+        assert self._call is not None  # noqa: S101 - data arrives from this call
         self._call.grant(channel, len(data))
-        kept = self._kept[channel]
-        was_flooded = kept.total > self._limits.flood_bytes
-        kept.add(data)
+        output = self._kept[channel]
+        was_flooded = output.total > self._limits.flood_bytes
+        output.add(data)
         if was_flooded:
             return
         if self._sink is not discard:
             self._announce()
             self._sink(OutputChunk(stream=NAMES[channel], data=data))
-        if kept.total > self._limits.flood_bytes:
+        if output.total > self._limits.flood_bytes:
             self.kill(KillCause.OUTPUT_LIMIT)
 
     def _take_end(self, channel: int) -> None:
@@ -114,18 +114,18 @@ class RemoteProcess:
     # What is done with it.
 
     async def write(self, data: bytes) -> bool:
-        """Write to its standard input; False where it has ended."""
+        """Write to standard input; returns False if it is closed."""
         if self._call is None or self._has_input_ended:
             return False
         if not self._has_terminal:
             return await self._call.send(IN, data)
-        for at in range(0, len(data), MOST_WRITE):
-            encoded = base64.b64encode(data[at : at + MOST_WRITE]).decode()
+        for offset in range(0, len(data), MOST_WRITE):
+            encoded = base64.b64encode(data[offset : offset + MOST_WRITE]).decode()
             await self._sandbox.ask_inside("process.write", {"process": self.id, "base64": encoded})
         return not self._call.closed.done()
 
     def close_stdin(self) -> None:
-        """End its standard input; on a terminal, say so as Ctrl-D does."""
+        """Close standard input; on a terminal, like Ctrl-D."""
         if self._has_terminal:
             self._soon("process.write", text="", end=True)
         elif self._call is not None and not self._has_input_ended:
@@ -137,17 +137,17 @@ class RemoteProcess:
         self._soon("process.signal", signal=number, to=to)
 
     def resize(self, rows: int, columns: int) -> None:
-        """Set the size of its terminal."""
+        """Set the size of the terminal."""
         self._soon("process.resize", rows=rows, columns=columns)
 
     def kill(self, cause: KillCause | None = None) -> None:
-        """Kill all that belongs to it."""
+        """Kill the process and all of its descendants."""
         if self._cause is None:
             self._cause = cause
         self._soon("process.kill")
 
     def detach(self) -> None:
-        """Let it go on without a client."""
+        """Let the process continue without a client."""
         self._is_detached = True
         self._soon("process.detach")
         self.stdout.put_end()
@@ -172,13 +172,16 @@ class RemoteProcess:
         assert self._end is not None  # noqa: S101 - it has begun
         if self._timeout_s is not None:
             await self._keep_time(self._end, self._timeout_s)
-        said = await asyncio.shield(self._end)
-        if said.get("isDetached") is True:
+        answer = await asyncio.shield(self._end)
+        if answer.get("isDetached") is True:
             raise Detached(f"process {self.id} was let go; attach to it by its id")
-        return said
+        return answer
 
     async def _keep_time(self, end: asyncio.Task[dict[str, Any]], timeout_s: float) -> None:
-        """Wait for its end, and kill it where that is late; what nobody has read, and a pause, hold the report up."""
+        """Wait for the process's end, and kill it if the end is late.
+
+        Unread output and a pause delay the report of an end, so that time does not count.
+        """
         await asyncio.wait([end], timeout=self._started_at + timeout_s - asyncio.get_running_loop().time())
         rounds = 0
         while not end.done():
@@ -197,24 +200,25 @@ class RemoteProcess:
                     )
 
     async def result(self, *, takes_output: bool = True) -> Result:
-        """Wait for its end and return what came of it; see core.protocols.OpenProcess."""
+        """Wait for the end and return the result; see core.protocols.OpenProcess."""
         if takes_output and self._sink is None:
             for channel, stream in ((OUT, self.stdout), (ERR, self.stderr)):
                 if not stream.is_read:
                     stream.divert(self._kept[channel].add)
-        said = await self._ended()
+        answer = await self._ended()
         reader = ResultReader(self._sandbox.account, self._limits)
-        return self._with_output(reader.read(said, sandbox=self._sandbox.id))
+        return self._with_output(reader.read(answer, sandbox=self._sandbox.id))
 
-    def _with_output(self, said: Result) -> Result:
-        """Return the result with what came on the streams; what the service has added stands at the end."""
-        kept = {channel: one.joined() for channel, one in self._kept.items()}
-        out, err = kept[OUT] + said.stdout_bytes, kept[ERR]
-        if said.stderr_bytes:
-            err += (b"" if not err or err.endswith(b"\n") else b"\n") + said.stderr_bytes
+    def _with_output(self, reported: Result) -> Result:
+        """Return the result with the output of the streams, followed by text that the service added."""
+        outputs = {channel: output.joined() for channel, output in self._kept.items()}
+        out, err = outputs[OUT] + reported.stdout_bytes, outputs[ERR]
+        if reported.stderr_bytes:
+            err += (b"" if not err or err.endswith(b"\n") else b"\n") + reported.stderr_bytes
         result = replace(
-            said, stdout=out.decode("utf-8", "replace"), stderr=err.decode("utf-8", "replace"), stdout_bytes=out,
-            stderr_bytes=err, truncated=said.truncated or any(one.is_truncated for one in self._kept.values()),
+            reported, stdout=out.decode("utf-8", "replace"), stderr=err.decode("utf-8", "replace"), stdout_bytes=out,
+            stderr_bytes=err,
+            truncated=reported.truncated or any(output.is_truncated for output in self._kept.values()),
         )  # fmt: skip
         result.meta["process"] = self.id
         if self._cause is KillCause.OUTPUT_LIMIT and result.status in (Status.SIGNALED, Status.ERROR):
@@ -224,7 +228,7 @@ class RemoteProcess:
         return result
 
     async def close(self) -> None:
-        """Kill it, unless it has ended or was let go, and wait until that is reported."""
+        """Kill the process unless it has ended or was detached, and wait for the report of its end."""
         if self._end is None or self._end.done() or self._is_detached:
             return
         self.kill(KillCause.CANCELLED)
@@ -236,5 +240,5 @@ class RemoteProcess:
 
 
 def not_there(error: ClocheError) -> InvalidRequest:
-    """Return the error for a process that there is not."""
+    """Return the error for a process that does not exist."""
     return InvalidRequest(f"process: {error}")

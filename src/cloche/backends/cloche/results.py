@@ -1,4 +1,4 @@
-"""Results of the wire as `Result`: each field is checked and bounded, since others say them, and a guest among them."""
+"""Results of the wire as `Result`. Each field is checked and bounded: the service and the guest determine it."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _ESCAPE = re.compile(r"\\u(dc[89a-f][0-9a-f])")
 
 
 class ResultReader:
-    """Read results of one account."""
+    """Read the results of one account."""
 
     def __init__(self, account: RemoteAccount, limits: Limits):
         self._account, self._limits = account, limits
 
     def wrong(self) -> OutcomeUnknown:
-        """Return the error for what is no result, of code that was sent."""
+        """Return the error for an invalid result of code that was sent."""
         return OutcomeUnknown(
             f"backend 'cloche': the answer of {self._account.host} is not what the protocol says: what came is no "
             "result. The code may or may not have run; do not repeat it blindly."
@@ -41,47 +41,47 @@ class ResultReader:
 
     def read(
         self,
-        said: Mapping[str, Any],
+        answer: Mapping[str, Any],
         *,
         sandbox: str = "",
         files: tuple[FileRecord, ...] = (),
         save: SaveFiles | None = None,
     ) -> Result:
-        """Return a result. Raises OutcomeUnknown for what is none."""
+        """Return a result. Raises OutcomeUnknown for an invalid one."""
         try:
-            return self._read(said, sandbox, files, save)
+            return self._read(answer, sandbox, files, save)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise self.wrong() from error
 
     def _read(
-        self, said: Mapping[str, Any], sandbox: str, files: tuple[FileRecord, ...], save: SaveFiles | None
+        self, answer: Mapping[str, Any], sandbox: str, files: tuple[FileRecord, ...], save: SaveFiles | None
     ) -> Result:
-        status, exit_code = Status(said["status"]), said["exitCode"]
+        status, exit_code = Status(answer["status"]), answer["exitCode"]
         if type(exit_code) is not int or not -1 <= exit_code <= 255:
             raise ValueError
-        stdout, stderr = self._stream(said, "stdout"), self._stream(said, "stderr")
-        meta = said.get("meta")
+        stdout, stderr = self._stream(answer, "stdout"), self._stream(answer, "stderr")
+        meta = answer.get("meta")
         meta = dict(meta) if isinstance(meta, dict) else {}
-        duration = _number(said.get("duration"))
+        duration = _number(answer.get("duration"))
         return Result(
             stdout[0], stderr[0], exit_code, duration,
-            truncated=said.get("truncated") is True,
+            truncated=answer.get("truncated") is True,
             timed_out=status is Status.TIMEOUT,
             status=status,
-            value=said.get("value"),
-            value_is_repr=said.get("valueIsRepr") is True,
-            outputs=read_outputs(said.get("outputs")),
+            value=answer.get("value"),
+            value_is_repr=answer.get("valueIsRepr") is True,
+            outputs=read_outputs(answer.get("outputs")),
             files=files,
-            usage=_usage(said.get("usage"), duration),
-            enforcement=self.enforcement(said, meta),
+            usage=_usage(answer.get("usage"), duration),
+            enforcement=self.enforcement(answer, meta),
             stdout_bytes=stdout[1],
             stderr_bytes=stderr[1],
             save_files=save,
-            meta=self.meta(meta, sandbox or str(said.get("id"))[:64]),
+            meta=self.meta(meta, sandbox or str(answer.get("id"))[:64]),
         )  # fmt: skip
 
-    def _stream(self, said: Mapping[str, Any], name: str) -> tuple[str, bytes]:
-        text, encoded = said[name], said.get(f"{name}Base64")
+    def _stream(self, answer: Mapping[str, Any], name: str) -> tuple[str, bytes]:
+        text, encoded = answer[name], answer.get(f"{name}Base64")
         if not isinstance(text, str):
             raise TypeError
         if isinstance(encoded, str):
@@ -89,29 +89,32 @@ class ResultReader:
             return data.decode("utf-8", "replace"), data
         return text, text.encode("utf-8", "replace")
 
-    def meta(self, said: Mapping[str, Any], sandbox: str) -> dict[str, Any]:
-        """Return a result's meta: the service's own, and where it ran."""
+    def meta(self, reported: Mapping[str, Any], sandbox: str) -> dict[str, Any]:
+        """Return a result's meta: the service's own, and where the code ran."""
         remote = {**self._account.as_dict(), "sandbox": sandbox}
-        if isinstance(said.get("backend"), str):
-            remote["backend"] = scrub(said["backend"], self._account)
-        meta = {**said, "backend": "cloche", "level_source": "claimed", "remote": remote}
+        if isinstance(reported.get("backend"), str):
+            remote["backend"] = scrub(reported["backend"], self._account)
+        meta = {**reported, "backend": "cloche", "level_source": "claimed", "remote": remote}
         if "network" in meta:
             rows = meta["network"]
             meta["network"] = [row for row in rows if _is_traffic(row)] if isinstance(rows, list) else []
         return meta
 
-    def enforcement(self, said: Mapping[str, Any], meta: Mapping[str, Any]) -> Enforcement:
-        """Return what the service says of its own sandbox: claimed, where it says enforced."""
-        rows = said.get("enforcement")
-        found = _read_enforcement_once(self._account, rows, meta.get("level", said.get("level")))
-        hits = said.get("hits")
+    def enforcement(self, answer: Mapping[str, Any], meta: Mapping[str, Any]) -> Enforcement:
+        """Return the enforcement that the service reports; its `enforced` becomes `claimed`."""
+        rows = answer.get("enforcement")
+        enforcement = _read_enforcement_once(self._account, rows, meta.get("level", answer.get("level")))
+        hits = answer.get("hits")
         if isinstance(hits, dict):
-            told = {name: count for name, count in hits.items() if name in _HITS and type(count) is int and count > 0}
-            if told:
+            counts = {name: count for name, count in hits.items() if name in _HITS and type(count) is int and count > 0}
+            if counts:
                 return Enforcement(
-                    level=found.level, controls=found.controls, hits=told, level_source=found.level_source
+                    level=enforcement.level,
+                    controls=enforcement.controls,
+                    hits=counts,
+                    level_source=enforcement.level_source,
                 )
-        return found
+        return enforcement
 
 
 def _is_traffic(row: object) -> bool:
@@ -126,44 +129,46 @@ _last: list[tuple[RemoteAccount, object, object, Enforcement]] = []
 
 
 def _read_enforcement_once(account: RemoteAccount, rows: object, level: object) -> Enforcement:
-    """Return what a service says to enforce; from one run to the next that hardly ever changes."""
+    """Return the reported enforcement. The last one is cached, because it rarely changes between runs."""
     if _last and _last[0][:3] == (account, rows, level):
         return _last[0][3]
-    found = read_enforcement(account, rows, level)
-    _last[:] = [(account, rows, level, found)]
-    return found
+    enforcement = read_enforcement(account, rows, level)
+    _last[:] = [(account, rows, level, enforcement)]
+    return enforcement
 
 
 def read_enforcement(account: RemoteAccount, rows: object, level: object) -> Enforcement:
-    """Return what a service says to enforce, row by row."""
+    """Return the reported enforcement, row by row."""
     changes: dict[Control, Measure] = {}
     by = account.host
     for control in Control:
         row = rows.get(str(control)) if isinstance(rows, dict) else None
         row = row if isinstance(row, dict) else {}
-        said = {name: str(row.get(name, ""))[:MOST_TEXT] for name in ("state", "mechanism", "reason")}
-        if said["state"] in ("enforced", "claimed"):
-            measure = claimed(by, said["reason"])
+        texts = {name: str(row.get(name, ""))[:MOST_TEXT] for name in ("state", "mechanism", "reason")}
+        if texts["state"] in ("enforced", "claimed"):
+            measure = claimed(by, texts["reason"])
             changes[control] = Measure(
-                state=measure.state, mechanism=f"{measure.mechanism}: {scrub(said['mechanism'])}", reason=measure.reason
+                state=measure.state,
+                mechanism=f"{measure.mechanism}: {scrub(texts['mechanism'])}",
+                reason=measure.reason,
             )
         else:
-            state = State.PARTIAL if said["state"] == "partial" else State.ABSENT
+            state = State.PARTIAL if texts["state"] == "partial" else State.ABSENT
             changes[control] = Measure(
-                state=state, mechanism=scrub(said["mechanism"]), reason=f"says {by}: {scrub(said['reason'])}"
+                state=state, mechanism=scrub(texts["mechanism"]), reason=f"says {by}: {scrub(texts['reason'])}"
             )
-    for control in (Control.TIME, Control.OUTPUT):  # which are kept from here as well
+    for control in (Control.TIME, Control.OUTPUT):  # also enforced on this side
         if changes[control].state is State.CLAIMED:
             del changes[control]
     try:
-        found = Level.parse(str(level)[:40])
+        parsed_level = Level.parse(str(level)[:40])
     except InvalidRequest:
-        found = Level.NONE
-    return claimed_enforcement(found, claimed_controls(by, changes))
+        parsed_level = Level.NONE
+    return claimed_enforcement(parsed_level, claimed_controls(by, changes))
 
 
 def read_outputs(rows: object) -> tuple[Output, ...]:
-    """Return rich outputs; what is no text is in base64. Raises ValueError."""
+    """Return rich outputs; binary content is in base64. Raises ValueError."""
     if not isinstance(rows, list) or len(rows) > MOST_OUTPUTS:
         if rows in (None, []):
             return ()
@@ -172,7 +177,7 @@ def read_outputs(rows: object) -> tuple[Output, ...]:
 
 
 def read_output(row: Any) -> Output:  # noqa: ANN401 - any JSON
-    """Return one."""
+    """Return one rich output."""
     data = {str(mime): _content(str(mime), text) for mime, text in row["data"].items() if isinstance(text, str)}
     metadata = row.get("metadata")
     return Output(data=data, metadata=metadata if isinstance(metadata, dict) else {})
@@ -190,13 +195,13 @@ def _content(mime: str, text: str) -> str | bytes:
 def _usage(said: object, wall_s: float) -> Usage:
     row = said if isinstance(said, dict) else {}
     count = {name: row.get(name) for name in ("cpuUserS", "cpuSystemS", "peakMemoryBytes", "processes")}
-    known = {name: _number(value) for name, value in count.items() if value is not None}
+    numbers = {name: _number(value) for name, value in count.items() if value is not None}
     return Usage(
         wall_s=_number(row.get("wallS", wall_s)),
-        cpu_user_s=known.get("cpuUserS"),
-        cpu_system_s=known.get("cpuSystemS"),
-        peak_memory_bytes=int(known["peakMemoryBytes"]) if "peakMemoryBytes" in known else None,
-        processes=int(known["processes"]) if "processes" in known else None,
+        cpu_user_s=numbers.get("cpuUserS"),
+        cpu_system_s=numbers.get("cpuSystemS"),
+        peak_memory_bytes=int(numbers["peakMemoryBytes"]) if "peakMemoryBytes" in numbers else None,
+        processes=int(numbers["processes"]) if "processes" in numbers else None,
     )
 
 
@@ -207,10 +212,10 @@ def _number(value: object) -> float:
 
 
 def read_records(rows: object) -> tuple[FileRecord, ...]:
-    """Return the files of a result: paths below the workspace, no more than a result has. Raises ValueError."""
+    """Return the files of a result: paths below the workspace, at most `MAX_FILES`. Raises ValueError."""
     if not isinstance(rows, list) or len(rows) > MAX_FILES:
         raise ValueError
-    found: dict[str, FileRecord] = {}
+    records: dict[str, FileRecord] = {}
     for row in rows:
         path, size, digest = row["path"], row["size"], row["sha256"]
         path = unescaped(path)
@@ -218,23 +223,26 @@ def read_records(rows: object) -> tuple[FileRecord, ...]:
             raise ValueError
         if len(digest) != 64 or set(digest) - _DIGITS:
             raise ValueError
-        found[path] = FileRecord(path=path, size=size, sha256=digest)
-    if sum(map(len, found)) > MAX_PATH_CHARS:
+        records[path] = FileRecord(path=path, size=size, sha256=digest)
+    if sum(map(len, records)) > MAX_PATH_CHARS:
         raise ValueError
-    return tuple(found.values())
+    return tuple(records.values())
 
 
 def unescaped(path: str) -> str:
-    """Return a path as the guest has it; a byte that is no UTF-8 was written as an escape."""
-    return _ESCAPE.sub(lambda found: chr(int(found[1], 16)), path)
+    """Return a path as the guest wrote it; bytes that are not UTF-8 were sent as escapes."""
+    return _ESCAPE.sub(lambda match: chr(int(match[1], 16)), path)
 
 
 def kept(spool: Spool, records: Sequence[FileRecord]) -> SaveFiles | None:
-    """Return what saves files whose contents came one after the other. Raises ValueError where they did not."""
-    ranges, at = {}, 0
+    """Return the function that saves files whose contents are consecutive in `spool`.
+
+    Raises ValueError if they are not.
+    """
+    ranges, offset = {}, 0
     for record in records:
-        ranges[record.path] = ByteRange(offset=at, size=record.size, sha256=record.sha256)
-        at += record.size
-    if at != spool.size:
+        ranges[record.path] = ByteRange(offset=offset, size=record.size, sha256=record.sha256)
+        offset += record.size
+    if offset != spool.size:
         raise ValueError("the files that came are not those of the result")
     return keep(spool, ranges, tuple(records))

@@ -1,4 +1,4 @@
-"""A throwaway sandbox at a service: a single run is one call; for several there is one that lives, and is ended."""
+"""A throwaway sandbox at a service: a single run is one call; several runs share a workspace there."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from .wire import IN, OUT, Call, TakeEvent
 
 OPEN_S = 120.0
 MOST_MISSED = 1 << 53
-GRACE_S = 60.0  # beyond a run's time-out: for its turn at the service, its start, and its files
+GRACE_S = 60.0  # added to a run's time-out for queueing, start and files
 
 
 class RunEvents:
-    """Hand the events of a run to a sink; remember its id, and how many events were missed."""
+    """Pass the events of a run to a sink; remember its id and the number of missed events."""
 
     def __init__(self, sink: Sink | None):
         self._sink = sink
         self.id, self.missed = "", 0
 
     def take(self, name: str, data: Mapping[str, Any]) -> None:
-        """Take one; what makes no sense is dropped."""
+        """Handle one event; malformed ones are dropped."""
         if name in ("run", "call"):
             self.id = str(data.get("id"))[:64]
         elif name == "missed" and type(data.get("events")) is int:
@@ -60,14 +60,14 @@ class RunEvents:
                 output = read_output(data)
             except (KeyError, TypeError, ValueError, AttributeError):
                 return
-            place = data.get("replaces")
-            is_place = type(place) is int and 0 <= place < MAX_OUTPUTS
-            sink(Displayed(output=output, replaces=place if is_place else None))
+            index = data.get("replaces")
+            is_place = type(index) is int and 0 <= index < MAX_OUTPUTS
+            sink(Displayed(output=output, replaces=index if is_place else None))
         elif name == "cleared":
             sink(Cleared())
 
     def note(self, result: Result) -> Result:
-        """Say in a result what was missed."""
+        """Record the number of missed events in a result."""
         if self.missed:
             result.meta["events_missed"] = self.missed
         return result
@@ -83,22 +83,22 @@ def _content(data: Mapping[str, Any]) -> bytes:
         return b""
 
 
-AFTERWARDS = (Failure.SERVER, Failure.TIMEOUT, Failure.BAD_ANSWER)  # of a service that had the code
+AFTERWARDS = (Failure.SERVER, Failure.TIMEOUT, Failure.BAD_ANSWER)  # failures after the service received the code
 
 
 async def run_outcome(
     call: Call,
     account: RemoteAccount,
-    what: str,
+    action: str,
     *,
     timeout_s: float,
     where: Callable[[], str],
     is_held: Callable[[], Awaitable[bool]] | None = None,
 ) -> dict[str, Any]:
-    """Wait for the end of code that runs; who stops to wait has it ended, and waits for that.
+    """Wait for the end of running code. If the caller is cancelled, the code is ended, and its end awaited.
 
-    It has so long, and again so long as often as it `is_held`: a pause stops its clock, but that of the sandbox's
-    lifetime goes on.
+    The wait is `timeout_s`, and is repeated while `is_held` is true: a pause stops the time-out, but not the sandbox's
+    lifetime, which bounds the whole wait.
     """
     loop = asyncio.get_running_loop()
     ends = loop.time() + account.lifetime_s + timeout_s
@@ -106,7 +106,7 @@ async def run_outcome(
         await asyncio.wait([call.closed], timeout=timeout_s)
         while not call.closed.done() and loop.time() < ends and is_held is not None and await is_held():
             await asyncio.wait([call.closed], timeout=timeout_s)
-        return await outcome(call, account, what, timeout_s=0.0)
+        return await outcome(call, account, action, timeout_s=0.0)
     except asyncio.CancelledError:
         call.cancel()
         await finish(asyncio.wait([call.closed], timeout=account.cancel_s))
@@ -116,14 +116,14 @@ async def run_outcome(
             raise
         raise OutcomeUnknown(f"{error} It may have run all the same. {where()}".rstrip()) from error
     except OutcomeUnknown as error:
-        if not call.closed.done():  # it was late, and is cancelled
+        if not call.closed.done():  # it was late and has been cancelled
             await asyncio.wait([call.closed], timeout=account.cancel_s)
         raise OutcomeUnknown(f"{error} {where()}".rstrip()) from error
 
 
 @asynccontextmanager
 async def counted_sandbox(account: RemoteAccount, lifetime_s: float) -> AsyncIterator[Callable[[str], None]]:
-    """Count a sandbox for the body, which says its id. Raises BackendUnavailable."""
+    """Count a sandbox during the body, which reports its id. Raises BackendUnavailable."""
     counter = counter_for(account)
     if counter is None:
         yield lambda _: None
@@ -134,7 +134,7 @@ async def counted_sandbox(account: RemoteAccount, lifetime_s: float) -> AsyncIte
     except OutcomeUnknown:
         if names:
             await finish(asyncio.to_thread(ticket.close))
-        raise  # without a name it may be there until its lifetime ends
+        raise  # without an id it may exist until its lifetime ends
     except BaseException:
         await finish(asyncio.to_thread(ticket.close if names else ticket.refund))
         raise
@@ -144,8 +144,8 @@ async def counted_sandbox(account: RemoteAccount, lifetime_s: float) -> AsyncIte
 class ThrowawaySandbox:
     """Run in sandboxes of a service; see core.protocols.OpenSandbox.
 
-    A single run has one of its own by one call. Several have a workspace there, which lives as long as a call over one
-    connection goes on: when this process dies, the service closes it.
+    A single run is one call and has its own sandbox. Several runs share a workspace, which lives as long as a call over
+    one connection: if this process dies, the service closes it.
     """
 
     def __init__(self, account: RemoteAccount, options: Mapping[str, Any], limits: Limits):
@@ -157,7 +157,7 @@ class ThrowawaySandbox:
         self._opening = asyncio.Lock()
 
     def expect_single_run(self) -> None:
-        """Say that the next run is the last one; see core.protocols.SupportsSingleRun."""
+        """Announce that the next run is the last one; see core.protocols.SupportsSingleRun."""
         self._is_single = True
 
     async def run(self, request: Request) -> Result:
@@ -177,7 +177,7 @@ class ThrowawaySandbox:
         await write_whole((await self._opened()).begin, self._account, "workspace.write", path, data)
 
     async def close(self) -> None:
-        """Have what was opened closed."""
+        """Close the workspace, if one was opened."""
         await self._stack.aclose()
 
     async def _opened(self) -> _Workspace:
@@ -211,7 +211,7 @@ class ThrowawaySandbox:
     async def _finished(
         self, verb: str, fields: Mapping[str, Any], timeout_s: float, sink: Sink | None, begin_here: Begin
     ) -> Result:
-        """Run by one call, and return its result with the files that came before it."""
+        """Run by one call, and return its result with the files received before it."""
         events, spool = RunEvents(sink), Spool(self._limits.disk_bytes)
         call = await begin_here(verb, fields, on_event=events.take)
         is_kept = True
@@ -226,49 +226,49 @@ class ThrowawaySandbox:
             call.grant(channel, len(data))
 
         call.on_data = take
-        said = await run_outcome(
+        answer = await run_outcome(
             call, self._account, "code ran", timeout_s=timeout_s + GRACE_S, where=lambda: self._where(events.id)
         )
-        return events.note(self._result(said, spool, is_kept=is_kept))
+        return events.note(self._result(answer, spool, is_kept=is_kept))
 
     def _where(self, run_id: str) -> str:
         if not run_id:
             return f"Runs of the service are listed at {self._account.host}/api/runs."
         return f"It is run {run_id}: look at {self._account.host}/api/runs/{run_id}."
 
-    def _result(self, said: Mapping[str, Any], spool: Spool, *, is_kept: bool) -> Result:
+    def _result(self, answer: Mapping[str, Any], spool: Spool, *, is_kept: bool) -> Result:
         try:
-            records = read_records(said.get("files"))
+            records = read_records(answer.get("files"))
             if is_kept:
-                return self._reader.read(said, files=records, save=kept(spool, records))
+                return self._reader.read(answer, files=records, save=kept(spool, records))
         except (KeyError, TypeError, ValueError) as error:
             raise self._reader.wrong() from error
-        result = self._reader.read(said)
+        result = self._reader.read(answer)
         result.meta["files_partial"] = "bytes"
         return result
 
 
 class Begin(Protocol):
-    """Begin a call, over any connection or over one."""
+    """Begin a call, over any connection or over a certain one."""
 
     async def __call__(self, verb: str, fields: Mapping[str, Any], *, on_event: TakeEvent | None = None) -> Call: ...
 
 
 class _Workspace:
-    """Hold a workspace: the call that keeps it, whose connection alone leads to it."""
+    """A workspace, kept by a call. It is reachable only over that call's connection."""
 
     def __init__(self, account: RemoteAccount, call: Call, opened: asyncio.Future[str]):
         self._account, self._call = account, call
         self.id = opened.result()
 
     async def begin(self, verb: str, fields: Mapping[str, Any], *, on_event: TakeEvent | None = None) -> Call:
-        """Begin a call about it. Raises BackendUnavailable where it is gone."""
+        """Begin a call about the workspace. Raises BackendUnavailable if it has ended."""
         if self._call.closed.done():
             await outcome(self._call, self._account, "a workspace was kept", timeout_s=0.0)
         return await begin_on(self._call.connection, verb, {"workspace": self.id, **fields}, on_event=on_event)
 
     async def close(self) -> None:
-        """Have it closed, and wait for that."""
+        """Close the workspace and wait until that is done."""
         self._call.cancel()
         await finish(asyncio.wait([self._call.closed], timeout=self._account.cancel_s))
 
@@ -293,7 +293,7 @@ async def _open_workspace(account: RemoteAccount, options: Mapping[str, Any]) ->
 
 
 async def read_whole(begin_here: Begin, account: RemoteAccount, verb: str, path: str, max_bytes: int) -> bytes:
-    """Return a file that comes as a whole. Raises SandboxFileError."""
+    """Return a file's content. Raises SandboxFileError."""
     call = await begin_here(verb, {**_as_it_stands(path), "most": max(0, max_bytes)})
     stream, size, pieces = incoming(call, OUT), 0, list[bytes]()
     async with in_time(call, path):
@@ -308,7 +308,7 @@ async def read_whole(begin_here: Begin, account: RemoteAccount, verb: str, path:
 
 @asynccontextmanager
 async def in_time(call: Call, path: str) -> AsyncIterator[None]:
-    """Give the body as long as an operation on files has; its call is over with it. Raises SandboxFileError."""
+    """Bound the time of a file operation; its call ends with the body. Raises SandboxFileError."""
     try:
         async with asyncio.timeout(FILE_S):
             yield
@@ -319,7 +319,7 @@ async def in_time(call: Call, path: str) -> AsyncIterator[None]:
 
 
 async def write_whole(begin_here: Begin, account: RemoteAccount, verb: str, path: str, data: bytes) -> None:
-    """Write a file that the service holds until it is whole. Raises SandboxFileError."""
+    """Write a file, which the service buffers until it is complete. Raises SandboxFileError."""
     call = await begin_here(verb, _as_it_stands(path))
     async with in_time(call, path):
         await call.send(IN, data)
@@ -328,6 +328,6 @@ async def write_whole(begin_here: Begin, account: RemoteAccount, verb: str, path
 
 
 def _as_it_stands(path: str) -> dict[str, str]:
-    """Return a path that the service passes on as it is, and reads as one of a workspace. Raises InvalidRequest."""
-    fields = path_fields(path)  # which refuses what is no path
+    """Return the field of a path that the service interprets relative to a workspace. Raises InvalidRequest."""
+    fields = path_fields(path)  # raises for an invalid path
     return {"path": path} if "path" in fields else encoded_path(path)

@@ -41,31 +41,31 @@ class RemoteSession:
 
     @property
     def runtime(self) -> str:
-        """Name the engine with its version."""
+        """Return the engine with its version."""
         return self._runtime
 
     @property
     def is_alive(self) -> bool:
-        """Tell whether it could still run something when that was last looked at."""
+        """Return whether the session was alive at the last check."""
         return self._is_alive
 
     @property
     def why_ended(self) -> str:
-        """Say how it ended; empty while it lives."""
+        """Return how the session ended; "" while it lives."""
         return self._why
 
     @property
     def sandbox(self) -> Any:  # noqa: ANN401 - one of two kinds
-        """Return the sandbox in whose workspace it works."""
+        """Return the sandbox whose workspace the session uses."""
         return _WorkspaceApart(self) if self._is_apart else self._opened_in
 
     @property
     def account(self) -> RemoteAccount:
-        """Return the account that it runs with."""
+        """Return the account."""
         return self._opened_in.account
 
     async def begin(self, verb: str, fields: Mapping[str, Any], *, on_event: TakeEvent | None = None) -> Call:
-        """Begin a call about it."""
+        """Begin a call about the session."""
         ids = {"sandbox": self._opened_in.id, "session": self.id}
         return await begin(self.account, verb, {**ids, **fields}, on_event=on_event)
 
@@ -77,15 +77,17 @@ class RemoteSession:
         return await self.run_collecting(code, timeout_s=timeout_s, sink=sink, collect=())
 
     async def run_collecting(self, code: str, *, timeout_s: float, sink: Sink, collect: tuple[str, ...]) -> Result:
-        """Run one cell; the files are those that match."""
-        here = self._opened_in
+        """Run one cell; the result's files are those that match `collect`."""
+        sandbox = self._opened_in
         if not self._is_alive:
             raise InvalidRequest(f"this session has ended ({self._why or 'its interpreter is gone'}); restart it")
         events = RunEvents(None if sink is discard else sink)
         fields = {"code": code, "timeout": timeout_s, "collect": list(collect)}
         call = await self.begin("session.run", fields, on_event=events.take)
-        said = await run_outcome(call, here.account, "a cell ran", timeout_s=timeout_s + GRACE_S, where=here.where)
-        result = events.note(await self._read_result(said))
+        answer = await run_outcome(
+            call, sandbox.account, "a cell ran", timeout_s=timeout_s + GRACE_S, where=sandbox.where
+        )
+        result = events.note(await self._read_result(answer))
         if result.meta.get("state") == "lost":
             self._is_alive = False
             with contextlib.suppress(ClocheError):
@@ -93,27 +95,27 @@ class RemoteSession:
         return result
 
     async def interrupt(self) -> None:
-        """Interrupt the cell that runs."""
+        """Interrupt the running cell."""
         await self._ask("session.interrupt")
 
     async def close(self) -> None:
-        """End it, for good."""
+        """End the session, for good."""
         self._is_alive = False
-        with contextlib.suppress(BackendUnavailable):  # it has ended, with its sandbox perhaps
+        with contextlib.suppress(BackendUnavailable):  # the session or its sandbox has ended
             await self._ask("session.close")
 
     async def checkpoint(self, name: str) -> None:
-        """Remember everything under `name`; see core.protocols.SupportsFork."""
+        """Save the session's state under `name`; see core.protocols.SupportsFork."""
         await self._ask("session.checkpoint", name=name)
 
     async def rollback(self, name: str) -> None:
-        """Go back to a checkpoint."""
+        """Return to a checkpoint."""
         self._note(await self._ask("session.rollback", name=name))
 
     async def fork(self, count: int) -> Sequence[RemoteSession]:
-        """Return sessions that begin as this one is."""
-        said = await self._ask("session.fork", count=count)
-        rows = said.get("items")
+        """Return sessions that start with this one's state."""
+        answer = await self._ask("session.fork", count=count)
+        rows = answer.get("items")
         forks = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
         if len(forks) != count:
             raise remote_error(
@@ -123,20 +125,20 @@ class RemoteSession:
 
 
 class _WorkspaceApart:
-    """Be the workspace of a session with checkpoints: files alone, as what runs there are its cells."""
+    """The workspace of a session with checkpoints. Only files can be used, because only its cells run there."""
 
     def __init__(self, session: RemoteSession):
         self._session = session
 
     async def run(self, _: Request) -> Result:
-        """Refuse."""
+        """Raise BackendUnavailable."""
         raise BackendUnavailable(
             "run: in the workspace of a session with checkpoints nothing else runs at a service.",
             remedy="Run a cell of the session.",
         )
 
     async def read_file(self, path: str, *, max_bytes: int) -> bytes:
-        """Return a file."""
+        """Return a file's content."""
         return await read_whole(self._session.begin, self._session.account, "session.readFile", path, max_bytes)
 
     async def write_file(self, path: str, data: bytes) -> None:

@@ -1,8 +1,8 @@
-"""One web socket over TLS, on the protocol without I/O of the package `websockets`.
+"""One web socket over TLS, on the sans-I/O protocol of the package `websockets`.
 
-What comes is handed on at once, in the event loop, and no task is needed for that: a connection is kept between
-blocking calls, whose loops stand still meanwhile and have no tasks then. Messages are bounded; nothing is read from the
-environment: no proxy, no certificates but the system's or those of `ca_file`.
+Received data is passed on in the event loop without a task, because a connection is kept between blocking calls, whose
+loop does not run in between and has no tasks then. The size of messages is bounded. Nothing is read from the
+environment: no proxy, no certificates except the system's or those of `ca_file`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from websockets.frames import Frame
     from websockets.http11 import Response
 
-MOST_FRAGMENTS = 1024  # of one message
-MOST_UNSENT = 64 << 20  # bytes: more than all windows of a connection
+MOST_FRAGMENTS = 1024  # maximum frames of one message
+MOST_UNSENT = 64 << 20  # bytes, above the sum of a connection's windows
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Say where a service is."""
+    """The address of a service."""
 
     host: str
     port: int
@@ -42,20 +42,22 @@ class Address:
 
     @property
     def uri(self) -> str:
-        """Return the address of the wire."""
+        """Return the URI of the wire."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'wss' if self.is_secure else 'ws'}://{host}:{self.port}{self.path}/api/wire"
 
 
 def read_address(account: RemoteAccount) -> Address:
-    """Return where the service of an account is; that its url is a plain address was checked."""
-    found = urlsplit(account.url)
-    is_secure = found.scheme == "https"
-    return Address(found.hostname or "", found.port or (443 if is_secure else 80), found.path.rstrip("/"), is_secure)
+    """Return the address of an account's service. The account's URL was validated before."""
+    split_url = urlsplit(account.url)
+    is_secure = split_url.scheme == "https"
+    return Address(
+        split_url.hostname or "", split_url.port or (443 if is_secure else 80), split_url.path.rstrip("/"), is_secure
+    )
 
 
 def _context(account: RemoteAccount) -> ssl.SSLContext:
-    """Return a context of our own: the library's usual one would write its keys where SSLKEYLOGFILE says."""
+    """Return a new TLS context. `ssl.create_default_context` would write session keys to SSLKEYLOGFILE."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if not account.ca_file:
@@ -72,7 +74,7 @@ def _context(account: RemoteAccount) -> ssl.SSLContext:
 
 
 class WebSocket(asyncio.Protocol):
-    """Hold one connection; each message is handed to `on_message`, and its end, once, to `on_end`."""
+    """One connection. Each message is passed to `on_message`, and its end, once, to `on_end`."""
 
     def __init__(self, account: RemoteAccount, address: Address, on_message: Callable[[bytes, bool], None]):
         from websockets.client import ClientProtocol
@@ -80,12 +82,12 @@ class WebSocket(asyncio.Protocol):
         from websockets.uri import parse_uri
 
         self._account, self._on_message = account, on_message
-        # A logger that nobody has configured: the package would write the key into its debug log.
+        # A private logger without handlers: the package logs headers, and so the key, at level debug.
         logger = logging.Logger("cloche.websocket", logging.CRITICAL)  # noqa: LOG001
         self._ws = ClientProtocol(parse_uri(address.uri), max_size=MOST_MESSAGE, logger=logger)
         self._is_secure, self._open = address.is_secure, State.OPEN
         self._transport: asyncio.Transport | None = None
-        self._parts: list[bytes] = []  # of a message that comes in several frames
+        self._parts: list[bytes] = []  # frames of an incomplete message
         self._is_text = False
         self._unparsed, self._frame_left = bytearray(), 0
         self._is_parsing = self._is_paused = self._has_ended = False
@@ -104,7 +106,9 @@ class WebSocket(asyncio.Protocol):
             return
         request = self._ws.connect()
         request.headers["Authorization"] = f"Bearer {self._account.api_key.reveal()}"
-        request.headers["Cloche-Silence"] = f"{self._account.silence_s:g}"  # after which we are gone
+        request.headers["Cloche-Silence"] = (
+            f"{self._account.silence_s:g}"  # the service treats this client as dead after this silence
+        )
         self._ws.send_request(request)
         self._flush()
 
@@ -121,7 +125,7 @@ class WebSocket(asyncio.Protocol):
         self._parse(data)
 
     def _parse(self, data: bytes) -> None:
-        """Handle what came frame by frame, at most `MOST_AT_ONCE` of them in one turn of the event loop."""
+        """Handle received data frame by frame, at most `MOST_AT_ONCE` frames in one turn of the event loop."""
         start = count = 0
         while count < MOST_AT_ONCE and not self._has_ended and self._ws.parser_exc is None:
             size = self._size_of_next(data, start)
@@ -145,22 +149,22 @@ class WebSocket(asyncio.Protocol):
             self._set_reading()
 
     def _size_of_next(self, data: bytes, start: int) -> int:
-        """Return the size of the next line of the answer, or of the next frame, as far as it came.
+        """Return the size of the received part of the next header line or frame; 0 if a frame's header is incomplete.
 
-        The package parses all that it is given in one go. 0 is returned for less than the header of a frame (RFC 6455).
+        The package parses all data it gets in one call. Frame headers: RFC 6455, section 5.2.
         """
-        left = len(data) - start
+        available = len(data) - start
         if not self.opened.done():
             return (data.find(b"\n", start) + 1 or len(data)) - start
         size = self._frame_left
         if not size:
-            length = data[start + 1] & 127 if left > 1 else 127
+            length = data[start + 1] & 127 if available > 1 else 127
             header = 2 + {126: 2, 127: 8}.get(length, 0)
-            if left < header:
+            if available < header:
                 return 0
             size = header + (length if length < 126 else int.from_bytes(data[start + 2 : start + header], "big"))
-        self._frame_left = max(0, size - left)
-        return min(size, left)
+        self._frame_left = max(0, size - available)
+        return min(size, available)
 
     def _check(self) -> None:
         if self._has_ended:
@@ -210,8 +214,8 @@ class WebSocket(asyncio.Protocol):
                 self._end(Failure.BAD_ANSWER, "a message in too many frames")
                 return
             if frame.fin:
-                whole, self._parts = b"".join(self._parts), []
-                self._on_message(whole, self._is_text)
+                message, self._parts = b"".join(self._parts), []
+                self._on_message(message, self._is_text)
         elif frame.opcode is Opcode.CLOSE:
             code, reason = self._ws.close_code, self._ws.close_reason or ""
             failure = Failure.UNAUTHORIZED if code == 1008 else Failure.SERVER
@@ -220,7 +224,7 @@ class WebSocket(asyncio.Protocol):
     # What is done with it.
 
     def pause_reading(self, *, is_paused: bool) -> None:
-        """Read nothing more, or go on."""
+        """Pause or resume reading."""
         self._is_paused = is_paused
         self._set_reading()
 
@@ -231,16 +235,16 @@ class WebSocket(asyncio.Protocol):
 
     @property
     def _takes_frames(self) -> bool:
-        return self.is_open and self._ws.state is self._open  # else it is closing, and the frame that says so is next
+        return self.is_open and self._ws.state is self._open  # otherwise a close frame is being exchanged
 
     def send_bytes(self, data: bytes) -> None:
-        """Send a binary frame; on a connection that has ended, nothing."""
+        """Send a binary frame. Does nothing if the connection has ended."""
         if self._takes_frames:
             self._ws.send_binary(data)
             self._flush()
 
     def close(self) -> None:
-        """Say that it is over, and close it."""
+        """Send a close frame, and close the connection."""
         self.on_end = lambda *_: None
         if self._takes_frames:
             self._ws.send_close(1000)
@@ -258,15 +262,15 @@ class WebSocket(asyncio.Protocol):
         self.is_open, self._has_ended = False, True
         if not self.opened.done():
             self.opened.set_exception(remote_error("cloche", failure, detail=why, account=self._account))
-        self.opened.exception()  # perhaps nobody waits for it
+        self.opened.exception()  # mark as retrieved, in case it is not awaited
         if self._transport is not None:
-            self._transport.abort()  # to close it would take another round of the loop, which may be over
+            self._transport.abort()  # close() would need another iteration of the loop, which may have ended
         on_end, self.on_end = self.on_end, lambda *_: None
         on_end(failure, why)
 
 
 def _detail(response: Response) -> str:
-    """Return what a problem of the service says; of anything else, as of a proxy's page, nothing."""
+    """Return the detail of the service's problem; "" for any other body, such as a proxy's page."""
     try:
         problem = json.loads(response.body or b"")
     except (ValueError, RecursionError):
@@ -281,7 +285,7 @@ def _retry_after(response: Response) -> float | None:
 
 
 async def connect(account: RemoteAccount, on_message: Callable[[bytes, bool], None], *, timeout_s: float) -> WebSocket:
-    """Return a web socket that is open. Raises BackendUnavailable, each cause with its own sentence."""
+    """Return an open web socket. Raises BackendUnavailable, with a sentence for each cause."""
     address = read_address(account)
     loop = asyncio.get_running_loop()
     context = _context(account) if address.is_secure else None

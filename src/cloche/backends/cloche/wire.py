@@ -1,9 +1,10 @@
-"""One connection to a service, as `docs/service/wire.md` has it: calls, their streams, and credit both ways.
+"""One connection to a service, as specified in `docs/service/wire.md`: calls, their streams, and credit in both
+directions.
 
-Theory of operation: frames are handled in the event loop, only so many in one turn. Who consumes content grants as much
-again, so no more than a window of each stream is ever held; more than that, and whatever else the document does not
-allow, ends the connection. JSON that comes in pieces is put together up to a bound. A call that nobody waits for any
-more is cancelled, and kept until the service says that it has ended.
+Theory of operation: frames are handled in the event loop, a bounded number in one turn. A consumer of content grants
+the same amount of credit, so at most one window of each stream is buffered. Data beyond the window, and any other
+violation of the specification, ends the connection. JSON that arrives in pieces is assembled up to a bound. A call
+whose caller stopped waiting is cancelled, and kept until the service reports its end.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from ..remote.failures import Failure, remote_error
 from .websocket import WebSocket, connect
 
 IN, OUT, ERR, JSON = wire.STDIN, wire.STDOUT, wire.STDERR, wire.REPORT
-MOST_JSON = 64 << 20  # of one result or event
-MOST_HELD = 128 << 20  # of all JSON of one connection that is not yet whole
-MOST_PARTS = 400_000  # commas, lists and objects of one result: its files alone may have a tenth of that
-LONG_DIGITS, MOST_LONG_DIGITS = 40, 1 << 18  # of an integer, and of all long ones of one text
+MOST_JSON = 64 << 20  # maximum of one result or event
+MOST_HELD = 128 << 20  # maximum of all incomplete JSON of one connection
+MOST_PARTS = 400_000  # commas, lists and objects in one result; its files alone can have a tenth of that
+LONG_DIGITS, MOST_LONG_DIGITS = 40, 1 << 18  # digits of a long integer, and of all long integers in one text
 MOST_NUMBER = (1 << 32) - 1
 
 TakeEvent = Callable[[str, Mapping[str, Any]], None]
@@ -33,7 +34,7 @@ TakeData = Callable[[int, bytes], None]
 
 
 class LinkLost(Exception):
-    """Report a connection that ended while a call went on."""
+    """Raised if the connection ends during a call."""
 
     def __init__(self, failure: Failure, detail: str):
         super().__init__(detail)
@@ -41,7 +42,7 @@ class LinkLost(Exception):
 
 
 class CallRefused(Exception):
-    """Hold the problem that ended a call."""
+    """Raised if a call ends with a problem."""
 
     def __init__(self, problem: Mapping[str, Any]):
         super().__init__(str(problem.get("detail"))[:1000])
@@ -49,9 +50,11 @@ class CallRefused(Exception):
 
 
 def read_json(data: bytes) -> Any:  # noqa: ANN401 - any JSON
-    """Return what a service says. Raises ValueError for what could not be written again, and for too many values.
+    """Return the JSON value that a service sent.
 
-    The scanner of `json` holds the interpreter's lock to the end, so a thread alone would keep nobody free.
+    Raises ValueError for values that cannot be serialised, and for too many.
+
+    The parser of `json` holds the GIL until its end, so a thread alone would not keep the event loop responsive.
     """
     text = data.decode()
     check_parts(text, MOST_PARTS)
@@ -62,7 +65,7 @@ def read_json(data: bytes) -> Any:  # noqa: ANN401 - any JSON
 
 
 class _Integers:
-    """Read the integers of one text: a long one takes the square of its digits."""
+    """Parse the integers of one text. Parsing takes quadratic time in the digits, so their sum is bounded."""
 
     def __init__(self) -> None:
         self._left = MOST_LONG_DIGITS
@@ -90,9 +93,9 @@ def _drop_event(_: str, __: Mapping[str, Any]) -> None:
 
 
 class Call(Channel):
-    """Hold one call. `on_event`, `on_data` and `on_end` are told at once; who takes data grants as much again.
+    """One call. `on_event`, `on_data` and `on_end` are called at once; the consumer of data grants the same amount.
 
-    `closed` has the result: any JSON, or its bytes where it came in pieces.
+    `closed` has the result: any JSON, or its bytes if it arrived in pieces.
     """
 
     def __init__(self, connection: Wire, number: int, *, on_event: TakeEvent | None, on_data: TakeData | None):
@@ -101,8 +104,8 @@ class Call(Channel):
         self._on_event: TakeEvent = on_event or _drop_event
         if on_data is not None:
             self.on_data = on_data
-        self.keeps_events = False  # whoever is told of events grants their bytes, later
-        self.event_size = 0  # of the event that is being told
+        self.keeps_events = False  # True if the consumer grants credit for events later
+        self.event_size = 0  # size of the event being passed to `on_event`
         self._is_cancelled = False
         self._ended: set[int] = set()
         self._json = bytearray()
@@ -110,7 +113,7 @@ class Call(Channel):
     # What comes.
 
     def take(self, kind: int, body: bytes) -> None:
-        """Take a frame. Raises WireError."""
+        """Handle a frame. Raises WireError."""
         if kind == wire.EVENT:
             self.credit.note_whole(JSON, len(body))
             self._take_event(_read_object(body), len(body))
@@ -120,7 +123,7 @@ class Call(Channel):
             super().take(kind, body)
 
     def take_data(self, stream: int, data: memoryview) -> None:
-        """Put JSON together, and hand on everything else."""
+        """Assemble JSON, and pass on other data."""
         if stream not in (OUT, ERR, JSON) or stream in self._ended or not data:
             raise wire.WireError(f"stream {stream}: content after its end, an empty piece, or the stream is ours")
         if stream != JSON:
@@ -133,14 +136,14 @@ class Call(Channel):
         self.grant(JSON, len(data))
 
     def take_end(self, stream: int) -> None:
-        """Take note that nothing more comes on a stream; on that of JSON, other pieces may."""
+        """Record the end of a stream. After an end, the JSON stream may carry another text."""
         if stream != JSON:
             self._ended.add(stream)
             self.on_end(stream)
 
     def _take_event(self, message: Mapping[str, Any], size: int) -> None:
         name = message.get("event")
-        data = _read_object(self._taken()) if message.get("dataOn") == JSON else message.get("data")
+        data = _read_object(self._take_json()) if message.get("dataOn") == JSON else message.get("data")
         if not isinstance(name, str) or not isinstance(data, dict):
             raise wire.WireError("an event without a name or data")
         self.event_size = size
@@ -153,18 +156,18 @@ class Call(Channel):
         if isinstance(problem, dict):
             self.conclude(CallRefused(problem))
         elif message.get("resultOn") == JSON:
-            self.conclude(None, self._taken())
+            self.conclude(None, self._take_json())
         elif "result" in message:
             self.conclude(None, message["result"])
         else:
             raise wire.WireError("an end without a result or an error")
 
     def conclude(self, error: Exception | None, result: object = None) -> None:
-        """Take note of its end."""
-        self._taken()
+        """Record the end of the call."""
+        self._take_json()
         super().conclude(error, result)
 
-    def _taken(self) -> bytes:
+    def _take_json(self) -> bytes:
         data = bytes(self._json)
         self.connection.hold(-len(data))
         self._json.clear()
@@ -173,7 +176,10 @@ class Call(Channel):
     # What goes.
 
     async def sendable(self, stream: int) -> int:
-        """Wait for a grant and return how much may be sent. Content has time: a program need not read its input."""
+        """Wait for credit and return the number of bytes that may be sent.
+
+        Only the fields of a call have a time-out: a program need not read its input.
+        """
         if (count := self.credit.sendable(stream)) > 0 or stream == IN:
             return count if count > 0 else await super().sendable(stream)
         try:
@@ -184,15 +190,15 @@ class Call(Channel):
             return 0
 
     def cancel(self) -> None:
-        """Have the service end it; it is over when the service says so."""
+        """Ask the service to end the call, which is over when the service reports its end."""
         if not self._is_cancelled and not self.closed.done():
             self._is_cancelled = True
             self.connection.cancel(self)
 
     async def result(self, timeout_s: float | None = None) -> Any:  # noqa: ANN401 - any JSON
-        """Wait for the end and return the result; who stops to wait cancels the call.
+        """Wait for the end and return the result. If the caller is cancelled, so is the call.
 
-        Raises CallRefused, LinkLost, TimeoutError; after that one it is cancelled, too.
+        Raises CallRefused, LinkLost, TimeoutError; the last also cancels the call.
         """
         if not self.closed.done():
             try:
@@ -214,7 +220,7 @@ class Call(Channel):
 
 
 class Wire:
-    """Hold one connection, which carries many calls."""
+    """One connection, which carries many calls."""
 
     def __init__(self, account: RemoteAccount):
         self.account = account
@@ -235,7 +241,7 @@ class Wire:
         self.on_idle: Callable[[Wire], None] = lambda _: None
 
     async def open(self) -> None:
-        """Connect, and wait for the service's greeting. Raises BackendUnavailable."""
+        """Connect and wait for the service's greeting. Raises BackendUnavailable."""
         ends = self._loop.time() + self.account.open_s
         self._socket = await connect(self.account, self._hear, timeout_s=self.account.open_s)
         self._socket.on_end = lambda failure, why: self._turns.finish(lambda: self._ended(failure, why))
@@ -252,9 +258,9 @@ class Wire:
             raise
 
     async def is_alive(self) -> bool:
-        """Ask whether it still holds, where nothing was heard for a while."""
+        """Return whether the connection works. It is pinged if nothing was received for a while."""
         if not self.calls:
-            await asyncio.sleep(0)  # where the loop stood still, what has come meanwhile is read first
+            await asyncio.sleep(0)  # let a loop that was stopped read data received meanwhile
             await asyncio.sleep(0)
         if self.is_lost or self._loop.time() - self._heard_at < self.account.pong_s:
             return not self.is_lost
@@ -276,7 +282,7 @@ class Wire:
         on_event: TakeEvent | None = None,
         on_data: TakeData | None = None,
     ) -> Call:
-        """Begin a call. Raises ValueError for fields that are too much for one."""
+        """Begin a call. Raises ValueError for fields that are too large."""
         text = json.dumps(fields, allow_nan=False)
         if len(text) > MOST_FIELDS:
             raise ValueError(f"{len(text)} bytes of JSON, where {MOST_FIELDS} are the most")
@@ -347,7 +353,7 @@ class Wire:
         self._hello.set_result(None)
 
     def hold(self, count: int) -> None:
-        """Count bytes of JSON that are held. Raises WireError for too many."""
+        """Add to the number of buffered JSON bytes. Raises WireError beyond the bound."""
         self._held += count
         if self._held > MOST_HELD:
             raise wire.WireError("results beyond all bounds")
@@ -356,11 +362,11 @@ class Wire:
 
     @property
     def is_full(self) -> bool:
-        """Say that it never is: what is sent is bounded by the windows, and by the socket."""
+        """Return False: unsent data is bounded by the windows and by the socket."""
         return False
 
     async def drain(self) -> None:
-        """Wait for nothing."""
+        """Return at once: sending never has to wait."""
 
     def send(self, data: bytes) -> None:
         """Send a frame."""
@@ -368,7 +374,7 @@ class Wire:
             self._socket.send_bytes(data)
 
     def cancel(self, call: Call) -> None:
-        """Have a call ended, and give the connection up where the service does not say that it has."""
+        """Ask the service to end a call. If it does not report the end in time, the connection is lost."""
         self.send(wire.frame(wire.CLOSE, call.number))
         late = self._loop.call_later(
             self.account.cancel_s, self.lose, Failure.TIMEOUT, "a call that was cancelled did not end"
@@ -388,9 +394,11 @@ class Wire:
             self._watching = self._loop.call_later(self.account.look_s, self._look)
 
     def _look(self) -> None:
-        """Ask where nothing came since the last look, and give it up where several in turn were not answered.
+        """Ping the service if nothing arrived since the last check; after several unanswered pings the connection is
+        lost.
 
-        They are counted, and not the time alone: a loop that stood still has not read yet what came meanwhile.
+        Pings are counted, because elapsed time alone is misleading: a loop that was blocked has not read the answers
+        yet.
         """
         self._watching = None
         if self.is_lost or not self.calls:
@@ -405,12 +413,12 @@ class Wire:
         self._watching = self._loop.call_later(every_s, self._look)
 
     def lose(self, failure: Failure, why: str) -> None:
-        """Give it up: its calls end with the reason."""
+        """Close the connection; its calls end with the reason."""
         self._close()
         self._ended(failure, why)
 
     def close(self) -> None:
-        """Close it; nothing goes on."""
+        """Close the connection and end its calls."""
         self.lose(Failure.NO_NETWORK, "the connection was closed here")
 
     def _close(self) -> None:

@@ -1,4 +1,4 @@
-"""The backend "daytona": whether it can be used, what it opens, and the sandboxes that dead processes left there."""
+"""The backend "daytona": its availability, its sandboxes, and the removal of sandboxes of dead processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _partial(mechanism: str, reason: str) -> Measure:
 
 
 def daytona_controls(network: str = "off") -> Mapping[Control, Measure]:
-    """Return what holds in a sandbox at Daytona: what it says of itself, and what is set inside."""
+    """Return the controls of a sandbox at Daytona: its own claims, and the limits set inside."""
     changes = {
         Control.MEMORY: _partial(
             "RLIMIT_DATA of each process; private memory of all is summed inside every 20 ms",
@@ -58,7 +58,7 @@ class DaytonaBackend(AccountBackend):
 
     @asynccontextmanager
     async def open(self, policy: Policy, limits: Limits) -> AsyncIterator[DaytonaOpenSandbox]:
-        """Open a sandbox; it is created there at its first run. Raises BackendUnavailable."""
+        """Open a sandbox; it is created at the first run. Raises BackendUnavailable."""
         account, enforcement = self._choose(policy)
         sandbox = DaytonaOpenSandbox(
             new_machine=lambda: Machine(Client(account), policy, limits),
@@ -71,7 +71,7 @@ class DaytonaBackend(AccountBackend):
 
     @asynccontextmanager
     async def open_live(self, policy: Policy, limits: Limits) -> AsyncIterator[DaytonaLiveSandbox]:
-        """Open a sandbox that lives; it is created there when it is first used. Raises BackendUnavailable."""
+        """Open a sandbox that lives; it is created on first use. Raises BackendUnavailable."""
         if policy.users:
             raise BackendUnavailable(
                 'backend "daytona": a sandbox has one user.', remedy='Leave users out, or use backend "local".'
@@ -87,26 +87,26 @@ class DaytonaBackend(AccountBackend):
             await sandbox.close()
 
     def drain(self) -> None:
-        """Wait until all that was released is gone."""
+        """Wait until all released sandboxes are deleted."""
         wait_for_all()
 
     def collect_garbage(self) -> list[str]:
-        """Delete sandboxes whose label names a dead process of this host; return a line for each."""
+        """Delete sandboxes whose label names a dead process of this host; return one line for each."""
         account = self._checked()
-        client, counter, gone = Client(account), counter_for(account), []
+        client, counter, deleted = Client(account), counter_for(account), []
         try:
-            for found in client.list_with(LABEL):
-                if is_left(found.labels[LABEL]):
-                    client.delete(found.id)
-                    gone.append(f"sandbox {found.id}")
+            for sandbox in client.list_with(LABEL):
+                if is_left(sandbox.labels[LABEL]):
+                    client.delete(sandbox.id)
+                    deleted.append(f"sandbox {sandbox.id}")
                     if counter is not None:
-                        counter.forget_sandbox(found.id)
+                        counter.forget_sandbox(sandbox.id)
         finally:
             client.close()
-        return gone
+        return deleted
 
     def _choose(self, policy: Policy) -> tuple[RemoteAccount, Enforcement]:
-        """Return the account, and what is enforced. Raises BackendUnavailable."""
+        """Return the account and the enforcement report. Raises BackendUnavailable."""
         account = self._checked()
         enforcement = claimed_enforcement(Level.VM, daytona_controls(policy.network))
         check_claims(

@@ -1,11 +1,11 @@
-"""What Daytona is asked for: sandboxes, and terminals in them; and what its refusals mean.
+"""Requests to Daytona: sandboxes and terminals in them; and the meaning of its error answers.
 
-Of the SDK `daytona` this uses the two clients that it is built on, which do what they are told and nothing else. The
-class on top of them reads variables and files of the working directory, keeps a connection for events, and may export
-traces: none of that is imported. Connections are of one session, which no proxy and no .netrc of the environment
-reaches. Answers are read here, with bounds: the clients' models refuse an answer of a server that is a little older.
+Of the SDK `daytona` this uses the two generated clients, which send requests and do nothing else. The class above them
+reads variables and files of the working directory, keeps a connection for events, and may export traces: none of that
+is imported. All connections belong to one HTTP session, which ignores proxies and .netrc. Answers are parsed here, with
+bounds, because the clients' models reject answers of slightly older servers.
 
-All calls are coroutines of one loop, in a thread of its own (`OwnLoop`). Methods of `Client` block, for any thread.
+All calls are coroutines of one loop in a thread (`OwnLoop`). Methods of `Client` block and are thread-safe.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ ANSWER_S, CREATE_S, CONNECT_S, MARGIN_S = 30.0, 180.0, 15.0, 5.0
 POLL_S = 0.25
 MOST_ANSWER, MOST_MESSAGE = 4 << 20, 1 << 20
 MOST_PAGES, PAGE = 200, 100
-MOST_ADDRESS, MOST_TEXT = 2048, 1000  # characters of what is said of a sandbox
+MOST_ADDRESS, MOST_TEXT = 2048, 1000  # maximum characters of a sandbox's texts
 TRIES, MOST_WAIT_S, REFUSED_WAIT_S = 3, 5.0, 0.2
-HEARTBEATS = 1.7  # in the time after which a silent terminal is lost; an answer has half the time between two
+HEARTBEATS = 1.7  # heartbeats per `silence_s`; aiohttp waits half an interval for the pong
 READY, GONE = "started", ("error", "build_failed", "destroyed", "destroying", "archived", "stopped")
 _ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-# How the API words what has no status of its own.
+# Messages of failures that have no HTTP status of their own.
 _WORDED = (
     (re.compile(r"region|target|no available runners?", re.IGNORECASE), Failure.REGION),
     (
@@ -62,8 +62,8 @@ call = OwnLoop("cloche-daytona", margin_s=MARGIN_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """Describe a sandbox at the provider: its name there, where its toolbox is, what it was given."""
+class ProviderSandbox:
+    """A sandbox at the provider: its id, state, toolbox URL and labels."""
 
     id: str
     state: str
@@ -74,31 +74,34 @@ class Found:
 
 
 def checked(account: RemoteAccount | None) -> RemoteAccount:
-    """Return the account. Raises BackendUnavailable, with what is missing; nobody is asked."""
-    found = check_account(account, provider=PROVIDER, package=API, extra=EXTRA, variable=VARIABLE)
+    """Return the account. Raises BackendUnavailable if something is missing. Sends no request."""
+    checked_account = check_account(account, provider=PROVIDER, package=API, extra=EXTRA, variable=VARIABLE)
     if importlib.util.find_spec(TOOLBOX) is None:
         raise BackendUnavailable(
             f"backend {PROVIDER!r}: the package {TOOLBOX} is not installed.",
             remedy=f'Install the extra that brings it: "pip install cloche[{EXTRA}]".',
         )
-    return found
+    return checked_account
 
 
 class Client:
-    """Ask for one account."""
+    """Make requests for one account."""
 
     def __init__(self, account: RemoteAccount):
         self.account = account
         self._url = account.url or URL
-        self.is_given_up = False  # nobody waits for a sandbox any more
+        self.is_given_up = False  # set when the creation of a sandbox is to be aborted
         self._session: Any = None
         self._api: Any = None
 
-    def create(self, **wanted: Any) -> Found:
-        """Create a sandbox, and wait until it has started. Raises RemoteUnavailable, StartFailed; then none is left."""
+    def create(self, **settings: Any) -> ProviderSandbox:
+        """Create a sandbox and wait until it has started.
+
+        Raises RemoteUnavailable, StartFailed; no sandbox is left then.
+        """
         name = f"cloche-{uuid.uuid4().hex[:16]}"
         try:
-            return self._call(lambda: self._create(name, wanted), CREATE_S)
+            return self._call(lambda: self._create(name, settings), CREATE_S)
         except BaseException as error:
             if not isinstance(error, RemoteUnavailable) or error.failure in _MAY_HAVE_MADE:
                 with contextlib.suppress(BackendUnavailable):
@@ -106,20 +109,20 @@ class Client:
             raise
 
     def delete(self, name: str) -> None:
-        """Have no sandbox of this name or id. Raises RemoteUnavailable, unless there is none."""
+        """Delete a sandbox by name or id; a missing one is ignored. Raises RemoteUnavailable."""
         try:
             self._call(lambda: self._ask("delete_sandbox", sandbox_id_or_name=name), ANSWER_S)
         except RemoteUnavailable as error:
             if error.failure is not Failure.NOT_FOUND:
                 raise
 
-    def list_with(self, label: str) -> list[Found]:
-        """Return all sandboxes that have this label, whatever its value."""
+    def list_with(self, label: str) -> list[ProviderSandbox]:
+        """Return all sandboxes that have this label, with any value."""
         return self._call(lambda: self._list(label), ANSWER_S * 4)
 
-    def open_terminal(self, found: Found) -> Any:
+    def open_terminal(self, sandbox: ProviderSandbox) -> Any:
         """Return the web socket of a new terminal in a sandbox. Raises RemoteUnavailable."""
-        return self._call(lambda: self._terminal(found), ANSWER_S)
+        return self._call(lambda: self._terminal(sandbox), ANSWER_S)
 
     def close(self) -> None:
         """Close all connections."""
@@ -133,7 +136,7 @@ class Client:
             call(closed, CONNECT_S)
 
     def error(self, failure: Failure, detail: str = "", **more: Any) -> RemoteUnavailable:
-        """Return the error of a failure, with the provider's words about it."""
+        """Return the error of a failure, with the provider's message."""
         return remote_error(PROVIDER, failure, detail=detail, account=self.account, **more)
 
     # In the loop.
@@ -145,7 +148,9 @@ class Client:
             raise self.error(Failure.TIMEOUT) from error
 
     async def _explained(self, make: Callable[[], Awaitable[T]]) -> T:
-        """Return what comes of it, with errors of the connection said in our words; the clients' may have the key."""
+        """Return the result of a call; connection errors become ours, because the clients' messages may contain the
+        key.
+        """
         http = importlib.import_module(HTTP)
         try:
             return await make()
@@ -162,17 +167,17 @@ class Client:
             raise self.error(Failure.NO_NETWORK, reason) from None
         except (ValueError, RecursionError) as error:
             raise self.error(Failure.BAD_ANSWER, type(error).__name__) from None
-        except RuntimeError:  # of a session that was closed meanwhile
+        except RuntimeError:  # the session was closed meanwhile
             raise self.error(Failure.NO_NETWORK, "the connection was closed") from None
 
     async def _connected(self) -> Any:
-        """Return the session; it is opened when it is first asked for."""
+        """Return the HTTP session, which the first call opens."""
         if self._session is None:
             http = importlib.import_module(HTTP)
             self._api = self._new_api(API, self._url)
             context = self._api.rest_client.ssl_context
             if context is not None:
-                context.keylog_filename = None  # else it writes its keys where SSLKEYLOGFILE says
+                context.keylog_filename = None  # otherwise TLS keys are written to SSLKEYLOGFILE
             connector = http.TCPConnector(ssl=context, limit=0)
             watch = http.TraceConfig()
             watch.on_request_redirect.append(_refuse_redirect)
@@ -186,9 +191,9 @@ class Client:
 
     def _new_api(self, package: str, url: str) -> Any:
         module: ModuleType = importlib.import_module(package)
-        found = module.ApiClient(module.Configuration(host=url.rstrip("/"), ssl_ca_cert=self.account.ca_file or None))
-        found.default_headers.update(self._headers())
-        return found
+        api = module.ApiClient(module.Configuration(host=url.rstrip("/"), ssl_ca_cert=self.account.ca_file or None))
+        api.default_headers.update(self._headers())
+        return api
 
     async def _use_session(self, api: Any) -> None:
         own, api.rest_client.pool_manager = api.rest_client.pool_manager, self._session
@@ -201,11 +206,11 @@ class Client:
             headers["X-Daytona-Organization-ID"] = self.account.organisation
         return headers
 
-    async def _ask(self, name: str, **given: Any) -> Any:
-        """Call a method of the API, and return what is answered."""
+    async def _ask(self, name: str, **arguments: Any) -> Any:
+        """Call a method of the API and return its answer."""
         await self._connected()
         method = getattr(importlib.import_module(API).SandboxApi(self._api), f"{name}_without_preload_content")
-        return await self._read(await method(**given, _request_timeout=ANSWER_S))
+        return await self._read(await method(**arguments, _request_timeout=ANSWER_S))
 
     async def _read(self, answered: Any) -> Any:
         response = getattr(answered, "response", answered)
@@ -224,37 +229,41 @@ class Client:
     def _refusal(self, status: int, headers: Mapping[str, str], data: bytes) -> RemoteUnavailable:
         message = ""
         with contextlib.suppress(ValueError, RecursionError):
-            said = json.loads(data)
-            message = str(said.get("message") or said.get("error") or "") if isinstance(said, dict) else ""
+            problem = json.loads(data)
+            message = str(problem.get("message") or problem.get("error") or "") if isinstance(problem, dict) else ""
         failure = by_status(status)
         if status in (400, 402, 403, 404, 409, 422, 503):
-            failure = next((one for pattern, one in _WORDED if pattern.search(message)), failure)
+            failure = next((worded_failure for pattern, worded_failure in _WORDED if pattern.search(message)), failure)
         return self.error(failure, message, status=status, retry_after_s=_seconds(headers.get("Retry-After")))
 
-    async def _create(self, name: str, wanted: Mapping[str, Any]) -> Found:
-        body = importlib.import_module(API).CreateSandbox(name=name, **wanted)
-        found = self._found(await self._ask_until_heard("create_sandbox", create_sandbox=body))
-        while found.state != READY:
-            if found.state in GONE:
-                said = f": {scrub(found.reason, self.account)}" if found.reason else ""
-                raise StartFailed(f"the sandbox at Daytona did not start, it is {found.state!r}{said}", step="create")
+    async def _create(self, name: str, settings: Mapping[str, Any]) -> ProviderSandbox:
+        body = importlib.import_module(API).CreateSandbox(name=name, **settings)
+        sandbox = self._described(await self._ask_until_heard("create_sandbox", create_sandbox=body))
+        while sandbox.state != READY:
+            if sandbox.state in GONE:
+                reason = f": {scrub(sandbox.reason, self.account)}" if sandbox.reason else ""
+                raise StartFailed(
+                    f"the sandbox at Daytona did not start, it is {sandbox.state!r}{reason}", step="create"
+                )
             if self.is_given_up:
                 raise StartFailed("the sandbox was closed before it was up; open another one", step="create")
             await asyncio.sleep(POLL_S)
-            found = self._found(await self._ask("get_sandbox", sandbox_id_or_name=found.id))
-        if not found.toolbox:
-            answer = await self._ask("get_toolbox_proxy_url", sandbox_id=found.id)
+            sandbox = self._described(await self._ask("get_sandbox", sandbox_id_or_name=sandbox.id))
+        if not sandbox.toolbox:
+            answer = await self._ask("get_toolbox_proxy_url", sandbox_id=sandbox.id)
             url = answer.get("url") if isinstance(answer, dict) else None
-            told = self._found({"id": found.id, "toolboxProxyUrl": url})
-            found = replace(found, toolbox=told.toolbox)
-        return found
+            with_toolbox = self._described({"id": sandbox.id, "toolboxProxyUrl": url})
+            sandbox = replace(sandbox, toolbox=with_toolbox.toolbox)
+        return sandbox
 
-    async def _ask_until_heard(self, name: str, **given: Any) -> Any:
-        """Ask again where nobody can have heard of it, a few times: a connection refused, or a short wait asked for."""
+    async def _ask_until_heard(self, name: str, **arguments: Any) -> Any:
+        """Repeat a request a few times if the server cannot have processed it: a refused connection, or a short
+        Retry-After.
+        """
         http = importlib.import_module(HTTP)
         for attempt in range(1, TRIES + 1):
             try:
-                return await self._ask(name, **given)
+                return await self._ask(name, **arguments)
             except RemoteUnavailable as error:
                 wait_s = error.retry_after_s if error.failure is Failure.RATE_LIMITED else None
                 if attempt == TRIES or wait_s is None or wait_s > MOST_WAIT_S:
@@ -268,11 +277,11 @@ class Client:
             await asyncio.sleep(wait_s)
         raise self.error(Failure.TIMEOUT)
 
-    def _found(self, answer: Any) -> Found:
-        """Return what is said of a sandbox. Raises RemoteUnavailable where that cannot be true."""
-        said = answer if isinstance(answer, dict) else {}
-        texts = {key: value for key, value in said.items() if isinstance(value, str)}
-        toolbox, labels = texts.get("toolboxProxyUrl", ""), said.get("labels")
+    def _described(self, answer: Any) -> ProviderSandbox:
+        """Return the description of a sandbox. Raises RemoteUnavailable if it is invalid."""
+        fields = answer if isinstance(answer, dict) else {}
+        texts = {key: value for key, value in fields.items() if isinstance(value, str)}
+        toolbox, labels = texts.get("toolboxProxyUrl", ""), fields.get("labels")
         if not _ID.fullmatch(texts.get("id", "")):
             raise self.error(Failure.BAD_ANSWER, "a sandbox without an id")
         why = why_no_address(toolbox) if toolbox else ""
@@ -280,34 +289,34 @@ class Client:
             why = "is not https"
         if why or len(toolbox) > MOST_ADDRESS:
             raise self.error(Failure.BAD_ANSWER, f"the address of its toolbox {why or 'is too long'}")
-        return Found(
+        return ProviderSandbox(
             id=texts["id"], state=texts.get("state", "")[:40], toolbox=toolbox.rstrip("/"),
             labels=_short_texts(labels),
             kind=texts.get("sandboxClass", "")[:40], reason=texts.get("errorReason", "")[:MOST_TEXT],
         )  # fmt: skip
 
-    async def _list(self, label: str) -> list[Found]:
-        found: list[Found] = []
+    async def _list(self, label: str) -> list[ProviderSandbox]:
+        sandboxes: list[ProviderSandbox] = []
         cursor: str | None = None
         for _ in range(MOST_PAGES):
             page = await self._ask("list_sandboxes", cursor=cursor, limit=PAGE)
             items = page.get("items") if isinstance(page, dict) else None
             if not isinstance(items, list):
                 raise self.error(Failure.BAD_ANSWER, "a list of sandboxes that is none")
-            found += [one for one in map(self._found, items[:PAGE]) if label in one.labels]
+            sandboxes += [sandbox for sandbox in map(self._described, items[:PAGE]) if label in sandbox.labels]
             cursor = page.get("nextCursor")
             if not isinstance(cursor, str) or not cursor:
                 break
-        return found
+        return sandboxes
 
-    async def _terminal(self, found: Found) -> Any:
+    async def _terminal(self, sandbox: ProviderSandbox) -> Any:
         session = await self._connected()
-        base, name = f"{found.toolbox}/{quote(found.id, safe='')}", uuid.uuid4().hex
+        base, name = f"{sandbox.toolbox}/{quote(sandbox.id, safe='')}", uuid.uuid4().hex
         toolbox, api = importlib.import_module(TOOLBOX), self._new_api(TOOLBOX, base)
         await self._use_session(api)
-        wanted = toolbox.PtyCreateRequest(id=name, cols=80, rows=24, cwd="/", envs={"HISTFILE": ""}, lazy_start=True)
-        made = toolbox.ProcessApi(api).create_pty_session_without_preload_content
-        await self._read(await made(request=wanted, _request_timeout=ANSWER_S))
+        request = toolbox.PtyCreateRequest(id=name, cols=80, rows=24, cwd="/", envs={"HISTFILE": ""}, lazy_start=True)
+        create = toolbox.ProcessApi(api).create_pty_session_without_preload_content
+        await self._read(await create(request=request, _request_timeout=ANSWER_S))
         url = f"{base}/process/pty/{name}/connect"
         return await session.ws_connect(
             re.sub("^http", "ws", url),
@@ -317,18 +326,18 @@ class Client:
         )
 
 
-# After these, a sandbox may have been made of which nobody was told.
+# After these failures a sandbox may have been created whose id is unknown.
 _MAY_HAVE_MADE = (Failure.NO_NETWORK, Failure.TIMEOUT, Failure.BAD_ANSWER, Failure.SERVER)
 
 
 def _short_texts(labels: object) -> dict[str, str]:
-    """Return labels without what none of ours is."""
+    """Return the labels that can be ours: short texts."""
     rows = labels.items() if isinstance(labels, dict) else ()
     return {key: value for key, value in rows if isinstance(value, str) and len(key) + len(value) <= MOST_TEXT}
 
 
 async def _refuse_redirect(_: Any, __: Any, ___: Any) -> None:
-    """Refuse to go where an answer says: code and key go to the account's host alone."""
+    """Refuse a redirect: code and key are sent to the account's host only."""
     raise ValueError("redirected")
 
 

@@ -1,16 +1,18 @@
-"""What runs as root in a sandbox of Daytona's, behind a terminal: it prepares the sandbox, and starts a first process.
+"""Program that runs as root in a sandbox of Daytona, behind a terminal: it prepares the sandbox and starts a first
+process.
 
-It is sent as text (`terminal.boot`) to an interpreter that is there, and imports nothing of Cloche. Its standard input
+It is sent as text (`terminal.boot`) to an interpreter in the sandbox, and imports nothing of Cloche. Its standard input
 and output are a raw terminal, which carries frames in both directions: a kind of one byte, a length of four, a body.
 
-Theory of operation: who sends data may send no more than `WINDOW` bytes that the other side has not taken yet, so that
-neither a terminal nor the server behind it ever has more to hold, and what is urgent is never behind what waits. A
-caller that says nothing for `LEASE_S` is gone, and everything ends.
+Theory of operation: a sender may have at most `WINDOW` unacknowledged bytes. Neither the terminal nor the server behind
+it therefore has to buffer more, and urgent frames are never queued behind waiting data. If the caller sends nothing for
+`LEASE_S`, it counts as dead, and everything ends.
 
-A terminal belongs to root, and programs do not. The first process has two ids: its real one is its own, its effective
-one that of programs. So it may kill them, and they may not kill, trace or look into it (`inside.program.leave_first`
-gives up the first). To execute a file makes the effective id the saved one, too, and the bit by which nobody gains
-privileges makes the real one effective: so both are seen to afterwards (`KEEP_IDS`).
+The terminal belongs to root; programs run with another id. The first process has two ids: its real id is its own, its
+effective id is that of the programs. It may therefore kill them, and they cannot kill, trace or inspect it
+(`inside.program.leave_first` drops the first id). execve(2) copies the effective id to the saved one, and under
+no_new_privs it sets the effective id to the real one (security/commoncap.c). Both are therefore set after the execution
+(`KEEP_IDS`).
 """
 
 from __future__ import annotations
@@ -31,9 +33,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-DATA, END, TAKEN, KILL = b"D", b"E", b"T", b"K"  # received: input, its end, how much of the output was taken, kill all
-OUT, ERR, FOUND, FAILED, EXITED = b"O", b"R", b"S", b"F", b"X"  # sent; TAKEN, too: how much of the input was taken
-WINDOW = 256 * 1024  # bytes under way in each direction
+DATA, END, TAKEN, KILL = b"D", b"E", b"T", b"K"  # received: input, its end, acknowledged output bytes, kill all
+OUT, ERR, FOUND, FAILED, EXITED = b"O", b"R", b"S", b"F", b"X"  # sent, and TAKEN: acknowledged input bytes
+WINDOW = 256 * 1024  # unacknowledged bytes in each direction
 PIECE = 16 * 1024
 LEASE_S = 60.0
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 36, 38
@@ -41,24 +43,24 @@ KEEP_IDS = (
     f"import ctypes,os\nr,e,_=os.getresuid()\nos.setresuid(r,e,r)\n"
     f"if ctypes.CDLL(None).prctl({PR_SET_NO_NEW_PRIVS},1,0,0,0):os._exit(126)\n"
 )
-FIRST_ID, LAST_ID = 61_184, 65_000  # what systemd leaves to whoever needs ids for a while
+FIRST_ID, LAST_ID = 61_184, 65_000  # systemd's dynamic users (61184 to 65519, systemd.io/UIDS-GIDS)
 MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
 libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Refused(Exception):
-    """Say why the sandbox cannot be used."""
+    """Raised if the sandbox cannot be used."""
 
 
 def send(kind: bytes, body: bytes = b"") -> None:
-    """Send a frame, however long that takes."""
+    """Send a frame; blocks until it is written."""
     view = memoryview(kind + len(body).to_bytes(4, "big") + body)
     while view:
         view = view[os.write(1, view) :]
 
 
 def read_exactly(count: int) -> bytes:
-    """Return so many bytes of what comes; ends this process when no more does."""
+    """Return `count` bytes of input. At the end of input this process exits."""
     data = b""
     while len(data) < count:
         piece = os.read(0, count - len(data))
@@ -69,12 +71,12 @@ def read_exactly(count: int) -> bytes:
 
 
 def free_ids() -> tuple[int, int]:
-    """Return two ids that no account here has: that of programs, and the first process's own. Raises Refused."""
-    taken = {row.pw_uid for row in pwd.getpwall()} | {row.pw_gid for row in pwd.getpwall()}
-    found = [one for one in range(FIRST_ID, LAST_ID) if one not in taken][:2]
-    if len(found) < 2:
+    """Return two unused ids: that of programs, and the first process's own. Raises Refused."""
+    used_ids = {row.pw_uid for row in pwd.getpwall()} | {row.pw_gid for row in pwd.getpwall()}
+    free = [number for number in range(FIRST_ID, LAST_ID) if number not in used_ids][:2]
+    if len(free) < 2:
         raise Refused("every id is taken")
-    return found[0], found[1]
+    return free[0], free[1]
 
 
 def become(real: int, effective: int) -> None:
@@ -85,7 +87,7 @@ def become(real: int, effective: int) -> None:
 
 
 def prepare(settings: dict[str, Any], uid: int) -> list[str]:
-    """Make the folders that programs write to; return those that are file systems of their own, with a size."""
+    """Make the writable folders; return those that are tmpfs mounts with a size."""
     mounted = []
     for path, size, flags in settings["places"]:
         is_new = not os.path.isdir(path)
@@ -105,7 +107,7 @@ def prepare(settings: dict[str, Any], uid: int) -> list[str]:
 
 
 def clear(folder: str) -> None:
-    """Remove all in a folder that can be removed; nobody else changes anything meanwhile."""
+    """Remove the entries of a folder, as far as possible. No other process changes it meanwhile."""
     for entry in os.scandir(folder):
         try:
             if not entry.is_dir(follow_symlinks=False):
@@ -119,7 +121,7 @@ def clear(folder: str) -> None:
 
 
 def sweep(uid: int, settings: dict[str, Any]) -> None:
-    """End all programs, and where it is wanted, remove what they left in folders for a moment's files."""
+    """Kill all programs, and if requested, delete their temporary files."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -128,21 +130,21 @@ def sweep(uid: int, settings: dict[str, Any]) -> None:
                 os.kill(-1, signal.SIGKILL)
             except ProcessLookupError:
                 pass
-            for place in settings["temporary"] if settings["clears"] else ():
-                clear(place)
+            for folder in settings["temporary"] if settings["clears"] else ():
+                clear(folder)
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
 
 
 def look(settings: dict[str, Any], uid: int) -> str:
-    """Return what is said of the programs that are here, as the script writes it."""
-    done = subprocess.run(
+    """Return the script's list of programs in the sandbox."""
+    process = subprocess.run(
         ["/bin/sh", "-c", settings["look"], "look", *settings["programs"]], preexec_fn=lambda: become(uid, uid),
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=settings["env"], cwd="/",
         timeout=30, check=False,
     )  # fmt: skip
-    return done.stdout[:65_536].decode("utf-8", "replace")
+    return process.stdout[:65_536].decode("utf-8", "replace")
 
 
 def start_first(settings: dict[str, Any], uid: int, own: int) -> tuple[int, int, int, int]:
@@ -155,10 +157,10 @@ def start_first(settings: dict[str, Any], uid: int, own: int) -> tuple[int, int,
                 os.dup2(fd, number)
             os.closerange(3, 64)
             os.setsid()
-            for name, wanted in settings["rlimits"].items():
+            for name, limit in settings["rlimits"].items():
                 _, hard = resource.getrlimit(getattr(resource, name))
-                most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-                resource.setrlimit(getattr(resource, name), (most, most))
+                capped = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+                resource.setrlimit(getattr(resource, name), (capped, capped))
             os.chdir("/")
             os.umask(0o022)
             libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -176,7 +178,7 @@ def start_first(settings: dict[str, Any], uid: int, own: int) -> tuple[int, int,
 
 
 class Relay:
-    """Pass on what comes to the first process and from it, until one of both ends."""
+    """Pass data to and from the first process until one side ends."""
 
     def __init__(self, pid: int, stdin: int, out: int, err: int):
         self.pid, self.stdin, self.readers = pid, stdin, {out: OUT, err: ERR}
@@ -186,7 +188,7 @@ class Relay:
         self.heard_at = time.monotonic()
 
     def run(self) -> None:
-        """Return when the first process has closed its output, or is to be killed."""
+        """Relay until the first process closes its output or must be killed."""
         while self.readers and not self.is_over:
             for fd, events in self.poll():
                 if fd == 0:
@@ -222,7 +224,7 @@ class Relay:
             return
         except OSError:
             count = 0
-        if not count:  # it reads no more
+        if not count:  # the first process has closed its input
             self.unwritten.clear()
             self.close_stdin()
             return
@@ -267,7 +269,7 @@ class Relay:
 
 
 def main() -> None:
-    """Take settings, prepare, start the first process, and serve until it ends; then nothing of it is left."""
+    """Read settings, prepare, start the first process, and serve until it ends; then kill everything."""
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGTTOU, signal.SIGTTIN):
         signal.signal(number, signal.SIG_IGN)
@@ -280,12 +282,12 @@ def main() -> None:
         uid, own = free_ids()
         mounted = prepare(settings, uid) if settings["prepares"] else []
         sweep(uid, settings)
-        found = look(settings, uid) if settings["prepares"] else ""
+        programs = look(settings, uid) if settings["prepares"] else ""
         relay = Relay(*start_first(settings, uid, own))
     except (Refused, OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
         send(FAILED, str(error).encode())
         return
-    send(FOUND, json.dumps({"programs": found, "mounted": mounted, "uid": uid}).encode())
+    send(FOUND, json.dumps({"programs": programs, "mounted": mounted, "uid": uid}).encode())
     try:
         relay.run()
     finally:

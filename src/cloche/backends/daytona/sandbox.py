@@ -1,7 +1,8 @@
-"""What is opened at Daytona: one sandbox there, with a first process for each run, or one for all that lives in it.
+"""The sandboxes opened at Daytona: one machine each, with a first process for each run, or one for a sandbox that
+lives.
 
-The workspace is a folder of that sandbox. Before a run begins, all that the one before it left running is ended. Runs
-are counted against the account's quota here, and a sandbox when it is created.
+The workspace is a folder of the machine. Before a run starts, all processes that the previous run left are killed. Runs
+count against the account's quota here, and a sandbox when it is created.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from ..containers.program import (
 from ..garbage_collection import Background, owner
 from ..remote.labels import LABEL
 from ..remote.quota import SandboxTicket, counter_for
-from .client import Client, Found
+from .client import Client, ProviderSandbox
 from .relay import MS_NOEXEC
 from .terminal import TerminalWire
 
@@ -52,19 +53,19 @@ wait_for_all = _background.wait_for_all
 
 
 class Machine:
-    """Hold one sandbox at the provider. All methods block, and are for any thread."""
+    """One sandbox at the provider. All methods block and are thread-safe."""
 
     def __init__(self, client: Client, policy: Policy, limits: Limits, homes: Sequence[str] = ()):
         self.client, self._policy, self._limits, self._homes = client, policy, limits, tuple(homes)
         self.is_lost = self._is_deleted = False
-        self.found: Found | None = None
+        self.found: ProviderSandbox | None = None
         self.mounted: tuple[str, ...] = ()
         self._turn = threading.Lock()
         self._first: TerminalWire | None = None
         self._ticket: SandboxTicket | None = None
 
     def create(self) -> LookedInto:
-        """Create it, and look what is in it. Raises BackendUnavailable, StartFailed; then nothing of it is left."""
+        """Create the sandbox and list its programs. Raises BackendUnavailable, StartFailed; nothing is left then."""
         try:
             return self._create()
         except BaseException:
@@ -76,25 +77,25 @@ class Machine:
         counter = counter_for(account)
         ticket = counter.open_sandbox(account.lifetime_s) if counter is not None else None
         try:
-            found = self.client.create(**self._wanted())
+            sandbox = self.client.create(**self._creation())
         except BaseException:
             if ticket is not None:
                 ticket.refund()
             raise
         with self._turn:
-            self.found, self._ticket = found, ticket
+            self.found, self._ticket = sandbox, ticket
         if ticket is not None:
-            ticket.note_id(found.id)
-        if self.is_lost:  # nobody waited for it any more
+            ticket.note_id(sandbox.id)
+        if self.is_lost:  # `end` was called meanwhile
             raise StartFailed("the sandbox was closed before it was up; open another one", step="create")
-        wire, said = self._boot(prepares=True)
+        wire, contents = self._boot(prepares=True)
         with self._turn:
             self._first = wire
-        mounted = said.get("mounted")
+        mounted = contents.get("mounted")
         self.mounted = tuple(map(str, mounted)) if isinstance(mounted, list) else ()
         name = account.template or "default"
         return LookedInto.of(
-            name, str(said.get("programs") or ""), shown=f"snapshot {name!r}",
+            name, str(contents.get("programs") or ""), shown=f"snapshot {name!r}",
             remedy="Name a snapshot that has: daytona.template.",
         )  # fmt: skip
 
@@ -105,41 +106,41 @@ class Machine:
         return first if first is not None else self._boot(prepares=False)[0]
 
     def end(self) -> None:
-        """Have nothing of it left at the provider; whoever comes second waits for the first."""
+        """Delete the sandbox at the provider. Later calls wait for the first."""
         self.is_lost = self.client.is_given_up = True
         with self._turn:
-            found = self.found if not self._is_deleted else None
-            self._is_deleted = self._is_deleted or found is not None
+            sandbox = self.found if not self._is_deleted else None
+            self._is_deleted = self._is_deleted or sandbox is not None
             ticket, self._ticket = self._ticket, None
             wire, self._first = self._first, None
             if wire is not None:
                 wire.close()
-            if found is not None:
+            if sandbox is not None:
                 with suppress_logged(log, "a sandbox at Daytona may be left, which ends by itself", BackendUnavailable):
-                    self.client.delete(found.id)
+                    self.client.delete(sandbox.id)
             if ticket is not None:
                 with suppress_logged(log, "the place of a sandbox stays counted", BackendUnavailable):
                     ticket.close()
             self.client.close()
 
     def _boot(self, *, prepares: bool) -> tuple[TerminalWire, Mapping[str, Any]]:
-        found = self.found
-        if found is None or self._is_deleted:
+        sandbox = self.found
+        if sandbox is None or self._is_deleted:
             raise ConnectionError("the sandbox was ended")
-        wire = TerminalWire(self.client.open_terminal(found))
+        wire = TerminalWire(self.client.open_terminal(sandbox))
         try:
             return wire, wire.boot(self._settings(prepares=prepares))
         except BaseException:
             wire.close()
             raise
 
-    def _wanted(self) -> dict[str, Any]:
+    def _creation(self) -> dict[str, Any]:
         account, policy = self.client.account, self._policy
         minutes = max(1, math.ceil(account.lifetime_s / MINUTE_S))
         return {
             "snapshot": account.template or None,
             "target": account.region or None,
-            "user": "root",  # of what prepares it; programs are somebody else
+            "user": "root",  # for the relay only; programs run with another id
             "labels": {LABEL: owner()},
             "public": False,
             "network_block_all": policy.network == "off",
@@ -151,7 +152,7 @@ class Machine:
     def _settings(self, *, prepares: bool) -> dict[str, Any]:
         limits, policy = self._limits, self._policy
         tmp = 0o1777 if "/tmp" in policy.writable_paths else 0o755
-        rlimits = {f"RLIMIT_{name.upper()}": most for name, most in ULIMITS.items()}
+        rlimits = {f"RLIMIT_{name.upper()}": limit for name, limit in ULIMITS.items()}
         rlimits |= {"RLIMIT_NPROC": limits.pids, "RLIMIT_DATA": 2 * limits.memory_bytes + REAPER_BYTES}
         rlimits |= {"RLIMIT_FSIZE": limits.disk_bytes}
         return {
@@ -174,9 +175,13 @@ class Machine:
         }
 
     def notes(self) -> dict[str, Any]:
-        """Return what results say of it in `meta`."""
-        found, account = self.found, self.client.account
-        sandbox = {"sandbox": found.id, **({"class": found.kind} if found.kind else {})} if found is not None else {}
+        """Return the entries for `meta` of results."""
+        described, account = self.found, self.client.account
+        sandbox = (
+            {"sandbox": described.id, **({"class": described.kind} if described.kind else {})}
+            if described is not None
+            else {}
+        )
         return {
             "backend": "daytona",
             "level_source": "claimed",
@@ -185,7 +190,7 @@ class Machine:
 
 
 class DaytonaContainer(HostedContainer):
-    """Hold one first process in a sandbox at Daytona."""
+    """One first process in a sandbox at Daytona."""
 
     background = _background
     machine: Machine
@@ -198,7 +203,7 @@ class DaytonaContainer(HostedContainer):
 
     @property
     def label(self) -> str:
-        """Name what is lost."""
+        """Return the name for messages."""
         return "sandbox at Daytona"
 
     def _started(self) -> TerminalWire:
@@ -206,7 +211,10 @@ class DaytonaContainer(HostedContainer):
         return self._wire
 
     def start_live(self, boot: bytes) -> Wire:
-        """Start it as one that serves many, and return its streams. Raises StartFailed; then the sandbox is gone."""
+        """Start the first process of a sandbox that lives, and return its streams.
+
+        Raises StartFailed; the sandbox is ended then.
+        """
         try:
             wire = self._started()
             wire.send(boot)
@@ -219,13 +227,13 @@ class DaytonaContainer(HostedContainer):
         return wire
 
     def kill(self) -> None:
-        """Delete the sandbox: a first process that does not answer cannot be told apart from what it serves."""
+        """Delete the sandbox: an unresponsive first process cannot be distinguished from its guest."""
         if self._wire is not None:
             self._wire.kill()
         self.machine.end()
 
     def argv(self) -> Sequence[str]:
-        """Return the program that is started, with the sandbox's name at the provider."""
+        """Return the provider's id of the sandbox and the program started in it."""
         return (self.name, "python3")
 
 
@@ -267,7 +275,7 @@ class DaytonaOpenSandbox(HostedSandbox[DaytonaContainer]):
 
 
 class DaytonaLiveSandbox(ContainerLiveSandbox[DaytonaContainer]):
-    """Hold one sandbox at Daytona open, with one first process for all that runs in it."""
+    """One sandbox at Daytona, with one first process for all processes in it."""
 
     backend = "daytona"
 
@@ -285,10 +293,10 @@ class DaytonaLiveSandbox(ContainerLiveSandbox[DaytonaContainer]):
         self._image: LookedInto | None = None
 
     async def close(self) -> None:
-        """Delete the sandbox, and wait until that is accepted."""
+        """Delete the sandbox, and wait until the provider has accepted that."""
         try:
             await super().close()
-        finally:  # also when nobody waits for it any more
+        finally:  # also if the wait is cancelled
             if self._machine is not None:
                 await finish(asyncio.to_thread(self._machine.end))
 

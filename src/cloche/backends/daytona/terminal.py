@@ -1,11 +1,10 @@
-"""A terminal at Daytona as the streams of a first process: what is typed into it first, frames, and how much may wait.
+"""A terminal at Daytona as the streams of a first process: the line typed into it, frames, and flow control.
 
-Theory of operation: the terminal runs a shell, whose prompt and echo may be anything. Into it one line is typed, which
-makes it raw and becomes an interpreter that writes `MARK` and reads a program (`relay`). What comes before the mark is
-kept for messages. From then on nothing but frames comes, and each side sends no more than `WINDOW` bytes that the other
-one has not taken. The server drops a terminal whose output is not read fast enough, which that keeps from happening.
-
-The loop's task reads everything at once; whoever calls `pieces` takes it from a queue and so gives more leave.
+Theory of operation: the terminal runs a shell with an unknown prompt and echo. One line is typed into it, which makes
+the terminal raw and executes an interpreter that writes `MARK` and reads a program (`relay`). Output before the mark is
+kept for messages. After the mark, only frames are exchanged, and each side has at most `WINDOW` unacknowledged bytes.
+The server drops a terminal whose output is not read fast enough; the window prevents that. A task in the loop reads
+everything at once; the caller of `pieces` reads from a queue and thereby acknowledges.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ from .client import call
 from .relay import DATA, END, ERR, EXITED, FAILED, FOUND, KILL, OUT, PIECE, TAKEN, WINDOW
 
 ERROR = 2
-MARK = bytes(range(1, 9))  # as no shell writes it, and as it is not typed
+MARK = bytes(range(1, 9))  # bytes that no shell prints; the typed line does not contain them literally
 READY_S, STALL_S, LEASE_PING_S = 60.0, 60.0, 10.0
 MOST_BEFORE, MOST_FRAME = 64 * 1024, 1 << 20
-MOST_UNREAD = 6 * WINDOW + MOST_FRAME  # a window of single bytes has six times as many with their headers
+MOST_UNREAD = 6 * WINDOW + MOST_FRAME  # worst case: a window of frames with one byte and a header of five
 _STREAMS = {OUT: OUTPUT, ERR: ERROR}
 _BEGIN = f"import os\nos.write(1,bytes(range(1,9)))\n{ARGUMENTS[-1]}"
 LINE = f" stty raw -echo; exec python3 -I -S -c {shlex.quote(f'exec(bytes.fromhex({_BEGIN.encode().hex()!r}))')}\r"
 
 
 class TerminalWire:
-    """Carry the streams of a first process; see containers.container.Wire. Methods block, but for those in the loop."""
+    """Carry the streams of a first process; see containers.container.Wire. Methods block, except those in the loop."""
 
     def __init__(self, socket: Any):
         self._socket = socket
@@ -47,13 +46,13 @@ class TerminalWire:
         self._tasks: list[asyncio.Task[None]] = []
         self._why_over, self._is_shut_down = "", False
         self._untold = 0
-        self._came, self._took = 0, 0  # of frames, and each is changed by one thread alone
+        self._came, self._took = 0, 0  # bytes of frames; each is written by one thread only
 
     def boot(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Start the relay and, by it, a first process; return what it found. Raises StartFailed, OSError."""
+        """Start the relay, which starts a first process; return the relay's report. Raises StartFailed, OSError."""
         program = (files("cloche.backends.daytona") / "relay.py").read_bytes()
-        told = json.dumps(dict(settings)).encode()
-        message = b"".join(f"{len(one):09d}".encode() + one for one in (program, told))
+        encoded_settings = json.dumps(dict(settings)).encode()
+        message = b"".join(f"{len(part):09d}".encode() + part for part in (program, encoded_settings))
         try:
             call(lambda: self._boot(message), READY_S)
             kind, body = self._queue.get(timeout=READY_S) or (FAILED, self._why_over.encode())
@@ -64,23 +63,23 @@ class TerminalWire:
             raise StartFailed(f"a sandbox at Daytona cannot be used: {why}{self._shown()}", step="boot")
         self._took += 5 + len(body)
         try:
-            found = json.loads(body)
+            contents = json.loads(body)
         except (ValueError, RecursionError):
             raise StartFailed("a sandbox at Daytona says what makes no sense of what is in it", step="boot") from None
-        return found if isinstance(found, dict) else {}
+        return contents if isinstance(contents, dict) else {}
 
     def send(self, data: bytes) -> None:
-        """Send all of `data`. Raises OSError when it is gone, or takes nothing for a while."""
+        """Send all of `data`. Raises OSError if the sandbox has ended or reads nothing for `STALL_S`."""
         view = memoryview(data)
-        for at in range(0, len(view), PIECE):
-            piece = bytes(view[at : at + PIECE])
+        for offset in range(0, len(view), PIECE):
+            piece = bytes(view[offset : offset + PIECE])
             try:
                 call(lambda piece=piece: self._send_data(piece), STALL_S)  # type: ignore[misc]
             except TimeoutError as error:
                 raise ConnectionError("the sandbox takes nothing") from error
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
-        """Yield what it writes, until it ends. Raises OSError."""
+        """Yield the output of the first process until it ends. Raises OSError."""
         while True:
             frame = self._queue.get()
             if frame is None:
@@ -99,17 +98,17 @@ class TerminalWire:
                 yield _STREAMS[kind], body
 
     def shutdown(self) -> None:
-        """End its standard input."""
+        """Close its standard input."""
         self._is_shut_down = True
         self._tell(END)
 
     def kill(self) -> None:
-        """Kill all that runs behind it."""
+        """Kill all processes behind the terminal."""
         self._is_shut_down = True
         self._tell(KILL)
 
     def close(self) -> None:
-        """Close everything: nothing of it runs any more."""
+        """Kill all processes and close the connection."""
         self.kill()
         with contextlib.suppress(TimeoutError, OSError):
             call(self._close, STALL_S)
@@ -119,7 +118,7 @@ class TerminalWire:
         return f"; its terminal said {text[-300:]!r}" if text else ""
 
     def _tell(self, kind: bytes, body: bytes = b"") -> None:
-        """Send a frame, soon; one that cannot be sent any more is dropped."""
+        """Send a frame in the background; it is dropped if the connection is lost."""
         asyncio.run_coroutine_threadsafe(self._send_frame(kind, body), call.loop())
 
     # In the loop.
@@ -131,8 +130,8 @@ class TerminalWire:
         await asyncio.wait([self._has_mark])
         if self._why_over:
             return
-        for at in range(0, len(message), PIECE):
-            await self._socket.send_bytes(message[at : at + PIECE])
+        for offset in range(0, len(message), PIECE):
+            await self._socket.send_bytes(message[offset : offset + PIECE])
 
     async def _send_data(self, piece: bytes) -> None:
         while self._left < len(piece) and not self._why_over:
@@ -151,7 +150,7 @@ class TerminalWire:
             self._end(f"the connection to the sandbox is lost ({type(error).__name__})")
 
     async def _keep(self) -> None:
-        """Say now and then that somebody is there."""
+        """Send an empty acknowledgement every `LEASE_PING_S`, which renews the lease."""
         while True:
             await asyncio.sleep(LEASE_PING_S)
             await self._send_frame(TAKEN, b"0")
@@ -181,13 +180,13 @@ class TerminalWire:
         self._queue.put(None)
 
     def _take_control(self, text: str) -> None:
-        """Take a message of the server's own about the terminal. Raises ValueError where that failed."""
-        said = json.loads(text) if len(text) <= MOST_BEFORE else None
-        if isinstance(said, dict) and said.get("status") == "error":
-            raise ValueError(str(said.get("error"))[:300])
+        """Handle the server's own message about the terminal. Raises ValueError if the terminal failed."""
+        status = json.loads(text) if len(text) <= MOST_BEFORE else None
+        if isinstance(status, dict) and status.get("status") == "error":
+            raise ValueError(str(status.get("error"))[:300])
 
     def _take(self, data: bytes) -> None:
-        """Take a piece of what the terminal writes. Raises ValueError for what makes no sense."""
+        """Handle a piece of the terminal's output. Raises ValueError for an invalid one."""
         self._received += data
         if self._has_mark is not None and not self._has_mark.done():
             self._find_mark()
@@ -215,14 +214,14 @@ class TerminalWire:
                 self._queue.put((kind, body))
 
     def _find_mark(self) -> None:
-        at = self._received.find(MARK)
-        if at < 0 and len(self._received) > MOST_BEFORE:
+        start = self._received.find(MARK)
+        if start < 0 and len(self._received) > MOST_BEFORE:
             raise ValueError("its shell writes without end")
-        if at >= 0 and self._has_mark is not None:
-            self._before = bytes(self._received[:at])
-            del self._received[: at + len(MARK)]
+        if start >= 0 and self._has_mark is not None:
+            self._before = bytes(self._received[:start])
+            del self._received[: start + len(MARK)]
             self._has_mark.set_result(None)
-        elif at < 0:
+        elif start < 0:
             self._before = bytes(self._received)
 
     async def _close(self) -> None:

@@ -281,9 +281,9 @@ def _check(daemon: Daemon, policy: Policy, enforcement: Enforcement) -> None:
 def _look() -> Daemon:
     """Return the daemon, found within seconds. Raises BackendUnavailable; failures are cached for `ABSENT_S`."""
     named = key()
-    found = _absent.get(named)
-    if found is not None and time.monotonic() - found[0] < ABSENT_S:
-        raise BackendUnavailable(found[1], remedy=found[2])
+    failure = _absent.get(named)
+    if failure is not None and time.monotonic() - failure[0] < ABSENT_S:
+        raise BackendUnavailable(failure[1], remedy=failure[2])
     try:
         daemon = connect(timeout_s=LOOK_S)
         daemon.check_socket(LOOK_S)

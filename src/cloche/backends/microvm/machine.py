@@ -52,8 +52,8 @@ class MachineWire:
         poll = select.poll()
         for fd in (self._port.fileno(), self._console):
             poll.register(fd, select.POLLIN)
-        left = 2
-        while left:
+        open_streams = 2
+        while open_streams:
             for fd, _ in poll.poll():
                 try:
                     data = os.read(fd, CHUNK_BYTES)
@@ -63,7 +63,7 @@ class MachineWire:
                     yield (CONSOLE if fd == self._console else OUTPUT), data
                 else:
                     poll.unregister(fd)
-                    left -= 1
+                    open_streams -= 1
 
     def shutdown(self) -> None:
         """Shut down the port's connection."""
