@@ -1,8 +1,8 @@
 """One container: its frames, its first process, and its kill. Start and release are each backend's own.
 
 Theory of operation: our first process (`inside/reaper.py`) writes frames to its standard output: a tag, a length, a
-body. A dedicated thread (`Link`) reads them until the end, because a container whose output pipe is full may be
-impossible to kill. Before the first process can receive orders it is sent its own code and the interpreter's
+body. A dedicated thread (`ContainerLink`) reads them until the end, because a container whose output pipe is full may
+be impossible to kill. Before the first process can receive orders it is sent its own code and the interpreter's
 (`boot_message`).
 """
 
@@ -78,7 +78,7 @@ _OURS = ("files", "link", "program", "reaper", "session")
 _LIVE = ("files", "link", "live", "program")  # for a sandbox that lives, which also gets `init`
 
 
-class Wire(Protocol):
+class ContainerWire(Protocol):
     """Carry a container's three streams."""
 
     def send(self, data: bytes) -> None:
@@ -98,10 +98,10 @@ class Wire(Protocol):
         ...
 
 
-class Link:
+class ContainerLink:
     """Read and write the frames of one container. `on_frame` and `on_end` are called in the reading thread."""
 
-    def __init__(self, wire: Wire, on_frame: OnFrame, on_end: OnEnd):
+    def __init__(self, wire: ContainerWire, on_frame: OnFrame, on_end: OnEnd):
         self._wire = wire
         self._on_frame, self._on_end = on_frame, on_end
         self._frames = Splitter()
@@ -233,7 +233,7 @@ class Container(ABC, Generic[G]):
         self.network: Network | None = None  # set if the network is served
         self._ready = threading.Event()
         self._ready_message: Mapping[str, Any] = {}
-        self._link: Link | None = None
+        self._link: ContainerLink | None = None
         self._streams: ContainerStreams | None = None
 
     @property
@@ -347,7 +347,7 @@ class Container(ABC, Generic[G]):
     def _reason_in(self, errors: str) -> str:
         return errors[-600:]
 
-    def _connected(self) -> Link:
+    def _connected(self) -> ContainerLink:
         if self._link is None or self.is_lost:
             raise ConnectionError("the container is gone")
         return self._link

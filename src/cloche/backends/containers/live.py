@@ -34,7 +34,7 @@ from ..live_runs import LiveRun, argv_of, run_to_end, streams_of, with_files
 from ..live_session import LiveProgram, LiveSession, open_live_session
 from ..network import network_rules
 from ..results import run_notes
-from .container import OUTPUT, OUTPUT_KEPT_BYTES, START_S, Container, Wire
+from .container import OUTPUT, OUTPUT_KEPT_BYTES, START_S, Container, ContainerWire
 from .program import NOFILE, STARTUP_FOLDER, WORKSPACE, Program, SessionProgram
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ C = TypeVar("C", bound=Container[Any])
 class LinkTransport(asyncio.Transport):
     """Carry bytes between an event loop and a container's standard streams. Call `write` and `abort` in the loop."""
 
-    def __init__(self, wire: Wire, protocol: asyncio.Protocol, on_lost: Callable[[], None]):
+    def __init__(self, wire: ContainerWire, protocol: asyncio.Protocol, on_lost: Callable[[], None]):
         super().__init__()
         self._wire, self._protocol, self._on_lost = wire, protocol, on_lost
         self._loop = asyncio.get_running_loop()
@@ -198,7 +198,7 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
         self.writable: tuple[str, ...] = ()  # writable folders, known after the start
 
     @abstractmethod
-    def _make(self) -> tuple[C, Wire]:
+    def _make(self) -> tuple[C, ContainerWire]:
         """Start a container and return it with its streams. Blocks. Raises StartFailed."""
 
     @abstractmethod
@@ -392,7 +392,7 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
         )  # fmt: skip
 
 
-def _release_unread(making: asyncio.Future[tuple[C, Wire]]) -> None:
+def _release_unread(making: asyncio.Future[tuple[C, ContainerWire]]) -> None:
     """Release a container whose caller was cancelled during its start."""
     if making.cancelled() or making.exception() is not None:
         return

@@ -21,7 +21,7 @@ from cloche.core.suppressed import suppress_logged
 
 from ..garbage_collection import Background
 from ..toolchain import find_version
-from .container import Container, G, Link, Rootfs, Wire, boot_message
+from .container import Container, ContainerLink, ContainerWire, G, Rootfs, boot_message
 from .program import IMAGE_PATH, PROGRAMS, Equipment, Program, SessionProgram, engine_of, program_of, session_in
 from .sandbox import C, ContainerSandbox, SessionSandbox
 
@@ -103,7 +103,7 @@ S = TypeVar("S", bound=SharingContainer[Any])
 class Hosting(Protocol):
     """A machine that runs one first process after the other. Its methods block."""
 
-    def start(self) -> Wire:
+    def start(self) -> ContainerWire:
         """Start a first process and return its streams. Raises OSError, StartFailed, BackendUnavailable."""
         ...
 
@@ -121,7 +121,7 @@ class HostedContainer(Container[LookedInto]):
     def start(self, preload: Sequence[str]) -> None:
         """Start the first process and wait for its READY. Raises StartFailed; the machine is ended then."""
         try:
-            self._link = Link(self._started(), self._receive, self._lose)
+            self._link = ContainerLink(self._started(), self._receive, self._lose)
             self._link.send_raw(boot_message(preload))
             if not self._is_ready():
                 raise StartFailed(f"nothing got ready in a {self.label}{self.last_output()}", step="boot")
@@ -132,7 +132,7 @@ class HostedContainer(Container[LookedInto]):
             self.machine.end()
             raise
 
-    def _started(self) -> Wire:
+    def _started(self) -> ContainerWire:
         machine: Hosting = self.machine
         return machine.start()
 

@@ -16,8 +16,8 @@ from ..remote.accounts import AccountBackend
 from ..remote.claims import check_claims, claimed_capabilities, claimed_controls, claimed_enforcement
 from ..remote.labels import LABEL, is_left
 from ..remote.quota import counter_for
-from .client import Client, checked
-from .sandbox import DaytonaLiveSandbox, DaytonaOpenSandbox, Machine, wait_for_all
+from .client import DaytonaClient, checked
+from .sandbox import DaytonaLiveSandbox, DaytonaMachine, DaytonaOpenSandbox, wait_for_all
 
 NETWORKS: tuple[NetworkMode, ...] = ("off", "open")
 _THERE = "as far as the provider's kernel does what it says"
@@ -61,7 +61,7 @@ class DaytonaBackend(AccountBackend):
         """Open a sandbox; it is created at the first run. Raises BackendUnavailable."""
         account, enforcement = self._choose(policy)
         sandbox = DaytonaOpenSandbox(
-            new_machine=lambda: Machine(Client(account), policy, limits),
+            new_machine=lambda: DaytonaMachine(DaytonaClient(account), policy, limits),
             policy=policy, limits=limits, enforcement=enforcement,
         )  # fmt: skip
         try:
@@ -78,7 +78,7 @@ class DaytonaBackend(AccountBackend):
             )
         account, enforcement = self._choose(policy)
         sandbox = DaytonaLiveSandbox(
-            new_machine=lambda homes: Machine(Client(account), policy, limits, homes),
+            new_machine=lambda homes: DaytonaMachine(DaytonaClient(account), policy, limits, homes),
             policy=policy, limits=limits, enforcement=enforcement,
         )  # fmt: skip
         try:
@@ -93,7 +93,7 @@ class DaytonaBackend(AccountBackend):
     def collect_garbage(self) -> list[str]:
         """Delete sandboxes whose label names a dead process of this host; return one line for each."""
         account = self._checked()
-        client, counter, deleted = Client(account), counter_for(account), []
+        client, counter, deleted = DaytonaClient(account), counter_for(account), []
         try:
             for sandbox in client.list_with(LABEL):
                 if is_left(sandbox.labels[LABEL]):

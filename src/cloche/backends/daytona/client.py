@@ -5,7 +5,7 @@ reads variables and files of the working directory, keeps a connection for event
 is imported. All connections belong to one HTTP session, which ignores proxies and .netrc. Answers are parsed here, with
 bounds, because the clients' models reject answers of slightly older servers.
 
-All calls are coroutines of one loop in a thread (`OwnLoop`). Methods of `Client` block and are thread-safe.
+All calls are coroutines of one loop in a thread (`OwnLoop`). Methods of `DaytonaClient` block and are thread-safe.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def checked(account: RemoteAccount | None) -> RemoteAccount:
     return checked_account
 
 
-class Client:
+class DaytonaClient:
     """Make requests for one account."""
 
     def __init__(self, account: RemoteAccount):

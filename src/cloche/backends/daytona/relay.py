@@ -48,7 +48,7 @@ MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Refused(Exception):
+class RelayRefused(Exception):
     """Raised if the sandbox cannot be used."""
 
 
@@ -71,11 +71,11 @@ def read_exactly(count: int) -> bytes:
 
 
 def free_ids() -> tuple[int, int]:
-    """Return two unused ids: that of programs, and the first process's own. Raises Refused."""
+    """Return two unused ids: that of programs, and the first process's own. Raises RelayRefused."""
     used_ids = {row.pw_uid for row in pwd.getpwall()} | {row.pw_gid for row in pwd.getpwall()}
     free = [number for number in range(FIRST_ID, LAST_ID) if number not in used_ids][:2]
     if len(free) < 2:
-        raise Refused("every id is taken")
+        raise RelayRefused("every id is taken")
     return free[0], free[1]
 
 
@@ -276,15 +276,17 @@ def main() -> None:
     settings = json.loads(read_exactly(int(read_exactly(9))))
     try:
         if os.getuid() != 0:
-            raise Refused("whoever runs there is not root, so programs could not be kept apart from what watches them")
+            raise RelayRefused(
+                "whoever runs there is not root, so programs could not be kept apart from what watches them"
+            )
         if sys.version_info[:2] < tuple(settings["least_python"]):
-            raise Refused(f"its Python is {sys.version.split()[0]}, which is too old")
+            raise RelayRefused(f"its Python is {sys.version.split()[0]}, which is too old")
         uid, own = free_ids()
         mounted = prepare(settings, uid) if settings["prepares"] else []
         sweep(uid, settings)
         programs = look(settings, uid) if settings["prepares"] else ""
         relay = Relay(*start_first(settings, uid, own))
-    except (Refused, OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
+    except (RelayRefused, OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
         send(FAILED, str(error).encode())
         return
     send(FOUND, json.dumps({"programs": programs, "mounted": mounted, "uid": uid}).encode())

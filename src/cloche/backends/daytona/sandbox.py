@@ -22,7 +22,7 @@ from cloche.core.policy import Policy
 from cloche.core.request import Request
 from cloche.core.suppressed import suppress_logged
 
-from ..containers.container import ARGUMENTS, LEAST_PYTHON, Wire, boot_message
+from ..containers.container import ARGUMENTS, LEAST_PYTHON, ContainerWire, boot_message
 from ..containers.live import TEMPORARY, ContainerLiveSandbox
 from ..containers.machines import HostedContainer, HostedSandbox, LookedInto
 from ..containers.program import (
@@ -41,7 +41,7 @@ from ..containers.program import (
 from ..garbage_collection import Background, owner
 from ..remote.labels import LABEL
 from ..remote.quota import SandboxTicket, counter_for
-from .client import Client, ProviderSandbox
+from .client import DaytonaClient, ProviderSandbox
 from .relay import MS_NOEXEC
 from .terminal import TerminalWire
 
@@ -52,10 +52,10 @@ _background = Background("cloche-daytona-end", 2 * END_S)
 wait_for_all = _background.wait_for_all
 
 
-class Machine:
+class DaytonaMachine:
     """One sandbox at the provider. All methods block and are thread-safe."""
 
-    def __init__(self, client: Client, policy: Policy, limits: Limits, homes: Sequence[str] = ()):
+    def __init__(self, client: DaytonaClient, policy: Policy, limits: Limits, homes: Sequence[str] = ()):
         self.client, self._policy, self._limits, self._homes = client, policy, limits, tuple(homes)
         self.is_lost = self._is_deleted = False
         self.found: ProviderSandbox | None = None
@@ -193,9 +193,9 @@ class DaytonaContainer(HostedContainer):
     """One first process in a sandbox at Daytona."""
 
     background = _background
-    machine: Machine
+    machine: DaytonaMachine
 
-    def __init__(self, machine: Machine, image: LookedInto):
+    def __init__(self, machine: DaytonaMachine, image: LookedInto):
         super().__init__()
         self.machine, self.rootfs = machine, image
         self.name = machine.found.id if machine.found is not None else ""
@@ -210,7 +210,7 @@ class DaytonaContainer(HostedContainer):
         self._wire = self.machine.start()
         return self._wire
 
-    def start_live(self, boot: bytes) -> Wire:
+    def start_live(self, boot: bytes) -> ContainerWire:
         """Start the first process of a sandbox that lives, and return its streams.
 
         Raises StartFailed; the sandbox is ended then.
@@ -240,12 +240,14 @@ class DaytonaContainer(HostedContainer):
 class DaytonaOpenSandbox(HostedSandbox[DaytonaContainer]):
     """Run requests in a sandbox at Daytona, one at a time; see core.protocols.OpenSandbox."""
 
-    _machine: Machine
+    _machine: DaytonaMachine
 
     _loses_notice_of_start = True
     _advice = "It may have run to its end there: what it did outside of its sandbox has to be looked for"
 
-    def __init__(self, *, new_machine: Callable[[], Machine], policy: Policy, limits: Limits, enforcement: Enforcement):
+    def __init__(
+        self, *, new_machine: Callable[[], DaytonaMachine], policy: Policy, limits: Limits, enforcement: Enforcement
+    ):
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
         self._machine = new_machine()
         self._image: LookedInto | None = None
@@ -282,14 +284,14 @@ class DaytonaLiveSandbox(ContainerLiveSandbox[DaytonaContainer]):
     def __init__(
         self,
         *,
-        new_machine: Callable[[Sequence[str]], Machine],
+        new_machine: Callable[[Sequence[str]], DaytonaMachine],
         policy: Policy,
         limits: Limits,
         enforcement: Enforcement,
     ):
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
         self._new_machine = new_machine
-        self._machine: Machine | None = None
+        self._machine: DaytonaMachine | None = None
         self._image: LookedInto | None = None
 
     async def close(self) -> None:
@@ -300,7 +302,7 @@ class DaytonaLiveSandbox(ContainerLiveSandbox[DaytonaContainer]):
             if self._machine is not None:
                 await finish(asyncio.to_thread(self._machine.end))
 
-    def _make(self) -> tuple[DaytonaContainer, Wire]:
+    def _make(self) -> tuple[DaytonaContainer, ContainerWire]:
         machine = self._machine = self._new_machine(self._homes())
         self._image = machine.create()
         container = DaytonaContainer(machine, self._image)

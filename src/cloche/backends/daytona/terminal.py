@@ -35,7 +35,10 @@ LINE = f" stty raw -echo; exec python3 -I -S -c {shlex.quote(f'exec(bytes.fromhe
 
 
 class TerminalWire:
-    """Carry the streams of a first process; see containers.container.Wire. Methods block, except those in the loop."""
+    """Carry the streams of a first process; see containers.container.ContainerWire.
+
+    Methods block, except those in the loop.
+    """
 
     def __init__(self, socket: Any):
         self._socket = socket

@@ -16,7 +16,7 @@ from cloche.core.errors import StartFailed
 from cloche.core.result import KillCause, Observed
 from cloche.core.suppressed import suppress_logged
 
-from ..containers.container import CHUNK_BYTES, MAX_FRAME_BYTES, Container, Link, Wire, boot_message
+from ..containers.container import CHUNK_BYTES, MAX_FRAME_BYTES, Container, ContainerLink, ContainerWire, boot_message
 from .daemon import Daemon, explained, release
 from .images import DockerImage
 from .network import serve_container
@@ -99,7 +99,7 @@ class Encrypted:
 
 
 class AttachedWire:
-    """The connection to the attached streams of one container; see containers.container.Wire."""
+    """The connection to the attached streams of one container; see containers.container.ContainerWire."""
 
     def __init__(self, connection: Any, stall_s: float = STALL_S):  # noqa: ANN401 - whatever the SDK opened
         self._connection, self._stall_s = connection, stall_s
@@ -168,7 +168,7 @@ class DockerContainer(Container[DockerImage]):
         self.id = self.daemon.create(self.plan.api())
         try:
             wire = AttachedWire(self.daemon.attach(self.id))
-            self._link = Link(wire, self._receive, self._lose)
+            self._link = ContainerLink(wire, self._receive, self._lose)
             self.daemon.start(self.id)
             self._serve_network()
             self._begin(self._link, preload)
@@ -181,7 +181,7 @@ class DockerContainer(Container[DockerImage]):
             self._abandon()
             raise
 
-    def start_live(self, make_boot: Callable[[], bytes]) -> Wire:
+    def start_live(self, make_boot: Callable[[], bytes]) -> ContainerWire:
         """Create and start the container, send it the result of `make_boot()`, and return its streams.
 
         `make_boot` is called when the container is created and not started yet. Raises StartFailed; nothing is left
@@ -209,7 +209,7 @@ class DockerContainer(Container[DockerImage]):
         if self.plan.rules is not None:
             self.network = serve_container(self.daemon, self.id, self.rootfs, self.plan.rules)
 
-    def _begin(self, link: Link, preload: Sequence[str]) -> None:
+    def _begin(self, link: ContainerLink, preload: Sequence[str]) -> None:
         """Send the first process its program."""
         link.send_raw(boot_message(preload))
 

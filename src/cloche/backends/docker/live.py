@@ -15,7 +15,7 @@ from cloche.core.policy import Policy
 from cloche.core.record import replace
 from cloche.core.request import Request
 
-from ..containers.container import Wire, boot_message
+from ..containers.container import ContainerWire, boot_message
 from ..containers.live import HOME, TEMPORARY, ContainerLiveSandbox
 from ..containers.program import (
     ENVIRONMENT,
@@ -73,7 +73,7 @@ class DockerLiveSandbox(ContainerLiveSandbox[DockerContainer]):
         self._daemon, self._image, self._runtime, self._choice_notes = daemon, image, runtime, notes
         self.clock_slack_ns = SLACK_NS if runtime in GVISOR else 0
 
-    def _make(self) -> tuple[DockerContainer, Wire]:
+    def _make(self) -> tuple[DockerContainer, ContainerWire]:
         image = self._image
         fill(self._daemon, image, self._policy.layers)
         container = DockerContainer(self._daemon, self._plan(image), image)

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from ..archive import Spool
-from ..containers.container import CHUNK_BYTES, DATA, DONE, ENDED, ERR, FAILED, OUT, STARTED, Link
+from ..containers.container import CHUNK_BYTES, DATA, DONE, ENDED, ERR, FAILED, OUT, STARTED, ContainerLink
 from .container import Demultiplexer, DockerContainer, Encrypted, stream_of
 from .daemon import explained
 
@@ -54,7 +54,7 @@ class ShellContainer(DockerContainer):
 
     _is_killed = False
 
-    def _begin(self, link: Link, preload: Sequence[str]) -> None:  # noqa: ARG002 - nothing is sent, nothing loaded
+    def _begin(self, link: ContainerLink, preload: Sequence[str]) -> None:  # noqa: ARG002 - nothing is sent, nothing loaded
         """Mark the container as ready: the shell reads its input as soon as it runs."""
         self._ready.set()
 

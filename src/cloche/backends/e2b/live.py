@@ -10,7 +10,7 @@ from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.request import Request
 
-from ..containers.container import Wire, boot_message
+from ..containers.container import ContainerWire, boot_message
 from ..containers.live import TEMPORARY, ContainerLiveSandbox
 from ..containers.program import ENVIRONMENT, IMAGE_PATH, WORKSPACE, Program, SessionProgram, program_of, session_in
 from .machine import E2BMachine
@@ -26,7 +26,7 @@ class E2BLiveSandbox(ContainerLiveSandbox[E2BContainer]):
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
         self._machine = machine
 
-    def _make(self) -> tuple[E2BContainer, Wire]:
+    def _make(self) -> tuple[E2BContainer, ContainerWire]:
         if self._machine.is_lost:  # an earlier start was cancelled
             self._machine = self._machine.another()
         container = E2BContainer(self._machine)

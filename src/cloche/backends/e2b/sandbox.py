@@ -18,7 +18,7 @@ from cloche.core.policy import Policy
 from cloche.core.request import Request
 from cloche.core.suppressed import suppress_logged
 
-from ..containers.container import Link, Wire, boot_message
+from ..containers.container import ContainerLink, ContainerWire, boot_message
 from ..containers.machines import LookedInto, SharedSandbox, SharingContainer
 from ..session_languages import session_language
 from .machine import E2BMachine
@@ -46,7 +46,7 @@ class E2BContainer(SharingContainer[LookedInto]):
         """Make the container and wait for its READY. Raises StartFailed or BackendUnavailable; nothing is left then."""
         try:
             self._wire = self.machine.launch(boot_message(preload))
-            self._link = Link(self._wire, self._receive, self.note_lost)
+            self._link = ContainerLink(self._wire, self._receive, self.note_lost)
             if not self._is_ready():
                 raise StartFailed(f"nothing got ready in a sandbox at E2B{self.last_output()}", step="launch")
         except OSError as error:
@@ -56,7 +56,7 @@ class E2BContainer(SharingContainer[LookedInto]):
             self.kill()
             raise
 
-    def start_live(self, boot: bytes) -> Wire:
+    def start_live(self, boot: bytes) -> ContainerWire:
         """Make the machine's only container, send it `boot`, and return its streams.
 
         Raises StartFailed or BackendUnavailable; nothing is left then.

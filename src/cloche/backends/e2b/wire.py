@@ -31,7 +31,7 @@ ERROR = 2
 
 
 class ProcessWire:
-    """Carry the streams of a process at E2B; see containers.container.Wire. Created in the loop of `call`."""
+    """Carry the streams of a process at E2B; see containers.container.ContainerWire. Created in the loop of `call`."""
 
     def __init__(self, provider: Provider, client: Any, events: Any, pid: int):
         self._provider, self._client, self._events, self._pid = provider, client, events, pid

@@ -30,7 +30,7 @@ from cloche.jail import messages
 from cloche.jail.cgroups import Cgroup
 from cloche.jail.setup.launch import start_shim
 
-from ..containers.container import CHUNK_BYTES, OUTPUT, START_S, Container, Link, Wire, boot_message
+from ..containers.container import CHUNK_BYTES, OUTPUT, START_S, Container, ContainerLink, ContainerWire, boot_message
 from ..garbage_collection import Background, clear_groups, group_name
 from ..host import Host
 from ..network import new_network
@@ -210,7 +210,7 @@ def reason_in(errors: str) -> str:
 
 
 class PipeWire:
-    """The pipes to a container's standard streams; see containers.container.Wire."""
+    """The pipes to a container's standard streams; see containers.container.ContainerWire."""
 
     def __init__(self, stall_s: float = STALL_S) -> None:
         """Open the pipes. Raises OSError if the process has no free descriptors; none is left open then."""
@@ -287,7 +287,7 @@ class RunscContainer(Container[HostView]):
         self._end: Mapping[str, Any] = {}
         self._has_ended = threading.Event()
 
-    def start_live(self, boot: bytes) -> Wire:
+    def start_live(self, boot: bytes) -> ContainerWire:
         """Start the container, send it `boot`, and return its streams. Raises StartFailed; nothing is left then."""
         wire = self._start_wire(STALL_S)
         with suppress_logged(log, "a container ended before it had its program, as its reader finds", OSError):
@@ -314,7 +314,7 @@ class RunscContainer(Container[HostView]):
     def start(self, preload: Sequence[str], *, timeout_s: float = START_S) -> None:
         """Start the container and wait for its READY. Raises StartFailed; nothing is left then."""
         wire = self._start_wire(min(timeout_s, STALL_S))
-        self._link = Link(wire, self._receive, self._lose)
+        self._link = ContainerLink(wire, self._receive, self._lose)
         try:
             self._link.send_raw(boot_message(preload, extra_paths=user_site(), customizes=has_customization()))
             if not self._is_ready(timeout_s):

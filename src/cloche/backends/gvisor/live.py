@@ -13,7 +13,7 @@ from cloche.core.policy import Policy
 from cloche.core.record import replace
 from cloche.core.request import Request
 
-from ..containers.container import Wire, boot_message
+from ..containers.container import ContainerWire, boot_message
 from ..containers.live import TEMPORARY, ContainerLiveSandbox
 from ..containers.program import ENVIRONMENT, Program, SessionProgram, program_with_layers, session_with_layers
 from ..host import Host
@@ -47,7 +47,7 @@ class RunscLiveSandbox(ContainerLiveSandbox[RunscContainer]):
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
         self._engine, self._host = engine, host
 
-    def _make(self) -> tuple[RunscContainer, Wire]:
+    def _make(self) -> tuple[RunscContainer, ContainerWire]:
         plan = self._plan()
         shim = ShimClient(plan, self._host)
         container = RunscContainer(shim, plan)

@@ -214,7 +214,7 @@ def _message(error: BaseException) -> str:
 
 
 class ExecWire:
-    """Carry the streams of a program in a machine; see containers.container.Wire."""
+    """Carry the streams of a program in a machine; see containers.container.ContainerWire."""
 
     def __init__(self, package: Any, handle: Any):
         self._package, self._handle = package, handle

@@ -12,7 +12,7 @@ from cloche.core.loops import finish
 from cloche.core.policy import Policy
 from cloche.core.request import Request
 
-from ..containers.container import Wire, boot_message
+from ..containers.container import ContainerWire, boot_message
 from ..containers.live import TEMPORARY, ContainerLiveSandbox
 from ..containers.program import ENVIRONMENT, WORKSPACE, Program, SessionProgram, program_of, session_in
 from ..layout import SYSTEM_PATH
@@ -43,7 +43,7 @@ class MicroVMLiveSandbox(ContainerLiveSandbox[VMContainer]):
     def _new_machine(self) -> VirtualMachine:
         return VirtualMachine(self._plan, self._image, self._monitor)
 
-    def _make(self) -> tuple[VMContainer, Wire]:
+    def _make(self) -> tuple[VMContainer, ContainerWire]:
         if self._machine.is_killed:  # an earlier start was cancelled
             self._machine.wait()
             self._machine = self._new_machine()

@@ -26,7 +26,7 @@ from cloche.core.errors import StartFailed
 from cloche.core.record import dataclass
 from cloche.core.suppressed import suppress_logged
 
-from ..containers.container import CHUNK_BYTES, OUTPUT, Link, read_object
+from ..containers.container import CHUNK_BYTES, OUTPUT, ContainerLink, read_object
 from .plan import CONTAINERS, ControlPipe, MachineImage, MachinePlan, Monitor
 
 CONSOLE = 2
@@ -179,7 +179,7 @@ class VirtualMachine:
     def __init__(self, plan: MachinePlan, image: MachineImage, monitor: Monitor):
         self.plan, self.image, self.monitor = plan, image, monitor
         self.is_lost = False
-        self._link: Link | None = None
+        self._link: ContainerLink | None = None
         self._numbers = itertools.count(1)
         self._ports: list[socket.socket] = []
         self._free = deque(range(CONTAINERS))
@@ -217,7 +217,7 @@ class VirtualMachine:
             os.close(read_end)
         self._ports = launched.ports
         wire = MachineWire(launched.own, launched.console, launched.process, self.kill)
-        self._link = Link(wire, self._receive, self._lose)
+        self._link = ContainerLink(wire, self._receive, self._lose)
 
     def _make_control_pipe(self) -> int:
         """Make the pipe that the jailer watches, and return the jailer's end.

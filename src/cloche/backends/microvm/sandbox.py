@@ -22,7 +22,7 @@ from cloche.core.request import Request
 from cloche.core.result import KillCause, Observed
 from cloche.core.suppressed import suppress_logged
 
-from ..containers.container import Link, Wire, boot_message
+from ..containers.container import ContainerLink, ContainerWire, boot_message
 from ..containers.machines import SharedSandbox, SharingContainer
 from ..layout import SYSTEM_PATH
 from ..session_languages import session_language
@@ -61,7 +61,7 @@ class VMContainer(SharingContainer[MachineImage]):
             if is_first:
                 machine.boot()
             self._number, wire, mark = machine.make_container(self)
-            self._link = Link(wire, self._receive, self.note_lost)
+            self._link = ContainerLink(wire, self._receive, self.note_lost)
             self._link.send_raw(mark + boot_message(preload))
             is_ready = self._is_ready(machine.boot_s)
         except OSError as error:
@@ -75,7 +75,7 @@ class VMContainer(SharingContainer[MachineImage]):
             self._fail(is_first)  # if this ends the machine, all of its output is read afterwards
             raise StartFailed(f"the {name} did not get ready{why}{machine.last_output()}", step="boot")
 
-    def start_live(self, boot: bytes) -> Wire:
+    def start_live(self, boot: bytes) -> ContainerWire:
         """Boot the machine, make its only container, send it `boot`, and return its streams.
 
         Raises StartFailed; nothing is left then.
