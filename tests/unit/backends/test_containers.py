@@ -21,7 +21,7 @@ from cloche.backends.containers.container import (
     SMALL_BYTES,
     STARTED,
     Container,
-    Link,
+    ContainerLink,
     read_object,
 )
 from cloche.backends.containers.pool import ContainerPool
@@ -85,7 +85,7 @@ class Scripted(Container[Rootfs]):
 
     def connect(self, pieces: Sequence[bytes]) -> None:
         """Hear these pieces from a link, then its end."""
-        self._link = Link(Pieces(pieces), self._receive, self._lose)
+        self._link = ContainerLink(Pieces(pieces), self._receive, self._lose)
 
     def start(self, preload: Sequence[str]) -> None:
         """Be there."""
