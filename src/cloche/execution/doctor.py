@@ -250,14 +250,17 @@ async def _why_not_live(backend: Backend, level: Level) -> str:
 def survey() -> Mapping[str, tuple[bool, str]]:
     """Run the survey process and return its findings: whether each feature works, and the kernel's answer."""
     command = [sys.executable, "-I", "-S", "-c", _BOOT_SURVEY]
-    completed = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        env=EMPTY_ENVIRONMENT,
-        timeout=SURVEY_TIMEOUT_S,
-        check=False,
-    )
+    try:
+        completed = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=EMPTY_ENVIRONMENT,
+            timeout=SURVEY_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"survey": (False, f"it took longer than {SURVEY_TIMEOUT_S:g} s")}
     if completed.returncode != 0 or not completed.stdout:
         return {"survey": (False, completed.stderr.decode("utf-8", "replace").strip()[-200:])}
     findings: Mapping[str, tuple[bool, str]] = marshal.loads(completed.stdout)  # noqa: S302  # written by our own process

@@ -156,6 +156,23 @@ def test_a_guest_that_waits_goes_with_its_jail(tmp_path: Path) -> None:
     play(work)
 
 
+def test_what_cannot_be_taken_over_leaves_open_whether_it_ran(tmp_path: Path) -> None:
+    """The helper was killed, and its folder cleared up by somebody: the run's own error, and nobody starts it again."""
+
+    async def work(other: Other) -> None:
+        def take(tag: str, _body: dict[str, Any], _fds: list[int]) -> None:
+            folder(tmp_path / "gone")
+
+        other.slot.change_handoff(None)
+        other.connection._send_order(Run(), (), is_last=False, again=True)
+        messages.send(other.link.fileno(), "ready", {"seconds": []})
+        with pytest.raises(OutcomeUnknown, match="may have run"):
+            async with asyncio.timeout(PATIENCE_S):
+                await other.connection.attend(take)
+
+    play(work)
+
+
 def test_a_workspace_of_another_guest_is_not_looked_at(tmp_path: Path) -> None:
     """The guest says on which file system it works: a caller that holds another one reads none of its files."""
 

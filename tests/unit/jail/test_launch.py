@@ -237,3 +237,12 @@ def test_a_guest_forgets_the_finder_of_our_modules_by_what_it_is_and_not_by_a_na
     archive = launch._archive_file()
     program = archive.run_boot() + FORGETTING.format(modules=launch.HELPER_MODULES)
     subprocess.run([sys.executable, "-I", "-S", "-c", program], pass_fds=[archive.fd], timeout=60, check=True)
+
+
+def test_a_probe_that_takes_too_long_is_an_error_of_the_host(tmp_path: Path) -> None:
+    """Whoever asks what a host gives is told that it cannot be found out, by the error that they look for."""
+    stopped = tmp_path / "stopped"
+    stopped.write_text("#!/bin/sh\nexec sleep 60\n")
+    stopped.chmod(0o755)
+    with pytest.raises(OSError, match="longer than"):
+        launch.run_probe_process(str(stopped), 0.05)

@@ -127,6 +127,18 @@ def _wait_for_all() -> None:
         time.sleep(POLL_S)
 
 
+def _fail(end: asyncio.Future[dict[str, Any]], error: Exception) -> None:
+    """End a run by what went wrong as its messages were taken: its folder is gone, say, or no file can be opened.
+
+    That a program has started may be among what could not be taken, so nobody may start it again.
+    """
+    if isinstance(error, OSError):
+        why = OutcomeUnknown(with_limit(f"the run cannot be followed, and may have run: {error}", error.errno))
+        why.__cause__, error = error, why
+    if not end.done():
+        end.set_exception(error)
+
+
 def _forget_after_fork() -> None:
     global _lock
     _lock = threading.Lock()
@@ -406,8 +418,7 @@ class HelperConnection:
         except ConnectionResetError:  # the helper is gone, as the end of its link will show
             asyncio.get_running_loop().remove_reader(handoff.fileno())
         except Exception as error:
-            if not end.done():
-                end.set_exception(error)
+            _fail(end, error)
 
     def _conclude(
         self,
@@ -459,8 +470,7 @@ class HelperConnection:
         except BlockingIOError:
             return
         except Exception as error:
-            if not end.done():
-                end.set_exception(error)
+            _fail(end, error)
 
     def _take_message(
         self, end: asyncio.Future[dict[str, Any]], on_message: OnMessage, tag: str, body: dict[str, Any], fds: list[int]

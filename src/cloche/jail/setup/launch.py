@@ -292,15 +292,19 @@ def _offsets(codes: Mapping[str, bytes], start: int) -> bytes:
 def run_probe_process(executable: str, timeout_s: float) -> bytes:
     """Run the probe process and return its output. Raises OSError when it cannot run or fails."""
     archive = _archive_file(is_probe=True)
-    completed = subprocess.run(
-        [executable, "-I", "-S", "-c", archive.run_boot() + _BOOT_PROBE],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        env=EMPTY_ENVIRONMENT,
-        pass_fds=(archive.fd,),
-        timeout=timeout_s,
-        check=False,
-    )
+    try:
+        completed = subprocess.run(
+            [executable, "-I", "-S", "-c", archive.run_boot() + _BOOT_PROBE],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=EMPTY_ENVIRONMENT,
+            pass_fds=(archive.fd,),
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        said = f"the probe process took longer than {timeout_s:g} s; is this host overloaded?"
+        raise OSError(errno.ETIMEDOUT, said) from error
     if completed.returncode != 0 or not completed.stdout:
         raise OSError(0, f"the probe process failed: {completed.stderr.decode('utf-8', 'replace').strip()[-400:]}")
     return completed.stdout
