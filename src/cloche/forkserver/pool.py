@@ -83,7 +83,7 @@ log = logging.getLogger("cloche.warm")
 
 
 class Jail(Protocol):
-    """Be a jail that a slot can build ahead: what makes two of them the same, and how to have one built."""
+    """Describe a jail that a slot can build ahead: the equality of two, and the way to have one built."""
 
     @property
     def key(self) -> Hashable: ...

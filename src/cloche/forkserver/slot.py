@@ -253,7 +253,7 @@ class HandoffSocket:
         return self.has_guest
 
     def take_guest(self) -> list[int]:
-        """Return the mount of the workspace of the guest that waited, to be owned by who asks; none if it is kept."""
+        """Return the mount of the workspace of the waiting guest, which the caller then owns; empty if it is kept."""
         mounts, self._workspace, self.has_guest = self._workspace, [], False
         return mounts
 

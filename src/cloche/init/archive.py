@@ -1,8 +1,8 @@
-"""Folders as tar archives, in and out. Of our own, for `tarfile` takes longer to import than most operations do.
+"""Folders as tar archives, in and out. Our own code, because importing `tarfile` takes longer than most operations.
 
-Written is the format of GNU tar, read are those of POSIX and GNU: files, folders, links of both kinds. What an archive
-holds is put below one folder, and each name is walked there folder by folder through no link, so that neither a link of
-the archive nor one that was there leads anything elsewhere.
+It writes the format of GNU tar, and reads those of POSIX and GNU: files, folders, links of both kinds. All members are
+extracted below one folder, and each name is walked there folder by folder through no link, so that neither a link of
+the archive nor an existing one can redirect a member.
 """
 
 from __future__ import annotations

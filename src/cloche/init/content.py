@@ -1,4 +1,4 @@
-"""What operations on files are made of: content in and out, files that are regular, and why something was not done."""
+"""The parts of operations on files: content in and out, checks for regular files, and refusals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def unfinished_name() -> str:
-    """Return a name for what will be renamed when it is whole."""
+    """Return a temporary name for a file that will be renamed when it is complete."""
     return f".{os.urandom(8).hex()}{UNFINISHED}"
 
 

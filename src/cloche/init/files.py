@@ -86,7 +86,7 @@ def _blamed(error: OSError, path: str) -> str:
 def _read(path: str, order: dict[str, Any]) -> dict[str, Any]:
     """Send a regular file, or `count` bytes of it from `offset` on; to send more than `most` bytes is refused.
 
-    What says that it has no bytes, as files of /proc do, is read until its end.
+    A file of size 0, such as those of /proc, is read until its end.
     """
     fd = open_regular(path, os.O_RDONLY)
     try:

@@ -54,7 +54,7 @@ class Lifetime:
             self._look_again()
 
     def check_running(self) -> None:
-        """Refuse to start anything while everything stands still."""
+        """Refuse to start a process while the sandbox is paused."""
         if self.loop.is_paused:
             raise wire.Refused("paused", "the sandbox is paused; resume it first")
 

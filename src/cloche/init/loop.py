@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     class Host(Protocol):
-        """Do what differs: in a jail, pid 1 with capabilities; in a container, a process with those of all others."""
+        """Do the parts that differ between a jail (pid 1 has capabilities) and a container (all have one id)."""
 
         ender: Ends | None  # who ends all that belongs to a process, None for `tree`
 
         def fork(self, order: dict[str, Any], streams: dict[int, int]) -> Forked:
-            """Have a process become a guest and do what `order` says: a program, or `files.serve`. Raises OSError.
+            """Fork a process that becomes a guest and performs `order`: a program, or `files.serve`. Raises OSError.
 
             `streams` are its descriptors by the numbers of `wire`.
             """
@@ -147,7 +147,7 @@ class Loop:
         return self._stopped is not None
 
     def stop_clocks(self, kind: str) -> None:
-        """Let those whose key is a pair with this word stand still."""
+        """Stop the clocks whose key is a pair with this word."""
         if self._stopped is None:
             keys, moment = [key for key in self._timers if isinstance(key, tuple) and key[1] == kind], now()
             clocks = [(key, *self._timers.pop(key)) for key in keys]
@@ -187,7 +187,7 @@ class Loop:
         return self._unsent_bytes > MOST_UNSENT
 
     def go_on_later(self, function: Callable[[], None]) -> None:
-        """Call a function when the client has read what waits for it."""
+        """Call a function when the client has read all waiting frames."""
         self._paused.append(function)
 
     def serve(self) -> None:

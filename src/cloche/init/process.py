@@ -309,7 +309,7 @@ class Answers(Outgoing):
             self.is_watched = False
 
     def take_event(self, _: int) -> None:
-        """Read once: who waits for an answer gets it at once."""
+        """Read once: an answer is sent without delay."""
         self.read()
 
     def read(self) -> int:

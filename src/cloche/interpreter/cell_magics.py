@@ -72,7 +72,7 @@ def _used() -> tuple[float, float]:
 
 
 class TimeitResult:
-    """What `%timeit -o` returns: seconds for one loop in each run, and what follows from them."""
+    """The result of `%timeit -o`: seconds for one loop in each run, and statistics."""
 
     def __init__(self, loops: int, all_runs: list[float], digits: int) -> None:
         self.loops, self.repeat, self.all_runs, self._digits = loops, len(all_runs), all_runs, digits

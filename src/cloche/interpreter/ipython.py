@@ -162,7 +162,7 @@ class DisplayPublisher:
 
 
 class Shell:
-    """What `get_ipython()` returns: the part of IPython's shell that programs call. `magics` is set by `Magics`."""
+    """The result of `get_ipython()`: the part of IPython's shell that programs call. `magics` is set by `Magics`."""
 
     def __init__(self, namespace: dict[str, Any], display: Display) -> None:
         self.user_ns = self.user_global_ns = namespace

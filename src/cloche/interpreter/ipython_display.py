@@ -1,7 +1,7 @@
 """Display classes for programs that import them from `IPython.display` where IPython is not installed.
 
-Each holds data, or a file's or an address's content, and answers in its own format; the constructors take what
-IPython's take. Nothing is checked here: a bundle is checked where it is made. Text comes first (`stub_classes`), then
+Each holds data, or a file's or an address's content, and answers in its own format; the constructors take the arguments
+of IPython's. Nothing is checked here: a bundle is checked where it is made. Text comes first (`stub_classes`), then
 pictures, films, sound and other pages (`media_classes`).
 """
 

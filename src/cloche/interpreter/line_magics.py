@@ -114,12 +114,12 @@ def _range(span: str, count: int) -> range:
 
 
 def inspect_line(magics: Magics, line: str) -> None:
-    """Print what an object is."""
+    """Print a description of an object."""
     _inspect(magics, line, with_source=False)
 
 
 def inspect_source(magics: Magics, line: str) -> None:
-    """Print what an object is, and its source."""
+    """Print a description of an object, and its source."""
     _inspect(magics, line, with_source=True)
 
 

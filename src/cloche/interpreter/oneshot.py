@@ -117,7 +117,7 @@ def take_over(env: dict[str, str], preloaded: Preloaded) -> None:
 
 
 def output_variable() -> tuple[str, str]:
-    """Return what tells the interpreters that a program starts which output is the run's own: see `sitecustomize`."""
+    """Return the variable that identifies the run's own output to a program's interpreters: see `sitecustomize`."""
     output, errors = os.fstat(1), os.fstat(2)
     return "CLOCHE_OUTPUT", f"{output.st_dev}:{output.st_ino} {errors.st_dev}:{errors.st_ino}"
 
@@ -150,9 +150,9 @@ def lead_to_stand_ins(folder: str, archive: Any) -> None:
 
 
 class LibraryWatch:
-    """A finder of nothing: at the first library that shows things in notebooks, it has them kept for the result.
+    """A finder that finds no module: at the first library with displays, it starts to collect them for the result.
 
-    What that takes is loaded only then.
+    The modules for that are loaded only then.
     """
 
     def __init__(self, preloaded: Preloaded, archive: Any) -> None:

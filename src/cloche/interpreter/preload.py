@@ -71,10 +71,10 @@ def warm_up(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _look_ahead(preloaded: oneshot.Preloaded, env: dict[str, str], shown: list[str]) -> None:
-    """Take the environment and streams that the children will have, and warm up until that leaves nothing to learn.
+    """Take the environment and streams that the children will have, and warm up until all caches are filled.
 
-    The streams are of the same kinds as a run's, so that they serve it, too. Nothing is remembered of what lies in
-    folders that not all children will see.
+    The streams are of the same kinds as a run's, so that they serve it, too. No caches are kept of folders that not all
+    children will see.
     """
     import _frozen_importlib_external
 

@@ -101,7 +101,7 @@ class Printer:
         return _Closing(back)
 
     def pretty(self, value: object) -> None:
-        """Write any value; what its own methods raise becomes part of the text."""
+        """Write any value; exceptions of its methods become part of the text."""
         if len(self.stack) > _MAX_DEPTH:
             return self.text("...")
         is_cycle = id(value) in self.stack

@@ -66,7 +66,7 @@ FORMATS = {
 
 
 class Options:
-    """What `%config InlineBackend` sets."""
+    """The settings of `%config InlineBackend`."""
 
     __slots__ = ("closes", "formats", "print_options", "rc")
 
@@ -453,7 +453,7 @@ class Shown:
 
 
 class DisplayHandle:
-    """What `display(..., display_id=True)` returns: a place whose content can be changed."""
+    """The result of `display(..., display_id=True)`: a place whose content can be changed."""
 
     def __init__(self, display: Display, display_id: str) -> None:
         self._display, self.display_id = display, display_id
@@ -473,9 +473,9 @@ class DisplayHandle:
 class Display:
     """`display` of one session: `emit` takes each bundle, with its display id and whether it is an update.
 
-    What replaces other output (an update, and all that follows `clear_output`) is sent at most every `REPLACE_S`
-    seconds, and only while `has_room`; else it waits for the next of its kind, or for the end of the cell, and of what
-    waits for one place only the last is sent. So a loop with a thousand updates sends few of them, and always the last.
+    Output that replaces other output (an update, and all that follows `clear_output`) is sent at most every `REPLACE_S`
+    seconds, and only while `has_room`; else it waits for the next of its kind, or for the end of the cell, and only the
+    last one for each place is sent. So a loop with a thousand updates sends few of them, and always the last.
     """
 
     def __init__(
@@ -570,7 +570,7 @@ class Display:
         self.display(value, **{**options, "display_id": display_id, "update": True})
 
     def clear_output(self, wait: bool = False) -> None:
-        """Remove what this cell has printed and displayed so far; with `wait`, once there is something new."""
+        """Remove this cell's output so far; with `wait`, when the next output comes."""
         self._updates.clear()
         self._held.clear()
         self._is_holding = not self._is_due()

@@ -43,7 +43,7 @@ class Accounting:
         self._own_bytes = 0
 
     def note_before(self, memory_stat: str) -> None:
-        """Take note of what our container's own memory is before a run, by this file; there may be none."""
+        """Note our container's own memory before a run, by this file, which may not exist."""
         self._memory_stat, self._before = memory_stat, _text_of(memory_stat)
 
     def begin_later(self) -> None:
@@ -56,7 +56,7 @@ class Accounting:
         return monotonic() >= self._next_at
 
     def end(self) -> None:
-        """Take note of what looking took."""
+        """Note the cost of a look."""
         self._next_at = monotonic() + min(PAUSE * (process_time() - self._begun_s), LONGEST_PAUSE_S)
 
     def pause_s(self) -> float:

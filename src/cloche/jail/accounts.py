@@ -16,7 +16,7 @@ _FLAGS = posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK | posix.O_NOCTTY
 
 
 class Account:
-    """Hold what /etc says of a user."""
+    """Hold the /etc entries of a user."""
 
     def __init__(self, name: str, uid: int, gid: int, groups: list[int], home: str, shell: str):
         self.name, self.uid, self.gid, self.groups, self.home, self.shell = name, uid, gid, groups, home, shell
@@ -36,7 +36,7 @@ def find(name_or_uid: object) -> Account:
 
 
 def _rows(path: str, fields: int) -> list[list[str]]:
-    """Return the well-formed lines of such a file; numbers are checked. Raises OSError."""
+    """Return the well-formed lines of such a file, with valid numbers. Raises OSError."""
     fd = posix.open(path, _FLAGS)
     try:
         if posix.fstat(fd).st_mode & _KIND != _REGULAR:

@@ -155,10 +155,10 @@ class Asked:
 
 
 def load(spec: Spec) -> dict[int, Callable[[int, bytes], None]]:
-    """Return who answers which calls of a sandbox's guests, by number: given the listener and the question.
+    """Return the answerers of a sandbox's calls, by number; each gets the listener and the question.
 
-    Each module that `spec.answered` names has a function `answerers`, which is given the spec and the calls' names by
-    their numbers, and returns an `Answerer` for each number.
+    Each module that `spec.answered` names has a function `answerers`, which gets the spec and the calls' names by their
+    numbers, and returns an `Answerer` for each number.
     """
     answerers_by_number: dict[int, Callable[[int, bytes], None]] = {}
     for module, names in spec.answered.items():
@@ -168,9 +168,9 @@ def load(spec: Spec) -> dict[int, Callable[[int, bytes], None]]:
 
 
 def answering(answerer: Answerer) -> Callable[[int, bytes], None]:
-    """Return what answers a call by what `answerer` returns, or by the errno of the OSError that it raises.
+    """Return a function that answers a call with the result of `answerer`, or the errno of the OSError that it raises.
 
-    Raises OSError where who asked has ended meanwhile.
+    Raises OSError if the notifying thread has ended meanwhile.
     """
 
     def answer(listener: int, question: bytes) -> None:

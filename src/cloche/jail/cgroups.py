@@ -188,7 +188,7 @@ class Cgroup:
         return True
 
     def is_frozen(self) -> bool:
-        """Tell whether all inside stand still."""
+        """Tell whether all processes inside are frozen."""
         return _keyed(f"{next(iter(self.folders.values()))}/cgroup.events").get("frozen", 0) == 1
 
     def thaw(self) -> None:
@@ -231,7 +231,7 @@ class Gauges:
         return counts
 
     def _figure(self, counter: str, controller: str, name: str, key: str) -> int:
-        """Return the number behind `key` in a file, or all of it where that is one number; 0 for none."""
+        """Return the number of `key` in a file, or its only number; 0 for none."""
         folder = self._group.folders.get(controller)
         if folder is None:
             return 0
@@ -306,7 +306,6 @@ def _read(path: str) -> str:
 
 
 def _read_whole(path: str) -> str:
-    """Read a file that may be longer than one piece."""
     fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
     try:
         return b"".join(iter(lambda: posix.read(fd, 1 << 16), b"")).decode()
@@ -325,6 +324,5 @@ def _write(path: str, text: str) -> None:
 
 
 def _keyed(path: str) -> dict[str, int]:
-    """Read a file of `key value` lines."""
     pairs = (line.split() for line in _read(path).splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}

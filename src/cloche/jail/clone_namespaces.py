@@ -150,7 +150,7 @@ class Worker:
         wait4(self._pid, 0)
 
     def finish(self) -> list[int]:
-        """Wait until it is done and gone, and return its descriptors. Raises OSError with what failed."""
+        """Wait until it has ended, and return its descriptors. Raises OSError with its failure."""
         try:
             return self.receive()
         finally:
@@ -161,7 +161,7 @@ class Worker:
         wait4(self._pid, 0)
 
     def receive(self) -> list[int]:
-        """Receive its result, the descriptors; `reap` must follow. Raises OSError with what failed."""
+        """Receive its result, the descriptors; `reap` must follow. Raises OSError with its failure."""
         tag, body, fds = messages.receive(self.link)
         posix.close(self.link)
         if tag != "done":
@@ -170,9 +170,9 @@ class Worker:
 
 
 def new_builder(spec: Spec, network_link: int = -1) -> Worker:
-    """Start what builds a clone's mounts, before the clone exists; `start_building` or `kill` must follow.
+    """Start the builder of a clone's mounts, before the clone exists; `start_building` or `kill` must follow.
 
-    By `network_link` it sends the sockets of the clone's network, where it has one.
+    It sends the sockets of the clone's network over `network_link`, if the clone has one.
     """
     return Worker(lambda link: _build(spec, link, network_link))
 
@@ -187,7 +187,6 @@ def start_building(builder: Worker, steps: dict[str, list[Step]], parent: int, c
 
 
 def _run_worker(link: int, work: Callable[[int], list[int] | None]) -> None:
-    """Do the work of a worker process, send its result, and end."""
     try:
         result_fds = work(link)
         messages.send(link, "done", fds=result_fds or [])
@@ -212,7 +211,7 @@ def _build(spec: Spec, link: int, network_link: int) -> list[int]:
 def _outside(
     spec: Spec, steps: dict[str, list[Step]], parent: int, clone: int, open_network: Callable[[], None]
 ) -> list[int]:
-    """Enter what owns the clone's namespaces, map its ids, make its mounts and fill them."""
+    """Enter the owner of the clone's namespaces, map its ids, make its mounts and fill them."""
     registers = {
         NETWORK_NAMESPACE: _open(f"/proc/{clone}/ns/net"),
         MOUNT_NAMESPACE: _open(f"/proc/{clone}/ns/mnt"),
@@ -304,19 +303,19 @@ def check_rest(pid: int, bound: Sequence[str] = ()) -> None:
 
 
 def _is_bound(pid: int, name: str, device: str, bound: Sequence[str]) -> bool:
-    """Tell whether a file is one of the host's: by its name, and since it is on none of these mounts' file systems."""
+    """Tell whether a file is one of the host's: by its name, and by its file system, which no guest's mount has."""
     is_below = any(name == path or name.startswith(f"{path}/") for path in bound)
     return is_below and device not in {_device(f"/proc/{pid}/root{mount_point}") for mount_point in OWN_MOUNT_POINTS}
 
 
 def _device(path: str) -> str:
-    """Return the number of a file's file system as the list of mappings has it."""
+    """Return the number of a file's file system as /proc/PID/maps has it."""
     number = posix.stat(path).st_dev
     return f"{posix.major(number):02x}:{posix.minor(number):02x}"
 
 
 def _are_all_private(maps: str) -> bool:
-    """Tell whether no memory is shared and none is of a file in the guest's mounts, as the kernel lists it."""
+    """Tell whether no memory is shared and none maps a file of the guest's mounts, by the kernel's list."""
     lines = maps.rstrip("\n").split("\n")
     if {line.partition(" ")[2][3:4] for line in lines} != {"p"}:
         return False

@@ -32,7 +32,7 @@ NEW_FILE = posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | posix.O_CLOEXEC
 
 
 class CommandParent(Parent):
-    """Hold what each process of a client's is made of."""
+    """Hold the inputs of each process of a client's."""
 
     building: Building
     root_steps: Sequence[Step]  # of root inside, in place of the others
@@ -67,7 +67,7 @@ class CommandGuest(Guest):
         self._restrict(holds=bool(self.spec.answered))
 
     def _become_user(self) -> bool:
-        """Become who the order says, or the sandbox's own user; tell whether that is root."""
+        """Become the order's user, or the sandbox's own; tell whether that is root."""
         name = self.early_order[0].get("user") if self.early_order is not None else None
         if name is None:
             number = group = self.spec.inside_id
@@ -103,7 +103,7 @@ class CommandGuest(Guest):
         return True
 
     def _hand_over(self) -> None:
-        """Give pid 1 the descriptor on which our filter asks; until then we may have as many as pid 1."""
+        """Give pid 1 the filter's notification descriptor; until then the limit on descriptors is that of pid 1."""
         try:
             super()._hand_over()
         except OSError as error:
@@ -144,7 +144,7 @@ class CommandGuest(Guest):
         return body["order"], dict(zip(body["streams"], fds, strict=True))
 
     def _write_files(self, files: Sequence[tuple[str, int, str]]) -> None:
-        """Write files of the program with its own rights: path, mode, and content in hexadecimal."""
+        """Write files with the program's own rights: path, mode, and content in hexadecimal."""
         for path, mode, text in files:
             try:
                 _make_folders_above(path)
@@ -187,7 +187,6 @@ def is_own(order: dict[str, Any]) -> bool:
 
 
 def _remove(path: str) -> None:
-    """Remove the program of a run that has ended."""
     try:
         posix.unlink(path)
     except OSError:
@@ -195,7 +194,6 @@ def _remove(path: str) -> None:
 
 
 def _make_folders_above(path: str) -> None:
-    """Make the folders above a path."""
     slash = path.find("/", 1)
     while slash > 0:
         try:

@@ -88,7 +88,7 @@ class ConfinedSupervisor(ResidentSupervisor):
             self._has_time("out_of_memory")
 
     def _largest(self) -> int:
-        """Return the reaper below which most memory is used, 0 for none."""
+        """Return the reaper with the most memory below it, 0 for none."""
         sums = {pid: procfs.own_bytes(procfs.descendants(pid)) for pid in procfs.children(self.reaper)}
         return max(sums, key=lambda pid: sums[pid], default=0)
 
@@ -112,7 +112,7 @@ class ConfinedSupervisor(ResidentSupervisor):
 
 
 def _reap() -> bool:
-    """Take all dead children; tell whether none is left at all."""
+    """Reap all dead children; tell whether no child is left."""
     while True:
         try:
             if not wait4(-1, WNOHANG)[0]:
@@ -122,12 +122,12 @@ def _reap() -> bool:
 
 
 class ConfinedResident(Resident):
-    """Be init, and the host of its loop, where the reapers do what takes a guest's uid."""
+    """Be init, and the host of its loop; reapers do the work that takes a guest's uid."""
 
     count = 0
 
     def _prepare(self) -> None:
-        """Load what reapers need when nothing can be loaded any more, and be who ends the trees."""
+        """Load the modules of reapers while modules can be loaded, and be the object that ends trees."""
         from . import answered_calls, kill_calls, task_count  # noqa: F401 - the latter may be asked for by reapers
 
         answered_calls.load(self.spec)
@@ -146,7 +146,7 @@ class ConfinedResident(Resident):
             self._take_from_helper(tag, body)
 
     def _go_on_summing(self) -> None:
-        """Look at one more process in each turn of the loop."""
+        """Measure one more process in each turn of the loop."""
         if self.sum is not None and self.sum.step():
             result, self.sum = self.sum.result(), None
             messages.send(self.link, "summed", result)
@@ -154,7 +154,7 @@ class ConfinedResident(Resident):
             self.server.loop.call_at("sum", now(), self._go_on_summing)
 
     def _give_terminal(self, slave: int) -> None:
-        """Do nothing: it is made by the guests' effective id."""
+        """Do nothing: the guests' effective id has made it."""
 
     def _fork(self, early_order: tuple[dict[str, Any], dict[int, int]] | None) -> Forked:
         ours, theirs = socketpair()
@@ -175,7 +175,7 @@ class ConfinedResident(Resident):
         return ConfinedForked(self, pid, self.count, ours)
 
     def note_orphan(self, pid: int) -> None:
-        """Take note of the end of a reaper: nothing is left of what its guest had started."""
+        """Note the end of a reaper: all processes of its guest have ended."""
         forked = self.by_reaper.pop(pid, None)
         if forked is None:
             return
@@ -195,7 +195,7 @@ class ConfinedResident(Resident):
         return [pid for forked in busy for pid in procfs.descendants(forked.reaper)]
 
     def signal_others(self, number: int) -> None:
-        """Send a signal to all but the guests that wait; that they stand still is known when this returns."""
+        """Send a signal to all but the waiting guests; after SIGSTOP, return when they are stopped."""
         busy = [forked for forked in self.forks.values() if forked.pid not in self.spares]
         if number == SIGKILL:
             for busy_fork in self.forks.values():
@@ -272,7 +272,7 @@ class ConfinedResident(Resident):
 
 
 class _Mark:
-    """Stand for all that belongs to a process; its number is never given again."""
+    """Stand for one tree; its number is never reused."""
 
     def __init__(self, number: int):
         self.number = number
@@ -289,7 +289,7 @@ class _Usage:
 
 
 class ConfinedForked(Forked):
-    """Hold what init knows of a guest: its reaper, and the link to that."""
+    """Hold init's state of a guest: its reaper, and the link to that."""
 
     host: ConfinedResident
 
@@ -376,12 +376,12 @@ class ConfinedForked(Forked):
         """Do nothing: no other guest reaches it."""
 
     def end(self) -> None:
-        """End all that is below its reaper; what that does not end, its guests hold up (see `ending.end`)."""
+        """End all processes below its reaper; other guests may delay the end (see `ending.end`)."""
         self.send("end", {})
         self.host.server.loop.call_at(("held", self.mark.number), now() + PATIENCE_S, self._end_held)
 
     def _end_held(self) -> None:
-        """Kill who is below the reaper until it is gone."""
+        """Kill the processes below the reaper until it has ended."""
         if self.mark.number not in self.host.forks:
             return
         for pid in procfs.descendants(self.reaper):
@@ -486,7 +486,7 @@ class CommandReaper:
                 posix.close(fd)
 
     def _take_dead(self) -> bool:
-        """Take all dead children, and say how the guest ended; tell whether no child is left at all."""
+        """Reap all dead children, and report the guest's end; tell whether no child is left."""
         while True:
             try:
                 pid, status, usage = wait4(-1, WNOHANG)
@@ -544,7 +544,7 @@ class CommandReaper:
         messages.send_retrying(self.link, "killed", {"errno": refusal})
 
     def _signal_tree(self, number: int) -> None:
-        """Send a signal to all below us: by one call where Landlock's scopes bound whom it reaches."""
+        """Send a signal to all processes below: by one call if Landlock's scopes limit it to them."""
         if self.is_scoped:
             posix.kill(-1, number)
             return
@@ -555,7 +555,7 @@ class CommandReaper:
                 pass  # it has gone meanwhile
 
     def _end_all(self) -> None:
-        """Kill all below us, and look again until nothing is left."""
+        """Kill all processes below, repeatedly until none is left."""
         while True:
             for number in (SIGKILL,) if self.is_scoped else (SIGSTOP, SIGKILL):
                 try:
@@ -571,7 +571,7 @@ class CommandReaper:
             self.watcher.drain()
 
     def _receive_from_guest(self) -> None:
-        """Take one message of a guest that is not the program's yet."""
+        """Take one message of a guest before its program."""
         tag, body, fds = messages.receive(self.ours)
         if tag == "listener":
             self.watched += fds

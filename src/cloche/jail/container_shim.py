@@ -64,7 +64,7 @@ def main(fd: int) -> None:
 
 
 class Shim:
-    """Be the shim: hold what lies outside of the namespaces, their init and a control group for each program."""
+    """Be the shim: hold the objects outside of the namespaces, their init and a control group for each program."""
 
     def __init__(self, caller: int):
         self.caller, self.link, self.init = caller, -1, 0
@@ -262,7 +262,6 @@ class Init:
                 )
 
     def _unmount(self, number: int) -> None:
-        """Unmount the mounts of one program."""
         folder = self.folders.pop(number, "")
         try:
             if folder:
@@ -272,7 +271,7 @@ class Init:
             pass  # it never came to be, or goes with the namespaces
 
     def _check_memory(self) -> None:
-        """Kill the programs that together hold too much in files of memory, the youngest first."""
+        """Kill the youngest program if all memory files together exceed the sum of the limits."""
         number = max(self.memory)
         if memfd_bytes() > sum(self.memory.values()):
             self._kill(number, "out_of_memory")

@@ -136,7 +136,7 @@ def _is_asked(link: int) -> bool:
 
 
 def _is_nobody_left() -> bool:
-    """Take all children that are dead; tell whether there are no others."""
+    """Reap all dead children; tell whether no child is left."""
     try:
         while wait4(-1, WNOHANG)[0]:
             pass
@@ -146,7 +146,7 @@ def _is_nobody_left() -> bool:
 
 
 def _end_children() -> None:
-    """Wait until no child is left, where all that could make others were killed."""
+    """Wait until no child is left, after all that could fork were killed."""
     while not _is_nobody_left():
         for pid in procfs.children(posix.getpid()):
             _signal(pid, SIGKILL)
@@ -154,7 +154,7 @@ def _end_children() -> None:
 
 
 def end_by_walk() -> None:
-    """Kill everything below us and wait until nothing is left. Stopped first, so that a fork bomb stands still."""
+    """Kill all processes below this one and wait for them. They are stopped first, so that a fork bomb cannot grow."""
     while not _is_nobody_left():
         _kill_below()
         wait4(-1, 0)

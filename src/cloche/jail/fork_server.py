@@ -62,7 +62,7 @@ def main(fd: int, load_interpreter: Callable[[str], Any]) -> Callable[[], None] 
 
 
 def _send_here(link: int) -> None:
-    """Tell the caller who serves this socket; one who is gone has left a control group to be removed all the same."""
+    """Report this process's pid to the caller; a lost caller has left a control group to be removed all the same."""
     try:
         messages.send(link, "here", {"pid": posix.getpid()})
     except OSError:

@@ -226,7 +226,7 @@ class ForkTree:
                 self._exceed(number, node)
 
     def kill_exceeding(self) -> bool:
-        """Kill what runs in the session's own control group; False when that is the first interpreter itself."""
+        """Kill the processes in the session's own control group; False if that includes the first interpreter."""
         for number, node in self.nodes.items():
             if node.is_set_up and _group_of(node) is None and not node.is_frozen:
                 self._exceed(number, node)
@@ -255,7 +255,7 @@ class ForkTree:
                 self._forget(number, node)
 
     def _cancel_set_up(self, number: int) -> None:
-        """Remove the group of a clone that got no mounts, and kill the worker that was to build them."""
+        """Remove the group of a clone that got no mounts, and kill its builder."""
         builder, move = self.builders.pop(number, None), self.moves.pop(number, None)
         if builder is not None:
             builder.kill()
@@ -276,7 +276,7 @@ class ForkTree:
         messages.send(self.link, "arm", {"pid": number_inside(guest)})
 
     def _set_up_clones(self, body: dict[str, Any]) -> list[int]:
-        """Stop a node, give its new clones ids and mounts of their own, return their workspaces; or undo it all."""
+        """Stop a node, give its new clones separate ids and mounts, return their workspaces; or undo it all."""
         parent = self._node(body["node"])
         known_inits = {node.init for node in self.nodes.values()}
         fresh: list[int] = []
@@ -353,14 +353,14 @@ class ForkTree:
         return mounts
 
     def _start_builder(self, clone: int) -> None:
-        """Start the process that is to build the mounts of a clone, while the clone is being made."""
+        """Start the builder of a clone's mounts, while the clone is being made."""
         try:
             self.builders[clone] = new_builder(self.state.spec, self.state.network_link)
         except OSError:
             pass  # it is started when it is needed, and who needs it gets the error
 
     def _builder(self, clone: int) -> Worker:
-        """Return the process that builds the mounts of a clone, started ahead or now."""
+        """Return the builder of a clone's mounts, started ahead or now."""
         return self.builders.pop(clone, None) or new_builder(self.state.spec, self.state.network_link)
 
     def _await(self, worker: Worker) -> None:
@@ -411,7 +411,7 @@ class ForkTree:
                 posix.kill(pid, SIGCONT)
 
     def _halt(self, number: int) -> None:
-        """Have all that runs in a node stand still, while its files are looked at; below one that is stopped all is."""
+        """Stop all processes of a node while its files are read; nodes below a stopped one are stopped already."""
         from .pause import MOST, Halt, processes_of
 
         self._resume(number)
@@ -429,11 +429,11 @@ class ForkTree:
             halt.end()
 
     def _keep_origin(self, *, is_on: bool) -> None:
-        """Let pid 1 of the first node stay when its interpreter ends: others live in its process namespace."""
+        """Keep pid 1 of the first node alive when its interpreter ends: other nodes are in its process namespace."""
         messages.send(self.link, "stay", {"is_on": is_on})
 
     def _drop(self, number: int, *, is_guest_only: bool) -> None:
-        """Kill a node; or its interpreter alone, where others live inside its process namespace."""
+        """Kill a node; only its interpreter, if other nodes are inside its process namespace."""
         self._cancel_set_up(number)
         node = self.nodes.get(number)
         if node is None:
@@ -460,7 +460,7 @@ class ForkTree:
         return now if own is not None else {name: count - before.get(name, 0) for name, count in now.items()}
 
     def _allow_for(self, count: int) -> None:
-        """Make room for clones in the session's own group: what stops there counts as processes too."""
+        """Raise the session's own limit for clones: stopped processes count as well."""
         spec, cgroup = self.state.spec, self.state.cgroup
         if cgroup is not None and spec.cgroup is not None:
             cgroup.allow_pids(spec.cgroup["amounts"]["pids"] + PROCESSES_OF_A_NODE * (len(self.nodes) + count))
@@ -476,7 +476,7 @@ class ForkTree:
 
 
 def _group_of(node: Node) -> Cgroup | None:
-    """Return the control group of the fork that a node belongs to; None for what shares the session's."""
+    """Return the control group of a node's fork; None for a node in the session's group."""
     above: Node | None = node
     while above is not None and above.cgroup is None:
         above = above.parent
@@ -484,7 +484,7 @@ def _group_of(node: Node) -> Cgroup | None:
 
 
 def _stop(*pids: int) -> None:
-    """Stop processes, and wait until all their threads stand still."""
+    """Stop processes, and wait until all their threads are stopped."""
     for pid in pids:
         posix.kill(pid, SIGSTOP)
     deadline, polls = monotonic() + STOP_TIMEOUT_S, 0
@@ -516,5 +516,5 @@ def _kill_clone(node: Node) -> None:
 
 
 def _living_children(guest: int, known_inits: set[int]) -> list[int]:
-    """Return the processes that a guest has cloned and that are not known yet."""
+    """Return the processes that a guest has cloned, without the known ones."""
     return [pid for pid in procfs.children(guest) if pid not in known_inits and not is_dead(pid)]

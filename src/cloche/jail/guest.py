@@ -124,7 +124,7 @@ class Guest:
         return order, fds
 
     def _start_program(self, order: Order, fds: list[int]) -> None:
-        """Leave the program nothing but its streams, and start it."""
+        """Leave the program only its streams, and start it."""
         command = order.commands[self.index] if self.index < len(order.commands) else None
         if command is None and order.python is None:
             posix._exit(0)
@@ -140,7 +140,7 @@ class Guest:
         self._run_python(order, kept_fds)
 
     def _get_ready(self) -> None:
-        """Import and prepare what needs no file of the sandbox's and no privilege, while the reaper builds."""
+        """Import and prepare all that needs no file of the sandbox and no privilege, while the reaper builds."""
         gc.disable()  # nothing of it is garbage, and looking for some takes time
         import os  # noqa: F401 - for later, when the filter is in place
 
@@ -150,7 +150,7 @@ class Guest:
         gc.enable()
 
     def _restrict(self, *, holds: bool) -> None:
-        """Apply the last restrictions. Where the filter `holds`, only SIGKILL ends the waiting of who asks by it."""
+        """Apply the last restrictions. If the filter `holds`, only SIGKILL ends the wait of a notifying thread."""
         self.seconds += perform(self.building.late, self.registers)
         begun = perf_counter()
         if self.building.seccomp is not None:
@@ -163,11 +163,11 @@ class Guest:
         self.seconds.append(perf_counter() - begun)
 
     def _has_time(self, link: int) -> bool:
-        """Tell whether the interpreter can be warmed up while no order is there yet."""
+        """Tell whether no order has come, so that the interpreter can be warmed up."""
         return self.interpreter is not None and not ppoll((link,), 0.0)
 
     def _warm_up(self) -> None:
-        """Take an order for nothing, and go through a run of nothing, with streams of the same kinds as a run's."""
+        """Take an empty order, and perform an empty run, with streams of the same kinds as a run's."""
         reading, writing = posix.pipe()
         if self.building.warm_up:
             ours, theirs = socketpair()
@@ -183,7 +183,7 @@ class Guest:
         posix.close(writing)
 
     def _receive(self, expected: str) -> tuple[dict[str, Any], list[int]]:
-        """Wait for this message of the parent's, and return its body and descriptors."""
+        """Wait for this message of the parent, and return its body and descriptors."""
         tag, body, fds = messages.receive(self.asking)
         if tag != expected:  # the reaper is gone, and so must we be
             posix._exit(1)
@@ -218,7 +218,7 @@ class Guest:
             posix._exit(NOT_FOUND if missing else CANNOT_RUN)
 
     def _run_python(self, order: Order, kept_fds: list[int]) -> None:
-        """Let the interpreter forget the helper and become the guest's."""
+        """Remove the helper's traces from the interpreter and give it to the guest."""
         assert order.python is not None
         assert self.load_interpreter is not None
         run = self.load_interpreter("session").serve if order.is_session else self.interpreter.run
@@ -233,7 +233,7 @@ class Guest:
 
 
 def unpack_building(plan_fd: int) -> Building:
-    """Return what guests go by, of a building that was packed."""
+    """Return the guests' part of a packed building."""
     return Building.of_parts(messages.unpack(plan_fd)["guests"])
 
 

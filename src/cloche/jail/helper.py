@@ -49,8 +49,8 @@ def main(fd: int, load_interpreter: Callable[[str], Any]) -> Callable[[], None] 
 class Helper(SandboxState):
     """Serve one sandbox after the other: open it, build in it, run in it, close it.
 
-    What outlives a run is ours alone: the control group, the outside id. A jail, with all its processes, mounts and
-    files, is used by one run (by the runs of one sandbox, its workspace).
+    The helper alone holds the objects that outlive a run: the control group, the outside id. A jail, with all its
+    processes, mounts and files, is used by one run (by the runs of one sandbox, its workspace).
     """
 
     def __init__(self, caller: int, cgroup: Cgroup | None, load_interpreter: Callable[[str], Any]):
@@ -104,9 +104,9 @@ class Helper(SandboxState):
         return self.early.pop(0)
 
     def _ordered(self, tag: str, body: dict[str, Any]) -> dict[str, Any] | None:
-        """Return what there is to do about the run in the shared status, None when there is nothing (more).
+        """Return the due action for the run in the shared status, or None.
 
-        The timer asks for nothing where it is over; nor do messages about another run than that.
+        A timer of a run that is over has no effect; nor have messages about another run.
         """
         if self.status < 0:
             return None
@@ -119,7 +119,7 @@ class Helper(SandboxState):
         return run | {"ended": body["ended"] if tag == "over" else None}
 
     def _serve_run(self, body: dict[str, Any], fds: list[int]) -> Callable[[], None] | None:
-        """See a run to its end, and build anew where that is wanted; returns a callable in a guest."""
+        """Supervise a run to its end, and build anew if requested; returns a callable in a guest."""
         self._run(body, fds)
         if self.spec.is_ahead:
             self._go_on()
@@ -220,7 +220,7 @@ class Helper(SandboxState):
         return supervisor
 
     def _remove_used(self) -> None:
-        """Remove the folders of runs that the caller is through with."""
+        """Remove the folders of runs that the caller has finished."""
         while self.used:
             self.used.pop().remove()
 
@@ -233,7 +233,7 @@ class Helper(SandboxState):
         self.generation = generation
 
     def _take_claim(self, fds: list[int]) -> None:
-        """Take over the outside id that came along, else go on with our own, if we have one."""
+        """Take over the outside id from the message, else keep the helper's own, if it has one."""
         if len(fds) > 1 and self.spec.outside is not None:
             if self.claim is not None:
                 self.claim.forget()
@@ -242,7 +242,6 @@ class Helper(SandboxState):
             self.spec.outside = (self.claim.outside_id, 1)
 
     def _discard(self) -> None:
-        """End a sandbox that was prepared and is not needed."""
         if self.supervisor is not None:
             self.supervisor.kill()
             posix.close(self.supervisor.link)
@@ -290,7 +289,7 @@ class Helper(SandboxState):
 
 
 def _supervisor_for(body: dict[str, Any], spec: Spec) -> type[Supervisor]:
-    """Return what supervises the jail that is to be prepared."""
+    """Return the supervisor's class for a jail to build."""
     if body.get("is_resident"):
         from .resident import ResidentSupervisor
 

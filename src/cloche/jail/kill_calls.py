@@ -24,7 +24,7 @@ MOST_WAITING = 4096  # those of threads that were killed meanwhile, too
 
 
 class Kills:
-    """Answer `kill` for the guests below one reaper, with what init says by `link`."""
+    """Answer `kill` for the guests below one reaper, with init's answers by `link`."""
 
     def __init__(self, link: int):
         self._link = link
@@ -58,7 +58,7 @@ class Kills:
             self._ask()
 
     def _is_above(self, pid: int) -> bool:
-        """Tell whether a process, or a group, is there and out of our own reach."""
+        """Tell whether a process, or a group, exists and this process may not signal it."""
         if pid in (0, -1):
             return False  # which mean who is in reach
         try:

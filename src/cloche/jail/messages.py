@@ -55,7 +55,7 @@ def send_retrying(link: int, tag: str, body: dict[str, Any], fds: Sequence[int] 
 def send_by(
     pass_on: Callable[[bytes, Sequence[int]], None], tag: str, body: dict[str, Any], fds: Sequence[int] = ()
 ) -> None:
-    """Send one message by what passes on one of bytes and descriptors."""
+    """Send one message with a function that sends bytes and descriptors."""
     data = marshal.dumps((tag, body))
     if len(data) <= INLINE_BYTES:
         pass_on(data, fds)
@@ -94,7 +94,7 @@ def pack(value: dict[str, Any]) -> int:
 
 
 def unpack(fd: int) -> dict[str, Any]:
-    """Read what `pack` wrote."""
+    """Read the output of `pack`."""
     value: dict[str, Any] = marshal.loads(_read_file(fd))
     return value
 
@@ -105,7 +105,7 @@ def pack_part(value: dict[str, Any]) -> bytes:
 
 
 def unpack_part(data: bytes) -> dict[str, Any]:
-    """Read what `pack_part` made."""
+    """Read the output of `pack_part`."""
     value: dict[str, Any] = marshal.loads(data)
     return value
 
@@ -226,7 +226,7 @@ class Spec(_Record):
         )
 
     def is_as(self, origin: Spec | None) -> bool:
-        """Tell, without looking at each field, that what travels is what `origin` says, but for the control group."""
+        """Tell, without comparing each field, whether the sent fields equal those of `origin`, but for the cgroup."""
         return (
             origin is not None
             and self.origin is origin
@@ -325,7 +325,7 @@ class Building(_Record):
 
     @classmethod
     def of_parts(cls, *packed_parts: bytes) -> Building:
-        """Return what these parts of `as_wire` hold; the rest is empty."""
+        """Return the fields in these parts of `as_wire`; the others are empty."""
         fields: dict[str, Any] = {}
         for packed in packed_parts:
             fields |= unpack_part(packed)
@@ -333,7 +333,7 @@ class Building(_Record):
 
 
 class Order(_Record):
-    """Tell a waiting guest what to do: see the fields of the same names in `Run`."""
+    """Describe the work of a waiting guest: see the fields of the same names in `Run`."""
 
     commands: list[list[str]] = []
     python: dict[str, Any] | None = None

@@ -46,7 +46,7 @@ ENOENT, EAGAIN, EACCES, EFAULT, EXDEV, EINVAL, ELOOP = 2, 11, 13, 14, 18, 22, 40
 
 
 def answerers(spec: Spec, names: Mapping[int, str]) -> dict[int, Answerer]:
-    """Return who answers each of these calls, given by number and name, for a guest of this sandbox."""
+    """Return the answerers of these calls, by number, for guests of this sandbox."""
     own = OwnFolders([spec.workspace, spec.tmp])
     return {number: _answerer(own, name) for number, name in names.items()}
 
@@ -75,7 +75,7 @@ class OwnFolders:
             raise OSError(EACCES, "not below the sandbox's own folders")
 
     def _below(self, path: bytes) -> tuple[int, bytes] | None:
-        """Return the own folder that a path begins with, and the rest of the path."""
+        """Return the own folder that a path begins with, and the relative path."""
         for name, held in self._names.items():
             if path == name or path.startswith(name + b"/"):
                 return held, path[len(name) :].lstrip(b"/") or b"."
@@ -96,7 +96,7 @@ class OwnFolders:
         raise OSError(EAGAIN, "too much is being renamed")
 
     def _walk(self, path: bytes, *, follows: bool) -> int:
-        """Find where a path leads, name by name, and open that; all that is opened is below an own folder."""
+        """Resolve a path name by name, and open the result; all opened files are below an own folder."""
         follows = follows or path.endswith(b"/")
         resolved, to_do, links, names = b"", _names_of(path), 0, 0
         while to_do:
@@ -138,7 +138,7 @@ def _names_of(path: bytes) -> list[bytes]:
 
 
 def _path_of(held: int) -> bytes:
-    """Return where the kernel says that an open file is."""
+    """Return the kernel's path of an open file."""
     return posix.readlink(b"/proc/self/fd/%d" % held)
 
 

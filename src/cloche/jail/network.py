@@ -83,7 +83,7 @@ def _bound(kind: int, address: tuple[int, ...], port: int) -> int:
 
 
 def _make_all_local() -> None:
-    """Bring loopback up, with an address of the range, and let every IPv4 address be one of this namespace's own."""
+    """Bring loopback up, with an address of the range, and make every IPv4 address a local one."""
     fd = call("socket", AF_NETLINK, SOCK_RAW | posix.O_CLOEXEC, 0)
     try:
         _ask(fd, NEW_LINK, bytes(4) + _integer(LOOPBACK) + _integer(UP) + _integer(UP))

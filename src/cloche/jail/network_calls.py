@@ -51,7 +51,7 @@ def begin(link: int) -> None:
 
 
 def answerers(spec: Spec, names: Mapping[int, str]) -> dict[int, Answerer]:
-    """Return who answers each of these calls, given by number and name, for a guest of this sandbox."""
+    """Return the answerers of these calls, by number, for guests of this sandbox."""
     network = spec.network or {}
     sockets = Sockets(network["link"], network["ports"])
     by_name = {"socket": sockets.make, "connect": sockets.connect, "bind": sockets.bind}

@@ -33,7 +33,7 @@ STOPPED_STATES = "TtZXD"  # a parent in vfork waits as D until its child goes on
 
 
 class _TooMuch(Exception):
-    """Say that there is too much to be stopped, or no time left for it."""
+    """Report too many processes to stop, or a lack of time."""
 
 
 class Halt:
@@ -92,7 +92,6 @@ class Halt:
             posix.sched_yield()
 
     def _live_pids(self) -> list[int]:
-        """Return all that are there now."""
         pids: list[int] = []
         for some in self._find():
             pids += some
@@ -134,7 +133,7 @@ class Halt:
 
 
 def processes_of(init: int, *, is_first: bool, has_namespace: bool) -> Callable[[], Iterator[list[int]]]:
-    """Return what finds the processes around an interpreter: pid 1 of the first one is ours, and must go on."""
+    """Return a function that finds the processes around an interpreter, except our own pid 1 of the first one."""
     if not has_namespace:  # whoever lost its parent is a child of this process
         return lambda: ([pid for pid in some if pid != init] for some in procfs.descend(posix.getpid()))
     if is_first:

@@ -1,4 +1,4 @@
-"""What every parent of a guest is given and does: build, wake up for signals, take dead children, sum their use."""
+"""The common part of all parents of guests: build, wake up for signals, reap children, sum their usage."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class ChildWatcher:
         self.user_s, self.system_s, self.most_kib = 0.0, 0.0, 0
 
     def stop(self) -> None:
-        """Undo, in a guest, what only its parent needs."""
+        """Undo, in a guest, the parent's own settings."""
         _signal.set_wakeup_fd(-1)
         _signal.signal(SIGCHLD, _signal.SIG_DFL)
         posix.close(self.woken)
@@ -133,7 +133,7 @@ class ChildWatcher:
 
 
 def _wake(number: int, frame: object) -> None:
-    """Be the handler without which no signal would reach the wakeup pipe."""
+    """Handle SIGCHLD: without a handler no signal would reach the wakeup pipe."""
 
 
 def report_failure(link: int, error: StepFailed, workspace: tuple[int, ...] = ()) -> None:

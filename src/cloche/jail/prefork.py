@@ -130,7 +130,7 @@ class PreforkWatcher(ChildWatcher):
         self.has_left_traces, self.denied = False, 0
 
     def leave(self) -> int:
-        """Undo, in a guest, what only pid 1 needs; return the guest's end of the link to it."""
+        """Undo, in a guest, pid 1's own settings; return the guest's end of the link to it."""
         self.stop()
         posix.close(self.ours)
         return self.theirs
@@ -179,7 +179,7 @@ class PreforkWatcher(ChildWatcher):
                     return status
 
     def _answer(self, listener: int, pid: int, is_alone: Callable[[], bool]) -> int | None:
-        """Answer one question; return the guest's wait status where it was its early exit notice, not answered."""
+        """Answer one question; return the guest's wait status if it was an early exit notice, which is not answered."""
         notify = load_notify()
         try:
             question = notify.receive(listener)
@@ -258,7 +258,7 @@ class PreforkGuest(Guest):
         self.building, self.handoff, self.file, self.ready = building, handoff, file, ready
 
     def _build(self) -> None:
-        """Get ready, make our mounts, become who we are, for good."""
+        """Get ready, make the guest's mounts, and take its identity for good."""
         self._get_ready()
         self.seconds = perform(self.building.first, self.registers)
         self._restrict(holds=True)
@@ -314,7 +314,7 @@ class PreforkGuest(Guest):
         return Order(**body["order"]), fds
 
     def _note_dirty_pages(self) -> None:
-        """Write down, unless it was, what memory is ours by now: that of those after us will be the same."""
+        """Write, unless it was done, the list of this process's own pages: later guests will have the same."""
         if self.can_copy and not shared_status.dirty_pages(self.file):
             try:
                 shared_status.note_dirty_pages(self.file, shared_status.find_dirty_pages())
@@ -326,7 +326,7 @@ FEW_BLOCKS = 64  # what a guest may have stored that is still there for a moment
 
 
 class PreforkReaper(Parent):
-    """Be pid 1 for one guest after the other. What fails is reported to the helper, on `link`."""
+    """Be pid 1 for one guest after the other. Failures are reported to the helper, on `link`."""
 
     def live(self, handoff: int, file: int, common: dict[str, Any]) -> Callable[[], None]:
         """Do everything; returns only in a guest, with a function to call. Messages to the caller contain `common`.
@@ -400,9 +400,9 @@ class PreforkReaper(Parent):
     def _attend(
         self, pid: int, watcher: PreforkWatcher, mount_fds: list[int], file: int, before: int, common: dict[str, Any]
     ) -> tuple[dict[str, Any], list[int]]:
-        """Attend to one guest until it has ended; return the report, and what of its mounts is yet to be closed.
+        """Attend to one guest until it has ended; return the report, and those of its mounts that are yet to be closed.
 
-        `before` is the number of the run whose order was taken before it was forked; `common` is reported anyway.
+        `before` is the number of the run whose order was taken before it was forked; `common` is part of any report.
         """
         mounts, listener, unclosed_fds = (
             mount_fds[: len(OWN_MOUNTS)],
@@ -443,7 +443,7 @@ class PreforkReaper(Parent):
         return ended, unclosed_fds
 
     def _replace_workspace(self, workspace: int) -> None:
-        """Hold the mount of the workspace that the next guest attaches, instead of the one before."""
+        """Hold the mount of the workspace for the next guest, instead of the one before."""
         if ATTACHED_WORKSPACE in self.registers:
             posix.close(self.registers[ATTACHED_WORKSPACE])
         self.registers[ATTACHED_WORKSPACE] = workspace
@@ -455,7 +455,7 @@ def _close(fds: list[int]) -> None:
 
 
 def _count_full(mounts: list[int]) -> tuple[int, int]:
-    """Return how many mounts are full, and how many blocks all of them hold; close them."""
+    """Return the number of full mounts, and the blocks in all of them; close them."""
     full = stored = 0
     for mount in mounts:
         state = posix.fstatvfs(mount)

@@ -51,7 +51,6 @@ def children(pid: int) -> list[int]:
 
 
 def _children(pid: int) -> Iterator[list[int]]:
-    """Yield the children of each thread."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
@@ -117,7 +116,7 @@ def resident_bytes(pids: list[int]) -> int:
 
 
 def _with_memory(pid: int) -> str:
-    """Return the folder of a process, of another thread of it where the first has ended: that one has no memory."""
+    """Return the folder of a process, or of another thread if the first has ended: an ended thread has no memory."""
     folder = f"/proc/{pid}"
     if not _read(f"{folder}/statm").startswith("0 0 0"):
         return folder
@@ -189,7 +188,7 @@ _USER, _SYSTEM = 11, 12  # in a line of /proc/PID/stat, counted from the state
 class ProcessStats:
     """Keep open the files with a guest's statistics: its time, its memory, its first program.
 
-    `last_pid` is what `open_last_pid` has returned, to be kept open as long.
+    `last_pid` is the result of `open_last_pid`, to be kept open as long.
     """
 
     def __init__(self, pid: int, last_pid: int):
@@ -256,7 +255,7 @@ def open_last_pid() -> int:
 
 
 def _user_share(pid: int) -> float:
-    """Return which part of a process's time was its own and not the kernel's, as far as ticks tell."""
+    """Return the user share of a process's time, as far as ticks tell."""
     file = posix.open(f"/proc/{pid}/stat", posix.O_RDONLY | posix.O_CLOEXEC)
     try:
         rows = posix.read(file, 1 << 12).rpartition(b")")[2].split()

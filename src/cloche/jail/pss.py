@@ -86,7 +86,7 @@ class PssSum:
 
 
 def sum_now(root: int, limit_bytes: int) -> dict[str, Any]:
-    """Return the result of a whole sum, by who may read all of it and has nothing else to do meanwhile."""
+    """Return the result of a whole sum at once, in a process that may read all of it."""
     pss_sum = PssSum(root, limit_bytes)
     while not pss_sum.step():
         pass

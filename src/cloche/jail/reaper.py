@@ -108,7 +108,7 @@ class Reaper(Parent):
         return bool(ended["goes_on"])
 
     def _renew(self) -> None:
-        """Wait until a folder was made for another run, by the name that the first one had; forget the run before."""
+        """Wait until a folder was made for another run, by the first one's name; forget the run before."""
         if messages.receive(self.link)[0] != "again":  # the helper is gone, or needs us no more
             posix._exit(0)
         self.watcher.close()
@@ -133,7 +133,7 @@ class Reaper(Parent):
             pass  # it failed, and has reported at what
 
     def _await_guest(self) -> None:
-        """Tell the helper when the guest is in its folder for good: from then on that may have another name."""
+        """Report when the guest is in its folder for good: from then on that may be renamed."""
         if self.watcher.await_listener(self.link):
             messages.send(self.link, "waiting")
 
@@ -187,7 +187,7 @@ class Reaper(Parent):
 
 
 class GuestWatcher(ChildWatcher):
-    """Attend to the guest while it lives: take dead children, and answer what its filter asks."""
+    """Attend to the guest while it lives: reap children, and answer its filter."""
 
     def __init__(self, spec: Spec):
         super().__init__()
@@ -235,7 +235,7 @@ class GuestWatcher(ChildWatcher):
         return True
 
     def leave(self) -> int:
-        """Undo, in a guest, what only the reaper needs; return the guest's end of the link to it."""
+        """Undo, in a guest, the reaper's own settings; return the guest's end of the link to it."""
         self.stop()
         posix.close(self.ours)
         return self.theirs

@@ -485,7 +485,7 @@ class Resident(CommandParent):
         return not state.f_bavail or not state.f_favail
 
     def why_failed(self, take: Callable[[str, int], None]) -> None:
-        """Ask the helper what its control group has counted."""
+        """Ask the helper for the counters of its control group."""
         self.asked.append(take)
         messages.send(self.link, "why")
 
@@ -505,7 +505,7 @@ class Mark:
 
 
 class Forked:
-    """Hold what pid 1 knows of a process that it forked: its mark, and the link on which it says what went wrong."""
+    """Hold pid 1's state of a process that it forked: its mark, and the link for its failure."""
 
     def __init__(self, host: Resident, pid: int, mark: Mark, link: int):
         self.host, self.pid, self.mark, self.link = host, pid, mark, link

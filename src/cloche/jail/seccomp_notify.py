@@ -75,21 +75,21 @@ def without_questions(program: bytes) -> bytes:
 
 
 def receive(listener: int) -> bytes:
-    """Return the next question. Raises OSError where who asked has ended meanwhile."""
+    """Return the next question. Raises OSError if the notifying thread has ended meanwhile."""
     question = fresh(NOTIF_BYTES)
     ioctl(listener, NOTIF_RECV, question)
     return question
 
 
 def reply(listener: int, question: bytes, refusal: int = 0) -> None:
-    """Let a call go on, or refuse it with an errno. Raises OSError where who asked has ended meanwhile."""
+    """Let a call continue, or refuse it with an errno. Raises OSError if the notifying thread has ended meanwhile."""
     flags = 0 if refusal else FLAG_CONTINUE
     answer = question[:8] + bytes(8) + (-refusal).to_bytes(4, "little", signed=True) + flags.to_bytes(4, "little")
     ioctl(listener, NOTIF_SEND, answer)
 
 
 def send_value(listener: int, question: bytes, value: int, refusal: int = 0) -> None:
-    """Answer a call, which is not made, with a value or an errno. Raises OSError where who asked has ended."""
+    """Answer a call, which is not made, with a value or an errno. Raises OSError if the notifying thread has ended."""
     answer = question[:8] + value.to_bytes(8, "little", signed=True)
     answer += (-refusal).to_bytes(4, "little", signed=True) + bytes(4)
     ioctl(listener, NOTIF_SEND, answer)
@@ -189,11 +189,10 @@ def ioctl(listener: int, request: int, data: bytes) -> int:
 def _is_own(pid: int, fd: int, own_mounts: Sequence[str]) -> bool:
     """Tell whether descriptor `fd` of process `pid` is a file in one of the guest's own mounts.
 
-    One may be within another (a project below /home): the innermost around the file counts. What of the host is shown
-    below them is on another mount, which no renaming of the folders above can hide. Nearly always it is on another
-    device, too, which is sooner known; but an overlay of several file systems has several. The folder that an own
-    mount begins with is own as well, if it is a mount: below level `jail` it is a folder of the host, which the caller
-    locks.
+    One may be within another (a project below /home): the innermost around the file counts. Files of the host that are
+    shown below them are on another mount, which no renaming of the folders above can hide. Nearly always they are on
+    another device, too, which is faster to compare; but an overlay of several file systems has several. The root of an
+    own mount is own as well, if it is a mount: below level `jail` it is a folder of the host, which the caller locks.
     """
     try:
         path = posix.readlink(f"/proc/{pid}/fd/{fd}")

@@ -110,12 +110,12 @@ def note_end(file: int, number: int) -> None:
 
 
 def note_dirty_pages(file: int, ranges: bytes) -> None:
-    """Leave to the guests after this one what memory they will write to."""
+    """Write the list of pages that later guests will write to."""
     posix.pwrite(file, ranges, _DIRTY_PAGES_AT)
 
 
 def dirty_pages(file: int) -> bytes:
-    """Return what memory guests write to; nothing where none of them has noted it yet."""
+    """Return the pages that guests write to; empty until a guest has noted them."""
     return posix.pread(file, _DIRTY_PAGES_BYTES, _DIRTY_PAGES_AT)
 
 
@@ -195,7 +195,7 @@ copying = Copying()
 
 
 def read_dirty_pages(data: bytes) -> DirtyPages | None:
-    """Return what `find_dirty_pages` has written: the sum and the ranges; None where nothing was found."""
+    """Read the output of `find_dirty_pages`: the sum and the ranges; None if it is empty."""
     return (int.from_bytes(data[:_UINT_BYTES], "little"), data[_UINT_BYTES:]) if data else None
 
 

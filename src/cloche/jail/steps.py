@@ -83,7 +83,7 @@ def perform(steps: Sequence[Step], registers: dict[str, int]) -> list[float]:
 
 
 def perform_calls(calls: Sequence[Call], registers: dict[str, int] | None = None) -> None:
-    """Make bare calls, for those who need no account of them. Raises OSError."""
+    """Make bare calls, without timings. Raises OSError."""
     registers = {} if registers is None else registers
     for step_call in calls:
         _perform_call(step_call, registers)
@@ -108,7 +108,7 @@ def _perform_call(step_call: Call, registers: dict[str, int]) -> None:
 
 
 def _filled_in(arguments: Sequence[Argument], registers: dict[str, int]) -> list[Any] | None:
-    """Put the registers' values in; None when one that is needed was excused. Raises KeyError for one never filled."""
+    """Replace registers by their values; None if a needed one was excused. Raises KeyError for one never filled."""
     values: list[Any] = []
     for argument in arguments:
         if not isinstance(argument, str | tuple):

@@ -129,7 +129,7 @@ def _leave_mounts() -> None:
 
 
 def _write_map(argv: list[str], waiting: int, go: int, error_pipe: int) -> NoReturn:
-    """Become one of the programs, when the namespace is there."""
+    """Execute one of the programs, when the namespace exists."""
     try:
         posix.close(go)
         if posix.read(waiting, 1) == GO:
@@ -152,7 +152,6 @@ def _show(mount: int, inside_id: int, namespaces: dict[int, int]) -> None:
 
 
 def _new_tmpfs() -> int:
-    """Return a file system of memory, to try with."""
     context = call("fsopen", b"tmpfs", 1)
     try:
         call("fsconfig", context, FSCONFIG_CMD_CREATE, None, None, 0)

@@ -207,7 +207,7 @@ class Supervisor:
         posix.write(go, GO)
 
     def _map_ids(self, init_id: int | None = None) -> None:
-        """Map the ids of a jail; pid 1 has the outside id `init_id` where it shall not have the guest's."""
+        """Map the ids of a jail; pid 1 has the outside id `init_id` if it differs from the guest's."""
         if self.spec.level != "jail":
             return
         outside = self.spec.outside
@@ -222,7 +222,7 @@ class Supervisor:
         )
 
     def _open_private(self, paths: list[str], owners: dict[str, tuple[int, int]] | None) -> list[int]:
-        """Open what only its owner may read through mounts that show it as the outside id's own."""
+        """Open files that only their owner may read, through mounts that show them as the outside id's own."""
         if not paths:
             return []
         from .user_namespaces import open_idmapped
@@ -233,7 +233,7 @@ class Supervisor:
         return list(open_idmapped(paths, outside_id, owners).values())
 
     def await_guest(self) -> dict[str, Any] | None:
-        """Wait until the guest of a sandbox that is built ahead waits for its order; return what went wrong, if so."""
+        """Wait until the guest of a sandbox that is built ahead waits for its order; return the failure, if any."""
         while not self.is_guest_waiting:
             is_there = ppoll((self.link,), SETUP_TIMEOUT_S) and self._receive_from_reaper()
             if not is_there or self.run.failed is not None:
@@ -300,9 +300,9 @@ class Supervisor:
         self._conclude()
 
     def _look_at_status(self) -> bool:
-        """Take from the shared status what there is; True when the run has ended, and only the caller knows how.
+        """Read the news of the shared status; True when the run has ended, and only the caller knows how.
 
-        Where one run uses the jail, there is no such status: the reaper sends us everything.
+        A jail for one run has no such status: the reaper sends all messages.
         """
         return False
 
@@ -348,7 +348,7 @@ class Supervisor:
         posix.close(self.link)
 
     def _report(self, usage: Usage | None) -> None:
-        """Send how the run ended or failed; `usage` is that of a reaper that was killed."""
+        """Send the run's end or failure; `usage` is that of a reaper that was killed."""
         run = self.run
         self._send_ready()
         if not run.started_at and not run.cause:
@@ -423,7 +423,7 @@ class Supervisor:
         return usage
 
     def _kill_by_id(self) -> bool:
-        """Kill all that have the outside id, where it is this helper's alone; False where that cannot be."""
+        """Kill all processes with the outside id, if it is this helper's alone; False if that is not possible."""
         from .ending import kill_by_id
 
         state = self.state
@@ -440,20 +440,19 @@ class Supervisor:
             cgroup.renew_quota(self.spec.cgroup["amounts"]["cpus"])
 
     def _receive_all_from_reaper(self) -> bool:
-        """Handle all messages of the reaper's that are there, up to the end of the run; False when it is gone."""
+        """Handle all waiting messages of the reaper, up to the end of the run; False when it has ended."""
         while not self.run.is_over() and ppoll((self.link,), 0.0):
             if not self._receive_from_reaper():
                 return False
         return True
 
     def _receive_from_reaper(self) -> bool:
-        """Handle one message of the reaper's; False when it is gone."""
+        """Handle one message of the reaper; False when it has ended."""
         tag, body, fds = messages.receive(self.link)
         self._take(tag, body, fds)
         return tag != ""
 
     def _take(self, tag: str, body: dict[str, Any], fds: list[int]) -> None:
-        """Take one message of the reaper's."""
         if tag == "ready":
             self.state.keep_workspace(-1)  # the caller has the new one
             self.ready.body = {**body, "outside": self.spec.outside}
@@ -486,7 +485,7 @@ class Supervisor:
         self.ready.send(self.state, keeps_mounts=self.run.is_last)
 
     def _receive_from_caller(self) -> bool:
-        """Handle one message of the caller's; False when it is gone."""
+        """Handle one message of the caller; False when it has ended."""
         tag, body, fds = messages.receive(self.state.caller)
         is_early = tag in ("kill", "over") and body["number"] > self.run.number
         if tag in FOR_THE_NEXT or is_early:  # the caller knows of this run's end, which we shall receive at once
@@ -503,7 +502,6 @@ class Supervisor:
         return tag != ""
 
     def _handle(self, tag: str, body: dict[str, Any]) -> None:
-        """Handle a message of the caller's."""
         run = self.run
         if tag in ("kill", "over"):
             if body["number"] != run.number:  # about a run that is over
@@ -585,7 +583,7 @@ class PreforkSupervisor(Supervisor):
         self._map_ids(self.state.claim_init_id() if self.spec.outside else None)
 
     def _begin(self, body: dict[str, Any]) -> None:
-        """Forget the run before, or go on with the same one as the caller has said meanwhile."""
+        """Forget the run before, or continue the same one if the caller has said so meanwhile."""
         if self.run.number != body["number"]:
             super()._begin(body)
             self.accounting.renew()
@@ -613,7 +611,7 @@ class PreforkSupervisor(Supervisor):
         return run.is_undecided
 
     def _looks_regularly(self) -> bool:
-        """Tell so until the program has started, too, which only the shared status shows."""
+        """Also poll until the program has started, which only the shared status shows."""
         return not self.run.started_at or super()._looks_regularly()
 
 

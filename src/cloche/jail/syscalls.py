@@ -305,7 +305,7 @@ def wait4(pid: int, options: int) -> tuple[int, int, tuple[float, float, int]]:
 
 
 def _again(name: str, *args: int | bytes | None) -> int:
-    """Make the call again when a signal (a child that ended, say) came in between."""
+    """Repeat the call after an interruption by a signal (EINTR), such as SIGCHLD."""
     while True:
         try:
             return call(name, *args)

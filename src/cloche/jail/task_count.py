@@ -27,9 +27,9 @@ EAGAIN = 11
 
 
 class TaskCount:
-    """Answer who wants to make a process or a thread, below this process.
+    """Decide about new processes and threads below this process.
 
-    Who `is_one_of_many` reapers of a sandbox that lives counts below their parent, where these do not count.
+    A reaper that `is_one_of_many` of a sandbox that lives counts below their common parent, without the reapers.
     """
 
     is_one_of_many = False
@@ -54,5 +54,5 @@ class TaskCount:
 
 
 def answerers(spec: Spec, names: Iterable[int]) -> dict[int, Answerer]:
-    """Return who answers each of these calls."""
+    """Return the answerers of these calls, by number."""
     return dict.fromkeys(names, TaskCount(spec.pids).answer)

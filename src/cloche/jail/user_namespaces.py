@@ -119,7 +119,7 @@ def _open_locks(folders: Sequence[str]) -> int:
 
 
 def _look_at(folder: str) -> posix.stat_result:
-    """Return the state of a folder, made anew where the folder above is ours: a cache may be removed at any time."""
+    """Return the state of a folder, made anew if the parent folder is ours: a cache may be removed at any time."""
     try:
         return posix.stat(folder)
     except FileNotFoundError:

@@ -125,7 +125,7 @@ class WorkFolder:
         return self._stored[1]
 
     def renew_tmp(self) -> None:
-        """Empty /tmp between runs: only the workspace lives on. What overfills it may be cleared up by the next run."""
+        """Empty /tmp between runs: only the workspace lives on. The next run may remove files beyond the limit."""
         self._excused, self._last = self._stored, False
         _remove(self.tmp, monotonic() + RENEWAL_S)
         self._make(self.tmp)
@@ -214,7 +214,7 @@ def _remove(path: str, deadline: float | None = None) -> None:
 
 
 def _remove_one(name: str, folder_fd: int) -> None:
-    """Remove an entry of `here`: a file, or a folder, whose own folders then lie in `here`."""
+    """Remove an entry of `folder_fd`: a file, or a folder, after moving its own folders up into `folder_fd`."""
     try:
         os.unlink(name, dir_fd=folder_fd)
         return
@@ -233,7 +233,7 @@ def _remove_one(name: str, folder_fd: int) -> None:
 
 
 def open_as_owner(path: str) -> int:
-    """Open a folder that its guest may have closed to its owner, who we may be, too."""
+    """Open a folder even if the guest has removed the rights of its owner, which may be our user."""
     try:
         return os.open(path, _DIRECTORY)
     except PermissionError:

@@ -169,7 +169,6 @@ def _archive(is_probe: bool) -> bytes:
 
 
 def _sources(*, is_probe: bool) -> dict[str, str]:
-    """Return the modules' files by name."""
     sources = {}
     for package in PROBE_PACKAGES if is_probe else HELPER_PACKAGES:
         folder = os.path.join(PACKAGE, *package.split("."))
@@ -182,7 +181,7 @@ def _sources(*, is_probe: bool) -> dict[str, str]:
 
 
 def _state(path: str) -> tuple[str, int, int]:
-    """Return what changes with a file."""
+    """Return values that change with a file."""
     state = os.stat(path)
     return path, state.st_mtime_ns, state.st_size
 
@@ -244,7 +243,7 @@ os.register_at_fork(before=_wait_for_starts, after_in_parent=_let_start, after_i
 
 
 def _archive_file(*, is_probe: bool = False) -> _ArchiveFile:
-    """Return what every helper (or the probe) of this process reads its modules from. Raises OSError."""
+    """Return the archive of modules for every helper (or the probe) of this process. Raises OSError."""
     with _turn:  # else each of several threads that come first would write one, and all but the last stay open for ever
         archive = _archive_files.get(is_probe)
         if archive is None or not archive.is_open():
@@ -284,7 +283,7 @@ def _passable(fd: int) -> int:
 
 
 def _offsets(codes: Mapping[str, bytes], start: int) -> bytes:
-    """Return where each module's code starts and ends, all of it lying behind `start`."""
+    """Return the start and end of each module's code, all of it behind `start`."""
     ends = list(itertools.accumulate(map(len, codes.values()), initial=start))
     return marshal.dumps(dict(zip(codes, itertools.pairwise(ends), strict=True)))
 
@@ -403,7 +402,7 @@ def _start(
 
 
 def _load_ctypes(executable: str) -> str:
-    """Return how an interpreter loads `_ctypes`; nothing where it must look for itself."""
+    """Return the code that loads `_ctypes` in an interpreter; empty if it must search itself."""
     path = getattr(sys.modules.get("_ctypes"), "__file__", None)
     return f"load_library('_ctypes', {path!r})\n" if executable == sys.executable and path else ""
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
 
     class Mount(Protocol):
-        """Tell the calls that make it below the new root, which is the working directory, and what that does."""
+        """Return the calls that make a mount below the new root, which is the working directory, and describe it."""
 
         def calls(self) -> list[Call]: ...
         def describe(self) -> str: ...
@@ -358,7 +358,7 @@ class Text:
 
 
 class Proc:
-    """Mount this process namespace's own /proc, read-only, and cover what tells of the host."""
+    """Mount this process namespace's own /proc, read-only, and cover files with facts about the host."""
 
     __slots__ = ("masked",)
 
@@ -543,7 +543,7 @@ def opened_again(bind: Bind) -> list[Call]:
 
 
 def placed_again(bind: Bind, owner: int) -> list[Call]:
-    """Mount such a copy at the same path, in what covers the bind by now."""
+    """Mount such a copy at the same path, in the mount that covers the bind by now."""
     return _placed(bind, bind.source, owner)
 
 
@@ -634,7 +634,6 @@ def mount_attr(attr_set: int, userns_fd: int = 0) -> bytes:
 
 
 def _make_mount_point(path: str, *, is_directory: bool) -> list[Call]:
-    """Make the mount point, with its parents."""
     names = path.split("/") if path else []
     folders = names if is_directory else names[:-1]
     steps = [

@@ -100,7 +100,7 @@ def compile_resident(spec: Spec, run: Run) -> Building:
     """Return the same for a sandbox that lives: pid 1 builds once, and each process goes through `first`.
 
     Then it becomes its user, and goes through `later` (root through `root_steps`) and `late`, and through `last` when
-    it has handed over what pid 1 needs of it.
+    it has handed its descriptors to pid 1.
     """
     if spec.level != "jail":
         return _compile_confined_resident(spec, run)
@@ -197,7 +197,7 @@ def root_steps() -> list[Step]:
 
 
 def _become_builder(spec: Spec) -> Step:
-    """Return how pid 1 becomes who builds: the guest where there is one id, else one whom no file need belong to."""
+    """Return how pid 1 takes the builder's identity: the guest's id if it is the only one, else one without files."""
     if spec.outside is None:
         return _step("switch_identity", f"become uid {spec.inside_id}",
                      *switch_identity(spec.inside_id, can_set_groups=False))  # fmt: skip
@@ -269,7 +269,7 @@ class PreforkSteps:
         self.change_directory, *self.late = _last_restrictions(spec, run, opened)
 
     def build(self) -> list[Step]:
-        """List what pid 1 does: the tree that stays, with what every guest starts with and without."""
+        """List pid 1's steps: the tree that stays, and the common state of all guests."""
         spec, tree = self.spec, self._tree()
         become_pid_1 = _step("switch_identity", "become an id that no guest has",
                              *switch_identity(0, can_set_groups=True))  # fmt: skip
@@ -307,7 +307,7 @@ class PreforkSteps:
         return self._guest(self.attach if has_workspace else self.new_workspace, *for_caller)
 
     def later(self) -> list[Step]:
-        """List what each further guest does in place of it, nothing where it does the same."""
+        """List the steps of each further guest in place of `first`; empty if they are the same."""
         return self._guest(self.attach) if self.keeps_workspace else []
 
     def _guest(self, workspace: Step, *for_caller: Step) -> list[Step]:
@@ -409,12 +409,12 @@ def compile_clone_mounts(spec: Spec, inner: Sequence[str] = ()) -> tuple[list[St
 
 
 def _is_own(row: tuple[Any, ...]) -> bool:
-    """Tell whether a mount of the spec is one that each guest must have for itself."""
+    """Tell whether each guest must have this mount of the spec separately."""
     return bool(row[0] == "tmpfs")
 
 
 def _own_rows(spec: Spec) -> list[tuple[str, str, int, int, str]]:
-    """Return register, path, bytes, inodes and mode of each mount that a guest has for itself, the workspace first."""
+    """Return register, path, bytes, inodes and mode of each separate mount of a guest, the workspace first."""
     other_mounts = [(OWN_MOUNTS[path], path, *settings) for _, path, *settings in filter(_is_own, spec.mounts)]
     return [(OWN_WORKSPACE, spec.workspace[1:], spec.disk_bytes, spec.inodes, "0755"), *other_mounts]
 
@@ -431,12 +431,12 @@ def _owned(mode: str, spec: Spec) -> str:
 
 
 def _look_at(target: str, register: str) -> Call:
-    """Keep a mount open: by it the files are found when the guest is gone."""
+    """Keep a mount open, to find its files when the guest has ended."""
     return make("openat", AT_FDCWD, os.fsencode(f"/{target}"), _FOLDER, 0, keep=register)
 
 
 def _look_at_namespace() -> Call:
-    """Keep the mount namespace: the last process in it would otherwise take it down before its end is known."""
+    """Keep the mount namespace: else the last process in it would unmount it before its end is known."""
     return make("openat", AT_FDCWD, b"/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC, 0, keep=MOUNT_NAMESPACE)
 
 
@@ -480,7 +480,7 @@ def _lead_session() -> Step:
 
 
 def _build(spec: Spec, run: Run, identity: list[Step], given_up: list[Step], *, has_workspace: bool) -> list[Step]:
-    """List the set-up. The order is the point: see `mounts`, and "Set-up, in order" in docs/jail.md."""
+    """List the set-up. The order matters: see `mounts`, and "Set-up, in order" in docs/jail.md."""
     hide = _step("dumpable", "keep its /proc entries from the guest", privileges.prctl(PR_SET_DUMPABLE, 0))
     if spec.level != "jail":
         adopt = _step("subreaper", "adopt what loses its parent", privileges.prctl(PR_SET_CHILD_SUBREAPER, 1))
@@ -505,7 +505,6 @@ def _build(spec: Spec, run: Run, identity: list[Step], given_up: list[Step], *, 
 
 
 def _keep_workspace(spec: Spec, register: str, purpose: str = "", name: str = "keep_workspace") -> Step:
-    """Keep a further mount of the workspace, in a register."""
     call = mounts.open_tree(spec.workspace, register, recursive=False)
     return _step(name, f"keep a copy of the mount of {spec.workspace}{purpose}", call)
 
@@ -546,7 +545,7 @@ def _covers(run: Run) -> list[mounts.Mount]:
 
 
 def _without_repetition(steps: list[Step]) -> list[Step]:
-    """Leave out folders that an earlier step has made."""
+    """Leave out calls that make a folder again."""
     folders: set[Call] = set()
     remaining: list[Step] = []
     for name, description, calls in steps:
@@ -597,7 +596,7 @@ def _drop_privileges(spec: Spec) -> list[Step]:
 
 
 def _identity(spec: Spec, run: Run) -> list[Step]:
-    """List who to become, and with whom to die; the kernel forgets the latter when the former changes."""
+    """List the change of identity, and the parent-death signal, which the kernel resets at a change of identity."""
     die = _die_with_parent()
     if spec.level == "jail":
         # The namespace has no id 0, so the kernel does not take the capabilities away.
@@ -611,7 +610,7 @@ def _identity(spec: Spec, run: Run) -> list[Step]:
 
 
 def _drop_callers(spec: Spec) -> list[Step]:
-    """List how the capabilities of a caller that is not root are dropped: a service may have been given some."""
+    """List how the capabilities of a caller that is not root are dropped: a service may have some."""
     return [_step("capabilities", "drop all capabilities", *privileges.drop_own())] if spec.level == "confined" else []
 
 
@@ -625,7 +624,7 @@ def switch_identity(number: int | str, *, can_set_groups: bool) -> list[Call]:
 
 
 def _last_restrictions(spec: Spec, run: Run, opened: Mapping[str, str] | None = None) -> list[Step]:
-    """List the last restrictions, once the sandbox stands; the filter of system calls comes after them."""
+    """List the last restrictions, once the sandbox is built; the filter of system calls comes after them."""
     steps = [
         _step("directory", f"work in {spec.workspace}", mounts.chdir(spec.workspace)),
         _step("dumpable", "own its /proc entries", privileges.prctl(PR_SET_DUMPABLE, 1)),

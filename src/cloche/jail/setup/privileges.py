@@ -84,7 +84,7 @@ def keep_all(switch: list[Call]) -> list[Call]:
 
 @functools.cache
 def _last_capability() -> tuple[int, tuple[int, ...]]:
-    """Return the last capability of this kernel; where it does not say, the last there can be, and an excuse."""
+    """Return the last capability of this kernel; if it does not report one, the last possible, and excused errors."""
     try:
         with open("/proc/sys/kernel/cap_last_cap", encoding="ascii") as file:
             return int(file.read()), ()
@@ -107,7 +107,7 @@ def forbid_new_privileges() -> Call:
 
 
 def keep_read_search(switch: list[Call]) -> list[Call]:
-    """Switch to an ordinary id but go on reading what only root may; Landlock then says which trees.
+    """Switch to an ordinary id but keep the right to read root's files; Landlock then limits the trees.
 
     The one use is an interpreter below a private home where no mount can show it (level confined, as root).
     """
@@ -136,7 +136,7 @@ NUMBERS = {
 
 
 def set_limits(limits: Iterable[tuple[str, int]]) -> list[Call]:
-    """Set each soft and hard limit, never above what this process, and so the helper it starts, already has."""
+    """Set each soft and hard limit, never above those of this process, which the helper inherits."""
     calls = []
     for name, amount in limits:
         _, hard = resource.getrlimit(NUMBERS[name])

@@ -83,7 +83,7 @@ def _landlock() -> int:
 
 
 def _seccomp() -> str:
-    """Install a filter that allows everything and could ask, in a child; empty when that works."""
+    """Install a filter that allows everything and could notify, in a child; empty when that works."""
     from ..seccomp_notify import install
 
     program = (0x7FFF0000_00_00_0006).to_bytes(8, "little")
@@ -151,7 +151,7 @@ def owns_ids() -> bool:
 
 
 def _is_outside_root() -> bool:
-    """Tell whether our id 0 is 0 further out as well, as far as can be seen."""
+    """Tell whether our id 0 is also 0 outside, as far as can be seen."""
     return any(first == 0 and outside == 0 for first, outside, _ in _own_id_map())
 
 
@@ -180,7 +180,7 @@ def _can_switch_identity() -> bool:
 
 
 def _processes() -> str:
-    """Adopt what loses its parent, and open a descriptor of a process, as everything does that waits for guests."""
+    """Become a subreaper, and open a descriptor of a process, as every parent of guests does."""
     answer = _outcome(lambda: prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
     if answer != "ok":
         return f"no child subreaper: {answer}"
@@ -417,7 +417,7 @@ def _seccomp_listener() -> Finding:
 
 
 def _survey_landlock() -> Finding:
-    """Let Landlock refuse a file in a child, and see that it does."""
+    """Let Landlock refuse a file in a child, and check that it does."""
     from .privileges import CREATE_RULESET_VERSION, abi, restrict
 
     def attempt() -> None:
@@ -560,7 +560,7 @@ def _clone_into(folder: str) -> str:
 
 
 def _survey_oom_group() -> Finding:
-    """Look whether an out-of-memory kill is of one process, and not of all that are in a group with the caller."""
+    """Tell whether an out-of-memory kill ends one process, and not all in the caller's group."""
     mount_point, own = _mounted("cgroup2").get(""), _own_groups().get("", "")
     folder = killed_together(mount_point, own) if mount_point is not None else ""
     return _answer(f"memory.oom.group is 1 in {folder}: the kernel kills all in it, the caller too" if folder else "")

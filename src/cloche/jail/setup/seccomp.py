@@ -190,7 +190,7 @@ def build_filter(
 
 
 def _program(machine: str, blocks: Mapping[int, Block]) -> bytes:
-    """Return the program that answers each number by its lines, EPERM without any."""
+    """Return the program that answers each number by its lines, with EPERM without any."""
     head = [
         (BPF_LD_W_ABS, 0, 0, ARCH_OFFSET),
         (BPF_JEQ, 1, 0, AUDIT_ARCH[machine]),
@@ -286,7 +286,7 @@ def _ranges(blocks: Mapping[int, Block], last: int) -> list[tuple[int, Block]]:
 
 
 def _tree(ranges: Sequence[tuple[int, Block]]) -> Block:
-    """Return comparisons that end in the lines of the range the loaded number falls into."""
+    """Return comparisons that end in the lines of the loaded number's range."""
     if len(ranges) == 1:
         return ranges[0][1]
     middle = len(ranges) // 2
@@ -297,7 +297,7 @@ def _tree(ranges: Sequence[tuple[int, Block]]) -> Block:
 
 
 def _special_blocks(*, confined: bool, prefork: bool) -> dict[str, Block]:
-    """Return the calls whose answer depends on an argument, each with the lines that decide it."""
+    """Return the calls whose answer depends on an argument, each with its lines."""
     blocks = {
         **({name: [_ASKED] for name in LASTING} if prefork else {}),
         **({"exit_group": [_upper_half(0), *_if_any((EXIT_NOTICE,), _ASKED), _ALLOWED]} if prefork else {}),
