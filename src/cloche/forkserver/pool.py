@@ -26,7 +26,7 @@ from cloche.jail.work_folder import WorkFolder
 
 from .slot import Slot, Template
 
-SLOT_BYTES = 8 * MIB  # what a finished jail that waits may add, with some room …
+SLOT_BYTES = 8 * MIB  # that a finished jail which waits may add, with some room …
 LOADED_SLOT_BYTES = 32 * MIB  # … and where large modules are preloaded, which each jail has used once for itself
 MEMORY_SHARE = 8  # of what is free, at most this part
 IDLE_S = 30.0
@@ -298,7 +298,7 @@ class Pool:
         self._idle.insert(0, slot)
 
     def _close(self, slot: Slot) -> None:
-        """Shut down our direction, and keep the other to see the helper's end; clear up after one that was killed."""
+        """Shut down our direction, and keep the other to detect the helper's end; clear up after a killed one."""
         slot.look()
         if slot.is_dead:
             slot.close()

@@ -114,7 +114,7 @@ class Template:
         """Close the link in a forked child, whose it is not."""
         self._is_gone = True
         self._link.close()
-        self._process.returncode = 0  # nobody's child here: there is nothing to wait for
+        self._process.returncode = 0  # it is no child of this process: there is nothing to wait for
 
 
 _ROOM = socket.CMSG_SPACE(4 * messages.MAX_DESCRIPTORS)
@@ -221,7 +221,7 @@ class HandoffSocket:
         self._link.sendmsg([data], control, socket.MSG_NOSIGNAL)
 
     def _receive(self) -> tuple[str, dict[str, Any], list[int]]:
-        """Do what `messages.receive` does by the socket's own methods, which the caller has at hand."""
+        """Do the same as `messages.receive` by the socket's own methods, which the caller has loaded."""
         try:
             data, control, _, _ = self._link.recvmsg(messages.INLINE_BYTES, _ROOM, socket.MSG_CMSG_CLOEXEC)
         except ConnectionResetError:

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 BLOCK = 512
 MOST_ENTRIES = 100_000
-MOST_HEADER_BYTES = 1 << 16  # of a long name, or of what POSIX says beside
+MOST_HEADER_BYTES = 1 << 16  # of a long name, or of a POSIX extended header
 MOST_NUMBER_DIGITS = 20
 FILE, HARD_LINK, LINK, DIRECTORY = b"0", b"1", b"2", b"5"
 LONG_NAME, LONG_LINK, EXTENDED, GLOBAL = b"L", b"K", b"x", b"g"
 OLD_FILES = (b"\0", b"7")  # as they were written once, and those that should be contiguous
-PERMISSIONS = 0o777  # what runs with another's rights comes from no archive
+PERMISSIONS = 0o777  # no archive may set the setuid, setgid and sticky bits
 
 
 # Out.
@@ -238,7 +238,7 @@ class Member:
 
 
 class _Members:
-    """Yield the members of an archive that comes on a descriptor."""
+    """Yield the members of an archive that is read from a descriptor."""
 
     def __init__(self, fd: int):
         self.fd = fd
@@ -341,12 +341,12 @@ def _extended(text: bytes) -> dict[bytes, bytes]:
 
 
 class _Unpacking:
-    """Put members below a folder, through no link."""
+    """Extract members below a folder, through no link."""
 
     def __init__(self, top: str):
         self.top = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.last = (b"", os.dup(self.top))  # the folder that was used last
-        self.folders: list[tuple[bytes, int, int]] = []  # what comes last, for it may forbid what is to come
+        self.folders: list[tuple[bytes, int, int]] = []  # set last, for their modes may forbid later members
 
     def extract(self, member: Member) -> None:
         """Put one member where it belongs."""
@@ -372,7 +372,7 @@ class _Unpacking:
             raise OSError(error.errno, error.strerror, os.fsdecode(member.name)) from error
 
     def _checked(self, name: bytes) -> bytes:
-        """Return a name without what says nothing. Raises Refusal for one that leads out."""
+        """Return a name without empty components. Raises Refusal for one that leads out."""
         names = [component for component in name.split(b"/") if component not in (b"", b".")]
         if name.startswith(b"/") or b".." in names:
             raise _wrong("holds a name that leads out of the folder", name)
@@ -433,7 +433,7 @@ def _enter(name: bytes, folder_fd: int, path: bytes) -> int:
 
 
 def _place_file(member: Member, name: bytes, folder_fd: int) -> None:
-    """Write a file beside, and give it its name when it is whole."""
+    """Write a file beside, and rename it when it is complete."""
     fd, unfinished = open_unfinished(folder_fd)
     try:
         while data := member.read():

@@ -63,7 +63,7 @@ def walk(top: int, order: dict[str, Any], into: int) -> dict[str, Any]:
 
 
 class _Folder:
-    """Hold one folder while it is looked through."""
+    """Hold one folder during the walk."""
 
     __slots__ = ("entries", "fd", "prefix")
 
@@ -77,8 +77,6 @@ class _Folder:
 
 
 class _Sending:
-    """Walk a folder and write its frames."""
-
     def __init__(self, order: dict[str, Any], into: int):
         self.into = into
         self.since = natural(order, "since", None)
@@ -172,7 +170,7 @@ class _Sending:
             self._row({**row, "kind": "link", "target": pack(target)})
 
     def _send_file(self, folder: _Folder, name: bytes, row: dict[str, Any]) -> None:
-        """Send a file, and say so where it has changed meanwhile, or has more than may still be sent."""
+        """Send a file, and note a problem if it has changed meanwhile, or exceeds the remaining bytes."""
         row["kind"] = "file"
         if name in self.names:
             self._row({**row, "problem": "unreadable"})

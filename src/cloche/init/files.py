@@ -172,7 +172,7 @@ def _replace(path: str, mode: int | None) -> int:
 
 
 def _write_beside(path: str, folder: str, mode: int, flags: int = os.O_CREAT) -> int:
-    """Write a file that gets its name when it is whole; the flags are those with which it could be opened instead."""
+    """Write a file that gets its name when it is complete; `flags` are those for opening the target in place."""
     with _Unfinished(folder, path) as file:
         count = pass_on(CONTENT_IN, file.fd)
         os.fchmod(file.fd, mode)
@@ -194,7 +194,7 @@ def _write_through(path: str, folder: str, mode: int | None) -> int:
 
 
 class _Unfinished:
-    """Hold a new file in a folder, for a path; it is removed where it was not put in its place."""
+    """Hold a new file in a folder, for a path; it is removed unless it was put in its place."""
 
     def __init__(self, folder: str, path: str):
         self.path = path
@@ -248,7 +248,7 @@ def _stat(path: str, _: dict[str, Any]) -> dict[str, Any]:
 
 
 def _list(path: str, order: dict[str, Any]) -> dict[str, Any]:
-    """Send a row for each entry of a folder, and of those below where it is `recursive`, one JSON object a line."""
+    """Send a row for each entry of a folder, and of all below if it is `recursive`, one JSON object a line."""
     max_entries = natural(order, "entries", MOST_ENTRIES) or 0
     walk = folders.Walk(path, max_entries=max_entries, depth=folders.MOST_DEPTH if order.get("recursive") else 1)
     count, vanished = 0, 0
@@ -271,7 +271,7 @@ def _list(path: str, order: dict[str, Any]) -> dict[str, Any]:
 
 
 def _make_folder(path: str, order: dict[str, Any]) -> dict[str, Any]:
-    """Make a folder, with those above it where `parents` are wanted; one that is there is no error then."""
+    """Make a folder, with those above it for `parents`; then an existing one is no error."""
     if not order.get("parents"):
         os.mkdir(path)
     elif os.path.exists(path) and not os.path.isdir(path):
@@ -282,7 +282,7 @@ def _make_folder(path: str, order: dict[str, Any]) -> dict[str, Any]:
 
 
 def _move(path: str, order: dict[str, Any]) -> dict[str, Any]:
-    """Rename, also to another file system; over a file, or an empty folder, only where it `replaces`."""
+    """Rename, also to another file system; a file or an empty folder is replaced only if it `replaces`."""
     target = unpack_path(order["target"])
     os.lstat(path)
     if not order.get("replaces") and os.path.lexists(target):
@@ -299,7 +299,7 @@ def _move(path: str, order: dict[str, Any]) -> dict[str, Any]:
 
 
 def _remove(path: str, order: dict[str, Any]) -> dict[str, Any]:
-    """Remove a file, a link, or a folder: an empty one, any where `recursive`."""
+    """Remove a file, a link, or an empty folder; any folder if `recursive`."""
     if not stat.S_ISDIR(os.lstat(path).st_mode):
         os.unlink(path)
     elif order.get("recursive"):

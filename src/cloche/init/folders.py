@@ -81,7 +81,7 @@ def make_folders(path: str) -> None:
         try:
             os.mkdir(folder)
         except FileExistsError:
-            pass  # somebody else has made it meanwhile, or its name ends with a dot
+            pass  # another process has made it meanwhile, or its name ends with a dot
 
 
 def remove_tree(path: str) -> None:
@@ -128,7 +128,7 @@ class _Emptied:
                 try:
                     os.unlink(entry.name)
                 except FileNotFoundError:
-                    pass  # somebody else has removed it
+                    pass  # another process has removed it
 
 
 def _identity(path: str) -> tuple[int, int]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     class Host(Protocol):
         """Do the parts that differ between a jail (pid 1 has capabilities) and a container (all have one id)."""
 
-        ender: Ends | None  # who ends all that belongs to a process, None for `tree`
+        ender: Ends | None  # ends trees, None for `tree`
 
         def fork(self, order: dict[str, Any], streams: dict[int, int]) -> Forked:
             """Fork a process that becomes a guest and performs `order`: a program, or `files.serve`. Raises OSError.
@@ -198,7 +198,7 @@ class Loop:
                 handler = self._handlers.get(fd)
                 if (
                     handler is not None and fd not in self._new
-                ):  # else the events are those of who had the number before
+                ):  # else the events are those of an earlier file with this number
                     handler(events)
             if self._timers and self.link >= 0:
                 self._ring()
@@ -216,7 +216,7 @@ class Loop:
                 function()
 
     def _await_client(self, *, is_sending: bool) -> None:
-        """Wait for the client to send and, where something is left to send, to read."""
+        """Wait for the client to send and, with unsent frames, to read."""
         if self._out == self.link:
             self._poll.register(self.link, POLLIN | (POLLOUT if is_sending else 0))
             return

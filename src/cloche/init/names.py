@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-MOST_NAME_BYTES = 1 << 14  # several times what the kernel takes
+MOST_NAME_BYTES = 1 << 14  # several times the kernel's limit
 
 
 def pack(name: bytes) -> str | dict[str, str]:

@@ -22,7 +22,7 @@ def matches(pattern: str, path: str) -> bool:
 
 
 def _with_skipped(reached: set[int], names: list[str]) -> set[int]:
-    """Return the places in a pattern, with those behind each `**` that stands for no more names."""
+    """Return the positions in a pattern, with those behind each `**` that matches no more names."""
     positions = set(reached)
     for index, name in enumerate(names):
         if index in positions and name == ANY_NAMES:
@@ -31,7 +31,7 @@ def _with_skipped(reached: set[int], names: list[str]) -> set[int]:
 
 
 def _fits(pattern: str, name: str) -> bool:
-    """Tell whether one name matches one part of a pattern."""
+    """Tell whether a name matches one component of a pattern."""
     pattern_index = name_index = mark = 0
     star = -1
     while name_index < len(name):

@@ -89,7 +89,7 @@ class Listing:
             os.close(self.fd)
             self.fd = -1
 
-    # What the client does.
+    # The client's requests.
 
     def ask(self, body: dict[str, Any]) -> None: ...
     def take(self, stream: int, data: memoryview) -> None: ...
@@ -251,7 +251,7 @@ class Connection:
         self._watch(0)
         self.socket.close()
 
-    # What the client does.
+    # The client's requests.
 
     def ask(self, body: dict[str, Any]) -> None: ...
 

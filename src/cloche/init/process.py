@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 
 MOST_KEPT_EXITS = 128
-KEPT_BYTES = 1 << 15  # of each stream that nobody reads
+KEPT_BYTES = 1 << 15  # of each unread stream
 MOST_SHOWN = 200  # characters of an argument list, in a list of processes
 # Of a program that prints line by line, what comes is read after such a rest, not once for each line.
 REST_S, SMALL_BYTES = 0.002, 4096  # more than that at once is no such program's, and would fill the pipe meanwhile
 PIPE_BYTES = 1 << 20  # the most that a pipe holds
-MOST_LEFT_PIPES = 64  # of processes that ended, whose output somebody may yet write
+MOST_LEFT_PIPES = 64  # of ended processes, whose orphans may still write
 POLLIN, POLLOUT = select.POLLIN, select.POLLOUT
 INTO = (wire.STDIN, wire.REQUESTS)
 SIGHUP, SIGKILL = 1, 9
@@ -59,7 +59,7 @@ class Incoming:
         self.held += len(data)
         if self.held - self.others > wire.WINDOW_BYTES:
             raise wire.WireError("more than the window")
-        if self.fd < 0:  # nobody reads it any more
+        if self.fd < 0:  # the process has closed it
             self._passed(len(data))
             return
         self.pieces.append(bytes(data))
@@ -84,7 +84,7 @@ class Incoming:
                 sent = os.write(self.fd, piece)
             except BlockingIOError:
                 break
-            except OSError:  # nobody reads it any more
+            except OSError:  # the process has closed it
                 passed = self.held
                 self.close()
                 break
@@ -131,7 +131,7 @@ class Outgoing:
         self.process, self.stream, self.fd = process, stream, fd
         self.window = wire.WINDOW_BYTES
         self.tail = bytearray()
-        self.unread = bytearray()  # the last of what was sent, until the client says that it has passed it on
+        self.unread = bytearray()  # sent bytes that the client has not consumed yet, the last of them
         self.dropped = 0
         self.due = 0  # bytes that had been written when they were counted, and were not read yet
         self.left = -1  # bytes that are still read after the process has ended, -1 while it lives
@@ -176,7 +176,7 @@ class Outgoing:
             data = os.read(self.fd, max_bytes)
         except BlockingIOError:
             return 0
-        except OSError:  # a terminal that nobody has open any more
+        except OSError:  # EIO: no process has the terminal open any more
             data = b""
         if not data:
             self.close()
@@ -398,7 +398,7 @@ class Process:
             loop.call_at((self, self._kind_of_clock), self.started_at + timeout_s, lambda: self.kill("timeout"))
 
     def _make_streams(self, order: dict[str, Any]) -> tuple[dict[int, int], dict[int, int]]:
-        """Return the process's ends and ours, by the streams' numbers."""
+        """Return the process's ends and init's, by the streams' numbers."""
         theirs: dict[int, int] = {}
         ours: dict[int, int] = {}
         try:
@@ -434,7 +434,7 @@ class Process:
             "status": self.status, "cause": self.cause, "is_kept": self.is_kept,
         }  # fmt: skip
 
-    # What the client does.
+    # The client's requests.
 
     def ask(self, body: dict[str, Any]) -> None:
         action = body.get("do")
@@ -452,14 +452,14 @@ class Process:
 
     def take(self, stream: int, data: memoryview) -> None:
         if stream in self.incoming:
-            for outgoing in self.outgoing.values():  # an answer to what is sent shall come at once
+            for outgoing in self.outgoing.values():  # the answer to this input shall come at once
                 outgoing.end_rest()
             self.incoming[stream].take(data)
 
     def take_end(self, stream: int) -> None:
         if stream not in self.incoming:
             return
-        if self.master >= 0:  # a terminal has no end: it is what Ctrl-D says at the beginning of a line
+        if self.master >= 0:  # a terminal has no end of file but Ctrl-D at the beginning of a line
             self.incoming[stream].add(b"\4")
         else:
             self.incoming[stream].end()
@@ -573,7 +573,7 @@ class Process:
         self._conclude()
 
     def _conclude(self) -> None:
-        """Report the end when its output is reported, and forget it; that of a session when nothing of it is left."""
+        """Report the end after all output, and forget the process; for a session, when its whole tree has ended."""
         if self.is_session and not self.is_over:
             return
         finished = [stream.finish() for stream in self.outgoing.values()]

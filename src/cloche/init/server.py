@@ -78,7 +78,7 @@ class Server:
         if self.channels.pop(channel, None) is not None:
             self.loop.send(wire.json_frame(wire.CLOSE, channel, **({"error": error} if error else {})))
 
-    # What the client asks for.
+    # The client's requests.
 
     def _receive(self, data: bytes) -> None:
         frames = self.frames.feed(data)
@@ -183,14 +183,14 @@ class Server:
         self.loop.call_at("room", now() + ROOM_S, self._start_waiting)
 
     def _start_waiting(self) -> None:
-        """Start the first that waits, if there is room: not all at once, as each starts others."""
+        """Start the first waiting process, if there is room: not all at once, as each starts others."""
         if self.waiting and not self.loop.is_paused and self._has_room():
             self._start_first(next(iter(self.waiting.values())))
         if self.waiting:
             self.loop.call_at("room", now() + ROOM_S, self._start_waiting)
 
     def _has_room(self) -> bool:
-        """Tell whether one more would fit that has as many processes as those that run have each."""
+        """Tell whether one more would fit, with the average number of processes of the running ones."""
         count, running = len(self.host.other_pids()), max(1, len(self.processes))
         return count + -(-count // running) <= self.most_at_once or not self.processes
 
@@ -220,7 +220,7 @@ class Server:
         self.loop.cancel((waiting, "clock"))
 
     def _files(self, number: int, order: dict[str, Any]) -> None:
-        """Start an operation on files; with `pauses`, everything else stands still until it has ended."""
+        """Start an operation on files; with `pauses`, all other processes are stopped until it has ended."""
         process = self.start(number, {**order, "streams": [0, 1, 3], "is_hidden": True})
         if order.get("pauses"):
             self.pausing.add(process)
@@ -303,7 +303,7 @@ class Server:
         self.close(number)
 
     def _stop(self, number: int, order: dict[str, Any]) -> None:
-        """Ask all processes to end, those too that stand still, and answer when they are gone, or the time is up."""
+        """Ask all processes to end, stopped ones too, and answer when they have ended, or the time is up."""
         until = now() + float(order["grace_s"])
         if self.pausing:
             raise wire.Refused("busy", "what was changed in the sandbox is being looked at; try again")
@@ -320,7 +320,7 @@ class Server:
             self.close(number)
 
     def _end(self, number: int, _: dict[str, Any]) -> None:
-        self.host.signal_others(SIGKILL)  # at once: to look for what belongs to each takes the square of all
+        self.host.signal_others(SIGKILL)  # at once: a look for each tree takes quadratic time
         self.close(number)
 
     # The dead.
@@ -399,7 +399,7 @@ class _Waiting:
 
 
 class _Nothing:
-    """Be the channel of an operation that has no more to say."""
+    """Be the channel of an operation without further frames."""
 
     def ask(self, body: dict[str, Any]) -> None: ...
     def take(self, stream: int, data: memoryview) -> None: ...
@@ -427,4 +427,4 @@ OPERATIONS: dict[str, Callable[[Server, int, dict[str, Any]], None]] = {
 
 
 def _nothing(number: int, frame: object) -> None:
-    """Be the handler without which no signal would reach the wakeup pipe."""
+    """Handle SIGCHLD: without a handler no signal would reach the wakeup pipe."""

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 SIGKILL, SIGCONT, SIGSTOP = 9, 18, 19
 LOOKED_AT = 128  # processes, in one turn: a few milliseconds
-HIDDEN = -1  # the mark of who lets nobody see it: it belongs to everybody
+HIDDEN = -1  # the mark of a process that cannot be inspected: it counts as part of every tree
 URGENT_S = 0.5  # of looking and stopping, after which all others stand still for a look
-MOST_PASSES = 50  # of stopping; who is faster than that is killed as far as it is found, and looked for again
+MOST_PASSES = 50  # of stopping; a tree that forks faster is killed as far as it is found, and looked for again
 AGAIN_S, MOST_ROUNDS = 0.05, 200  # between two looks at whether all that was killed is gone, and how many there are
 
 
@@ -91,7 +91,7 @@ class Ender:
             self._conclude()
 
     def _begin(self) -> bool:
-        """Begin a look for all that are due; tell whether there are any."""
+        """Begin a look for all due targets; tell whether there are any."""
         moment = now()
         self._looked_for = {mark: target for mark, target in self._targets.items() if target.due <= moment}
         if any(target.urgent_at <= moment for target in self._looked_for.values()) and self.host.hold_others():

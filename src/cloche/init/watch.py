@@ -98,7 +98,7 @@ class _Watch:
         if not is_folder:
             self.top, self.only = os.path.split(os.path.realpath(self.top))
         self._watch("", 0)
-        self._tell("watching", "", is_folder=is_folder)  # before what is too much; all is sent when all is watched
+        self._tell("watching", "", is_folder=is_folder)  # before any `lost`; all is sent when all is watched
         if is_folder and self.is_recursive:
             self._look_into("", 1, tells=False)
         self._flush()
@@ -190,7 +190,7 @@ class _Watch:
         elif self.only:
             self._take_file(mask, name)
         elif self._is_ours(path, name):
-            return  # what we write is told when it has its name
+            return  # a file of ours is reported when it has its name
         elif mask & (IN_CREATE | IN_MOVED_TO):
             self._created(path, is_folder=is_folder)
         elif mask & IN_DELETE:

@@ -251,7 +251,7 @@ def capture(magics: Magics, line: str, body: str) -> None:
 
 
 def _name_before_options(options: dict[str, str], name: str) -> tuple[dict[str, str], str]:
-    """Take options that stand after the variable's name, too."""
+    """Also take options behind the variable's name."""
     name, _, remainder = name.partition(" ")
     more, _ = take_options(remainder, long=("no-stdout", "no-stderr", "no-display"))
     return {**options, **more}, name

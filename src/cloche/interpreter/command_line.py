@@ -182,17 +182,17 @@ def _shell() -> str:
 
 
 def _is_at(name: str, fd: int) -> bool:
-    """Flush a standard stream, and tell whether it still is the one at its descriptor."""
+    """Flush a standard stream, and tell whether its descriptor is still this number."""
     stream = getattr(sys, name)
     try:
         stream.flush()
         return bool(stream.fileno() == fd)
     except (AttributeError, OSError, ValueError):
-        return stream is None  # what is no file, is written to
+        return stream is None  # a stream that is no file is written to
 
 
 def _run(argv: list[str], script: str | None, **streams: Any) -> tuple[int, bytes, bytes]:
-    """Run a program to its end; when that is interrupted, end it and all that it started."""
+    """Run a program to its end; after an interrupt, end it and all that it started."""
     import subprocess
 
     process, early = None, _PutOff()
@@ -264,7 +264,7 @@ def _close(pipe: Any) -> None:
         if pipe is not None:
             pipe.close()
     except OSError:
-        pass  # what was to be written has no reader any more
+        pass  # the program has closed its input
 
 
 def _kill(group: int, signal: int) -> None:
@@ -275,7 +275,7 @@ def _kill(group: int, signal: int) -> None:
 
 
 def _exit_code(code: int) -> int:
-    """Return an exit code, or the negative number of a signal, also of one that a shell reports as 128 and more."""
+    """Return an exit code, or the negative number of a signal, also if a shell reports it as 128 and more."""
     return code if code <= 128 else 128 - code
 
 
@@ -331,7 +331,7 @@ def _expand_braces(line: str, position: int, names: Mapping[str, Any]) -> tuple[
 
 
 def _readings(inner: str) -> list[tuple[str, str, str]]:
-    """Return how braces can be read: as an expression, or as one with a conversion and a format."""
+    """Return the readings of braces: as an expression, or as one with a conversion and a format."""
     before, _, form = inner.rpartition(":")
     fields = [(inner, "", "")]
     for expression, spec in ((before, form), (inner, "")):

@@ -46,7 +46,7 @@ class AfterLoading:
 
 
 def _call_back(loader: Any, action: Callable[[Any], None]) -> None:
-    """Let this one loader run the action after it has run the module, and be as it was."""
+    """Make this one loader run the action once, after the module."""
     execute = getattr(loader, "exec_module", None)
     if execute is None:
         return
@@ -181,7 +181,7 @@ class Shell:
         return self.magics
 
     def _scope(self) -> dict[str, Any]:
-        """Return the names that the code that called our caller sees."""
+        """Return the variables of the code that called our caller."""
         frame = sys._getframe(2)
         return {**frame.f_globals, **frame.f_locals}
 

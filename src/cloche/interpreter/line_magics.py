@@ -198,7 +198,6 @@ def _run_as_program(magics: Magics, code: Any, name: str, argv: list[str], *, be
 
 
 def _lsmagic(magics: Magics, line: str) -> None:
-    """Print the magics there are."""
     del line
     print_line(f"Line magics:\n{listed('%', magics.line)}\n\nCell magics:\n{listed('%%', magics.cell)}")
 

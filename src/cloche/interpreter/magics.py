@@ -96,7 +96,7 @@ def _is_target(text: str) -> bool:
     return True
 
 
-# What is tried, in this order, on a line without its indentation.
+# Tried in this order, on a line without its indentation.
 _LINES = (
     (rf"(\?\??)\s*({_OBJECT})\s*;?", _help),
     (rf"({_OBJECT})\s*(\?\??)\s*;?", _help),

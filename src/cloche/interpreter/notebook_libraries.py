@@ -133,7 +133,7 @@ def find_classes(module: Any) -> None:
 
 
 def _cell_of(kind: type) -> str | None:
-    """Return the name of the cell that defined a class: its methods know it, else it is the last that names it."""
+    """Return the name of the cell that defined a class, by its methods, else the last cell that names it."""
     import linecache
     import re
 

@@ -53,8 +53,8 @@ class Preloaded:
         self.modules: dict[str, ModuleType] = {}  # all that were loaded; empty where nothing was preloaded
         self.libraries = 0  # how many C libraries there were, 0 where that is not known
         self.built_in_paths = 0  # how many entries of `sys.path` are there whether they exist or not
-        self.paths: list[str] | None = None  # what follows the script's folder in `sys.path`, once it was looked up
-        self.env: dict[str, str] | None = None  # what `os.environ` was set to, with the streams, if they were
+        self.paths: list[str] | None = None  # `sys.path` after the script's folder, once it was looked up
+        self.env: dict[str, str] | None = None  # the value of `os.environ`, with the streams, once set
         self.result_value: Any = None  # our module of that name
         self.warm_up_fork: Callable[[], None] | None = None  # goes through a run of nothing, in a fork
 
@@ -68,7 +68,7 @@ class Privileges:
     __slots__ = ("archive", "clone", "exit_early", "give_up", "recvmsg")
 
     def __init__(self, archive: Any) -> None:
-        self.archive = archive  # the finder of our own modules, for what a script may need at its end
+        self.archive = archive  # the finder of our own modules, needed at a script's end
         # The early exit notice: end the process so that pid 1 knows it first; returns where nobody listens any more.
         self.exit_early: Callable[[int], None] | None = None
         # For a session that can be forked: clone this process, receive descriptors, give up a clone's capabilities.
@@ -87,7 +87,7 @@ def prepare() -> Preloaded:
         import site  # noqa: F401 - nothing but loaded: it sets no path while the flags are still those of the helper
 
         _preloaded = Preloaded()
-        gc.freeze()  # what is here now will never be garbage of the script's
+        gc.freeze()  # present objects will never be garbage of the script's
         sys.dont_write_bytecode = True
         _restore_flags()
     return _preloaded
@@ -166,7 +166,7 @@ class LibraryWatch:
             return None
         sys.meta_path.remove(self)
         self.display, self.shown = self.result_value().load("ipython", self._archive).lead_script()
-        return sys.meta_path[0].find_spec(name, path, target)  # what leads them is the first now
+        return sys.meta_path[0].find_spec(name, path, target)  # the redirecting finder is the first now
 
     def result_value(self) -> Any:
         """Return our module of that name, loaded at its first use."""
@@ -191,7 +191,7 @@ def run(
 def _run_script(
     settings: dict[str, Any], path: str, preloaded: Preloaded, privileges: Privileges, value_fd: int
 ) -> int:
-    """Run the script and return the exit code; nothing of it is held here afterwards."""
+    """Run the script and return the exit code; no reference to its objects is kept here."""
     watch, pipe = LibraryWatch(preloaded, privileges.archive), 0
     try:
         set_up_paths(settings, preloaded)
@@ -210,7 +210,7 @@ def _run_script(
     except BaseException as error:
         code = _exit_code(error.code) if isinstance(error, SystemExit) else _report(error)
     if watch.display is not None:
-        _send_value(value_fd, pipe, None, watch, privileges.archive)  # what it has displayed before
+        _send_value(value_fd, pipe, None, watch, privileges.archive)  # its earlier displays
     return code
 
 
@@ -265,7 +265,7 @@ def unload(folder: str, preloaded: Preloaded) -> bool:
     loaded = _loaded_here(preloaded.modules)
     has_libraries = _has_libraries(loaded, preloaded)
     remaining = _take_out(loaded, folder)
-    del loaded  # else what a script's module holds would not be garbage
+    del loaded  # else objects of a script's module would not be garbage
     _flush_files()
     gc.collect()
     for reference in remaining:
@@ -321,7 +321,7 @@ def count_libraries() -> int:
 
 
 def _loaded_here(preloaded: dict[str, ModuleType]) -> list[tuple[str, ModuleType]]:
-    """Return what this process has loaded, and not the fork server: touching those would copy their pages."""
+    """Return the modules that this process has loaded: touching the fork server's would copy their pages."""
     new_modules, in_a_row = [], 0
     for name, module in reversed(sys.modules.items() if preloaded else list(sys.modules.items())):
         if preloaded.get(name) is module:
@@ -340,7 +340,7 @@ def _is_from(module: ModuleType, folder: str) -> bool:
 
 
 def _clear(namespace: dict[str, Any]) -> None:
-    """Let go of a module's names in the interpreter's own order: private ones first, never the built-ins."""
+    """Delete a module's names in the interpreter's own order: private ones first, never the built-ins."""
     for is_private in (True, False):
         for name in list(namespace):
             if name != "__builtins__" and (name[:1] == "_" and name[:2] != "__") is is_private:
@@ -386,7 +386,7 @@ def read_source(path: str) -> bytes:
 
 
 def _compile(source: bytes, path: str) -> tuple[CodeType, CodeType | None]:
-    """Compile a script in two: everything, or everything before its last expression and that expression."""
+    """Compile a script in two: all of it, or all before its last expression and that expression."""
     return compile_at_last_line(source, path) or _compile_by_tree(source, path)
 
 
@@ -514,7 +514,7 @@ def restore_paths(settings: dict[str, Any]) -> None:
     """Give the script the import path that `python script` gives it."""
     site: Any = sys.modules["site"]
     customize = site.execsitecustomize, site.execusercustomize
-    if not settings["customizes"]:  # looking for what is not there takes half a millisecond
+    if not settings["customizes"]:  # a failing import takes half a millisecond
         site.execsitecustomize = site.execusercustomize = bool
     built_in_paths = len(sys.path)
     site.main()  # the flags are those of a plain start, and the files are the sandbox's

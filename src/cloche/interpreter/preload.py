@@ -58,7 +58,7 @@ def warm_up(settings: dict[str, Any]) -> dict[str, Any]:
     if traceback is not None:
         traceback.format_exception(ValueError("x"))
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()  # what loading printed is no guest's output
+        stream.flush()  # output of imports is no guest's output
     os.environ.clear()
     sys.path_importer_cache.clear()
     preloaded.result_value = result_value
@@ -112,7 +112,7 @@ def warm_up_fork() -> None:
     for use in _uses:
         try:
             exec(use, {})
-        except Exception:  # it worked in the fork server; a run that uses it will say itself what is wrong here
+        except Exception:  # it worked in the fork server; a run that uses it will report the error itself
             _uses.clear()
             break
     _run_nothing(preloaded)

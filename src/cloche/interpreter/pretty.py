@@ -53,7 +53,7 @@ class _Closing:
 class Printer:
     """Write values into groups; `finish` lays them out as text."""
 
-    float_format = ""  # what %precision sets, for every printer
+    float_format = ""  # set by %precision, for every printer
 
     def __init__(self) -> None:
         self.groups = [Group()]

@@ -18,7 +18,7 @@ MAX_CLEARS = 10_000  # of one cell's outputs, by clear_output
 MAX_PARTS = 24_000  # of them together: lists, objects and members; the caller reads that twice, and a value
 FEW_PARTS = 32  # that the caller may count in any frame, since it does not look whether they stand in texts
 FRAME_PARTS = 8  # around a bundle and its metadata
-MAX_VALUE_BYTES = 60_000  # what a pipe surely takes without a reader, so that a value can never block the guest
+MAX_VALUE_BYTES = 60_000  # fits in a pipe without a reader (pipe(7): 65,536 bytes), so a value never blocks the guest
 _LOOKS = (
     "_repr_html_", "_repr_mimebundle_", "_repr_svg_", "_repr_png_", "_repr_jpeg_", "_repr_pdf_", "_repr_markdown_",
     "_repr_latex_", "_repr_json_", "_repr_javascript_", "_ipython_display_",
@@ -47,7 +47,7 @@ def send(fd: int, pipe: int, value: Any, archive: Any, watch: Any) -> None:
 
 
 def _value(value: Any, text: str | None) -> bytes:
-    """Return a value as it is sent; what JSON cannot hold exactly, or is too large, goes as a repr."""
+    """Return a value as it is sent: as JSON if that is exact and small enough, else as a repr."""
     if value is None:
         return b""
     data = b"J" + text.encode() if text is not None else b""
@@ -68,7 +68,7 @@ def _has_figures() -> bool:
 
 
 def _with_looks(value: Any, has_look: bool, data: bytes, archive: Any, watch: Any) -> bytes:
-    """Return frames of all there is to see, and of the value."""
+    """Return the frames of all displays, and of the value."""
     import json
 
     bodies: list[bytes] = []
@@ -152,7 +152,7 @@ def as_json(value: Any, depth: int) -> str | None:
 
 
 def _is_whole(text: str) -> bool:
-    """Tell whether a text holds no half of a character, which JSON has a word for and no encoding."""
+    """Tell whether a text has no lone surrogate, which JSON can write and UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:

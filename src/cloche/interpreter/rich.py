@@ -278,13 +278,13 @@ def _filter(include: Collection[str] | None, exclude: Collection[str] | None) ->
 
 
 def _is_askable(value: object) -> bool:
-    """Tell whether a value's answers mean anything: a class has its instances' methods, a mock has any name."""
+    """Tell whether a value's format methods are meaningful: a class has its instances' methods, a mock has any name."""
     if isinstance(value, type):
         return False
     try:
         return getattr(value, _CANARY, None) is None
     except Exception:
-        return False  # who fails at being asked for a nonsense name does not answer every one
+        return False  # a value that fails at a nonsense name does not answer every name
 
 
 def _method(value: object, name: str) -> Callable[..., Any] | None:
@@ -379,7 +379,7 @@ def _content(mime: str, content: Any) -> Content:
 
 
 def _drop_what_is_too_large(data: Bundle) -> None:
-    """Leave out the largest parts until the rest is within bounds, and say so in the text."""
+    """Leave out the largest contents until the others are within bounds, and note it in the text."""
     for mime in [mime_type for mime_type in data if mime_type != "text/plain"][MAX_MIMES - 1 :]:
         del data[mime]
     sizes = {mime: len(mime) + _size(content) for mime, content in data.items() if mime != "text/plain"}
@@ -408,7 +408,7 @@ def _size(content: Content) -> int:
 
 
 def _plain_metadata(metadata: dict[Any, Any]) -> Metadata:
-    """Return metadata as JSON can hold it, and nothing when it cannot or the caller would not read it."""
+    """Return metadata as JSON can hold it, or none if that fails or the caller would not read it."""
     if not metadata:
         return {}
     import json
@@ -487,7 +487,7 @@ class Display:
         self.emit, self.clear, self._has_room = emit, clear, has_room
         self.shell: Any = None  # what `get_ipython()` returns, where there is such a thing
         self._updates: dict[str, Entry] = {}  # those that wait
-        self._held: list[Entry] = []  # what waits since the last clear_output
+        self._held: list[Entry] = []  # waiting since the last clear_output
         self._is_holding = False
         self._last_s = 0.0  # when something was replaced
         self._ids = 0
@@ -547,7 +547,7 @@ class Display:
         self.emit(data, metadata, display_id, is_update)
 
     def _is_due(self) -> bool:
-        """Tell whether it is time to replace something, and take note of it."""
+        """Tell whether a replacement is due, and note it."""
         now = time.monotonic()
         if now - self._last_s < REPLACE_S or not self._has_room():
             return False

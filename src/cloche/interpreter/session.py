@@ -86,9 +86,9 @@ class Session:
         self.room = result_value.Room()
         self.flags = 0
         self.tasks = session_tasks.Tasks(link, namespace)
-        self._runs_tasks = False  # while it waits, once the other end has taken what the last cell printed
+        self._runs_tasks = False  # while it waits, once the other end has taken the last cell's output
         self.clones: set[int] = set()
-        self.files: list[session_fork.OpenFile] | None = None  # what was found open since the last cell
+        self.files: list[session_fork.OpenFile] | None = None  # the open files since the last cell
         self.history: list[str] = [""]
         self.kept: dict[int, Any] = {}
         self.display = Display(self._show, self._clear, self._has_room)
@@ -297,7 +297,7 @@ class Session:
         return cell
 
     def _look_at(self, cell: Cell, code: str) -> None:
-        """Remember a cell's value, and how it looks unless a semicolon ends the cell or the value shows itself."""
+        """Keep a cell's value, and its display unless a semicolon ends the cell or the value displays itself."""
         if cell.value is None:
             return
         self._remember(cell.value)
@@ -386,12 +386,12 @@ class Session:
             del self.kept[next(iter(self.kept))]
 
     def _display_value(self, value: Any) -> None:
-        """Be the display hook for those who call it."""
+        """Be the display hook for programs that call it."""
         if value is not None:
             self.display.display(value)
 
     def _show(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str | None, is_update: bool) -> None:
-        """Send a bundle as soon as it is there; of too many, once, that there were more."""
+        """Send a bundle at once; beyond the bound, send one note instead."""
         if os.getpid() != self.pid:
             return
         oneshot.flush()
@@ -409,7 +409,7 @@ class Session:
         return self.room.is_half_left()
 
     def _clear(self, wait: bool) -> None:
-        """Have removed what this cell has shown so far, with its number of bytes printed; so many times at most."""
+        """Have this cell's displays removed, with its number of printed bytes; a bounded number of times."""
         if os.getpid() != self.pid or self._clears >= result_value.MAX_CLEARS:
             return
         self._clears += 1
@@ -417,7 +417,7 @@ class Session:
         self.send({"op": "clear", "id": self.request_id, "wait": wait, "printed": self._sizes()})
 
     def _sizes(self) -> list[int]:
-        """Return how many bytes went through each standard stream since the last cell."""
+        """Return the bytes written to each standard stream since the last cell."""
         return [now - before for now, before in zip(_printed(), self._printed_before, strict=True)]
 
 
@@ -473,13 +473,13 @@ class NoInput:
 
 
 def _refuse_input(prompt: object = "") -> str:
-    """Refuse to ask a human who is not there."""
+    """Refuse to prompt: a session has no user at a terminal."""
     prompt_text = f": {prompt!s}" if prompt else ""
     raise EOFError(f"input(){prompt_text}: {NoInput.refusal}")
 
 
 def _json_writer() -> Callable[[Any], str]:
-    """Return what `json.dumps` would make anew for each frame; frames hold nothing that refers to itself."""
+    """Return the encoder that `json.dumps` would make anew for each frame; frames have no cycles."""
     make = getattr(_encoder, "c_make_encoder", None)
     if make is None:
         return json.dumps
@@ -519,7 +519,7 @@ def _keep(path: str, text: str) -> None:
 
 
 def _remember_source(name: str, source: str) -> None:
-    """Let tracebacks show a cell's lines, each with its end: without, carets would stand one column too far right."""
+    """Let tracebacks show a cell's lines, with their line ends: else carets would be one column too far right."""
     import linecache
 
     linecache.cache[name] = (len(source), None, [f"{line}\n" for line in source.splitlines()], name)

@@ -27,7 +27,7 @@ ACCESS_MODE = 3
 OWN_PATHS = ("/workspace", "/tmp", "/dev/shm")
 TIMERS = {"ITIMER_REAL": "SIGALRM", "ITIMER_VIRTUAL": "SIGVTALRM", "ITIMER_PROF": "SIGPROF"}
 CHUNK_BYTES = 1 << 16
-CLONE_FDS = 4  # what a clone is given: standard output, error, the pipe of its answers, and its link
+CLONE_FDS = 4  # of a clone: standard output, error, the pipe of its answers, and its link
 
 
 class OpenFile:
@@ -156,7 +156,7 @@ def _device(path: str) -> str:
 
 
 def _are_all_private(maps: str) -> bool:
-    """Tell whether no memory is shared and no file of these mounts is mapped, as the kernel lists it."""
+    """Tell whether no memory is shared and no file of these mounts is mapped, by the kernel's list."""
     lines = maps.rstrip("\n").split("\n")
     if {line.partition(" ")[2][3:4] for line in lines} != {"p"}:
         return False
@@ -206,7 +206,7 @@ class Clone:
             os.dup2(fd, number, inheritable=False)
         for fd in self.fds:
             os.close(fd)
-        os.closerange(0, 1)  # what stands for standard input would be one open file for all clones
+        os.closerange(0, 1)  # a shared standard input would be one open file for all clones
         os.chdir("/")
 
     def take_input(self) -> None:

@@ -52,7 +52,7 @@ def _lead_connection(module: Any) -> None:
 
 
 def _for(writer: Any, send: Callable[..., Any], *arguments: Any) -> None:
-    """Send something, and know meanwhile into which pipe."""
+    """Send an object while the destination pipe is noted for this thread."""
     _sending.writer = writer
     try:
         send(*arguments)
@@ -103,7 +103,7 @@ def _lead_state(queue: Any) -> None:
 
 
 def _original(owner: Any, name: str) -> Any:
-    """Return a function of a class, and not what another session in this process has made of it."""
+    """Return the original function of a class, not a wrapper of another session in this process."""
     function = getattr(owner, name)
     return getattr(function, "__wrapped__", function)
 

@@ -92,7 +92,7 @@ class Tasks:
         return get_event_loop
 
     def _is_for_session(self, running: Any, frame: FrameType) -> bool:
-        """Tell whether a cell's own code asks at `frame`, in the main thread, while no loop runs around it."""
+        """Tell whether a cell's own code calls at `frame`, in the main thread, without a running loop around it."""
         return (
             (running is None or running is self._left_running)
             and frame.f_globals is self._namespace
@@ -130,7 +130,7 @@ class Tasks:
             raise
 
     def _alone(self, work: Callable[[], Any]) -> Any:
-        """Run the loop, also where a library has left another one as the running one; that is so again afterwards."""
+        """Run the loop, even if a library has left another one set as running; that is restored afterwards."""
         import asyncio
 
         outer_loop, self._left_running = asyncio._get_running_loop(), None
@@ -237,7 +237,7 @@ def has_come(link: int) -> bool:
 
 
 def _replace(module: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Put what `wrap` makes of a function in its place, with its name and documentation."""
+    """Replace a function by `wrap` of it, with its name and documentation."""
     replaced = getattr(module, name)
     original = getattr(replaced, "__wrapped__", replaced)  # ours, of another session in this process
     ours: Any = wrap(original)

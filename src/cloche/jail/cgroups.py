@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PERIOD_US = 100_000
-SOCKETS_SHARE = 8  # version 1 counts what sockets buffer apart from all other memory: this part of it comes on top
+SOCKETS_SHARE = 8  # version 1 counts socket buffers apart from all other memory: this share of it is added
 MOST_LEFT_BYTES = 4 << 20  # of the kernel's memory, by a group that is removed: 20,000 names, say
 EBUSY, ENOENT = 16, 2
 NO_SUCH_CLONE = (1, 7, 22, 38)  # EPERM, E2BIG, EINVAL, ENOSYS
@@ -217,7 +217,7 @@ class Gauges:
     def __init__(self, group: Cgroup):
         self._group = group
         self._open: dict[str, int] = {}
-        self._read: dict[str, tuple[bytes, int]] = {}  # what a file said last, and the figure in it
+        self._read: dict[str, tuple[bytes, int]] = {}  # the last text of each file, and its figure
 
     def read(self) -> dict[str, int]:
         """Return how often each limit was hit so far, and the most `tasks` at once, 0 where that is not kept."""

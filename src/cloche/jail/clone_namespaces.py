@@ -254,7 +254,7 @@ def _write(path: str, text: str) -> None:
         posix.close(fd)
 
 
-SYSTEM = ("/usr/", "/lib", "/opt/")  # read-only mounts, of which a shared mapping tells nobody anything
+SYSTEM = ("/usr/", "/lib", "/opt/")  # read-only mounts: a shared mapping of them carries no data
 OWN_MOUNT_POINTS = ("/workspace", "/tmp", "/dev/shm")
 CAPABILITIES = ("CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:")
 

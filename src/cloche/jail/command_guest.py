@@ -199,5 +199,5 @@ def _make_folders_above(path: str) -> None:
         try:
             posix.mkdir(path[:slash], 0o755)
         except OSError:
-            pass  # it is there, or the open that follows says what is wrong
+            pass  # it exists, or the next open reports the error
         slash = path.find("/", slash + 1)

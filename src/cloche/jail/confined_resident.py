@@ -530,7 +530,7 @@ class CommandReaper:
             elif not self.has_ended:
                 posix.kill(self.pid, number)
         except OSError:
-            pass  # there is nobody, or not yet such a group
+            pass  # no such process, or not yet such a group
         if body.get("answer"):
             messages.send(self.link, "sent", {})
 
@@ -561,11 +561,11 @@ class CommandReaper:
                 try:
                     self._signal_tree(number)
                 except OSError:
-                    pass  # there is nobody
+                    pass  # no process is left
             try:
                 if self._take_dead():
                     return
-            except OSError:  # init is gone, and nobody needs to be told
+            except OSError:  # init has ended, and needs no report
                 pass
             ppoll((self.watcher.woken,), AGAIN_S)
             self.watcher.drain()

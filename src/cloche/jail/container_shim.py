@@ -180,7 +180,7 @@ class Init:
         self.wake, self.waker = posix.pipe()
         self.programs: dict[int, int] = {}  # number by pid
         self.folders: dict[int, str] = {}
-        self.memory: dict[int, int] = {}  # what each may hold, where no control group says so
+        self.memory: dict[int, int] = {}  # the limit of each, if no control group enforces it
         self.causes: dict[int, str] = {}
 
     def live(self, waiting: int, body: dict[str, Any]) -> NoReturn:

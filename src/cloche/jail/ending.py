@@ -123,7 +123,7 @@ def _kill_reachable() -> None:
     try:
         posix.kill(-1, SIGKILL)
     except ProcessLookupError:
-        pass  # there is nobody but ourselves
+        pass  # no other process is left
 
 
 def _is_asked(link: int) -> bool:

@@ -44,7 +44,7 @@ def main(fd: int, load_interpreter: Callable[[str], Any]) -> Callable[[], None] 
     loaded["threads"] = len(posix.listdir("/proc/self/task"))
     _signal.alarm(0)
     gc.collect()
-    gc.freeze()  # collecting what is here now would copy its pages in every child
+    gc.freeze()  # a collection in a child would copy the pages of all present objects
     messages.send(fd, "ready", loaded)
     while True:
         tag, body, fds = messages.receive(fd)

@@ -174,7 +174,7 @@ class ForkTree:
             posix.close(fd)
         if tag == "arm" and body["clone"] != NO_CLONE and "error" not in answer:
             self._start_builder(body["clone"])  # while the guest clones itself, which takes longer
-        while self.ended:  # when nobody waits for it any more
+        while self.ended:  # when no request waits for it any more
             self.ended.pop().reap()
 
     def interrupt(self, number: int) -> None:
@@ -226,7 +226,7 @@ class ForkTree:
                 self._exceed(number, node)
 
     def kill_exceeding(self) -> bool:
-        """Kill the processes in the session's own control group; False if that includes the first interpreter."""
+        """Kill the running nodes of the session's own control group; False if it has no forks."""
         for number, node in self.nodes.items():
             if node.is_set_up and _group_of(node) is None and not node.is_frozen:
                 self._exceed(number, node)
@@ -357,7 +357,7 @@ class ForkTree:
         try:
             self.builders[clone] = new_builder(self.state.spec, self.state.network_link)
         except OSError:
-            pass  # it is started when it is needed, and who needs it gets the error
+            pass  # it is started when it is needed, and that request gets the error
 
     def _builder(self, clone: int) -> Worker:
         """Return the builder of a clone's mounts, started ahead or now."""

@@ -89,14 +89,14 @@ class Guest:
         """Get ready while the reaper builds, then enter the finished sandbox for good."""
         self.building = self.building or unpack_building(self.plan_fd)
         self._get_ready()
-        if self.go >= 0 and self.is_first and posix.read(self.go, 1) != GO:  # nobody gives us an identity
+        if self.go >= 0 and self.is_first and posix.read(self.go, 1) != GO:  # the helper has ended
             posix._exit(1)
         self.seconds = perform(self.building.first if self.is_first else self.building.later, self.registers)
         if not self.is_first:
-            self.seconds = [0.0] * len(self.building.first)  # of which the parent has made what takes time
+            self.seconds = [0.0] * len(self.building.first)  # the parent has made the steps that take time
         self._receive("built")
         run_anywhere(self.processors)
-        self._restrict(holds=bool(self.spec.answered))  # what was done for it must not be asked for again
+        self._restrict(holds=bool(self.spec.answered))  # calls that were made for it must not notify again
 
     def _hand_over(self) -> None:
         """Give the parent the filter's notification descriptor, if it has one."""
@@ -133,7 +133,7 @@ class Guest:
         kept_fds = _out_of_the_way(fds[3:]) if command is None or order.is_session else []
         self._close_descriptors(kept_fds)
         if command is not None:
-            if order.is_session:  # what is executed gets its ends by numbers that it knows
+            if order.is_session:  # the executed program gets its ends by known numbers
                 for fd, number in zip(kept_fds, (ANSWERS, LINK), strict=True):
                     call("dup3", fd, number, 0)
             self._exec(command, order.env)
@@ -264,7 +264,7 @@ def give_exit_notice(code: int) -> None:
 
     A batch process preempts no other when it wakes up: the kernel's remaining work for this process can wait.
     """
-    attempt("set_robust_list", None, ROBUST_LIST_BYTES)  # nobody else is there who could wait for a futex of ours
+    attempt("set_robust_list", None, ROBUST_LIST_BYTES)  # no other thread could wait for a futex of this one
     attempt("sched_setscheduler", 0, SCHED_BATCH, bytes(4))
     attempt("exit_group", EXIT_NOTICE << 32 | code & 0xFFFFFFFF)
 

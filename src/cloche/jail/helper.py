@@ -39,7 +39,7 @@ def main(fd: int, load_interpreter: Callable[[str], Any]) -> Callable[[], None] 
     _signal.signal(SIGINT, _signal.SIG_DFL)
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     posix.umask(0o077)
-    gc.freeze()  # what is here now is shared with every fork; collecting it would only copy its pages
+    gc.freeze()  # present objects are shared with every fork; collecting them would only copy their pages
     gc.enable()
     body = messages.receive(fd)[1]
     cgroup = Cgroup(body["version"], body["folders"]) if body["folders"] else None
@@ -177,8 +177,8 @@ class Helper(SandboxState):
             if supervisor is not None:
                 supervisor.order(body, fds)
         except OSError:
-            pass  # the reaper is gone; attending will find what it sent
-        for fd in fds:  # before anything else is forked: nobody but this run's guest may hold them
+            pass  # the reaper has ended; `attend` reads its last messages
+        for fd in fds:  # before any other fork: only this run's guest may hold them
             posix.close(fd)
         if supervisor is None:
             self.concluded = body["number"]
@@ -191,7 +191,7 @@ class Helper(SandboxState):
             self.concluded = body["number"]
             try:
                 supervisor.kill()
-            finally:  # where even that fails, the caller is told what came first
+            finally:  # if even that fails, the caller gets the first error
                 self.send("lost", failure(f"{type(error).__name__}: {error}", "helper"))
             return
         if supervisor.run.is_undecided:

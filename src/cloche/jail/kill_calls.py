@@ -60,7 +60,7 @@ class Kills:
     def _is_above(self, pid: int) -> bool:
         """Tell whether a process, or a group, exists and this process may not signal it."""
         if pid in (0, -1):
-            return False  # which mean who is in reach
+            return False  # which mean the reachable processes
         try:
             posix.kill(pid, 0)
         except PermissionError:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 INLINE_BYTES = 8 * 1024  # a message with more comes as a memory file
 MAX_DESCRIPTORS = 136  # two mounts of a workspace for each of many forks
 SEEK_SET, ETOOMANYREFS = 0, 109
-GARBAGE_PAUSES, GARBAGE_PAUSE_S = 100, 0.002  # the kernel collects what was on its way when it finds the time
+GARBAGE_PAUSES, GARBAGE_PAUSE_S = 100, 0.002  # the kernel collects descriptors in flight when it has the time
 _IN_FILE = marshal.dumps(None)
 
 

@@ -90,7 +90,7 @@ class OwnFolders:
         for _ in range(RETRIES):
             try:
                 return call("openat2", own_folder[0], own_folder[1], how, HOW_BYTES)
-            except OSError as error:  # of `..`, while somebody renames something somewhere
+            except OSError as error:  # openat2(2): EAGAIN for `..` during a rename anywhere
                 if error.errno != EAGAIN:
                     raise
         raise OSError(EAGAIN, "too much is being renamed")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .steps import Step
 
 NAME_SERVER = (198, 18, 0, 1)
-PREFIX_BITS = 15  # of 198.18.0.0/15, which is for benchmarks between networks: nobody's addresses
+PREFIX_BITS = 15  # of 198.18.0.0/15 (RFC 2544), for benchmarks between networks: no host has such an address
 DNS_PORT, BACKLOG, LOOPBACK = 53, 512, 1
 EVERY = (0, 0, 0, 0)
 STEP: Step = ("network", "open the sockets that the egress process serves", [])

@@ -44,7 +44,7 @@ class Halt:
 
     def __init__(self, find: Callable[[], Iterator[list[int]]], cgroup: Cgroup | None, room: int = MOST):
         self._find, self._cgroup, self._room = find, cgroup, room
-        self._stopped: dict[int, int] = {}  # a descriptor of each: a number may be anybody's later
+        self._stopped: dict[int, int] = {}  # a descriptor of each: a number may be reused
         self._is_frozen = False
         self._deadline = 0.0
 
@@ -59,7 +59,7 @@ class Halt:
         try:
             self._stop_all()
         except _TooMuch:
-            pass  # what stands still by now does so until the end
+            pass  # all stopped processes stay stopped until the end
 
     def end(self) -> None:
         """Wake those that were stopped, children first: no parent shall see a child that is stopped."""

@@ -188,7 +188,7 @@ class PreforkWatcher(ChildWatcher):
                 return int(notify.exit_code(question) << 8)
             refused = notify.refusal(question, self.own_mounts, _may_clone)
             notify.reply(listener, question, refused)
-        except OSError:  # we do not know what it was for
+        except OSError:  # the question is unknown
             self.has_left_traces = True
             return None
         self.has_left_traces = notify.leaves_traces(question) or self.has_left_traces
@@ -298,7 +298,7 @@ class PreforkGuest(Guest):
         generation = self.ready["generation"]
         while True:
             tag, body, fds = messages.receive(self.handoff)
-            if tag != "order":  # nobody needs us
+            if tag != "order":  # the jail is not needed any more
                 posix._exit(1)
             if body["generation"] == generation:
                 break
@@ -322,7 +322,7 @@ class PreforkGuest(Guest):
                 pass  # a host may keep it from us
 
 
-FEW_BLOCKS = 64  # what a guest may have stored that is still there for a moment when the next one is made
+FEW_BLOCKS = 64  # that a guest's files may still hold for a moment when the next one is made
 
 
 class PreforkReaper(Parent):
@@ -339,7 +339,7 @@ class PreforkReaper(Parent):
         building = Building.of_parts(*messages.unpack(self.plan_fd).values())
         ready = {**common, "seconds": self.build(building, private)}
         self._forget_helper()
-        gc.freeze()  # what is here now is nobody's garbage, and nothing for a program to find
+        gc.freeze()  # present objects are no garbage, and no program shall find them through `gc`
         watcher = PreforkWatcher(self.spec, self.registers.get(PROCESS_COUNTER, -1))
         can_copy = shared_status.is_possible()
         unclosed_fds: list[int] = []
@@ -359,21 +359,21 @@ class PreforkReaper(Parent):
                 return guest.become
             received_fds = watcher.receive_made(pid, is_looked_at=not is_under_load)
             mount_fds = self._receive_mounts(received_fds, keeps_workspace=bool(building.later))
-            _close(unclosed_fds)  # taking it down makes the kernel wait, which nobody waits for now
+            _close(unclosed_fds)  # unmounting waits for the kernel; no run waits now
             ended, unclosed_fds = self._attend(pid, watcher, mount_fds, file, before, common)
-            ready = common  # what the building took was reported with the first guest
+            ready = common  # the building's times were reported with the first guest
             building.first = building.later or building.first
             messages.send(handoff, "ended", ended)
             watcher.kill_exiting()
             if shared_status.rebuilds(
                 file
             ):  # else the caller's next run may be for our next guest, which is yet to be made
-                posix.sched_yield()  # the kernel tends to put whom we woke behind us, though the other one is idle
+                posix.sched_yield()  # else a woken process often waits behind us, though the other processor is idle
             shared_status.note_end(
                 file, ended["number"]
-            )  # after it was sent: what is noted, the helper asks nobody about
+            )  # after it was sent: the helper asks no process about a noted end
             if ended["is_worn"] or not shared_status.start_of(file, ended["number"])[0]:
-                posix._exit(0)  # no next guest may attach what one that failed has handed back
+                posix._exit(0)  # no next guest may attach the mount of one that failed
 
     def _forget_helper(self) -> None:
         """Remove the finder of Cloche's modules, once for all guests; all needed modules are loaded by now."""
@@ -389,7 +389,7 @@ class PreforkReaper(Parent):
         The last may be the mount that shows the caller its workspace. The last process to close it waits for the
         kernel.
         """
-        if not received_fds:  # it failed, and has reported at what; or it was killed
+        if not received_fds:  # it failed, and has reported the step; or it was killed
             posix._exit(1)
         *mounts, namespace, listener = received_fds[: len(OWN_MOUNTS) + 2]
         further = received_fds[len(OWN_MOUNTS) + 2 :]

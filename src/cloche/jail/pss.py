@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-MOST_S = 0.5  # for one sum: what has not been read by then has its part by the cheaper figure
+MOST_S = 0.5  # for one sum: processes that are left by then count by the cheaper figure
 # Anonymous memory and shared memory, in `memory.stat`: of version 1 with the groups below it, and of version 2.
 _GROUP_ROWS = (("total_rss", "total_shmem"), ("rss", "shmem"), ("anon", "shmem"))
 
@@ -37,7 +37,7 @@ class PssSum:
         self._walk, self._limit_bytes = procfs.descend(root), limit_bytes
         self._queue: list[int] = []
         self._shares: dict[int, int] = {}  # of their PSS …
-        self._refused: dict[int, int] = {}  # … and of those who may not be read, what they have in full
+        self._refused: dict[int, int] = {}  # the full figures of unreadable processes
         self._total_bytes = 0  # of the shares
         self._begun_s, self._ends_at = process_time(), monotonic() + MOST_S
         self._is_whole = True

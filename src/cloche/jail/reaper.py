@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from .messages import Spec
 
-LINGER_S = 1.0  # after which we end everybody ourselves; the helper does it at once
+LINGER_S = 1.0  # after which the reaper ends the tree itself; the helper does it at once
 
 
 class Reaper(Parent):
@@ -114,7 +114,7 @@ class Reaper(Parent):
         self.watcher.close()
         self.spec.move(self.folder)
         self.watcher = GuestWatcher(self.spec)
-        if self.building_of_guests is None:  # what follows is the same for all of them from now on
+        if self.building_of_guests is None:  # the rest is the same for all of them from now on
             self.building_of_guests = unpack_building(self.plan_fd)
             if self.load_interpreter is not None:
                 self.load_interpreter("oneshot").prepare()
@@ -130,7 +130,7 @@ class Reaper(Parent):
         try:
             messages.send(self.watcher.ours, "built")
         except OSError:
-            pass  # it failed, and has reported at what
+            pass  # it failed, and has reported the step
 
     def _await_guest(self) -> None:
         """Report when the guest is in its folder for good: from then on that may be renamed."""
@@ -229,7 +229,7 @@ class GuestWatcher(ChildWatcher):
     def may_fork(self, pid: int) -> bool:
         """Tell whether this process may clone itself, this once: the helper has allowed it before."""
         self._receive_all_from_helper()
-        if pid != self.armed:  # somebody else's asking takes nothing from it: a clone that is being made, say
+        if pid != self.armed:  # the question of another process does not use it up: a clone that is being made, say
             return False
         self.armed = -1
         return True

@@ -58,13 +58,13 @@ MOST_PARENTS = 32  # that are looked at for the mark of a process which hides it
 OWN_MARKS = -16  # less their pids: marks of programs of ours that share a namespace
 ENOSPC = 28
 MARKS_KEPT = "a process inside keeps the namespaces of others: nothing more can be started; end it, or the sandbox"
-HIDDEN = -1  # as in `init.tree`: in place of the mark of a process that runs a program which nobody may read
+HIDDEN = -1  # as in `init.tree`: the mark of a process whose program has no read permission
 SPARE, SPARE_S = "spare", 0.005  # the clock by which a guest is forked ahead, while another one works
 SPARES = 2  # guests that wait: the next one is at hand while we fork another
-LEFT = "left"  # the clock by which it is looked once whether anybody who was left behind still lives
+LEFT = "left"  # the clock that checks once for living orphans
 PACE = "pace"  # the clock by which the helper begins to look at the memory
 REST, REST_S = "rest", 30.0  # and the one by which it is given up, when nothing runs
-EXCEEDED_S = 2.0  # for pid 1 to end who uses too much, after which everything is ended
+EXCEEDED_S = 2.0  # for pid 1 to end the largest tree, after which everything is ended
 
 
 class ResidentSupervisor(Supervisor):
@@ -74,7 +74,7 @@ class ResidentSupervisor(Supervisor):
         super().__init__(state, load_interpreter)
         self.is_watched = False
         self.nice = posix.getpriority(posix.PRIO_PROCESS, 0)  # the caller's, which guests have
-        self.named: dict[int, float] = {}  # marks of who uses too much, and since when pid 1 knows
+        self.named: dict[int, float] = {}  # marks of the largest trees, and since when pid 1 knows
 
     def _live(self, registers: dict[str, int], ends: dict[str, int]) -> Callable[[], None]:
         """Live as pid 1; returns only in a guest."""
@@ -243,7 +243,7 @@ class Resident(CommandParent):
             self.privileges = forget_helper(interpreter)  # after which no guest can load anything else of ours
         self.building = building
         self.own_mounts, self.root_steps = order["own_mounts"], order["root_steps"]
-        self.asked: list[Callable[[str, int], None]] = []  # who waits to hear why a process has failed
+        self.asked: list[Callable[[str, int], None]] = []  # callbacks that wait for the cause of a failure
         self.spares: dict[int, Forked] = {}  # guests that wait, by their pids
         self.oom_kills = self.pids_hits = 0
         messages.send(self.link, "started", {"at": monotonic(), "seconds": []})
@@ -286,7 +286,7 @@ class Resident(CommandParent):
                 return
         self.server.ender.end(number)
 
-    # What `init.server` asks of its host.
+    # The methods of `init.loop.Host`.
 
     def fork(self, order: dict[str, Any], streams: dict[int, int]) -> Forked:
         """Give the order to a guest that waits, or to a new one."""
@@ -340,7 +340,7 @@ class Resident(CommandParent):
                 spare = self._fork(None)
                 self.spares[spare.pid] = spare
         except OSError:
-            return  # there are as many processes as may be; who is asked for says so
+            return  # the limit on processes is reached; a requested process will report it
         if len(self.spares) < SPARES:
             self._fork_soon(SPARE_S if self.server.is_busy else 0.0)
 
@@ -446,7 +446,7 @@ class Resident(CommandParent):
         try:
             posix.kill(-1, number)
         except OSError:
-            pass  # there is nobody
+            pass  # no other process is left
 
     def hold_others(self) -> bool:
         """Stop all of them by one call."""
@@ -455,7 +455,7 @@ class Resident(CommandParent):
 
     def note_busy(self, *, is_busy: bool) -> None:
         """Have the helper look at the memory, or rest; make ready for the next process when there is time."""
-        if is_busy:  # what has ended by then is none of the helper's concern, and it is not woken up
+        if is_busy:  # the helper is not woken up for processes that end before that
             self.server.loop.call_at(PACE, now() + TICK_S, lambda: self._report_pace(is_busy=True))
         else:
             self.server.loop.cancel(PACE)

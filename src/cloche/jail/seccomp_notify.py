@@ -126,7 +126,7 @@ def answer(
         refused = refusal(question, own_mounts, may_fork)
         reply(listener, question, refused)
     except OSError:
-        return False  # we do not know what it was for
+        return False  # the question is unknown
     return is_denied(question, refused)
 
 

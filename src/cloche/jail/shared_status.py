@@ -163,7 +163,7 @@ if TYPE_CHECKING:
 PIDFD_SELF, MADV_POPULATE_WRITE = -10000, 23
 ENOMEM = 12
 PAGE: int = posix.sysconf("SC_PAGE_SIZE")
-MOST_RANGES = 1024  # what the kernel takes in one call
+MOST_RANGES = 1024  # the kernel's limit (UIO_MAXIOV) for one call
 MOST_HOLES = 16
 MOST_BYTES = 32 << 20  # of one span, and of all, that are looked through for pages that one has written to
 _PRESENT, _OWN = 1 << 63, 1 << 56
@@ -207,7 +207,7 @@ def populate(dirty_pages: DirtyPages) -> None:
             return
         copied_bytes = attempt("process_madvise", PIDFD_SELF, ranges, len(ranges) // _RANGE, MADV_POPULATE_WRITE, 0)
         if copied_bytes == left_bytes or (copied_bytes < 0 and copied_bytes != -ENOMEM):
-            return  # what an older kernel does not copy now, it copies when it is written to
+            return  # an older kernel copies each page at its first write
         left_bytes, ranges = _behind_hole(left_bytes, ranges, max(copied_bytes, 0))
 
 

@@ -44,7 +44,7 @@ MOUNT_NAMESPACE, NETWORK_NAMESPACE = "mount namespace", "network namespace"  # â
 PROCESS_COUNTER = "process counter"  # by which the count of processes begins anew for each guest of a prefork jail
 
 _NAMES_A_REGISTER = frozenset((str, tuple))
-EXCUSED = -1  # what a register holds whose call failed with an error that is no failure
+EXCUSED = -1  # the value of a register whose call failed with an excused error
 EPERM, ENOENT, EACCES, EEXIST, EISDIR, EINVAL, ENOSPC, EROFS = 1, 2, 13, 17, 21, 22, 28, 30
 
 

@@ -192,7 +192,7 @@ class Supervisor:
         except BaseException as error:  # a fault of ours: it is reported, and nothing of the helper may run on here
             try:
                 messages.send(self._reaper_link, "failed", failure(f"{type(error).__name__}: {error}", "reaper"))
-            finally:  # also when there is nobody left to tell
+            finally:  # also if the caller cannot be told any more
                 posix._exit(1)
 
     def _live(self, registers: dict[str, int], ends: dict[str, int]) -> Callable[[], None]:
@@ -356,7 +356,7 @@ class Supervisor:
         if run.failed is not None and not run.cause:
             self.state.send_failure(run.failed, run.number)
             return
-        is_dying = usage is not None and self.reaper > 0  # and nobody of it can write any more
+        is_dying = usage is not None and self.reaper > 0  # and none of its processes can write any more
         generation = self.generation + (not run.can_go_on)
         self.state.send(
             "ended",
@@ -384,7 +384,7 @@ class Supervisor:
         if not self.reaper:
             return None
         ended = self.run.ended
-        is_quiet = not self.run.cause and ended is not None and ended["is_alone"]  # nobody but the reaper lives
+        is_quiet = not self.run.cause and ended is not None and ended["is_alone"]  # only the reaper lives
         if self.spec.level != "jail":
             return self._end_without_namespaces(is_quiet=is_quiet)
         cgroup, death = (None if is_quiet else self.state.cgroup), None

@@ -30,7 +30,7 @@ LOCK_SH, LOCK_NB = 1, 4
 EAGAIN, ENOENT = 11, 2
 MOST_TRIES = 100
 STARTUP = "startup"
-PASSABLE = 0o711  # whoever knows a name below may go there; nobody may look around
+PASSABLE = 0o711  # a known name below can be opened, and no other user can list them
 READABLE = 0o755  # the guest may have an id of its own
 
 
@@ -173,7 +173,7 @@ def _measure(roots: tuple[str, ...], max_files: int) -> tuple[int, int]:
                         pending.append(len(folders))
                         folders.append((index, entry.name))
         except OSError as error:
-            if error.errno == ENAMETOOLONG:  # nobody can look there, so it counts as more than any limit
+            if error.errno == ENAMETOOLONG:  # it cannot be listed, so it counts as more than any limit
                 return BEYOND_MEASURE, count
     return used, count
 

@@ -45,7 +45,7 @@ class SemLock:
             self._call("sem_init", 1, value)
             if unlink:
                 sem_unlink(name)
-                self.name = None  # nobody else opens it: forks have it
+                self.name = None  # no other process opens it: forks have it
         except BaseException:
             sem_unlink(name)
             raise

@@ -39,7 +39,7 @@ def read_cache(folder: str, name: str, key: bytes, *, is_own: bool = False) -> b
             stored_key, data, digest = marshal.loads(file.read(MOST_BYTES))
         is_whole = digest == hashlib.blake2b(data).digest()
         return bytes(data) if stored_key == key and is_whole else None
-    except (OSError, EOFError, ValueError, TypeError, MemoryError):  # the last ones from what is no such file
+    except (OSError, EOFError, ValueError, TypeError, MemoryError):  # the last ones from another kind of file
         return None
 
 
@@ -80,7 +80,7 @@ def _remove_oldest(folder_fd: int, max_files: int) -> None:
         return
     ages = {}
     for name in names:
-        with contextlib.suppress(OSError):  # somebody else removed it
+        with contextlib.suppress(OSError):  # another process removed it
             ages[name] = os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mtime_ns
     for name in sorted(ages, key=lambda name: ages[name])[: len(ages) - max_files]:
         with contextlib.suppress(OSError):

@@ -98,7 +98,7 @@ PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
 # and so are hints on how long data lives: the kernel keeps them in the inode, for who owns it, through read-only mounts
 # too.
 LOCK_COMMANDS, REFUSED_COMMANDS = (5, 6, 7, 36, 37, 38), (1024, 1026, 1036, 1038, 1040)
-OWNER_COMMANDS = (8, 15)  # F_SETOWN, F_SETOWN_EX: whom the kernel sends a signal about a file
+OWNER_COMMANDS = (8, 15)  # F_SETOWN, F_SETOWN_EX: the receiver of a file's signals
 # PR_SET_SECCOMP; PR_SET_MM, which rewrites what /proc says of a process; PR_SCHED_CORE, which takes a whole core.
 PRCTL_REFUSED = (22, 35, 62)
 # By which a send makes the connection itself; and which argument of a call has the flags.
