@@ -20,7 +20,7 @@ MOST_LEFT_BYTES = 4 << 20  # of the kernel's memory, by a group that is removed:
 EBUSY, ENOENT = 16, 2
 NO_SUCH_CLONE = (1, 7, 22, 38)  # EPERM, E2BIG, EINVAL, ENOSYS
 
-# What to write per controller and version; an optional file may be missing (swap accounting, mostly).
+# The limits to write, per controller and version; an optional file may be missing (swap accounting, mostly).
 FILES: Mapping[int, Mapping[str, tuple[tuple[str, str, bool], ...]]] = {
     1: {
         "memory": (

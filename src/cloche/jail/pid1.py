@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _signal: Any = __import__("_signal")  # `signal` would cost every run milliseconds
 
 MOST_STEPS = 200  # whose seconds a message holds
-# What no guest may free when it leaves our functions for the program: the kernel would copy the memory of each first.
+# Objects that no guest may free before its program: a write to their reference counts would copy their pages.
 never_freed: list[object] = []
 
 

@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     Call: TypeAlias = tuple[str, tuple[Argument, ...], str, tuple[int, ...], bool]
     Step: TypeAlias = tuple[str, str, list[Call]]
 
-# The registers by which the helper, pid 1, the guests and the caller's list of steps know the same thing. All other
-# names are between two calls of one list. First what the helper gives, see also `private_register`:
+# The registers that the helper, pid 1, the guests and the caller's list of steps share. Other names are local to one
+# list of calls. First the helper's inputs, see also `private_register`:
 OUTSIDE_ID = "outside id"  # the host's id for this sandbox
 INIT_ID = "init id"  # and that of its init, which no guest gets
 NETWORK_LINK = "network link"  # by which the sockets are sent that the egress process serves
 OOM_PROC = "proc that is written to"  # opened before there is one that cannot be, for a guest's `oom_score_adj`
 ATTACHED_WORKSPACE = "attached workspace"  # the mount that is attached as the workspace, kept from an earlier guest
 # Further mounts of the workspace that is in use: the one that the next guest attaches; in a prefork jail the caller's;
-# and what the caller sees a new one by, where its own id is not the guest's.
+# and the one that shows a new workspace to the caller, if its id is not the guest's.
 NEXT_WORKSPACE, CALLERS_WORKSPACE = "next workspace", "caller's workspace"
 SHOWN_WORKSPACE = "shown workspace"
-# What each guest of a prefork jail, and each clone of a session, has for itself: its mounts, by their path, …
+# The separate parts of each guest of a prefork jail, and each clone of a session: its mounts, by their path, …
 OWN_WORKSPACE, OWN_TMP, OWN_SHM = "own workspace", "own tmp", "own shm"
 OWN_MOUNTS = {"workspace": OWN_WORKSPACE, "tmp": OWN_TMP, "dev/shm": OWN_SHM}
 MOUNT_NAMESPACE, NETWORK_NAMESPACE = "mount namespace", "network namespace"  # … and its namespaces

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-# Numbers by machine, compared with the headers of the kernel by tests. That of x86-64 is what runs here.
+# Numbers by machine; tests compare them with the kernel's headers. Only x86-64 is tested by running.
 NUMBERS: dict[str, dict[str, int]] = {
     "x86_64": {
         "write": 1, "close": 3, "mmap": 9, "ioctl": 16, "dup3": 292, "socket": 41, "sendmsg": 46, "recvmsg": 47,
@@ -55,11 +55,11 @@ NUMBERS: dict[str, dict[str, int]] = {
     },
 }  # fmt: skip
 
-# What makes or opens an object of a namespace of System V IPC and message queues, which outlives its maker.
+# Calls that make or open a System V IPC object or a message queue, which outlive their maker (sysvipc(7)).
 LASTING = ("shmget", "semget", "msgget", "mq_open")
 
-# The upper half of the exit code by which a guest gives an early exit notice: pid 1 of its prefork jail is told of that
-# first. The kernel takes the exit code from the lower half.
+# The upper half of the exit code in a guest's early exit notice; the filter notifies pid 1 of its prefork jail.
+# The kernel takes the exit code from the lower half of the register (exit_group is declared with an int).
 EXIT_NOTICE = 0x6C656176
 
 AT_FDCWD = -100
@@ -77,7 +77,8 @@ CLONE_INTO_CGROUP, CLONE_ARGS_BYTES, SIGCHLD = 0x200000000, 88, 17
 # The only flags with which a live session may be cloned into a jail of its own.
 FORK_FLAGS = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | SIGCHLD
 CLONE_NEW_ANY = 0x7E020080  # user, pid, net, ipc, uts, cgroup, mount, and time namespaces
-# A filter's answer: ask where somebody listens, else allow. The kernel ignores the last 16 bits of what asks.
+# A filter's answer: notify if there is a listener, else allow. The kernel ignores the low 16 bits (SECCOMP_RET_DATA) of
+# such an answer, so they can mark it: see seccomp(2).
 ASK_IF_HEARD = 0x7FC00001
 FSOPEN_CLOEXEC = FSMOUNT_CLOEXEC = 1
 FSCONFIG_SET_STRING, FSCONFIG_CMD_CREATE = 1, 6

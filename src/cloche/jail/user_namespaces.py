@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 EPERM, ENOENT, EAGAIN, EACCES, EROFS, EADDRINUSE = 1, 2, 11, 13, 30, 98
-# Where nobody but root can put a name first. The second is for containers and services whose /run is read-only.
+# Folders where only root can make names. The second is for containers and services with a read-only /run.
 LOCK_FOLDERS = ("/run", "/dev")
 FOLDER, FILE = "cloche", "ids"
 _NO_LINK = posix.O_NOFOLLOW | posix.O_CLOEXEC
@@ -45,8 +45,8 @@ F_OFD_SETLK, F_WRLCK = 37, 1
 UNCHANGED = 0xFFFFFFFF
 _CAPABILITIES = (0x20080522).to_bytes(4, "little") + bytes(4)  # version 3, of the calling process
 _CAPABILITY_SETS_BYTES = 24
-# DAC_OVERRIDE, KILL, SETGID, SETUID, SYS_PTRACE, SYS_ADMIN: what root needs to look after, and end, what lives in a
-# namespace that it does not own.
+# DAC_OVERRIDE, KILL, SETGID, SETUID, SYS_PTRACE, SYS_ADMIN: root needs them to inspect and end processes in a namespace
+# that it does not own.
 OVER_OTHERS = 1 << 1 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 19 | 1 << 21
 
 

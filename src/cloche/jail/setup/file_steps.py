@@ -30,7 +30,7 @@ def compile_files(spec: Spec, run: Run, *, is_first: bool = False, is_by_guest: 
     for path, mode, data in run.files:
         calls += _file("root", path, mode, data, is_new=is_first, is_by_guest=is_by_guest)
     calls.append(make("close", "root"))
-    # In a jail, whose /tmp is new, one that is there already is on the way to what is shown of the host.
+    # In a jail, whose /tmp is new, an existing folder is above a shown path of the host.
     excuse = (EEXIST,) if spec.level == "jail" else ()
     calls += [make("mkdirat", AT_FDCWD, os.fsencode(folder), 0o700, excuse=excuse) for folder in run.folders]
     for path, text in run.generated.items():

@@ -44,15 +44,15 @@ HELPER_MODULES = (
     "jail.guest", "jail.reaper", "jail.user_namespaces", "jail.cgroups", "jail.accounting", "jail.sandbox_state",
     "jail.supervisor", "jail.helper",
 )  # fmt: skip
-# What every process of ours does first: a signal mask and ignored signals are inherited, and nothing that the caller
-# does with its own may reach a guest, or keep us from hearing of one that has ended. Python's own two stay.
+# The first code of every process of ours: a signal mask and ignored signals are inherited over execve (signal(7)); the
+# caller's may neither reach a guest, nor hide SIGCHLD from us. Python's own two (SIGPIPE, SIGXFSZ) stay.
 RESET_SIGNALS = """\
 import _signal
 for number in _signal.valid_signals() - {_signal.SIGPIPE, _signal.SIGXFSZ}:
     if _signal.getsignal(number) == _signal.SIG_IGN: _signal.signal(number, _signal.SIG_DFL)
 _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
 """
-# What a helper runs first, compiled once: it is given `archive`, a descriptor, and its `head` and `size` in bytes.
+# The first code of a helper, compiled once: it gets `archive`, a descriptor, and its `head` and `size` in bytes.
 _BOOT = (
     RESET_SIGNALS
     + """\
@@ -84,7 +84,7 @@ def make_modules(names):
         else: module.__path__ = []
         Archive.exec_module(module)
 def map_archive():
-    # What is needed at once was read, which leaves no copy; all else stays in the file's own memory.
+    # Code that is needed at once was read, which leaves no copy; the rest stays in the file's own memory.
     import jail.syscalls
     jail.archive, jail.load = Archive, load
     Archive.data = jail.syscalls.map_file(archive, size)
@@ -101,8 +101,8 @@ import marshal, posix
 archive, head, size = {fd}, {head}, {size}
 exec(marshal.loads(posix.pread(archive, {boot}, size - {boot})))
 """
-# What every guest needs of the standard library is loaded before it is forked: in a fork that takes twice as long, for
-# each page that is written to is copied first.
+# Modules that every guest needs are loaded before it is forked: an import in a fork takes twice as long, because each
+# written page is copied first.
 _BOOT_HELPER = """\
 import os, site
 if {namespace} >= 0:

@@ -293,7 +293,7 @@ class PreforkSteps:
             _loopback(),
             _hostname(spec),
             _ucounts(spec.prefork_ucounts),
-            # What every guest starts without; this process runs no program, and keeps what it has.
+            # Every guest starts without these; this process runs no program, and keeps its own.
             _step("bounding", "give up what a program file could grant", *privileges.drop_bounding()),
             _forbid_new_privileges(),
             _step("open_rules", "open what all guests may use, for their Landlock rules", *self.open_rules),
@@ -484,7 +484,7 @@ def _build(spec: Spec, run: Run, identity: list[Step], given_up: list[Step], *, 
     hide = _step("dumpable", "keep its /proc entries from the guest", privileges.prctl(PR_SET_DUMPABLE, 0))
     if spec.level != "jail":
         adopt = _step("subreaper", "adopt what loses its parent", privileges.prctl(PR_SET_CHILD_SUBREAPER, 1))
-        # One that ends everybody by scope must not die with the helper, but see that it is gone, and end them then.
+        # A reaper that ends its tree by scope must not die with the helper: it detects the end and ends the tree.
         return [hide, adopt, *(identity[:-1] if spec.scope_abi else identity), *given_up]
     values = _tree(spec, run, has_workspace=has_workspace)
     return [

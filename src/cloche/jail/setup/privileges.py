@@ -66,7 +66,7 @@ def drop_own() -> list[Call]:
     return [prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL), set_capabilities(0)]
 
 
-# What root inside a sandbox has: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE.
+# Root inside a sandbox has CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE.
 # That is the default of container runtimes without NET_RAW, SYS_CHROOT, MKNOD, AUDIT_WRITE and SETFCAP.
 ROOT_INSIDE = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 10
 
@@ -248,12 +248,12 @@ def _opening(path: str, register: str) -> Call:
 
 
 FOLDER = "/proc/sys/user"
-# A guest gets at most this part of what a user of the host may have: as an ordinary user all share that one's.
+# A guest gets at most this share of the limit of a user of the host: guests of an ordinary user share one limit.
 PART = 8
 INOTIFY_INSTANCES, INOTIFY_WATCHES = 16, 8192
 # Seccomp refuses the calls that make these; here they are refused once more.
 NEVER = ("fanotify_groups", "fanotify_marks", "cgroup_namespaces", "time_namespaces")
-# What a clone of a live session begins with, besides mounts.
+# The first steps of a clone of a live session, besides mounts.
 NESTED = ("user_namespaces", "pid_namespaces", "net_namespaces", "ipc_namespaces", "uts_namespaces")
 MOST_NESTED = 1024
 

@@ -46,7 +46,7 @@ SOCKET_TYPES, SOCK_TYPE_MASK = (1, 2, 5), 0xF  # stream, dgram, seqpacket; the m
 # Pairs of these are connected for good: whatever address a call names, they send to each other. One of a datagram pair
 # (SOCK_RAW makes one, too) sends to any path or name.
 CONNECTED_TYPES = (1, 5)
-# What reaches beyond the tree where no namespace stands behind the filter: System V IPC and message queues …
+# Calls that reach other trees if there is no namespace behind the filter: System V IPC and message queues …
 SHARED_WITHOUT_NAMESPACES = (
     "shmget", "shmat", "shmctl", "semget", "semop", "semctl", "semtimedop", "msgget", "msgsnd", "msgrcv", "msgctl",
     "mq_open", "mq_unlink",
@@ -62,11 +62,11 @@ SELF_ONLY = {
 # second after it means a user.
 SELF_ONLY_OF_KIND = {"setpriority": 0, "ioprio_set": 1}
 INIT = 1
-# What goes around the limits where no control group keeps them: segments that no process has attached are in no
-# process's memory, and a process may leave the processors it was put on.
+# Calls that evade the limits without control groups: segments that no process has attached are in no process's memory,
+# and a process may leave its processors.
 UNCOUNTED = ("shmget", "sched_setaffinity")
 FORKS = ("clone", "fork", "vfork")
-# What changes metadata by a path, or by a descriptor that may have been opened to be read: Landlock handles none of it.
+# Calls that change metadata by a path, or by a descriptor that may be open for reading only: Landlock handles none.
 METADATA = (
     "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "lchown", "fchown", "fchownat", "utime", "utimes", "futimesat",
     "utimensat",
@@ -80,42 +80,42 @@ ATTRIBUTES = (*SETS_ATTRIBUTE, "removexattr", "lremovexattr", "fremovexattr")
 NETWORK_CALLS = ("socket", "connect", "bind")
 # TIOCSTI and TIOCLINUX type into a terminal, TIOCCONS and TIOCSETD redirect it.
 REFUSED_IOCTLS = (0x5412, 0x541C, 0x541D, 0x5423)
-# What file systems have in common is numbered by one letter. Some of it is done to the file system or to its user
-# through any file that can be read: with FS_IOC_REMOVE_ENCRYPTION_KEY a guest could lock the caller's home. So of all
-# that only flags may be read and set.
+# Common ioctls of file systems have one letter as their type. Some change the file system or its user's keys by any
+# readable file: with FS_IOC_REMOVE_ENCRYPTION_KEY (fscrypt) a guest could lock the caller's home. So only flags may be
+# read and set.
 FILE_SYSTEM_KIND, KIND_MASK = 0x6600, 0xFF00
 FLAG_IOCTLS = (0x80086601, 0x40086602)
-# Where the guest's uid is the caller's, flags may only be read, and neither XFS's attributes nor what btrfs does to a
-# subvolume may be set, by whoever owns the file; of btrfs's kind there are the calls that share blocks.
+# If the guest's uid is the caller's, flags may only be read, and neither XFS's attributes nor btrfs's properties of a
+# subvolume may be set, which a file's owner could; the ioctls that share blocks have btrfs's type.
 READ_FLAGS, ATTRIBUTE_KIND, BTRFS_KIND = FLAG_IOCTLS[:1], 0x5800, 0x9400
 CLONE_IOCTLS = (0x40049409, 0x4020940D, 0xC0189436)
-# Interface ioctls are refused as a range, but for those that only ask.
+# Interface ioctls are refused as a range, except those that only read.
 SIOC_FIRST, SIOC_LAST = 0x8900, 0x89FF
 SOCKET_QUESTIONS = (0x8904, 0x8905)  # of the socket itself
 SIOC_QUESTIONS = (0x8910, 0x8912, 0x8913, 0x8915, 0x8919, 0x891B, 0x891D, 0x8921, 0x8927, 0x8933)
 PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
 # fcntl: locks of three kinds ask first (see `seccomp_notify`). Leases, directory notices and delegations are refused,
-# and so are hints on how long data lives: the kernel keeps them in the inode, for who owns it, through read-only mounts
-# too.
+# and so are hints on how long data lives (F_SET_RW_HINT): the kernel keeps them in the inode, for its owner, through
+# read-only mounts too.
 LOCK_COMMANDS, REFUSED_COMMANDS = (5, 6, 7, 36, 37, 38), (1024, 1026, 1036, 1038, 1040)
 OWNER_COMMANDS = (8, 15)  # F_SETOWN, F_SETOWN_EX: the receiver of a file's signals
 # PR_SET_SECCOMP; PR_SET_MM, which rewrites what /proc says of a process; PR_SCHED_CORE, which takes a whole core.
 PRCTL_REFUSED = (22, 35, 62)
-# By which a send makes the connection itself; and which argument of a call has the flags.
+# With this flag a send makes the connection itself (tcp(7)); and the argument of each call that has the flags.
 MSG_FASTOPEN, FLAGS_OF_SENDING = 0x20000000, {"sendto": 3, "sendmsg": 2, "sendmmsg": 3}
-# What could wake a stopped process: a signal that the kernel sends in its own name, later. A live session that was
-# cloned is kept standing by SIGSTOP, so it must have no way to have itself sent SIGCONT.
+# Calls that could wake a stopped process: they have the kernel send a signal later. A live session that was cloned is
+# stopped by SIGSTOP, so it must have no way to arrange a SIGCONT to itself.
 SIGCONT, EXIT_SIGNAL_MASK, PR_SET_PDEATHSIG, F_SETSIG = 18, 0xFF, 1, 10
 LATE_SIGNALS = ("timer_create", "mq_notify")
-# From here on the options of IPv4 sockets belong to packet filters; of IPv6, these two do.
+# IPv4 socket options from this number on belong to packet filters (netfilter); of IPv6, these two do.
 SOL_IP, SOL_IPV6, FIRST_FILTER_OPTION, FILTER_OPTIONS = 0, 41, 64, (64, 65)
-# Whoever closes a socket last waits as long as this option says, and that need not be the guest: a socket on its way
-# over another one is closed by who receives it without room or, on older kernels, by whoever collects what nobody will.
+# SO_LINGER: the last process to close a socket waits that long, and that need not be the guest: a socket in flight over
+# another one is closed by a receiver without room or, on older kernels, by any process that collects garbage sockets.
 SOL_SOCKET, SO_LINGER = 1, 13
-# How much a socket holds unread: memory of nobody's where no control group counts it, so there it is what is usual.
+# SO_SNDBUF and the like: without control groups socket buffers count nowhere, so their sizes keep the defaults.
 BUFFER_SIZES = (7, 8)
-# Filters of a socket's packets: the kernel compiles each, and has one supply of memory for all that ordinary users have
-# compiled. Where that is used up, nobody but root installs a filter of system calls, as browsers and sandboxes do.
+# Filters of a socket's packets: the kernel compiles each, and all ordinary users share one limit of memory for that
+# (net.core.bpf_jit_limit). At the limit only root can install a filter of system calls, as browsers and sandboxes do.
 ATTACH_OPTIONS = (26, 50, 51, 52)  # SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF, _REUSEPORT_EBPF
 
 O_ACCMODE, O_TRUNC = 3, 0o1000
@@ -203,8 +203,8 @@ def _program(machine: str, blocks: Mapping[int, Block]) -> bytes:
     return b"".join(struct.pack("<HBBI", *line) for line in [*head, *_tree(ranges)])
 
 
-# What the egress process does: it reads files, connects, and answers; libraries of the system that look names up, too.
-# The numbers are those of the table; what a machine lacks is left out.
+# Calls of the egress process: it reads files, connects, and answers; system libraries that resolve names, too.
+# The numbers are those of the table; calls that a machine lacks are left out.
 OF_EGRESS = (
     "read", "write", "close", "stat", "fstat", "lstat", "newfstatat", "statx", "poll", "ppoll", "select", "pselect6",
     "lseek", "mmap", "mprotect", "munmap", "mremap", "madvise", "brk", "rt_sigaction", "rt_sigprocmask",
@@ -521,7 +521,7 @@ def _ioctl_block(questions: Sequence[int], *, one_uid: bool = False) -> Block:
     ]
 
 
-# What the container's own start needs behind the filter, or what a container may do where a jail may not.
+# Calls that a container's start makes behind the filter, or that a container may make and a jail may not.
 BESIDES = (
     "capget", "capset", "close_range", "execve", "faccessat2", "getdents64", "memfd_create", "newfstatat", "openat2",
 )  # fmt: skip
@@ -529,9 +529,10 @@ DECIDED_BY_ARGUMENTS = (
     "clone", "clone3", "ioctl", "personality", "setsockopt", "socket", "socketpair", *SELF_ONLY, *SELF_ONLY_OF_KIND,
     *SETS_ATTRIBUTE,
 )  # fmt: skip
-WORD, ID_BITS = 0xFFFFFFFF, 22  # of a register, what the kernel takes a process id from, and where an id may have bits
+# The kernel reads a pid from these bits of a register; a pid has at most 22 (PID_MAX_LIMIT).
+WORD, ID_BITS = 0xFFFFFFFF, 22
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
-# Why SO_LINGER is left as it is, says the jail's filter. Levels have numbers of so many bits, as have the options of
+# SO_LINGER: see the jail's filter above. Levels have numbers of so many bits, as have the options of
 # SOL_SOCKET; a larger one is refused.
 LEVEL_BITS, OPTION_BITS, ALL_BITS = 9, 7, (1 << 64) - 1
 
@@ -544,7 +545,7 @@ def profile() -> dict[str, Any]:
         _allow(plain),
         _allow(["clone"], _oci_argument(0, CLONE_NEW_ANY, "SCMP_CMP_MASKED_EQ", 0)),
         {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": ENOSYS},
-        # The first process has the guest's id, and yet to report: as in a jail, nobody limits it or slows it down.
+        # The first process has the guest's id, and yet to report: as in a jail, no guest may limit it or slow it down.
         # To prlimit64 any thread names its whole process, and modules that were loaded ahead may have left some there.
         _allow(["prlimit64"], _oci_argument(0, WORD, "SCMP_CMP_MASKED_EQ", 0)),
         *(_allow([name for name in SELF_ONLY if name != "prlimit64"], condition) for condition in _any_id_but_1(0)),

@@ -108,9 +108,9 @@ ALLOWED: dict[str, dict[str, int]] = {
     },
 }  # fmt: skip
 
-# Those of the absent ones that a program calls only where it means to get further than it may: mount and its kind,
-# namespaces, tracing, another process's memory, modules, keys, clocks, names and swap of the host. What runtimes merely
-# try (io_uring, say) is not among them. They are counted, by who refuses them.
+# The absent calls that a program makes only to exceed its rights: mount and its kind, namespaces, tracing, another
+# process's memory, modules, keys, clocks, names and swap of the host. Calls that runtimes merely try (io_uring) are
+# not included. The reaper refuses and counts them.
 REPORTED: dict[str, tuple[int, ...]] = {
     "x86_64": (
         101, 155, 161, 163, 164, 165, 166, 167, 168, 169, 170, 171, 175, 176, 227, 246, 248, 249, 250, 272, 298, 304,
