@@ -84,7 +84,7 @@ def _making(
     return call_and_make
 
 
-atexit.register(close_left)  # after `calls` was, whose loop is closed after it
+atexit.register(close_left)  # registered after the hook of `calls`, so it runs before it (atexit is last in, first out)
 
 
 class ByteStream:
@@ -144,7 +144,7 @@ class Process:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._pid == os.getpid():  # it is not a forked child's to end
+        if self._pid == os.getpid():  # a forked child must not end it
             calls.call(lambda: self._process.__aexit__(kind, error, trace))
 
     write = _method(AsyncProcess.write, "_process")
@@ -336,18 +336,18 @@ class Sandbox:
             calls.call(holder.open)
             self._pid = os.getpid()
             return self
-        except BaseException:  # Ctrl-C among them, which may come when it has just been opened
+        except BaseException:  # Ctrl-C included, which may come just after it was opened
             calls.call(holder.abandon)
             raise
 
     def close(self) -> None:
         """Close it now, as leaving the block does, even inside the block; a closed sandbox stays closed."""
-        if self._pid != os.getpid():  # a forked child has neither its task nor its loop
+        if self._pid != os.getpid():  # a forked child has neither the task nor the loop
             return
         holder = self._sandbox._holder
         try:
             calls.call(self._sandbox.close)
-        except BaseException:  # Ctrl-C among them, which may come before it was told to close
+        except BaseException:  # Ctrl-C included, which may come before it begins to close
             if holder is not None:
                 calls.call(holder.abandon)
             raise
@@ -490,7 +490,7 @@ class BackendSandbox:
         self._options: SandboxOptions = {**options}
         if self.fixed_backend is not None:
             self._options["backend"] = self.fixed_backend
-        prepare(**self._options)  # a backend that cannot be had is an error now, not at the first run
+        prepare(**self._options)  # a missing backend is an error now, not at the first run
 
     def execute(
         self,

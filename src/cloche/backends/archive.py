@@ -31,11 +31,11 @@ from .saved_files import CHUNK_BYTES, REASONS, Changes, ContentSource, Slice, Un
 
 SMALL_BYTES = 1 << 20
 MAX_FILES, MAX_DEPTH = 10_000, 64
-MAX_PATH_CHARS = 8 << 20  # of all paths together; and what is remembered of them has no more bytes than that
+MAX_PATH_CHARS = 8 << 20  # of all paths together
 MOST_NAMES, MOST_NAME_BYTES = 200_000, 4 * MAX_PATH_CHARS  # in a list of paths
-# What an archive adds to each file: headers, padding, a long name.
+# The bytes that an archive adds to each file: headers, padding, a long name.
 PER_FILE_BYTES = 8192
-MOST_SKIPPED = 10**9  # that is believed
+MOST_SKIPPED = 10**9  # larger numbers are not trusted
 REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 log = logging.getLogger("cloche.containers")
 

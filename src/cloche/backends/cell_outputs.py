@@ -39,7 +39,7 @@ class CellOutputs:
     clears: int = 0
     is_clear_due: bool = False
     printed: tuple[int, int] = (0, 0)
-    cleared: tuple[int, int] = (0, 0)  # how many bytes of each stream were there when it was cleared
+    cleared: tuple[int, int] = (0, 0)  # bytes of each stream that were printed before the last removal
 
     def add(self, frame: Mapping[str, Any]) -> None:
         """Add an output while there is room; an update replaces the outputs with its display id."""
@@ -74,7 +74,7 @@ class CellOutputs:
             self.is_cut = True
             return
         printed = _sizes(frame.get("printed"))
-        if self.is_clear_due and printed != self.printed:  # what an earlier one waited for
+        if self.is_clear_due and printed != self.printed:  # an earlier clear waited for this output
             self.clear_if_due()
         self.is_clear_due, self.printed = True, printed
         if frame.get("wait") is not True:

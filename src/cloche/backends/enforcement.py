@@ -17,7 +17,7 @@ from cloche.core.record import replace
 from .host import Host
 
 Controls = Mapping[Control, Measure]
-# What trusted code has to do without at the levels that are taken when they are asked for by name.
+# The controls that are missing at the levels chosen only by name, for trusted code.
 LOST_BELOW_CONFINED = (Control.FILESYSTEM, Control.NETWORK, Control.SYSCALLS, Control.IDENTITY)
 _ON_REQUEST = (Level.PROCESS, Level.NONE)
 
@@ -34,7 +34,7 @@ def _absent(reason: str) -> Measure:
     return Measure(state=State.ABSENT, reason=reason)
 
 
-# Rows of several kinds of sandboxes.
+# Rows shared by several kinds of sandboxes.
 _TIME = _enforced("wall clock outside, whole tree killed")
 _MACHINE_TIME = _enforced("wall clock outside; the machine is killed when it does not obey")
 _OUTPUT = _enforced("bounded buffers outside, flood limit kills")
@@ -409,7 +409,7 @@ def _microvm_identity(is_root: bool) -> Measure:
     )
 
 
-# Machines of microsandbox's. None could be run where this was written, so nothing that rests on it alone is called
+# Machines of microsandbox. None could be run during development, so no control that rests on it alone counts as
 # enforced.
 
 _UNTRIED = "as microsandbox documents it; this version of Cloche was never tried on it"

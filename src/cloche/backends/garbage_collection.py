@@ -34,7 +34,7 @@ from cloche.jail.work_folder import WorkFolder
 
 from .host import Host
 
-HOSTS_OWN = "4026531836"  # the number that the kernel gives to its first process namespace
+HOSTS_OWN = "4026531836"  # PROC_PID_INIT_INO, the inode of the initial pid namespace (include/linux/proc_ns.h)
 log = logging.getLogger("cloche.jail")
 _NAME = re.compile(r"cloche-[0-9]+-work-[0-9a-f]{12}")  # of folders that serve as workspaces
 

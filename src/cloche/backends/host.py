@@ -40,7 +40,7 @@ _REFUSING = (
     "/proc/sys/kernel/unprivileged_userns_clone",
 )
 
-# What findings depend on: limits that a sandbox of any kind may fail on, and capabilities.
+# Parts of the cache key: limits that a sandbox of any kind may fail on, and capabilities.
 _LIMITS = ("RLIMIT_NPROC", "RLIMIT_NOFILE", "RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_FSIZE", "RLIMIT_MEMLOCK")
 _POWERS = ("CapEff:", "CapBnd:", "NoNewPrivs:", "Seccomp:")
 

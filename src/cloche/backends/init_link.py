@@ -19,10 +19,10 @@ MOST_OBJECT_BYTES = 1 << 20
 MOST_PARTS = 40_000
 READ_BYTES = 1 << 18
 MOST_NUMBER = (1 << 16) - 1  # of a channel, through a keeper
-OPEN_S = 10.0  # for a sandbox to say which version it speaks
+OPEN_S = 10.0  # for a sandbox to send its protocol version
 ANSWER_S = 60.0  # for init to report that an operation has begun, or to answer
 MOST_EVENTS = 16  # unread ones; an operation has two
-MOST_STRAYS = 1 << 20  # frames in a row for channels that were closed: a window in the smallest pieces, and more
+MOST_STRAYS = 1 << 20  # consecutive frames for closed channels: more than a window in the smallest pieces
 
 
 class OperationFailed(Exception):
@@ -122,7 +122,7 @@ class InitLink(asyncio.Protocol):
         if len(body) > wire.MOST_BODY:
             raise InvalidRequest(f"arguments and environment have {len(body)} bytes, more than {wire.MOST_BODY}")
         self._number = self._number % MOST_NUMBER + 1
-        while self._number in self.channels:  # of which there are fewer than numbers
+        while self._number in self.channels:  # fewer channels are open than there are numbers
             self._number = self._number % MOST_NUMBER + 1
         channel = self.channels[self._number] = Operation(self, self._number)
         self.send(wire.frame(wire.OPEN, self._number, body))

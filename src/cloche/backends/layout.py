@@ -20,9 +20,9 @@ ETC_SHOWN = (
     "/etc/alternatives", "/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/pki/tls/certs", "/etc/ld.so.cache",
     "/etc/fonts", "/etc/localtime", "/etc/mime.types", "/etc/os-release", "/etc/protocols", "/etc/services",
 )  # fmt: skip
-# The guest's name and id, as it sees them, by the policy's user.
+# The guest's name and id inside, by the policy's user.
 USERS: Mapping[str | None, tuple[str, int]] = {None: ("sandbox", 1000), "nobody": ("nobody", 65534)}
-# Where every interpreter of Python that starts inside finds our `sitecustomize`, in a jail.
+# The folder in a jail from which every Python interpreter imports Cloche's `sitecustomize`.
 STARTUP_FOLDER, STARTUP_FILE = "/etc/cloche", "sitecustomize.py"
 STAND_INS = ("without_shm.py", "stand_ins/_multiprocessing.py", "stand_ins/_posixshmem.py")
 LAYERS_VARIABLE = "CLOCHE_LAYERS"
@@ -33,7 +33,7 @@ DEVICE_LINKS = (
     ("/proc/self/fd/2", "dev/stderr"),
 )  # fmt: skip
 _UNIX = "".join(f"{kind} required pam_unix.so\n" for kind in ("auth", "account", "password", "session"))
-# What useradd, adduser, su and runuser read besides the accounts.
+# Files that useradd, adduser, su and runuser read besides the accounts.
 USER_FILES: Mapping[str, str] = {
     "pam.d/other": _UNIX,
     "pam.d/su": f"auth sufficient pam_rootok.so\n{_UNIX}",

@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from cloche.core.network import NetworkRules
 
 log = logging.getLogger("cloche.live")
-START_S = 60.0  # for the sandbox to say that a process has started
-# Of a user that was asked for, beside those of its account; no folder that another user may write to is searched.
+START_S = 60.0  # for the sandbox to report a process's start
+# For a requested user, besides those of the account; PATH has no folder that another user may write to.
 USER_VARIABLES = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
-LATE_S, LATE_ROUNDS = 10.0, 4  # after a time-out, for the sandbox to report the end that it has decided
+LATE_S, LATE_ROUNDS = 10.0, 4  # after a time-out, for the sandbox to report the end
 MOST_NUMBER = 1e18
 NAMES: dict[int, Stream] = {wire.STDOUT: "stdout", wire.STDERR: "stderr"}
 

@@ -38,7 +38,7 @@ from .saved_files import Changes, Until, in_thread, time_for_files
 
 log = logging.getLogger("cloche.live")
 FILE_S = 300.0  # for one file operation, or one piece of a stream, unless the sandbox's own time-out is shorter
-MOST_AT_ONCE = 16  # operations; and as many streams that come out
+MOST_AT_ONCE = 16  # operations at once, and as many outgoing streams
 MOST_WATCHES = 12  # the kernel gives each user of a sandbox 16 at the most
 MOST_ENTRIES, MOST_LIST_BYTES = 100_000, 64 << 20
 MOST_ANSWER_BYTES = 1 << 17
@@ -169,11 +169,11 @@ class LiveFiles:
     """Provide the file operations of every sandbox that lives."""
 
     file_timeout_s = FILE_S  # at most the sandbox's own
-    clock_slack_ns = 0  # how far the clock of the workspace may be behind init's
+    clock_slack_ns = 0  # how far the workspace's clock may lag behind init's
 
     def __init__(self) -> None:
         self._turns = asyncio.Semaphore(MOST_AT_ONCE)
-        # Of their own: who copies from one file to another holds one of each.
+        # A separate limit: copying from one file to another needs one turn of each.
         self._outgoing_turns = asyncio.Semaphore(MOST_AT_ONCE)
         self._watches = 0
 
@@ -228,7 +228,7 @@ class LiveFiles:
         """
         is_streamed = content is not None and not isinstance(content, bytes | bytearray | memoryview)
         timeout_s = None if is_streamed else self.file_timeout_s
-        await self.connected()  # which may take longer than any operation
+        await self.connected()  # starting the sandbox may take longer than an operation
         async with self._turns:
             try:
                 async with (

@@ -21,7 +21,7 @@ from .results import make_result
 if TYPE_CHECKING:
     from .live import LiveSandbox
 
-MOST_INLINE_BYTES = 1 << 18  # of a program's files, that go with its order
+MOST_INLINE_BYTES = 1 << 18  # of a program's files, sent within its order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

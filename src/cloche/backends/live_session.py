@@ -71,7 +71,8 @@ class LiveTransport:
         """Wait until the process has started, and return the future of its end. Raises StartFailed, OutcomeUnknown."""
         await self._process.begin()
         self._end = asyncio.get_running_loop().create_task(self._attend())
-        self._end.add_done_callback(lambda end: end.cancelled() or end.exception())  # which nobody need ask for
+        # Retrieved, so that asyncio does not log it.
+        self._end.add_done_callback(lambda end: end.cancelled() or end.exception())
         return self._end
 
     async def _attend(self) -> dict[str, Any]:
@@ -136,7 +137,7 @@ class LiveTransport:
             return
         if cause is None and not self._end.done():
             await asyncio.wait([self._end], timeout=LINKLESS_S)
-        self.kill(cause or KillCause.CANCELLED)  # its link is gone, and should it live: nobody can use it
+        self.kill(cause or KillCause.CANCELLED)  # without its link it cannot be used, even if it lives
         await finish(asyncio.wait([self._end], timeout=LATE_S))
 
     async def observe_end(self, cause: KillCause | None) -> SessionEnd:
@@ -206,8 +207,8 @@ class LiveSession(Session):
         self._opened_in, self._why_no_forks = sandbox, program.why_no_forks
         self.start_timeout_s = min(self.start_timeout_s, limits.timeout_s)
         self._most_bytes = limits.disk_bytes
-        self._cells = asyncio.Lock()  # which take turns
-        self._patterns: tuple[str, ...] = ()  # of the files that the result of this cell shall have
+        self._cells = asyncio.Lock()  # cells take turns
+        self._patterns: tuple[str, ...] = ()  # of the files to include in this cell's result
         self._since = 0
 
     async def run(self, code: str, *, timeout_s: float, sink: Sink) -> Result:

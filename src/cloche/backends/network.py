@@ -34,7 +34,7 @@ NO_RETRIES: Mapping[str, str] = {
     "npm_config_update_notifier": "false", "CARGO_NET_RETRY": "0",
 }  # fmt: skip
 ASK_BY_TCP: Mapping[str, str] = {"RES_OPTIONS": "use-vc"}  # glibc's resolver
-MOST_RULES = 64  # of policies, that are remembered
+MOST_RULES = 64  # cached, by policy
 Key = tuple[NetworkMode, tuple[str, ...], tuple[str, ...], tuple[int, ...]]
 
 
@@ -159,7 +159,7 @@ def serve_namespace(pid: int, mark: str, rules: NetworkRules) -> Network:
     network = new_network(rules)
     failed: list[BaseException] = []
 
-    def work() -> None:  # a namespace is a thread's own, and this one ends in it
+    def work() -> None:  # setns(2) moves only the calling thread, which ends in the namespace
         try:
             _enter(pid, mark)
             open_sockets({"ports": list(rules.served_ports)}, network.jail_end)

@@ -142,7 +142,7 @@ def _unwrapped(host: Host, around: Surroundings) -> list[str]:
         return [f"in the systemd unit leave out {left_out} ({DOCUMENT} has a unit)"]
     if not (around.is_container or around.is_masked):
         return ["start Cloche without the seccomp filter, or the AppArmor profile, that is on this process"]
-    # The host's root, to whom /proc/sys is no longer read-only, can change the host by it.
+    # The host's root could change the host through a writable /proc/sys.
     options = ["--user 1000:1000"] if around.is_masked and host.owns_ids else []
     options += ["--security-opt seccomp=FILE"] if refuses_clone else []
     options += ["--security-opt systempaths=unconfined"] if around.is_masked else []

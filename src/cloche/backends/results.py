@@ -16,7 +16,7 @@ from cloche.core.result import TIMEOUT_NOTE, Output, Result, Status, Usage, Verd
 from .saved_files import Changes
 
 MOST_LOOKED_AT = 1 << 13  # bytes at the end of a program's output
-MOST_OF_LAST = 1 << 11  # of these, where it takes longer to look
+MOST_OF_LAST = 1 << 11  # of these, for slower patterns
 NO_TRACING = (
     "ptrace, which gdb and strace need, is refused here; backend gvisor or microvm allows it, among the sandbox's own "
     "processes"
@@ -39,7 +39,7 @@ NO_SOCKETS = (
     "level confined has no servers and no connections within the sandbox: multiprocessing works by "
     "set_start_method('fork'), without Manager; network=\"allowlist\" has connections by name"
 )
-# What misleads there, where programs see the host's own folders; the sandbox's may lie in its /tmp.
+# Misleading messages at level confined, where programs see the host's own folders; the sandbox's may be in its /tmp.
 _CONFINED = (
     (
         rb"(?m)^(?=.*(?:permission denied|no such file))(?=.*[ '\"](?:/tmp|/workspace)(?:/(?!cloche-)|['\": ]|$))",

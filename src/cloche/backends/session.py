@@ -44,10 +44,10 @@ from .saved_files import Changes
 from .session_languages import Codec, ControlMessage, Interrupt
 
 MIB = 1024 * 1024
-MAX_RECEIVED_BYTES = 64 * MIB  # from the beginning of one cell to that of the next: all that may be shown, and a value
+MAX_RECEIVED_BYTES = 64 * MIB  # from one cell's beginning to the next: all displayed outputs, and a value
 INTERRUPT_TIMEOUT_S = 3.0
-AGAIN_S = 0.5  # between one interrupt and the next, where one may not be enough
-LONG_S = 0.01  # a cell that takes longer has its memory watched closely
+AGAIN_S = 0.5  # between repeated interrupts, if one may not suffice
+LONG_S = 0.01  # the memory of a longer cell is sampled often
 START_TIMEOUT_S = 60.0
 INTERRUPTED = 130
 NOTHING = 0  # the number of the empty request: signals sent before its answer were for the cell before it
@@ -76,7 +76,7 @@ class SessionLink:
         self._codec, self.on_flood, self._on_lost, self._on_other = codec, on_flood, on_lost, on_other
         self._outputs, self._received_bytes = CellOutputs(), 0
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self.refused = ""  # why nothing more is read from it, where it was the interpreter's doing
+        self.refused = ""  # the reason why reading stopped, if the interpreter caused it
         self.ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self.lost: asyncio.Future[str] = self._loop.create_future()
 
@@ -163,7 +163,7 @@ class SessionTransport(Protocol):
     `observe_end` and `close` may be cancelled at each await. The opener of a transport closes its session in any case.
     """
 
-    on_flood: Callable[[], None]  # called when the interpreter prints or sends too much; put in place by the session
+    on_flood: Callable[[], None]  # called when the interpreter prints or sends too much; set by the session
 
     @property
     def link(self) -> SessionLink:
@@ -259,13 +259,13 @@ class Session:
         self._turn = asyncio.Lock()
         self._cause: KillCause | None = None
         self._is_interrupted = self._is_running = self.is_closed = False
-        self._has_signalled = False  # since the interpreter last answered to nothing
+        self._has_signalled = False  # since the interpreter last answered the empty request
         self._request_id = 0
-        self._answer: asyncio.Future[dict[str, Any]] | None = None  # to the cell that runs
-        self._sending: asyncio.Future[None] | None = None  # of a cell that the link had no room for
+        self._answer: asyncio.Future[dict[str, Any]] | None = None  # to the running cell
+        self._sending: asyncio.Future[None] | None = None  # of a cell that did not fit into the link's buffer
         self._verdict: Verdict | None = None
         self.network: SharedNetwork | None = None
-        self.owns_network = False  # which then ends with it
+        self.owns_network = False  # the network is then closed with the session
         self._window: Window | None = None
         self._traffic = Traffic()  # of the current cell, of all processes
         self.start = str(notes.get("start", "cold"))
@@ -407,7 +407,7 @@ class Session:
             return False
         try:
             wait_briefly(min(timeout_s, LONG_S), answer, self._transport.link.lost)
-        except BaseException:  # which another thread may raise in this one
+        except BaseException:  # another thread may raise it here (PyThreadState_SetAsyncExc)
             await self._give_up(answer)
             raise
         return answer.done()
@@ -524,7 +524,7 @@ class Session:
             return
         self.is_closed = True
         if self.owns_network and self.network is not None:
-            self.network.close()  # while its descriptor is there: a container takes that along
+            self.network.close()  # before the descriptor is gone: closing a container closes it, too
         await finish(self._transport.close())
 
     def _why(self) -> str:

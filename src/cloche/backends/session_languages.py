@@ -54,9 +54,9 @@ def _signal(number: int, *, to_group: bool) -> ControlMessage:
 
 
 _CTRL_C: ControlMessage = ("interrupt", {})
-# Told once: code may take its time to clean up after a KeyboardInterrupt.
+# Sent once: code may take time to clean up after a KeyboardInterrupt.
 ONCE = Interrupt(first=(_CTRL_C,))
-# Why not by Ctrl-C alone, says interpreter/session.sh.
+# interpreter/session.sh says why Ctrl-C alone does not suffice.
 _BASH_FIRST = (_signal(signal.SIGURG, to_group=False), _signal(signal.SIGQUIT, to_group=True))
 AS_BASH_NEEDS = Interrupt(first=_BASH_FIRST, again=(*_BASH_FIRST, _CTRL_C))
 

@@ -105,7 +105,7 @@ class SubordinateIds:
             raise TimeoutError("the process that maps ids has yet to be started")
         try:
             return self._ask(inside_id, mount, timeout_s)
-        except OSError:  # it was ended from outside, or stopped
+        except OSError:  # it was killed or stopped from outside
             if is_quick:
                 raise
             return self._ask(inside_id, mount, timeout_s)

@@ -25,7 +25,7 @@ from cloche.core.languages import LANGUAGES, Engine, Language, language_named
 from cloche.core.record import dataclass, field
 
 SYSTEM_FOLDERS = ("/usr/bin", "/usr/local/bin", "/bin")
-# Trees that every jail shows anyway.
+# Trees that every jail shows.
 SHOWN_TREES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 # Files of /etc that a program reads besides those of every jail; shown with it if they exist. Without its own, Mono
 # finds none of its libraries.
@@ -61,7 +61,7 @@ _MULTICALL = frozenset({"busybox", "coreutils", "toybox"})
 # Folders of a home that mix toolchains with private data; the home itself and all above it are refused
 # anyway.
 _GRAB_BAGS = (".cache", ".cargo", ".config", ".deno", ".local", ".ssh", "bin")
-# Where programs that choose among installed ones look for these, by the name of that folder.
+# Variables by which version managers find installed versions, by the name of the folder.
 _ROOT_VARIABLES: Mapping[str, str] = {
     ".rustup": "RUSTUP_HOME", ".pyenv": "PYENV_ROOT", ".rbenv": "RBENV_ROOT", ".volta": "VOLTA_HOME",
 }  # fmt: skip

@@ -29,10 +29,10 @@ from ..core.record import dataclass, field
 from .burst import burst
 
 THREADS = 4
-BLOCKS = 5  # into which all turns are cut, and the runs from several threads
+BLOCKS = 5  # all turns, and the runs from several threads, are split into this many
 WARM_UP_ROUNDS = 3
 Did = TypeVar("Did")
-SETTLE_S = 0.5  # slots build their next jail, and the last guest's end is cleared up
+SETTLE_S = 0.5  # slots build their next jail and clear up after the last guest
 LEAK_TIMEOUT_S = 10.0
 KIB = 1024
 PR_GET_CHILD_SUBREAPER = 37

@@ -43,7 +43,7 @@ A = TypeVar("A")
 T = TypeVar("T")
 Deliver = Callable[[Callable[[], None]], None]
 
-_signal: Any = __import__("_signal")  # `signal` makes an enumeration of whatever it returns, which takes its time
+_signal: Any = __import__("_signal")  # `signal` converts each return value to an enum, which takes time
 
 NEEDED_CALLS = 300  # frames left below the recursion limit for a loop, its callbacks and their imports
 MOST_LOOPS = 8  # each has three descriptors; a call that finds none free uses the shared loop
@@ -119,7 +119,7 @@ def run_on_loop(
 
     A coroutine that `is_eager` becomes a task only when it waits, which is rare.
     """
-    interrupt = _Interrupt()  # first, and undone last: whatever lies between is never cut short
+    interrupt = _Interrupt()  # first, and undone last: the code between is never interrupted
     try:
         loop = acquire()
         if loop is None:
@@ -215,7 +215,7 @@ def _borrow_loop() -> EagerLoop:
     with _lock:
         if _idle_loops:
             return _idle_loops.pop()
-    loop = EagerLoop(selectors.DefaultSelector())  # which may fail, for want of descriptors
+    loop = EagerLoop(selectors.DefaultSelector())  # may fail without free descriptors
     mark_single_call_loop(loop)
     with _lock:
         _loop_count += 1
@@ -338,7 +338,7 @@ class _AwaitedCall(Generic[T]):
     def _end(self, task: asyncio.Task[T]) -> None:
         self._shared.uncount_queued_call()
         if not task.cancelled():
-            task.exception()  # which a caller that was cancelled does not ask for
+            task.exception()  # a cancelled caller does not retrieve it
         with contextlib.suppress(RuntimeError):  # the caller's loop was closed meanwhile
             self._here.call_soon_threadsafe(self._ended.set_result, None)
 
@@ -422,7 +422,7 @@ async def in_own_thread(function: Callable[[A], T], argument: A) -> T:
         if not answer.done():
             answer.set_result(value)
 
-    def fail_with(why: str) -> None:  # raised as it is, SystemExit would end the loop, StopIteration be lost
+    def fail_with(why: str) -> None:  # raised unchanged, SystemExit would end the loop, and StopIteration would be lost
         if not answer.done():
             answer.set_exception(RuntimeError(why))
 

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 SHUTDOWN_TIMEOUT_S = 5.0
 LONGEST_SLEEP_S = 24 * 3600.0  # as asyncio has it: the kernel counts milliseconds, and stops at 24 days
-CONTENTION_S = 0.005  # after two calls met, calls are queued for the idle thread for so long
+CONTENTION_S = 0.005  # seconds for which calls are queued for the idle thread after two calls met
 
 log = logging.getLogger("cloche.loop")
 
@@ -204,7 +204,7 @@ class SharedLoop:
         self._is_closed = True
         os.eventfd_write(self._wakeup_fd, 1)
         self._idle_thread.join(SHUTDOWN_TIMEOUT_S)
-        if not self._idle_thread.is_alive() and self._owner_lock.acquire(blocking=False):  # a daemon thread may have it
+        if not self._idle_thread.is_alive() and self._owner_lock.acquire(blocking=False):  # a daemon thread may hold it
             self.loop.close()
             self._idle_epoll.close()
             os.close(self._wakeup_fd)
@@ -237,7 +237,7 @@ class SharedLoop:
     def _run(self) -> None:
         try:
             self.loop.run_forever()
-        except (SystemExit, KeyboardInterrupt):  # asyncio lets them out of a task; others are still waiting
+        except (SystemExit, KeyboardInterrupt):  # asyncio re-raises these from a task's step; other tasks still wait
             log.exception("a task broke out of the shared loop")
 
     def _is_ready(self) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cloche.backends.local.run_report import Ask, RunEnd, Source, is_short
+from cloche.backends.local.run_report import Ask, ReportSource, RunEnd, is_short
 from cloche.core.errors import OutcomeUnknown, StartFailed
 
 WELL = {"wait_status": 0, "is_alone": True, "is_worn": False, "at": 10.005}
@@ -54,7 +54,7 @@ FAILED = {"number": RUN, "message": "no room", "step": "helper", "index": 0, "er
 STARTED = ("status", "started", {"at": 10.0})
 KILL = (None, "", {})
 
-Message = tuple[Source | None, str, dict[str, Any]]
+Message = tuple[ReportSource | None, str, dict[str, Any]]
 
 
 def jail(tag: str, body: dict[str, Any]) -> Message:

@@ -26,7 +26,7 @@ from .live import LocalLiveSandbox
 from .plan import REAPERS, build_spec, filter_for, guest_paths_below
 from .session import LocalSession
 
-SCOPES_ABI = 6  # of Landlock, from which on a domain keeps signals to itself
+SCOPES_ABI = 6  # the Landlock ABI from which a domain can block signals to outside processes (landlock(7))
 ONE_UID = (
     "a sandbox that lives at level confined needs an id of its own or Landlock's scopes (Linux 6.12 or later): this "
     "host gives an ordinary user one id, and its kernel lets programs of one id signal each other"
@@ -80,7 +80,7 @@ class ConfinedLiveSandbox(LocalLiveSandbox):
         if spec.outside is not None:
             self._claim = claim_outside_id(*spec.outside, spec.ids[2])
             spec.outside = (self._claim.outside_id, 1)
-            # Its reapers are counted by another id, init's.
+            # Its reapers count for another id: that of init.
             spec.rlimits = [(name, amount - REAPERS * (name == "nproc")) for name, amount in spec.rlimits]
         if spec.seccomp is not None:
             kind = {"resident": True, "one_uid": not self._host.owns_ids, "network": spec.network is not None}

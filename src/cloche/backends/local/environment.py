@@ -20,7 +20,7 @@ from cloche.core.policy import Policy
 from .. import layout
 from ..toolchain import other_languages, python_toolchain, user_site
 
-FOLDER = "/.venv"  # where uv looks for one, from every folder inside
+FOLDER = "/.venv"  # uv finds it from every folder inside
 # `site` treats every value but "true" as no; pip refuses `--user` only if this line matches "false" exactly.
 _CONFIGURATION = "home = {home}\ninclude-system-site-packages = no\nversion = {version}\n"
 _PIP = """#!{folder}/bin/python3

@@ -23,7 +23,7 @@ from cloche.core.record import dataclass
 from cloche.jail.setup.cache import own_cache, read_cache, write_cache
 
 FILE = "fonts"
-# First the name by which matplotlib looks for its list, then the list.
+# The program prints the file name of matplotlib's list, then the list.
 PROGRAM = f"""
 from matplotlib import font_manager
 
@@ -37,7 +37,7 @@ LEAST_ROOM = 4  # the list must fit this many times into the guest's disk limits
 _LOOKED_AT_BYTES = MIB  # of each file
 _AGAIN_S = 3600  # a failed attempt is repeated after this time
 _NAME = re.compile(r"fontlist-v[0-9.]{1,20}\.json")
-# Where matplotlib and fontconfig look in a jail; a folder changes when a font comes or goes.
+# The folders that matplotlib and fontconfig search in a jail; adding or removing a font changes a folder's mtime.
 _FONT_FOLDERS = (
     "/etc/fonts", "/usr/share/fonts", "/usr/local/share/fonts", "/usr/share/texmf/fonts", "/usr/X11R6/lib/X11/fonts",
     "/usr/X11/lib/X11/fonts", "/usr/lib/openoffice/share/fonts",
@@ -98,7 +98,7 @@ def _key(shown: Sequence[str]) -> bytes:
     try:
         folder = str(importlib.metadata.distribution("matplotlib").locate_file(""))
         version = _version(folder, os.stat(folder).st_mtime_ns)
-    except (importlib.metadata.PackageNotFoundError, OSError):  # or it is in no folder
+    except (importlib.metadata.PackageNotFoundError, OSError):  # or matplotlib is not in a folder (a zip file)
         return b""
     states = [state for root in _FONT_FOLDERS for state in _states(root)]
     about = (sys.executable, sys.version, version, folder, tuple(shown))

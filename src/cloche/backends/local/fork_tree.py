@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ORIGIN = 0
 NO_CLONE = 0  # for a clone that does not need namespaces yet
 CLONE_TIMEOUT_S = 30.0
-ANSWER_S = 5.0  # a session has as long as a cell to answer in, and no less than this
+ANSWER_S = 5.0  # a session has the time of a cell to answer, and at least this
 
 log = logging.getLogger("cloche.jail")
 
@@ -81,7 +81,7 @@ class ForkTree:
         self._answer_s = min(CLONE_TIMEOUT_S, max(ANSWER_S, timeout_s))
         self.end: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self.nodes: dict[int, Node] = {ORIGIN: first}
-        self.members = 1  # sessions that are open
+        self.members = 1  # open sessions
         self._last = ORIGIN
         self._request_id = 1 << 40  # above the numbers of cells
         self._turn = asyncio.Lock()

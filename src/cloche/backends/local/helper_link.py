@@ -166,7 +166,7 @@ class HelperConnection:
         self._process: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
         self._is_lost = False
-        self._guest_workspace: list[int] | None = None  # of the guest that has the order, once it is known
+        self._guest_workspace: list[int] | None = None  # of the guest that has the orders, once received
         self._end: asyncio.Future[dict[str, Any]] | None = None
         self._questions = 0
         self._is_attended = False

@@ -83,7 +83,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("cloche.jail")
 HOME = "/home/sandbox"
 ROOT, SANDBOX = 0, 1000
-# What can be written to, all of it bounded together: permission bits, and the owner where there are several users.
+# Writable folders, which share one limit: their permission bits, and their owner if there are several users.
 WRITABLE = (
     ("workspace", 0o755, SANDBOX), ("tmp", 0o1777, ROOT), ("home", 0o755, ROOT), ("home/sandbox", 0o755, SANDBOX),
     ("root", 0o700, ROOT), ("var", 0o755, ROOT), ("var/tmp", 0o1777, ROOT), ("opt", 0o755, ROOT), ("srv", 0o755, ROOT),
@@ -96,7 +96,7 @@ BLOCKS, FIRST_BLOCK, BLOCK_IDS, IDS = 1000, 2_000_100_000, 70_000, 65_537
 FEWER_IDS = 8_192  # per sandbox, in an ordinary user's range
 LOCKS_OF_BLOCKS = 1 << 40  # offset in the file of locks, far beyond those of single ids
 MOST_MARKS = 2048  # UTS namespaces, one for each started process
-MOST_COPIED_BYTES, UNPACK_S = 256 * MIB, 300.0  # of the files that a session begins with which can be cloned
+MOST_COPIED_BYTES, UNPACK_S = 256 * MIB, 300.0  # of the workspace copied for a session that can be cloned
 UNPACKS = """
 import os, sys, tarfile
 with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
@@ -173,7 +173,7 @@ class LocalLiveSandbox(LiveSandbox):
         self._connection: HelperConnection | None = None
         self._claim: Claim | None = None
         self._end: asyncio.Task[dict[str, Any]] | None = None
-        self._handed_out: dict[int, asyncio.Future[int]] = {}  # sockets, by the channel on which each was asked for
+        self._handed_out: dict[int, asyncio.Future[int]] = {}  # sockets, by the channel that requested each
         self._numbers = itertools.count(1)
         self._apart: list[LocalOpenSandbox] = []  # of sessions that can be cloned
         self._has_fonts = False  # written, or found not to be needed
@@ -181,7 +181,7 @@ class LocalLiveSandbox(LiveSandbox):
         self._keeping = keeping
         self._is_owner = False
 
-    # Its life.
+    # Start, hand-over and end.
 
     def _own_mounts(self) -> list[str]:
         """Return the mounts whose files belong to this sandbox alone, read-only views of folders included."""

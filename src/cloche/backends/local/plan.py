@@ -64,35 +64,38 @@ OUTSIDE_IDS = (1_900_000_000, 100_000)
 NOFILE = 1024
 FOLDER_INODES = 1_000_000  # that a guest may create in a view of a host folder
 KIND = "local"  # of control groups
-# An ordinary user's range that is as large is given in halves: the upper one is for sandboxes with several users.
+# An ordinary user's range of at least this size is split: its upper half is for sandboxes with several users.
 LEAST_FOR_USERS = 16_384
 # One byte, not 0: with 0 the kernel still pipes the core dump of a crashed guest to the host's handler (core(5)).
 NO_CORE = 1
-# What the kernel counts per user: two message queues of the usual size, and as many signals and timers as a large
-# program has. All processes of a guest share them, for they have one id. Limits that its maker had before would be the
-# namespace's own, but the kernel compares those with what the owner has everywhere: guests would starve each other.
+# Limits that the kernel counts per user: two message queues of the default size, and as many signals and timers as a
+# large program has. All processes of a guest share them, because they have one id. Limits set before the namespace was
+# created would become limits of the namespace, but the kernel compares those with everything that the namespace's owner
+# uses, in all namespaces: guests would starve each other.
 PER_USER = (("memlock", 64 * 1024), ("msgqueue", 204_800), ("sigpending", 1024))
-# Below the cgroup, a process may be refused memory only after the sum of the tree was found too large: else a
-# program would see MemoryError in place of being told that it ran out of memory. V8 (deno) reserves 512 MiB for code
-# at once, writable but untouched, which counts here and nowhere else.
+# Without a control group, RLIMIT_DATA must not be reached before the sampled sum of the tree: otherwise a program sees
+# MemoryError, and the run is not reported as out of memory. V8 (deno) reserves 512 MiB for code at once, writable but
+# untouched, which counts only against RLIMIT_DATA.
 DATA_HEADROOM_BYTES = 576 * MIB
-# The reaper is a process too, but not one of the guest's.
+# The reaper is a process, too, but not the guest's.
 REAPERS = 1
-# Where the kernel counts per user: the helper, and threads of the caller that start after the counting. Too few, and
-# the guest would be refused processes before its own limit, which nobody could see.
+# Where RLIMIT_NPROC counts the user's tasks: the helper, and threads of the caller that start after the count. With
+# too few, fork(2) would fail in the guest below its own limit, without a visible reason.
 COMING_TASKS = 8
-_counted = (-1, -1, 0)  # a user, a second of the clock, how many tasks they had
+_counted = (-1, -1, 0)  # uid, second of the clock, number of tasks
 MOST_JAILS = 64
-LAYER_MANIFEST = "layer.json"  # in the folder of a layer that has something in it
-MODULES = "node_modules"  # in the folder of a layer of npm's; and above a guest's workspace, where Node looks for it
+LAYER_MANIFEST = "layer.json"  # in the folder of a layer that is not empty
+# In the folder of a layer of npm packages; shown above a guest's workspace, where Node searches for it.
+MODULES = "node_modules"
 _JAILS: dict[Hashable, tuple[Host, Spec]] = {}
 _FILTERS: dict[tuple[object, ...], bytes] = {}
 
-SHORT_BYTES = 2048  # a script that travels with its orders, beside the file that it is: it need not be read again
+# A script up to this size is sent with the orders, besides being written: the guest need not read the file.
+SHORT_BYTES = 2048
 _environments: dict[tuple[GuestPaths, str], Mapping[str, str]] = {}
 MOST_ENVIRONMENTS = 64
 
-# Below level jail /etc/gitconfig is the host's: where it may not be read, git does nothing.
+# Below level jail /etc/gitconfig is the host's, and git fails if it exists and cannot be read.
 NO_HOST_SETTINGS: Mapping[str, str] = {"GIT_CONFIG_NOSYSTEM": "1"}
 # The guest's id may have no name in the host's passwd: Python's getpass reads these variables first.
 NAMES: Mapping[str, str] = {"USER": "sandbox", "LOGNAME": "sandbox"}
@@ -335,7 +338,7 @@ def _landlock(level: Level, guest_paths: GuestPaths, policy: Policy) -> list[tup
     if level is Level.JAIL:
         return [("/", "read"), ("/dev/shm", "write"), *rules]
     shown = [*layout.SYSTEM_FOLDERS, *layout.etc_shown(), "/etc/passwd", "/etc/group", "/etc/nsswitch.conf"]
-    shown.append("/etc/debian_version")  # without which pip works, but not where it is refused
+    shown.append("/etc/debian_version")  # pip works without this file, but not if reading it is refused
     own = [
         f"/proc/{name}"
         for name in ("self", "cpuinfo", "meminfo", "stat", "version", "filesystems", "uptime", "loadavg")

@@ -142,7 +142,7 @@ class Start:
     kind: Literal["own", "single", "kept"] = "own"
 
 
-COLD, FORKED = Start("cold"), Start("forked")  # in a helper of the sandbox's own; in a slot's
+COLD, FORKED = Start("cold"), Start("forked")  # in a newly started helper; in a slot's
 FORKED_SINGLE, POOLED_SINGLE = Start("forked", "single"), Start("pooled", "single")
 FORKED_KEPT, POOLED_KEPT = Start("forked", "kept"), Start("pooled", "kept")
 

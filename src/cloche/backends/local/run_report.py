@@ -19,8 +19,8 @@ from ..host import with_limit
 
 SHORT_S = UNWATCHED_S  # memory and tasks of a shorter run were not sampled
 LEAST_TIMEOUT_S = 1.0  # a time-out that a short run cannot have reached
-# Who reports something of a run: the shared status, where a guest writes that its program starts; the prefork jail, at
-# the handoff socket; the helper, on its link. (A member of an enumeration is looked up by a function in Python 3.11.)
+# The sources of reports: the shared status, in which a guest marks the start of its program; the prefork jail, on the
+# handoff socket; the helper, on its link. (Not an enum: member access is a function call in Python 3.11.)
 ReportSource = Literal["status", "jail", "helper"]
 _PROCESSORS = len(os.sched_getaffinity(0))
 _running: set[object] = set()  # adding to a set is atomic under the GIL

@@ -62,8 +62,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cloche.jail")
 PIECE_BYTES = 1 << 18
-FEW_ENTRIES = 200  # that are removed before the next run comes
-BEGIN_S = 0.15  # a first run that takes longer has later ones prepared beside it
+FEW_ENTRIES = 200  # entries that are removed before the next run arrives
+BEGIN_S = 0.15  # during a first run longer than this, the pool is started
 
 
 class LocalOpenSandbox:
@@ -82,11 +82,11 @@ class LocalOpenSandbox:
         self.workspace.has_owner = True
         self._turn = asyncio.Lock()
         self._is_closed = self._is_last = self._is_over = False
-        self._draws = False  # as far as anything seemed to that was run or written here
+        self._draws = False  # whether a program or file here seemed to draw
         self._gives_fonts = enforcement.level is Level.JAIL and "/tmp" in policy.writable_paths
         self._claim: Claim | None = None
         self._sessions: list[LocalSession] = []
-        self._network: Network | None = None  # of runs in a helper of our own
+        self._network: Network | None = None  # of runs in a helper without a slot
 
     def expect_single_run(self) -> None:
         """Announce that the next run is the last one: the helper then clears up while the result is assembled."""

@@ -46,7 +46,7 @@ Attend = Callable[[Callable[[str, Mapping[str, Any]], None]], Coroutine[Any, Any
 END_TIMEOUT_S = 0.3
 LINK_LOST_TIMEOUT_S = 5.0  # between a closed link and the reported end: the reaper may be delayed
 ACK_TIMEOUT_S = 10.0  # for a helper to acknowledge a request
-HALT_TIMEOUT_S = 1.0  # for it to say that all stands still; then the files are looked at all the same
+HALT_TIMEOUT_S = 1.0  # to wait for the stop of all processes; after it, the files are read in any case
 _NONE = Changes()
 
 
@@ -409,7 +409,7 @@ class LocalSession(Session):
         if fork_tree is None or fork_tree.end.done():
             yield
             return
-        await become_task()  # which a time-out is for, from Python 3.12 on
+        await become_task()  # from Python 3.12 on, asyncio.wait_for uses asyncio.timeout, which needs a task
         try:
             with suppress_logged(log, "a session that has ended runs nothing", OSError, TimeoutError):
                 await asyncio.wait_for(fork_tree.connection.ask("halt", node=node), HALT_TIMEOUT_S)
