@@ -184,15 +184,15 @@ _MOUNTED = """
 import os, subprocess, sys
 from cloche.workspace.archive import pack, paths_below
 from cloche.workspace.compare import make_diff
-from cloche.workspace.snapshot import Entry, Snapshot
+from cloche.workspace.snapshot import SnapshotEntry, Snapshot
 host, outside = sys.argv[1:]
 subprocess.run(["mount", "--bind", outside, f"{host}/folder"], check=True)
 subprocess.run(["mount", "--bind", f"{outside}/secret", f"{host}/above/file"], check=True)
 given = [
-    Entry(path=b"above", kind="removed"),
-    Entry(path=b"fine", kind="file", mode=0o600, size=1, sha256="other"),
-    Entry(path=b"folder", kind="directory", mode=0o755),
-    Entry(path=b"folder/secret", kind="file", mode=0o600, size=1, sha256="other"),
+    SnapshotEntry(path=b"above", kind="removed"),
+    SnapshotEntry(path=b"fine", kind="file", mode=0o600, size=1, sha256="other"),
+    SnapshotEntry(path=b"folder", kind="directory", mode=0o755),
+    SnapshotEntry(path=b"folder/secret", kind="file", mode=0o600, size=1, sha256="other"),
 ]
 fd, contents = os.open(host, os.O_RDONLY), os.memfd_create("contents")
 os.write(contents, b"0")
