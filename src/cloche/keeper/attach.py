@@ -223,10 +223,10 @@ def read_entry(name: str, entry: Mapping[str, Any]) -> Kept:
     try:
         said_rules = entry["policy"].items()
         rules: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in said_rules}
-        for one in ("level", "require_level"):
-            rules[one] = Level.parse(rules[one]) if rules.get(one) is not None else None
-        for one in ("require_controls", "best_effort"):
-            rules[one] = tuple(Control(control) for control in rules[one])
+        for rule in ("level", "require_level"):
+            rules[rule] = Level.parse(rules[rule]) if rules.get(rule) is not None else None
+        for rule in ("require_controls", "best_effort"):
+            rules[rule] = tuple(Control(control) for control in rules[rule])
         if rules.get("host_folder") is not None:
             rules["host_folder"] = HostFolder.from_dict(rules["host_folder"])
         report = entry["enforcement"]

@@ -178,8 +178,8 @@ def _take_lock(folder: int, name: str) -> int | None:
             except BlockingIOError:
                 os.close(lock)
                 return None
-            there = hostfs.look(name + LOCK, folder)
-            if there is not None and os.path.samestat(there, os.fstat(lock)):
+            lock_status = hostfs.look(name + LOCK, folder)
+            if lock_status is not None and os.path.samestat(lock_status, os.fstat(lock)):
                 return lock
         except BaseException:
             os.close(lock)

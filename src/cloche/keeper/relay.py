@@ -363,8 +363,8 @@ class Relay:
         wire = self.wire
         if kind == wire.HELLO:
             self.init_greeting = self.json.read(body)
-            for one in list(self.clients.values()):
-                self._greet(one)
+            for greeted in list(self.clients.values()):
+                self._greet(greeted)
             return
         number, channel = channel >> 16, channel & MOST_NUMBER
         if number == 0:

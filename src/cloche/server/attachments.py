@@ -69,7 +69,7 @@ class Attachment:
 
     id: str
     sandbox: AsyncSandbox
-    gone: str | None = None  # the worker that had it before
+    previous_worker: str | None = None  # which has ended
     users: int = 0
     opening: int = 0  # sessions
     used_at: float = field(default_factory=time.monotonic)
@@ -185,8 +185,10 @@ class Attachment:
     def room(self, count: int = 1) -> Iterator[None]:
         """Reserve room for `count` more sessions. Raises Refused (429) if there is not enough."""
         if len(self.sessions) + self.opening + count > MOST_SESSIONS:
-            for one in [held for held in self.sessions.values() if not (held.session.is_alive or held.has_checkpoints)]:
-                del self.sessions[one.id]
+            for unused in [
+                held for held in self.sessions.values() if not (held.session.is_alive or held.has_checkpoints)
+            ]:
+                del self.sessions[unused.id]
         if len(self.sessions) + self.opening + count > MOST_SESSIONS:
             raise Refused(
                 429, "too-many-sessions", f"sandbox {self.id} has {len(self.sessions)} sessions, of {MOST_SESSIONS}",
@@ -203,8 +205,8 @@ class Attachment:
         held = self.sessions.get(session_id)
         if held is None:
             why = "a session ends with the worker that opened it"
-            if self.gone is not None:
-                why = f"worker {self.gone}, which had this sandbox, is gone, and its sessions with it"
+            if self.previous_worker is not None:
+                why = f"worker {self.previous_worker}, which had this sandbox, is gone, and its sessions with it"
             raise NotFound(f"sandbox {self.id} has no session {escape_name(session_id[:64])} in this worker; {why}")
         return held
 

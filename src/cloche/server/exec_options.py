@@ -241,7 +241,7 @@ class RunFields(WireModel):
             "stdin": await read_input(self.stdin, self.stdin_base64), "files": await read_files(self.files),
         }  # fmt: skip
 
-    def kept(self) -> dict[str, Any]:
+    def stored_fields(self) -> dict[str, Any]:
         """Return the part of the request that is stored beside the result: without files, input and environment.
 
         `leftOut` names the fields that are not stored. Very long code, arguments and packages are not stored either.
@@ -304,7 +304,7 @@ def check_not_looser(own: Settings, base: Settings) -> None:
             continue
         new, old = key.value_in(own), key.value_in(base)
         if new != old and _is_more(key, new, old, base):
-            raise _above(key.label, _shown(key, new, own), _shown(key, _most(key, old, base), base))
+            raise _above(key.label, _shown(key, new, own), _shown(key, _ceiling(key, old, base), base))
     check_stays(own.backend, base)
     _check_network(own.policy, base)
     check_packages(own.policy.packages, base)
@@ -321,7 +321,7 @@ def check_stays(backend: str, base: Settings) -> None:
 
 def _is_more(key: Key, new: Any, old: Any, base: Settings) -> bool:  # noqa: ANN401 - as many types as keys
     if key.name in LIMIT_FIELDS:
-        return bool(new > _most(key, old, base))
+        return bool(new > _ceiling(key, old, base))
     if key.name == "users":
         return bool(new) and not base.ceilings.get("users", False)
     if key.name == "network_deny":  # as an argument it takes the place of the service's own
@@ -333,7 +333,7 @@ def _shown(key: Key, value: Any, settings: Settings) -> str:  # noqa: ANN401 - a
     return key.text_if_empty if value in (None, "", ()) else key.render(value, settings)
 
 
-def _most(key: Key, old: Any, base: Settings) -> Any:  # noqa: ANN401 - as many types as keys
+def _ceiling(key: Key, old: Any, base: Settings) -> Any:  # noqa: ANN401 - as many types as keys
     field = LIMIT_FIELDS.get(key.name)
     return old if field is None else max(old, base.ceilings.get(field, old))
 

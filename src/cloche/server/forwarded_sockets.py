@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from cloche.core.remote import MOST_MESSAGE
 from cloche.records.workers import WorkerFacts
 
-from .peers import gone
+from .peers import worker_gone
 from .sockets import CLOSE_S, FAILED, GOING_AWAY
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ async def pass_on_socket(
         await Response(bytes(response.body or b""), response.status_code, response_headers)(scope, receive, send)
         return
     except (OSError, TimeoutError, InvalidHandshake) as error:
-        raise gone(peer.name, str(error)) from error
+        raise worker_gone(peer.name, str(error)) from error
     for option in KEEPALIVE:
         connection.transport.get_extra_info("socket").setsockopt(*option)
     async with connection:

@@ -27,7 +27,7 @@ from cloche.records.workers import WorkerFacts, is_here
 
 from .forwarded_sockets import KEEPALIVE, pass_on_socket
 from .html import answer as answer_to
-from .peers import MARK, UNIX, Peers, gone, reached
+from .peers import MARK, UNIX, Peers, reached, worker_gone
 from .problems import Refused
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Forwarding:
             worker = await self._elsewhere(scope)
             if worker is not None:
                 if mark is not None:
-                    raise gone(worker, "another one has it by now")
+                    raise worker_gone(worker, "another one has it by now")
                 await self._check(_connection(scope, receive, send))
                 await self._pass_on(worker, scope, receive, noting)
                 return
@@ -98,10 +98,10 @@ class Forwarding:
         """Forward a request, and pass its response back. Raises Refused: 503 without a peer, 502 if it fails."""
         peer = await self._peers.find(worker)
         if peer is None:
-            raise gone(worker)
+            raise worker_gone(worker)
         if scope["type"] == "websocket":
             if peer.address.startswith(UNIX):
-                raise gone(worker, "it has no address for other machines")
+                raise worker_gone(worker, "it has no address for other machines")
             context = None if peer.certificate is None else _exactly(peer.certificate)
             await pass_on_socket(_target(peer, scope), peer, context, self._headers(scope), scope, receive, send)
             return
@@ -136,7 +136,7 @@ class Forwarding:
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         except (httpx.ConnectError, httpx.ConnectTimeout, OSError) as error:
-            raise gone(peer.name, str(error)) from error
+            raise worker_gone(peer.name, str(error)) from error
         except httpx.TransportError as error:
             if begun:
                 raise

@@ -99,7 +99,7 @@ class Guard:
     async def _pass(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
         sent = _with_headers(_bounded(self._while_known(HTTPConnection(scope), send)))
         try:
-            max_bytes, whose = await self._most(scope, headers)
+            max_bytes, whose = await self._bound_and_owner(scope, headers)
         except (Refused, ClocheError) as error:
             await (await answer_to(Request(scope), error))(scope, receive, sent)
             return
@@ -111,7 +111,7 @@ class Guard:
         finally:
             self._held.give_back(whose, body.held)
 
-    async def _most(self, scope: Scope, headers: Headers) -> tuple[int, str | None]:
+    async def _bound_and_owner(self, scope: Scope, headers: Headers) -> tuple[int, str | None]:
         """Return the bound of the body in bytes, and the caller that a large body is accounted to.
 
         Raises Refused for a body whose declared size exceeds the bound, and for a large one without valid credentials.

@@ -148,11 +148,11 @@ class Peers:
         lost += await asyncio.to_thread(Reproductions(self._database).recover, self.is_gone)
         if lost:
             log.warning("%d runs had not ended when their worker did; they are noted as errors", lost)
-        for one in [peer for peer in self._known.values() if self.is_gone(peer.name)]:
-            await self._writer.write(partial(workers.leave, name=one.name))
-            if workers.is_here(one.name) and one.address.startswith(UNIX):
+        for ended in [peer for peer in self._known.values() if self.is_gone(peer.name)]:
+            await self._writer.write(partial(workers.leave, name=ended.name))
+            if workers.is_here(ended.name) and ended.address.startswith(UNIX):
                 with suppress(OSError):
-                    os.unlink(one.address.removeprefix(UNIX))
+                    os.unlink(ended.address.removeprefix(UNIX))
 
     async def find(self, worker: str) -> WorkerFacts | None:
         """Return a worker's address, or that of a live worker of the same host; None without either."""
@@ -188,7 +188,7 @@ class Peers:
         return self._key
 
 
-def gone(worker: str, why: str = "") -> Refused:
+def worker_gone(worker: str, why: str = "") -> Refused:
     """Return the error for a target whose worker cannot be reached."""
     reason = f" ({why})" if why else ""
     return Refused(

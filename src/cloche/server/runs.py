@@ -214,7 +214,7 @@ class RunQueue:
             raise self._no_room(why, 5)
         self._waiting.take(api_key)
         try:
-            await self._place(api_key)
+            await self._acquire_place(api_key)
         finally:
             self._waiting.give_back(api_key)
         try:
@@ -283,11 +283,11 @@ class RunQueue:
 
     async def _take_place(self, order: RunOrder) -> None:
         try:
-            await self._place(order.api_key)
+            await self._acquire_place(order.api_key)
         finally:
             self._leave_queue(order)
 
-    async def _place(self, api_key: str | None) -> None:
+    async def _acquire_place(self, api_key: str | None) -> None:
         """Take a place. Raises Refused (503) if none comes free within the deadline."""
         if self._places.take_free(api_key):
             return

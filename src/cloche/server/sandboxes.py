@@ -214,7 +214,7 @@ class Sandboxes:
         """Compare the rows with the keepers' registry, and record the sandboxes that have ended."""
         rows = [row for row in await asyncio.to_thread(self._read, records.living) if is_here(row.worker)]
         keepers = await asyncio.to_thread(registry.found)
-        kept_names, ours = {one.name for one in keepers}, {keeper.name for keeper in rows}
+        kept_names, ours = {keeper.name for keeper in keepers}, {row.name for row in rows}
         self._there = [keeper for keeper in keepers if keeper.name in ours]
         for facts in rows:
             is_abandoned = facts.status == STARTING and await asyncio.to_thread(is_gone, facts.worker)
@@ -294,7 +294,7 @@ class Sandboxes:
     async def _attach(self, facts: SandboxFacts) -> Attachment:
         sandbox = await asyncio.to_thread(_come_back, facts.name, self._options)
         await sandbox.__aenter__()
-        return Attachment(id=facts.id, sandbox=sandbox, gone=self._ours.get(facts.id))
+        return Attachment(id=facts.id, sandbox=sandbox, previous_worker=self._ours.get(facts.id))
 
     async def _has_ended(self, facts: SandboxFacts) -> bool:
         """Tell whether the sandbox has ended: its name has come free. Records the end."""

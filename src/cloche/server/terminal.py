@@ -27,8 +27,8 @@ _STYLES: dict[int, tuple[str, str | None]] = {
     1: ("weight", "t-bold"), 2: ("weight", "t-dim"), 22: ("weight", None),
     3: ("slant", "t-italic"), 23: ("slant", None), 4: ("line", "t-underline"), 24: ("line", None),
     39: ("colour", None), 49: ("ground", None),
-    **{base + at: ("colour", f"t-{name}") for base in (30, 90) for at, name in enumerate(_COLOURS)},
-    **{base + at: ("ground", f"t-on-{name}") for base in (40, 100) for at, name in enumerate(_COLOURS)},
+    **{base + number: ("colour", f"t-{name}") for base in (30, 90) for number, name in enumerate(_COLOURS)},
+    **{base + number: ("ground", f"t-on-{name}") for base in (40, 100) for number, name in enumerate(_COLOURS)},
 }  # fmt: skip
 _EXTENDED = (38, 48)  # followed by 5 and an index, or 2 and three amounts: left out
 

@@ -29,4 +29,4 @@ def test_code_and_limits_are_kept_and_neither_secrets_nor_what_is_long(
     given: dict[str, Any], kept: dict[str, Any]
 ) -> None:
     """Environment, input and files are named and not kept, and code of more than the bound is not, either."""
-    assert ExecRequest.model_validate(given).kept() == kept
+    assert ExecRequest.model_validate(given).stored_fields() == kept

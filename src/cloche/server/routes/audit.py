@@ -68,14 +68,14 @@ class Heads(WireModel):
 async def events(
     caller: Reader,
     service: TheService,
-    wanted: Wanted,
+    filters: Wanted,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[int | None, Query(ge=1, lt=1 << 63)] = None,
 ) -> Response:
     """List events, the newest first. With `isPartial`, older events were not searched; the export has them."""
     folder = await _folder(service, caller)
     async with one_of_few():
-        page = await asyncio.to_thread(newest_events, folder, wanted.wanted(), limit=limit, before=cursor)
+        page = await asyncio.to_thread(newest_events, folder, filters.wanted(), limit=limit, before=cursor)
         return Response(await asyncio.to_thread(_page_text, page), media_type="application/json")
 
 
@@ -91,7 +91,7 @@ def _page_text(page: AuditPage) -> str:
     },
 )  # fmt: skip
 async def export(
-    caller: Admin, service: TheService, wanted: Wanted, format: Literal["jsonl", "csv"] = "jsonl"  # noqa: A002 - the wire's
+    caller: Admin, service: TheService, filters: Wanted, format: Literal["jsonl", "csv"] = "jsonl"  # noqa: A002 - the wire's
 ) -> Response:  # fmt: skip
     """Export events, the oldest first, as JSON Lines or as CSV for a spreadsheet.
 
@@ -100,9 +100,9 @@ async def export(
     folder = await _folder(service, caller)
     headers = {"Content-Disposition": f'attachment; filename="audit.{format}"'}
     has_ended = threading.Event()
-    chunks = _chunks(Reading(folder), wanted, format, has_ended)
+    chunks = _chunks(Reading(folder), filters, format, has_ended)
     first = await asyncio.to_thread(next, chunks, "")  # what keeps the log from being read is an answer
-    return HeldStream(_rest(first, chunks, has_ended), media_type=_MEDIA_TYPES[format], headers=headers)
+    return HeldStream(_remaining(first, chunks, has_ended), media_type=_MEDIA_TYPES[format], headers=headers)
 
 
 @router.post("/verify", responses=RESPONSES)
@@ -139,7 +139,7 @@ async def one_of_few() -> AsyncIterator[None]:
         _reading.release()
 
 
-async def _rest(first: str, chunks: Iterator[str], has_ended: threading.Event) -> AsyncGenerator[str]:
+async def _remaining(first: str, chunks: Iterator[str], has_ended: threading.Event) -> AsyncGenerator[str]:
     """Yield an export in chunks. Each is read in a thread once the client has taken the previous one."""
     try:
         yield first

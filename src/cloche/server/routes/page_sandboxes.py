@@ -72,7 +72,7 @@ async def create(request: Request, caller: Browser, service: TheService) -> Resp
 
 
 @router.get("/sandboxes/{sandbox_id}")
-async def one(request: Request, sandbox_id: str, caller: Browser, service: TheService) -> HTMLResponse:
+async def show_sandbox(request: Request, sandbox_id: str, caller: Browser, service: TheService) -> HTMLResponse:
     """Show a sandbox: its facts, processes and ports."""
     return await render(request, "sandbox.html", caller, **await _now(caller, service, sandbox_id))
 

@@ -96,12 +96,12 @@ async def compare(
 
 
 @router.get("/snapshots/{snapshot_id}")
-async def one(request: Request, snapshot_id: str, caller: Browser, service: TheService) -> HTMLResponse:
+async def show_snapshot(request: Request, snapshot_id: str, caller: Browser, service: TheService) -> HTMLResponse:
     """Show a snapshot and its actions."""
-    return await _one(request, snapshot_id, caller, service)
+    return await _snapshot_page(request, snapshot_id, caller, service)
 
 
-async def _one(
+async def _snapshot_page(
     request: Request,
     snapshot_id: str,
     caller: Caller,
@@ -140,7 +140,7 @@ async def replicate(request: Request, snapshot_id: str, caller: Browser, service
     await _in_folder(service, path, work, writes=True)
     placeholders = f"; fill in {', '.join(script.placeholders)}" if script.placeholders else ""
     outcome = f"{SCRIPT} is written, with {script.variables} variables{placeholders}"
-    return await _one(request, snapshot_id, caller, service, said=outcome)
+    return await _snapshot_page(request, snapshot_id, caller, service, said=outcome)
 
 
 @router.post("/snapshots/{snapshot_id}/restore")
@@ -163,7 +163,7 @@ async def restore(request: Request, snapshot_id: str, caller: Browser, service: 
     restoration = await _in_folder(service, path, work, writes=True)
     results = await asyncio.to_thread(show_files, {"files": restoration["results"]})
     outcome = f"{len(restoration['results'])} files were looked at; {restoration['manifest']} says what was done"
-    return await _one(request, snapshot_id, caller, service, said=outcome, results=results)
+    return await _snapshot_page(request, snapshot_id, caller, service, said=outcome, results=results)
 
 
 @router.post("/snapshots/{snapshot_id}/delete")

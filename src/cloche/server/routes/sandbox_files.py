@@ -162,7 +162,7 @@ async def read(
 async def _read(use: Use, path: str, range_: str | None) -> Response:
     info = await use.sandbox.stat(path)
     size = info.size if info.type == "file" else 0  # files of /proc say 0, too, and are read to their end
-    byte_range = _part(range_, size) if size else None
+    byte_range = _byte_range(range_, size) if size else None
     offset, count = byte_range or (0, size or None)
     headers = {"Accept-Ranges": "bytes"} if size else {}
     if count is not None:
@@ -173,7 +173,7 @@ async def _read(use: Use, path: str, range_: str | None) -> Response:
     return await _stream(pieces, 206 if byte_range else 200, "application/octet-stream", headers)
 
 
-def _part(text: str | None, size: int) -> tuple[int, int] | None:
+def _byte_range(text: str | None, size: int) -> tuple[int, int] | None:
     """Return offset and count of a Range; None for the whole file. Raises Refused (416)."""
     match = None if text is None else _RANGE.fullmatch(text.strip())
     if match is None or match[1] == match[2] == "":

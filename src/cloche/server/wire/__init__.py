@@ -1,1 +1,1 @@
-"""The wire of Cloche's own client: many calls over one web socket, each checked as a request is."""
+"""The wire of Cloche's own client: many calls over one web socket, each checked like a request."""

@@ -1,4 +1,4 @@
-"""One call of the wire: what it was asked, its streams, and how its work tells events and ends."""
+"""One call of the wire: its request, its streams, and how its work sends events and its end."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ FROM_CLIENT, FROM_SERVICE = (IN, JSON), (OUT, ERR, JSON)
 STALL_S = 300.0  # a call whose client takes nothing for so long is ended
 
 
-class Connection(Protocol):
+class FrameSender(Protocol):
     """Send frames to a client."""
 
     async def send_frame(self, frame: bytes, /) -> None:
-        """Send a frame, as fast as the client reads."""
+        """Send a frame, at the pace of the client."""
         ...
 
 
@@ -41,8 +41,8 @@ class Nothing(WireModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """Hold what a call is for: who asks, the ids that it names, its fields, and the sandbox where it is in one."""
+class CallRequest:
+    """Hold a call's caller, the ids that it names, its fields, and its sandbox if it is in one."""
 
     caller: Caller
     service: Service
@@ -52,9 +52,9 @@ class Asked:
 
 
 class Call(Streams):
-    """Hold one call. Its number may be used again once its last frame, a result or an error, is on its way."""
+    """One call. Its number may be reused once its last frame, a result or an error, is being sent."""
 
-    def __init__(self, connection: Connection, number: int):
+    def __init__(self, connection: FrameSender, number: int):
         super().__init__(number)
         self._connection = connection
         self.verb = NO_ROUTE
@@ -67,12 +67,12 @@ class Call(Streams):
         self._arrived = asyncio.Event()
 
     def hold(self, service: Service, size: int) -> None:
-        """Count bytes until it ends. Raises Refused (503) where too many are held."""
+        """Account bytes until the call ends. Raises Refused (503) beyond the bound."""
         service.wire.hold(self.whose, size)
         self.held += size
 
     def cancel(self) -> None:
-        """End it; a second time changes nothing, so that what it clears up is not cut short."""
+        """Cancel the call. A second time has no effect, so that its clean-up is not interrupted."""
         if self.task is not None and not self.is_cancelled:
             self.is_cancelled = True
             self.task.cancel()
@@ -80,19 +80,19 @@ class Call(Streams):
     # What comes.
 
     def take_data(self, stream: int, data: memoryview) -> None:
-        """Keep a piece until it is read. Raises WireError for what the client may not send."""
+        """Buffer a piece until it is read. Raises WireError for a piece that clients may not send."""
         if stream not in FROM_CLIENT or stream in self._ended or not data:
             raise wire.WireError(f"stream {stream}: a client sends nothing there, or after its end, and no empty piece")
         self._pieces[stream].append(bytes(data))
         self._arrived.set()
 
     def take_end(self, stream: int) -> None:
-        """Take note that nothing more comes on a stream."""
+        """Mark the end of a stream."""
         self._ended.add(stream)
         self._arrived.set()
 
     async def pieces(self, stream: int) -> AsyncIterator[bytes]:
-        """Yield what comes on a stream, until its end; a piece is consumed when the next one is asked for."""
+        """Yield the pieces of a stream until its end. A piece counts as consumed when the next one is requested."""
         pieces = self._pieces[stream]
         while True:
             while not pieces:
@@ -107,7 +107,7 @@ class Call(Streams):
                 await self.transmit(wire.grant_frame(self.number, stream, granted))
 
     async def content(self) -> AsyncIterator[bytes]:
-        """Yield what the client sends, up to the bound of an upload. Raises Refused (413)."""
+        """Yield the client's data, up to the bound of an upload. Raises Refused (413)."""
         size = 0
         async for piece in self.pieces(IN):
             size += len(piece)
@@ -116,7 +116,7 @@ class Call(Streams):
             yield piece
 
     async def read_fields(self, service: Service) -> dict[str, Any]:
-        """Return the fields that come in pieces, counted until the call ends. Raises Refused."""
+        """Return fields that are sent in pieces, accounted until the call ends. Raises Refused."""
         pieces, bounds = list[bytes](), JsonBounds()
         async for piece in self.pieces(JSON):
             if bounds.seen + len(piece) > MOST_FIELDS:
@@ -134,11 +134,11 @@ class Call(Streams):
     # What goes.
 
     async def transmit(self, frame: bytes) -> None:
-        """Send a frame, as fast as the client reads."""
+        """Send a frame, at the pace of the client."""
         await self._connection.send_frame(frame)
 
     async def sendable(self, stream: int) -> int:
-        """Wait for a grant and return how much may be sent. Raises Refused (409) where none comes for minutes."""
+        """Wait for a grant and return how many bytes may be sent. Raises Refused (409) after `STALL_S`."""
         if (count := self.credit.sendable(stream)) > 0:
             return count
         try:
@@ -148,11 +148,11 @@ class Call(Streams):
             raise Refused(409, "not-read", f"nothing of this call was read for {STALL_S:g} s") from None
 
     async def end_stream(self, stream: int) -> None:
-        """Say that nothing more comes on a stream."""
+        """Send the end of a stream."""
         await self.transmit(wire.frame(wire.END, self.number, bytes((stream,))))
 
     async def send_all(self, stream: int, pieces: AsyncIterator[bytes]) -> int:
-        """Send what comes piece by piece, then the stream's end; return how much it was."""
+        """Send the pieces, then the stream's end; return the number of bytes."""
         size = 0
         async for piece in pieces:
             size += len(piece)
@@ -161,7 +161,7 @@ class Call(Streams):
         return size
 
     async def event(self, name: str, data: Mapping[str, Any] | str) -> None:
-        """Tell an event, once anything is left of the window of JSON."""
+        """Send an event, once the window of stream JSON has room."""
         text = data if isinstance(data, str) else as_json(data)
         if len(text) > MOST_INLINE:
             await self._send_json(text)
@@ -173,7 +173,7 @@ class Call(Streams):
         await self.transmit(wire.frame(wire.EVENT, self.number, body))
 
     async def prepared(self, result: object) -> bytes:
-        """Return the last frame of a call that succeeded; a long result is sent in pieces before."""
+        """Return the last frame of a successful call. A long result is sent in pieces before it."""
         text = result if isinstance(result, str) else await asyncio.to_thread(json.dumps, result)
         if len(text) > MOST_INLINE:
             await self._send_json(text)

@@ -1,7 +1,8 @@
-"""One wire: reads frames, begins calls and ends them, and says how each ended.
+"""One connection of the wire: reads frames, starts and ends calls, and reports their outcome.
 
-Reading never waits for a call: what comes is handed to its call at once, within its window. The end of the connection
-cancels its calls. Each call is checked anew: the key, its scope, the sandbox by the key's project.
+Reading never waits for a call: a frame is handed to its call at once, within the call's window. When the connection
+ends, its calls are cancelled. Each call is checked anew: the key, its scope, and that the sandbox belongs to the key's
+project.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ..problems import Refused, response_to
 from ..sandbox_use import using
 from ..service import Service
 from ..sockets import GOING_AWAY, BadMessage, carry, read_object
-from .calls import JSON, Asked, Call
+from .calls import JSON, Call, CallRequest
 from .verbs import VERBS, Verb
 
 SILENCE_HEADER = "cloche-silence"
@@ -39,7 +40,7 @@ MOST_PING = 128  # bytes
 
 
 class Wire:
-    """Serve one client over a web socket that was accepted."""
+    """Serve one client over an accepted web socket."""
 
     def __init__(self, websocket: WebSocket, service: Service):
         self._websocket, self._service = websocket, service
@@ -49,7 +50,7 @@ class Wire:
         self._is_over = False
 
     async def serve(self) -> None:
-        """Serve until the client goes, or may no more."""
+        """Serve until the client disconnects or its key becomes invalid."""
         await self._websocket.send_text(_hello())
         try:
             await carry(self._websocket, self._receive(), self._watch_client(), scope=None)
@@ -84,7 +85,7 @@ class Wire:
                 raise BadMessage(str(error)) from error
 
     async def _take_all(self, buffer: wire.FrameBuffer, data: bytes) -> None:
-        """Handle the frames that are complete, only so many in one turn of the event loop."""
+        """Handle the complete frames, a bounded number in each turn of the event loop."""
         while True:
             frames = buffer.feed(data, wire.MOST_AT_ONCE)
             for kind, number, body in frames:
@@ -115,8 +116,8 @@ class Wire:
             except wire.WireError as error:
                 raise BadMessage(f"call {number}: {error}") from error
 
-    async def _begin(self, number: int, said: dict[str, Any]) -> None:
-        if "verb" not in said:
+    async def _begin(self, number: int, fields: dict[str, Any]) -> None:
+        if "verb" not in fields:
             raise BadMessage(f"call {number}: an OPEN frame has a verb")
         if not number:
             raise BadMessage("call 0: give a number from 1 on")
@@ -128,16 +129,16 @@ class Wire:
             await self.send_frame(_error(number, error)[1])
             return
         self._calls[number] = call
-        call.task = asyncio.ensure_future(self._carry_out(call, said))
+        call.task = asyncio.ensure_future(self._carry_out(call, fields))
         await asyncio.sleep(0)  # a task that is cancelled before its first step says nothing
 
     # What is done.
 
-    async def _carry_out(self, call: Call, said: dict[str, Any]) -> None:
-        """Do what is asked, and send the one frame that ends the call."""
+    async def _carry_out(self, call: Call, fields: dict[str, Any]) -> None:
+        """Do the work of a call, and send the one frame that ends it."""
         begun, status = asyncio.get_running_loop().time(), 200
         try:
-            last = await call.prepared(await self._answer(call, said))
+            last = await call.prepared(await self._answer(call, fields))
         except asyncio.CancelledError:  # by the client, or with the connection, where nobody is told
             status, last = _error(call.number, Refused(409, "cancelled", "the call was cancelled"))
         except Exception as error:  # told, and logged where nobody expected it
@@ -151,32 +152,34 @@ class Wire:
         await self.send_frame(last)
 
     def _note(self, verb: str, status: int, seconds: float) -> None:
-        """Leave for the operator what a request leaves."""
+        """Log and count a call."""
         self._service.metrics.request_ended("WIRE", verb, status, seconds)
         key = self._websocket.scope.get(CALLER)
         log_access("call", verb=verb, status=status, seconds=round(seconds, 6), key=key)
 
-    async def _answer(self, call: Call, said: dict[str, Any]) -> object:
+    async def _answer(self, call: Call, fields: dict[str, Any]) -> object:
         caller = await find_caller(self._websocket)
         call.whose = caller.key_id
-        verb = _verb(said["verb"])
-        call.verb = said.pop("verb")
+        verb = _verb(fields["verb"])
+        call.verb = fields.pop("verb")
         caller.require(verb.scope)
-        if "fieldsOn" in said:
-            if said != {"fieldsOn": JSON}:
+        if "fieldsOn" in fields:
+            if fields != {"fieldsOn": JSON}:
                 raise Refused(422, "invalid-request", f"fieldsOn: it is {JSON}, and stands alone", field="fieldsOn")
-            said = await call.read_fields(self._service)
-        ids = {name: _identifier(said, name) for name in verb.of}
-        asked = Asked(caller=caller, service=self._service, ids=ids, fields=await _fields(verb, said, call.held))
+            fields = await call.read_fields(self._service)
+        ids = {name: _identifier(fields, name) for name in verb.of}
+        request = CallRequest(
+            caller=caller, service=self._service, ids=ids, fields=await _fields(verb, fields, call.held)
+        )
         if not verb.is_inside:
-            return _plain(await verb.work(call, asked))
+            return _plain(await verb.work(call, request))
         async with using(self._service, caller, ids["sandbox"]) as use:
-            return _plain(await verb.work(call, replace(asked, use=use)))
+            return _plain(await verb.work(call, replace(request, use=use)))
 
     # What goes.
 
     async def _watch_client(self) -> None:
-        """Ask the client from time to time whether it is there. Raises TimeoutError where nothing comes from it."""
+        """Ping a silent client. Raises TimeoutError if it does not answer."""
         loop, every_s, unanswered = asyncio.get_running_loop(), self._silence_s / LOOKS, 0
         while True:
             await asyncio.sleep(every_s)
@@ -191,18 +194,18 @@ class Wire:
                 await self.send_frame(wire.frame(wire.PING, 0))
 
     async def send_frame(self, frame: bytes, /) -> None:
-        """Send a frame, as fast as the client reads; to one that has gone, nothing."""
+        """Send a frame, at the pace of the client; drop it once the client has disconnected."""
         if not self._is_over:
             await self._websocket.send_bytes(frame)
 
 
 def _silence_of(websocket: WebSocket) -> float:
-    """Return after how many seconds a client from which nothing came is gone, as it asks, within bounds."""
+    """Return the seconds of silence after which a client counts as gone: its own wish, within bounds."""
     try:
-        asked = float(websocket.headers.get(SILENCE_HEADER, SILENCE_S))
+        requested_s = float(websocket.headers.get(SILENCE_HEADER, SILENCE_S))
     except ValueError:
-        asked = SILENCE_S
-    return min(max(asked, LEAST_SILENCE_S), MOST_SILENCE_S) if asked == asked else SILENCE_S
+        requested_s = SILENCE_S
+    return min(max(requested_s, LEAST_SILENCE_S), MOST_SILENCE_S) if requested_s == requested_s else SILENCE_S
 
 
 def _hello() -> str:
@@ -211,34 +214,34 @@ def _hello() -> str:
 
 
 def _verb(name: object) -> Verb:
-    found = VERBS.get(name) if isinstance(name, str) else None
-    if found is None:
+    verb = VERBS.get(name) if isinstance(name, str) else None
+    if verb is None:
         shown = escape_name(str(name)[:64])
         raise Refused(
             422, "unknown-verb", f"verb: there is no {shown}", field="verb", remedy="see docs/service/wire.md"
         )
-    return found
+    return verb
 
 
-def _identifier(said: dict[str, Any], name: str) -> str:
-    found = said.pop(name, None)
-    if not isinstance(found, str) or not 0 < len(found) <= MOST_ID:
+def _identifier(fields: dict[str, Any], name: str) -> str:
+    identifier = fields.pop(name, None)
+    if not isinstance(identifier, str) or not 0 < len(identifier) <= MOST_ID:
         raise Refused(422, "invalid-request", f"{name}: give the id of a {name}, as text", field=name)
-    return found
+    return identifier
 
 
-async def _fields(verb: Verb, said: dict[str, Any], size: int) -> object:
-    """Return a call's fields, checked; many of them in a thread. Raises RequestValidationError."""
-    return await asyncio.to_thread(validated, verb.fields, said) if size else validated(verb.fields, said)
+async def _fields(verb: Verb, fields: dict[str, Any], size: int) -> object:
+    """Return a call's validated fields; large ones are validated in a thread. Raises RequestValidationError."""
+    return await asyncio.to_thread(validated, verb.fields, fields) if size else validated(verb.fields, fields)
 
 
 def _plain(answer: object) -> object:
-    """Return what a route's own function has answered, as JSON or what becomes it."""
+    """Return the answer of a route's function as JSON text or plain data."""
     return bytes(answer.body).decode() if isinstance(answer, Response) else answer
 
 
 def _error(number: int, error: Exception) -> tuple[int, bytes]:
-    """Return the status and the frame of a call that failed."""
+    """Return the status and the frame of a failed call."""
     response = response_to(error)
     after = response.headers.get("retry-after")
     problem = {**json.loads(bytes(response.body)), **({} if after is None else {"retryAfter": after})}

@@ -1,4 +1,4 @@
-"""How much all wires of a worker may hold together."""
+"""The bounds of all wires of a worker together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_WORKSPACES = 64
 
 @dataclass(slots=True)
 class WireLoad:
-    """Count what all wires of a worker hold together: connections, workspaces, and bytes that are held whole."""
+    """Account for the resources of all wires of a worker: connections, workspaces, and buffered bytes."""
 
     connections: Shares = field(default_factory=lambda: Shares(MOST_CONNECTIONS))
     held: Shares = field(default_factory=lambda: Shares(MOST_HELD))
@@ -46,14 +46,14 @@ class WireLoad:
             self.connections.give_back(whose)
 
     def hold(self, whose: str | None, size: int) -> None:
-        """Count bytes that are held for a key. Raises Refused (503) where there are too many."""
+        """Account bytes for a key. Raises Refused (503) beyond the bound."""
         if not self.held.has_room(whose, size):
             raise Refused(503, "busy", "other calls hold all memory there is for them", headers={"Retry-After": "2"})
         self.held.take(whose, size)
 
     @contextmanager
     def workspace(self, caller: Caller, sandbox: AsyncSandbox) -> Iterator[str]:
-        """Let calls of a project find a workspace for the body, by the id that this yields. Raises Refused (429)."""
+        """Register a workspace for the body; yield the id for calls of its project. Raises Refused (429)."""
         if not self.workspaces.has_room(caller.key_id):
             raise Refused(
                 429, "too-many-workspaces",
@@ -70,8 +70,8 @@ class WireLoad:
             self.workspaces.give_back(caller.key_id)
 
     def find_workspace(self, number: str, project: str) -> AsyncSandbox:
-        """Return one. Raises NotFound."""
-        found = self._workspaces.get(number)
-        if found is None or found[0] != project:
+        """Return a workspace. Raises NotFound."""
+        entry = self._workspaces.get(number)
+        if entry is None or entry[0] != project:
             raise NotFound(f"there is no workspace {escape_name(number[:64])} in this worker, or none any more")
-        return found[1]
+        return entry[1]

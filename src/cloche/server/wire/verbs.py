@@ -1,6 +1,6 @@
-"""The verbs of the wire: for each the scope, the work, its fields, and the ids that it names beside them.
+"""The verbs of the wire: for each the scope, the work, its fields, and its ids.
 
-What a route does with the same fields is done by that route's own function. A field's name is known or an error.
+A verb with the same fields as a route calls that route's function. Unknown fields are errors.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from ..routes import sandbox_processes as processes
 from ..routes import sandbox_sessions as sessions
 from ..routes import sandboxes
 from . import work
-from .calls import Asked, Call, Nothing
+from .calls import Call, CallRequest, Nothing
 
-Work = Callable[[Call, Asked], Awaitable[object]]
+Work = Callable[[Call, CallRequest], Awaitable[object]]
 IN_SANDBOX, IN_PROCESS, IN_SESSION = ("sandbox",), ("sandbox", "process"), ("sandbox", "session")
 IN_WORKSPACE = ("workspace",)
 
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """Say what a verb takes. One that is inside has the sandbox open while it works."""
+    """Describe a verb. If `is_inside`, the sandbox is held open during its work."""
 
     scope: str
     work: Work
@@ -34,13 +34,13 @@ class Verb:
 
 
 def _as_route(route: Callable[..., Awaitable[object]]) -> Work:
-    """Return the work that a route's function does, with the ids and the fields as the route has them."""
+    """Return work that calls a route's function, with the ids and fields as its arguments."""
 
-    async def do(_: Call, asked: Asked) -> object:
-        more: dict[str, Any] = {f"{name}_id": value for name, value in asked.ids.items() if name != "sandbox"}
-        if not isinstance(asked.fields, Nothing):
-            more["body"] = asked.fields
-        return await route(use=asked.use, **more)
+    async def do(_: Call, request: CallRequest) -> object:
+        more: dict[str, Any] = {f"{name}_id": value for name, value in request.ids.items() if name != "sandbox"}
+        if not isinstance(request.fields, Nothing):
+            more["body"] = request.fields
+        return await route(use=request.use, **more)
 
     return do
 

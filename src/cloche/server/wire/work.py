@@ -1,4 +1,4 @@
-"""What those verbs do that no route does in the same way: above all those whose content passes on streams."""
+"""The work of verbs without an equivalent route, above all those that stream content."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from ..routes.code import allowed_options, make_order
 from ..runs import RunOrder
 from ..sandbox_use import Use
 from ..sandboxes import sandbox_name
-from .calls import ERR, IN, OUT, Asked, Call
+from .calls import ERR, IN, OUT, Call, CallRequest
 
 Cells = Annotated[int, Field(ge=1, le=MOST_CELLS)]
 PIECE = 1 << 18  # of a file that is read
@@ -54,13 +54,13 @@ class Listing(WireModel):
 
 
 class WireRun(RunFields):
-    """What is run; with `stream`, what happens is told as it goes on."""
+    """What to run. With `stream`, its events are sent while it runs."""
 
     stream: bool = False
 
 
 class WireExec(ExecRequest, WireRun):
-    """A run in a sandbox of its own."""
+    """A run in a fresh sandbox."""
 
 
 class WorkspaceRun(WireRun):
@@ -70,14 +70,14 @@ class WorkspaceRun(WireRun):
 
 
 class StartedProcess(processes.NewProcess):
-    """A process to start; with `terminal`, rows and columns. One to `keep` goes on when its call ends."""
+    """A process to start, on a terminal of rows and columns if given. With `keep` it outlives its call."""
 
     keep: bool = False
     terminal: tuple[Cells, Cells] | None = None
 
 
 class Patience(WireModel):
-    """For how long to wait."""
+    """How long to wait."""
 
     seconds: Annotated[float, Field(ge=0, le=processes.MOST_WAIT_S)] = 30.0
 
@@ -90,24 +90,24 @@ class Size(WireModel):
 
 
 class AtPath(WireModel):
-    """A path inside; one that is no UTF-8 in base64."""
+    """A path inside, in base64 if it is not UTF-8."""
 
     path: files.GuestPath | None = None
     path_base64: Annotated[str, StringConstraints(max_length=2 * files.MOST_PATH)] | None = None
 
     def read(self) -> str:
-        """Return it. Raises InvalidRequest."""
+        """Return the path. Raises InvalidRequest."""
         return files.read_path(self.path, self.path_base64)
 
 
 class AtPathInTime(AtPath):
-    """A path, and what the call may take."""
+    """A path, and the time-out of the call."""
 
     timeout: Amount | None = None
 
 
 class AtPathBelow(AtPathInTime):
-    """A path, and whether what is below counts."""
+    """A path, and whether to include everything below it."""
 
     recursive: bool = False
 
@@ -120,14 +120,14 @@ class Part(AtPath):
 
 
 class NewContent(AtPathInTime):
-    """A file to write: in place of what is there, at its end, or only where nothing is."""
+    """A file to write: replace it, append to it, or create a new one only."""
 
     how: Literal["replace", "append", "new"] = "replace"
     mode: Annotated[str, StringConstraints(pattern="^0?[0-7]{3}$")] | None = None
 
 
 class WholeFile(AtPath):
-    """A file to read as a whole, of `most` bytes at the most."""
+    """A file to read as a whole, of at most `most` bytes."""
 
     most: Annotated[int, Field(ge=0)] = MOST_FIELDS
 
@@ -138,161 +138,176 @@ class Port(WireModel):
     port: Annotated[int, Field(ge=1, le=65535)]
 
 
-def _use(asked: Asked) -> Use:
-    assert asked.use is not None  # noqa: S101 - a verb's table says that it is inside
-    return asked.use
+def _use(request: CallRequest) -> Use:
+    assert request.use is not None  # noqa: S101 - a verb's table says that it is inside
+    return request.use
 
 
 # Sandboxes.
 
 
-async def open_sandbox(_: Call, asked: Asked) -> object:
-    """Open one."""
-    return (await sandboxes.open_sandbox(asked.fields, asked.caller, asked.service)).as_dict()
+async def open_sandbox(_: Call, request: CallRequest) -> object:
+    """Open a sandbox."""
+    return (await sandboxes.open_sandbox(request.fields, request.caller, request.service)).as_dict()
 
 
-async def list_sandboxes(_: Call, asked: Asked) -> object:
-    """List them."""
-    which: Listing = asked.fields
+async def list_sandboxes(_: Call, request: CallRequest) -> object:
+    """List sandboxes."""
+    listing: Listing = request.fields
     return await sandboxes.sandboxes(
-        caller=asked.caller, service=asked.service, label=which.label, state=which.state, name=which.name,
-        limit=which.limit, cursor=which.cursor,
+        caller=request.caller, service=request.service, label=listing.label, state=listing.state, name=listing.name,
+        limit=listing.limit, cursor=listing.cursor,
     )  # fmt: skip
 
 
-async def look(_: Call, asked: Asked) -> object:
-    """Describe one."""
-    return await sandboxes.look(asked.ids["sandbox"], asked.caller, asked.service)
+async def look(_: Call, request: CallRequest) -> object:
+    """Describe a sandbox."""
+    return await sandboxes.look(request.ids["sandbox"], request.caller, request.service)
 
 
-async def end(_: Call, asked: Asked) -> object:
-    """End one."""
-    return await sandboxes.end(asked.ids["sandbox"], asked.caller, asked.service)
+async def end(_: Call, request: CallRequest) -> object:
+    """End a sandbox."""
+    return await sandboxes.end(request.ids["sandbox"], request.caller, request.service)
 
 
-async def attach(_: Call, asked: Asked) -> object:
-    """Describe one with all that a client needs to offer it as its own: limits, rules, what is in force."""
-    use = _use(asked)
-    facts = await asked.service.sandboxes.describe(use.held.id, asked.caller.project)
-    kept = await asyncio.to_thread(find_kept, sandbox_name(use.held.id))
-    said = kept.enforcement.as_dict()
-    limits = {camel(name): value for name, value in kept.limits.as_dict().items()}
-    policy = {"network": kept.policy.network, "users": kept.policy.users, "languages": list(kept.policy.languages)}
-    return {**facts, "level": said["level"], "enforcement": said["controls"], "limits": limits, "policy": policy}
+async def attach(_: Call, request: CallRequest) -> object:
+    """Describe a sandbox with everything that a client needs to use it: limits, policy, enforcement."""
+    use = _use(request)
+    facts = await request.service.sandboxes.describe(use.held.id, request.caller.project)
+    description = await asyncio.to_thread(find_kept, sandbox_name(use.held.id))
+    enforcement = description.enforcement.as_dict()
+    limits = {camel(name): value for name, value in description.limits.as_dict().items()}
+    policy = {
+        "network": description.policy.network,
+        "users": description.policy.users,
+        "languages": list(description.policy.languages),
+    }
+    return {
+        **facts,
+        "level": enforcement["level"],
+        "enforcement": enforcement["controls"],
+        "limits": limits,
+        "policy": policy,
+    }
 
 
 # Code, commands and processes.
 
 
-async def run_apart(call: Call, asked: Asked) -> object:
-    """Run code or a command in a sandbox of its own, as `POST /api/code/exec` does; its files are sent before it ends.
+async def run_apart(call: Call, request: CallRequest) -> object:
+    """Run code or a command in a fresh sandbox, as `POST /api/code/exec` does; its files are sent before the end.
 
-    It is in the list of runs, under the id that the first event has.
+    It is in the list of runs, by the id in the first event.
     """
-    return await _queued(call, asked, await make_order(asked.service, asked.caller, asked.fields, size=call.held))
+    return await _queued(
+        call, request, await make_order(request.service, request.caller, request.fields, size=call.held)
+    )
 
 
-async def _queued(call: Call, asked: Asked, order: RunOrder) -> str:
-    one: WireRun = asked.fields
+async def _queued(call: Call, request: CallRequest, order: RunOrder) -> str:
+    fields: WireRun = request.fields
     results: list[Result] = []
 
     async def start(sink: Sink | None) -> Result:
         results.append(await order.start(sink))
         return results[0]
 
-    live = await asked.service.runs.submit(
-        replace(order, start=start, returns_files=False, has_events=one.stream, noted_beside=True)
+    live = await request.service.runs.submit(
+        replace(order, start=start, returns_files=False, has_events=fields.stream, noted_beside=True)
     )
     async with _ended_with(live):
         await call.event("run", {"id": live.id})
-        if one.stream:
+        if fields.stream:
             await _tell_events(call, live)
         await live.wait()
-        if one.return_files and results[0].files:
+        if fields.return_files and results[0].files:
             await call.send_all(OUT, _contents(results[0]))
     if results[0].files or len(results[0].stdout_bytes) > PIECE:
         return await asyncio.to_thread(encode_result, live.id, results[0])
     return encode_result(live.id, results[0], live.plain)
 
 
-async def open_workspace(call: Call, asked: Asked) -> object:
-    """Keep a workspace, in which runs are one fresh process after the other, until the call is cancelled."""
-    options = await allowed_options(asked.service, asked.caller, asked.fields.options())
+async def open_workspace(call: Call, request: CallRequest) -> object:
+    """Keep a workspace open, in which each run is a fresh process, until the call is cancelled."""
+    options = await allowed_options(request.service, request.caller, request.fields.options())
     sandbox = await asyncio.to_thread(lambda: AsyncSandbox(live=False, **options))
-    with asked.service.wire.workspace(asked.caller, sandbox) as number:
+    with request.service.wire.workspace(request.caller, sandbox) as number:
         async with sandbox:
             await call.event("opened", {"id": number})
             await asyncio.Event().wait()
     return {}
 
 
-def _workspace(asked: Asked) -> AsyncSandbox:
-    return asked.service.wire.find_workspace(asked.ids["workspace"], asked.caller.project)
+def _workspace(request: CallRequest) -> AsyncSandbox:
+    return request.service.wire.find_workspace(request.ids["workspace"], request.caller.project)
 
 
-async def run_in_workspace(call: Call, asked: Asked) -> object:
-    """Run code or a command in a workspace, as `code.exec` does in a sandbox of its own."""
-    one: WorkspaceRun = asked.fields
-    sandbox, arguments = _workspace(asked), await one.run_arguments()
-    if one.timeout is not None:
-        await allowed_options(asked.service, asked.caller, {"timeout": one.timeout})
+async def run_in_workspace(call: Call, request: CallRequest) -> object:
+    """Run code or a command in a workspace, as `code.exec` does in a fresh sandbox."""
+    fields: WorkspaceRun = request.fields
+    sandbox, arguments = _workspace(request), await fields.run_arguments()
+    if fields.timeout is not None:
+        await allowed_options(request.service, request.caller, {"timeout": fields.timeout})
 
     async def start(sink: Sink | None) -> Result:
-        return await sandbox.run(**arguments, timeout=one.timeout, on_event=sink)
+        return await sandbox.run(**arguments, timeout=fields.timeout, on_event=sink)
 
     order = RunOrder(
-        project=asked.caller.project, api_key=asked.caller.key_id, session_id=one.session_id, start=start,
-        size=call.held, summary={"sessionId": one.session_id, "language": one.language}, asked=one.kept(),
+        project=request.caller.project, api_key=request.caller.key_id, session_id=fields.session_id, start=start,
+        size=call.held, summary={"sessionId": fields.session_id, "language": fields.language},
+        asked=fields.stored_fields(),
     )  # fmt: skip
-    return await _queued(call, asked, order)
+    return await _queued(call, request, order)
 
 
-async def read_in_workspace(call: Call, asked: Asked) -> object:
+async def read_in_workspace(call: Call, request: CallRequest) -> object:
     """Send a file of a workspace."""
-    return await _send_whole(call, asked, _workspace(asked).read_file)
+    return await _send_whole(call, request, _workspace(request).read_file)
 
 
-async def write_in_workspace(call: Call, asked: Asked) -> object:
+async def write_in_workspace(call: Call, request: CallRequest) -> object:
     """Write a file of a workspace."""
-    write_file = _workspace(asked).write_file
-    await asked.service.record("sandbox", what="upload", workspace=asked.ids["workspace"], path=asked.fields.read())
-    return await _take_whole(call, asked, write_file)
+    write_file = _workspace(request).write_file
+    await request.service.record(
+        "sandbox", what="upload", workspace=request.ids["workspace"], path=request.fields.read()
+    )
+    return await _take_whole(call, request, write_file)
 
 
-async def read_of_session(call: Call, asked: Asked) -> object:
-    """Send a file of a session's workspace, which may be one of its own."""
-    return await _send_whole(call, asked, _use(asked).held.session(asked.ids["session"]).session.read_file)
+async def read_of_session(call: Call, request: CallRequest) -> object:
+    """Send a file of a session's workspace, which may be separate from the sandbox's."""
+    return await _send_whole(call, request, _use(request).held.session(request.ids["session"]).session.read_file)
 
 
-async def write_of_session(call: Call, asked: Asked) -> object:
-    """Write a file there."""
-    write_file = _use(asked).held.session(asked.ids["session"]).session.write_file
-    await asked.service.record("sandbox", what="upload", session=asked.ids["session"], path=asked.fields.read())
-    return await _take_whole(call, asked, write_file)
+async def write_of_session(call: Call, request: CallRequest) -> object:
+    """Write a file of a session's workspace."""
+    write_file = _use(request).held.session(request.ids["session"]).session.write_file
+    await request.service.record("sandbox", what="upload", session=request.ids["session"], path=request.fields.read())
+    return await _take_whole(call, request, write_file)
 
 
-async def _send_whole(call: Call, asked: Asked, read: Callable[..., Awaitable[bytes]]) -> object:
-    data = await read(asked.fields.read(), max_bytes=min(asked.fields.most, MOST_FIELDS))
-    call.hold(asked.service, len(data))
+async def _send_whole(call: Call, request: CallRequest, read: Callable[..., Awaitable[bytes]]) -> object:
+    data = await read(request.fields.read(), max_bytes=min(request.fields.most, MOST_FIELDS))
+    call.hold(request.service, len(data))
     await call.send(OUT, data)
     await call.end_stream(OUT)
     return {"size": len(data)}
 
 
-async def _take_whole(call: Call, asked: Asked, write: Callable[[str, bytes], Awaitable[None]]) -> object:
-    """Write what the client sends, which is held until it is whole."""
-    found = bytearray()
+async def _take_whole(call: Call, request: CallRequest, write: Callable[[str, bytes], Awaitable[None]]) -> object:
+    """Write the client's data to a file, buffered until it is complete."""
+    data = bytearray()
     async for piece in call.content():
-        if len(found) + len(piece) > MOST_FIELDS:
+        if len(data) + len(piece) > MOST_FIELDS:
             raise Refused(413, "body-too-large", f"more than {MOST_FIELDS} bytes, which are held as a whole here")
-        call.hold(asked.service, len(piece))
-        found += piece
-    await write(asked.fields.read(), bytes(found))
-    return {"size": len(found)}
+        call.hold(request.service, len(piece))
+        data += piece
+    await write(request.fields.read(), bytes(data))
+    return {"size": len(data)}
 
 
 async def _contents(result: Result) -> AsyncIterator[bytes]:
-    """Yield what the files of a result have in them, one after the other."""
+    """Yield the contents of a result's files, one after the other."""
     with tempfile.TemporaryDirectory(prefix="cloche-files-") as folder:
         for path in await asyncio.to_thread(result.save, folder):
             with open(os.path.join(folder, path), "rb") as source:  # noqa: ASYNC230 - a file that was just written
@@ -300,18 +315,18 @@ async def _contents(result: Result) -> AsyncIterator[bytes]:
                     yield piece
 
 
-async def run(call: Call, asked: Asked) -> object:
-    """Run code or a command to its end; its output comes as events, and is in the result."""
-    return await _tell(call, asked, await sandboxes.exec_work(_use(asked), asked.fields))
+async def run(call: Call, request: CallRequest) -> object:
+    """Run code or a command to its end. Output is sent as events, and is also in the result."""
+    return await _tell(call, request, await sandboxes.exec_work(_use(request), request.fields))
 
 
-async def run_cell(call: Call, asked: Asked) -> object:
-    """Run a cell in the same way."""
-    return await _tell(call, asked, await sessions.cell_work(_use(asked), asked.ids["session"], asked.fields))
+async def run_cell(call: Call, request: CallRequest) -> object:
+    """Run a cell, with output as events and in the result."""
+    return await _tell(call, request, await sessions.cell_work(_use(request), request.ids["session"], request.fields))
 
 
-async def _tell(call: Call, asked: Asked, work: Callable[[Sink], Awaitable[Result]]) -> str:
-    live = _use(asked).held.begin(asked.caller.project, work)
+async def _tell(call: Call, request: CallRequest, work: Callable[[Sink], Awaitable[Result]]) -> str:
+    live = _use(request).held.begin(request.caller.project, work)
     async with _ended_with(live):
         await _tell_events(call, live)
         return await live.wait()
@@ -325,7 +340,7 @@ async def _tell_events(call: Call, live: LiveRun) -> None:
 
 @asynccontextmanager
 async def _ended_with(live: LiveRun) -> AsyncIterator[None]:
-    """Kill it where it goes on after the body."""
+    """Kill the run if it is unfinished after the body."""
     try:
         yield
     finally:
@@ -334,33 +349,45 @@ async def _ended_with(live: LiveRun) -> AsyncIterator[None]:
             await asyncio.wait({live.task})
 
 
-async def execute(call: Call, asked: Asked) -> object:
-    """Run a command to its end, its streams on the call's streams."""
-    one: processes.NewProcess = asked.fields
-    use = _use(asked)
-    timeout = use.sandbox.timeout_s(await sandboxes.allowed_timeout(use, one.timeout))
+async def execute(call: Call, request: CallRequest) -> object:
+    """Run a command to its end, with its streams on the call's streams."""
+    fields: processes.NewProcess = request.fields
+    use = _use(request)
+    timeout = use.sandbox.timeout_s(await sandboxes.allowed_timeout(use, fields.timeout))
     process = await use.sandbox.start(
-        one.argv, shell=one.shell, cwd=one.cwd, env=one.env, user=one.user, timeout=timeout
+        fields.argv, shell=fields.shell, cwd=fields.cwd, env=fields.env, user=fields.user, timeout=timeout
     )
     return await _carry(call, use, process)
 
 
-async def start(call: Call, asked: Asked) -> object:
-    """Start a process, its streams carried by the call until it ends, or is let go."""
-    one: StartedProcess = asked.fields
-    sandbox = _use(asked).sandbox
-    if one.terminal is None:
+async def start(call: Call, request: CallRequest) -> object:
+    """Start a process, with its streams on the call's streams until it ends or is detached."""
+    fields: StartedProcess = request.fields
+    sandbox = _use(request).sandbox
+    if fields.terminal is None:
         process = await sandbox.start(
-            one.argv, shell=one.shell, cwd=one.cwd, env=one.env, user=one.user, timeout=one.timeout, keep=one.keep
+            fields.argv,
+            shell=fields.shell,
+            cwd=fields.cwd,
+            env=fields.env,
+            user=fields.user,
+            timeout=fields.timeout,
+            keep=fields.keep,
         )
-    elif one.shell is not None or one.keep:
+    elif fields.shell is not None or fields.keep:
         raise InvalidRequest("terminal: it takes argv, and no keep; let its process go by process.detach")
     else:
-        rows, columns = one.terminal
+        rows, columns = fields.terminal
         process = await sandbox.terminal(
-            one.argv, rows=rows, columns=columns, cwd=one.cwd, env=one.env, user=one.user, timeout=one.timeout
+            fields.argv,
+            rows=rows,
+            columns=columns,
+            cwd=fields.cwd,
+            env=fields.env,
+            user=fields.user,
+            timeout=fields.timeout,
         )
-    return await _carry(call, _use(asked), process)
+    return await _carry(call, _use(request), process)
 
 
 async def _carry(call: Call, use: Use, process: AsyncProcess) -> object:
@@ -369,18 +396,18 @@ async def _carry(call: Call, use: Use, process: AsyncProcess) -> object:
         return await _follow(call, shared)
 
 
-async def follow(call: Call, asked: Asked) -> object:
-    """Carry the streams of a process that is there; the call's end lets it go on."""
-    use, process_id = _use(asked), asked.ids["process"]
-    found = await processes.find(use, process_id)
+async def follow(call: Call, request: CallRequest) -> object:
+    """Attach the call's streams to a running process. It outlives the call."""
+    use, process_id = _use(request), request.ids["process"]
+    info = await processes.find(use, process_id)
     async with use.held.process(process_id) as shared:
         with processes.followed(shared, process_id):
-            await call.event("started", {"id": found.id, "pid": found.pid})
+            await call.event("started", {"id": info.id, "pid": info.pid})
             return await _follow(call, shared)
 
 
 async def _follow(call: Call, shared: SharedProcess) -> object:
-    """Carry input and output of a process, and return its result; of one that was let go, that."""
+    """Carry a process's input and output, and return its result, or that it was detached."""
     process = shared.process
     feeding = asyncio.ensure_future(_feed(call, process))
     errors = asyncio.ensure_future(call.send_all(ERR, aiter(process.stderr)))
@@ -398,38 +425,38 @@ async def _follow(call: Call, shared: SharedProcess) -> object:
 
 
 async def _feed(call: Call, process: AsyncProcess) -> None:
-    """Pass input on as fast as it is read; what nobody reads any more is dropped."""
+    """Pass input on, at the pace of the process; drop it once the process no longer reads."""
     is_read = True
     async for data in call.pieces(IN):
         is_read = is_read and await process.write(data)
     await process.close_stdin()
 
 
-async def logs(_: Call, asked: Asked) -> object:
-    """Return the last output that nobody has read."""
-    use, process_id = _use(asked), asked.ids["process"]
+async def logs(_: Call, request: CallRequest) -> object:
+    """Return the last unread output."""
+    use, process_id = _use(request), request.ids["process"]
     await processes.find(use, process_id)
     stdout, stderr = await use.sandbox.logs(process_id)
     return {"stdoutBase64": base64.b64encode(stdout).decode(), "stderrBase64": base64.b64encode(stderr).decode()}
 
 
-async def wait(_: Call, asked: Asked) -> object:
-    """Wait for an end."""
-    return await processes.wait(asked.ids["process"], _use(asked), asked.fields.seconds)
+async def wait(_: Call, request: CallRequest) -> object:
+    """Wait for a process to end."""
+    return await processes.wait(request.ids["process"], _use(request), request.fields.seconds)
 
 
-async def resize(_: Call, asked: Asked) -> object:
+async def resize(_: Call, request: CallRequest) -> object:
     """Set the size of a terminal."""
-    use, process_id = _use(asked), asked.ids["process"]
+    use, process_id = _use(request), request.ids["process"]
     await processes.find(use, process_id)
     async with use.held.process(process_id) as shared:
-        await shared.process.resize(asked.fields.rows, asked.fields.columns)
+        await shared.process.resize(request.fields.rows, request.fields.columns)
     return {}
 
 
-async def detach(_: Call, asked: Asked) -> object:
-    """Let a process go on by itself."""
-    use, process_id = _use(asked), asked.ids["process"]
+async def detach(_: Call, request: CallRequest) -> object:
+    """Detach from a process, which runs on."""
+    use, process_id = _use(request), request.ids["process"]
     await processes.find(use, process_id)
     await use.held.let_go(process_id)
     return {}
@@ -438,32 +465,32 @@ async def detach(_: Call, asked: Asked) -> object:
 # Files.
 
 
-async def stat(_: Call, asked: Asked) -> object:
-    """Describe what is at a path."""
-    return await files.stat(_use(asked), asked.fields.read(), asked.fields.timeout)
+async def stat(_: Call, request: CallRequest) -> object:
+    """Describe the file at a path."""
+    return await files.stat(_use(request), request.fields.read(), request.fields.timeout)
 
 
-async def list_folder(_: Call, asked: Asked) -> object:
+async def list_folder(_: Call, request: CallRequest) -> object:
     """List a folder."""
-    return await files.entries(_use(asked), asked.fields.read(), asked.fields.recursive, asked.fields.timeout)
+    return await files.entries(_use(request), request.fields.read(), request.fields.recursive, request.fields.timeout)
 
 
-async def remove(_: Call, asked: Asked) -> object:
-    """Remove what is at a path."""
-    return await files.remove(_use(asked), asked.fields.read(), asked.fields.recursive, asked.fields.timeout)
+async def remove(_: Call, request: CallRequest) -> object:
+    """Remove the file at a path."""
+    return await files.remove(_use(request), request.fields.read(), request.fields.recursive, request.fields.timeout)
 
 
-async def read(call: Call, asked: Asked) -> object:
-    """Send a file, or a part of it."""
-    part: Part = asked.fields
-    pieces = _use(asked).held.live.read_stream(part.read(), offset=part.offset, count=part.count)
+async def read(call: Call, request: CallRequest) -> object:
+    """Send a file, or a range of it."""
+    file_range: Part = request.fields
+    pieces = _use(request).held.live.read_stream(file_range.read(), offset=file_range.offset, count=file_range.count)
     return await _sent(call, pieces)
 
 
-async def pack(call: Call, asked: Asked) -> object:
-    """Send a folder as an archive."""
+async def pack(call: Call, request: CallRequest) -> object:
+    """Send a folder as a tar archive."""
     skipped: list[int] = []
-    sent = await _sent(call, files.packed(_use(asked), asked.fields.read(), skipped.append))
+    sent = await _sent(call, files.packed(_use(request), request.fields.read(), skipped.append))
     return {**sent, "leftOut": sum(skipped)}
 
 
@@ -472,10 +499,10 @@ async def _sent(call: Call, pieces: Any) -> dict[str, int]:  # noqa: ANN401 - a 
         return {"size": await call.send_all(OUT, pieces)}
 
 
-async def write(call: Call, asked: Asked) -> object:
-    """Write a file of what the client sends; what is half sent replaces nothing."""
-    new: NewContent = asked.fields
-    use, path = _use(asked), new.read()
+async def write(call: Call, request: CallRequest) -> object:
+    """Write the client's data to a file. Incomplete data replaces nothing."""
+    new: NewContent = request.fields
+    use, path = _use(request), new.read()
     bits = None if new.mode is None else int(new.mode, 8)
     await use.service.record("sandbox", what="upload", path=path)
     async with file_time(path, new.timeout):
@@ -483,19 +510,19 @@ async def write(call: Call, asked: Asked) -> object:
         return files.as_dict(await use.sandbox.stat(path))
 
 
-async def unpack(call: Call, asked: Asked) -> object:
-    """Unpack an archive that the client sends."""
-    use, path = _use(asked), asked.fields.read()
+async def unpack(call: Call, request: CallRequest) -> object:
+    """Unpack an archive sent by the client."""
+    use, path = _use(request), request.fields.read()
     await use.service.record("sandbox", what="upload", path=path)
-    async with file_time(path, asked.fields.timeout):
+    async with file_time(path, request.fields.timeout):
         await use.held.live.unpack_path(path, call.content())
         return files.as_dict(await use.sandbox.stat(path))
 
 
-async def watch(call: Call, asked: Asked) -> object:
-    """Tell what changes, until the call is cancelled."""
-    one: AtPathBelow = asked.fields
-    watch = await _use(asked).sandbox.watch(one.read(), recursive=one.recursive, timeout=one.timeout)
+async def watch(call: Call, request: CallRequest) -> object:
+    """Send changes as events, until the call is cancelled."""
+    fields: AtPathBelow = request.fields
+    watch = await _use(request).sandbox.watch(fields.read(), recursive=fields.recursive, timeout=fields.timeout)
     async with watch as changes:
         await call.event("watching", {})
         while (change := await changes.next()) is not None:
@@ -506,10 +533,10 @@ async def watch(call: Call, asked: Asked) -> object:
 # Ports.
 
 
-async def connect(call: Call, asked: Asked) -> object:
-    """Connect to a server inside; the call ends when both halves have."""
+async def connect(call: Call, request: CallRequest) -> object:
+    """Connect to a server inside. The call ends when both directions have ended."""
     try:
-        connection = await _use(asked).sandbox.connect(asked.fields.port)
+        connection = await _use(request).sandbox.connect(request.fields.port)
     except OSError as error:
         raise Refused(409, "connection-refused", str(error)) from error
     async with connection:

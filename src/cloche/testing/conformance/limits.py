@@ -68,7 +68,7 @@ async def _truncated(subject: Subject) -> None:
     expect_that(len(result.stdout_bytes) < 5 * KIB, f"{len(result.stdout_bytes)} bytes were kept of 4096")
 
 
-async def _whole(subject: Subject) -> None:
+async def _at_limit(subject: Subject) -> None:
     result = expect_ok(await subject.run(python("print('x' * 4096, end='')"), output_bytes=4 * KIB))
     expect("stdout at its limit", (result.truncated, len(result.stdout)), (False, 4 * KIB))
 
@@ -131,7 +131,7 @@ async def _argv(subject: Subject) -> None:
 
 async def _argv_refused(subject: Subject) -> None:
     for argument in ("a\0b", "\ud800", "x" * (MAX_ONE_ARGUMENT_BYTES + 1)):
-        await _refused(subject, lambda word=argument: python("pass", word))
+        await _refused(subject, lambda argument=argument: python("pass", argument))
     await _refused(subject, lambda: python("pass", *["x" * 1024] * 1030))
 
 
@@ -224,7 +224,7 @@ CHECKS: tuple[Check, ...] = (
     _time(
         name="truncation", claim="output over the limit keeps head and tail, status and exit code", attempt=_truncated
     ),
-    _time(name="no truncation", claim="output of exactly the limit is whole", attempt=_whole),
+    _time(name="no truncation", claim="output of exactly the limit is whole", attempt=_at_limit),
     _time(name="truncation per stream", claim="each stream has its own limit", attempt=_per_stream),
     *(
         Check(

@@ -220,7 +220,7 @@ async def _is_given_up(sandbox: OpenLiveSandbox) -> None:
     await refuses(sandbox.stat_path("/tmp/half"), SandboxFileNotFound, "finding half a file")
 
 
-async def _many(subject: Subject) -> None:
+async def _concurrent(subject: Subject) -> None:
     async with opened_live(subject) as sandbox:
         await asyncio.gather(*(sandbox.write_path(f"/tmp/many/{n}", b"x" * n) for n in range(40)))
         read = await asyncio.gather(*(sandbox.read_path(f"/tmp/many/{n}", max_bytes=KIB) for n in range(40)))
@@ -335,7 +335,7 @@ CHECKS: tuple[Check, ...] = (
         attempt=_archives,
     ),
     _check(name="live files: streams", claim="files pass piece by piece; half a file is none", attempt=_streams),
-    _check(name="live files: many", claim="many operations at once are each done", attempt=_many),
+    _check(name="live files: many", claim="many operations at once are each done", attempt=_concurrent),
     _check(
         name="live files: stopped",
         claim="processes inside that stop each other hold no operation for longer than the sandbox's time-out",
