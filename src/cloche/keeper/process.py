@@ -40,7 +40,7 @@ class Keeper:
     def __init__(self, order: dict[str, Any], fds: dict[str, int], wire: Any, json: Any):  # noqa: ANN401 - modules
         self.json, self.fds = json, fds
         self.name, self.said, self.groups = order["name"], order["said"], order.get("groups") or []
-        self.keep_s: float | None = order["keep_s"]  # None: it ends with who has opened it
+        self.keep_s: float | None = order["keep_s"]  # None: it ends with the client that opened it
         self.lifetime_s: float | None = order["lifetime_s"]
         self.idle_s: float | None = order["idle_s"]
         self.owner_s: float | None = order.get("owner_s")  # how long it goes on without its owner and any client
@@ -48,7 +48,7 @@ class Keeper:
         self.began_at = self.left_at = now()
         self.is_paused = False
         self.paused_s, self.paused_at = 0.0, 0.0  # before the last pause began, and when that was
-        self.ending: tuple[Client, int] | None = None  # who has asked for the end
+        self.ending: tuple[Client, int] | None = None  # the client that requested the end
         self.had_clients = False
         self.opener = 0  # the number of the first client
         self.told: float | None = -1.0
@@ -212,7 +212,7 @@ class Keeper:
 
     def end(self) -> None:
         """End the sandbox, wait until nothing of it is left, and remove the keeper's files."""
-        for suffix in SUFFIXES:  # nobody comes in any more; the name stays taken, by the lock
+        for suffix in SUFFIXES:  # no client can connect any more; the lock still holds the name
             _unlink(self.name + suffix, self.fds["folder"])
         self.relay.ignore(self.relay.listening.fileno())
         self.relay.listening.close()
@@ -314,7 +314,7 @@ def _unlink(name: str, folder: int) -> None:
     try:
         os.unlink(name, dir_fd=folder)
     except OSError:
-        pass  # somebody has cleared up meanwhile
+        pass  # another process has removed it meanwhile
 
 
 def main(fd: int) -> None:

@@ -43,7 +43,7 @@ MOST_UNSENT = 32 << 20  # bytes that wait for one client
 MOST_FOR_INIT = 1 << 20  # bytes that wait for init, beyond which no client is read
 MOST_NUMBER = (1 << 16) - 1
 MOST_OWN_BODY = 4096  # of an operation of the keeper's own
-GREETING_S = 10.0  # for a client to say who it is
+GREETING_S = 10.0  # for a client to send HELLO
 LONGEST_WAIT_S = 60.0  # in one call: poll's clock stands still while the machine sleeps, and `now` does not
 OWN = ("info", "keep", "own", "pause", "resume", "end", "network")
 OP = b'{"op":"'
@@ -159,7 +159,9 @@ class Relay:
         self.handlers: dict[int, Callable[[int], None]] = {}
         self.clients: dict[int, Client] = {}
         self.numbers = self.own_numbers = 0
-        self.waiting: dict[int, Callable[[dict[str, Any]], None]] = {}  # who has asked init, by our own channels
+        self.waiting: dict[
+            int, Callable[[dict[str, Any]], None]
+        ] = {}  # callbacks of the keeper's requests to init, by channel
         self.is_full = False  # init does not read
         self.init_greeting: dict[str, Any] | None = None
         self.deadline: float | None = None

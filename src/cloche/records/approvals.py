@@ -26,7 +26,7 @@ from .tables import APPROVALS
 STATUSES = ("waiting", "approved", "denied", "expired")
 MOST_CALL_CHARS = 200  # of a call, in a list
 MOST_LOOKED_AT = 100  # requests, for the last one of the same tool
-_YES = '{"is_approved": true%'  # how a decision begins that `agent.queue` wrote
+_YES = '{"is_approved": true%'  # the beginning of an approval as `agent.queue` writes it
 _OF = APPROVALS.c
 _COLUMNS = [_OF[name] for name in FIELDS]
 

@@ -145,7 +145,7 @@ def _sweep(blobs_folder: int, prefix: str, named: Callable[[str], Collection[str
             unnamed = [name for name in os.listdir(folder) if prefix + name not in named_hashes]
             for name in unnamed:
                 os.unlink(name, dir_fd=folder)
-        with suppress(OSError):  # there is still something in it
+        with suppress(OSError):  # it is not empty
             os.rmdir(prefix, dir_fd=blobs_folder)
         return len(unnamed)
     finally:

@@ -31,10 +31,10 @@ from .statements import Statements, encode, run_by
 log = logging.getLogger("cloche.records")
 NEWEST = "0002"  # of migrations/versions
 BUSY_TIMEOUT_S = 10.0
-_WRITING = 0xC10C4E  # of PostgreSQL's advisory locks in one database
+_WRITING = 0xC10C4E  # key of PostgreSQL's advisory lock
 T = TypeVar("T")
 _MIGRATIONS = Path(__file__).parent / "migrations"
-# What SQLite's message means, and what to do. Nothing was lost: the transaction is undone.
+# Meaning and remedy of SQLite's messages. Nothing is lost: the transaction is rolled back.
 _REASONS = (
     ("locked", "another process has been writing for ten seconds; try again"),
     ("lock timeout", "another process has been writing for ten seconds; try again"),
@@ -197,14 +197,16 @@ def _engine(url: str, *, is_sqlite: bool) -> Engine:
     if not is_sqlite:
         return _postgresql_engine(url)
     arguments = {"timeout": BUSY_TIMEOUT_S, "check_same_thread": False}
-    # As many connections as there are threads: who waits for another one's writing must not keep readers waiting.
+    # One connection for each thread: a waiting writer must not block readers.
     engine = create_engine(
         url, connect_args=arguments, json_serializer=encode, hide_parameters=True, max_overflow=-1
     )  # fmt: skip
 
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, _: object) -> None:  # noqa: ANN401 - the driver's
-        connection.isolation_level = None  # the driver begins nothing by itself: `begin` below does
+        connection.isolation_level = (
+            None  # the driver must not begin transactions (docs of sqlite3): `begin` below does
+        )
         cursor = connection.cursor()
         for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
             cursor.execute(f"PRAGMA {pragma}")
@@ -212,7 +214,8 @@ def _engine(url: str, *, is_sqlite: bool) -> Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Any) -> None:  # noqa: ANN401 - SQLAlchemy's
-        # A transaction that reads first and writes then could not be told to wait: it would fail at once.
+        # A transaction that reads before it writes cannot wait: it fails with SQLITE_BUSY
+        # (sqlite.org/lang_transaction.html).
         is_reading = connection.get_execution_options().get("is_reading", False)
         connection.exec_driver_sql("BEGIN" if is_reading else "BEGIN IMMEDIATE")
 
@@ -266,6 +269,6 @@ def _make_private(path: str) -> None:
         raise InvalidRequest(f"{path} cannot hold records: {error.strerror}; name a file elsewhere") from error
     if not stat.S_ISREG(facts.st_mode):
         raise InvalidRequest(f"{path} cannot hold records: it is no file")
-    # SQLite rolls back to whatever a journal says that lies beside the file, whoever put it there.
+    # SQLite rolls back by any hot journal beside the file, whoever wrote it (sqlite.org/atomiccommit.html).
     if (facts.st_mode | around.st_mode) & stat.S_IWOTH:
         raise InvalidRequest(f"{path}: everybody may write to it or beside it; name one in a folder of your own")

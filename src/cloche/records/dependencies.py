@@ -99,7 +99,7 @@ def read_file(folder: int, name: str, most_bytes: int, notes: list[str]) -> byte
             return data
         why = f"it has more than {most_bytes} bytes"
     line = f"{name}: left out: {why}"
-    if line not in notes:  # it may be looked at twice
+    if line not in notes:  # it may be read twice
         notes.append(line)
     return None
 
@@ -121,7 +121,7 @@ def _manager_of(row: DependencyFile, data: bytes) -> str:
     """Return the manager that a manifest names, else the default one."""
     try:
         named = _named_in_json(data) if row.ecosystem == "javascript" else _named_in_toml(data)
-    except ValueError:  # find_dependencies says what is wrong with it
+    except ValueError:  # find_dependencies reports the fault
         named = ()
     return next((name for name in named if name in _MANAGERS[row.ecosystem]), _DEFAULT_MANAGERS[row.ecosystem])
 

@@ -19,11 +19,11 @@ from cloche.core.record import dataclass
 
 MOST_LOCK_BYTES = 16 << 20
 MOST_MANIFEST_BYTES = 256 << 10
-MOST_LINE, MOST_LINES = 4096, 1_000_000  # bytes of a line that are looked at, and lines of a file
+MOST_LINE, MOST_LINES = 4096, 1_000_000  # bytes of a line that are parsed, and lines of a file
 MOST_VALUES = 1_000_000  # of a JSON or YAML document
 MOST_DEPTH = 50
 
-NamedVersion = tuple[object, object]  # name, and the version where it is pinned to one: as the file has them, unchecked
+NamedVersion = tuple[object, object]  # name and pinned version, as in the file, unchecked
 Reader = Callable[[bytes], Iterator[NamedVersion]]
 
 _REQUIREMENT = re.compile(
@@ -39,7 +39,7 @@ _PNPM_KEY = re.compile(r"/?((?:@[^/@]+/)?[^/@]+)[@/]([0-9][^_(]*)")
 _GEM = re.compile(r"    ([A-Za-z0-9._-]+) \(([^()\s]+)\)$")
 _GEMFILE = re.compile(r"""\s*+gem\s*+\(?\s*+["']([A-Za-z0-9._-]+)["'](?:\s*,\s*["']([^"']*)["'])?""")
 _GO_MODULE = re.compile(r"(?:require\s+)?([A-Za-z0-9][^\s()]*)\s+(v[0-9][^\s]*)(?:\s|$)")
-# Strings as they are, an unclosed one to the end; else a comment, or a comma before a closing bracket.
+# A string (an unclosed one to the end), or a comment, or a comma before a closing bracket.
 _BEYOND_JSON = re.compile(
     r'("(?:[^"\\]|\\.)*+(?:"|\\?\Z))|//[^\n]*+|/\*(?:[^*]|\*(?!/))*+(?:\*/|\Z)|,(?=\s*+[}\]])', re.DOTALL
 )
@@ -85,7 +85,7 @@ def mapping(value: object) -> Mapping[str, Any]:
 
 
 def _lines(data: bytes) -> Iterator[str]:
-    for number, line in enumerate(io.BytesIO(data)):  # a list of them could be ten times as large as the file
+    for number, line in enumerate(io.BytesIO(data)):  # a list of lines could be ten times as large as the file
         if number == MOST_LINES:
             raise ValueError(f"it has more than {MOST_LINES} lines")
         yield line[:MOST_LINE].decode("utf-8", "replace").rstrip()
@@ -245,7 +245,7 @@ def _yaml_keys(data: bytes, section: str) -> Iterator[str]:
                 raise ValueError("anchors (&) and aliases (*) are not taken")
             if isinstance(event, yaml.CollectionEndEvent):
                 depth -= 1
-                is_key = True  # where the level is a mapping; only the first two are looked at
+                is_key = True  # if this level is a mapping; only the first two levels matter
             elif isinstance(event, yaml.NodeEvent):
                 if is_key and depth == 1:
                     within = str(getattr(event, "value", ""))
@@ -311,7 +311,7 @@ def _read_gemfile_lock(data: bytes) -> Iterator[NamedVersion]:
         if line and not line.startswith(" "):
             section = line
         elif section in ("GEM", "GIT") and (match := _GEM.match(line)):
-            yield match[1], match[2].partition("-")[0]  # behind the hyphen is a platform
+            yield match[1], match[2].partition("-")[0]  # after the hyphen is a platform
 
 
 def _read_gemfile(data: bytes) -> Iterator[NamedVersion]:
@@ -320,7 +320,7 @@ def _read_gemfile(data: bytes) -> Iterator[NamedVersion]:
             yield match[1], exact(match[2])
 
 
-# In the order of what is believed: of a name that an earlier file of its ecosystem has, a later one says nothing.
+# In order of precedence: names from an earlier file of an ecosystem are not taken from a later one.
 FILES: tuple[DependencyFile, ...] = (
     DependencyFile(name="uv.lock", ecosystem="python", manager="uv", read=_read_toml_lock),
     DependencyFile(name="poetry.lock", ecosystem="python", manager="poetry", read=_read_toml_lock),
@@ -332,7 +332,7 @@ FILES: tuple[DependencyFile, ...] = (
     DependencyFile(name="yarn.lock", ecosystem="javascript", manager="yarn", read=_read_yarn_lock),
     DependencyFile(name="pnpm-lock.yaml", ecosystem="javascript", manager="pnpm", read=_read_pnpm_lock),
     DependencyFile(name="bun.lock", ecosystem="javascript", manager="bun", read=_read_bun_lock),
-    # Binary: what it pins is not read, and names come from package.json.
+    # Binary: pinned versions are not read, and names come from package.json.
     DependencyFile(name="bun.lockb", ecosystem="javascript", manager="bun", read=lambda _: iter(())),
     DependencyFile(name="package.json", ecosystem="javascript", manager="", read=_read_package_json, is_lock=False),
     DependencyFile(name="Cargo.lock", ecosystem="rust", manager="cargo", read=_read_cargo_lock),

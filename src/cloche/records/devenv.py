@@ -28,10 +28,10 @@ from .results import camel
 
 FILE = "cloche-devenv.json"
 VERSION = 1
-INDEX = "the operator's index"  # in `network`: whatever the operator lets package managers reach
+INDEX = "the operator's index"  # in `network`: the hosts that the operator allows package managers
 MOST_BYTES = 256 << 10
 MOST_ITEMS, MOST_WORDS, MOST_TEXT, MOST_VALUE = 64, 256, 4096, 1024
-# The limits that a manifest may lower: as it spells them, and as a run takes them.
+# The limits that a manifest may lower: its spelling -> keyword of a run.
 LIMITS: Mapping[str, str] = {camel(row.keyword): row.keyword for row in REQUESTED_LIMITS}
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -40,7 +40,7 @@ _SECRET = re.compile(r"API_?KEY|TOKEN|SECRET|PASSWORD|AUTH|CREDENTIAL|PRIVATE_KE
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?Z")
 
 Reader = Callable[[Any, str], Any]
-Fields = Mapping[str, tuple[Reader, bool]]  # by name on the wire: how it is read, and whether it must be there
+Fields = Mapping[str, tuple[Reader, bool]]  # by the wire's name: reader, and whether it is required
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +154,7 @@ def write_manifest(folder: int, manifest: DevEnvManifest) -> None:
         raise InvalidRequest(f"{FILE} cannot be written: {error.strerror}") from error
 
 
-# How fields are read. A reader gets the value and the name that messages begin with.
+# Readers of fields. A reader gets the value, and the name for messages.
 
 
 def _read_fields(value: object, where: str, fields: Fields) -> dict[str, Any]:

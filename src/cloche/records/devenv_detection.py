@@ -12,7 +12,7 @@ from ..core.record import dataclass
 from .dependencies import ManagedBy, find_managers, read_file
 from .dependency_files import MOST_MANIFEST_BYTES, mapping, read_json, read_toml
 
-# A version or a range of versions, as it is stored: one line without anything odd.
+# A stored version or range: one line of harmless characters.
 _VERSION = re.compile(r"[0-9A-Za-z^~<>=!*.,|+ _/-]{1,64}")
 _GO = re.compile(rb"^go[ \t]+([0-9][0-9A-Za-z.]{0,31})", re.MULTILINE)
 _RUBY = re.compile(rb"""^ruby[ \t]+["']([^"'\n]{1,64})["']""", re.MULTILINE)
@@ -96,7 +96,7 @@ def _within(read: Callable[[bytes], Mapping[str, object]], *keys: str) -> Callab
 
 
 _LANGUAGES = ("python", "javascript", "rust", "go", "ruby")
-# In the order in which they are believed, for each language.
+# In order of precedence for each language.
 _EVIDENCE: Sequence[tuple[str, str, Callable[[bytes], object]]] = (
     (".python-version", "python", _line),
     ("pyproject.toml", "python", _within(read_toml, "project", "requires-python")),

@@ -30,7 +30,7 @@ from .tables import DEFAULT_PROJECT, EnvironmentSnapshot
 KIND, FOLDER = "snap", "snapshots"
 MOST_LABEL_CHARS, MOST_SESSION_CHARS = 200, 64
 _MOST_NOTES, _MOST_FILE_BYTES = 50, 32 << 20
-_HASHES = "_hashes"  # in a row's document, and nowhere else
+_HASHES = "_hashes"  # only in a row's document
 _Named = dict[str | None, dict[str, Any]]  # by version
 
 
@@ -77,7 +77,7 @@ def take_snapshot(
         with database.writing() as session:
             session.add(_row(document, project, variables.hashes))
     except BaseException:
-        with suppress(RecordsFailed):  # what went wrong before is told
+        with suppress(RecordsFailed):  # the first error is raised
             _remove_file(database, snapshot_id)
         raise
     return document
@@ -122,7 +122,7 @@ def compare_snapshots(database: Database, id1: str, id2: str, *, project: str = 
 def delete_snapshot(database: Database, snapshot_id: str, *, project: str = DEFAULT_PROJECT) -> None:
     """Delete a snapshot's file and row, if they exist. Raises InvalidRequest, NotFound, RecordsFailed."""
     check_id(snapshot_id, KIND)
-    # Within one transaction that writes, as `_load` makes a row from a file: neither sees the other half done.
+    # In one write transaction, as `_load` restores a row from a file: neither sees the other half done.
     with database.writing() as session:
         row = session.get(EnvironmentSnapshot, snapshot_id)
         if _owner(database, row, snapshot_id) != project:

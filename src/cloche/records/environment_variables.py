@@ -25,12 +25,12 @@ MOST_VALUE_CHARS = 1_024
 MOST_VARIABLES = 2_000
 _MOST_CHARS = 256 << 10  # of all values that are not too long
 _MOST_KEY_CHARS = 1_024
-_SHOWN_KEY_CHARS = 200  # of one that is left out
-_LEAST_SECRET_CHARS = 8  # a shorter one is in many other values, too
+_SHOWN_KEY_CHARS = 200  # of a skipped variable
+_LEAST_SECRET_CHARS = 8  # a shorter one also occurs in other values
 _KEY_FILE, _KEY_BYTES = "snapshots.key", 32
 KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SENSITIVE = re.compile(r"API_KEY|TOKEN|SECRET|PASSWORD|AUTH|CREDENTIAL|PRIVATE_KEY|ACCESS_KEY", re.IGNORECASE)
-# A user and a password before the host of an address. In a page's address neither has a slash.
+# User and password in a URL. In http(s) URLs neither has a slash.
 _WITH_PASSWORD = re.compile(r"https?://[^\s/?#]*:[^\s/?#]*@|(?<!http)(?<!https)://[^\s/@:]*:\S*@", re.IGNORECASE)
 
 

@@ -15,7 +15,7 @@ from .git_objects import ReadBudget, Unknown
 
 MOST_DEPTH = 100  # of folders
 MOST_FILES = 200_000
-MOST_FOLDERS = 50_000  # that take some hundred bytes each, and one or two of the file
+MOST_FOLDERS = 50_000  # each takes some hundred bytes of memory, and one or two of the file
 _MOST_PATH = 4096
 _ENTRY = struct.Struct(">10I20sH")
 _VALID, _EXTENDED, _SKIPPED, _INTENDED = 0x8000, 0x4000, 0x4000, 0x2000

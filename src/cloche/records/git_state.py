@@ -35,7 +35,7 @@ _MOST_CONVERTED = 16 << 20
 _NAME = re.compile(rb"[0-9a-f]{40}")
 _LONG_NAME = re.compile(rb"[0-9a-f]{64}")
 _ASSIGNMENT = re.compile(r"([A-Za-z][\w-]*)\s*(?:=(.*))?")
-_UNMERGED = ("DD", "AU", "UD", "UA", "DU", "AA", "UU")  # by the stages that a path has
+_UNMERGED = ("DD", "AU", "UD", "UA", "DU", "AA", "UU")  # by the bits of a path's stages
 _QUOTED = {7: "\\a", 8: "\\b", 9: "\\t", 10: "\\n", 11: "\\v", 12: "\\f", 13: "\\r", 34: '\\"', 92: "\\\\"}
 
 
@@ -160,7 +160,7 @@ def _loose_ref(git: int, ref: str) -> bytes | None:
         return data.strip() if (data := read_small(git, ref, _MOST_HEAD)) is not None else None
     except Unknown as error:
         if isinstance(error.__cause__, NotADirectoryError | IsADirectoryError):
-            return None  # refs/heads/a is a ref, or a folder of refs, and a packed one has a name below or above
+            return None  # refs/heads/a is a file or a folder, and a packed ref has a name below or above
         raise
 
 
@@ -288,7 +288,7 @@ class _WorkingTree:
         for name, below in folder.folders.items():
             self._walk_below(fd, name, below, prefix, rules)
         if rules is not None:
-            # Like git: a folder in place of a file is a deletion, and its files are not told.
+            # Like git: a folder in place of a file is a deletion, and its files are not listed.
             tracked = {*folder.files, *folder.unmerged, *(name for name in folder.folders if names.get(name))}
             untracked = {name: is_folder for name, is_folder in names.items() if name not in tracked}
             self.untracked += [prefix + path for path in self._untracked(fd, untracked, prefix, rules)]
@@ -359,7 +359,7 @@ class _WorkingTree:
         names = self._names(folder)
         if b".gitignore" in names:
             rules = (*rules, *self._rules(folder, ".gitignore", prefix))
-        by_kind = dict(sorted(names.items(), key=lambda item: item[1]))  # files first: one is enough
+        by_kind = dict(sorted(names.items(), key=lambda item: item[1]))  # files first: one suffices
         return any(True for _ in self._untracked(folder, by_kind, prefix, rules))
 
     def _is_ignored(self, rules: Sequence[IgnoreRules], path: bytes, *, is_folder: bool) -> bool:
@@ -407,7 +407,7 @@ class _WorkingTree:
     def _is_as_it_was(self, entry: IndexEntry, facts: os.stat_result) -> bool:
         """Tell whether a file is unmodified since it was added, as git does: by size, times and inode."""
         modified = entry.times[2] * 10**9 + entry.times[3]
-        if modified >= self._indexed_at:  # and after the index was written, perhaps
+        if modified >= self._indexed_at:  # "racily clean" (git's Documentation/technical/racy-git)
             return False
         times = (*divmod(facts.st_ctime_ns, 10**9), *divmod(facts.st_mtime_ns, 10**9))
         is_same_time = all(indexed in (now & 0xFFFFFFFF, 0) for indexed, now in zip(entry.times, times, strict=True))
@@ -447,7 +447,7 @@ def _is_repository(folder: int) -> bool:
     try:
         git = open_folder(".git", folder)
     except OSError:
-        return True  # ours to say nothing about
+        return True  # unreadable: treated as a repository
     try:
         return all(_look(name, git) for name in (b"HEAD", b"objects", b"refs"))
     finally:

@@ -176,7 +176,7 @@ class _Opening:
     async def open(self, setup: Sequence[Setup], stack: AsyncExitStack) -> AsyncSandbox:
         """Return the open sandbox. `done` has the steps that it covers."""
         steps = [step for step in setup if _layered(step) is _npm_requirements]
-        if steps and self._own != "auto":  # which no sandbox that lives can be opened with
+        if steps and self._own != "auto":  # a live sandbox cannot be opened with it
             started = time.monotonic()
             try:
                 requirements = [line for step in steps for line in _npm_requirements(step, self.folder)]
@@ -200,7 +200,7 @@ class _Opening:
 
 async def _upload(sandbox: AsyncSandbox, folder: int) -> tuple[str, ...]:
     """Copy the workspace; return notes about omissions."""
-    path = f"/proc/self/fd/{folder}"  # the folder that was opened, whatever has its name now
+    path = f"/proc/self/fd/{folder}"  # the opened folder, even if another has its path now
     try:
         count = (await sandbox.upload(path, "/workspace", leave_out=LEFT_OUT)).left_out
     except InvalidRequest as error:
@@ -271,7 +271,7 @@ def _pip_requirements(step: Setup, folder: int) -> Sequence[str]:
     if len(arguments) == 2 and arguments[0] in ("-r", "--requirement") and "/" not in arguments[1]:
         data = _read(folder, arguments[1], MOST_MANIFEST_BYTES)
         return read_requirements_file(data.decode("utf-8", "replace"), file=arguments[1])
-    return arguments  # names; an option is refused as none
+    return arguments  # names of packages; an option is refused as an invalid name
 
 
 def _npm_requirements(step: Setup, folder: int) -> Sequence[str]:

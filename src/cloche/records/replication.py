@@ -20,7 +20,7 @@ from .environment_variables import KEY
 
 SCRIPT = ".cloche-env-replication.sh"
 _NEWLINE = "cloche_newline"
-# What shells refuse to be told, tell themselves, or act on when they start or show a prompt.
+# Variables that shells make read-only, set themselves, or evaluate at their start or prompt.
 _OF_SHELLS = frozenset({
     "_", "ARGV0", "BASHOPTS", "BASHPID", "BASH_ALIASES", "BASH_ARGC", "BASH_ARGV", "BASH_CMDS", "BASH_COMMAND",
     "BASH_COMPAT", "BASH_ENV", "BASH_EXECUTION_STRING", "BASH_LINENO", "BASH_LOADABLES_PATH", "BASH_REMATCH",
@@ -111,7 +111,7 @@ def quote(value: str) -> str:
 def _quoted(value: str) -> Iterator[str]:
     before = ""
     for char in value:
-        # In an encoding such as GBK a shell takes the last byte of a character and a backslash for one character.
+        # In encodings such as GBK, a character's last byte and a backslash may form one character.
         if not before.isascii() and char in '\\"$`':
             yield '""'
         before = char

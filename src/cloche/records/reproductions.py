@@ -35,7 +35,7 @@ STATUSES = ("queued", "running", "passed", "failed", "error")
 MOST_TITLE, MOST_DESCRIPTION, MOST_CODE, MOST_SESSION, MOST_EXIT_CODE = 200, 20_000, 1 << 20, 64, 255
 GONE = "the process that ran it ended before the run did; run it again"
 CANCELLED = "the run was cancelled"
-_LONG = ("code", "result")  # what a list leaves out
+_LONG = ("code", "result")  # left out of lists
 _running: set[str] = set()  # those of this process
 
 
@@ -106,7 +106,7 @@ class Reproductions:
         """
         name = None if backend is None else parse_backend(backend, name="backend")
         with self._database.writing() as session:
-            # The condition is the database's to decide: of two that come at once one finds nothing.
+            # The database checks the condition: of two concurrent claims one updates no row.
             claim = update(Reproduction).where(
                 Reproduction.id == _checked_id(id), Reproduction.project == self._project,
                 Reproduction.status != "running",
@@ -158,7 +158,7 @@ class Reproductions:
         try:
             await finished(starting)
         except asyncio.CancelledError:
-            if starting.exception() is None:  # it was taken all the same
+            if starting.exception() is None:  # it was claimed all the same
                 await finished(asyncio.to_thread(self._end, id, {"error": CANCELLED}, "error"))
             raise
         return await self.finish(id, options)

@@ -21,7 +21,7 @@ from .ids import check_id, now
 from .tables import LiveSandbox
 
 STARTING, RUNNING, PAUSED, ENDED = STATES = ("starting", "running", "paused", "ended")
-KEPT_S = 3_600.0  # how long one that has ended is known
+KEPT_S = 3_600.0  # how long an ended one is kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

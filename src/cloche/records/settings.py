@@ -24,14 +24,14 @@ from .ids import now
 from .results import snake
 from .tables import Setting
 
-# How the wire spells them -> the keyword of `SandboxOptions`.
+# The wire's name -> keyword of `SandboxOptions`.
 NAMES: Mapping[str, str] = {
     "runtime": "backend", **{row.wire: row.keyword for row in REQUESTED_LIMITS},
     "network": "network", "networkAllow": "network_allow", "networkDeny": "network_deny", "languages": "languages",
     "packages": "packages", "require": "require", "screen": "screen", "users": "users",
 }  # fmt: skip
 
-# Each spelling that files know of these (C1), and the wire's own, also in snake case -> the keyword.
+# Every spelling of configuration files (C1), and the wire's, also in snake case -> keyword.
 SPELLINGS: Mapping[str, str] = {
     **{spelling: keyword for keyword in NAMES.values() for spelling in BY_NAME[keyword].readers()},
     **{snake(name): keyword for name, keyword in NAMES.items()},
@@ -82,7 +82,7 @@ def read_names(spelled: Mapping[str, Any]) -> dict[str, Any]:
         if keyword in values:
             raise InvalidRequest(f"{name}: {names[keyword]} says the same; give one of them")
         names[keyword], values[keyword] = name, read_spelling(name, value)
-        if value is not None:  # what is wrong with it is said by the name that it was given
+        if value is not None:  # errors use the given name
             ARGUMENT_READERS[keyword](readers.check_length(values[keyword], name=name), name=name)
     return values
 

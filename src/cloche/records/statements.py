@@ -94,6 +94,6 @@ def run_by(connection: sqlite3.Connection, work: Sequence[Statements]) -> None:
             statements.run_by(connection)
         connection.execute("COMMIT")
     except BaseException:
-        if connection.in_transaction:  # else SQLite has undone it
+        if connection.in_transaction:  # else SQLite has rolled it back
             connection.execute("ROLLBACK")
         raise

@@ -185,7 +185,7 @@ class LiveSandbox(Owned, Table):
     document: Mapped[dict[str, Any]] = mapped_column(JSON)
 
 
-# The queue of `cloche.agent.queue`, which makes this table, too, where it comes first.
+# The queue of `cloche.agent.queue`, which also creates this table if it comes first.
 APPROVALS = sqlalchemy.Table(
     "approvals",
     Table.metadata,
@@ -200,7 +200,7 @@ APPROVALS = sqlalchemy.Table(
 
 Index("runs_by_status", Run.project, Run.status, Run.id)
 
-# Lists are by project, perhaps by the caller's label, and the newest first.
+# Lists select by project, optionally by the caller's label, and return the newest first.
 for _table in Table.metadata.tables.values():
     if _table is not APPROVALS and "project" in _table.c:
         Index(f"ix_{_table.name}_project", _table.c.project, _table.c.id)

@@ -94,7 +94,7 @@ def shared_key(session: Session) -> str:
 @functools.cache
 def _host() -> str:
     with suppress(OSError), open("/etc/machine-id", "rb") as file:
-        return _digits(file.read() + socket.gethostname().encode())  # containers share the file, and not the name
+        return _digits(file.read() + socket.gethostname().encode())  # containers may share the file, but not the name
     return _digits(socket.gethostname().encode())
 
 

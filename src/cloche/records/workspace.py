@@ -63,7 +63,7 @@ class WorkspaceSnapshots:
         }  # fmt: skip
         if not contents:
             return self._insert(_document(about, _read(folder, bounds, deadline, None)))
-        with self._blobs.held() as blobs:  # until the row names them
+        with self._blobs.held() as blobs:  # until the row refers to them
             tree = _read(folder, bounds, deadline, blobs.store)
             blobs.sync()
             return self._insert(_document(about, tree))

@@ -20,7 +20,7 @@ from cloche.core.record import dataclass
 from .blobs import IS_SHA256
 
 EXCLUDED_NAMES = frozenset({b".git", b"node_modules", b"__pycache__", b".DS_Store"})
-RESTORE_MANIFEST = ".cloche-ws-restore.json"  # at the top, our own
+RESTORE_MANIFEST = ".cloche-ws-restore.json"  # written at the top of a restored workspace
 MOST_PATH_BYTES = 4096
 PERMISSIONS = 0o777
 _SKIPPED = "skipped:"
@@ -127,7 +127,7 @@ def _bytes_of(item: Mapping[str, Any], key: str) -> bytes:
         if isinstance(packed, str) and text is None:
             return base64.b64decode(packed, validate=True)
     except (UnicodeEncodeError, binascii.Error):
-        pass  # told below
+        pass  # raised below
     raise InvalidRequest(f"files: each has {key} (text) or {key}Base64, and one of them alone")
 
 

@@ -107,7 +107,7 @@ def _restore_file(restoration: Restoration, entry: Entry) -> str:
         raise _Refused("manifest-only")
     data = present.data if present is not None and is_same else _content_of(restoration.blobs, entry)
     with _folder(restoration.root, above) as folder:
-        # A new file even where only the mode differs: the old one may have another name elsewhere.
+        # A new file even if only the mode differs: the old one may have other hard links.
         hostfs.replace(folder, name, data, mode=0o600, permissions=mode)
     return "restored"
 
@@ -219,7 +219,7 @@ def _remove_empty(root: int, folder: bytes) -> None:
         try:
             with hostfs.descended(root, names[:-1]) as parent:
                 os.rmdir(names[-1], dir_fd=parent)
-        except OSError:  # there is still something in it, or it has gone
+        except OSError:  # it is not empty, or already removed
             return
         names.pop()
 

@@ -24,13 +24,13 @@ from .workspace_entries import MOST_PATH_BYTES, Entry, is_excluded
 
 MIB = 1 << 20
 CHUNK_BYTES = MIB
-MOST_TRIES = 2  # to read a file that changes meanwhile
-# Why a walk ended before its end; what it did not come to is unknown. `depth` and `bytes` leave out what they name.
+MOST_TRIES = 2  # to read a file that changes during the read
+# Why a walk ended early; the remainder is unknown. `depth` and `bytes` only leave out single entries.
 ENDED_BY = frozenset({"entries", "names", "time"})
 _OTHER_KINDS = {
     stat.S_IFIFO: "fifo", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device",
 }  # fmt: skip
-_SWAPPED = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EINVAL)  # it was something else a moment before
+_SWAPPED = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EINVAL)  # errors of a name replaced after its examination
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,11 +117,11 @@ class TreeWalk:
                 state = os.stat(name, dir_fd=folder, follow_symlinks=False)
                 is_mounted = state.st_dev != self._device or mount_at(name, folder) != self._mount
             except FileNotFoundError:
-                continue  # it has gone meanwhile
-            except OSError as error:  # a folder that may be listed and not entered
+                continue  # it was removed meanwhile
+            except OSError as error:  # such as in a folder that may be listed but not entered
                 yield TreeItem(path=path, name=name, folder=folder, skipped=_reason(error))
                 continue
-            if is_mounted:  # it may be a stranger's, and answer never
+            if is_mounted:  # a foreign file system may never answer
                 yield TreeItem(path=path, name=name, folder=folder, skipped="other-filesystem")
             elif stat.S_ISDIR(state.st_mode):
                 yield from self._folder(name, folder, path, depth)

@@ -29,7 +29,7 @@ from .statements import Statements, run_by
 T = TypeVar("T")
 MOST_TOGETHER = 64  # writes in one transaction
 MOST_SMALL = 64 << 10  # bytes that the loop writes in one transaction
-MOST_OF_LOOP = 200  # transactions between two of the thread: the log has a thousand pages then
+MOST_OF_LOOP = 200  # the loop's transactions until the thread's next one; the WAL then has about 1,000 pages
 SLOW_S, THREAD_ALONE_S = 0.02, 2.0
 Work = Callable[[Session], T]
 _Request = tuple[Work[Any], asyncio.AbstractEventLoop, asyncio.Future[Any]]
@@ -46,8 +46,8 @@ class Writer:
     def __init__(self, database: Database):
         self._database = database
         self._waiting: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
-        self._in_thread = 0  # of what was asked for and is not written yet
-        self._soon: list[_Request] = []  # what the loop writes at its next turn
+        self._in_thread = 0  # requests passed to the thread and not yet written
+        self._soon: list[_Request] = []  # requests that the loop writes at its next turn
         self._size = 0  # of that, in bytes
         self._small: sqlite3.Connection | None = None  # of the loop
         self._left, self._thread_until = MOST_OF_LOOP, 0.0
@@ -89,19 +89,19 @@ class Writer:
     def _hand_over(self, *requests: _Request) -> None:
         """Pass requests to the thread, after those that the loop was about to write."""
         batch, self._soon, self._size = [*self._soon, *requests], [], 0
-        if self._left <= 0:  # once to shorten the log, then to begin it anew, which waits for the disk, too
+        if self._left <= 0:  # once for a checkpoint, then to restart the WAL, which syncs, too
             self._left = -1 if self._left == 0 else MOST_OF_LOOP
         self._in_thread += len(batch)
         for request in batch:
             self._waiting.put(request)
 
     def _write_soon(self) -> None:
-        if not self._soon:  # the thread has it
+        if not self._soon:  # the thread has taken them
             return
         begun = time.monotonic()
         try:
             run_by(self._connection(), [work for work, _, _ in self._soon if isinstance(work, Statements)])
-        except Exception:  # whatever it is, the thread waits for its end, or says it
+        except Exception:  # the thread waits for the lock, or reports the error
             self._hand_over()
         else:
             written, self._soon, self._size = self._soon, [], 0
@@ -149,7 +149,7 @@ class Writer:
         while len(batch) < MOST_TOGETHER and not self._waiting.empty():
             following = self._waiting.get()
             if following is None:
-                self._waiting.put(None)  # for the next look: it is the last
+                self._waiting.put(None)  # the end, for the next call
                 break
             batch.append(following)
         return batch
@@ -176,13 +176,13 @@ class Writer:
     def _tell(self, ended: list[_Outcome]) -> None:
         """Report outcomes to the waiting coroutines, with one wake-up of each event loop."""
         for loop in {request[1] for request, _, _ in ended}:
-            with suppress(RuntimeError):  # it is closed, and so nobody waits
+            with suppress(RuntimeError):  # the event loop is closed: no coroutine waits
                 loop.call_soon_threadsafe(self._settle, [outcome for outcome in ended if outcome[0][1] is loop])
 
 
 def _end(ended: list[_Outcome]) -> None:
     for (_, _, future), result, error in ended:
-        if future.done():  # whoever waited was cancelled
+        if future.done():  # the waiting coroutine was cancelled
             continue
         if error is not None:
             future.set_exception(error)

@@ -2,7 +2,7 @@
 
 Input: HTTP requests with a key or a browser's cookie. Output: JSON (errors as RFC 9457), server-sent events, web
 sockets and HTML. A worker keeps only current work in memory; everything else is in `records`. A caller gets at most
-what the operator configured.
+the operator's configured limits.
 
 - `command.py`: `cloche serve`; `service.py`: the state of one worker; `app.py`: the application with its middleware.
 - `auth.py`: authentication and scopes; `guard.py`: host names, body sizes, headers; `bodies.py`: bounded JSON bodies;

@@ -31,7 +31,7 @@ ROUTES: Sequence[str] = (
 )  # fmt: skip
 PAGE_ROUTES: Sequence[str] = ("pages", "page_approvals", "page_sandboxes", "page_snapshots", "page_settings")
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1")
-# FastAPI's own, in newer versions, which would send queries and texts of errors; ours is in `observe.py`.
+# Newer FastAPI versions have telemetry that would send queries and error texts; Cloche's is in `observe.py`.
 _NO_TELEMETRY: Any = {
     "tracing": False, "metrics": False, "logs": False, "operation_spans": False, "auto_configure": False,
 }  # fmt: skip

@@ -29,8 +29,8 @@ from .problems import Refused
 
 POLL_S, POLL_AFTER_FAILURE_S = 0.2, 2.0
 MOST_FOLLOWERS, MOST_BUFFERED = 1_000, 256
-MOST_AT_ONCE = 100  # rows of one look
-MOST_OPEN = 10_000  # whose expiry is told
+MOST_AT_ONCE = 100  # rows of one read
+MOST_OPEN = 10_000  # requests whose expiry is reported
 log = logging.getLogger("cloche.service")
 T = TypeVar("T")
 Read = Callable[[Callable[[Session], Any]], Awaitable[Any]]
@@ -137,7 +137,7 @@ class ApprovalWatch:
         if self._polling is not None and not self._polling.done():
             return
         version, waiting = await self._read(_look_first)
-        if self._polling is None or self._polling.done():  # nobody else has begun meanwhile
+        if self._polling is None or self._polling.done():  # no other follower has started it meanwhile
             self._version = version
             self._open = {entry.number: (entry.expires_at, entry.project) for entry in waiting}
             self._polling = asyncio.ensure_future(self._poll())
@@ -150,7 +150,7 @@ class ApprovalWatch:
             self._nudged.clear()
             try:
                 changes = await self._read(self._look)
-            except ClocheError as error:  # who waits goes on waiting, and is told at its own next reading
+            except ClocheError as error:  # followers keep waiting; their own next read fails
                 log.warning("changes of approvals cannot be read: %s", error)
                 pause_s = POLL_AFTER_FAILURE_S
                 continue

@@ -26,8 +26,8 @@ from .events import LiveRun
 from .problems import Refused
 from .results import event_as_wire
 
-MOST_CALLS = 64  # commands and cells of one sandbox, at once
-MOST_SESSIONS = 16  # of one sandbox, forks among them
+MOST_CALLS = 64  # concurrent commands and cells of one sandbox
+MOST_SESSIONS = 16  # of one sandbox, including forks
 
 
 class OpenedSandbox(OpenLiveSandbox, SupportsFileStreams, Protocol):
@@ -71,7 +71,7 @@ class Attachment:
     sandbox: AsyncSandbox
     previous_worker: str | None = None  # which has ended
     users: int = 0
-    opening: int = 0  # sessions
+    opening: int = 0  # sessions being opened
     used_at: float = field(default_factory=time.monotonic)
     calls: dict[str, LiveRun] = field(default_factory=dict)
     sessions: dict[str, HeldSession] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class Attachment:
         live.events.end()
         self.used_at = time.monotonic()
         if live.task is not None and not live.task.cancelled():
-            live.task.exception()  # whoever waits gets it; nobody has to
+            live.task.exception()  # marks it as retrieved: not every call has a waiter
 
     def call(self, call_id: str) -> LiveRun:
         """Return the running command or cell with this id. Raises NotFound."""

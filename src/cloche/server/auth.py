@@ -109,7 +109,7 @@ async def _of_cookie(service: Service, connection: HTTPConnection) -> Caller | N
 def _check_csrf(connection: HTTPConnection, caller: Caller) -> None:
     """Raise Refused for a request that a page of another site may have sent with this browser's cookie."""
     if isinstance(connection, WebSocket):
-        # A browser sends its cookie with a web socket of any page, but names the page's origin truly.
+        # A browser sends cookies with a web socket of any page, and its true Origin (RFC 6455, 10.2).
         if not _is_own_origin(connection, connection.headers.get("origin", "")):
             raise Refused(403, "csrf", "the web socket comes from a page of another site")
         return

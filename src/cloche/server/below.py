@@ -57,7 +57,7 @@ class RootPath:
             return
         _root.set(self._root)
         headers = Headers(scope=scope)
-        is_passed_on = MARK in headers  # by a worker that puts it there itself
+        is_passed_on = MARK in headers  # the forwarding worker adds the root path itself
 
         async def located(message: Message) -> None:
             if message["type"] == "http.response.start" and not is_passed_on:

@@ -19,8 +19,8 @@ from cloche.serving.json_bounds import TooMuch
 from .problems import Refused
 
 T = TypeVar("T", bound=BaseModel)
-MOST_JSON = 1 << 20  # bytes, of what brings no files
-FEW_BYTES = 1 << 20  # are parsed at once, without a thread
+MOST_JSON = 1 << 20  # bytes, of a body without files
+FEW_BYTES = 1 << 20  # parsed on the event loop
 _AS_FILES = "send files in base64, more of them as a form or an archive"
 
 

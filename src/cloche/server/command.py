@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from .peers import Listening
     from .service import Service, WorkspaceRoot
 
-FORCED_EXIT_S = 10.0  # after the drain, and the end of sandboxes
-END_S = 20.0  # for that
+FORCED_EXIT_S = 10.0  # after the drain, and after the sandboxes have ended
+END_S = 20.0  # for the sandboxes to end
 _WORKER_ADDRESS = re.compile(r"https://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 
 
@@ -106,10 +106,10 @@ async def serving(command: ServeCommand) -> None:
             scheme, port = "https" if is_secure else "http", listener.getsockname()[1]
             shown = "127.0.0.1" if http.is_wildcard(command.host) else http.bracketed(command.host)
             await _greet(service, f"{scheme}://{shown}:{port}{command.root_path.rstrip('/')}")
-            gc.freeze()  # to look through all that is here now takes longer than most requests, and finds nothing
+            gc.freeze()  # a collection of the objects of the start takes longer than most requests
             config = uvicorn.Config(
                 app, log_config=None, log_level="critical", access_log=False, server_header=False,
-                proxy_headers=bool(command.trusted_proxies),  # of nobody else, as the address goes into the audit log
+                proxy_headers=bool(command.trusted_proxies),  # of no other proxy: the address goes into the audit log
                 forwarded_allow_ips=list(command.trusted_proxies),
                 http=http.bounded(), lifespan="off", ws="websockets-sansio", ws_max_size=MOST_MESSAGE,
                 ws_ping_timeout=None, ws_per_message_deflate=False,

@@ -11,7 +11,7 @@ from cloche.core.debugging import NAMESPACES, VARIABLE, DebugState, read_namespa
 from cloche.core.errors import RecordsFailed
 from cloche.core.record import replace
 
-POLL_S = 0.5  # half of what is promised
+POLL_S = 0.5  # half of the documented second
 log = logging.getLogger("cloche.service")
 
 
@@ -39,7 +39,7 @@ class Debugging:
             try:
                 self.use(await read())
                 is_failing = False
-            except Exception as error:  # the next look may succeed, and must not be missed for this one
+            except Exception as error:  # keep polling: the next read may succeed
                 if not is_failing:
                     why = str(error) if isinstance(error, RecordsFailed) else type(error).__name__
                     log.warning("debug namespaces stay as they are: %s", why)

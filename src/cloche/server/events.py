@@ -20,12 +20,12 @@ from cloche.records.results import as_json
 from ..core.record import dataclass, field
 from .problems import Refused
 
-MOST_EVENT_BYTES = 1 << 20  # of one run, for readers who come late or again
-EVENT_BYTES = 256  # what one takes beside its data
+MOST_EVENT_BYTES = 1 << 20  # of one run, for late or returning readers
+EVENT_BYTES = 256  # overhead of one event
 MOST_AT_ONCE = 16  # events that a reader holds
 HEARTBEAT_S = 15.0
-HEARTBEAT = ": still here\n\n"  # a comment, which readers pass over
-MOMENT_S = 0.2  # within which most runs end: whether the client is still there is looked at after that
+HEARTBEAT = ": still here\n\n"  # a comment, ignored by clients (HTML standard, 9.2)
+MOMENT_S = 0.2  # most runs end within it; only then the client's disconnect is watched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class EventLog:
         A slow reader holds no more than that, and a reader that keeps up costs no search. Numbers have no gaps, so an
         event's position follows from its number.
         """
-        count = max(0, min(self._next - 1 - after, len(self._events)))  # a client may name any number
+        count = max(0, min(self._next - 1 - after, len(self._events)))  # a client may give any number
         if count <= MOST_AT_ONCE:
             return list(islice(reversed(self._events), count))[::-1]
         first = len(self._events) - count
@@ -112,15 +112,15 @@ class LiveRun:
     events: EventLog = field(default_factory=EventLog)
     task: asyncio.Task[str] | None = None
     is_begun: bool = False  # it has left the queue
-    has_started: bool = False  # its code has, as far as is told
+    has_started: bool = False  # its code has started, as far as events show
     is_cancelled: bool = False
     has_row: bool = False
-    row: asyncio.TimerHandle | None = None  # at which it is written
-    plain: Mapping[str, Any] | None = None  # its result, as the wire has it, where that is small
+    row: asyncio.TimerHandle | None = None  # writes the row later
+    plain: Mapping[str, Any] | None = None  # its result in the wire's format, if it is small
 
     async def wait(self) -> str:
         """Return the document. Cancelling the wait does not cancel the run. Raises the error that prevented the run."""
-        assert self.task is not None  # noqa: S101 - set by whoever made it
+        assert self.task is not None  # noqa: S101 - set by the code that creates it
         return await asyncio.shield(self.task)
 
     def cancel(self) -> None:
@@ -132,7 +132,7 @@ class LiveRun:
 
 async def wait_or_cancel(request: Request, live: LiveRun) -> str:
     """Return the run's document; kill the run if the client disconnects or the wait is cancelled. Raises Refused."""
-    assert live.task is not None  # noqa: S101 - set by whoever made it
+    assert live.task is not None  # noqa: S101 - set by the code that creates it
     try:
         await wait_a_moment(live.task, MOMENT_S)
         if not live.task.done():

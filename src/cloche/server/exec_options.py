@@ -2,7 +2,7 @@
 
 `ExecRequest` is an allowlist: options without a field there cannot be set by a request (configuration, audit, host
 paths). Below scope admin, the settings that a request leads to are compared key by key with those without it. Each key
-has a rule for which values are looser, and only the operator's ceilings permit them. Pure.
+has a rule that decides if a value is looser, and only the operator's ceilings permit them. Pure.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .identities import Caller
 from .problems import FIELDS
 
 ADMIN_FIELDS = ("level", "best_effort", "tier", "trusted", "fallback", "image", "runtime", "network_ports", "prefer")
-# Which choice is made among what is equally safe, or what is looked at elsewhere here.
+# Choices among equally safe values, and keys with a check of their own below.
 _NOT_COMPARED = frozenset({
     "backend", "preset", "network", "network_allow", "network_ports", "packages", "locked", "timeout_override",
     "autofix", "on_network",
@@ -51,7 +51,7 @@ _KEYWORDS = (
     "prefer", "require", "best_effort", "level", "tier", "trusted", "fallback", "image", "users", "warm", "screen",
 )  # fmt: skip
 
-# Of a request for a run, what its row keeps.
+# The fields of a request that are stored in the run's row.
 _KEPT = frozenset({
     "code", "language", "argv", "session_id", "timeout", "memory_limit", "cpu_limit", "network", "network_allow",
     "packages",
@@ -65,13 +65,13 @@ Word = Annotated[str, StringConstraints(max_length=256)]
 
 def _without_nul(text: str) -> str:
     if "\0" in text:
-        raise ValueError("this has a NUL character")  # which not every database has
+        raise ValueError("this has a NUL character")  # not every database can store it
     return text
 
 
 SessionId = Annotated[str, StringConstraints(max_length=64), AfterValidator(_without_nul)]
 MOST_PATH = 4_096  # characters
-MOST_FAULTS = 10  # that are told of one request
+MOST_FAULTS = 10  # reported of one request
 _DECODED_AT_ONCE = 1 << 20  # characters, a multiple of 4
 
 
@@ -103,7 +103,7 @@ def _wrong(model: str, name: str, why: str) -> ValidationError:
     return ValidationError.from_exception_data(model, [InitErrorDetails(type=error, loc=(name,), input=None)])
 
 
-# What the library calls by another name, as the wire does; any other spelling as it was said.
+# Keywords whose names differ from the wire's map to the wire's; any other spelling maps to itself.
 FIELDS.update({keyword: camel(name) for name, keyword in _REQUEST_NAMES.items()})
 FIELDS.update({spelling: spelling for spelling in SPELLINGS if spelling not in FIELDS and "_" not in spelling})
 
@@ -324,7 +324,7 @@ def _is_more(key: Key, new: Any, old: Any, base: Settings) -> bool:  # noqa: ANN
         return bool(new > _ceiling(key, old, base))
     if key.name == "users":
         return bool(new) and not base.ceilings.get("users", False)
-    if key.name == "network_deny":  # as an argument it takes the place of the service's own
+    if key.name == "network_deny":  # as an argument it replaces the service's own
         return not set(old) <= set(new)
     return key.is_looser is None or bool(key.is_looser(new, old))
 

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
 OPEN_S, SEND_S = 60.0, 300.0
-_NOT_SENT = {1005: 1000, 1006: FAILED}  # codes that say that none came, and what is sent in their place
+_NOT_SENT = {1005: 1000, 1006: FAILED}  # reserved codes (RFC 6455, 7.4.1) that must not be sent, and their replacements
 KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5), (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )  # fmt: skip
-# A logger that nobody has configured: the package would write keys into its debug log.
+# An unconfigured logger: the package would write keys into its debug log.
 _logger = logging.Logger("cloche.forwarded", logging.CRITICAL)  # noqa: LOG001
 
 
@@ -44,13 +44,13 @@ async def pass_on_socket(
     from websockets.asyncio.client import connect
     from websockets.exceptions import InvalidHandshake, InvalidStatus
 
-    await receive()  # that it wants to connect
+    await receive()  # the message websocket.connect
     address = target.replace("http", "ws", 1)
     own = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
     connecting = connect(
         address, ssl=context, proxy=None, compression=None, max_size=MOST_MESSAGE, ping_interval=None,
         open_timeout=OPEN_S, close_timeout=CLOSE_S, user_agent_header=None, logger=_logger,
-        # Whose page asks was checked here; there it is one of that host's.
+        # The page's origin was checked here; the peer expects its own.
         origin=_origin(target),  # type: ignore[arg-type]
         additional_headers=[header for header in own if not header[0].lower().startswith("sec-websocket-")],
     )  # fmt: skip
@@ -83,7 +83,7 @@ async def _carry(connection: ClientConnection, receive: Receive, send: Send) -> 
         await connection.close(GOING_AWAY)
         return
     code = _NOT_SENT.get(connection.close_code, connection.close_code)
-    with suppress(RuntimeError, OSError, TimeoutError):  # it is closed already, or nobody reads
+    with suppress(RuntimeError, OSError, TimeoutError):  # it is closed already, or not read
         async with asyncio.timeout(CLOSE_S):
             await send({"type": "websocket.close", "code": code, "reason": connection.close_reason or ""})
 

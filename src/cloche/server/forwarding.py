@@ -172,7 +172,7 @@ class _Incoming:
                 yield message["body"]
             more = message.get("more_body", False)
         self._is_over.set()
-        if self._is_left:  # which `until_left` tells, and then this is cancelled
+        if self._is_left:  # `until_left` returns, and the forwarding is cancelled
             await asyncio.Event().wait()
 
     async def until_left(self) -> None:

@@ -26,16 +26,16 @@ from .observe import CALLER
 from .problems import Refused, answer
 from .shares import Shares
 
-MOST_BODY = 32 << 20  # of what brings files
-MOST_BODY_OF_NOBODY = 4 << 10  # before it is known whose it is
-MOST_PAIRS = 1_000  # of a form in a URL's encoding
-PIECE = 16 << 10  # of a form: what is parsed in one turn
+MOST_BODY = 32 << 20  # of a request with files
+MOST_BODY_OF_NOBODY = 4 << 10  # before authentication
+MOST_PAIRS = 1_000  # of a URL-encoded form
+PIECE = 16 << 10  # of a form, parsed in one turn of the event loop
 MOST_HELD = 256 << 20  # of all bodies together
 MOST_UPLOAD = 1 << 30  # of one file into a sandbox
 UPLOADS = re.compile(r"/api/sandboxes/[^/]+/files/(content|archive)")
 _WITH_FILES = re.compile(r"/run|/api/code/exec|/api/sandboxes(/[^/]+/(exec|processes/[^/]+/stdin))?")
-SEND_S = 30.0  # a client that reads nothing for so long is dropped
-LOOK_EVERY_S = 5.0  # at whether the key of somebody who is being sent something still holds
+SEND_S = 30.0  # a client that does not read for so long is disconnected
+LOOK_EVERY_S = 5.0  # checks the key of a long response
 _CHARSETS = frozenset({"utf-8", "utf8", "us-ascii"})
 Identify = Callable[[HTTPConnection], Awaitable[Caller]]
 _HEADERS = tuple(
@@ -64,7 +64,7 @@ class Guard:
     def __init__(self, app: ASGIApp, *, names: Sequence[str], identify: Identify, is_any_host: bool = False):
         self._app, self._names, self._is_any_host = app, frozenset(names), is_any_host
         self._identify = identify
-        self._held = Shares(MOST_HELD)  # bytes of bodies that are being received or worked on
+        self._held = Shares(MOST_HELD)  # bytes of bodies being received or processed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -103,7 +103,7 @@ class Guard:
         except (Refused, ClocheError) as error:
             await (await answer_to(Request(scope), error))(scope, receive, sent)
             return
-        is_held = max_bytes < MOST_UPLOAD  # an upload is passed on piece by piece
+        is_held = max_bytes < MOST_UPLOAD  # an upload is streamed
         kind = "bytes" if UPLOADS.fullmatch(scope["path"]) else _kind(headers)
         body = _Body(self._held, whose, receive, max_bytes, is_held=is_held, kind=kind)
         try:
@@ -124,7 +124,7 @@ class Guard:
             return MOST_BODY_OF_NOBODY, None
         if scope["path"] == "/login":
             raise _too_large(MOST_BODY_OF_NOBODY)
-        # A body is received, and read as JSON, before a route asks whose it is.
+        # FastAPI receives and parses a body before a route authenticates the caller.
         caller = await self._identify(HTTPConnection(scope))
         max_bytes = _most_at(scope["path"])
         if size > max_bytes:
@@ -140,7 +140,7 @@ class Guard:
             if time.monotonic() - looked_at > LOOK_EVERY_S and message["type"] == "http.response.body":
                 looked_at = time.monotonic()
                 if CALLER in connection.scope:
-                    with suppress(ClocheError):  # what is not known now may be at the next look
+                    with suppress(ClocheError):  # if the database fails, the next check may succeed
                         await self._identify(connection)
             await send(message)
 
@@ -196,7 +196,7 @@ class _Body:
         self._is_held, self._kind = is_held, kind
         self._bounds = JsonBounds()
         self.held = self._seen = self._pairs = 0
-        self._left, self._is_last = memoryview(b""), True  # of a form's message
+        self._left, self._is_last = memoryview(b""), True  # the remainder of a form's message
 
     async def receive(self) -> Message:
         """Return the next message. Raises Refused."""

@@ -37,7 +37,7 @@ from .terminal import bounded, render_terminal
 
 Call = Callable[[Request], Coroutine[Any, Any, Response]]
 
-# What is served below /static; nothing else is. Path in the package -> media type.
+# All files served below /static. Path in the package -> media type.
 STATIC: Mapping[str, str] = {
     "page.css": "text/css; charset=utf-8",
     "page.js": "text/javascript; charset=utf-8",
@@ -49,7 +49,7 @@ STATIC: Mapping[str, str] = {
     "vendor/xterm-addon-fit.js": "text/javascript; charset=utf-8",
     "vendor/xterm.css": "text/css; charset=utf-8",
 }
-# The parts of the page, in the order of its menu: path, name, and the key that goes there after "g".
+# The sections of the page, in menu order: path, name, and the key that opens it after "g".
 PARTS = (
     ("/run", "Run", "r"), ("/activity", "Activity", "a"), ("/approvals", "Approvals", "p"),
     ("/sandboxes", "Sandboxes", "b"),

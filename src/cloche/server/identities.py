@@ -26,9 +26,9 @@ from cloche.records.tables import DEFAULT_PROJECT, BrowserSession
 from ..core.record import dataclass
 from .problems import Refused
 
-HOLDS_S = 1.0  # how long an answer of the database is used again
+HOLDS_S = 1.0  # how long an answer of the database is cached
 MOST_CACHED = 1_024
-BROWSER = "browser"  # what a human in one is called who came by a link
+BROWSER = "browser"  # the name of a human in a browser
 COOKIE_S, LINK_S = 12 * 3_600, 600
 
 
@@ -66,7 +66,7 @@ class Identities:
     def __init__(self, database: Database):
         self._database = database
         self._known: dict[bytes, tuple[float, KeyFacts | str | None]] = {}
-        self.used: set[str] = set()  # keys, until that is noted
+        self.used: set[str] = set()  # keys whose use is not stored yet
 
     async def of_key(self, text: str) -> KeyFacts | None:
         """Return the key with this text, None unless it is valid."""
@@ -93,7 +93,7 @@ class Identities:
         answer = await asyncio.to_thread(ask, argument)
         if len(self._known) >= MOST_CACHED:
             self._known.clear()
-        if answer is not None:  # what anybody can send without end is not kept
+        if answer is not None:  # unknown keys are not cached: there is no end of them
             self._known[index] = (time.monotonic(), answer)
         return answer
 
@@ -116,7 +116,7 @@ def make_link_code(database: Database) -> str:
 def use_link_code(database: Database, code: str) -> str | None:
     """Return a new cookie for a link's code, which is used up; None for a wrong code."""
     digest = hashlib.sha256(code.encode("utf-8", "replace")).digest()
-    with database.reading() as session:  # anybody may send anything: that keeps nobody else from writing
+    with database.reading() as session:  # a wrong code must not take the lock of a writer
         if session.scalar(select(BrowserSession.id).where(BrowserSession.sha256 == digest)) is None:
             return None
     with database.writing() as session:

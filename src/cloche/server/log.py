@@ -54,7 +54,7 @@ def configure_log() -> None:
 class AccessRecord(logging.LogRecord):
     """The record of a request: fields and a time. It skips the caller's frame, which `LogRecord` takes long to find."""
 
-    def __init__(self, event: str, fields: dict[str, Any]):  # instead of what it inherits
+    def __init__(self, event: str, fields: dict[str, Any]):  # does not call the base class
         self.name, self.levelno, self.levelname, self.msg, self.args = ACCESS, logging.INFO, "INFO", event, ()
         self.fields, self.created = fields, time.time()
         self.exc_info = self.exc_text = self.stack_info = None
@@ -96,7 +96,7 @@ class LaterHandler(logging.Handler):
         try:
             self._waiting.put(None, timeout=END_S)
         except queue.Full:
-            pass  # nobody reads: what waits is lost with this process
+            pass  # stderr is not read: the queued lines are lost
         else:
             self._thread.join(END_S)
         super().close()
@@ -114,7 +114,7 @@ class LaterHandler(logging.Handler):
             try:
                 self._stream.write("".join(lines))
                 self._stream.flush()
-            except Exception:  # a full disk: told with the next lines that go well
+            except Exception:  # such as a full disk: reported with the next successful lines
                 self._left_out += len(lines)
             else:
                 self._tell_left_out()
@@ -123,7 +123,7 @@ class LaterHandler(logging.Handler):
     def _lines(self, record: logging.LogRecord) -> list[str]:
         try:
             return [f"{self.format(record)}\n"]
-        except Exception:  # a record that makes no sense
+        except Exception:  # an invalid record
             self._left_out += 1
             return []
 

@@ -20,7 +20,7 @@ from .log import log_access
 from .metrics import Metrics
 
 REQUEST_ID = "X-Request-ID"
-CALLER = "cloche.caller"  # of the scope: what the access log calls who asked
+CALLER = "cloche.caller"  # key in the scope: the caller's name in the access log
 NO_ROUTE = "(none)"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _SHAPE = re.compile(r"[A-Za-z0-9._-]{1,64}")

@@ -29,17 +29,17 @@ MOST_OUTPUTS = 50
 MOST_PICTURE_CHARS = 8 << 20
 MOST_FRAME_CHARS = 4 << 20
 MOST_FILES = MOST_ROWS = 500
-MOST_SHORT_CHARS = 80  # of an argument that stands in one line
-MOST_AUDIT_BYTES = 4 << 20  # of the log's end, in which a run's events are looked for
+MOST_SHORT_CHARS = 80  # of an argument shown in one line
+MOST_AUDIT_BYTES = 4 << 20  # of the log's end, which is searched for a run's events
 MOST_AUDIT_EVENTS = 200
 _SHA256_CHARS = 64
-# The first type that an output has is shown; pictures as such, and what could be more than text in a frame.
+# The first type that an output has is shown: pictures as images, active content in a frame.
 _PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 _FRAMES = ("text/html", "image/svg+xml")
-# No two parts of it may take the same character: a guest chooses the text, and trying all ways takes its square.
+# No two parts may match the same character: a guest chooses the text, and backtracking would be quadratic.
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]*(?:=\s*){0,2}")
-_FRAME_ROWS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16)  # a frame is as high as one of these needs; else `high`
-# What may act in a frame: nothing. The page's own policy keeps it from going anywhere else.
+_FRAME_ROWS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16)  # a frame's height is one of these; else `high`
+# A frame has no active content. The page's own policy prevents navigation.
 FRAME_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'none'; base-uri 'none'; "
@@ -53,7 +53,7 @@ _FRAME_HEAD = (
     "th,td{padding:2px 10px;text-align:right;border:0;border-bottom:1px solid #8886}svg{max-width:100%;height:auto}"
     "</style>"
 )
-# Fields of the form for a run: its name, the request's, and whether it is a list.
+# Fields of the run form: name in the form, name in the request, whether it is a list.
 _FORM_FIELDS = (
     ("code", "code", False), ("language", "language", False), ("timeout", "timeout", False),
     ("memoryLimit", "memoryLimit", False), ("cpuLimit", "cpuLimit", False), ("network", "network", False),
@@ -89,7 +89,7 @@ async def read_run_form(form: FormData) -> dict[str, Any]:
         text = str(form.get(name, ""))
         if name == "code" or text.strip():
             request[field] = re.split(r"[\s,]+", text.strip()) if is_list else text
-    request["code"] = request["code"].replace("\r\n", "\n")  # how forms send every line
+    request["code"] = request["code"].replace("\r\n", "\n")  # forms send CRLF (HTML standard)
     if request.get("packages") == ["auto"]:
         request["packages"] = "auto"
     files = [upload for upload in form.getlist("file") if isinstance(upload, UploadFile) and upload.filename]
@@ -259,9 +259,9 @@ def show_approval(entry: Entry) -> dict[str, Any]:
     request, first = entry.request, entry.first_decision
     arguments = [(name, _readable(value)) for name, value in request.arguments.items()]
     rules = {name: value for name, value in request.rules.items() if name not in ("changes", "dangers")}
-    if dangers := request.rules.get("dangers"):  # above what is dangerous, the gravest reason first
+    if dangers := request.rules.get("dangers"):  # dangerous changes first, the gravest reason at the top
         arguments.append(("dangerous", _readable(dangers)))
-    if changes := changes_told(request):  # long, whatever they are: what is dangerous is among them
+    if changes := changes_told(request):  # always shown as long text: dangerous changes are among them
         arguments.append(("changes to the folder", "\n".join([*changes, ""])))
     return {
         "number": entry.number,

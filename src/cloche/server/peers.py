@@ -90,7 +90,7 @@ class Peers:
     def __init__(self, database: Database, writer: Writer, worker: str, *, clock: Callable[[], float] = time.monotonic):
         self._database, self._writer, self._worker, self._clock = database, writer, worker, clock
         self._known: dict[str, WorkerFacts] = {}
-        self._risen: dict[str, tuple[int, float]] = {}  # the last number of each, and when that was first seen
+        self._risen: dict[str, tuple[int, float]] = {}  # the last heartbeat number of each, and when it was first seen
         self._address: tuple[str, str | None] | None = None
         self._key = ""
 

@@ -15,7 +15,7 @@ class Places:
     def __init__(self, count: int):
         self._free, self._most_of_one = count, max(1, count - 1)
         self._has: Counter[str | None] = Counter()
-        self._waiting: dict[str | None, deque[asyncio.Future[None]]] = {}  # whose turn it is comes first
+        self._waiting: dict[str | None, deque[asyncio.Future[None]]] = {}  # in the order of turns
 
     async def take(self, whose: str | None) -> None:
         """Wait for a place. `release` gives it back."""
@@ -27,7 +27,7 @@ class Places:
         try:
             await turn
         except BaseException:
-            if turn.done() and not turn.cancelled():  # it was given, and nobody takes it
+            if turn.done() and not turn.cancelled():  # the place was given to a cancelled waiter
                 self.release(whose)
             raise
 
@@ -64,6 +64,6 @@ class Places:
             turn = turns.popleft()
             if turns:
                 self._waiting[whose] = turns
-            if not turn.done():  # who has gone meanwhile needs none
+            if not turn.done():  # a cancelled waiter needs no place
                 self._note(whose)
                 turn.set_result(None)

@@ -21,11 +21,11 @@ from starlette.requests import ClientDisconnect
 from cloche.core import errors
 from cloche.core.escape import escape_name
 
-TYPE = "https://cloche.dev/problems/"  # a name; nothing needs to answer there
+TYPE = "https://cloche.dev/problems/"  # an identifier, not a page (RFC 9457, 3.1.1)
 MEDIA_TYPE = "application/problem+json"
 log = logging.getLogger("cloche.service")
 
-# The first class that fits: status, and the last part of the type.
+# The first matching class gives the status and the last part of the type.
 _CLASSES: tuple[tuple[type[Exception], int, str], ...] = (
     (errors.NotFound, 404, "not-found"),
     (errors.SandboxFileNotFound, 404, "file-not-found"),
@@ -47,7 +47,7 @@ _CLASSES: tuple[tuple[type[Exception], int, str], ...] = (
 )
 _OF_FIELDS = (errors.InvalidRequest, errors.PolicyDenied)
 _MOST_FAULTS = 10
-# What messages of errors begin with, before a colon -> the field, as the wire has it. Models add theirs.
+# Prefix of error messages, before a colon -> field of the wire. Models add theirs.
 FIELDS: dict[str, str] = {
     name: name for name in ("cursor", "limit", "status", "state", "label", "wait", "path", "pathBase64", "manifest")
 }
@@ -112,7 +112,7 @@ def answer_to(error: Exception) -> JSONResponse:
             reason, field = _field_of(reason) if isinstance(error, _OF_FIELDS) else (reason, None)
             more = {"kind": error.kind} if isinstance(error, errors.SandboxFileError) and error.kind else {}
             return answer(status, name, reason, remedy=remedy, field=field, headers=headers, more=more)
-    if isinstance(error, ClientDisconnect):  # which nobody reads, but the log and the counts of requests
+    if isinstance(error, ClientDisconnect):  # not delivered; only for the log and metrics
         return answer(HTTPStatus.BAD_REQUEST, "incomplete-body", "the client went away before its body was whole")
     if not isinstance(error, errors.ClocheError):
         log.error("an error that nobody expected", exc_info=error)
@@ -151,7 +151,7 @@ def install(app: FastAPI, respond: Callable[[Request, Exception], Awaitable[Resp
 
 def _fault(fault: Mapping[str, Any]) -> tuple[str, str]:
     """Return the location and the message of a validation error, without the value."""
-    names = [str(name) for name in fault["loc"][1:]]  # behind body, query, path or header
+    names = [str(name) for name in fault["loc"][1:]]  # after body, query, path or header
     why = "there is no such field" if fault["type"] == "extra_forbidden" else str(fault["msg"])
     if fault["type"] == "value_error":
         why = str(fault["ctx"]["error"])

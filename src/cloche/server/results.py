@@ -12,7 +12,7 @@ from cloche.core.events import Cleared, Displayed, Event, NetworkRefused, Output
 from cloche.core.limits import format_size
 from cloche.core.result import Result, output_as_dict
 
-MOST_FILE_BYTES = 16 << 20  # of all files of a result together, where their contents are asked for
+MOST_FILE_BYTES = 16 << 20  # of all files of a result, if their contents are requested
 
 
 def read_files(result: Result) -> list[dict[str, Any]]:
@@ -38,7 +38,7 @@ def event_as_wire(event: Event) -> tuple[str, dict[str, Any]] | None:
     if isinstance(event, OutputChunk):
         try:
             text = {"text": event.data.decode()}
-        except UnicodeDecodeError:  # a character that goes on in the next piece, or no text
+        except UnicodeDecodeError:  # a character continues in the next piece, or it is not text
             text = {"base64": base64.b64encode(event.data).decode()}
         return "output", {"stream": event.stream, **text}
     if isinstance(event, Displayed):

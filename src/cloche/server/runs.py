@@ -45,12 +45,12 @@ from .problems import Refused
 from .results import event_as_wire, read_files
 from .shares import Shares
 
-MOST_QUEUED_BYTES = 256 << 20  # of all requests that wait
+MOST_QUEUED_BYTES = 256 << 20  # of all waiting requests
 FEW_BYTES, FEW_FILES = 16 << 10, 16
 KEPT_S = 60.0  # how long the events of a run that ended can be read
-MOST_KEPT_BYTES = 64 << 20  # of the results and events of all these; of more, the oldest are given up sooner
+MOST_KEPT_BYTES = 64 << 20  # of their results and events; beyond it, the oldest are dropped earlier
 NOTE_RUNNING_S, RETRY_S = 1.0, 1.0
-BESIDE_S = 0.1  # before a row is written that nobody waits for: the answer, and other runs, go first
+BESIDE_S = 0.1  # delay of a row written in the background, after responses and other runs
 SERVICE_STOPPED = "the service was stopped while this ran"
 _NOTHING_RAN = (Refused, StartFailed, BackendUnavailable, InvalidRequest, PolicyDenied)
 log = logging.getLogger("cloche.service")
@@ -102,7 +102,7 @@ class Unobserved:
 
 
 class RunQueue:
-    """Run what is submitted, with the library's limit of concurrent runs."""
+    """Run submitted orders, with the library's limit of concurrent runs."""
 
     def __init__(
         self, writer: Writer, worker: str, *, queue_limit: int, deadline_s: float, observer: RunObserver | None = None,
@@ -117,9 +117,9 @@ class RunQueue:
         self._live: dict[str, LiveRun] = {}
         self._kept: dict[str, int] = {}  # bytes of those that ended, the oldest first
         self.running = self._kept_bytes = 0
-        self._unwritten: set[asyncio.Task[None]] = set()  # ends that the database did not take
-        self._beside: set[asyncio.Task[None]] = set()  # rows that nobody waits for
-        self._later: list[Coroutine[Any, Any, None]] = []  # of these, what is written together in a moment
+        self._unwritten: set[asyncio.Task[None]] = set()  # ends that could not be written
+        self._beside: set[asyncio.Task[None]] = set()  # rows written in the background
+        self._later: list[Coroutine[Any, Any, None]] = []  # of these, the ones written together after `BESIDE_S`
         self._takes_rows = True  # as far as is known
         self.is_closed = False
         self.stopped_by_us = False
@@ -239,7 +239,7 @@ class RunQueue:
         if self._unwritten:
             _, left_unwritten = await asyncio.wait(self._unwritten, timeout=2 * RETRY_S)
             for writing in left_unwritten:
-                writing.cancel()  # the next start notes these runs as lost
+                writing.cancel()  # the next start records these runs as lost
 
     def _leave_queue(self, order: RunOrder) -> None:
         self._waiting.give_back(order.api_key)
@@ -341,7 +341,7 @@ class RunQueue:
 
     async def _note_running(self, run_id: str) -> None:
         """Store that a run is running. Called after a delay, since most runs end before it."""
-        with suppress(RecordsFailed):  # which the end of the run tells
+        with suppress(RecordsFailed):  # the write of the end reports it
             await self._writer.write(partial(run_records.note_running, id=run_id))
 
     def _note_end(self, live: LiveRun, status: str, seconds: float | None) -> None:
@@ -353,14 +353,14 @@ class RunQueue:
         return _no_room(why, seconds)
 
     def _tell(self, live: LiveRun, event: Event) -> None:
-        live.has_started = True  # the first event says that
+        live.has_started = True  # as the first event shows
         if (wire_event := event_as_wire(event)) is not None:
             live.events.add(*wire_event)
 
     def _ended(self, live: LiveRun, *, has_events: bool) -> None:
         live.events.end()
         if live.task is not None and not live.task.cancelled():
-            live.task.exception()  # whoever waits gets it; nobody has to
+            live.task.exception()  # marks it as retrieved: not every run has a waiter
         if not has_events:
             self._live.pop(live.id, None)
             return
@@ -394,7 +394,7 @@ async def _encode_apart(live: LiveRun, result: Result, order: RunOrder) -> tuple
     if order.returns_files or size > FEW_BYTES or result.outputs or len(result.files) > FEW_FILES or result.value:
         return await asyncio.to_thread(lambda: _encode(live.id, result_as_wire(result), result, order))
     plain = result_as_wire(result)
-    if not order.has_events:  # else it would be kept as long as the events are
+    if not order.has_events:  # else it would be kept as long as the events
         live.plain = plain
     return _encode(live.id, plain, result, order)
 

@@ -60,7 +60,7 @@ Running = Annotated[Use, _use_for("run")]
 Reading = Annotated[Use, _use_for("read")]
 
 
-# What routes answer with beside JSON, for the documentation.
+# Responses other than JSON, for the OpenAPI document.
 EVENTS: dict[int | str, dict[str, Any]] = {
     200: {"description": "Server-sent events.", "content": {"text/event-stream": {}}}
 }

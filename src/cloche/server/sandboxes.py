@@ -4,8 +4,8 @@ Theory of operation: each sandbox is kept by a keeper, a separate process, under
 It outlives this worker, and any worker of the host finds it by its row and the keeper's registry. A worker attaches
 when a request needs the sandbox (`held`), stays attached while anything uses it, and detaches a minute later. Running
 commands and sessions belong to one attachment and end with the worker. Every few seconds the rows are compared with the
-registry: a sandbox that is no longer in it has ended. At the same time each keeper is told that a service exists. A
-keeper without clients that has not been told so for `keep_s` ends its sandbox, even if the service has crashed.
+registry: a sandbox that is no longer in it has ended. At the same time each keeper is notified that a service exists. A
+keeper without clients that has not been notified for `keep_s` ends its sandbox, even if the service has crashed.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from .identities import BROWSER, Caller
 from .problems import Refused
 
 MOST_LIVING = 64  # of the service, as each has processes and memory
-MOST_ATTACHED, MOST_OF_KEY = 60, 56  # of one worker; of one key, which leaves others room in both
-UNUSED_S = 60.0  # how long a worker stays in one that it does not use
-JUST_S = 1.0  # whoever came in so recently is about to use it
+MOST_ATTACHED, MOST_OF_KEY = 60, 56  # of one worker; of one key, so that others have room in both bounds
+UNUSED_S = 60.0  # how long a worker stays attached to an unused one
+JUST_S = 1.0  # so recently used: a request is about to use it
 LOOK_EVERY_S = 10.0
-KEEP_S = 600.0  # how long sandboxes go on while no service of their database is there
-INFO_S, END_S, CLOSE_S = 2.0, 15.0, 6.0  # for a keeper to answer, to end its sandbox; to let go
-SETTLE_S, AGAIN_S = 2.0, 0.05  # for a name to come free, when its sandbox has just ended
+KEEP_S = 600.0  # how long sandboxes live without a service of their database
+INFO_S, END_S, CLOSE_S = 2.0, 15.0, 6.0  # for a keeper to answer, and to end its sandbox; for detaching
+SETTLE_S, AGAIN_S = 2.0, 0.05  # for a name to come free after its sandbox has ended
 Record = Callable[..., Awaitable[None]]  # takes a kind, and the fields of an event
 log = logging.getLogger("cloche.service")
 
@@ -73,15 +73,15 @@ class Sandboxes:
     ):  # fmt: skip
         self._database, self._writer, self._worker, self._options = database, writer, worker, options
         self._record, self._note, self._keep_s = record, note, keep_s
-        self._there: list[registry.Found] = []  # of this host, by the last look
-        self._ending: set[str] = set()  # by somebody who asked for it
+        self._there: list[registry.Found] = []  # of this host, at the last comparison
+        self._ending: set[str] = set()  # by a request
         self._open: dict[str, asyncio.Task[Attachment]] = {}
-        self._ours: dict[str, str | None] = {}  # those that this worker has, and of whom it took them over
+        self._ours: dict[str, str | None] = {}  # those of this worker, with the worker it took them over from
         self._starting = asyncio.Semaphore(4)
         self._streams: set[asyncio.Task[Any]] = set()
-        self.listings = asyncio.Semaphore(2)  # of folders, each of which may have megabytes of names
+        self.listings = asyncio.Semaphore(2)  # of folders; one may have megabytes of names
 
-    # What there is.
+    # All sandboxes.
 
     async def create(
         self, *, project: str, api_key: str | None, lifetime_s: float, idle_s: float | None,
@@ -163,7 +163,7 @@ class Sandboxes:
             info = await asyncio.to_thread(lambda: visit(registry.find(facts.name), "info", timeout_s=INFO_S))
         except InvalidRequest:
             return (await self._note_ended(facts)).as_dict()
-        except OutcomeUnknown:  # it has no time for us, or is just ending
+        except OutcomeUnknown:  # the keeper is busy, or about to end
             return facts.as_dict()
         state = records.PAUSED if info.get("is_paused") else RUNNING
         return {
@@ -242,7 +242,7 @@ class Sandboxes:
         with self._database.reading() as session:
             return work(session)
 
-    # Those that this worker is in.
+    # Attachments of this worker.
 
     @asynccontextmanager
     async def held(self, sandbox_id: str, project: str) -> AsyncIterator[Attachment]:
@@ -428,7 +428,7 @@ def _end(name: str) -> None:
 def _own(keepers: Sequence[registry.Found], keep_s: float) -> None:
     """Tell keepers that a service of their database exists. Blocks."""
     for keeper in keepers:
-        with contextlib.suppress(OutcomeUnknown):  # it has no time for us, or is just ending
+        with contextlib.suppress(OutcomeUnknown):  # the keeper is busy, or about to end
             visit(keeper, "own", timeout_s=INFO_S, owner_s=keep_s)
 
 

@@ -48,13 +48,13 @@ from .wire.load import WireLoad
 
 T = TypeVar("T")
 DRAIN_S = 30.0
-LOGINS_EVERY_S = 10.0  # between two events of logins that were refused
+LOGINS_EVERY_S = 10.0  # between two events for refused logins
 NOTE_USE_EVERY_S, FORGET_EVERY_S = 30.0, 3_600.0
 KEEP_RUNS_S = 30 * 86_400.0
 THREADS = 48  # for reading the database and other short work
-MEASURE_S = 10.0  # for the host to be measured before anybody asks: a daemon may not answer
-FILES_AT_ONCE, MOST_FILES_WAITING = 4, 32  # works with host folders; each may take a minute
-REFUSALS = frozenset({403, 429, 503})  # what is recorded when somebody is answered so
+MEASURE_S = 10.0  # for measuring the host at the start: a daemon may not answer
+FILES_AT_ONCE, MOST_FILES_WAITING = 4, 32  # jobs with host folders; each may take a minute
+REFUSALS = frozenset({403, 429, 503})  # statuses of refusals that are recorded
 MOST_PENDING = 200  # approvals, in the record of a workspace
 log = logging.getLogger("cloche.service")
 
@@ -119,7 +119,7 @@ class Service:
         return await asyncio.to_thread(self._read, work)
 
     async def with_files(self, work: Callable[[], T]) -> T:
-        """Run long work with host folders in a small thread pool of its own, so that other requests do not wait for it.
+        """Run long work with host folders in a separate small thread pool, so that other requests do not wait for it.
 
         Raises Refused (503) if the pool's queue is full.
         """
@@ -244,7 +244,7 @@ class Service:
     def _use(self, stored: StoredSettings) -> None:
         try:
             use_stored_settings(stored.values)
-        except InvalidRequest:  # of another version; what it cannot read must not loosen anything
+        except InvalidRequest:  # of another version: unreadable settings must not loosen anything
             log.exception("stored settings cannot be read")
             raise
         self._stored_version = stored.version
@@ -267,7 +267,7 @@ class Service:
         """Delete records of runs beyond their retention, now and every `FORGET_EVERY_S`."""
         forget = partial(run_records.forget_old, retention_s=self.options.keep_runs_s)
         while True:
-            with suppress(ClocheError):  # said where it matters: at the next request
+            with suppress(ClocheError):  # the next request reports it
                 if count := await self.write(forget):
                     log.info("the records of %d runs are kept no longer", count)
             await asyncio.sleep(FORGET_EVERY_S)
@@ -278,7 +278,7 @@ class Service:
             await asyncio.sleep(NOTE_USE_EVERY_S)
             used, self.identities.used = self.identities.used, set()
             if used:
-                with suppress(ClocheError):  # said where it matters: at the next request
+                with suppress(ClocheError):  # the next request reports it
                     await self.write(partial(note_use, key_ids=used))
 
 
@@ -303,7 +303,7 @@ async def opened(location: str | None, options: ServiceOptions) -> AsyncIterator
     try:
         await service.peers.refresh()
         await service.peers.close_of_gone()
-        with suppress(ClocheError, OSError, TimeoutError):  # said where it matters: at the first run
+        with suppress(ClocheError, OSError, TimeoutError):  # the first run reports it
             async with asyncio.timeout(MEASURE_S):
                 await asyncio.to_thread(_measure, options.options)
         yield service
@@ -314,7 +314,7 @@ async def opened(location: str | None, options: ServiceOptions) -> AsyncIterator
         service.begin_draining()
         await asyncio.gather(service.runs.drain(options.drain_s), service.end_background(options.drain_s))
         if options.ends_sandboxes:
-            with suppress(ClocheError):  # they end without a service, if later
+            with suppress(ClocheError):  # they end without a service, only later
                 await service.sandboxes.end_all()
         await service.sandboxes.close()
         await service.peers.leave()

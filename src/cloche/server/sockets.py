@@ -15,8 +15,8 @@ from .auth import find_caller
 from .bodies import JsonBounds, parse
 from .problems import Refused
 
-LOOK_EVERY_S = 5.0  # at whether the key still holds
-CLOSE_S = 5.0  # for a client to take the close
+LOOK_EVERY_S = 5.0  # between two checks of the key
+CLOSE_S = 5.0  # for a client to receive the close
 GOING_AWAY, INVALID_DATA, NOT_ALLOWED, FAILED = 1001, 1007, 1008, 1011  # codes of RFC 6455
 MOST_REASON = 100
 
@@ -51,7 +51,7 @@ async def carry(websocket: WebSocket, *works: Coroutine[Any, Any, None], scope: 
         await asyncio.gather(*tasks, return_exceptions=True)
     error = next((error for task in finished if (error := task.exception()) is not None), None)
     code, reason = _close_of(error)
-    with suppress(RuntimeError, WebSocketDisconnect, TimeoutError):  # it is closed already, or nobody reads
+    with suppress(RuntimeError, WebSocketDisconnect, TimeoutError):  # it is closed already, or not read
         async with asyncio.timeout(CLOSE_S):
             await websocket.close(code, reason)
 

@@ -19,7 +19,7 @@ from cloche.core.escape import escape_name
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
 
-END_S = 5.0  # what was not sent by then is lost
+END_S = 5.0  # unsent data is lost afterwards
 _SIGNALS = ("TRACES", "METRICS")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_PROTOCOL", *(f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL" for signal in _SIGNALS))
 _PROTOCOL = "http/protobuf"
@@ -65,7 +65,7 @@ def _check(signals: list[str]) -> None:
 def _is_installed(name: str) -> bool:
     try:
         return util.find_spec(name) is not None
-    except ModuleNotFoundError:  # of a package above it
+    except ModuleNotFoundError:  # a parent package is missing
         return False
 
 

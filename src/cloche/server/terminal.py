@@ -30,7 +30,7 @@ _STYLES: dict[int, tuple[str, str | None]] = {
     **{base + number: ("colour", f"t-{name}") for base in (30, 90) for number, name in enumerate(_COLOURS)},
     **{base + number: ("ground", f"t-on-{name}") for base in (40, 100) for number, name in enumerate(_COLOURS)},
 }  # fmt: skip
-_EXTENDED = (38, 48)  # followed by 5 and an index, or 2 and three amounts: left out
+_EXTENDED = (38, 48)  # followed by 5 and an index, or 2 and three values (ECMA-48, ITU T.416): left out
 
 
 def bounded(text: str, max_chars: int = MOST_CHARS) -> str:
@@ -50,7 +50,7 @@ def render_terminal(text: object) -> Markup:
     for number, match in enumerate(_SEQUENCE.finditer(plain), 1):
         _add(pieces, plain[offset : match.start()], style)
         offset = match.end()
-        if number > MOST_SPANS:  # from here on it is plain
+        if number > MOST_SPANS:  # the remainder is unstyled
             style.clear()
             break
         if match["final"] == "m":

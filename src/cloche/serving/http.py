@@ -22,9 +22,9 @@ from cloche.core.errors import BackendUnavailable, InvalidRequest
 
 MOST_CONNECTIONS = 512
 MOST_BACKLOG = 128
-HEAD_S = 15.0  # a client that has not sent the head of a request by then will not
-TAKEN_BYTES = 256 << 10  # of an answer that is over: who takes less in such a time is dropped
-BODY_S, BODY_BYTES = 60.0, 4 << 20  # nor the rest of it, where less than this came by then: 70 kB a second
+HEAD_S = 15.0  # time for the head of a request
+TAKEN_BYTES = 256 << 10  # of a finished response: a client that reads less within `HEAD_S` is disconnected
+BODY_S, BODY_BYTES = 60.0, 4 << 20  # at least so many bytes of a body in so many seconds: 70 kB a second
 MOST_PORT = 65_535
 MOST_TOGETHER = 16 << 10  # bytes of a head that wait for the body
 
@@ -59,7 +59,7 @@ class Together:
 
     def write(self, data: bytes) -> None:
         """Send some bytes: those of a head with the next ones, or at the end of this turn."""
-        if self._first or len(data) > MOST_TOGETHER:  # so that a writer is told at once when nobody reads
+        if self._first or len(data) > MOST_TOGETHER:  # so that flow control (pause_writing) works at once
             first, self._first = self._first, b""
             self.plain.write(first + data)
         else:
@@ -94,8 +94,8 @@ class BoundedProtocol(H11Protocol):
     body_s: float = BODY_S
     body_bytes: int = BODY_BYTES
     _looking: asyncio.TimerHandle | None = None
-    _receiving: asyncio.TimerHandle | None = None  # while a body comes
-    _received: int = 0  # bytes, of all requests
+    _receiving: asyncio.TimerHandle | None = None  # while a body is received
+    _received: int = 0  # bytes of all requests
     _begun_at: float = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -131,7 +131,7 @@ class BoundedProtocol(H11Protocol):
         self._end_timers()
         together = cast("Any", self.transport)
         together.pass_on()
-        self.transport = together.plain  # each frame goes at once
+        self.transport = together.plain  # each frame is sent at once
         super().handle_websocket_upgrade(event)
 
     def _end_timers(self) -> None:
@@ -143,7 +143,7 @@ class BoundedProtocol(H11Protocol):
         """Handle received data, and bound the time from the head of a request to its end, however slow its data."""
         before: Any = self.cycle
         super().handle_events()
-        is_ours = self.transport.get_protocol() is self  # and no web socket by now, whose handshake never had an end
+        is_ours = self.transport.get_protocol() is self  # not a web socket by now, whose handshake never ends
         is_receiving = is_ours and self.conn.their_state is h11.SEND_BODY
         if self._receiving is not None and (not is_receiving or self.cycle is not before):
             self._receiving.cancel()
@@ -224,7 +224,7 @@ def is_loopback(host: str) -> bool:
     """Tell whether only this machine can reach a host's addresses. For a name, all its addresses must be loopback."""
     try:
         addresses = {entry[4][0] for entry in socket.getaddrinfo(host, None)}
-    except (OSError, UnicodeError):  # the latter for a name that can be none
+    except (OSError, UnicodeError):  # UnicodeError for an invalid name
         return False
     return bool(addresses) and all(
         ipaddress.ip_address(str(address).partition("%")[0]).is_loopback for address in addresses
@@ -253,7 +253,7 @@ def listen(host: str, port: int) -> socket.socket:
         raise BackendUnavailable(
             f"cannot listen on {host} port {port}: {reason}.", remedy="Choose another with --host and --port."
         ) from error
-    # Connections inherit it. asyncio leaves it out for a socket that was not made for TCP by number, and an answer in
-    # two pieces, head and body, would wait 40 ms for the client to acknowledge the first.
+    # Accepted connections inherit it. asyncio sets it only if the socket's protocol is IPPROTO_TCP. Without it, a
+    # response in two pieces, head and body, waits 40 ms for the client's acknowledgement of the first (Nagle, tcp(7)).
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

@@ -9,7 +9,11 @@ bytes for each of its characters (PEP 393).
 
 from __future__ import annotations
 
-MOST_PARTS, BYTES_OF_PART, MOST_PARTS_AT_ALL = 20_000, 32, 65_536  # values and names; one more for so many bytes
+MOST_PARTS, BYTES_OF_PART, MOST_PARTS_AT_ALL = (
+    20_000,
+    32,
+    65_536,
+)  # values and names; one more is allowed for each so many bytes
 MOST_RICH = 8 << 20  # bytes, of JSON that has escapes or is not ASCII
 MOST_ESCAPES = 1 << 20
 

@@ -41,8 +41,8 @@ MOST_BYTES = 256 << 10  # of a request with all its arguments
 MOST_WAITING = 64  # requests of one key
 MOST_WAIT_S = 60.0
 HEARTBEAT_S = 15.0
-EXPIRY_S = 0.02  # after its deadline a request is surely expired
-STREAM_S = 900.0  # then the client begins again, with a key that holds
+EXPIRY_S = 0.02  # margin after the deadline, so that the request has expired
+STREAM_S = 900.0  # then the client reconnects, which checks its key
 MOST_CAUGHT_UP = 500
 
 Onlooker = Annotated[Caller, needs("read", "approve")]
@@ -125,7 +125,7 @@ def _request_text(request: ApprovalRequest, last: ApprovalRequest | None) -> str
     """Return a request as stored, with the changes since the last one of its tool. Raises InvalidRequest."""
     try:
         json.dumps([dict(request.arguments), dict(request.rules)], allow_nan=False)
-    except ValueError as error:  # a number that is none, or one of too many digits
+    except ValueError as error:  # NaN, infinity, or an integer of too many digits
         raise InvalidRequest(f"arguments, rules: this cannot be written as JSON: {error}") from error
     changes = changes_since(last, request) if last is not None else ""
     return records.request_text(replace(request, changes=changes))

@@ -49,7 +49,7 @@ async def _filters(
 ) -> Filters:
     """Return the filters of a query. `since` and `until` are 2026-01-31, 2026-01-31T12:00, or an age such as 2h, 7d."""
     filters = Filters(kinds=kind or (), statuses=status or (), since=since, until=until, run=run, text=text)
-    filters.wanted()  # a time that is none is an error before anything is read
+    filters.wanted()  # an invalid time is an error before anything is read
     return filters
 
 
@@ -101,7 +101,7 @@ async def export(
     headers = {"Content-Disposition": f'attachment; filename="audit.{format}"'}
     has_ended = threading.Event()
     chunks = _chunks(Reading(folder), filters, format, has_ended)
-    first = await asyncio.to_thread(next, chunks, "")  # what keeps the log from being read is an answer
+    first = await asyncio.to_thread(next, chunks, "")  # an unreadable log is an error response
     return HeldStream(_remaining(first, chunks, has_ended), media_type=_MEDIA_TYPES[format], headers=headers)
 
 
@@ -146,7 +146,7 @@ async def _remaining(first: str, chunks: Iterator[str], has_ended: threading.Eve
         while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
             yield chunk
     finally:
-        has_ended.set()  # a thread that still reads for a client who is gone ends at its next event
+        has_ended.set()  # a thread that still reads for a disconnected client ends at its next event
 
 
 def _chunks(reading: Reading, filters: Filters, form: str, has_ended: threading.Event) -> Iterator[str]:

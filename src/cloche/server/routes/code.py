@@ -66,7 +66,7 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 }
 
 
-AGAIN_S = 0.1  # between two looks at whether another worker's run has ended
+AGAIN_S = 0.1  # between two checks whether another worker's run has ended
 
 
 class Digest(Protocol):
@@ -147,13 +147,13 @@ async def make_order(
 async def allowed_options(service: Service, caller: Caller, own: Mapping[str, Any]) -> dict[str, Any]:
     """Return a sandbox's options, checked against the caller's permissions. Raises PolicyDenied, InvalidRequest."""
     check_fields(own, caller)
-    if not own or caller.has("admin"):  # what holds without it is what it gets
+    if not own or caller.has("admin"):  # it gets the configured settings
         await service.use_stored()
         return service.run_options(own)
     base = await service.settings()
-    if own.get("screen") == base.policy.screen:  # said, it would keep the strict one for level process from coming
+    if own.get("screen") == base.policy.screen:  # if given, it would suppress the stricter default of level process
         own = {name: value for name, value in own.items() if name != "screen"}
-    if "network_deny" in own:  # more than what is denied already
+    if "network_deny" in own:  # in addition to the configured ones
         own = {**own, "network_deny": list(dict.fromkeys([*base.policy.network_deny, *own["network_deny"]]))}
     options = service.run_options(own)
     check_not_looser(load_settings(options), base)
@@ -166,7 +166,7 @@ async def keep_level(service: Service, own: Mapping[str, Any], options: dict[str
         return options
     base = await prepare_in_thread(**service.options.options)
     minimum, *controls = await asyncio.to_thread(level_kept, base)
-    policy = load_settings(options).policy  # of which check_not_looser holds: it requires no less than is configured
+    policy = load_settings(options).policy  # checked by check_not_looser: it requires no less than the configuration
     level = max(Level.parse(minimum), policy.require_level or Level.NONE)
     return {**options, "require": [str(level), *dict.fromkeys([*controls, *map(str, policy.require_controls)])]}
 
@@ -202,7 +202,7 @@ async def _read_form(request: Request, digest: Digest | None) -> tuple[ExecReque
             if digest is not None:
                 await asyncio.to_thread(digest.update, f"{name}\0{len(data)}\0".encode() + data)
     if files:
-        exec_request.model_fields_set.add("files")  # they were given, whichever way they came
+        exec_request.model_fields_set.add("files")  # they were given, if not as JSON
     return exec_request, files, size
 
 

@@ -72,7 +72,7 @@ async def metrics(_: Reader, service: TheService) -> Response:
     """Return metrics in Prometheus' text format."""
     try:
         sandboxes = await service.read(lambda session: session.scalar(select(func.count()).select_from(LiveSandbox)))
-    except RecordsFailed:  # which is counted, and must not hide the other figures
+    except RecordsFailed:  # it is counted, and must not hide the other metrics
         sandboxes = None
     content, kind = service.metrics.render(service.runs, sandboxes=sandboxes)
     return Response(content, media_type=kind)

@@ -23,7 +23,7 @@ from .approvals import Word, decide
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 MOST_WAITING, MOST_DECIDED = 50, 50
 MOST_REASON = 500
-# What a button says -> whether it is a yes, and whether it is the second one.
+# Button -> whether it approves, and whether it is the confirmation.
 _ANSWERS = {"approve": (True, False), "confirm": (True, True), "deny": (False, False)}
 
 
@@ -75,7 +75,7 @@ async def answer(request: Request, number: str, caller: Browser, service: TheSer
     note, remark = "", Word(reason=str(form.get("reason", ""))[:MOST_REASON], remember=is_remembered)
     try:
         await decide(service, caller, read_number(number), remark, is_approved=verdict[0], is_confirming=verdict[1])
-    except (Refused, NotFound) as error:  # it may have ended meanwhile, which is said beside what waits now
+    except (Refused, NotFound) as error:  # it may have ended meanwhile: shown beside the waiting requests
         note = str(error)
     if is_fragment(request) or note:
         return await render(request, "waiting.html", caller, **await _waiting(service, caller.project, note))

@@ -28,7 +28,7 @@ from .sandbox import change_config, list_backends, shown_values
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 DAY_S = 86_400.0
-# Settings that the form has, by the wire's name: what they are called, and the choices where there are few.
+# Settings of the form, by the wire's name: label, and choices if there are few.
 FIELDS: Sequence[tuple[str, str, Sequence[str]]] = (
     ("runtime", "Backend or runtime", ()), *((row.wire, row.title, ()) for row in REQUESTED_LIMITS),
     ("network", "Network", ("off", "allowlist", "open")),

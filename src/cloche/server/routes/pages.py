@@ -30,7 +30,7 @@ from .audit import one_of_few
 from .code import make_order
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
-SHORT_RUN_S = 3.0  # a browser without scripts waits so long for the result before it is shown a page without
+SHORT_RUN_S = 3.0  # a browser without scripts waits so long for a page with the result
 END_S = 5.0
 PER_PAGE = 25
 STATUSES = (
@@ -110,7 +110,7 @@ async def _languages(service: Service, settings: Settings) -> Sequence[str]:
     allowed = settings.policy.languages or tuple(LANGUAGES)
     try:
         backend = (await prepare_in_thread(**service.options.options)).backend
-    except ClocheError:  # what is missing is said when something is run
+    except ClocheError:  # a run reports what is missing
         return allowed
     languages = await asyncio.to_thread(backend.languages) if isinstance(backend, SupportsLanguageNames) else allowed
     return [name for name in allowed if name in languages]

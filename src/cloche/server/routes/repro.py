@@ -97,7 +97,7 @@ async def run(
         try:
             async with service.runs.hold(caller.key_id):
                 await reproductions.finish(repro_id, service.options.options)
-        except Refused as error:  # there was no room, and so it must not stay `running`
+        except Refused as error:  # the queue was full: it must not stay `running`
             await asyncio.to_thread(reproductions.give_up, repro_id, error.detail)
 
     service.in_background(finish())

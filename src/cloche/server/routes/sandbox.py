@@ -23,7 +23,7 @@ from ..exec_options import MOST_FAULTS
 from ..problems import RESPONSES, Refused
 
 router = APIRouter(prefix="/api/sandbox", tags=["sandbox"], route_class=JsonRoute)
-DETECTED_FOR_S = 30.0  # asking a daemon takes a while
+DETECTED_FOR_S = 30.0  # querying a daemon is slow
 _detected: dict[str, tuple[float, asyncio.Task[dict[str, Any]]]] = {}
 
 
@@ -50,7 +50,7 @@ async def change_config(
             remedy=f"use some of {', '.join(NAMES)}",
         )  # fmt: skip
     values = read_names(given)
-    async with service.changing:  # what was compared is what is changed
+    async with service.changing:  # no change between the comparison and the write
         settings = await service.settings()
         before = shown_values(settings)
         after = await service.change_settings(values, by=caller.name)

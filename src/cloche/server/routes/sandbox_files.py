@@ -161,7 +161,7 @@ async def read(
 
 async def _read(use: Use, path: str, range_: str | None) -> Response:
     info = await use.sandbox.stat(path)
-    size = info.size if info.type == "file" else 0  # files of /proc say 0, too, and are read to their end
+    size = info.size if info.type == "file" else 0  # files of /proc report 0, too, and are read to their end
     byte_range = _byte_range(range_, size) if size else None
     offset, count = byte_range or (0, size or None)
     headers = {"Accept-Ranges": "bytes"} if size else {}
@@ -177,7 +177,7 @@ def _byte_range(text: str | None, size: int) -> tuple[int, int] | None:
     """Return offset and count of a Range; None for the whole file. Raises Refused (416)."""
     match = None if text is None else _RANGE.fullmatch(text.strip())
     if match is None or match[1] == match[2] == "":
-        return None  # more than one part, or another unit: the whole is an answer to these
+        return None  # several ranges or another unit: the whole file is a valid answer (RFC 9110, 14.2)
     first, last = match[1], match[2]
     if first == "":
         offset, end = max(0, size - int(last)), size - 1
@@ -232,7 +232,7 @@ async def pack(use: Reading, path: Path, timeout: Timeout = None) -> Response:
 def packed(use: Use, path: str, note_skipped: Callable[[int], None] = lambda _: None) -> AsyncIterator[bytes]:
     """Return the pieces of a tar archive, bounded by the sandbox's disk limit."""
     disk = use.sandbox.limits.disk_bytes
-    max_bytes = disk + disk // 4 + MIB  # with what an archive adds
+    max_bytes = disk + disk // 4 + MIB  # with the overhead of an archive
     return use.held.live.pack_stream(path, max_bytes=max_bytes, note_skipped=note_skipped)
 
 

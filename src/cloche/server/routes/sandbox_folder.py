@@ -76,7 +76,7 @@ async def commit(use: Running, body: Commit) -> dict[str, Any]:
 def _check_writable(use: Use) -> None:
     """Raise PolicyDenied if the host's folder is not below a writable root."""
     path = use.sandbox.notes.get("workspace", {}).get("path")
-    if path is not None:  # else there is no folder, as the call itself says
+    if path is not None:  # without a folder, the call itself raises
         with opened_workspace(use.service.options.roots, path, writes=True):
             pass
 

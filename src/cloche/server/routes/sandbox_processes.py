@@ -33,9 +33,9 @@ from ..streams import HeldStream
 
 router = APIRouter(prefix="/api/sandboxes/{sandbox_id}/processes", tags=["sandbox processes"], route_class=JsonRoute)
 MOST_INPUT = 1 << 20
-INPUT_S = 30.0  # for a process to take what it is sent
+INPUT_S = 30.0  # for a process to read its input
 MOST_WAIT_S = 300.0
-FIRST_PAUSE_S, MOST_PAUSE_S, LONGER = 0.01, 1.0, 1.5  # between two looks at whether it has ended
+FIRST_PAUSE_S, MOST_PAUSE_S, LONGER = 0.01, 1.0, 1.5  # between two checks whether it has ended
 PIECES = 4  # of output that wait to be sent
 
 
@@ -130,7 +130,9 @@ async def output(process_id: str, use: Running) -> Response:
         stack.enter_context(followed(shared, process_id))
         pieces: asyncio.Queue[str | None] = asyncio.Queue(PIECES)
         task = asyncio.ensure_future(_follow(shared, pieces))
-        task.add_done_callback(lambda _: None if pieces.full() else pieces.put_nowait(None))  # so that its end is seen
+        task.add_done_callback(
+            lambda _: None if pieces.full() else pieces.put_nowait(None)
+        )  # wakes the reader at the end
         use.service.sandboxes.note_stream(task)
         stack.push_async_callback(_cancelled, task)
         return HeldStream(_sent(pieces, task), stack.pop_all(), media_type="text/event-stream")
@@ -167,7 +169,7 @@ async def _pass_on(name: str, stream: OpenStream, pieces: asyncio.Queue[str | No
     async for data in stream:
         try:
             content = {"text": data.decode()}
-        except UnicodeDecodeError:  # a character that goes on in the next piece, or no text
+        except UnicodeDecodeError:  # a character continues in the next piece, or it is not text
             content = {"base64": base64.b64encode(data).decode()}
         await pieces.put(_event("output", {"stream": name, **content}))
 

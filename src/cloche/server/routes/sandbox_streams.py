@@ -106,7 +106,7 @@ async def _receive_all(
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code", GOING_AWAY))
         if (data := message.get("bytes")) is not None:
-            with suppress(BrokenPipeError):  # it takes no more; what it sends may still come
+            with suppress(BrokenPipeError):  # it reads no more; its output may still arrive
                 await write(data)
             continue
         await take(read_object(message["text"].encode()))

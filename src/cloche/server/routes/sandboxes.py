@@ -131,7 +131,7 @@ async def open_sandbox(body: NewSandbox, caller: Caller, service: Service) -> re
     holding = opened_workspace(service.options.roots, folder.path, writes=False)
     descriptor, _ = await asyncio.to_thread(holding.__enter__)
     try:
-        # By the descriptor: what has the name by now may be another folder.
+        # By the descriptor, since another folder may have the path by now.
         workspace_options = {
             "workspace": f"/proc/self/fd/{descriptor}",
             "workspace_disk": folder.disk,

@@ -19,7 +19,7 @@ from ..workspaces import opened_workspace
 from .snapshots import Cursor, Limit, Path, Session
 
 router = APIRouter(prefix="/api/workspace/snapshots", tags=["workspace snapshots"], route_class=JsonRoute)
-MOST_S = 60.0  # of walking and hashing; what is not done by then is said in the answer
+MOST_S = 60.0  # of walking and hashing; the answer says what is missing
 
 
 class MemoryContext(WireModel):

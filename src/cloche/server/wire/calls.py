@@ -23,9 +23,9 @@ from ..problems import Refused
 from ..sandbox_use import Use
 from ..service import Service
 
-IN, OUT, ERR, JSON = wire.STDIN, wire.STDOUT, wire.STDERR, wire.REPORT  # the last one both ways
+IN, OUT, ERR, JSON = wire.STDIN, wire.STDOUT, wire.STDERR, wire.REPORT  # the last one in both directions
 FROM_CLIENT, FROM_SERVICE = (IN, JSON), (OUT, ERR, JSON)
-STALL_S = 300.0  # a call whose client takes nothing for so long is ended
+STALL_S = 300.0  # a call whose client does not read for so long is ended
 
 
 class FrameSender(Protocol):
@@ -58,8 +58,8 @@ class Call(Streams):
         super().__init__(number)
         self._connection = connection
         self.verb = NO_ROUTE
-        self.held = 0  # bytes of fields that came in pieces, and of files
-        self.whose: str | None = None  # the key that they count for
+        self.held = 0  # bytes of fields sent in pieces, and of files
+        self.whose: str | None = None  # the key that they are accounted to
         self.task: asyncio.Task[None] | None = None
         self.is_cancelled = False
         self._pieces: dict[int, deque[bytes]] = {stream: deque() for stream in FROM_CLIENT}
@@ -77,7 +77,7 @@ class Call(Streams):
             self.is_cancelled = True
             self.task.cancel()
 
-    # What comes.
+    # From the client.
 
     def take_data(self, stream: int, data: memoryview) -> None:
         """Buffer a piece until it is read. Raises WireError for a piece that clients may not send."""
@@ -131,7 +131,7 @@ class Call(Streams):
             raise Refused(400, "bad-request", f"what came on stream {JSON} is no JSON object")
         return fields
 
-    # What goes.
+    # To the client.
 
     async def transmit(self, frame: bytes) -> None:
         """Send a frame, at the pace of the client."""

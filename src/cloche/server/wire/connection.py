@@ -33,7 +33,7 @@ from .verbs import VERBS, Verb
 
 SILENCE_HEADER = "cloche-silence"
 MOST_SILENCE_S = 300.0
-IDLE_S = 20.0  # between two looks at a client without calls
+IDLE_S = 20.0  # between two pings to a client without calls
 MOST_ID = 256
 MOST_CALLS = 64  # of one connection, at once
 MOST_PING = 128  # bytes
@@ -65,7 +65,7 @@ class Wire:
         if tasks:
             await asyncio.wait(tasks)
 
-    # What comes.
+    # From the client.
 
     async def _receive(self) -> None:
         buffer = wire.FrameBuffer(MOST_MESSAGE, wire.PONG)
@@ -130,18 +130,18 @@ class Wire:
             return
         self._calls[number] = call
         call.task = asyncio.ensure_future(self._carry_out(call, fields))
-        await asyncio.sleep(0)  # a task that is cancelled before its first step says nothing
+        await asyncio.sleep(0)  # lets it start: a task cancelled before its first step runs no `except`
 
-    # What is done.
+    # Calls.
 
     async def _carry_out(self, call: Call, fields: dict[str, Any]) -> None:
         """Do the work of a call, and send the one frame that ends it."""
         begun, status = asyncio.get_running_loop().time(), 200
         try:
             last = await call.prepared(await self._answer(call, fields))
-        except asyncio.CancelledError:  # by the client, or with the connection, where nobody is told
+        except asyncio.CancelledError:  # by the client, or with the connection, where the frame is dropped
             status, last = _error(call.number, Refused(409, "cancelled", "the call was cancelled"))
-        except Exception as error:  # told, and logged where nobody expected it
+        except Exception as error:  # sent to the client, and logged if unexpected
             if call.verb in VERBS and VERBS[call.verb].scope != "read":
                 await self._service.note_refusal(error, what=f"WIRE {call.verb}")
             status, last = _error(call.number, error)
@@ -176,7 +176,7 @@ class Wire:
         async with using(self._service, caller, ids["sandbox"]) as use:
             return _plain(await verb.work(call, replace(request, use=use)))
 
-    # What goes.
+    # To the client.
 
     async def _watch_client(self) -> None:
         """Ping a silent client. Raises TimeoutError if it does not answer."""
@@ -187,7 +187,7 @@ class Wire:
             unanswered = 0 if quiet_s < every_s else unanswered
             if quiet_s < (every_s if self._calls else IDLE_S) * (unanswered + 1):
                 continue
-            if unanswered >= LOOKS - 2:  # counted: where the loop stood still, what came has not been read yet
+            if unanswered >= LOOKS - 2:  # counted pings: after a stalled event loop, received data is not read yet
                 raise TimeoutError
             unanswered += 1
             async with asyncio.timeout(self._silence_s):

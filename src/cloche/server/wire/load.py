@@ -16,7 +16,7 @@ from ..problems import Refused
 from ..shares import Shares
 
 MOST_CONNECTIONS = 32  # each with a window for every stream of its calls
-MOST_HELD = 128 << 20  # bytes of fields and files that are held whole
+MOST_HELD = 128 << 20  # bytes of buffered fields and files
 MOST_WORKSPACES = 64
 
 

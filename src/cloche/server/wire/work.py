@@ -228,7 +228,7 @@ async def _queued(call: Call, request: CallRequest, order: RunOrder) -> str:
 
 
 async def open_workspace(call: Call, request: CallRequest) -> object:
-    """Keep a workspace open, in which each run is a fresh process, until the call is cancelled."""
+    """Keep a workspace open until the call is cancelled. Each run in it is a fresh process."""
     options = await allowed_options(request.service, request.caller, request.fields.options())
     sandbox = await asyncio.to_thread(lambda: AsyncSandbox(live=False, **options))
     with request.service.wire.workspace(request.caller, sandbox) as number:
@@ -334,7 +334,7 @@ async def _tell(call: Call, request: CallRequest, work: Callable[[Sink], Awaitab
 
 async def _tell_events(call: Call, live: LiveRun) -> None:
     async for event in live.events.read(0, heartbeat_s=HEARTBEAT_S):
-        if event is not None and event.name not in ("result", "error"):  # which end the call
+        if event is not None and event.name not in ("result", "error"):  # these end the call
             await call.event(event.name, event.data)
 
 
@@ -562,6 +562,6 @@ async def _pass_in(call: Call, connection: AsyncConnection) -> None:
         try:
             if is_taken:
                 await connection.write(data)
-        except BrokenPipeError:  # it takes no more; what it sends may still come
+        except BrokenPipeError:  # it reads no more; its output may still arrive
             is_taken = False
     await connection.end()

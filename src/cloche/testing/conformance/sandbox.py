@@ -223,7 +223,7 @@ async def _expect_output_while_running(sandbox: OpenSandbox) -> None:
     events: list[Event] = []
     code = "import time; print('first'); time.sleep(70); print('last')"
     async with at_work(sandbox, python(code), sink=events.append) as running:
-        await asyncio.wait([running], timeout=1.0)  # whoever keeps all to the end hands it out, and has ended, at once
+        await asyncio.wait([running], timeout=1.0)  # a backend that buffers all output would deliver it, and end, now
         output = b"".join(event.data for event in events if isinstance(event, OutputChunk))
         is_meanwhile = output == b"first\n" and not running.done()
     expect_that(is_meanwhile, f"the first output did not come while the code ran; heard was {short_repr(output)}")
@@ -244,7 +244,7 @@ async def _closed(subject: Subject) -> None:
         expect("files saved after closing", result.save(folder), ("f",))
 
 
-# A folder nobody may enter must be cleared up all the same.
+# A folder without permissions must be removed, too.
 LOCKS = "os.mkdir('d'); open('d/f', 'w'); [os.chmod(path, 0) for path in ('d/f', 'd', os.environ['TMPDIR'], '.')]"
 
 
