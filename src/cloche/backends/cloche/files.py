@@ -26,7 +26,7 @@ from ..remote.failures import Failure, remote_error
 from .calls import SandboxCalls
 from .connections import begin, outcome
 from .fields import mode_field, path_fields
-from .results import kept
+from .results import files_saver
 from .wire import IN, JSON, OUT, Call
 
 MOST_PACKED = 32 << 20  # maximum size of files written as one archive
@@ -81,8 +81,8 @@ class RemoteFiles(SandboxCalls):
         """Yield a folder as a tar archive. Raises SandboxFileTooLarge beyond `max_bytes`."""
         size = 0
 
-        def note(said: Mapping[str, Any]) -> None:
-            left_out = said.get("leftOut")
+        def note(answer: Mapping[str, Any]) -> None:
+            left_out = answer.get("leftOut")
             note_skipped(left_out if type(left_out) is int and left_out >= 0 else 0)
 
         async for piece in self._content("file.pack", path, path_fields(path), note):
@@ -136,7 +136,7 @@ class RemoteFiles(SandboxCalls):
                     size += record.size
                     await asyncio.to_thread(spool.add, data)
                     unchanged.append(record)
-        return tuple(unchanged), kept(spool, unchanged)
+        return tuple(unchanged), files_saver(spool, unchanged)
 
     # Content in.
 

@@ -192,8 +192,8 @@ def _content(mime: str, text: str) -> str | bytes:
         return text
 
 
-def _usage(said: object, wall_s: float) -> Usage:
-    row = said if isinstance(said, dict) else {}
+def _usage(reported: object, wall_s: float) -> Usage:
+    row = reported if isinstance(reported, dict) else {}
     count = {name: row.get(name) for name in ("cpuUserS", "cpuSystemS", "peakMemoryBytes", "processes")}
     numbers = {name: _number(value) for name, value in count.items() if value is not None}
     return Usage(
@@ -234,7 +234,7 @@ def unescaped(path: str) -> str:
     return _ESCAPE.sub(lambda match: chr(int(match[1], 16)), path)
 
 
-def kept(spool: Spool, records: Sequence[FileRecord]) -> SaveFiles | None:
+def files_saver(spool: Spool, records: Sequence[FileRecord]) -> SaveFiles | None:
     """Return the function that saves files whose contents are consecutive in `spool`.
 
     Raises ValueError if they are not.

@@ -26,7 +26,7 @@ from ..remote.quota import counter_for
 from .connections import begin, begin_on, outcome
 from .fields import MOST_FILES, MOST_SENT, encoded_path, fits_call, path_fields, run_fields
 from .files import incoming
-from .results import ResultReader, kept, read_output, read_records
+from .results import ResultReader, files_saver, read_output, read_records
 from .wire import IN, OUT, Call, TakeEvent
 
 OPEN_S = 120.0
@@ -240,7 +240,7 @@ class ThrowawaySandbox:
         try:
             records = read_records(answer.get("files"))
             if is_kept:
-                return self._reader.read(answer, files=records, save=kept(spool, records))
+                return self._reader.read(answer, files=records, save=files_saver(spool, records))
         except (KeyError, TypeError, ValueError) as error:
             raise self._reader.wrong() from error
         result = self._reader.read(answer)

@@ -75,10 +75,8 @@ class E2BPlan:
             "metadata": dict(labels),
             "secure": True,
             "allow_internet_access": self.has_network,
-            "network": {
-                "allow_public_traffic": False,
-                **only,
-            },  # otherwise its ports are public for everyone who knows its id
+            # With public traffic, everyone who knows the sandbox's id could connect to its ports.
+            "network": {"allow_public_traffic": False, **only},
         }
 
     def launching(self, *, makes_workspace: bool) -> bytes:

@@ -93,8 +93,8 @@ class RunscEngine:
     def argv(self, *, is_served: bool = False) -> list[str]:
         """Return the program and its global options.
 
-        With `is_served`, gVisor uses the network stack of its own network namespace, which has only the loopback
-        interface.
+        With `is_served`, gVisor uses the network stack of the network namespace that it runs in, which has only
+        loopback.
         """
         return [
             self.path,
@@ -107,7 +107,7 @@ class RunscEngine:
 
 
 def find_runsc() -> str:
-    """Return the path of runsc: the value of CLOCHE_RUNSC, else the one on PATH; "" if there is none."""
+    """Return the path of runsc: the value of CLOCHE_RUNSC, else the one on PATH; "" if not found."""
     named = os.environ.get(PATH_VARIABLE, "")
     path = None if named == NONE else shutil.which(named or RUNSC)
     return os.path.realpath(path) if path else ""
@@ -191,7 +191,7 @@ class RunscPlan:
         return bundle_folder(self.shown.binds)
 
     def folder(self, number: int) -> str:
-        """Return the folder in which container `number` of a shim is built."""
+        """Return the folder where container `number` of a shim is built."""
         return f"{self.top}/{number}"
 
     def open_calls(self) -> list[Call]:
@@ -372,7 +372,7 @@ def _mount(target: str, kind: str, source: str, options: Sequence[str]) -> dict[
 def _seccomp() -> Mapping[str, Any]:
     """Return the containers' seccomp profile in the OCI specification's terms.
 
-    gVisor answers every refusal with EPERM, whatever errno the rule names. The C library treats only ENOSYS as "not
+    gVisor answers every refusal with EPERM and ignores the rule's errno. The C library treats only ENOSYS as "not
     implemented", so `clone3`, which should get ENOSYS, is left to gVisor's own kernel. So is setting SO_LINGER, which
     the filter elsewhere pretends to do: a lingering socket is inside gVisor and cannot delay a close outside. gVisor
     calls `select` by another name, and refuses system calls that it does not know by name.
