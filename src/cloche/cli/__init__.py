@@ -59,12 +59,12 @@ def main() -> None:
         leave(EXIT_INTERRUPTED)
 
 
-def _run_named(words: list[str]) -> None:
+def _run_named(arguments: list[str]) -> None:
     """Run a command in a sandbox with a name, and exit with its code; return where that is not so simple."""
     try:
         from ._fast_path import run_named
 
-        run = run_named(words)
+        run = run_named(arguments)
     except KeyboardInterrupt:
         os._exit(EXIT_INTERRUPTED)
     if run is not None and run.code is not None:

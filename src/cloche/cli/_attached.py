@@ -45,7 +45,7 @@ def check_terminal() -> None:
 
 async def run_attached(
     sandbox: AsyncSandbox,
-    words: Sequence[str] | None,
+    command: Sequence[str] | None,
     *,
     cwd: str | None,
     user: str | None,
@@ -64,11 +64,11 @@ async def run_attached(
         tell_folder(sandbox.notes)
         if has_terminal:
             result = await _run_with_terminal(
-                sandbox, words, cwd=cwd, user=user, env=env, timeout=timeout, reads=reads, is_raw=is_raw
+                sandbox, command, cwd=cwd, user=user, env=env, timeout=timeout, reads=reads, is_raw=is_raw
             )
         else:
             async with await sandbox.start(
-                SHELL if words is None else words, cwd=cwd, env=env, user=user, timeout=timeout
+                SHELL if command is None else command, cwd=cwd, env=env, user=user, timeout=timeout
             ) as process:
                 result = await _carry(process, reads=reads)
         if settle is not None:
@@ -78,7 +78,7 @@ async def run_attached(
 
 async def _run_with_terminal(
     sandbox: AsyncSandbox,
-    words: Sequence[str] | None,
+    command: Sequence[str] | None,
     *,
     cwd: str | None,
     user: str | None,
@@ -90,7 +90,7 @@ async def _run_with_terminal(
     rows, columns = _size()
     own = {"TERM": os.environ["TERM"]} if os.environ.get("TERM") else {}
     process = await sandbox.terminal(
-        words, rows=rows, columns=columns, cwd=cwd, env={**own, **env}, user=user, timeout=timeout
+        command, rows=rows, columns=columns, cwd=cwd, env={**own, **env}, user=user, timeout=timeout
     )
     async with process:
         with _raw_terminal(), _resizing(process):
@@ -126,11 +126,11 @@ def _put_back(modes: TerminalModes) -> None:
     """
     with suppress(OSError):  # it is gone
         os.write(1, modes.reset() + (IDENTIFY if modes.has_asked else b""))
-        found, ends = b"", time.monotonic() + ANSWER_S
-        while modes.has_asked and not IDENTITY.search(found) and (left := ends - time.monotonic()) > 0:
-            if not select.select([0], [], [], left)[0] or not (data := os.read(0, READ_BYTES)):
+        received, ends = b"", time.monotonic() + ANSWER_S
+        while modes.has_asked and not IDENTITY.search(received) and (seconds := ends - time.monotonic()) > 0:
+            if not select.select([0], [], [], seconds)[0] or not (data := os.read(0, READ_BYTES)):
                 break
-            found = (found + data)[-2 * READ_BYTES :]
+            received = (received + data)[-2 * READ_BYTES :]
 
 
 async def _pass_in(process: AsyncProcess, *, is_raw: bool) -> None:
@@ -155,9 +155,9 @@ async def _pass_out(stream: OpenStream, writer: Writer, shown: TerminalFilter | 
     loop = asyncio.get_running_loop()
     async for piece in stream:
         data = piece if shown is None else shown.feed(piece)
-        for at in range(0, len(data), WRITE_BYTES):
+        for offset in range(0, len(data), WRITE_BYTES):
             await _until(loop.add_writer, loop.remove_writer, writer.fd)
-            writer.write(data[at : at + WRITE_BYTES])
+            writer.write(data[offset : offset + WRITE_BYTES])
     writer.finish()
 
 
@@ -181,9 +181,9 @@ def _set(ready: asyncio.Future[None]) -> None:
 
 def _size() -> tuple[int, int]:
     with suppress(OSError):
-        found = os.get_terminal_size(0)
-        if found.lines and found.columns:
-            return found.lines, found.columns
+        size = os.get_terminal_size(0)
+        if size.lines and size.columns:
+            return size.lines, size.columns
     return USUAL_SIZE
 
 

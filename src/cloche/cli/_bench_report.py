@@ -54,14 +54,14 @@ def _time_rows(event: Report) -> list[dict[str, Any]]:
     return [
         {
             "": name,
-            "rounds": one["rounds"],
-            **{key: f"{one[key]:.2f}" for key in ("p50", "p95", "p99")},
-            f"x {reference}": f"{one['ratio']:.2f}" if "ratio" in one else "",
-            **({f"x {BUBBLEWRAP}": f"{one['p50'] / second['p50']:.2f}"} if second else {}),
-            "ms more": f"{one['over']:+.2f}" if "over" in one else "",
-            "started": ", ".join(f"{start} {count}" for start, count in one.get("starts", {}).items()),
+            "rounds": row["rounds"],
+            **{key: f"{row[key]:.2f}" for key in ("p50", "p95", "p99")},
+            f"x {reference}": f"{row['ratio']:.2f}" if "ratio" in row else "",
+            **({f"x {BUBBLEWRAP}": f"{row['p50'] / second['p50']:.2f}"} if second else {}),
+            "ms more": f"{row['over']:+.2f}" if "over" in row else "",
+            "started": ", ".join(f"{start} {count}" for start, count in row.get("starts", {}).items()),
         }
-        for name, one in event["rows"].items()
+        for name, row in event["rows"].items()
     ]
 
 
@@ -80,11 +80,11 @@ def _closing_lines(report: Report, further_lines: Callable[[Report], Iterator[st
         elif memory:
             yield f"memory that waits for {event['title']}: not measured: {memory['reason']}"
         yield from further_lines(event)
-    for name, who in (("leaks", "Cloche"), ("left_after_peers", "the turns with peers")):
+    for name, source in (("leaks", "Cloche"), ("left_after_peers", "the turns with peers")):
         if name in report:
-            yield from _what_is_left(who, report[name])
+            yield from _what_is_left(source, report[name])
 
 
-def _what_is_left(who: str, left: list[str]) -> Iterator[str]:
-    yield f"left behind by {who}: {len(left) or 'no'} processes, mounts, control groups or folders"
-    yield from (f"  {line}" for line in left)
+def _what_is_left(source: str, leftovers: list[str]) -> Iterator[str]:
+    yield f"left behind by {source}: {len(leftovers) or 'no'} processes, mounts, control groups or folders"
+    yield from (f"  {line}" for line in leftovers)

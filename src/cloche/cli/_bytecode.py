@@ -54,6 +54,6 @@ def _remove_oldest(folder: str) -> None:
     """Keep the modules of the installations that were met last."""
     import shutil
 
-    made = sorted((entry.stat(follow_symlinks=False).st_mtime_ns, entry.path) for entry in os.scandir(folder))
-    for _, path in made[:-MOST_INSTALLATIONS]:
+    caches = sorted((entry.stat(follow_symlinks=False).st_mtime_ns, entry.path) for entry in os.scandir(folder))
+    for _, path in caches[:-MOST_INSTALLATIONS]:
         shutil.rmtree(path, ignore_errors=True)

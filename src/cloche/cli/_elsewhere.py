@@ -26,17 +26,17 @@ def doctor(*, as_json: bool) -> int:
     return EXIT_UNUSABLE
 
 
-def on_windows(words: list[str]) -> NoReturn:
+def on_windows(arguments: list[str]) -> NoReturn:
     """Do what can be done there, and exit."""
-    if words[:1] == ["doctor"]:
-        sys.exit(doctor(as_json="--json" in words))
+    if arguments[:1] == ["doctor"]:
+        sys.exit(doctor(as_json="--json" in arguments))
     error = unavailable_on(sys.platform)
-    if words[:1] != ["backends"]:
+    if arguments[:1] != ["backends"]:
         print(f"cloche: {error}", file=sys.stderr)
         sys.exit(EXIT_FAILED)
-    said = {"available": False, "reason": error.reason, "remedy": error.remedy}
-    if "--json" in words:
-        print(json.dumps([{"backend": name, "summary": row.summary, **said} for name, row in BACKEND_ROWS.items()]))
+    report = {"available": False, "reason": error.reason, "remedy": error.remedy}
+    if "--json" in arguments:
+        print(json.dumps([{"backend": name, "summary": row.summary, **report} for name, row in BACKEND_ROWS.items()]))
     else:
         print("\n".join(f"{name}: no: {row.summary}" for name, row in BACKEND_ROWS.items()))
         print(f"reason: {error.reason}\nremedy: {error.remedy}")

@@ -42,11 +42,13 @@ CHECKOUT_FILES = ("config.yaml", "cloche.yaml")
 ADVISED = (b"ptrace", b"ensurepip")
 
 
-def run_named(words: list[str]) -> Run | None:
+def run_named(arguments: list[str]) -> Run | None:
     """Run `NAME -- COMMAND` and return what came of it; None, where nothing was done, if that is not so simple."""
-    cwd, words = (words[1], words[2:]) if words[:1] == ["--cwd"] and words[1:] else ("/workspace", words)
-    name, command = words[0] if words else "", words[2:]
-    if words[1:2] != ["--"] or not command or not command[0] or not cwd or not registry.is_name(name):
+    cwd, arguments = (
+        (arguments[1], arguments[2:]) if arguments[:1] == ["--cwd"] and arguments[1:] else ("/workspace", arguments)
+    )
+    name, command = arguments[0] if arguments else "", arguments[2:]
+    if arguments[1:2] != ["--"] or not command or not command[0] or not cwd or not registry.is_name(name):
         return None
     if sum(map(len, command)) > MOST_BYTES_OF_WORDS or os.isatty(1) or os.isatty(2) or is_configured():
         return None
@@ -54,15 +56,15 @@ def run_named(words: list[str]) -> Run | None:
     if folder is None:
         return None
     try:
-        found = registry.find(name)
-        environment = _environment_of(found)
-        link = None if environment is None else _connected(found)
+        sandbox = registry.find(name)
+        environment = _environment_of(sandbox)
+        link = None if environment is None else _connected(sandbox)
     except (ClocheError, OSError, ValueError):
         return None  # which the whole command says in words
     if link is None or environment is None:
         return None
     _end_orderly()
-    return Run(found, link, command, environment, cwd, folder).run()
+    return Run(sandbox, link, command, environment, cwd, folder).run()
 
 
 def is_configured() -> bool:
@@ -88,22 +90,24 @@ def _may_configure(path: str) -> bool:
             os.close(file)
     except OSError:
         return True
-    return not 0 < len(data) < MOST_DOTENV_BYTES or any(one.encode() in data for one in (*OURS, "E2B_", "DAYTONA_"))
+    return not 0 < len(data) < MOST_DOTENV_BYTES or any(
+        prefix.encode() in data for prefix in (*OURS, "E2B_", "DAYTONA_")
+    )
 
 
 def _audit_folder() -> str | None:
     """Return the folder of the audit log, empty where it is off; None where that is not so simple."""
-    said = os.environ.get(AUDIT, "on")
-    if said == "off":
+    setting = os.environ.get(AUDIT, "on")
+    if setting == "off":
         return ""
-    if said == "on":
+    if setting == "on":
         return own_folder("XDG_STATE_HOME", ".local/state")
-    return os.path.normpath(said) if os.path.isabs(said) else None
+    return os.path.normpath(setting) if os.path.isabs(setting) else None
 
 
-def _environment_of(found: registry.Found) -> dict[str, str] | None:
+def _environment_of(sandbox: registry.Found) -> dict[str, str] | None:
     """Return the environment of commands, None where it must be found out anew, or more than a command is needed."""
-    entry = found.entry
+    entry = sandbox.entry
     policy = entry.get("policy", {})
     if entry.get("version") != wire.VERSION or entry.get("backend") != "local" or policy.get("network") != "off":
         return None
@@ -112,17 +116,17 @@ def _environment_of(found: registry.Found) -> dict[str, str] | None:
     return {**entry["environment"], **entry.get("folder_environment", {})}
 
 
-def _connected(found: registry.Found) -> _socket.socket | None:
+def _connected(sandbox: registry.Found) -> _socket.socket | None:
     """Return a connection to the keeper of a name that has greeted us as such."""
-    link = found.reach()
+    link = sandbox.reach()
     link.sendall(_frame(wire.HELLO, 0, {"version": wire.VERSION}))
     link.settimeout(LATE_S)
     frames = wire.FrameBuffer()
     while data := link.recv(READ_BYTES):
         for kind, _, body in frames.feed(data):
             greeting = plain_json.read(body) if kind == wire.HELLO else {}
-            said = greeting.get("keeper") or {}
-            is_it = said.get("name") == found.name and said.get("boot") == registry.boot_id()
+            facts = greeting.get("keeper") or {}
+            is_it = facts.get("name") == sandbox.name and facts.get("boot") == registry.boot_id()
             link.settimeout(None)
             return link if is_it and greeting.get("version") == wire.VERSION else None
     return None
@@ -253,8 +257,8 @@ class Run:
             self.is_closed = True
             error = _read(body).get("error")
             if len(self.events) < 2 or isinstance(error, dict):
-                said = error if isinstance(error, dict) else {"kind": "closed", "message": "the operation has ended"}
-                raise _Failed(str(said.get("message", "")), said)
+                details = error if isinstance(error, dict) else {"kind": "closed", "message": "the operation has ended"}
+                raise _Failed(str(details.get("message", "")), details)
         elif kind not in (wire.END, wire.WINDOW):
             raise wire.WireError(f"a frame of kind {kind} from a sandbox")
 
@@ -270,15 +274,15 @@ class Run:
     def _pass_on(self, stream: int, data: bytes) -> None:
         """Keep what results keep, and write it; a flood is ended."""
         self.sizes[stream] += len(data)
-        kept = self.kept[stream]
-        if isinstance(kept, list) and self.sizes[stream] > self.limits["output_bytes"]:
+        buffer = self.kept[stream]
+        if isinstance(buffer, list) and self.sizes[stream] > self.limits["output_bytes"]:
             from cloche.core.events import HeadTail
 
-            pieces, kept = kept, HeadTail(self.limits["output_bytes"])
+            pieces, buffer = buffer, HeadTail(self.limits["output_bytes"])
             for piece in pieces:
-                kept.add(piece)
-            self.kept[stream] = kept
-        (kept.append if isinstance(kept, list) else kept.add)(data)
+                buffer.add(piece)
+            self.kept[stream] = buffer
+        (buffer.append if isinstance(buffer, list) else buffer.add)(data)
         if self.is_flooded:
             return
         began_at = monotonic()
@@ -326,8 +330,8 @@ class Run:
         code = os.WEXITSTATUS(status & 0xFFFF)
         if code == NOT_FOUND or any(map(ended.get, ("dropped", "pids_hits", "denied", "is_full"))):
             return None
-        said = b"".join(map(_joined, self.kept.values())).lower() if code else b""
-        return None if any(word in said for word in ADVISED) else code
+        output = b"".join(map(_joined, self.kept.values())).lower() if code else b""
+        return None if any(phrase in output for phrase in ADVISED) else code
 
     def _record_start(self) -> bool:
         """Write that it is about to run; False where that cannot be, so that nothing may run."""
@@ -354,7 +358,7 @@ class Run:
                     "enforcement": {name: row["state"] for name, row in enforcement["controls"].items()},
                     "stdout_bytes": len(_joined(self.kept[wire.STDOUT])),
                     "stderr_bytes": len(_joined(self.kept[wire.STDERR])),
-                    "is_truncated": any(not isinstance(one, list) for one in self.kept.values()), "files": 0,
+                    "is_truncated": any(not isinstance(pieces, list) for pieces in self.kept.values()), "files": 0,
                 },
             )  # fmt: skip
         except ClocheError:
@@ -368,16 +372,16 @@ def _seconds(usage: object) -> float:
     return round(float(wall_s), 6) if isinstance(wall_s, int | float) and abs(wall_s) < MOST_S else 0.0
 
 
-def _joined(kept: Any) -> bytes:  # noqa: ANN401 - a list, or HeadTail, which is not imported
+def _joined(pieces: Any) -> bytes:  # noqa: ANN401 - a list, or HeadTail, which is not imported
     """Return what is kept of a stream: pieces, or a HeadTail."""
-    return b"".join(kept) if isinstance(kept, list) else kept.joined()
+    return b"".join(pieces) if isinstance(pieces, list) else pieces.joined()
 
 
 def _write(fd: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
+    unwritten = memoryview(data)
+    while unwritten:
         try:
-            left = left[os.write(fd, left) :]
+            unwritten = unwritten[os.write(fd, unwritten) :]
         except BlockingIOError:  # the descriptor's other owner made it non-blocking
             import select
 
@@ -393,10 +397,10 @@ def _read(body: bytes) -> dict[str, Any]:
             pass
     from cloche.core.guest_json import decode
 
-    found, _ = decode(body.decode("utf-8", "replace"), MOST_PARTS, mends_text=True)
-    if not isinstance(found, dict):
+    document, _ = decode(body.decode("utf-8", "replace"), MOST_PARTS, mends_text=True)
+    if not isinstance(document, dict):
         raise ValueError("a frame holds no JSON object")
-    return found
+    return document
 
 
 def tell_unread_input() -> None:

@@ -27,11 +27,12 @@ class NamedCommand(Command):
 
     def with_options_first(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Return the arguments with the options behind the first word before it. Raises click.UsageError."""
-        before, words = self._split(ctx, args)
-        if before[-1:] == ["--"] or not words[1:] or words[1] in ("-", "--") or not words[1].startswith("-"):
+        before, arguments = self._split(ctx, args)
+        following = arguments[1] if arguments[1:] else "-"
+        if before[-1:] == ["--"] or following in ("-", "--") or not following.startswith("-"):
             return args
         try:
-            options, rest = self._split(ctx, words[1:])
+            options, command = self._split(ctx, arguments[1:])
         except click.UsageError:
             if self.needs_dashes:  # they are a command's own
                 return args
@@ -39,16 +40,16 @@ class NamedCommand(Command):
         dashes = ["--"] if options[-1:] == ["--"] else []
         if self.needs_dashes and not dashes:
             return args
-        return [*before, *options[: len(options) - len(dashes)], words[0], *dashes, *rest]
+        return [*before, *options[: len(options) - len(dashes)], arguments[0], *dashes, *command]
 
     def _split(self, ctx: click.Context, args: list[str]) -> tuple[list[str], list[str]]:
         """Return the options at the beginning, with dashes that end them, and the words."""
         values, _, _ = self.make_parser(ctx).parse_args(list(args))
-        words: list[str] = []
+        positional: list[str] = []
         for param in self.params:
             value = values.get(param.name) if isinstance(param, click.Argument) else None
-            words += [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []
-        return args[: len(args) - len(words)], words
+            positional += [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []
+        return args[: len(args) - len(positional)], positional
 
 
 def refuse_options(name: str, options: Mapping[str, Any]) -> None:
@@ -61,23 +62,23 @@ def refuse_options(name: str, options: Mapping[str, Any]) -> None:
             )
 
 
-def lives(word: str) -> bool:
+def lives(name: str) -> bool:
     """Tell whether a word is the name of a sandbox that lives."""
     from cloche.keeper import registry
 
     try:
-        registry.find(word)
+        registry.find(name)
     except ClocheError:
         return False
     return True
 
 
-def refuse_name(word: str, form: str) -> None:
+def refuse_name(argument: str, form: str) -> None:
     """Refuse the name of a sandbox that lives where a throwaway one would get it as something else."""
-    if not os.path.lexists(word) and lives(word):
+    if not os.path.lexists(argument) and lives(argument):
         raise InvalidRequest(
-            f"{word!r} is a sandbox that lives, and this runs in a throwaway one; write {form} to run it there, or -- "
-            "before an argument of the program's own"
+            f"{argument!r} is a sandbox that lives, and this runs in a throwaway one; write {form} to run it there, "
+            "or -- before an argument of the program's own"
         )
 
 
@@ -107,17 +108,17 @@ def check_may_end(name: str, *, yes: bool) -> None:
 
     Raises InvalidRequest unless somebody says yes.
     """
-    told, goes_on = _what_is_lost(name), f"{name} goes on"
-    if not told:
+    losses, goes_on = _what_is_lost(name), f"{name} goes on"
+    if not losses:
         require_yes(f"End {name} for good, with all that is in it?", yes=yes, otherwise=goes_on)
         return
     if not os.isatty(0):
         raise InvalidRequest(
-            f"{told}; cloche diff {name} shows it, cloche commit {name} writes it, --force ends it all the same"
+            f"{losses}; cloche diff {name} shows it, cloche commit {name} writes it, --force ends it all the same"
         )
     from ._review import is_confirmed
 
-    if not is_confirmed(f"{told}. End it all the same? [y/N]: "):
+    if not is_confirmed(f"{losses}. End it all the same? [y/N]: "):
         raise InvalidRequest(goes_on)
 
 

@@ -27,10 +27,10 @@ def tell(run: Run) -> int:
     """Record how a command ended and say it; return our exit code."""
     switch_on("cli")
     log_to_say()
-    return guarded(lambda: _told(run))
+    return guarded(lambda: _record(run))
 
 
-def _told(run: Run) -> int:
+def _record(run: Run) -> int:
     stopped = run.stopped
     if run.failure is not None:
         process = str(run.events[0].get("id", "")) if run.events else None
@@ -54,8 +54,8 @@ def _noted(run: Run, error: BaseException, *, recorded: BaseException) -> BaseEx
 
 
 def _prepared(run: Run) -> Prepared:
-    kept = read_entry(run.found.name, run.found.entry)
-    return replace(prepare(backend=kept.backend), policy=kept.policy, limits=kept.limits)
+    entry = read_entry(run.found.name, run.found.entry)
+    return replace(prepare(backend=entry.backend), policy=entry.policy, limits=entry.limits)
 
 
 def _conclude(run: Run) -> int:
@@ -75,10 +75,10 @@ def _conclude(run: Run) -> int:
     return exit_code_of(result)
 
 
-def _head_and_tail(pieces: list[bytes] | HeadTail, most: int) -> HeadTail:
+def _head_and_tail(pieces: list[bytes] | HeadTail, most_bytes: int) -> HeadTail:
     if isinstance(pieces, HeadTail):
         return pieces
-    found = HeadTail(most)
+    output = HeadTail(most_bytes)
     for piece in pieces:
-        found.add(piece)
-    return found
+        output.add(piece)
+    return output

@@ -36,7 +36,7 @@ class Kind:
 
     group: click.Group
     name: str
-    many: str
+    plural: str
     none: str
     page: Callable[..., Document]
     row: Callable[[Document], Mapping[str, object]]
@@ -50,12 +50,12 @@ class Kind:
 def add_commands(kind: Kind) -> None:
     """Give a group its commands."""
 
-    def list_(as_json: bool, **asked: object) -> int:
-        page = kind.page(**asked)
+    def list_(as_json: bool, **filters: object) -> int:
+        page = kind.page(**filters)
         if as_json:
             return print_json(page)
         if page["items"]:
-            show([dict(kind.row(one)) for one in page["items"]], as_json=False, below=kind.below)
+            show([dict(kind.row(item)) for item in page["items"]], as_json=False, below=kind.below)
         else:
             print(kind.none)
         if page["nextCursor"]:
@@ -64,16 +64,16 @@ def add_commands(kind: Kind) -> None:
 
     def delete(id_: str, yes: bool, as_json: bool) -> int:
         require_yes(f"Delete {kind.name} {escape_name(id_)}?", yes=yes)
-        done = kind.delete(id_) if kind.delete is not None else {}
+        report = kind.delete(id_) if kind.delete is not None else {}
         if as_json:
-            return print_json(done)
+            return print_json(report)
         print(f"{kind.deleted} {id_}")
         return 0
 
-    _add(kind.group, "list", f"List the {kind.many}.", list_, *kind.filters, _limit, _cursor, json_option())
+    _add(kind.group, "list", f"List the {kind.plural}.", list_, *kind.filters, _limit, _cursor, json_option())
     if kind.delete is not None:
-        words = (argument("id_", metavar="ID", help=f"The {kind.name}'s id."), yes_option, json_option())
-        _add(kind.group, "delete", kind.delete_help, delete, *words)
+        parameters = (argument("id_", metavar="ID", help=f"The {kind.name}'s id."), yes_option, json_option())
+        _add(kind.group, "delete", kind.delete_help, delete, *parameters)
 
 
 def _add(group: click.Group, name: str, text: str, function: Callable[..., int], *decorators: Decorator) -> None:
@@ -104,14 +104,14 @@ def folder(path: str, refusal: str = "--workspace: {} cannot be opened: {}") -> 
     from cloche.hostfs import open_folder
 
     try:
-        at = open_folder(path, follows_link=True)
+        fd = open_folder(path, follows_link=True)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise InvalidRequest(refusal.format(escape_name(path), why)) from None
     try:
-        yield at
+        yield fd
     finally:
-        os.close(at)
+        os.close(fd)
 
 
 def print_json(document: Document) -> int:

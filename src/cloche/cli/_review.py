@@ -61,10 +61,10 @@ def show_diff(diff: Diff, *, with_patch: bool = True, to_stderr: bool = True) ->
     console = Console(stderr=to_stderr, soft_wrap=True, highlight=False)
     rows = diff.changes  # of very many, those that matter most
     if len(rows) > MOST_ROWS:
-        first = list(islice((one for one in rows if one.dangers or one.conflict), MOST_ROWS))
-        rows = [*first, *islice((one for one in rows if not (one.dangers or one.conflict)), MOST_ROWS)]
-    for one in rows[:MOST_ROWS]:
-        console.print(Text(_row(one), style="yellow" if one.dangers or one.conflict else ""))
+        first = list(islice((change for change in rows if change.dangers or change.conflict), MOST_ROWS))
+        rows = [*first, *islice((change for change in rows if not (change.dangers or change.conflict)), MOST_ROWS)]
+    for shown in rows[:MOST_ROWS]:
+        console.print(Text(_row(shown), style="yellow" if shown.dangers or shown.conflict else ""))
     if len(diff.changes) > MOST_ROWS:
         console.print(f"and {len(diff.changes) - MOST_ROWS} more changes; --json has all")
     if with_patch and diff.patch:
@@ -78,8 +78,9 @@ def show_diff(diff: Diff, *, with_patch: bool = True, to_stderr: bool = True) ->
         console.print("what needs a yes of its own, by its gravest reason:")
         for question in diff.questions:
             console.print(Text(f"  {question.reason}: {len(question.paths)}", style="yellow"))
-    for left in diff.left_out[:MOST_ROWS]:
-        console.print(Text(f"left out: {escape_name(left.path)}: {escape(left.reason)}"))  # a name may look like markup
+    for skipped in diff.left_out[:MOST_ROWS]:
+        # Text, since a name may look like markup.
+        console.print(Text(f"left out: {escape_name(skipped.path)}: {escape(skipped.reason)}"))
     if len(diff.left_out) > MOST_ROWS:
         console.print(f"and {len(diff.left_out) - MOST_ROWS} more are left out; --json has all")
 
@@ -91,19 +92,19 @@ def _cut(line: str) -> str:
     return shown if over <= 0 else f"{shown} [and {over} more characters, which are not shown]"
 
 
-def _row(one: Change) -> str:
-    name = escape_name(one.path) + ("/" if one.kind == "directory" else "")
-    if one.what == "renamed":
-        name = f"{escape_name(one.old_path)} -> {name}"
-    if one.kind == "link" and one.what != "removed":
-        name += f" -> {escape_name(one.target)}"
-    if one.mode_note:
-        name += f" ({one.mode_note})"
-    notes = [f"needs a yes of its own: {', '.join(one.dangers)}"] if one.dangers else []
-    if one.reached_as:
-        notes.append(f"on the host also by: {', '.join(map(escape_name, one.reached_as[:MOST_NAMES]))}")
-    notes += [f"conflict: {one.conflict}"] if one.conflict else []
-    return f"{SIGNS[one.what]} {name}" + (f"   [{escape('; '.join(notes))}]" if notes else "")
+def _row(change: Change) -> str:
+    name = escape_name(change.path) + ("/" if change.kind == "directory" else "")
+    if change.what == "renamed":
+        name = f"{escape_name(change.old_path)} -> {name}"
+    if change.kind == "link" and change.what != "removed":
+        name += f" -> {escape_name(change.target)}"
+    if change.mode_note:
+        name += f" ({change.mode_note})"
+    notes = [f"needs a yes of its own: {', '.join(change.dangers)}"] if change.dangers else []
+    if change.reached_as:
+        notes.append(f"on the host also by: {', '.join(map(escape_name, change.reached_as[:MOST_NAMES]))}")
+    notes += [f"conflict: {change.conflict}"] if change.conflict else []
+    return f"{SIGNS[change.what]} {name}" + (f"   [{escape('; '.join(notes))}]" if notes else "")
 
 
 def ask(diff: Diff, folder: str, read: Callable[[str], str] = input) -> Answer | None:
@@ -111,71 +112,77 @@ def ask(diff: Diff, folder: str, read: Callable[[str], str] = input) -> Answer |
     show_diff(diff)
     if diff.conflicts:
         say("the host has changed some of these files as well; those are not written (see cloche commit --ours)")
-    chosen = [one for one in diff.changes if not one.conflict]
+    chosen = [change for change in diff.changes if not change.conflict]
     if not chosen:
         return None
-    word = _word(read, f"Write these changes to {escape_name(folder)}? [y]es, [N]o, [f]ile by file: ", "ynf")
-    if word == "n":
+    answer = _ask_letter(read, f"Write these changes to {escape_name(folder)}? [y]es, [N]o, [f]ile by file: ", "ynf")
+    if answer == "n":
         return None
-    if word == "f":
-        chosen = [one for one in chosen if _word(read, f"{_row(one)}: write it? [y/N]: ", "yn") == "y"]
+    if answer == "f":
+        chosen = [change for change in chosen if _ask_letter(read, f"{_row(change)}: write it? [y/N]: ", "yn") == "y"]
     dangerous: list[str] = []
     for question in diff.questions:
         among = set(question.paths)
-        dangerous += _agreed(question.reason, [one for one in chosen if one.path in among], read)
+        dangerous += _agreed(question.reason, [change for change in chosen if change.path in among], read)
     agreed = set(dangerous)
-    paths = tuple(one.path for one in chosen if not one.dangers or one.path in agreed)
-    wanted = set(paths)
-    declined = tuple(one.path for one in diff.changes if one.path not in wanted)
+    paths = tuple(change.path for change in chosen if not change.dangers or change.path in agreed)
+    accepted = set(paths)
+    declined = tuple(change.path for change in diff.changes if change.path not in accepted)
     return Answer(paths, tuple(dangerous), declined) if paths else None
 
 
-def _agreed(reason: str, asked: Sequence[Change], read: Callable[[str], str]) -> list[str]:
+def _agreed(reason: str, changes: Sequence[Change], read: Callable[[str], str]) -> list[str]:
     """Ask about the changes that are dangerous for a reason, all at once or one by one; return what is written."""
-    if not asked:
+    if not changes:
         return []
-    for one in asked:
-        say(_row(one))
-    if len(asked) == 1:
-        question = f"{escape_name(asked[0].path)} is dangerous ({reason}). Write it all the same? [y/N]: "
-        return [asked[0].path] if _word(read, question, "yn") == "y" else []
-    question = f"these {len(asked)} are dangerous ({reason}). Write them all the same? [y]es, [N]o, [o]ne by one: "
-    word = _word(read, question, "yno")
-    if word == "o":
-        return [one.path for one in asked if _word(read, f"{escape_name(one.path)}: write it? [y/N]: ", "yn") == "y"]
-    return [one.path for one in asked] if word == "y" else []
+    for change in changes:
+        say(_row(change))
+    if len(changes) == 1:
+        question = f"{escape_name(changes[0].path)} is dangerous ({reason}). Write it all the same? [y/N]: "
+        return [changes[0].path] if _ask_letter(read, question, "yn") == "y" else []
+    question = f"these {len(changes)} are dangerous ({reason}). Write them all the same? [y]es, [N]o, [o]ne by one: "
+    answer = _ask_letter(read, question, "yno")
+    if answer == "o":
+        return [
+            change.path
+            for change in changes
+            if _ask_letter(read, f"{escape_name(change.path)}: write it? [y/N]: ", "yn") == "y"
+        ]
+    return [change.path for change in changes] if answer == "y" else []
 
 
-def _word(read: Callable[[str], str], question: str, words: str) -> str:
+def _ask_letter(read: Callable[[str], str], question: str, answers: str) -> str:
     """Return the first letter of an answer; no for an empty one, and at the end of input."""
     try:
         answer = read(question).strip().lower()[:1]
     except EOFError:
         return "n"
-    return answer if answer and answer in words else "n"
+    return answer if answer and answer in answers else "n"
 
 
 def is_confirmed(question: str) -> bool:
     """Ask for a yes on the terminal."""
-    return _word(input, question, "yn") == "y"
+    return _ask_letter(input, question, "yn") == "y"
 
 
-def tell_committed(done: Committed) -> None:
+def tell_committed(committed: Committed) -> None:
     """Say what was written, and what was not."""
-    say(f"wrote {len(done.written)} {'path' if len(done.written) == 1 else 'paths'}")
-    for path, why in done.left.items():
+    say(f"wrote {len(committed.written)} {'path' if len(committed.written) == 1 else 'paths'}")
+    for path, why in committed.left.items():
         say(f"not written: {escape_name(path)}: {why}")
-    for ref, commit in done.refs.items():
+    for ref, commit in committed.refs.items():
         say(f"{escape_name(ref)} is {commit}")
 
 
 def without_folder(options: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
     """Return the options of a sandbox without those of a folder, and these; None where no folder is wanted."""
-    given = {name: value for name, value in options.items() if name in FOLDER_OPTIONS and value is not None}
-    rest = {name: value for name, value in options.items() if name not in FOLDER_OPTIONS}
-    if given and "workspace" not in given:
-        raise InvalidRequest(f"--{next(iter(given)).replace('_', '-')} is for a folder; give one: --workspace DIR")
-    return rest, given or None
+    folder_options = {name: value for name, value in options.items() if name in FOLDER_OPTIONS and value is not None}
+    sandbox_options = {name: value for name, value in options.items() if name not in FOLDER_OPTIONS}
+    if folder_options and "workspace" not in folder_options:
+        raise InvalidRequest(
+            f"--{next(iter(folder_options)).replace('_', '-')} is for a folder; give one: --workspace DIR"
+        )
+    return sandbox_options, folder_options or None
 
 
 def tell_folder(notes: Mapping[str, Any]) -> None:

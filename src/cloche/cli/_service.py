@@ -32,14 +32,14 @@ def ask_service(method: str, path: str, *, url: str | None, key_file: str | None
     try:
         with httpx.Client(verify=verify, trust_env=False, timeout=TIMEOUT_S) as client:
             answer = client.request(method, address + path, headers={"Authorization": f"Bearer {key}"})
-            said = answer.json()
+            document = answer.json()
     except (OSError, ValueError, httpx.HTTPError) as error:
         raise BackendUnavailable(
             f"the service at {escape_line(address)} does not answer as one: {escape_line(str(error))}"
         ) from error
-    if answer.is_success and isinstance(said, dict):
-        return "{0.scheme}://{0.netloc}".format(urlsplit(address)), said
-    raise _failure(answer.status_code, said)
+    if answer.is_success and isinstance(document, dict):
+        return "{0.scheme}://{0.netloc}".format(urlsplit(address)), document
+    raise _failure(answer.status_code, document)
 
 
 def _account() -> RemoteAccount:
@@ -69,7 +69,7 @@ def _check(address: str, key: str) -> None:
         raise InvalidRequest("--key-file: this is no key")
 
 
-def _failure(status: int, said: object) -> ClocheError:
-    detail = said.get("detail") if isinstance(said, dict) else None
+def _failure(status: int, document: object) -> ClocheError:
+    detail = document.get("detail") if isinstance(document, dict) else None
     text = f"the service refused: {escape_line(str(detail or status))}"
     return PolicyDenied(text) if status in NOT_KNOWN else BackendUnavailable(text)

@@ -50,7 +50,7 @@ class TerminalModes:
 
     def _note_control(self, kind: bytes, numbers: bytes, between: bytes, final: bytes) -> None:
         if kind == b"?" and final in b"hl" and not between:
-            for number in (int(one) for one in numbers.split(b";") if one.isdigit() and len(one) < 6):
+            for number in (int(digits) for digits in numbers.split(b";") if digits.isdigit() and len(digits) < 6):
                 is_usual = number in (_USUALLY_ON if final == b"h" else _USUALLY_OFF)
                 if is_usual:
                     self._changed.discard(number)
@@ -86,17 +86,17 @@ class TerminalModes:
         elif short[:1] == b"(":
             self._reset("characters", b"\x1b(B", is_needed=short != b"(B")
 
-    def _reset(self, what: str, sequence: bytes, *, is_needed: bool) -> None:
+    def _reset(self, attribute: str, sequence: bytes, *, is_needed: bool) -> None:
         if is_needed:
-            self._resets[what] = sequence
+            self._resets[attribute] = sequence
         else:
-            self._resets.pop(what, None)
+            self._resets.pop(attribute, None)
 
     def reset(self) -> bytes:
         """Return what sets all back that is not as usual, the alternate screen last; empty where nothing is."""
         modes = sorted(self._changed, key=lambda mode: (mode in _ALTERNATE, mode))
-        said = [b"\x1b[?%d%c" % (mode, b"h" if mode in _USUALLY_ON else b"l") for mode in modes]
-        return b"".join((*self._resets.values(), *said))
+        sequences = [b"\x1b[?%d%c" % (mode, b"h" if mode in _USUALLY_ON else b"l") for mode in modes]
+        return b"".join((*self._resets.values(), *sequences))
 
 
 class TerminalFilter:
@@ -111,7 +111,7 @@ class TerminalFilter:
 
     def feed(self, data: bytes) -> bytes:
         """Return what of it is passed on now."""
-        return b"".join(self._feed(data[at : at + _AT_ONCE]) for at in range(0, len(data), _AT_ONCE))
+        return b"".join(self._feed(data[offset : offset + _AT_ONCE]) for offset in range(0, len(data), _AT_ONCE))
 
     def _feed(self, data: bytes) -> bytes:
         data, self._held = self._held + data, b""
@@ -124,51 +124,51 @@ class TerminalFilter:
 
     def _enter(self, data: bytes, passed: bytearray) -> bytes:
         """Pass on all before the next sequence with text, and return what is left of it."""
-        found = None if self._is_raw else _BEGINS.search(data)
-        plain = data if found is None else data[: found.start()]
-        if found is None and (unfinished := _UNFINISHED.search(plain)):
+        start = None if self._is_raw else _BEGINS.search(data)
+        plain = data if start is None else data[: start.start()]
+        if start is None and (unfinished := _UNFINISHED.search(plain)):
             plain, self._held = plain[: unfinished.start()], plain[unfinished.start() :]
         if not self._is_raw:
             self.modes.note(plain)
         passed += plain
-        if found is None:
+        if start is None:
             return b""
-        kind, rest = _KINDS.get(found[0], "other"), data[found.end() :]
-        end = _ENDS.search(rest)
-        prefix = rest[: MOST_PREFIX if end is None else end.start()]
-        if end is None and len(rest) < MOST_PREFIX and kind != "other":  # it is not known yet
-            self._held = data[found.start() :]
+        kind, remainder = _KINDS.get(start[0], "other"), data[start.end() :]
+        end = _ENDS.search(remainder)
+        prefix = remainder[: MOST_PREFIX if end is None else end.start()]
+        if end is None and len(remainder) < MOST_PREFIX and kind != "other":  # it is not known yet
+            self._held = data[start.start() :]
             return b""
         self._inside = kind
         self._is_passed = kind in _PASSED and _PASSED[kind].match(prefix) is not None
         if self._is_passed:
-            passed += found[0]
-            self.modes.note(found[0].replace(b"\xc2\x9d", b"\x1b]").replace(b"\xc2\x90", b"\x1bP") + prefix)
-        return rest
+            passed += start[0]
+            self.modes.note(start[0].replace(b"\xc2\x9d", b"\x1b]").replace(b"\xc2\x90", b"\x1bP") + prefix)
+        return remainder
 
     def _leave(self, data: bytes, passed: bytearray) -> bytes:
         """Go on in a sequence, to its end, and return what comes after that."""
-        found = _ENDS.search(data)
-        text = data if found is None else data[: found.start()]
-        if found is None and text.endswith(b"\xc2"):
+        end = _ENDS.search(data)
+        text = data if end is None else data[: end.start()]
+        if end is None and text.endswith(b"\xc2"):
             text, self._held = text[:-1], text[-1:]
-        elif found is not None and found[0] == b"\x1b" and found.end() == len(data):
-            self._held = data[found.start() :]  # whether it ends here is seen by what follows
-            found = None
+        elif end is not None and end[0] == b"\x1b" and end.end() == len(data):
+            self._held = data[end.start() :]  # whether it ends here is seen by what follows
+            end = None
         if self._is_passed:
             passed += text
-        if found is None:
+        if end is None:
             return b""
-        rest = data[found.end() :]
-        if found[0] == b"\x07" and self._inside != "osc":  # it ends that kind alone
+        remainder = data[end.end() :]
+        if end[0] == b"\x07" and self._inside != "osc":  # it ends that kind alone
             if self._is_passed:
-                passed += found[0]
-            return rest
-        if found[0] == b"\x1b" and rest[:1] != b"\\":  # cut off by another one
-            ending, rest = b"\x1b\\", data[found.start() :]
+                passed += end[0]
+            return remainder
+        if end[0] == b"\x1b" and remainder[:1] != b"\\":  # cut off by another one
+            ending, remainder = b"\x1b\\", data[end.start() :]
         else:
-            ending, rest = (b"\x1b\\", rest[1:]) if found[0] == b"\x1b" else (found[0], rest)
+            ending, remainder = (b"\x1b\\", remainder[1:]) if end[0] == b"\x1b" else (end[0], remainder)
         if self._is_passed:
             passed += ending
         self._inside = ""
-        return rest
+        return remainder

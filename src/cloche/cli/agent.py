@@ -165,21 +165,21 @@ def _read(arguments: str) -> object:
 
 
 def _approver(approve: str, queue: str | None, patience_s: float) -> Approver:
-    word, _, risk = approve.partition(":")
-    if word == "terminal":
+    mode, _, risk = approve.partition(":")
+    if mode == "terminal":
         from cloche.agent.terminal import AskTerminal
 
         return AskTerminal()
-    if word == "queue":
+    if mode == "queue":
         from cloche.agent.queue import ApprovalQueue
 
         say("approvals wait in the queue: cloche approvals list")
         return ApprovalQueue(queue, patience_s=patience_s)
-    if word == "auto":
+    if mode == "auto":
         from cloche.agent.approval import auto
 
         return auto(risk or "high")
-    if word == "deny":
+    if mode == "deny":
         return _deny
     raise InvalidRequest(f"--approve: {approve!r} is unknown; use one of terminal, queue, auto:high, deny")
 
@@ -219,12 +219,12 @@ def _risk(tool: Tool, tier: int) -> Risk:
 
 def list_approvals(queue: str | None, *, is_all: bool, as_json: bool) -> int:
     """List what waits, or everything that is kept, the oldest first."""
-    with _opened(queue) as found:
-        entries = found.entries() if is_all else found.waiting()
+    with _opened(queue) as approvals:
+        entries = approvals.entries() if is_all else approvals.waiting()
     if as_json:
-        print(json.dumps([_as_dict(one) for one in entries], indent=2, default=str))
+        print(json.dumps([_as_dict(entry) for entry in entries], indent=2, default=str))
     elif entries:
-        show([_row(one) for one in entries], as_json=False)
+        show([_row(entry) for entry in entries], as_json=False)
     else:
         print("nothing is kept" if is_all else "nothing waits")
     return 0
@@ -232,8 +232,8 @@ def list_approvals(queue: str | None, *, is_all: bool, as_json: bool) -> int:
 
 def show_approval(queue: str | None, number: int, *, as_json: bool) -> int:
     """Show one request: what is asked for, the rules that will hold, what changed since the last one."""
-    with _opened(queue) as found:
-        entry = found.entry(number)
+    with _opened(queue) as approvals:
+        entry = approvals.entry(number)
     if as_json:
         print(json.dumps(_as_dict(entry), indent=2, default=str))
         return 0
@@ -248,7 +248,7 @@ def show_approval(queue: str | None, number: int, *, as_json: bool) -> int:
     console.print(f"{entry.number}: {escape(request.tool)} ({request.risk}, on {where})", style="bold", markup=False)
     show_request(request, console)
     if entry.state == "waiting":
-        listing = f"{asks}? It waits {_left(entry)} longer: cloche approvals approve {number}, or deny {number}"
+        listing = f"{asks}? It waits {_time_left(entry)} longer: cloche approvals approve {number}, or deny {number}"
     else:
         listing = f"{entry.state}: {_STATES[entry.state]}{_decided(entry)}"
     console.print(listing, markup=False, highlight=False)
@@ -260,14 +260,14 @@ def decide(queue: str | None, number: int, *, is_approved: bool, reason: str = "
     from cloche.agent.approval import Decision, Risk
 
     decision = Decision(is_approved=is_approved, by=_by(), reason=reason, is_remembered=is_remembered)
-    with _opened(queue) as found:
-        request = found.entry(number).request
+    with _opened(queue) as approvals:
+        request = approvals.entry(number).request
         if is_remembered and request.risk is not Risk.HIGH:
             raise InvalidRequest(f"approval {number} is {request.risk}: only high calls can be remembered")
-        found.decide(number, decision, is_confirming=request.is_confirmation)
-    done = "approved" if is_approved else "denied"
+        approvals.decide(number, decision, is_confirming=request.is_confirmation)
+    verb = "approved" if is_approved else "denied"
     remembered = "; the same call is not asked for again" if is_remembered else ""
-    print(f"{done} {number}: {escape(request.tool)} ({request.risk}){remembered}")
+    print(f"{verb} {number}: {escape(request.tool)} ({request.risk}){remembered}")
     if is_approved and request.risk is Risk.CRITICAL and not request.is_confirmation:
         print("it is critical, and will be asked for once more")
     return 0
@@ -279,9 +279,9 @@ def watch(queue: str | None) -> int:
 
     if not sys.stdin.isatty():
         raise InvalidRequest("watch asks at a terminal, and there is none; use list, show, approve and deny")
-    with _opened(queue) as found:
+    with _opened(queue) as approvals:
         say("asking about each call that waits; Ctrl-C ends")
-        asyncio.run(_ask_about_each(found))
+        asyncio.run(_ask_about_each(approvals))
     return 0
 
 
@@ -291,14 +291,15 @@ async def _ask_about_each(queue: ApprovalQueue) -> None:
     from cloche.agent.terminal import AskTerminal
     from cloche.core.record import replace
 
-    asked: set[tuple[int, bool]] = set()
+    asked_about: set[tuple[int, bool]] = set()
     while sys.stdin.isatty():  # its end may be lost among the signals, and nobody could answer any more
         waiting = queue.waiting()
-        entry = next((one for one in waiting if (one.number, one.request.is_confirmation) not in asked), None)
+        new = (entry for entry in waiting if (entry.number, entry.request.is_confirmation) not in asked_about)
+        entry = next(new, None)
         if entry is None:
             await asyncio.sleep(POLL_S)
             continue
-        asked.add((entry.number, entry.request.is_confirmation))
+        asked_about.add((entry.number, entry.request.is_confirmation))
         try:
             decision = await asyncio.wait_for(AskTerminal()(entry.request), max(0.0, entry.expires_at - time.time()))
             is_confirming = entry.request.is_confirmation
@@ -334,12 +335,12 @@ def _row(entry: Entry) -> dict[str, Any]:
         "risk": f"{request.risk}, to confirm" if request.is_confirmation else str(request.risk),
         "runs on": escape(str(request.rules.get("runs_on", ""))),
         "asked": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.asked_at)),
-        "state": f"waits {_left(entry)}" if entry.state == "waiting" else f"{entry.state}{_decided(entry)}",
+        "state": f"waits {_time_left(entry)}" if entry.state == "waiting" else f"{entry.state}{_decided(entry)}",
         "asks for": text if len(text) <= MOST_CALL_CHARS else f"{text[: MOST_CALL_CHARS - 1]}…",
     }
 
 
-def _left(entry: Entry) -> str:
+def _time_left(entry: Entry) -> str:
     return f"{max(0, round(entry.expires_at - time.time()))} s"
 
 
@@ -499,19 +500,19 @@ def _container(
     from cloche.agent.container import container_arguments
 
     image, *command = words
-    found = container_arguments(
+    arguments = container_arguments(
         folder, image, command, env=_variables(env), user=_ids(user), name=name, has_terminal=tty, **options
     )
-    line = shlex.join(found)
+    line = shlex.join(arguments)
     if not as_json and escape(line) != line:
         raise InvalidRequest("a name has characters that no terminal should be sent; --json prints the list")
-    print(json.dumps(found) if as_json else line)
+    print(json.dumps(arguments) if as_json else line)
     return 0
 
 
-def _variables(words: Sequence[str]) -> dict[str, str | None]:
+def _variables(pairs: Sequence[str]) -> dict[str, str | None]:
     """Split K=V; a bare K has its value where docker is called."""
-    split = (word.partition("=") for word in words)
+    split = (pair.partition("=") for pair in pairs)
     return {name: value if equals else None for name, equals, value in split}
 
 

@@ -57,27 +57,27 @@ def show_events(folder: str, filters: Filters, *, last: int, as_json: bool) -> i
     has_starts = "start" in filters.kinds or as_json
     is_wanted = filters.wanted(prefix="--")
     if as_json and not last:  # as they are read: all of a log may be more than there is memory
-        for one in filter(is_wanted, events):
-            print(json.dumps(one))
+        for wanted_event in filter(is_wanted, events):
+            print(json.dumps(wanted_event))
         _warn(reading.report)
         return 0
-    found = deque(filter(is_wanted, events), maxlen=last or None) if has_starts else _over(events, is_wanted, last)
+    shown = deque(filter(is_wanted, events), maxlen=last or None) if has_starts else _over(events, is_wanted, last)
     _warn(reading.report)
     if as_json:
-        for event in found:
+        for event in shown:
             print(json.dumps(event))
         return 0
-    if not found:
+    if not shown:
         print(f"no such events in {folder}" if reading.report.events else f"no events in {folder}")
         return 0
-    show([_row(event) for event in found], as_json=False)
+    show([_row(event) for event in shown], as_json=False)
     return 0
 
 
 def _over(events: Iterator[LogEvent], is_wanted: Callable[[LogEvent], bool], last: int) -> Sequence[LogEvent]:
     """Return the last events that are wanted, a `start` only where nothing tells how that run ended."""
     started: dict[str, LogEvent] = {}
-    found: deque[LogEvent] = deque(maxlen=last or None)
+    shown: deque[LogEvent] = deque(maxlen=last or None)
     for event in events:
         if event["kind"] == "start":
             started[str(event.get("run"))] = event
@@ -87,8 +87,8 @@ def _over(events: Iterator[LogEvent], is_wanted: Callable[[LogEvent], bool], las
         if event["kind"] == "execution":
             started.pop(str(event.get("run")), None)
         if is_wanted(event):
-            found.append(event)
-    every = sorted([*found, *filter(is_wanted, started.values())], key=lambda event: int(event["seq"]))
+            shown.append(event)
+    every = sorted([*shown, *filter(is_wanted, started.values())], key=lambda event: int(event["seq"]))
     return every[-last:]
 
 
@@ -117,40 +117,43 @@ def check(folder: str, *, heads: Sequence[str], head_file: str | None, file: str
     heads_given = [head for text in heads for head in read_heads(text, name="--head")]
     if head_file is not None:
         heads_given += read_heads(_read(head_file), name=head_file)
-    found = verify(folder, heads=heads_given, file=file)
-    is_good = found.is_good
+    report = verify(folder, heads=heads_given, file=file)
+    is_good = report.is_good
     if as_json:
-        print(json.dumps(found.as_dict(), indent=2))
+        print(json.dumps(report.as_dict(), indent=2))
         return 0 if is_good else EXIT_FAULTS
     log_path = file or folder
-    if not found.events and found.is_whole:
+    if not report.events and report.is_whole:
         print(f"there is no audit log in {log_path}")
-    for fault in found.faults[:MOST_SHOWN_FAULTS]:
+    for fault in report.faults[:MOST_SHOWN_FAULTS]:
         print(escape(str(fault)))
-    if found.fault_count > MOST_SHOWN_FAULTS:
-        print(f"and {found.fault_count - MOST_SHOWN_FAULTS} more")
-    for note in _notes(found):
+    if report.fault_count > MOST_SHOWN_FAULTS:
+        print(f"and {report.fault_count - MOST_SHOWN_FAULTS} more")
+    for note in _notes(report):
         print(escape_line(note))
-    if found.last is not None:
+    if report.last is not None:
         summary = (
-            "whole" if is_good else f"NOT whole, {found.fault_count} {'fault' if found.fault_count == 1 else 'faults'}"
+            "whole"
+            if is_good
+            else f"NOT whole, {report.fault_count} {'fault' if report.fault_count == 1 else 'faults'}"
         )
-        print(escape_line(f"{found.events} events from {found.first_time} to {found.last_time}: {summary}"))
-        print(f"head {found.last}")
+        print(escape_line(f"{report.events} events from {report.first_time} to {report.last_time}: {summary}"))
+        print(f"head {report.last}")
     return 0 if is_good else EXIT_FAULTS
 
 
-def _notes(found: VerifyReport) -> Iterator[str]:
-    if found.dropped:
-        yield f"events 1 to {found.dropped} were dropped with files that were too many, as the log says"
-    if found.removed:
-        yield f"{found.removed} of what was kept beside the log {_was_or_were(found.removed)} removed, as the log says"
-    if found.interrupted:
-        writes = "write" if found.interrupted == 1 else "writes"
-        yield f"{found.interrupted} {writes} {_was_or_were(found.interrupted)} interrupted, as the log says"
-    if found.is_cut_off:
+def _notes(report: VerifyReport) -> Iterator[str]:
+    if report.dropped:
+        yield f"events 1 to {report.dropped} were dropped with files that were too many, as the log says"
+    if report.removed:
+        verb = _was_or_were(report.removed)
+        yield f"{report.removed} of what was kept beside the log {verb} removed, as the log says"
+    if report.interrupted:
+        writes = "write" if report.interrupted == 1 else "writes"
+        yield f"{report.interrupted} {writes} {_was_or_were(report.interrupted)} interrupted, as the log says"
+    if report.is_cut_off:
         yield "the last write was interrupted; the next event will say so"
-    yield from found.notes
+    yield from report.notes
 
 
 def _was_or_were(count: int) -> str:
@@ -169,10 +172,10 @@ def print_head(folder: str) -> int:
     """Print number and hash of the last event."""
     from cloche.audit.log import Audit
 
-    found = Audit(folder).head()
-    if found is None:
+    head = Audit(folder).head()
+    if head is None:
         raise InvalidRequest(f"there is no audit log in {folder}")
-    print(found)
+    print(head)
     return 0
 
 
@@ -202,21 +205,23 @@ def remove_artifacts(
         )
     log = Audit(folder_of(folder, options))
     require_yes(f"Remove old code and output from {escape_name(log.folder)}?", yes=yes or is_trial)
-    found = prune(log, most_age_s=age_s, most_bytes=size, is_trial=is_trial)
+    pruned = prune(log, most_age_s=age_s, most_bytes=size, is_trial=is_trial)
     if as_json:
-        counts = {"removed": found.removed, "removed_bytes": found.removed_bytes, "left": found.left}
-        print(json.dumps({**counts, "left_bytes": found.left_bytes, "odd": found.odd, "is_trial": is_trial}, indent=2))
+        counts = {"removed": pruned.removed, "removed_bytes": pruned.removed_bytes, "left": pruned.left}
+        print(
+            json.dumps({**counts, "left_bytes": pruned.left_bytes, "odd": pruned.odd, "is_trial": is_trial}, indent=2)
+        )
     else:
-        _print_pruned(found, "would be removed" if is_trial else "removed")
-    return EXIT_FAULTS if found.odd else 0
+        _print_pruned(pruned, "would be removed" if is_trial else "removed")
+    return EXIT_FAULTS if pruned.odd else 0
 
 
-def _print_pruned(found: Pruned, done: str) -> None:
+def _print_pruned(pruned: Pruned, verb: str) -> None:
     from cloche.core.limits import format_size
 
-    left = f"{found.left} ({format_size(found.left_bytes)}) left"
-    print(f"{found.removed} ({format_size(found.removed_bytes)}) {done}, {left}")
-    for path in found.odd:
+    remaining = f"{pruned.left} ({format_size(pruned.left_bytes)}) left"
+    print(f"{pruned.removed} ({format_size(pruned.removed_bytes)}) {verb}, {remaining}")
+    for path in pruned.odd:
         say(f"{path} is nothing that was kept here, and was left alone")
 
 
@@ -231,15 +236,15 @@ def export(folder: str, filters: Filters, *, form: str, out: str | None) -> int:
 
     check_values(folder, filters, prefix="--")
     reading = Reading(folder, checks_artifacts=True)
-    wanted = filter(filters.wanted(prefix="--"), (line.fields() for line in reading))
+    selected = filter(filters.wanted(prefix="--"), (line.fields() for line in reading))
     try:
         if out is None:
-            _write(wanted, form, sys.stdout)
+            _write(selected, form, sys.stdout)
             sys.stdout.flush()
         else:
             opened = open_named(out, is_private=True)  # also where there was one that others may read
             with io.TextIOWrapper(opened, encoding="utf-8", newline="") as file:
-                _write(wanted, form, file)
+                _write(selected, form, file)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -251,8 +256,8 @@ def export(folder: str, filters: Filters, *, form: str, out: str | None) -> int:
 
 
 def _is_of_log(folder: str, path: str) -> bool:
-    place, name = os.path.split(os.path.abspath(path))
-    return os.path.realpath(place) == os.path.realpath(folder) and re.fullmatch(r"audit.*\.jsonl", name) is not None
+    directory, name = os.path.split(os.path.abspath(path))
+    return os.path.realpath(directory) == os.path.realpath(folder) and re.fullmatch(r"audit.*\.jsonl", name) is not None
 
 
 def _write(events: Iterable[LogEvent], form: str, to: IO[str]) -> None:
@@ -261,9 +266,9 @@ def _write(events: Iterable[LogEvent], form: str, to: IO[str]) -> None:
         to.write(render(text))
 
 
-def _warn(found: VerifyReport) -> None:
-    if not found.is_whole:
-        say(f"the audit log is NOT whole: {found.faults[0]}; cloche audit verify says all")
+def _warn(report: VerifyReport) -> None:
+    if not report.is_whole:
+        say(f"the audit log is NOT whole: {report.faults[0]}; cloche audit verify says all")
 
 
 def _of_log() -> Decorator:
@@ -298,7 +303,7 @@ def _filters(since: str | None, kinds: tuple[str, ...], statuses: tuple[str, ...
 
 def _split_values(values: tuple[str, ...]) -> tuple[str, ...]:
     """Make one list of a repeated option, each of whose values may be a list with commas."""
-    return tuple(word.strip() for value in values for word in value.split(",") if word.strip())
+    return tuple(item.strip() for value in values for item in value.split(",") if item.strip())
 
 
 @audit.command("show")

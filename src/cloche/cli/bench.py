@@ -24,12 +24,12 @@ RUNS_PER_ROUND = 10
 @option("--runs", metavar="N", type=int, help="Runs from four threads. Default: ten per round.")
 @option("--json", "json_file", metavar="FILE", help="Write all figures to FILE as JSON.")
 @option("--plot", "plot_file", metavar="FILE", help="Draw them to FILE, .png or .svg; needs matplotlib.")
-def _bench(**given: Any) -> int:  # noqa: ANN401 - as BenchCommand says
+def _bench(**options: Any) -> int:  # noqa: ANN401 - as BenchCommand says
     """Measure what runs cost here.
 
     Turn by turn with a plain subprocess. Exit code 1 when something is left behind.
     """
-    return bench(BenchCommand(**given))
+    return bench(BenchCommand(**options))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,9 +83,9 @@ class CellPrinter:
 
     def conclude(self, result: Result, *, label: str = "") -> None:
         """Show the cell's value, after `label`, and say what there is to be said about its end."""
-        for at, output in enumerate(result.outputs):
-            if at >= self._displayed or at in self._replaced:
-                self._show(output, label if at >= self._displayed else "")
+        for number, output in enumerate(result.outputs):
+            if number >= self._displayed or number in self._replaced:
+                self._show(output, label if number >= self._displayed else "")
         if not result.outputs and result.value is not None and result.meta.get("runtime") != "python":
             self._show(Output(data={"text/plain": _value_as_text(result)}), label)
         self.end()

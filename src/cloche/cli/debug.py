@@ -52,6 +52,6 @@ def _print(state: DebugState, *, as_json: bool) -> None:
         print(json.dumps(state.as_dict(), indent=2))
         return
     on = state.on
-    rows = [{"namespace": name, "on": name in on, "what": what} for name, what in NAMESPACES.items()]
+    rows = [{"namespace": name, "on": name in on, "what": description} for name, description in NAMESPACES.items()]
     show(rows, as_json=False, piped_columns=READ_COLUMNS)
     print("helpers, egress processes and keepers follow at their next start", file=sys.stderr)

@@ -40,11 +40,11 @@ def _generate(folder: str, is_printed: bool, as_json: bool) -> int:
 
     path = os.path.realpath(folder)
     notes: list[str] = []
-    with _opened(folder) as at:
-        manifest = generate(at, path, notes=notes)
+    with _opened(folder) as fd:
+        manifest = generate(fd, path, notes=notes)
         _say_all(notes)
         if not is_printed:
-            write_manifest(at, manifest)
+            write_manifest(fd, manifest)
             _store(manifest, path)
     if as_json or is_printed:
         _print_json(manifest)
@@ -109,35 +109,35 @@ def _provision(
     from cloche.sync_run import blocking
 
     notes: list[str] = []
-    with _opened(folder) as at, showing_progress():
+    with _opened(folder) as fd, showing_progress():
         try:
-            manifest = read_manifest(at)
+            manifest = read_manifest(fd)
         except NotFound:
-            manifest = generate(at, os.path.realpath(folder), notes=notes)
+            manifest = generate(fd, os.path.realpath(folder), notes=notes)
         _say_all(notes)
-        made = blocking(provision, name="provision")(
-            manifest, folder=at, name=name, keep=keep, lifetime=lifetime, idle=idle, **options
+        provisioned = blocking(provision, name="provision")(
+            manifest, folder=fd, name=name, keep=keep, lifetime=lifetime, idle=idle, **options
         )
     if as_json:
-        print(json.dumps(made.as_dict(), indent=2))
+        print(json.dumps(provisioned.as_dict(), indent=2))
     else:
-        _say_all(made.notes)
-        print(made.sandbox)
+        _say_all(provisioned.notes)
+        print(provisioned.sandbox)
         rows = [
             {"step": " ".join(step.run), "status": "error" if step.error else "ok", "seconds": f"{step.seconds:.1f}",
              "error": step.error}
-            for step in made.steps
+            for step in provisioned.steps
         ]  # fmt: skip
         if rows:
             show(rows, as_json=False, below=("error",))
-    return 0 if made.ok else EXIT_FAILED_STEP
+    return 0 if provisioned.ok else EXIT_FAILED_STEP
 
 
 def _read(folder: str) -> DevEnvManifest:
     from cloche.records.devenv import read_manifest
 
-    with _opened(folder) as at:
-        return read_manifest(at)
+    with _opened(folder) as fd:
+        return read_manifest(fd)
 
 
 def _opened(path: str) -> AbstractContextManager[int]:
@@ -151,17 +151,19 @@ def _store(manifest: DevEnvManifest, path: str) -> None:
         save_manifest(database, manifest, path)
 
 
-def _page(**asked: Any) -> Document:  # noqa: ANN401 - the options of the command
+def _page(**filters: Any) -> Document:  # noqa: ANN401 - the options of the command
     with opened() as database:
         from cloche.records.devenv_store import list_manifests
 
-        return list_manifests(database, **asked)
+        return list_manifests(database, **filters)
 
 
 add_commands(
     Kind(
-        group=devenv, name="manifest", many="stored manifests", none="no manifest is stored", page=_page,
-        row=lambda one: {"name": one["name"], "created": one["createdAt"], "workspace": one["workspacePath"]},
+        group=devenv, name="manifest", plural="stored manifests", none="no manifest is stored", page=_page,
+        row=lambda record: {
+            "name": record["name"], "created": record["createdAt"], "workspace": record["workspacePath"],
+        },
         below=("workspace",),
     )
 )  # fmt: skip
@@ -178,10 +180,13 @@ def _print_json(manifest: DevEnvManifest) -> None:
 
 def _print_manifest(manifest: DevEnvManifest) -> None:
     rows = [("name", manifest.name)]
-    rows += [("language", f"{one.name} {one.version or ''} ({one.evidence})") for one in manifest.languages]
-    rows += [("dependencies", f"{one.file} ({one.manager})") for one in manifest.dependencies]
-    rows += [("setup", " ".join(one.run)) for one in manifest.setup]
+    rows += [
+        ("language", f"{language.name} {language.version or ''} ({language.evidence})")
+        for language in manifest.languages
+    ]
+    rows += [("dependencies", f"{dependency.file} ({dependency.manager})") for dependency in manifest.dependencies]
+    rows += [("setup", " ".join(step.run)) for step in manifest.setup]
     rows += [("env", name) for name in manifest.env]
     rows += [("limit", f"{name} {amount}") for name, amount in manifest.limits.items()]
-    for what, text in rows:
-        print(escape(f"{what + ':':14}{' '.join(text.split())}"))
+    for label, text in rows:
+        print(escape(f"{label + ':':14}{' '.join(text.split())}"))

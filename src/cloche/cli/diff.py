@@ -97,14 +97,14 @@ def _commit(
                 return 0
             wanted, chosen, dangerous = diff.id, None, (*dangerous, *answer.dangerous)
             theirs = (*theirs, *(path for path in answer.declined if path not in ours))
-        done = sandbox.commit(
+        committed = sandbox.commit(
             wanted, paths=chosen, dangerous=dangerous, ours=ours, theirs=theirs, merge=merge, branch=branch,
             author=author, message=message,
         )  # fmt: skip
     if as_json:
-        print(json.dumps({"written": done.written, "left": done.left, "refs": done.refs}))
+        print(json.dumps({"written": committed.written, "left": committed.left, "refs": committed.refs}))
     else:
-        tell_committed(done)
+        tell_committed(committed)
     return 0
 
 
@@ -123,9 +123,9 @@ def _discard(name: str, paths: tuple[str, ...], yes: bool, as_json: bool) -> int
     which = f"its changes to {', '.join(map(escape_name, paths))}" if paths else "all its changes"
     require_yes(f"Have {escape_name(name)} lose {which}?", yes=yes)
     with showing_progress(), Sandbox.attach(name) as sandbox:
-        found = sandbox.discard(paths or None)
+        discarded = sandbox.discard(paths or None)
     if as_json:
-        print(json.dumps({"discarded": found}))
+        print(json.dumps({"discarded": discarded}))
     else:
-        say(f"discarded {len(found)} {'change' if len(found) == 1 else 'changes'}")
+        say(f"discarded {len(discarded)} {'change' if len(discarded) == 1 else 'changes'}")
     return 0

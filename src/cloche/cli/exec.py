@@ -48,13 +48,13 @@ class _Exec(NamedCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Set the parameter `name`, None where there is none, and `words`, which then begin with `--`."""
-        given = self.with_options_first(ctx, args)
-        rest = super().parse_args(ctx, list(given))
-        words = list(ctx.params.get("words") or ())
-        has_name = words[1:2] == ["--"] and given[: -len(words)][-1:] != ["--"]
-        ctx.params["name"] = words.pop(0) if has_name else None
-        ctx.params["words"] = tuple(words)
-        return rest
+        ordered = self.with_options_first(ctx, args)
+        remaining = super().parse_args(ctx, list(ordered))
+        command = list(ctx.params.get("words") or ())
+        has_name = command[1:2] == ["--"] and ordered[: -len(command)][-1:] != ["--"]
+        ctx.params["name"] = command.pop(0) if has_name else None
+        ctx.params["words"] = tuple(command)
+        return remaining
 
 
 @root.command("exec", cls=_Exec, no_args_is_help=True, context_settings=COMMAND_SETTINGS)
@@ -110,21 +110,21 @@ def _exec(
     return exit_code
 
 
-def _tell_name(word: str) -> None:
+def _tell_name(name: str) -> None:
     """Say how a command is run in a sandbox whose name stands where the command was looked for."""
     from cloche.keeper import registry
 
-    if registry.is_name(word) and any(registry.is_taken(word, path) for path in registry.places()):
-        say(f"{word!r} is the name of a sandbox; for a command in it, write: cloche exec {word} -- COMMAND")
+    if registry.is_name(name) and any(registry.is_taken(name, path) for path in registry.places()):
+        say(f"{name!r} is the name of a sandbox; for a command in it, write: cloche exec {name} -- COMMAND")
 
 
-def without_dashes(words: tuple[str, ...]) -> tuple[str, ...]:
+def without_dashes(command: tuple[str, ...]) -> tuple[str, ...]:
     """Return a command, before which `--` may stand."""
-    if words[0] != "--":
-        return words
-    if not words[1:]:
+    if command[0] != "--":
+        return command
+    if not command[1:]:
         raise InvalidRequest("give a COMMAND after --")
-    return words[1:]
+    return command[1:]
 
 
 def _check_name(name: str) -> None:
@@ -142,7 +142,7 @@ def _check_name(name: str) -> None:
 
 def run_command(
     name: str | None,
-    words: Sequence[str] | None,
+    command: Sequence[str] | None,
     *,
     reads: bool,
     has_terminal: bool,
@@ -169,7 +169,7 @@ def run_command(
 
         with Sandbox(**settings) if name is None else Sandbox.attach(name) as sandbox:
             tell_folder(sandbox.notes)
-            start = partial(sandbox.exec, words, cwd=cwd, user=user, env=variables, timeout=timeout)
+            start = partial(sandbox.exec, command, cwd=cwd, user=user, env=variables, timeout=timeout)
             exit_code = run_and_report(start, as_json=as_json, debug=False)
             tell_unread_input()
             if folder is not None:
@@ -185,7 +185,7 @@ def run_command(
         check_terminal()
     result = asyncio.run(
         run_attached(
-            AsyncSandbox(**settings) if name is None else AsyncSandbox.attach(name), words, cwd=cwd, user=user,
+            AsyncSandbox(**settings) if name is None else AsyncSandbox.attach(name), command, cwd=cwd, user=user,
             env=variables, timeout=timeout, reads=reads, has_terminal=has_terminal, is_raw=is_raw,
             settle=partial(settle_attached, review=review) if folder is not None else None,
         )

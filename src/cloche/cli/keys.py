@@ -34,14 +34,14 @@ def _create(name: str, scope: tuple[str, ...], lifetime: str | None, database: s
 
     lifetime_s = None if lifetime is None else parse_duration(lifetime, name="lifetime")
     with opened(database) as records:
-        made, text = create_key(
+        key, text = create_key(
             records, name=name, scopes=scope or ("run", "read"), lifetime_s=lifetime_s, audit=audit_log()
         )
-    return _print_made(made, text, as_json=as_json)
+    return _print_made(key, text, as_json=as_json)
 
 
-def _print_made(made: KeyFacts, text: str, *, as_json: bool) -> int:
-    print(json.dumps({**made.as_dict(), "key": text}) if as_json else text)
+def _print_made(key: KeyFacts, text: str, *, as_json: bool) -> int:
+    print(json.dumps({**key.as_dict(), "key": text}) if as_json else text)
     return 0
 
 
@@ -72,8 +72,8 @@ def _rotate(key_id: str, database: str | None, yes: bool, as_json: bool) -> int:
 
     require_yes(f"Rotate {escape_name(key_id)}? Whoever has the old key is refused from then on.", yes=yes)
     with opened(database) as records:
-        made, text = rotate_key(records, key_id, audit=audit_log())
-    return _print_made(made, text, as_json=as_json)
+        key, text = rotate_key(records, key_id, audit=audit_log())
+    return _print_made(key, text, as_json=as_json)
 
 
 @keys.command("revoke")

@@ -70,12 +70,12 @@ def _rows(host: str, port: int, settings: Settings, *, is_resolved: bool) -> Ite
         return
     rules = policy.network_rules()
     decision = rules.decide(host, port)
-    found = {"rule": decision.rule.text if decision.rule is not None else "", "origin": _origin(decision, settings)}
+    origin = {"rule": decision.rule.text if decision.rule is not None else "", "origin": _origin(decision, settings)}
     if not is_resolved or not decision.is_allowed:
-        yield _row(host, port, is_allowed=decision.is_allowed, why=decision.why, **found)
+        yield _row(host, port, is_allowed=decision.is_allowed, why=decision.why, **origin)
         return
     for address, why in _decided_addresses(rules, decision, host, port):
-        yield _row(host, port, is_allowed=not why, why=why or decision.why, address=address, **found)
+        yield _row(host, port, is_allowed=not why, why=why or decision.why, address=address, **origin)
 
 
 def _decided_addresses(rules: NetworkRules, decision: Decision, host: str, port: int) -> Iterator[tuple[str, str]]:
@@ -90,8 +90,8 @@ def _decided_addresses(rules: NetworkRules, decision: Decision, host: str, port:
 
 
 def _addresses(host: str, port: int) -> list[Address]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [ip_address(text) for text in dict.fromkeys(str(entry[4][0]) for entry in found)]
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [ip_address(text) for text in dict.fromkeys(str(entry[4][0]) for entry in addresses)]
 
 
 def _origin(decision: Decision, settings: Settings) -> str:

@@ -40,11 +40,11 @@ class Command(click.Command):
 
         switch_on("cli")
         log_to_say()
-        given = ctx.params
-        debug, as_json = given.get("sandbox_debug", False), given.get("as_json", False)
-        names = [param.name for param in self.params if isinstance(param, _SandboxOption) and param.name in given]
+        values = ctx.params
+        debug, as_json = values.get("sandbox_debug", False), values.get("as_json", False)
+        names = [param.name for param in self.params if isinstance(param, _SandboxOption) and param.name in values]
         if names:
-            given["options"] = {name: given.pop(name) for name in names}
+            values["options"] = {name: values.pop(name) for name in names}
         ctx.exit(guarded(lambda: int(click.Command.invoke(self, ctx)), debug=debug, as_json=as_json))
 
 
@@ -75,7 +75,9 @@ class Group(click.Group):
             text = f"No such command {args[0]!r}."
             groups = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
             inner = [
-                n for n, one in groups.items() if isinstance(one, click.Group) and args[0] in one.list_commands(ctx)
+                name
+                for name, group in groups.items()
+                if isinstance(group, click.Group) and args[0] in group.list_commands(ctx)
             ]
             if inner:  # one that a group of this one has is meant rather
                 similar = ", ".join(repr(f"{name} {args[0]}") for name in inner)
@@ -119,7 +121,7 @@ def flag(*names: str, help: str) -> Decorator:  # noqa: A002 - click's own
 def _adds(*make: Callable[[], click.Parameter]) -> Decorator:
     def add(function: Function) -> Function:
         # Where click's own decorators leave parameters: last first, as decorators are applied from below.
-        function.__dict__.setdefault("__click_params__", []).extend(one() for one in reversed(make))
+        function.__dict__.setdefault("__click_params__", []).extend(parameter() for parameter in reversed(make))
         return function
 
     return add
@@ -155,7 +157,7 @@ _SANDBOX: Mapping[str, Mapping[str, Any]] = {
         "help": "A level or control that must hold; less is an error. Repeatable.",
     },
     "best_effort": {
-        "metavar": "NAME", "multiple": True, "callback": lambda *given: _joined(*given) or (),
+        "metavar": "NAME", "multiple": True, "callback": lambda _, __, values: _joined(_, __, values) or (),
         "help": "A control that may be absent. Repeatable.",
     },
     "accept_claimed": {
@@ -234,7 +236,7 @@ def users_option() -> Decorator:
     """Give a command that opens a sandbox that lives --users; it is in `options` as well."""
     text = "Several users inside, root among them."
     return _adds(
-        partial(_SandboxOption, ["--users"], is_flag=True, callback=lambda *given: given[2] or None, help=text)
+        partial(_SandboxOption, ["--users"], is_flag=True, callback=lambda _, __, value: value or None, help=text)
     )
 
 

@@ -187,10 +187,10 @@ class Writer:
         return b"%s%s%s" % (RED, data, PLAIN) if self._is_red and data else data
 
     def _write_all(self, data: bytes) -> None:
-        left = memoryview(data)
-        while left:
+        unwritten = memoryview(data)
+        while unwritten:
             try:
-                left = left[os.write(self.fd, left) :]
+                unwritten = unwritten[os.write(self.fd, unwritten) :]
             except BlockingIOError:  # the descriptor's other owner made it non-blocking
                 import select
 

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 MOST_NAMES = 6  # of a layer, in the table
 
 packages = root.group("packages", help="Packages for sandboxes: install, list, remove.")(lambda: None)
-_words = argument("words", nargs=-1, metavar="NAME", help="Packages, with versions: rich, 'httpx>=0.27'.")
+_requirements = argument("words", nargs=-1, metavar="NAME", help="Packages, with versions: rich, 'httpx>=0.27'.")
 _file = option("--requirements", metavar="FILE", help="Take them from a requirements.txt, too.")
 
 
 @packages.command("install")
-@_words
+@_requirements
 @_file
 @flag("--upgrade", help="Resolve again, where the same was asked for before.")
 @option("--locked", metavar="FILE", help="Install exactly what this lock file pins.")
@@ -41,16 +41,16 @@ def _install(
     from cloche.execution.packages import install_ahead
     from cloche.sync_run import blocking
 
-    asked = with_requirements(",".join(words), requirements)
-    given: dict[str, Any] = {**options, "packages": asked, **({"locked": locked} if locked else {})}
+    requested = with_requirements(",".join(words), requirements)
+    keywords: dict[str, Any] = {**options, "packages": requested, **({"locked": locked} if locked else {})}
     with showing_progress():
-        found = blocking(install_ahead, name="install_ahead")(upgrade=upgrade, **given)
-    _tell(found.as_dict(), as_json=as_json)
+        report = blocking(install_ahead, name="install_ahead")(upgrade=upgrade, **keywords)
+    _tell(report.as_dict(), as_json=as_json)
     return 0
 
 
 @packages.command("lock")
-@_words
+@_requirements
 @_file
 @option("--output", metavar="FILE", default="cloche.lock", help="The lock file to write.")
 @sandbox_options("config", "backend", "image")
@@ -65,11 +65,11 @@ def _lock(words: tuple[str, ...], requirements: str | None, output: str, as_json
     from cloche.packages.lock import write_lock
     from cloche.sync_run import blocking
 
-    given: dict[str, Any] = {**options, "packages": with_requirements(",".join(words), requirements)}
+    keywords: dict[str, Any] = {**options, "packages": with_requirements(",".join(words), requirements)}
     with showing_progress():
-        found = blocking(install_ahead, name="install_ahead")(upgrade=True, **given)
-    write_lock(output, found.asked, found.pins, Target(**found.layer.target))
-    _tell({**found.as_dict(), "file": os.path.abspath(output)}, as_json=as_json)
+        report = blocking(install_ahead, name="install_ahead")(upgrade=True, **keywords)
+    write_lock(output, report.asked, report.pins, Target(**report.layer.target))
+    _tell({**report.as_dict(), "file": os.path.abspath(output)}, as_json=as_json)
     return 0
 
 
@@ -126,7 +126,7 @@ def _row(layer: Layer, *, is_whole: bool) -> dict[str, object]:
     if is_whole:
         return {
             "layer": os.path.basename(layer.folder), "packages": names, "bytes": layer.total_bytes,
-            "built": {pin.text: [one.text for one in pin.build] for pin in layer.pins if pin.is_source},
+            "built": {pin.text: [requirement.text for requirement in pin.build] for pin in layer.pins if pin.is_source},
             "files": layer.files, "last_used": layer.last_used, "target": dict(layer.target), "folder": layer.folder,
         }  # fmt: skip
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
@@ -137,18 +137,18 @@ def _row(layer: Layer, *, is_whole: bool) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _tell(found: dict[str, object], *, as_json: bool) -> None:
+def _tell(report: dict[str, object], *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(report, indent=2))
         return
-    installed = found["installed"]
+    installed = report["installed"]
     names = ", ".join(installed) if isinstance(installed, list) else ""
-    print(escape(f"{'installed' if found['is_new'] else 'there already'}: {names}"))
-    built = found.get("built")
+    print(escape(f"{'installed' if report['is_new'] else 'there already'}: {names}"))
+    built = report.get("built")
     if isinstance(built, list):
         print(escape(f"built from source: {', '.join(built)}"))
-    if "file" in found:
-        print(escape_line(f"written: {found['file']}"))
+    if "file" in report:
+        print(escape_line(f"written: {report['file']}"))
 
 
 def with_requirements(packages: Sequence[str] | None, file: str | None) -> str | list[str]:
@@ -156,14 +156,14 @@ def with_requirements(packages: Sequence[str] | None, file: str | None) -> str |
     from cloche.config.readers import parse_packages
     from cloche.packages.requirements import MOST_FILE_BYTES, read_requirements_file
 
-    given = parse_packages(packages, name="--packages") if packages else ()
+    named = parse_packages(packages, name="--packages") if packages else ()
     if file is None:
-        return given if isinstance(given, str) else list(given)
-    if isinstance(given, str):
+        return named if isinstance(named, str) else list(named)
+    if isinstance(named, str):
         raise InvalidRequest("--packages auto and --requirements exclude each other; give one")
     try:
         with open(file, encoding="utf-8") as opened:
             text = opened.read(MOST_FILE_BYTES + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"--requirements: cannot read {file!r}: {error}") from None
-    return [*given, *read_requirements_file(text, file=file)]
+    return [*named, *read_requirements_file(text, file=file)]

@@ -34,7 +34,7 @@ def list_sandboxes(*, as_json: bool) -> int:
     """Print a row for each that lives."""
     from cloche.keeper import registry
 
-    rows = [_row(one) for one in registry.found()]
+    rows = [_row(sandbox) for sandbox in registry.found()]
     if not rows and not as_json:
         print("no sandbox with a name lives")
         return 0
@@ -44,13 +44,13 @@ def list_sandboxes(*, as_json: bool) -> int:
     return 0
 
 
-def _row(found: Found) -> dict[str, object]:
-    said = info(found)
+def _row(sandbox: Found) -> dict[str, object]:
+    facts = info(sandbox)
     return {
-        "name": found.name, "state": state(said), "owner": owner(found), "backend": found.entry.get("backend"),
-        "clients": said.get("clients"),
-        "age": _seconds(said.get("age_s")), "keep": _seconds(said.get("keep_s")), "left": _seconds(said.get("left_s")),
-        "unused": _seconds(said.get("without_client_s")),
+        "name": sandbox.name, "state": state(facts), "owner": owner(sandbox), "backend": sandbox.entry.get("backend"),
+        "clients": facts.get("clients"),
+        "age": _seconds(facts.get("age_s")), "keep": _seconds(facts.get("keep_s")),
+        "left": _seconds(facts.get("left_s")), "unused": _seconds(facts.get("without_client_s")),
     }  # fmt: skip
 
 
@@ -58,29 +58,29 @@ def spelled(seconds: object) -> object:
     """Return a time in its two largest units."""
     if not isinstance(seconds, int):
         return seconds
-    parts = [(seconds // size % most, unit) for size, most, unit in UNITS]
-    first = next((at for at, (count, _) in enumerate(parts) if count), len(parts) - 1)
-    return " ".join(f"{count}{unit}" for count, unit in parts[first : first + 2])
+    counts = [(seconds // size % modulus, unit) for size, modulus, unit in UNITS]
+    first = next((index for index, (count, _) in enumerate(counts) if count), len(counts) - 1)
+    return " ".join(f"{count}{unit}" for count, unit in counts[first : first + 2])
 
 
-def owner(found: Found) -> str | None:
+def owner(sandbox: Found) -> str | None:
     """Return whose one is that a service has opened: by which key, of which database."""
-    about = found.entry.get("owner")
+    about = sandbox.entry.get("owner")
     return f"{about.get('key')} of {about.get('service')}" if isinstance(about, Mapping) else None
 
 
-def info(found: Found) -> Mapping[str, Any]:
+def info(sandbox: Found) -> Mapping[str, Any]:
     """Return what its keeper says; nothing of one that is just being made or ended, or of another version."""
     from cloche.keeper.attach import visit
 
     with contextlib.suppress(OutcomeUnknown):
-        return visit(found, "info", timeout_s=INFO_S)
+        return visit(sandbox, "info", timeout_s=INFO_S)
     return {}
 
 
-def state(said: Mapping[str, Any]) -> str:
+def state(facts: Mapping[str, Any]) -> str:
     """Return how one is."""
-    return ("paused" if said.get("is_paused") else "running") if said else "unknown"
+    return ("paused" if facts.get("is_paused") else "running") if facts else "unknown"
 
 
 def _seconds(value: object) -> int | None:

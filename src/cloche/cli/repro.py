@@ -45,8 +45,8 @@ def _create(
         "sessionId": session, "expect": {"exitCode": exit_code},
     }  # fmt: skip
     with _reproductions() as records:
-        made = records.create(fields)
-    print(json.dumps(made, indent=2) if as_json else made["id"])
+        record = records.create(fields)
+    print(json.dumps(record, indent=2) if as_json else record["id"])
     return 0
 
 
@@ -56,10 +56,10 @@ def _create(
 def _show(id: str, as_json: bool) -> int:  # noqa: A002 - the argument's name
     """Show one whole, with its code and the result of its last run."""
     with _reproductions() as records:
-        found = records.get(id)
+        record = records.get(id)
     if as_json:
-        return print_json(found)
-    _print_record(found)
+        return print_json(record)
+    _print_record(record)
     return 0
 
 
@@ -75,10 +75,10 @@ def _run(id: str, as_json: bool, options: SandboxOptions) -> int:  # noqa: A002
     """
     from cloche.sync_run import blocking
 
-    given: dict[str, Any] = dict(options)
-    backend = given.pop("backend", None)
+    keywords: dict[str, Any] = dict(options)
+    backend = keywords.pop("backend", None)
     with _reproductions() as records:
-        ended = blocking(records.run, name="run")(id, backend, cast("SandboxOptions", given))
+        ended = blocking(records.run, name="run")(id, backend, cast("SandboxOptions", keywords))
     if as_json:
         print(json.dumps(ended, indent=2))
     else:
@@ -127,9 +127,9 @@ def _print_record(record: dict[str, Any]) -> None:
             print(escape(f"{name}:\n{result[name].rstrip()}"))
 
 
-def _page(**asked: Any) -> Document:  # noqa: ANN401 - the options of the command
+def _page(**filters: Any) -> Document:  # noqa: ANN401 - the options of the command
     with _reproductions() as records:
-        return records.list(**asked)
+        return records.list(**filters)
 
 
 def _delete(id_: str) -> Document:
@@ -141,8 +141,8 @@ def _delete(id_: str) -> Document:
 _status = option("--status", metavar="STATUS", help="Only those that are queued, running, passed, failed or error.")
 add_commands(
     Kind(
-        group=repro, name="reproduction", many="reproductions, the newest first", none="there is no reproduction",
-        page=_page, row=lambda one: {name: one[name] for name in ("id", "status", "language", "title")},
+        group=repro, name="reproduction", plural="reproductions, the newest first", none="there is no reproduction",
+        page=_page, row=lambda record: {name: record[name] for name in ("id", "status", "language", "title")},
         filters=(_status, session_option), delete=_delete, delete_help="Delete one that does not run.",
         deleted="deleted:",
     )

@@ -87,11 +87,12 @@ class _Run(Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Set the parameter `bare`: that word, if there is one."""
-        given = list(args)
-        rest = super().parse_args(ctx, args)
-        before = given[: given.index("--")] if "--" in given else given
-        ctx.params["bare"] = next((word for word in (ctx.params.get("words") or ())[:1] if word in before), None)
-        return rest
+        arguments = list(args)
+        remaining = super().parse_args(ctx, args)
+        before = arguments[: arguments.index("--")] if "--" in arguments else arguments
+        first = (ctx.params.get("words") or ())[:1]
+        ctx.params["bare"] = first[0] if first and first[0] in before else None
+        return remaining
 
 
 @root.command("run", cls=_Run, no_args_is_help=True)
@@ -155,7 +156,7 @@ def _run(
     source = read_source(words, code)
     from cloche.sync_run import run
 
-    wanted: dict[str, Any] = {
+    keywords: dict[str, Any] = {
         "language": language or _detect(source),
         "argv": source.argv,
         "stdin": b"" if source.took_stdin else read_stdin(),
@@ -166,14 +167,16 @@ def _run(
     }
     fixes = partial(_run_fixing, max_fix=max_fix, save_fix=save_fix, config=options.get("config")) if fix else None
     if folder is None and inside is None:
-        start = partial(run, source.code, **wanted, warm=False, **rules)
+        start = partial(run, source.code, **keywords, warm=False, **rules)
         return run_and_report(partial(fixes, start) if fixes else start, as_json=as_json, debug=sandbox_debug)
     from cloche.sync import Sandbox
 
     settings: dict[str, Any] = {**rules, **(folder or {})}
     with Sandbox(**settings) if inside is None else Sandbox.attach(inside) as sandbox:
         tell_folder(sandbox.notes)
-        start = partial(sandbox.run, source.code, **wanted, timeout=None if inside is None else options.get("timeout"))
+        start = partial(
+            sandbox.run, source.code, **keywords, timeout=None if inside is None else options.get("timeout")
+        )
         exit_code = run_and_report(partial(fixes, start) if fixes else start, as_json=as_json, debug=sandbox_debug)
         if folder is not None:
             settle_changes(sandbox, review=review)
@@ -242,13 +245,13 @@ def with_backend(options: SandboxOptions, *, no_sandbox: bool) -> SandboxOptions
     return {**options, "backend": "subprocess"}
 
 
-def read_source(words: tuple[str, ...], code: str | None) -> Source:
+def read_source(arguments: tuple[str, ...], code: str | None) -> Source:
     """Return the code: from -c, from stdin (`-`), or from the file that the first word names."""
     if code is not None:
-        return Source(code, "", words)
-    if not words:
+        return Source(code, "", arguments)
+    if not arguments:
         raise InvalidRequest("nothing to run: give a FILE, - for stdin, or -c CODE")
-    name, *argv = words
+    name, *argv = arguments
     if name == "-":
         return Source(read_code(), "", tuple(argv), took_stdin=True)
     try:
@@ -291,14 +294,14 @@ def _decode(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def read_pairs(words: Iterable[str]) -> dict[str, str]:
+def read_pairs(pairs: Iterable[str]) -> dict[str, str]:
     """Return the variables that --env gives or passes on."""
-    return dict(_pair(word) for word in words)
+    return dict(_pair(pair) for pair in pairs)
 
 
-def read_files(words: Iterable[str]) -> dict[str, Content]:
+def read_files(specs: Iterable[str]) -> dict[str, Content]:
     """Return what --file names, by its place in the workspace."""
-    return dict(_file(word) for word in words)
+    return dict(_file(spec) for spec in specs)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -366,11 +369,11 @@ def conclude(result: Result, *, as_json: bool) -> None:
             say(result.meta[advice])
     if hint := "" if result.ok else _hint(result):
         say(hint)
-    told = [row for row in result.meta.get("network", ()) if row["why"]]
-    for row in told[:MOST_TOLD]:
+    explained = [row for row in result.meta.get("network", ()) if row["why"]]
+    for row in explained[:MOST_TOLD]:
         say(f"network: {row['why']}")
-    if len(told) > MOST_TOLD:
-        say(f"network: {len(told) - MOST_TOLD} more were refused or failed; --json has all")
+    if len(explained) > MOST_TOLD:
+        say(f"network: {len(explained) - MOST_TOLD} more were refused or failed; --json has all")
     if refused := result.meta.get("refused"):
         say(f"nothing is kept of what the code told of its value and figures: {refused}")
     if partial := result.meta.get("files_partial"):
@@ -382,8 +385,8 @@ def conclude(result: Result, *, as_json: bool) -> None:
 def _hint(result: Result) -> str:
     """Return the options that bring what a program, as its last word, did not find or get; empty for others."""
     last = result.stderr[-MOST_LINE_CHARS:].rstrip().rpartition("\n")[2]
-    if found := re.fullmatch(r"ModuleNotFoundError: No module named '([\w.]{1,100})'", last):
-        name = found[1].partition(".")[0]
+    if missing := re.fullmatch(r"ModuleNotFoundError: No module named '([\w.]{1,100})'", last):
+        name = missing[1].partition(".")[0]
         return f"{name} is not in the sandbox: --packages NAMES brings packages, --file and --workspace your modules"
     memory = result.meta.get("limits", {}).get("memory_bytes")
     if memory and re.search(r"\bMemoryError\b|Cannot allocate memory|bad_alloc", last):
@@ -502,12 +505,12 @@ class FixProgress:
             spinner.stop()
 
 
-def _outcome(one: FixRound) -> str:
+def _outcome(attempt: FixRound) -> str:
     from cloche.autofix.loop import error_line
 
-    if one.result is None:
-        return one.refusal
-    return "it works" if one.result.ok else error_line(one.result)
+    if attempt.result is None:
+        return attempt.refusal
+    return "it works" if attempt.result.ok else error_line(attempt.result)
 
 
 def conclude_fix(report: FixReport) -> None:

@@ -61,7 +61,7 @@ _force = flag(
 _call_timeout = option(
     "--timeout", metavar="TIME", help="What it may take: 30, or 5m. Default: no limit while it goes on."
 )
-_words = argument("words", nargs=-1, required=True, metavar="COMMAND", help="The program to run, and its arguments.")
+_command = argument("words", nargs=-1, required=True, metavar="COMMAND", help="The program to run, and its arguments.")
 _id = argument("process", metavar="ID", help="A process's id, of `cloche sandbox ps`.")
 
 
@@ -107,9 +107,9 @@ def _inspect(name: str, as_json: bool) -> int:
 
     from .ps import info, state
 
-    found = registry.find(name)
-    said = info(found)
-    facts = {"name": name, "state": state(said), **found.entry, **said}
+    sandbox = registry.find(name)
+    answer = info(sandbox)
+    facts = {"name": name, "state": state(answer), **sandbox.entry, **answer}
     if as_json:
         print(json.dumps(facts, indent=2))
     else:
@@ -130,7 +130,7 @@ def _flat(facts: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, obje
 
 @sandboxes.command("exec", cls=NamedCommand, context_settings=COMMAND)
 @_name
-@_words
+@_command
 @option("--cwd", metavar="DIR", help="The folder inside in which it works. Default: /workspace.")
 @option("--env", metavar="K=V", multiple=True, help="A variable for the program. Repeatable.")
 @option("--timeout", metavar="TIME", help="Wall clock. Default: that of the sandbox.")
@@ -150,7 +150,7 @@ def _exec(
 
 @sandboxes.command("start", cls=NamedCommand, context_settings=COMMAND)
 @_name
-@_words
+@_command
 @option("--cwd", metavar="DIR", help="The folder inside in which it works. Default: /workspace.")
 @option("--env", metavar="K=V", multiple=True, help="A variable for the program. Repeatable.")
 @option("--timeout", metavar="TIME", help="Wall clock. Default: none.")
@@ -181,10 +181,11 @@ def _ps(name: str, as_json: bool) -> int:
     with Sandbox.attach(name) as sandbox:
         rows = [
             {
-                "id": one.id, "pid": one.pid, "status": str(one.status or "running"), "exit_code": one.exit_code,
-                "age": round(one.age) if as_json else spelled(round(one.age)), "command": one.command,
+                "id": process.id, "pid": process.pid, "status": str(process.status or "running"),
+                "exit_code": process.exit_code,
+                "age": round(process.age) if as_json else spelled(round(process.age)), "command": process.command,
             }
-            for one in sandbox.processes()
+            for process in sandbox.processes()
         ]  # fmt: skip
     show(rows, as_json=as_json)
     return 0
@@ -229,8 +230,8 @@ def _files(name: str, path: str, upload: str | None, download: str | None, timeo
             sandbox.download(path, download, timeout=timeout)
         else:
             rows = [
-                {"name": one.name, "type": one.type, "size": one.size, "mode": f"{one.mode:o}"}
-                for one in sandbox.list_dir(path, timeout=timeout)
+                {"name": entry.name, "type": entry.type, "size": entry.size, "mode": f"{entry.mode:o}"}
+                for entry in sandbox.list_dir(path, timeout=timeout)
             ]
             show(rows, as_json=as_json)
     return 0
@@ -244,7 +245,7 @@ def _ports(name: str, as_json: bool) -> int:
     from cloche.sync import Sandbox
 
     with Sandbox.attach(name) as sandbox:
-        rows = [{"port": one.port, "address": one.address} for one in sandbox.ports()]
+        rows = [{"port": port.port, "address": port.address} for port in sandbox.ports()]
     show(rows, as_json=as_json)
     return 0
 
@@ -267,10 +268,10 @@ def _forward(name: str, ports: str) -> int:
 
 def _read_ports(text: str) -> tuple[int, int]:
     inside, _, outside = text.partition(":")
-    words = (inside, outside or "0")
-    if not all(word.isdecimal() and len(word) <= MOST_DIGITS and int(word) <= MOST_PORT for word in words):
+    numbers = (inside, outside or "0")
+    if not all(number.isdecimal() and len(number) <= MOST_DIGITS and int(number) <= MOST_PORT for number in numbers):
         raise InvalidRequest(f"PORT: {text!r} is none; give, for example, 8000 or 8000:9000")
-    return int(words[0]), int(words[1])
+    return int(numbers[0]), int(numbers[1])
 
 
 @sandboxes.command("cp")
@@ -305,12 +306,12 @@ def _cp(source: str, target: str, timeout: str | None) -> int:
     return 0
 
 
-def _read_place(word: str) -> tuple[str, str] | None:
+def _read_place(argument: str) -> tuple[str, str] | None:
     """Return the sandbox and the path that a word names; None for a path of this machine."""
     from cloche.keeper import registry
 
-    name, colon, path = word.partition(":")
-    return (name, path or ".") if colon and registry.is_name(name) and not os.path.lexists(word) else None
+    name, colon, path = argument.partition(":")
+    return (name, path or ".") if colon and registry.is_name(name) and not os.path.lexists(argument) else None
 
 
 def _in_folder(folder: str, path: str) -> str:
@@ -328,8 +329,8 @@ def _install(name: str, packages: tuple[str, ...]) -> int:
 
     with showing_progress(), Sandbox.attach(name) as sandbox:
         installed = sandbox.install(*packages)
-    for one in installed:
-        print(escape_line(one))
+    for package in installed:
+        print(escape_line(package))
     return 0
 
 
@@ -381,8 +382,8 @@ def _kill(names: tuple[str, ...], force: bool, yes: bool) -> int:
     return for_each(names, kill)
 
 
-for _word in ("kill", "rm"):
-    sandboxes.command(_word)(_names(_force(yes_option(_kill))))
+for _verb in ("kill", "rm"):
+    sandboxes.command(_verb)(_names(_force(yes_option(_kill))))
 
 
 def _end(name: str, force: bool) -> None:

@@ -105,8 +105,8 @@ def _link(url: str | None, key_file: str | None) -> int:
     """
     from ._service import ask_service
 
-    service, made = ask_service("POST", "/api/login-links", url=url, key_file=key_file)
-    print(f"{service}{made['path']}")
+    service, link = ask_service("POST", "/api/login-links", url=url, key_file=key_file)
+    print(f"{service}{link['path']}")
     return 0
 
 
@@ -195,12 +195,12 @@ def _serve(
     return serve(command)
 
 
-def read_roots(words: tuple[str, ...]) -> dict[str, str]:
+def read_roots(specs: tuple[str, ...]) -> dict[str, str]:
     """Return the folders that --root gives. Raises InvalidRequest."""
-    found = {}
-    for word in words:
-        name, equals, folder = word.partition("=")
+    roots = {}
+    for spec in specs:
+        name, equals, folder = spec.partition("=")
         if not (name and equals and folder):
-            raise InvalidRequest(f"--root {word}: write it as /memory=FOLDER or /configs=FOLDER")
-        found[name] = folder
-    return found
+            raise InvalidRequest(f"--root {spec}: write it as /memory=FOLDER or /configs=FOLDER")
+        roots[name] = folder
+    return roots

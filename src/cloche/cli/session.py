@@ -355,13 +355,13 @@ def line_editing(language: str) -> Iterator[None]:
         readline.read_history_file(file)
     except OSError as error:
         log.debug("earlier lines cannot be read: %s", error)
-    known = readline.get_current_history_length()
+    length = readline.get_current_history_length()
     try:
         yield
     finally:
         try:
             _make_private(file)
-            readline.append_history_file(readline.get_current_history_length() - known, file)
+            readline.append_history_file(readline.get_current_history_length() - length, file)
         except OSError as error:
             log.debug("the lines cannot be kept: %s", error)
 
@@ -382,8 +382,8 @@ class PromptCommand:
     summary: str
     act: Action
     arguments: str = ""
-    least: int = 0
-    most: int = 0
+    min_arguments: int = 0
+    max_arguments: int = 0
 
 
 def run_command(prompt: Prompt, line: str) -> None:
@@ -396,8 +396,8 @@ def run_command(prompt: Prompt, line: str) -> None:
         raise InvalidRequest(f"{line.split(maxsplit=1)[0]}: {error}") from error
     command = COMMANDS.get(name.removeprefix(":"))
     if command is None:
-        raise InvalidRequest(f"{name} is not known here; known: {' '.join(f':{known}' for known in COMMANDS)}")
-    if not command.least <= len(arguments) <= command.most:
+        raise InvalidRequest(f"{name} is not known here; known: {' '.join(f':{command}' for command in COMMANDS)}")
+    if not command.min_arguments <= len(arguments) <= command.max_arguments:
         raise InvalidRequest(f"write it as {usage(name.removeprefix(':'), command)}")
     command.act(prompt, arguments)
 
@@ -566,16 +566,22 @@ COMMANDS: Mapping[str, PromptCommand] = {
     "help": PromptCommand(summary="list these words", act=show_help),
     "history": PromptCommand(summary="list what was run", act=show_history),
     "restart": PromptCommand(summary="begin anew; files stay, checkpoints do not", act=restart),
-    "checkpoint": PromptCommand(summary="remember memory and files", act=checkpoint, arguments="[NAME]", most=1),
-    "rollback": PromptCommand(
-        summary="go back to a checkpoint, the latest by default", act=rollback, arguments="[NAME]", most=1
+    "checkpoint": PromptCommand(
+        summary="remember memory and files", act=checkpoint, arguments="[NAME]", max_arguments=1
     ),
-    "fork": PromptCommand(summary="make N sessions that begin as this one is", act=fork, arguments="[N]", most=1),
+    "rollback": PromptCommand(
+        summary="go back to a checkpoint, the latest by default", act=rollback, arguments="[NAME]", max_arguments=1
+    ),
+    "fork": PromptCommand(
+        summary="make N sessions that begin as this one is", act=fork, arguments="[N]", max_arguments=1
+    ),
     "forks": PromptCommand(summary="list the sessions", act=show_forks),
-    "switch": PromptCommand(summary="go on in session N", act=switch, arguments="N", least=1, most=1),
-    "close": PromptCommand(summary="end fork N", act=close, arguments="N", least=1, most=1),
+    "switch": PromptCommand(summary="go on in session N", act=switch, arguments="N", min_arguments=1, max_arguments=1),
+    "close": PromptCommand(summary="end fork N", act=close, arguments="N", min_arguments=1, max_arguments=1),
     "files": PromptCommand(summary="list the files of the workspace", act=show_files),
-    "save": PromptCommand(summary="copy a file to a folder here", act=save, arguments="PATH DIR", least=2, most=2),
+    "save": PromptCommand(
+        summary="copy a file to a folder here", act=save, arguments="PATH DIR", min_arguments=2, max_arguments=2
+    ),
     "limits": PromptCommand(summary="list the limits of a cell", act=show_limits),
     "quit": PromptCommand(summary="leave, as Ctrl-D does", act=leave),
 }

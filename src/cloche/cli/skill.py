@@ -38,9 +38,9 @@ class _WithArguments(Command):
     """Keep what comes after -- apart: it is the script's."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        at = args.index("--") if "--" in args else len(args)
-        ctx.meta[_AFTER] = tuple(args[at + 1 :])
-        return super().parse_args(ctx, args[:at])
+        dashes = args.index("--") if "--" in args else len(args)
+        ctx.meta[_AFTER] = tuple(args[dashes + 1 :])
+        return super().parse_args(ctx, args[:dashes])
 
 
 @skill.command("check")
@@ -105,9 +105,9 @@ def _run(
 
     if sandbox_debug:
         log_to_stderr()
-    found = load_skill(name, _settings(options.get("config")))
+    loaded = load_skill(name, _settings(options.get("config")))
     start = partial(
-        run_skill, found, script, argv=context.meta[_AFTER], stdin=read_stdin(), env=read_pairs(env),
+        run_skill, loaded, script, argv=context.meta[_AFTER], stdin=read_stdin(), env=read_pairs(env),
         files=read_files(file), out=out, spill=spill, **options,
     )  # fmt: skip
     return run_and_report(start, as_json=as_json, debug=sandbox_debug)
@@ -139,13 +139,13 @@ def show_skills(folders: Sequence[str], config: str | os.PathLike[str] | None, *
     path = tuple(folders) or search_path(_settings(config))
     rows = [
         {
-            "skill": found.name,
-            "description": found.description,
-            "folder": found.folder,
-            "faults": [str(fault) for fault in found.faults],
-            "hidden": found.is_hidden,
+            "skill": skill.name,
+            "description": skill.description,
+            "folder": skill.folder,
+            "faults": [str(fault) for fault in skill.faults],
+            "hidden": skill.is_hidden,
         }
-        for found in find_skills(path)
+        for skill in find_skills(path)
     ]
     if as_json:
         print(json.dumps(rows, indent=2))
@@ -208,7 +208,10 @@ def _print_card(skill: Skill) -> None:
         ("left out", ", ".join(skill.left_out)),
         ("allowed-tools", f"{' '.join(card.allowed_tools)} (grants nothing here)" if card.allowed_tools else ""),
         *((f"metadata.{name}", text) for name, text in card.metadata.items()),
-        *(("script", f"{one.name}: {one.path}, {one.runtime}. {one.description}".strip()) for one in skill.scripts),
+        *(
+            ("script", f"{script.name}: {script.path}, {script.runtime}. {script.description}".strip())
+            for script in skill.scripts
+        ),
         ("entry", skill.manifest.entry or ""),
         *(("note", note) for note in skill.notes),
     ]  # fmt: skip

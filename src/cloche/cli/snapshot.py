@@ -40,9 +40,9 @@ def _create(
     from cloche.records.environment import take_snapshot
 
     env = _environment(names, is_all=all_env)
-    with opened() as database, folder(workspace) as at:
+    with opened() as database, folder(workspace) as fd:
         document = take_snapshot(
-            database, at, workspace_path=os.path.abspath(workspace), settings=load_settings(), env=env,
+            database, fd, workspace_path=os.path.abspath(workspace), settings=load_settings(), env=env,
             session_id=session, label=label,
         )  # fmt: skip
     if as_json:
@@ -68,10 +68,10 @@ def _show(id_: str, as_json: bool) -> int:
         _print_line(f"{name}: {'' if value is None else value}")
     for name, value in document["env"].items():
         _print_line(f"env {name}={value}")
-    for one in document["skippedEnv"]:
-        _print_line(f"left out {one['key']}: {one['reason']}")
-    for one in document["dependencies"]:
-        _print_line(f"dependency {_named(one)} ({one['source']})")
+    for variable in document["skippedEnv"]:
+        _print_line(f"left out {variable['key']}: {variable['reason']}")
+    for dependency in document["dependencies"]:
+        _print_line(f"dependency {_named(dependency)} ({dependency['source']})")
     for line in document["git"]["status"]:
         _print_line(f"git {line}")
     for note in _notes(document):
@@ -91,19 +91,19 @@ def _compare(id1: str, id2: str, as_json: bool) -> int:
     from cloche.records.environment import compare_snapshots
 
     with opened() as database:
-        found = compare_snapshots(database, id1, id2)
+        comparison = compare_snapshots(database, id1, id2)
     if as_json:
-        return print_json(found)
-    env, dependencies = found["env"], found["dependencies"]
+        return print_json(comparison)
+    env, dependencies = comparison["env"], comparison["dependencies"]
     for sign, key in (("+", "added"), ("-", "removed")):
         for name, value in env[key].items():
             _print_line(f"{sign} {name}={value}")
-        for one in dependencies[key]:
-            _print_line(f"{sign} {_named(one)}")
+        for dependency in dependencies[key]:
+            _print_line(f"{sign} {_named(dependency)}")
     for name, (before, after) in env["changed"].items():
         _print_line(f"M {name}: {before} -> {after}")
-    for one in dependencies["changed"]:
-        _print_line(f"M {one['ecosystem']} {one['name']}: {one['from']} -> {one['to']}")
+    for dependency in dependencies["changed"]:
+        _print_line(f"M {dependency['ecosystem']} {dependency['name']}: {dependency['from']} -> {dependency['to']}")
     for name in env.get("unknown", ()):
         _print_line(f"? {name}")
     return 0
@@ -126,14 +126,14 @@ def _replicate(id_: str, workspace: str | None, overwrite: bool, as_json: bool) 
         document = get_snapshot(database, id_)
     script = render_script(document)
     path = workspace or str(document["workspacePath"])
-    with folder(path) as at:
+    with folder(path) as fd:
         if (audit := audit_log()) is not None:
             audit.record("replicate", snapshot=id_, path=os.path.abspath(path))
-        write_script(at, script, overwrite=overwrite)
-    found = script.as_dict()
+        write_script(fd, script, overwrite=overwrite)
+    summary = script.as_dict()
     if as_json:
-        return print_json(found)
-    print(f"written: {found['path']}, {found['variables']} variables")
+        return print_json(summary)
+    print(f"written: {summary['path']}, {summary['variables']} variables")
     if script.placeholders:
         say(f"to be filled in: {', '.join(script.placeholders)}")
     for name, reason in script.skipped:
@@ -177,11 +177,11 @@ def _print_line(text: str) -> None:
     print(escape_name(text))
 
 
-def _page(**asked: Any) -> Document:  # noqa: ANN401 - the options of the command
+def _page(**filters: Any) -> Document:  # noqa: ANN401 - the options of the command
     from cloche.records.environment import list_snapshots
 
     with opened() as database:
-        return list_snapshots(database, **asked)
+        return list_snapshots(database, **filters)
 
 
 def _delete(id_: str) -> Document:
@@ -194,7 +194,7 @@ def _delete(id_: str) -> Document:
 
 add_commands(
     Kind(
-        group=snapshots, name="snapshot", many="snapshots, the newest first", none="there are no snapshots",
+        group=snapshots, name="snapshot", plural="snapshots, the newest first", none="there are no snapshots",
         page=_page, row=_row, filters=(session_option,), delete=_delete,
         delete_help="Delete a snapshot, its file and its row.",
     )

@@ -36,11 +36,11 @@ def _languages(as_json: bool) -> int:
             "language": language.name,
             "aliases": language.aliases,
             "suffixes": language.suffixes,
-            "engine": found.engine or None,
-            "note": found.note,
+            "engine": toolchain.engine or None,
+            "note": toolchain.note,
             "image": language.image,
         }
-        for language, found in zip(LANGUAGES.values(), find_toolchains(), strict=True)
+        for language, toolchain in zip(LANGUAGES.values(), find_toolchains(), strict=True)
     ]
     show(rows, as_json=as_json)
     return 0
@@ -81,18 +81,18 @@ def _backends(as_json: bool) -> int:
 
     settings = load_settings()
     criteria = BackendCriteria(policy=Policy(), images=settings.images, accounts=accounts_of(settings))
-    found = {name: describe(name, criteria) for name in BACKEND_ROWS}
+    backends = {name: describe(name, criteria) for name in BACKEND_ROWS}
     rows = [
         {
             "backend": name,
-            "available": found[name].available,
-            "level": str(found[name].level) if found[name].available else None,
-            "level_source": found[name].level_source if found[name].available else None,
-            "lives": not found[name].not_live if found[name].available else None,
+            "available": backends[name].available,
+            "level": str(backends[name].level) if backends[name].available else None,
+            "level_source": backends[name].level_source if backends[name].available else None,
+            "lives": not backends[name].not_live if backends[name].available else None,
             "summary": row.summary,
-            "reason": found[name].reason,
-            "remedy": found[name].remedy,
-            "not_live": found[name].not_live,
+            "reason": backends[name].reason,
+            "remedy": backends[name].remedy,
+            "not_live": backends[name].not_live,
         }
         for name, row in BACKEND_ROWS.items()
     ]
@@ -113,14 +113,17 @@ def _gc(as_json: bool) -> int:
     from cloche.execution.commits import recovered
     from cloche.execution.registry import collect_garbage
 
-    found = {**collect_garbage(accounts_of(load_settings())), **({"workspace": told} if (told := recovered()) else {})}
+    removed = {
+        **collect_garbage(accounts_of(load_settings())),
+        **({"workspace": recovery} if (recovery := recovered()) else {}),
+    }
     if as_json:
-        print(json.dumps({backend: list(lines) for backend, lines in found.items()}, indent=2))
+        print(json.dumps({backend: list(lines) for backend, lines in removed.items()}, indent=2))
         return 0
-    for backend, lines in found.items():
+    for backend, lines in removed.items():
         for line in lines:
             print(escape(f"{backend}: {line}" if backend == "workspace" else f"{backend}: removed {line}"))
-    if not any(found.values()):
+    if not any(removed.values()):
         print("nothing to remove")
     return 0
 
@@ -202,13 +205,13 @@ def _doctor(profile: str | None, as_json: bool) -> int:
     from cloche.audit.verify import examine_audit
     from cloche.execution.doctor import diagnose
 
-    found, audit = diagnose(), examine_audit()
+    diagnosis, audit = diagnose(), examine_audit()
     if as_json:
-        print(json.dumps({**found.as_dict(), "audit": audit.as_dict()}, default=str, indent=2))
+        print(json.dumps({**diagnosis.as_dict(), "audit": audit.as_dict()}, default=str, indent=2))
     else:
-        _print_report(found, audit)
+        _print_report(diagnosis, audit)
     # Usable: code that nobody vetted can run here, at level confined or above, and in the log.
-    return 0 if found.is_usable and not audit.stops_runs else 1
+    return 0 if diagnosis.is_usable and not audit.stops_runs else 1
 
 
 def _write_profile(path: str) -> int:
@@ -227,43 +230,43 @@ def _write_profile(path: str) -> int:
     return 0
 
 
-def audit_lines(found: AuditState) -> list[str]:
+def audit_lines(state: AuditState) -> list[str]:
     """Say in a few lines how the audit log is."""
-    if found.is_on is None:
-        return [escape_line(f"audit log: unknown: {found.problem}")]
-    where = f" in {found.folder}" if found.folder else ""
-    lines = [f"audit log: {'on' if found.is_on else 'off'} ({found.origin}){where}"]
-    if found.problem:
-        lines.append(f"audit log: NOT writable: {found.problem}")
-    elif found.folder:
+    if state.is_on is None:
+        return [escape_line(f"audit log: unknown: {state.problem}")]
+    where = f" in {state.folder}" if state.folder else ""
+    lines = [f"audit log: {'on' if state.is_on else 'off'} ({state.origin}){where}"]
+    if state.problem:
+        lines.append(f"audit log: NOT writable: {state.problem}")
+    elif state.folder:
         lines.append("audit log: can be written")
-    if found.fault:
-        lines.append(f"audit log: NOT sound: {found.fault}; cloche audit verify says all")
-    elif found.events:
-        which = "all of them" if found.first == 1 else f"from event {found.first} on; cloche audit verify reads all"
-        lines.append(f"audit log: sound, {found.events} events up to {found.last_time}, {which}")
-    elif found.folder:
+    if state.fault:
+        lines.append(f"audit log: NOT sound: {state.fault}; cloche audit verify says all")
+    elif state.events:
+        which = "all of them" if state.first == 1 else f"from event {state.first} on; cloche audit verify reads all"
+        lines.append(f"audit log: sound, {state.events} events up to {state.last_time}, {which}")
+    elif state.folder:
         lines.append("audit log: no events yet")
     return [escape_line(line) for line in lines]
 
 
-def _print_report(found: Diagnosis, audit: AuditState) -> None:
-    print(escape_line(f"level: {found.level} ({found.kernel}, {found.user})"))
-    for label, text in (("why not more", found.reason), ("what to do", found.remedy)):
+def _print_report(diagnosis: Diagnosis, audit: AuditState) -> None:
+    print(escape_line(f"level: {diagnosis.level} ({diagnosis.kernel}, {diagnosis.user})"))
+    for label, text in (("why not more", diagnosis.reason), ("what to do", diagnosis.remedy)):
         if text:
             print(escape_line(f"{label}: {text}"))
     from cloche.execution.doctor import LEAST_LEVEL
 
-    lives = [f"at {trial.level}" for trial in found.trials if trial.is_ok and not trial.not_live]
+    lives = [f"at {trial.level}" for trial in diagnosis.trials if trial.is_ok and not trial.not_live]
     print(escape_line(f"sandboxes live: {' and '.join(lives) or 'at no level'}"))
-    for trial in found.trials:
+    for trial in diagnosis.trials:
         if trial.is_ok and trial.not_live and trial.level >= LEAST_LEVEL:
             print(escape_line(f"none lives at {trial.level}: {trial.not_live}"))
-    for sentence in found.weak_points:
+    for sentence in diagnosis.weak_points:
         print(escape_line(f"weak point: {sentence}"))
     for line in audit_lines(audit):
         print(line)
-    for title, rows in _tables(found):
+    for title, rows in _tables(diagnosis):
         if rows:
             print()
             show(
@@ -275,24 +278,24 @@ def _print_report(found: Diagnosis, audit: AuditState) -> None:
             )
 
 
-def _tables(found: Diagnosis) -> list[tuple[str, list[Row]]]:
+def _tables(diagnosis: Diagnosis) -> list[tuple[str, list[Row]]]:
     return [
-        (f"What level {found.level} enforces", _control_rows(found)),
-        ("print(1), run for real", _trial_rows(found)),
-        ("What the kernel lets this user do", _feature_rows(found)),
-        ("What runs the languages", _toolchain_rows(found)),
-        ("This interpreter", _interpreter_rows(found)),
+        (f"What level {diagnosis.level} enforces", _control_rows(diagnosis)),
+        ("print(1), run for real", _trial_rows(diagnosis)),
+        ("What the kernel lets this user do", _feature_rows(diagnosis)),
+        ("What runs the languages", _toolchain_rows(diagnosis)),
+        ("This interpreter", _interpreter_rows(diagnosis)),
     ]
 
 
-def _control_rows(found: Diagnosis) -> list[Row]:
+def _control_rows(diagnosis: Diagnosis) -> list[Row]:
     return [
         {"control": str(control), "state": str(measure.state), "mechanism": measure.mechanism}
-        for control, measure in found.controls.items()
+        for control, measure in diagnosis.controls.items()
     ]
 
 
-def _trial_rows(found: Diagnosis) -> list[Row]:
+def _trial_rows(diagnosis: Diagnosis) -> list[Row]:
     return [
         {
             "level": str(trial.level),
@@ -302,11 +305,11 @@ def _trial_rows(found: Diagnosis) -> list[Row]:
             "partial": ", ".join(c for c, m in trial.controls.items() if m.state == "partial"),
             "why not": trial.detail,
         }
-        for trial in found.trials
+        for trial in diagnosis.trials
     ]
 
 
-def _feature_rows(found: Diagnosis) -> list[Row]:
+def _feature_rows(diagnosis: Diagnosis) -> list[Row]:
     return [
         {
             "feature": feature.name,
@@ -315,19 +318,19 @@ def _feature_rows(found: Diagnosis) -> list[Row]:
             "answer": feature.detail,
             "what to do": feature.remedy,
         }
-        for feature in found.features
+        for feature in diagnosis.features
     ]
 
 
-def _toolchain_rows(found: Diagnosis) -> list[Row]:
+def _toolchain_rows(diagnosis: Diagnosis) -> list[Row]:
     return [
         {"language": t.language, "engine": t.engine, "version": t.version, "program": t.path, "note": t.note}
-        for t in found.toolchains
+        for t in diagnosis.toolchains
     ]
 
 
-def _interpreter_rows(found: Diagnosis) -> list[Row]:
-    interpreter = found.interpreter
+def _interpreter_rows(diagnosis: Diagnosis) -> list[Row]:
+    interpreter = diagnosis.interpreter
     return [
         {
             "version": interpreter.version,

@@ -39,9 +39,9 @@ _id = argument("id_", metavar="ID", help="A snapshot's id.")
 @json_option()
 def _create(workspace: str, session: str | None, contents: bool, as_json: bool) -> int:
     """Record which files there are, with their hashes, and print the id."""
-    with _opened() as records, folder(workspace, REFUSAL) as at:
+    with _opened() as records, folder(workspace, REFUSAL) as fd:
         document = records.create(
-            at, workspace_path=os.path.abspath(workspace), session_id=session, contents=contents,
+            fd, workspace_path=os.path.abspath(workspace), session_id=session, contents=contents,
             deadline=monotonic() + MOST_SECONDS,
         )  # fmt: skip
     if as_json:
@@ -63,9 +63,9 @@ def _show(id_: str, as_json: bool) -> int:
         return print_json(document)
     for name, value in _row(document).items():
         print(f"{name}: {escape_name(str(value))}")
-    for one in document["files"]:
-        what = f"-> {_path(one, 'link')}" if one.keys() & {"link", "linkBase64"} else str(one["sha256"])
-        print(f"{one.get('mode', ''):4} {one.get('size', ''):>10} {_path(one)} {what}")
+    for entry in document["files"]:
+        content = f"-> {_path(entry, 'link')}" if entry.keys() & {"link", "linkBase64"} else str(entry["sha256"])
+        print(f"{entry.get('mode', ''):4} {entry.get('size', ''):>10} {_path(entry)} {content}")
     return 0
 
 
@@ -79,13 +79,13 @@ def _diff(id1: str, id2: str, as_json: bool) -> int:
     A line each: + added, - removed, M modified, m another mode, ? unknown.
     """
     with _opened() as records:
-        found = records.diff(id1, id2)
+        comparison = records.diff(id1, id2)
     if as_json:
-        return print_json(found)
+        return print_json(comparison)
     for sign, key in (("+", "added"), ("-", "removed"), ("M", "modified"), ("m", "modeChanged"), ("?", "unknown")):
-        for one in found[key]:
-            modes = f" {one['from']} -> {one['to']}" if key == "modeChanged" else ""
-            print(f"{sign} {_path(one)}{modes}")
+        for entry in comparison[key]:
+            modes = f" {entry['from']} -> {entry['to']}" if key == "modeChanged" else ""
+            print(f"{sign} {_path(entry)}{modes}")
     return 0
 
 
@@ -103,20 +103,20 @@ def _restore(id_: str, workspace: str | None, prune: bool, manifest_only: bool, 
     """
     with _opened() as records:
         path = workspace or str(records.get(id_)["workspacePath"])
-        with folder(path, REFUSAL) as at:
+        with folder(path, REFUSAL) as fd:
             require_yes(_restore_question(id_, path, prune=prune), yes=yes or manifest_only)
             if (audit := audit_log()) is not None:
                 audit.record("restore", snapshot=id_, path=os.path.abspath(path))
-            found = records.restore(
-                id_, at, prune=prune, manifest_only=manifest_only, deadline=monotonic() + MOST_SECONDS
+            outcome = records.restore(
+                id_, fd, prune=prune, manifest_only=manifest_only, deadline=monotonic() + MOST_SECONDS
             )  # fmt: skip
     if as_json:
-        return print_json(found)
-    counts = Counter(one["result"].partition(":")[0] for one in found["results"])
-    for one in found["results"]:
-        if one["result"] != "unchanged":
-            print(f"{one['result']} {_path(one)}")
-    print(", ".join(f"{number} {result}" for result, number in sorted(counts.items())) or "there are no files in it")
+        return print_json(outcome)
+    counts = Counter(entry["result"].partition(":")[0] for entry in outcome["results"])
+    for result in outcome["results"]:
+        if result["result"] != "unchanged":
+            print(f"{result['result']} {_path(result)}")
+    print(", ".join(f"{number} {name}" for name, number in sorted(counts.items())) or "there are no files in it")
     return 0
 
 
@@ -133,12 +133,13 @@ def _opened() -> Iterator[WorkspaceSnapshots]:
         yield WorkspaceSnapshots(database)
 
 
-def _row(one: Document) -> dict[str, object]:
-    partial = {"left out by": _reasons(one)} if "files" in one and one["isPartial"] else {}
+def _row(record: Document) -> dict[str, object]:
+    partial = {"left out by": _reasons(record)} if "files" in record and record["isPartial"] else {}
     return {
-        "id": one["id"], "created": one["createdAt"], "session": one["sessionId"] or "",
-        "workspace": one["workspacePath"], "files": one["totals"]["files"], "bytes": one["totals"]["bytes"],
-        "contents": "kept" if one["contents"] else "not kept", "whole": "no" if one["isPartial"] else "yes", **partial,
+        "id": record["id"], "created": record["createdAt"], "session": record["sessionId"] or "",
+        "workspace": record["workspacePath"], "files": record["totals"]["files"], "bytes": record["totals"]["bytes"],
+        "contents": "kept" if record["contents"] else "not kept",
+        "whole": "no" if record["isPartial"] else "yes", **partial,
     }  # fmt: skip
 
 
@@ -146,17 +147,17 @@ def _reasons(document: Document) -> str:
     return ", ".join(f"the bound of {reason}" for reason in document["partialReasons"])
 
 
-def _path(one: object, key: str = "path") -> str:
+def _path(entry: object, key: str = "path") -> str:
     """Return a path for a terminal, in base64 where it is no text."""
-    if isinstance(one, str):
-        return escape_name(one)
-    named: Document = one if isinstance(one, Mapping) else {}
+    if isinstance(entry, str):
+        return escape_name(entry)
+    named: Document = entry if isinstance(entry, Mapping) else {}
     return escape_name(named[key]) if key in named else f"base64:{named[f'{key}Base64']}"
 
 
-def _page(**asked: Any) -> Document:  # noqa: ANN401 - the options of the command
+def _page(**filters: Any) -> Document:  # noqa: ANN401 - the options of the command
     with _opened() as records:
-        return records.list(**asked)
+        return records.list(**filters)
 
 
 def _delete(id_: str) -> Document:
@@ -169,7 +170,7 @@ def _delete(id_: str) -> Document:
 
 add_commands(
     Kind(
-        group=snapshots, name="snapshot", many="snapshots, the newest first", none="there are no snapshots",
+        group=snapshots, name="snapshot", plural="snapshots, the newest first", none="there are no snapshots",
         page=_page, row=_row, filters=(session_option,), delete=_delete,
         delete_help="Delete a snapshot, and contents that no other one needs.",
     )
