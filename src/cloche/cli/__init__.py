@@ -1,18 +1,22 @@
 """The `cloche` command.
 
-In: the arguments of the process. Out: an exit code, the program's output on stdout and stderr, messages on stderr.
-`app` finds the commands in the modules of this folder; `options` declares the shared options; `output` has exit codes,
-safe terminal output, tables and the progress bar; `cells` shows the cells of a session. Every other module holds
-commands: `run` (also `--fix`), `exec` and `shell` (`_attached`: with our streams, or our terminal), `session`,
-`sandbox` (those with a name), `serve` (`mcp`), `skill`, `audit`, `agent` (`tools`, `approvals`, `container`), `bench`,
-`system` (`doctor`, `gc`, `backends`, `languages`, `presets`, `images`, `config`, `conformance`).
-A command is added in one file (docs/contributing.md). `_fast_path` does the usual `exec NAME -- COMMAND` with hardly
-any imports; `_rare_ends` tells how that ended, where it is more than an exit code. `_bytecode`: compiled modules, where
-the installation has none. `_elsewhere`: what is said on other systems than Linux, on Windows by all commands.
+Input: the arguments of the process. Output: an exit code, the program's output on stdout and stderr, messages on
+stderr.
 
-To be kept: exit codes; nothing hostile reaches a terminal unescaped, unless that was asked for (`-t`); a module
-imports what a command needs when that command runs, since `--version` and `run` start often. Help texts may be changed
-without asking.
+`app` finds commands in the modules of this folder. `options` declares the shared options. `output` has the exit codes,
+terminal output with escapes, tables and the progress bar. `cells` shows the cells of a session. Every other module
+without a leading `_` holds commands: `run` (also `--fix`), `exec` and `shell` (`_attached` connects standard streams or
+the terminal), `session`, `sandbox` (named sandboxes), `serve` (also `mcp`), `skill`, `audit`, `agent` (`tools`,
+`approvals`, `container`), `bench`, `system` (`doctor`, `gc`, `backends`, `languages`, `presets`, `images`, `config`,
+`conformance`). A command is added in one file (docs/contributing.md).
+
+`_fast_path` runs the usual `exec NAME -- COMMAND` with hardly any imports. `_rare_ends` reports its result if that is
+more than an exit code. `_bytecode` caches compiled modules if the installation has none. `_elsewhere` has the messages
+for other systems than Linux.
+
+Invariants: exit codes are stable. Output of the guest reaches a terminal escaped, except with `-t`. A module imports
+what a command needs when the command runs, because `--version` and `run` start often. Help texts are not part of the
+interface.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 EXIT_UNFLUSHED, EXIT_INTERRUPTED = 120, 130
-OBJECTS_UNTIL_COLLECTED = 50_000  # nothing of what is imported is garbage; else it is searched a hundred times
+OBJECTS_UNTIL_COLLECTED = 50_000  # imports leave no garbage; the default of 700 would collect a hundred times
 
 
 def main() -> None:
@@ -55,12 +59,12 @@ def main() -> None:
         root.main(prog_name="cloche")
     except SystemExit as end:
         leave(end.code)
-    except KeyboardInterrupt:  # while modules were loaded: commands have their own way to end
+    except KeyboardInterrupt:  # during imports; commands handle it themselves
         leave(EXIT_INTERRUPTED)
 
 
 def _run_named(arguments: list[str]) -> None:
-    """Run a command in a sandbox with a name, and exit with its code; return where that is not so simple."""
+    """Run a command in a named sandbox and exit with its code; return if the fast path does not apply."""
     try:
         from ._fast_path import run_named
 
@@ -76,7 +80,7 @@ def _run_named(arguments: list[str]) -> None:
 
 
 def _print_version() -> None:
-    """Print the version without importing anything for it; `--version` among other words is click's."""
+    """Print the version without importing anything for it; with other arguments click handles `--version`."""
     from cloche import __version__
 
     try:
@@ -87,10 +91,10 @@ def _print_version() -> None:
 
 
 def leave(code: object) -> NoReturn:
-    """End the process as the interpreter does, with its threads, exit functions and streams, but do not take it apart.
+    """Run exit functions, flush the streams and end the process, without tearing the interpreter down.
 
-    That takes as long as several imports, and a library with threads of its own may come back meanwhile (Rust's then
-    aborts the process).
+    Finalization takes as long as several imports. A library with its own threads may resume during it; Rust's then
+    aborts the process.
     """
     import atexit
     import threading
@@ -105,17 +109,17 @@ def leave(code: object) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError):  # nobody is there to be told
+        except (OSError, ValueError):  # there is no stream left to report it on
             code = code or EXIT_UNFLUSHED
     os._exit((code or 0) & 0xFF)
 
 
 def _occupy_standard_streams() -> None:
-    """Put /dev/null where a stream is closed: else the next descriptor opened gets the guest's output."""
+    """Open /dev/null for each closed standard stream: otherwise the next descriptor would get the guest's output."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+            os.open(os.devnull, os.O_RDWR)  # open(2): the lowest free number, which is `fd`
             mode, name = ("r", "stdin") if fd == 0 else ("w", ("stdout", "stderr")[fd - 1])
             setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115 - as long as the process

@@ -1,4 +1,4 @@
-"""What acts need that nobody can undo: a yes before them, and the audit log."""
+"""Confirmation and the audit log, for commands whose effect cannot be undone."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ yes_option = flag("--yes", "-y", help="Do not ask.")
 
 
 def require_yes(question: str, *, yes: bool, otherwise: str = "nothing was done") -> None:
-    """Ask on the terminal, unless `yes` has answered; what a question quotes is escaped by whoever asks.
+    """Ask for confirmation on the terminal, unless `yes` is set. The caller escapes names within `question`.
 
-    Raises InvalidRequest for a no, with what is said `otherwise`, and where there is no terminal.
+    Raises InvalidRequest with the text `otherwise` if the answer is no, and if there is no terminal.
     """
     if yes:
         return
@@ -31,7 +31,7 @@ def require_yes(question: str, *, yes: bool, otherwise: str = "nothing was done"
 
 
 def audit_log() -> Audit | None:
-    """Return the audit log; None where it is off."""
+    """Return the audit log; None if it is off."""
     from cloche.audit.log import audit_for
     from cloche.config.settings import load_settings
 

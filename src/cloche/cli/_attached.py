@@ -1,6 +1,7 @@
-"""A process of a sandbox that has our standard streams, or our terminal: raw, of the same size, and restored always.
+"""Connects a process of a sandbox to the standard streams or to the terminal of this command.
 
-All of it goes on in one thread: a descriptor is written to when it takes something, and a signal ends whatever waits.
+The terminal is put into raw mode, its size is passed on, and its settings are always restored. Everything runs in one
+thread: the event loop waits until a descriptor is ready, and a signal interrupts each wait.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ if TYPE_CHECKING:
     from cloche.execution.sandbox import AsyncSandbox
 
 READ_BYTES = 1 << 16
-WRITE_BYTES = 4096  # PIPE_BUF: what a pipe that takes anything takes at once
+WRITE_BYTES = 4096  # PIPE_BUF: a writable pipe takes this much without blocking, see pipe(7)
 USUAL_SIZE = (24, 80)
-IDENTIFY, IDENTITY = b"\x1b[c", re.compile(rb"\x1b\[\?[0-9;]*c")  # a question that every terminal answers
-ANSWER_S = 1.0  # for a terminal to do so
+IDENTIFY, IDENTITY = b"\x1b[c", re.compile(rb"\x1b\[\?[0-9;]*c")  # Primary Device Attributes: every terminal answers it
+ANSWER_S = 1.0  # how long to wait for the terminal's answer
 
 
 def check_terminal() -> None:
-    """Raise InvalidRequest where there is no terminal to pass on."""
+    """Raise InvalidRequest if standard input is not a terminal."""
     if not os.isatty(0):
         raise InvalidRequest("-t passes your terminal on, but standard input is none; leave -t out")
 
@@ -56,9 +57,9 @@ async def run_attached(
     is_raw: bool = False,
     settle: Callable[[AsyncSandbox], Awaitable[None]] | None = None,
 ) -> Result:
-    """Run a command, or a shell, with our streams, or with our terminal; `reads` says whether it gets what comes in.
+    """Run a command, or a shell if it is None, with the standard streams or the terminal; `reads` passes stdin on.
 
-    `settle` is called with the sandbox before that is left.
+    `settle` is called with the sandbox before the sandbox is closed.
     """
     async with sandbox:
         tell_folder(sandbox.notes)
@@ -120,11 +121,12 @@ async def _carry(
 
 
 def _put_back(modes: TerminalModes) -> None:
-    """Set back what the program has set on our terminal, and swallow what that still answers to it.
+    """Reset the terminal modes that the program has set, and discard the terminal's pending answers.
 
-    The terminal is asked last who it is: what comes before that answer is none for whoever reads next.
+    The last query asks for the terminal's identity. All input before that answer belongs to the program's queries, not
+    to the next reader of the terminal.
     """
-    with suppress(OSError):  # it is gone
+    with suppress(OSError):  # the terminal is gone
         os.write(1, modes.reset() + (IDENTIFY if modes.has_asked else b""))
         received, ends = b"", time.monotonic() + ANSWER_S
         while modes.has_asked and not IDENTITY.search(received) and (seconds := ends - time.monotonic()) > 0:
@@ -137,7 +139,7 @@ async def _pass_in(process: AsyncProcess, *, is_raw: bool) -> None:
     while data := await _read():
         if not await process.write(data):
             return
-    if is_raw:  # Ctrl-D is a character then, so our terminal is gone, though nobody may have told us by a signal
+    if is_raw:  # In raw mode Ctrl-D is a character, so the end of input means that the terminal is gone, maybe without a SIGHUP.
         await process.kill()
     else:
         await process.close_stdin()
@@ -162,7 +164,7 @@ async def _pass_out(stream: OpenStream, writer: Writer, shown: TerminalFilter | 
 
 
 async def _until(add: Callable[..., Any], remove: Callable[[int], Any], fd: int) -> None:
-    """Wait until a descriptor can be read or written; one that cannot be waited for, a file, always can."""
+    """Wait until a descriptor can be read or written; a regular file, which epoll refuses, always can."""
     ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     try:
         add(fd, _set, ready)
@@ -189,7 +191,7 @@ def _size() -> tuple[int, int]:
 
 @contextmanager
 def _raw_terminal() -> Iterator[None]:
-    """Pass every key on, Ctrl-C too, and leave the terminal as it was."""
+    """Pass every key on, including Ctrl-C, and restore the terminal's settings at the end."""
     import termios
     import tty
 
@@ -198,13 +200,13 @@ def _raw_terminal() -> Iterator[None]:
         tty.setraw(0, termios.TCSADRAIN)
         yield
     finally:
-        with suppress(termios.error):  # it is gone
+        with suppress(termios.error):  # the terminal is gone
             termios.tcsetattr(0, termios.TCSADRAIN, before)
 
 
 @contextmanager
 def _resizing(process: AsyncProcess) -> Iterator[None]:
-    """Give the process's terminal the size that ours has, whenever that changes."""
+    """Give the process's terminal the size of this terminal, now and after each change."""
     loop = asyncio.get_running_loop()
     resizing: set[asyncio.Future[None]] = set()
 
@@ -215,7 +217,7 @@ def _resizing(process: AsyncProcess) -> Iterator[None]:
 
     loop.add_signal_handler(signal.SIGWINCH, resize)
     try:
-        resize()  # it may have changed meanwhile
+        resize()  # the size may have changed since the start
         yield
     finally:
         loop.remove_signal_handler(signal.SIGWINCH)

@@ -14,7 +14,7 @@ from .output import show
 
 
 def show_head(report: Report) -> None:
-    """Print what was measured where."""
+    """Print the versions and the host of a measurement."""
     host = report["host"]
     print(
         f"Cloche {report['cloche']}, Python {host['python']}, Linux {host['kernel']}, {host['processors']} processors, "
@@ -24,7 +24,7 @@ def show_head(report: Report) -> None:
 
 
 def show_end(report: Report, further_lines: Callable[[Report], Iterator[str]] = lambda _: iter(())) -> None:
-    """Print what was not measured turn by turn. `further_lines` returns those of an event that are not of all."""
+    """Print memory and leftovers, which are not measured in turns; `further_lines` yields lines of one event only."""
     print()
     for line in _closing_lines(report, further_lines):
         print(line)

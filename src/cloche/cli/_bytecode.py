@@ -1,7 +1,7 @@
-"""Compiled modules where the installation has none: it cannot be written to, or PYTHONDONTWRITEBYTECODE is set.
+"""Caches compiled modules if the installation has none: it is not writable, or PYTHONDONTWRITEBYTECODE is set.
 
-Each command would compile a hundred modules anew. So they are kept in this user's cache, where nobody else may write:
-what is there runs as this user does.
+Without them each command would compile a hundred modules. The cache is in this user's cache folder, and only this user
+may write to it, because its contents run with this user's rights.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import os
 import stat
 import sys
 
-MOST_INSTALLATIONS = 8  # whose modules are kept
+MOST_INSTALLATIONS = 8  # the cache keeps their modules
 
 
 def keep_bytecode() -> None:
-    """Have this process read and write compiled modules in the user's cache, if there is one that is safe."""
+    """Make this process read and write compiled modules in the user's cache folder, if that folder is safe."""
     above = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     installation = os.path.dirname(os.path.dirname(__file__)).replace("/", "%")[-200:]
     if not os.path.isabs(above):
@@ -22,7 +22,7 @@ def keep_bytecode() -> None:
     folder = above
     try:
         home = os.stat(above if os.path.exists(above) else os.path.dirname(above))
-        if home.st_uid != os.geteuid():  # root may have a user's
+        if home.st_uid != os.geteuid():  # with sudo, HOME may be another user's
             return
         for name in ("", "cloche", "bytecode", installation):
             folder = os.path.join(folder, name) if name else folder
@@ -31,13 +31,13 @@ def keep_bytecode() -> None:
                 return
         if is_new:
             _remove_oldest(os.path.dirname(folder))
-    except OSError:  # it cannot be written to either
+    except OSError:  # the cache is not writable either
         return
     sys.pycache_prefix, sys.dont_write_bytecode = folder, False
 
 
 def _make(folder: str) -> bool:
-    """Make a folder where there is none; tell whether it was made."""
+    """Make a folder, and return whether it is new."""
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:
@@ -46,12 +46,11 @@ def _make(folder: str) -> bool:
 
 
 def _is_ours(state: os.stat_result) -> bool:
-    """Tell whether a folder is this user's, and nobody else may write to it."""
     return stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid() and not state.st_mode & 0o022
 
 
 def _remove_oldest(folder: str) -> None:
-    """Keep the modules of the installations that were met last."""
+    """Keep the modules of the most recently used installations."""
     import shutil
 
     caches = sorted((entry.stat(follow_symlinks=False).st_mtime_ns, entry.path) for entry in os.scandir(folder))

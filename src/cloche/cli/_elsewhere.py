@@ -1,4 +1,4 @@
-"""The command on systems other than Linux: `doctor`, and on Windows `backends` and the sentence for all else."""
+"""The command on systems other than Linux: `doctor`; on Windows also `backends`, and one message for all others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXIT_UNUSABLE, EXIT_FAILED = 1, 125
 
 
 def doctor(*, as_json: bool) -> int:
-    """Say what this system is, and what works here."""
+    """Print which system this is, and what works here."""
     error = unavailable_on(sys.platform)
     works = [] if sys.platform == WINDOWS else list(WORK_ELSEWHERE)
     system = f"{system_name(sys.platform)} {platform.release()}, {platform.machine()}"
@@ -27,7 +27,7 @@ def doctor(*, as_json: bool) -> int:
 
 
 def on_windows(arguments: list[str]) -> NoReturn:
-    """Do what can be done there, and exit."""
+    """Run `doctor` or `backends`, print the message for every other command, and exit."""
     if arguments[:1] == ["doctor"]:
         sys.exit(doctor(as_json="--json" in arguments))
     error = unavailable_on(sys.platform)

@@ -1,9 +1,9 @@
-"""`cloche exec`, `sandbox exec`: `[--cwd DIR] NAME -- COMMAND` at the cost of a shell's, with hardly any imports.
+"""`cloche exec` and `sandbox exec` with `[--cwd DIR] NAME -- COMMAND`, as fast as a shell, with hardly any imports.
 
-`run_named` does what the command of `exec` does, for these words alone, a sandbox without a network, no terminal and no
-configuration; it leaves everything else to that command, before anything is started or recorded. How most commands
-end, with an exit code, is told here; every other end is told by `_rare_ends`, with the modules of the whole command.
-What both do alike, `tests/integration/test_fast_path.py` compares.
+`run_named` does the same as the full `exec` command for these arguments only, in a sandbox without a network, without a
+terminal and without configuration. In every other case it returns None before anything is started or recorded, and the
+full command runs. An ordinary end with an exit code is reported here; `_rare_ends` reports every other end with the
+modules of the full command. `tests/integration/test_fast_path.py` compares both.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 
 _signal: Any = __import__("_signal")
 MOST_BYTES_OF_WORDS = 1 << 16
-MOST_EVENT_BYTES, MOST_PARTS = 1 << 16, 40_000  # what is longer is read as what a guest wrote, of so many parts
+MOST_EVENT_BYTES, MOST_PARTS = 1 << 16, 40_000  # larger events go through guest_json, with at most MOST_PARTS values
 MOST_EVENTS, MOST_DOTENV_BYTES = 16, 1 << 16
 READ_BYTES = 1 << 18
 START_S, LATE_S, MOST_S = 60.0, 10.0, 1e18
 CHANNEL, KILL_CHANNEL = 1, 2
 NOT_FOUND = 127
-# Variables that configure, and where configuration is: with any of it, the whole command says what that means.
+# Variables and files that configure Cloche: with any of them the full command runs.
 OURS, AUDIT = ("CLOCHE_", "SANDBOX_"), "CLOCHE_AUDIT"
 USER_FILES = ("config.json", "cloche.yaml", "config.yaml")
 CHECKOUT_FILES = ("config.yaml", "cloche.yaml")
-# Advice is looked for in what such a command has said.
+# If the output of a failed command has one of these, `advise` looks for advice on it.
 ADVISED = (b"ptrace", b"ensurepip")
 
 
 def run_named(arguments: list[str]) -> Run | None:
-    """Run `NAME -- COMMAND` and return what came of it; None, where nothing was done, if that is not so simple."""
+    """Run `NAME -- COMMAND` and return the run; None if the fast path does not apply and nothing was started."""
     cwd, arguments = (
         (arguments[1], arguments[2:]) if arguments[:1] == ["--cwd"] and arguments[1:] else ("/workspace", arguments)
     )
@@ -60,7 +60,7 @@ def run_named(arguments: list[str]) -> Run | None:
         environment = _environment_of(sandbox)
         link = None if environment is None else _connected(sandbox)
     except (ClocheError, OSError, ValueError):
-        return None  # which the whole command says in words
+        return None  # the full command reports the reason
     if link is None or environment is None:
         return None
     _end_orderly()
@@ -68,7 +68,7 @@ def run_named(arguments: list[str]) -> Run | None:
 
 
 def is_configured() -> bool:
-    """Tell whether the environment or a file may say how things are done; see `config.sources`."""
+    """Return whether the environment or a file may change the configuration; see `config.sources`."""
     if any(name.startswith(OURS) and name != AUDIT for name in os.environ):
         return True
     home, folder = os.environ.get("HOME", ""), own_folder("XDG_CONFIG_HOME", ".config")
@@ -79,7 +79,7 @@ def is_configured() -> bool:
 
 
 def _may_configure(path: str) -> bool:
-    """Tell whether a `.env`, which most projects have for themselves, has a word of ours."""
+    """Return whether a `.env` may hold a variable of Cloche's; most projects have a `.env` for themselves."""
     if not os.path.lexists(path):
         return False
     try:
@@ -96,7 +96,7 @@ def _may_configure(path: str) -> bool:
 
 
 def _audit_folder() -> str | None:
-    """Return the folder of the audit log, empty where it is off; None where that is not so simple."""
+    """Return the folder of the audit log, empty if it is off; None if the full command must decide."""
     setting = os.environ.get(AUDIT, "on")
     if setting == "off":
         return ""
@@ -106,7 +106,7 @@ def _audit_folder() -> str | None:
 
 
 def _environment_of(sandbox: registry.Found) -> dict[str, str] | None:
-    """Return the environment of commands, None where it must be found out anew, or more than a command is needed."""
+    """Return the environment of commands; None if it must be measured again or the sandbox needs the full command."""
     entry = sandbox.entry
     policy = entry.get("policy", {})
     if entry.get("version") != wire.VERSION or entry.get("backend") != "local" or policy.get("network") != "off":
@@ -117,7 +117,7 @@ def _environment_of(sandbox: registry.Found) -> dict[str, str] | None:
 
 
 def _connected(sandbox: registry.Found) -> _socket.socket | None:
-    """Return a connection to the keeper of a name that has greeted us as such."""
+    """Return a connection to the keeper of a name; None if the greeting is another sandbox's or another version's."""
     link = sandbox.reach()
     link.sendall(_frame(wire.HELLO, 0, {"version": wire.VERSION}))
     link.settimeout(LATE_S)
@@ -137,7 +137,7 @@ def _frame(kind: int, channel: int, body: dict[str, Any]) -> bytes:
 
 
 def _end_orderly() -> None:
-    """Be ended as by Ctrl-C, so that what runs is killed and waited for; what is ignored stays so."""
+    """Handle SIGTERM and SIGHUP like Ctrl-C: the command is killed and waited for. Ignored signals stay ignored."""
 
     def end(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -148,7 +148,7 @@ def _end_orderly() -> None:
 
 
 class _Failed(Exception):
-    """Hold how init, or the keeper, has refused or lost what was asked; `error` is what it says, None for a loss."""
+    """Report that init or the keeper refused the operation with `error`, or that the connection was lost (None)."""
 
     def __init__(self, message: str, error: dict[str, Any] | None = None):
         super().__init__(message)
@@ -156,7 +156,7 @@ class _Failed(Exception):
 
 
 class Run:
-    """Run one command: what it was asked for, and what came of it until now."""
+    """Run one command: the request, and its result so far."""
 
     def __init__(
         self, found: registry.Found, link: _socket.socket, command: list[str], environment: dict[str, str], cwd: str,
@@ -169,21 +169,21 @@ class Run:
         self.timeout_s: float = self.limits["timeout_s"]
         self.frames = wire.FrameBuffer()
         self.credit = wire.Credit()
-        self.kept: dict[int, Any] = {wire.STDOUT: [], wire.STDERR: []}  # pieces; a HeadTail once they are too many
+        self.kept: dict[int, Any] = {wire.STDOUT: [], wire.STDERR: []}  # pieces; a HeadTail above the limit of output
         self.sizes = {wire.STDOUT: 0, wire.STDERR: 0}
         self.is_flooded = False
-        self.events: list[dict[str, Any]] = []  # what has started, and how it has ended
+        self.events: list[dict[str, Any]] = []  # `started`, then `ended`
         self.is_closed = self.has_waited = False
-        # What came of it: our exit code, or what stands in its way; none of them where more is to be told.
+        # The result: an exit code, or an error; all are None if `_rare_ends` must report the end.
         self.code: int | None = None
         self.failure: _Failed | None = None
         self.stopped: BaseException | None = None
-        self.ends_at = self.look_at = monotonic() + START_S  # when it should be over; when to look whether it is late
+        self.ends_at = self.look_at = monotonic() + START_S  # when it is due; when to check next
         self.began_at = 0.0
         self.facts: dict[str, Any] = {}
 
     def run(self) -> Run | None:
-        """Run it to its end; None where nothing was started."""
+        """Run the command to its end; return None if nothing was started."""
         if self.folder and not self._record_start():
             return None
         self.began_at = monotonic()
@@ -198,7 +198,7 @@ class Run:
                 self._take_next()
         except _Failed as failure:
             self.failure = failure
-        except BaseException as error:  # Ctrl-C, a signal, output that nobody reads
+        except BaseException as error:  # Ctrl-C, a signal, a closed output pipe
             self._stop()
             self.stopped = error
         else:
@@ -217,7 +217,7 @@ class Run:
             raise _Failed(f"the sandbox has ended: the connection is lost: {error}") from error
 
     def _receive(self) -> bytes:
-        """Return what comes next, nothing where that is late."""
+        """Return the next bytes; empty if none arrive in time."""
         left_s = self.look_at + LATE_S - monotonic()
         if left_s <= 0:
             self._check_time()
@@ -233,12 +233,12 @@ class Run:
         return data
 
     def _take_next(self) -> None:
-        """Take what comes next, and pass output on."""
+        """Process the next frames, and pass output on."""
         try:
             for kind, channel, body in self.frames.feed(self._receive()):
                 if channel == CHANNEL:
                     self._take(kind, body)
-        except ValueError as error:  # of the wire, or of JSON that is none
+        except ValueError as error:  # WireError, or invalid JSON
             raise _Failed(f"the sandbox has ended: it broke the protocol: {error}") from error
 
     def _take(self, kind: int, body: bytes) -> None:
@@ -263,7 +263,7 @@ class Run:
             raise wire.WireError(f"a frame of kind {kind} from a sandbox")
 
     def _take_event(self, event: dict[str, Any]) -> None:
-        is_waiting = not self.has_waited and not self.events and event.get("event") == "waiting"  # for room
+        is_waiting = not self.has_waited and not self.events and event.get("event") == "waiting"  # for a free place
         self.ends_at = self.look_at = monotonic() + self.timeout_s + (START_S if is_waiting else 0.0)
         self.has_waited = True
         if not is_waiting:
@@ -272,7 +272,7 @@ class Run:
             raise wire.WireError("more events than an operation has")
 
     def _pass_on(self, stream: int, data: bytes) -> None:
-        """Keep what results keep, and write it; a flood is ended."""
+        """Keep the part of the output that a result keeps, and write all of it; kill the command at the flood limit."""
         self.sizes[stream] += len(data)
         buffer = self.kept[stream]
         if isinstance(buffer, list) and self.sizes[stream] > self.limits["output_bytes"]:
@@ -287,7 +287,7 @@ class Run:
             return
         began_at = monotonic()
         _write(stream, data)
-        waited_s = monotonic() - began_at  # for who reads our output: it need not be over meanwhile
+        waited_s = monotonic() - began_at  # time spent on a slow reader of our output does not count
         self.ends_at, self.look_at = self.ends_at + waited_s, self.look_at + waited_s
         if self.sizes[stream] > self.limits["flood_bytes"]:
             self.is_flooded = True
@@ -295,11 +295,11 @@ class Run:
 
     def _kill(self, cause: str) -> None:
         self._send(_frame(wire.ASK, CHANNEL, {"do": "kill", "cause": cause}))
-        if self.events:  # where it has ended: what it has left behind
+        if self.events:  # if it has ended already, its children
             self._send(_frame(wire.OPEN, KILL_CHANNEL, {"op": "kill", "id": self.events[0].get("id", "")}))
 
     def _stop(self) -> None:
-        """Kill it, and wait until that is done; what it still says is dropped."""
+        """Kill the command and wait for its end; drop further output."""
         until = monotonic() + LATE_S
         self.is_flooded = True
         try:
@@ -310,7 +310,7 @@ class Run:
             pass  # it is gone
 
     def _check_time(self) -> None:
-        """End the wait for what should have said long ago that it has ended."""
+        """Raise _Failed if the sandbox has not reported the end long after it was due."""
         if not self.events:
             raise _Failed("the sandbox did not answer, and was closed; the process may have run")
         from cloche.keeper.attach import visit
@@ -320,10 +320,10 @@ class Run:
         if self.look_at >= self.ends_at + paused_s + LATE_S:
             raise _Failed("the sandbox has ended: it did not end a process whose time-out was over")
 
-    # What came of it.
+    # The result.
 
     def _plain_code(self, ended: dict[str, Any]) -> int | None:
-        """Return the exit code of a command that ended by itself, of which nothing else is to be told; else None."""
+        """Return the exit code of a command that ended by itself, if there is nothing else to report; else None."""
         status = ended.get("status")
         if not isinstance(status, int) or not os.WIFEXITED(status & 0xFFFF) or ended.get("cause") or self.is_flooded:
             return None
@@ -334,7 +334,7 @@ class Run:
         return None if any(phrase in output for phrase in ADVISED) else code
 
     def _record_start(self) -> bool:
-        """Write that it is about to run; False where that cannot be, so that nothing may run."""
+        """Write the start event; return False if it cannot be written: then nothing may run."""
         self.facts = {
             "door": "cli", "uid": os.getuid(), "pid": os.getpid(), "run": os.urandom(8).hex(), "what": "exec",
             "backend": "local", "language": "bash", "argv_sha256": sha256_of("\0".join(self.command)),
@@ -367,13 +367,12 @@ class Run:
 
 
 def _seconds(usage: object) -> float:
-    """Return how long it ran, as far as what a sandbox has said of that is a number."""
+    """Return the wall time that the sandbox reports, 0 if it is not a plausible number."""
     wall_s = usage.get("wall_s") if isinstance(usage, dict) else None
     return round(float(wall_s), 6) if isinstance(wall_s, int | float) and abs(wall_s) < MOST_S else 0.0
 
 
 def _joined(pieces: Any) -> bytes:  # noqa: ANN401 - a list, or HeadTail, which is not imported
-    """Return what is kept of a stream: pieces, or a HeadTail."""
     return b"".join(pieces) if isinstance(pieces, list) else pieces.joined()
 
 
@@ -389,7 +388,7 @@ def _write(fd: int, data: bytes) -> None:
 
 
 def _read(body: bytes) -> dict[str, Any]:
-    """Return an object that a guest may have written. Raises ValueError, of which WireError is one."""
+    """Return a JSON object that a guest may have written. Raises ValueError (WireError is a subclass)."""
     if len(body) <= MOST_EVENT_BYTES:
         try:
             return plain_json.read(body)
@@ -404,7 +403,7 @@ def _read(body: bytes) -> dict[str, Any]:
 
 
 def tell_unread_input() -> None:
-    """Say so where a file or a pipe at our standard input holds something: commands get it with -i alone."""
+    """Warn if standard input is a file or pipe that still holds data: commands get it with -i only."""
     if _has_unread_input():
         sys.stderr.write("cloche: standard input was not passed on; -i does that\n")
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Sandboxes with a name, in commands: what a word means, what is not said of one that lives, and what ends one."""
+"""Named sandboxes in commands: parsing a name, options that an existing sandbox refuses, and ending one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .output import exit_code_of_error, say
 
 
 class NamedCommand(Command):
-    """Take options behind its first word, a name, as well. With `needs_dashes` that is one only where -- follows."""
+    """Accept options after the first argument, a name, too. With `needs_dashes` it is a name only if -- follows."""
 
     needs_dashes = False
 
@@ -26,7 +26,7 @@ class NamedCommand(Command):
         return super().parse_args(ctx, self.with_options_first(ctx, args))
 
     def with_options_first(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Return the arguments with the options behind the first word before it. Raises click.UsageError."""
+        """Return the arguments with the options after the first argument moved before it. Raises click.UsageError."""
         before, arguments = self._split(ctx, args)
         following = arguments[1] if arguments[1:] else "-"
         if before[-1:] == ["--"] or following in ("-", "--") or not following.startswith("-"):
@@ -43,7 +43,7 @@ class NamedCommand(Command):
         return [*before, *options[: len(options) - len(dashes)], arguments[0], *dashes, *command]
 
     def _split(self, ctx: click.Context, args: list[str]) -> tuple[list[str], list[str]]:
-        """Return the options at the beginning, with dashes that end them, and the words."""
+        """Return the leading options, with the dashes that end them, and the positional arguments."""
         values, _, _ = self.make_parser(ctx).parse_args(list(args))
         positional: list[str] = []
         for param in self.params:
@@ -53,7 +53,7 @@ class NamedCommand(Command):
 
 
 def refuse_options(name: str, options: Mapping[str, Any]) -> None:
-    """Refuse what is said of a sandbox when it is opened; only the time-out is each command's own."""
+    """Raise InvalidRequest for options that only a new sandbox takes; each command may have its own time-out."""
     for option_name, value in options.items():
         if option_name != "timeout" and value is not None and value is not False and value != ():
             raise InvalidRequest(
@@ -63,7 +63,7 @@ def refuse_options(name: str, options: Mapping[str, Any]) -> None:
 
 
 def lives(name: str) -> bool:
-    """Tell whether a word is the name of a sandbox that lives."""
+    """Return whether a sandbox with this name exists."""
     from cloche.keeper import registry
 
     try:
@@ -74,7 +74,7 @@ def lives(name: str) -> bool:
 
 
 def refuse_name(argument: str, form: str) -> None:
-    """Refuse the name of a sandbox that lives where a throwaway one would get it as something else."""
+    """Raise InvalidRequest if an argument for a throwaway sandbox is the name of an existing one."""
     if not os.path.lexists(argument) and lives(argument):
         raise InvalidRequest(
             f"{argument!r} is a sandbox that lives, and this runs in a throwaway one; write {form} to run it there, "
@@ -83,7 +83,7 @@ def refuse_name(argument: str, form: str) -> None:
 
 
 def for_each(names: Iterable[str], act: Callable[[str], None]) -> int:
-    """Do something with each sandbox, and print its name; say what fails, and go on. Return the exit code."""
+    """Call `act` for each sandbox and print its name; report an error and continue. Return the exit code."""
     code = 0
     for name in names:
         try:
@@ -97,16 +97,16 @@ def for_each(names: Iterable[str], act: Callable[[str], None]) -> int:
 
 
 def visit(name: str, op: str, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON
-    """Have the keeper of a name do something."""
+    """Send one operation to the keeper of a name and return its answer."""
     from cloche.keeper import attach, registry
 
     return attach.visit(registry.find(name), op, **arguments)
 
 
 def check_may_end(name: str, *, yes: bool) -> None:
-    """Ask, unless `yes` has answered; where changes to a folder of the host would be lost, ask about these in any case.
+    """Ask for confirmation unless `yes` is set; ask in any case if uncommitted changes to a folder would be lost.
 
-    Raises InvalidRequest unless somebody says yes.
+    Raises InvalidRequest if the answer is no.
     """
     losses, goes_on = _what_is_lost(name), f"{name} goes on"
     if not losses:
@@ -123,7 +123,7 @@ def check_may_end(name: str, *, yes: bool) -> None:
 
 
 def _what_is_lost(name: str) -> str:
-    """Say what is not committed; nothing where that is nothing, or there is no folder."""
+    """Describe the uncommitted changes; empty if there are none, or no folder."""
     from cloche.keeper import registry
 
     policy = registry.find(name).entry.get("policy")

@@ -1,4 +1,4 @@
-"""How a command of `_fast_path` ended, where that is more than an exit code: told by the whole command's modules."""
+"""Reports the end of a command of `_fast_path` that is more than an exit code, with the modules of the full command."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .output import OutputFailed, exit_code_of, guarded, log_to_say
 
 
 def tell(run: Run) -> int:
-    """Record how a command ended and say it; return our exit code."""
+    """Record the end of a command, report it, and return the exit code."""
     switch_on("cli")
     log_to_say()
     return guarded(lambda: _record(run))
@@ -44,7 +44,7 @@ def _record(run: Run) -> int:
 
 
 def _noted(run: Run, error: BaseException, *, recorded: BaseException) -> BaseException:
-    """Record it as `recorded`, and return it."""
+    """Write `recorded` to the audit log and return `error`."""
     with suppress(ClocheError):
         audit = _prepared(run).audit
         if audit is not None:

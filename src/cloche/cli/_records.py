@@ -1,4 +1,4 @@
-"""What commands of records have in common: the database, a folder that the user names, `list` and `delete`."""
+"""Shared by commands of records: the database, opening a folder of the user's, and `list` and `delete`."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ _cursor = option("--cursor", metavar="ID", help="Go on behind this one: the next
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """Describe the commands `list` and `delete` of one kind of records.
+    """Describe the commands `list` and `delete` for one kind of records.
 
-    `page` returns a page of documents, `row` what the table shows of one; `delete` returns what is printed as JSON.
+    `page` returns a page of documents, `row` the table row of a document. `delete` returns the document that --json
+    prints.
     """
 
     group: click.Group
@@ -48,7 +49,7 @@ class Kind:
 
 
 def add_commands(kind: Kind) -> None:
-    """Give a group its commands."""
+    """Add the commands to the group."""
 
     def list_(as_json: bool, **filters: object) -> int:
         page = kind.page(**filters)
@@ -85,7 +86,7 @@ def _add(group: click.Group, name: str, text: str, function: Callable[..., int],
 
 @contextmanager
 def opened(location: str | None = None) -> Iterator[Database]:
-    """Hold the database of records open. Raises InvalidRequest where its packages are not installed, RecordsFailed."""
+    """Open the database of records. Raises InvalidRequest if its packages are not installed, RecordsFailed."""
     from cloche.records import require_extra
 
     require_extra()
@@ -100,7 +101,7 @@ def opened(location: str | None = None) -> Iterator[Database]:
 
 @contextmanager
 def folder(path: str, refusal: str = "--workspace: {} cannot be opened: {}") -> Iterator[int]:
-    """Hold open a folder that the user named. Raises InvalidRequest with its name and the reason."""
+    """Open a folder that the user named. Raises InvalidRequest with its name and the reason."""
     from cloche.hostfs import open_folder
 
     try:

@@ -1,4 +1,4 @@
-"""What a sandbox has changed in a folder of the host, shown and asked about. All of it is a guest's word: escaped."""
+"""Shows the changes of a sandbox to a folder of the host and asks about them. All names and contents are escaped."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ FOLDER_OPTIONS = ("workspace", "workspace_at", "workspace_disk", "workspace_hide
 
 
 class Answer(NamedTuple):
-    """Hold which changes are to be written, which dangerous ones were said yes to, and which are not to be written.
+    """Hold the paths to write, the confirmed dangerous paths, and the declined paths.
 
-    A path stands for all that is below it, so what was said no to is to be named.
+    A path includes everything below it, so declined paths must be passed on by name.
     """
 
     paths: tuple[str, ...]
@@ -37,7 +37,7 @@ class Answer(NamedTuple):
 
 
 def check_review(options: Mapping[str, Any], *, review: bool, name: str | None = None) -> None:
-    """Raise InvalidRequest where there would be nothing to review, or nobody to ask; or in a sandbox with a name."""
+    """Raise InvalidRequest if --review has no folder or no terminal, or if the sandbox is a named one."""
     if not review:
         return
     if name is not None:
@@ -54,12 +54,12 @@ def check_review(options: Mapping[str, Any], *, review: bool, name: str | None =
 
 
 def show_diff(diff: Diff, *, with_patch: bool = True, to_stderr: bool = True) -> None:
-    """Print the changes, one a line, then the diffs of text files, then what is left out."""
+    """Print one line per change, then the diffs of text files, then the paths that are left out."""
     from rich.console import Console
     from rich.text import Text
 
     console = Console(stderr=to_stderr, soft_wrap=True, highlight=False)
-    rows = diff.changes  # of very many, those that matter most
+    rows = diff.changes  # if there are too many, dangerous ones and conflicts first
     if len(rows) > MOST_ROWS:
         first = list(islice((change for change in rows if change.dangers or change.conflict), MOST_ROWS))
         rows = [*first, *islice((change for change in rows if not (change.dangers or change.conflict)), MOST_ROWS)]
@@ -68,7 +68,7 @@ def show_diff(diff: Diff, *, with_patch: bool = True, to_stderr: bool = True) ->
     if len(diff.changes) > MOST_ROWS:
         console.print(f"and {len(diff.changes) - MOST_ROWS} more changes; --json has all")
     if with_patch and diff.patch:
-        lines = diff.patch.removesuffix("\n").split("\n")  # no other character ends a line of a file
+        lines = diff.patch.removesuffix("\n").split("\n")  # str.splitlines would split at more characters than git does
         console.print()
         for line in lines[:MOST_LINES]:
             console.print(Text(_cut(line), style=STYLES.get(line[:1], "")))
@@ -86,7 +86,7 @@ def show_diff(diff: Diff, *, with_patch: bool = True, to_stderr: bool = True) ->
 
 
 def _cut(line: str) -> str:
-    """Return a line of a diff escaped, and say where it goes on: what matters may stand behind many blanks."""
+    """Escape a line of a diff; a long line is cut and says so, since the change may come after many blanks."""
     shown = escape(line[:MOST_LINE_CHARS])
     over = len(line) - MOST_LINE_CHARS
     return shown if over <= 0 else f"{shown} [and {over} more characters, which are not shown]"
@@ -108,7 +108,7 @@ def _row(change: Change) -> str:
 
 
 def ask(diff: Diff, folder: str, read: Callable[[str], str] = input) -> Answer | None:
-    """Ask whether changes are written, all or file by file, and once for each reason of dangerous ones; None for no."""
+    """Ask which changes to write, all or one by one, and once per reason for dangerous ones; return None for none."""
     show_diff(diff)
     if diff.conflicts:
         say("the host has changed some of these files as well; those are not written (see cloche commit --ours)")
@@ -132,7 +132,7 @@ def ask(diff: Diff, folder: str, read: Callable[[str], str] = input) -> Answer |
 
 
 def _agreed(reason: str, changes: Sequence[Change], read: Callable[[str], str]) -> list[str]:
-    """Ask about the changes that are dangerous for a reason, all at once or one by one; return what is written."""
+    """Ask about the changes that are dangerous for one reason, together or one by one; return the confirmed paths."""
     if not changes:
         return []
     for change in changes:
@@ -152,7 +152,7 @@ def _agreed(reason: str, changes: Sequence[Change], read: Callable[[str], str]) 
 
 
 def _ask_letter(read: Callable[[str], str], question: str, answers: str) -> str:
-    """Return the first letter of an answer; no for an empty one, and at the end of input."""
+    """Return the first letter of an answer; `n` for an empty one and at the end of input."""
     try:
         answer = read(question).strip().lower()[:1]
     except EOFError:
@@ -166,7 +166,7 @@ def is_confirmed(question: str) -> bool:
 
 
 def tell_committed(committed: Committed) -> None:
-    """Say what was written, and what was not."""
+    """Print the number of written paths, the reason for each path that was not written, and the new references."""
     say(f"wrote {len(committed.written)} {'path' if len(committed.written) == 1 else 'paths'}")
     for path, why in committed.left.items():
         say(f"not written: {escape_name(path)}: {why}")
@@ -175,7 +175,7 @@ def tell_committed(committed: Committed) -> None:
 
 
 def without_folder(options: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
-    """Return the options of a sandbox without those of a folder, and these; None where no folder is wanted."""
+    """Return the sandbox's options without the folder's, and the folder's; None without --workspace."""
     folder_options = {name: value for name, value in options.items() if name in FOLDER_OPTIONS and value is not None}
     sandbox_options = {name: value for name, value in options.items() if name not in FOLDER_OPTIONS}
     if folder_options and "workspace" not in folder_options:
@@ -186,13 +186,13 @@ def without_folder(options: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mappi
 
 
 def tell_folder(notes: Mapping[str, Any]) -> None:
-    """Say what is to be known of the folder that a sandbox was opened with."""
+    """Print the warnings about the folder of a sandbox."""
     for line in notes.get("workspace", {}).get("warnings", ()):
         say(str(line))
 
 
 def settle_changes(sandbox: Sandbox, *, review: bool) -> None:
-    """Ask which changes of a throwaway sandbox are written to its folder, or say that they are dropped."""
+    """Ask which changes of a throwaway sandbox to write to its folder; without `review`, report that they are dropped."""
     diff = sandbox.diff()
     answer = _settled(diff, sandbox.notes, review=review)
     if answer is not None:
@@ -200,7 +200,7 @@ def settle_changes(sandbox: Sandbox, *, review: bool) -> None:
 
 
 async def settle_attached(sandbox: AsyncSandbox, *, review: bool) -> None:
-    """Do the same for one that our terminal was in."""
+    """Do the same for an AsyncSandbox."""
     diff = await sandbox.diff()
     answer = _settled(diff, sandbox.notes, review=review)
     if answer is not None:

@@ -1,4 +1,4 @@
-"""A service that runs, asked as its clients do: by its address, with a key of the configuration or of a file."""
+"""A client of a running service: by its address, with a key from the configuration or a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOT_KNOWN = (401, 403)
 
 
 def ask_service(method: str, path: str, *, url: str | None, key_file: str | None) -> tuple[str, dict[str, Any]]:
-    """Return scheme and host of the service, and what it answered. Raises InvalidRequest, BackendUnavailable, …"""
+    """Return the service's origin and its JSON answer. Raises InvalidRequest, BackendUnavailable, PolicyDenied."""
     import ssl
     from urllib.parse import urlsplit
 

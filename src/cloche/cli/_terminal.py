@@ -1,9 +1,9 @@
-"""What a program inside writes to our terminal: what is passed on, what it has set, and how that is set back.
+"""Filters the output of a program on its way to the terminal, and records the modes that must be reset.
 
-Theory of operation: escape sequences that hold text for the terminal itself (OSC, DCS and their like, ECMA-48) are
-passed on where they are of a kind that draws or asks; those that set the clipboard or the title, or that a multiplexer
-would hand on to the terminal outside, are dropped. Modes are noted as they pass, and those that differ from a
-terminal's usual ones are set back at the end. Nothing is held but the beginning of a sequence.
+Theory of operation: escape sequences that carry a string for the terminal (OSC, DCS and similar ones, ECMA-48) pass if
+their kind draws or queries. Sequences that set the clipboard or the title are dropped, and those that a multiplexer
+would forward to the outer terminal. Modes are recorded as they pass; modes that differ from a terminal's defaults are
+reset at the end. Only the beginning of an incomplete sequence is buffered.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _PASSED = {
     "osc": re.compile(rb"(?:4|8|10|11|12|17|19|104|110|111|112|117|119|133)(?:;|$)"),
     "dcs": re.compile(rb"[0-9;]*(?:[$+]?q)"),
 }
-_AT_ONCE = 2048  # bytes: what follows a sequence is copied, so many of them take the square of that
-MOST_PREFIX = 64  # bytes, by which the kind of a sequence is known
+_AT_ONCE = 2048  # bytes: each sequence copies the rest of a block, so time grows with the square of its size
+MOST_PREFIX = 64  # bytes that suffice to recognise the kind of a sequence
 _UNFINISHED = re.compile(rb"(?:\x1b(?:\(|\[[0-9;:?<=>!$ ]{0,64})?|\xc2)\Z")
 _SEQUENCE = re.compile(rb"\x1b(?:\[([?<=>]?)([0-9;:]*)([ !$]?)([@-~])|([=>c78]|\([0-9A-B])|[\]P]([^\x07\x1b]*))|\x05")
 
@@ -30,7 +30,7 @@ _ALTERNATE = (47, 1047, 1049)
 
 
 class TerminalModes:
-    """Note what passes to a terminal: which modes are set, and whether it was asked for anything."""
+    """Record which modes a program sets, and whether it queries the terminal."""
 
     def __init__(self) -> None:
         self._changed: set[int] = set()
@@ -38,7 +38,7 @@ class TerminalModes:
         self.has_asked = False
 
     def note(self, data: bytes) -> None:
-        """Take note of whole sequences."""
+        """Record complete sequences."""
         for match in _SEQUENCE.finditer(data):
             kind, numbers, between, final, short, text = match.groups()
             if final is not None:
@@ -93,24 +93,24 @@ class TerminalModes:
             self._resets.pop(attribute, None)
 
     def reset(self) -> bytes:
-        """Return what sets all back that is not as usual, the alternate screen last; empty where nothing is."""
+        """Return the sequences that reset all changed modes, the alternate screen last; empty without changes."""
         modes = sorted(self._changed, key=lambda mode: (mode in _ALTERNATE, mode))
         sequences = [b"\x1b[?%d%c" % (mode, b"h" if mode in _USUALLY_ON else b"l") for mode in modes]
         return b"".join((*self._resets.values(), *sequences))
 
 
 class TerminalFilter:
-    """Pass on what a program writes, without what sets the clipboard or the title; with `is_raw` all of it."""
+    """Pass on a program's output without sequences that set the clipboard or the title; with `is_raw` all of it."""
 
     def __init__(self, *, is_raw: bool = False):
         self._is_raw = is_raw
         self.modes = TerminalModes()
         self._held = b""  # the beginning of a sequence
-        self._inside = ""  # what kind of one we are in, and whether it is passed on
+        self._inside = ""  # the kind of the current sequence
         self._is_passed = False
 
     def feed(self, data: bytes) -> bytes:
-        """Return what of it is passed on now."""
+        """Return the part of the data that can be passed on now."""
         return b"".join(self._feed(data[offset : offset + _AT_ONCE]) for offset in range(0, len(data), _AT_ONCE))
 
     def _feed(self, data: bytes) -> bytes:
@@ -123,7 +123,7 @@ class TerminalFilter:
         return bytes(passed)
 
     def _enter(self, data: bytes, passed: bytearray) -> bytes:
-        """Pass on all before the next sequence with text, and return what is left of it."""
+        """Pass on everything before the next string sequence, and return the data after its introducer."""
         start = None if self._is_raw else _BEGINS.search(data)
         plain = data if start is None else data[: start.start()]
         if start is None and (unfinished := _UNFINISHED.search(plain)):
@@ -136,7 +136,7 @@ class TerminalFilter:
         kind, remainder = _KINDS.get(start[0], "other"), data[start.end() :]
         end = _ENDS.search(remainder)
         prefix = remainder[: MOST_PREFIX if end is None else end.start()]
-        if end is None and len(remainder) < MOST_PREFIX and kind != "other":  # it is not known yet
+        if end is None and len(remainder) < MOST_PREFIX and kind != "other":  # too short to recognise its kind
             self._held = data[start.start() :]
             return b""
         self._inside = kind
@@ -147,24 +147,24 @@ class TerminalFilter:
         return remainder
 
     def _leave(self, data: bytes, passed: bytearray) -> bytes:
-        """Go on in a sequence, to its end, and return what comes after that."""
+        """Continue inside a string sequence up to its end, and return the data after it."""
         end = _ENDS.search(data)
         text = data if end is None else data[: end.start()]
         if end is None and text.endswith(b"\xc2"):
             text, self._held = text[:-1], text[-1:]
         elif end is not None and end[0] == b"\x1b" and end.end() == len(data):
-            self._held = data[end.start() :]  # whether it ends here is seen by what follows
+            self._held = data[end.start() :]  # the next byte decides whether this is ST (ESC \)
             end = None
         if self._is_passed:
             passed += text
         if end is None:
             return b""
         remainder = data[end.end() :]
-        if end[0] == b"\x07" and self._inside != "osc":  # it ends that kind alone
+        if end[0] == b"\x07" and self._inside != "osc":  # BEL ends an OSC only (xterm)
             if self._is_passed:
                 passed += end[0]
             return remainder
-        if end[0] == b"\x1b" and remainder[:1] != b"\\":  # cut off by another one
+        if end[0] == b"\x1b" and remainder[:1] != b"\\":  # another escape sequence cuts it off
             ending, remainder = b"\x1b\\", data[end.start() :]
         else:
             ending, remainder = (b"\x1b\\", remainder[1:]) if end[0] == b"\x1b" else (end[0], remainder)

@@ -97,7 +97,7 @@ FORMATS: Mapping[str, Callable[[tuple[Tool, ...], int], ToolListing]] = {
 
 
 def list_tools(tier: int | None, form: str) -> int:
-    """Print the tools of a tier, by default 3, as a table or in one of FORMATS."""
+    """Print the tools of a tier (default 3), as a table or in one of FORMATS."""
     from cloche.agent.catalog import DEFAULT_TIER
     from cloche.agent.toolbox import Toolbox
 
@@ -132,7 +132,7 @@ def call_tool(
     out: str | None,
     options: SandboxOptions,
 ) -> int:
-    """Call one tool as a model would, and print what the model would be told. Return 1 when that is an error."""
+    """Call one tool as a model would, and print the model's answer text. Return 1 if it is an error."""
     import asyncio
 
     from cloche.agent.approval import PATIENCE_S, check_patience
@@ -218,7 +218,7 @@ def _risk(tool: Tool, tier: int) -> Risk:
 
 
 def list_approvals(queue: str | None, *, is_all: bool, as_json: bool) -> int:
-    """List what waits, or everything that is kept, the oldest first."""
+    """List the waiting requests, or all stored ones, the oldest first."""
     with _opened(queue) as approvals:
         entries = approvals.entries() if is_all else approvals.waiting()
     if as_json:
@@ -231,7 +231,7 @@ def list_approvals(queue: str | None, *, is_all: bool, as_json: bool) -> int:
 
 
 def show_approval(queue: str | None, number: int, *, as_json: bool) -> int:
-    """Show one request: what is asked for, the rules that will hold, what changed since the last one."""
+    """Show one request: the call, the rules that apply, the changes since the last one."""
     with _opened(queue) as approvals:
         entry = approvals.entry(number)
     if as_json:
@@ -256,7 +256,7 @@ def show_approval(queue: str | None, number: int, *, as_json: bool) -> int:
 
 
 def decide(queue: str | None, number: int, *, is_approved: bool, reason: str = "", is_remembered: bool = False) -> int:
-    """Approve or deny a request that waits, and say which one it was."""
+    """Approve or deny a waiting request, and print which one it was."""
     from cloche.agent.approval import Decision, Risk
 
     decision = Decision(is_approved=is_approved, by=_by(), reason=reason, is_remembered=is_remembered)
@@ -274,7 +274,7 @@ def decide(queue: str | None, number: int, *, is_approved: bool, reason: str = "
 
 
 def watch(queue: str | None) -> int:
-    """Ask at the terminal about each call as it comes, until Ctrl-C."""
+    """Ask on the terminal about each call as it arrives, until Ctrl-C."""
     import asyncio
 
     if not sys.stdin.isatty():
@@ -292,7 +292,7 @@ async def _ask_about_each(queue: ApprovalQueue) -> None:
     from cloche.core.record import replace
 
     asked_about: set[tuple[int, bool]] = set()
-    while sys.stdin.isatty():  # its end may be lost among the signals, and nobody could answer any more
+    while sys.stdin.isatty():  # after a lost SIGHUP the terminal is gone, and no answer can come
         waiting = queue.waiting()
         new = (entry for entry in waiting if (entry.number, entry.request.is_confirmation) not in asked_about)
         entry = next(new, None)
@@ -306,7 +306,7 @@ async def _ask_about_each(queue: ApprovalQueue) -> None:
             queue.decide(entry.number, replace(decision, by=_by()), is_confirming=is_confirming)
         except TimeoutError:
             print(f"\n{entry.number}: its time is over, which is a no")
-        except InvalidRequest as error:  # somebody else decided, or whoever asked is gone
+        except InvalidRequest as error:  # another client has decided, or the requester is gone
             print(escape_line(str(error)))
 
 

@@ -1,7 +1,7 @@
-"""The root of the command line. A command is found in the module of its name, else in any module of this folder.
+"""The root of the command line.
 
-In a module's name a dash of the command's is `_`. So a command is added in one file: whichever module of this folder
-declares it with `@root.command`, or a new one.
+A command is looked for in the module of its name (`-` is written `_`), then in all modules of this folder. So a command
+is added in one file: any module here may declare it with `@root.command`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cloche import __version__
 
 from .options import Group
 
-# How the listing is ordered; a command that is not named here is at its end.
+# The order of the listing; other commands come last.
 ORDER = (
     "run", "exec", "shell", "session", "mcp", "serve", "keys", "debug", "container", "languages", "presets", "backends",
     "gc", "doctor", "conformance", "bench", "sandbox", "ps", "diff", "commit", "discard", "config",
@@ -24,7 +24,7 @@ ORDER = (
 
 
 class _Root(Group):
-    """Import the module of a command when it is called, and all modules when they are listed."""
+    """Import the module of a command when the command is called, and all modules when they are listed."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's own
         """Return a command, or None."""
@@ -44,7 +44,7 @@ class _Root(Group):
 
 
 def _import_all() -> None:
-    """Import every module of this folder, but those that hold no commands: packages, and what begins with `_`."""
+    """Import every module of this folder that holds commands: no packages, no names with a leading `_`."""
     import pkgutil
 
     for module in pkgutil.iter_modules(import_module(str(__package__)).__path__):

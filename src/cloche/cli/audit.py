@@ -1,6 +1,6 @@
-"""`cloche audit`: show, verify, prune and export the log, and print its head, which is to be kept elsewhere.
+"""`cloche audit`: show, verify, prune and export the log, and print its head, to be stored elsewhere.
 
-Reasons and names of tools may be anybody's words: what is printed on a terminal is escaped.
+Reasons and names of tools are untrusted: terminal output is escaped.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ audit = root.group("audit", help="Look at the audit log, and prove that it is wh
 
 
 def folder_of(folder: str | None, options: SandboxOptions) -> str:
-    """Return the folder of the log: the one that is named, else the configured one, else this user's."""
+    """Return the folder of the log: the named one, else the configured one, else this user's."""
     if folder is not None:
         return os.path.abspath(os.path.expanduser(folder))
     from cloche.audit.log import folder_for
@@ -48,7 +48,7 @@ def folder_of(folder: str | None, options: SandboxOptions) -> str:
 
 
 def show_events(folder: str, filters: Filters, *, last: int, as_json: bool) -> int:
-    """Print the last events that are wanted; `start` only where no end of that run is known, unless it is asked for."""
+    """Print the last matching events. A `start` is shown only if its run has no end, or if kind `start` is selected."""
     from cloche.audit.verify import Reading
 
     check_values(folder, filters, prefix="--")
@@ -56,7 +56,7 @@ def show_events(folder: str, filters: Filters, *, last: int, as_json: bool) -> i
     events = (line.fields() for line in reading)
     has_starts = "start" in filters.kinds or as_json
     is_wanted = filters.wanted(prefix="--")
-    if as_json and not last:  # as they are read: all of a log may be more than there is memory
+    if as_json and not last:  # streamed: a log may be larger than memory
         for wanted_event in filter(is_wanted, events):
             print(json.dumps(wanted_event))
         _warn(reading.report)
@@ -75,7 +75,7 @@ def show_events(folder: str, filters: Filters, *, last: int, as_json: bool) -> i
 
 
 def _over(events: Iterator[LogEvent], is_wanted: Callable[[LogEvent], bool], last: int) -> Sequence[LogEvent]:
-    """Return the last events that are wanted, a `start` only where nothing tells how that run ended."""
+    """Return the last matching events; a `start` only if the log has no end of its run."""
     started: dict[str, LogEvent] = {}
     shown: deque[LogEvent] = deque(maxlen=last or None)
     for event in events:
@@ -111,7 +111,7 @@ def _row(event: LogEvent) -> dict[str, str]:
 
 
 def check(folder: str, *, heads: Sequence[str], head_file: str | None, file: str | None, as_json: bool) -> int:
-    """Say whether a log is whole; exit code 1 when it is not, or when there is none."""
+    """Verify a log and print the result; return 1 if it is not whole or does not exist."""
     from cloche.audit.verify import read_heads, verify
 
     heads_given = [head for text in heads for head in read_heads(text, name="--head")]
@@ -169,7 +169,7 @@ def _read(path: str) -> str:
 
 
 def print_head(folder: str) -> int:
-    """Print number and hash of the last event."""
+    """Print the number and hash of the last event."""
     from cloche.audit.log import Audit
 
     head = Audit(folder).head()
@@ -189,7 +189,7 @@ def remove_artifacts(
     yes: bool,
     as_json: bool,
 ) -> int:
-    """Remove code and output that was kept, as options or else the configuration say; 1 when odd files are there."""
+    """Remove stored code and output by the options, else by the configuration; return 1 if foreign files are found."""
     from cloche.audit.log import Audit
     from cloche.audit.prune import prune
     from cloche.config.settings import load_settings
@@ -226,7 +226,7 @@ def _print_pruned(pruned: Pruned, verb: str) -> None:
 
 
 def export(folder: str, filters: Filters, *, form: str, out: str | None) -> int:
-    """Write events out, and check them on the way; exit code 1 when the log is not whole."""
+    """Export events and verify them at the same time; return 1 if the log is not whole."""
     if form not in FORMATS:
         raise InvalidRequest(f"--format {form}: use one of {', '.join(FORMATS)}")
     if out is not None and _is_of_log(folder, out):
@@ -242,14 +242,14 @@ def export(folder: str, filters: Filters, *, form: str, out: str | None) -> int:
             _write(selected, form, sys.stdout)
             sys.stdout.flush()
         else:
-            opened = open_named(out, is_private=True)  # also where there was one that others may read
+            opened = open_named(out, is_private=True)  # also replaces a file that others may read
             with io.TextIOWrapper(opened, encoding="utf-8", newline="") as file:
                 _write(selected, form, file)
     except BrokenPipeError:
         raise
     except OSError as error:
         if out is None:
-            raise  # what waits in the buffer is given up where all verbs' errors are told
+            raise  # `guarded` reports it and discards the buffer
         raise ClocheError(f"cannot write {out}: {error.strerror}") from error
     _warn(reading.report)
     return 0 if reading.report.is_whole else EXIT_FAULTS
@@ -302,7 +302,7 @@ def _filters(since: str | None, kinds: tuple[str, ...], statuses: tuple[str, ...
 
 
 def _split_values(values: tuple[str, ...]) -> tuple[str, ...]:
-    """Make one list of a repeated option, each of whose values may be a list with commas."""
+    """Return one list of a repeated option; each value may be a list with commas."""
     return tuple(item.strip() for value in values for item in value.split(",") if item.strip())
 
 

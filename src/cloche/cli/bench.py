@@ -1,4 +1,4 @@
-"""`cloche bench`: what a run costs on this machine, measured in turns with a plain subprocess."""
+"""`cloche bench`: the cost of a run on this machine, measured in turns with a plain subprocess."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _bench(**options: Any) -> int:  # noqa: ANN401 - as BenchCommand says
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchCommand:
-    """Hold what the user asked for. `runs` None is ten per round."""
+    """Hold the options of the command. `runs` None means ten per round."""
 
     rounds: int
     runs: int | None
@@ -43,7 +43,7 @@ class BenchCommand:
 
 
 def bench(command: BenchCommand) -> int:
-    """Measure, print each table when it is there, write the files; 1 when something was left behind."""
+    """Measure, print each table when it is complete, write the files; return 1 if something is left behind."""
     from cloche.bench.report import check_plot, measure, write_plot
     from cloche.bench.scenarios import Setting
 
@@ -64,14 +64,14 @@ def bench(command: BenchCommand) -> int:
     try:
         measure(setting, report, _tell, show)
         show_end(report)
-    finally:  # what was measured before something failed, or nobody wanted to wait any longer, is kept
+    finally:  # after an error or Ctrl-C the complete tables are still written
         if report.get("events"):
             _write(command, report, write_plot)
     return 1 if report["leaks"] else 0
 
 
 def _write(command: BenchCommand, report: Report, write_plot: Callable[[Report, str], None]) -> None:
-    """Write the files that were asked for. Raises InvalidRequest."""
+    """Write the files of --json and --plot. Raises InvalidRequest."""
     from cloche.hostfs import open_named
 
     name: str | None = None
@@ -85,6 +85,6 @@ def _write(command: BenchCommand, report: Report, write_plot: Callable[[Report, 
 
 
 def _tell(text: str) -> None:
-    """Say on a terminal what takes so long."""
+    """Print progress on a terminal."""
     if sys.stderr.isatty():
         print(f"measuring {text}", file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
-"""The cells of a session: show their output, and tell whether typed text is a complete cell.
+"""The cells of a session: prints their output, and decides whether typed text is a complete cell.
 
-Output (text as it comes, values, images and HTML as files) is hostile: on a terminal it is escaped, and the names of
-files are chosen here. Whether a cell is complete, Python's own compiler says; in JavaScript and Bash open quotes,
-brackets and backslashes are counted. That reads what a person typed, and runs nothing.
+Output (text as it arrives, values, images and HTML as files) is hostile: it is escaped on a terminal, and file names
+are chosen here. For Python the compiler decides whether a cell is complete. For JavaScript and Bash open quotes,
+brackets and backslashes are counted. Both only read text that the user typed; nothing is run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cloche.core.result import Output, Result, Status
 from .output import Writer, say
 from .run import NOTES
 
-# What is worth a file, and how such a file is called; everything else is shown as text.
+# Types that are saved as files, with their suffixes; everything else is shown as text.
 SUFFIXES = {
     "image/png": ".png",
     "image/jpeg": ".jpg",
@@ -35,7 +35,7 @@ SUFFIXES = {
 TEXTS = ("text/plain", "text/markdown", "text/latex")
 MOST_NAMES = 10_000
 PAIRS = {")": "(", "]": "[", "}": "{", "fi": "if", "esac": "case", "done": "do"}
-# What is skipped, what is open up to the end of the text, and what opens and closes.
+# Skipped tokens (comments, closed quotes), tokens that are open up to the end of the text, and brackets.
 TOKENS = {
     "bash": re.compile(
         r"""(?<!\S)\#[^\n]* | '[^']*' | "(?:\\.|[^"\\])*" | \\. | (?P<open>['"]|\\\Z)
@@ -59,21 +59,21 @@ class CellPrinter:
         self._number = self._displayed = 0
         self._replaced: set[int] = set()
         self._is_line_open = False
-        self._is_screen = os.isatty(1) and os.isatty(2)  # both streams are on one
+        self._is_screen = os.isatty(1) and os.isatty(2)  # both streams are on a terminal
 
     def begin(self, number: int) -> None:
-        """Begin with the cell of this number."""
+        """Start the cell of this number."""
         self._number, self._displayed = number, 0
         self._replaced = set()
 
     def take(self, event: Event) -> None:
-        """Show what a cell has just printed or displayed."""
+        """Print an event of a running cell."""
         if isinstance(event, OutputChunk) and event.data:
             self._streams[event.stream].write(event.data)
             if event.stream == "stdout" or self._is_screen:
                 self._is_line_open = not event.data.endswith(b"\n")
         elif isinstance(event, Displayed) and event.replaces is not None:
-            self._replaced.add(event.replaces)  # shown as it is in the end: what is printed stays
+            self._replaced.add(event.replaces)  # shown at the end, since printed output cannot be replaced
         elif isinstance(event, Displayed):
             self._displayed += 1
             self._show(event.output)
@@ -82,7 +82,7 @@ class CellPrinter:
             self._replaced.clear()
 
     def conclude(self, result: Result, *, label: str = "") -> None:
-        """Show the cell's value, after `label`, and say what there is to be said about its end."""
+        """Print the cell's value after `label`, and a note on its status if it did not end well."""
         for number, output in enumerate(result.outputs):
             if number >= self._displayed or number in self._replaced:
                 self._show(output, label if number >= self._displayed else "")
@@ -99,7 +99,7 @@ class CellPrinter:
             say("the interpreter has ended, and its state is lost")
 
     def end(self) -> None:
-        """Write what is left of characters that never ended, and end the line where people read it."""
+        """Write incomplete characters, and end the line if both streams are on one terminal."""
         for writer in self._streams.values():
             writer.finish()
         if self._is_screen:
@@ -123,7 +123,7 @@ class CellPrinter:
                 say(f"{mime} ({_size(content)}) was shown, which a terminal cannot show")
 
     def _save(self, mime: str, content: str | bytes) -> None:
-        """Save content that needs more than a terminal, and say where; or say how to get it."""
+        """Save content that a terminal cannot show, and print its path; without `out`, print how to get it."""
         about = f"{mime} ({_size(content)})"
         if self._out is None:
             say(f"{about} was shown; start with --out DIR to have it as a file")
@@ -136,7 +136,7 @@ class CellPrinter:
             say(f"{about} is in {path}")
 
     def _write_file(self, folder: str, suffix: str, data: bytes) -> str:
-        """Write a file that was not there before; files of the same name may have come out of the workspace."""
+        """Write a new file; the workspace may have brought files of the same name."""
         os.makedirs(folder, exist_ok=True)
         for number in range(1, MOST_NAMES):
             path = os.path.join(folder, f"cell-{self._number}{f'-{number}' if number > 1 else ''}{suffix}")
@@ -150,7 +150,7 @@ class CellPrinter:
 
 
 def _value_as_text(result: Result) -> str:
-    """Return the value of an interpreter that shows none itself; Python's does, unless it was told to be silent."""
+    """Return the value as text, for interpreters that do not display it themselves (Python's does)."""
     return str(result.value) if result.value_is_repr else json.dumps(result.value, ensure_ascii=False)
 
 
@@ -163,7 +163,7 @@ def _size(content: str | bytes) -> str:
 
 
 def goes_on(text: str, language: str) -> bool:
-    """Tell whether a cell that begins with `text` goes on; a blank line ends it, except inside of a quote."""
+    """Return whether a cell that begins with `text` continues; a blank line ends it, except inside a quote."""
     if language == "python":
         return _python_goes_on(text)
     return language in TOKENS and _text_goes_on(text, language)
@@ -179,17 +179,17 @@ def _python_goes_on(text: str) -> bool:
 
 
 def _ends_in_block(text: str) -> bool:
-    """Tell whether the last statement is one that has statements below it."""
+    """Return whether the last statement has a body."""
     try:
         statement = ast.parse(text).body[-1]
         return hasattr(statement, "body") or hasattr(statement, "cases")
-    except (SyntaxError, ValueError, MemoryError, RecursionError):  # a line of another language, say
+    except (SyntaxError, ValueError, MemoryError, RecursionError):  # for example a line of another language
         heads = [line for line in text.split("\n") if line[:1].strip()]
         return bool(heads) and heads[-1].rstrip().endswith(":")
 
 
 def _is_cut_off(text: str) -> bool:
-    """Ask the compiler whether the only thing wrong with a text is that it ends."""
+    """Return whether the compiler's only complaint about a text is that it ends too early."""
     compiler = codeop.CommandCompiler()
     compiler.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     try:
@@ -197,11 +197,11 @@ def _is_cut_off(text: str) -> bool:
             warnings.simplefilter("ignore")
             return compiler(text, "<input>", "exec") is None
     except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError):
-        return False  # whoever runs it will say what is wrong
+        return False  # the interpreter will report the error
 
 
 def _text_goes_on(text: str, language: str) -> bool:
-    """Look for what is open: a quote, a comment, a bracket, or the last line."""
+    """Return whether a quote, a comment, a bracket or the last line is open."""
     is_blank = not text.rpartition("\n")[2].strip()
     stack = [""]
     for token in TOKENS[language].finditer(text):

@@ -1,4 +1,4 @@
-"""`cloche debug`: which debug namespaces the service has on; switched in the database, which its workers follow."""
+"""`cloche debug`: the debug namespaces of the service, stored in the database that its workers follow."""
 
 from __future__ import annotations
 

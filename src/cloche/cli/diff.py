@@ -1,4 +1,4 @@
-"""`cloche diff`, `commit` and `discard`: what a sandbox with a name has changed in a folder of the host."""
+"""`cloche diff`, `commit` and `discard`: the changes of a named sandbox to a folder of the host."""
 
 from __future__ import annotations
 

@@ -39,15 +39,15 @@ USER_HELP = "Work as this user inside, root for example. A throwaway sandbox the
 
 
 class _Exec(NamedCommand):
-    """Take the word before `--` for a name: the first one after the options, when `--` follows it or its own options.
+    """Take the first argument as a name if `--` follows it, or options of its own and `--`.
 
-    Of a `--` right after the options click leaves no trace. Options end there, so what follows is a command as it is.
+    click does not report a `--` directly after the options. Options end there, so the rest is the command unchanged.
     """
 
     needs_dashes = True
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Set the parameter `name`, None where there is none, and `words`, which then begin with `--`."""
+        """Set the parameter `name`, None without a name, and `words`, which then begin with `--`."""
         ordered = self.with_options_first(ctx, args)
         remaining = super().parse_args(ctx, list(ordered))
         command = list(ctx.params.get("words") or ())
@@ -111,7 +111,7 @@ def _exec(
 
 
 def _tell_name(name: str) -> None:
-    """Say how a command is run in a sandbox whose name stands where the command was looked for."""
+    """Print how to run a command in a sandbox, if the missing command is the name of one."""
     from cloche.keeper import registry
 
     if registry.is_name(name) and any(registry.is_taken(name, path) for path in registry.places()):
@@ -119,7 +119,7 @@ def _tell_name(name: str) -> None:
 
 
 def without_dashes(command: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a command, before which `--` may stand."""
+    """Return a command without its leading `--`."""
     if command[0] != "--":
         return command
     if not command[1:]:
@@ -128,7 +128,7 @@ def without_dashes(command: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _check_name(name: str) -> None:
-    """Say what a word before `--` was taken for, where no sandbox has that name."""
+    """Raise InvalidRequest if there is no such sandbox, with the reason why the argument before `--` is a name."""
     from cloche.keeper import registry
 
     try:
@@ -155,7 +155,7 @@ def run_command(
     review: bool = False,
     is_raw: bool = False,
 ) -> int:
-    """Run a command, or a shell, in the sandbox of a name, else in one of its own; return its exit code."""
+    """Run a command, or a shell if it is None, in the named sandbox, else in a throwaway one; return its exit code."""
     if name is not None:
         refuse_options(name, {**options, "file": tuple(file)})
     check_review(options, review=review, name=name)
@@ -195,5 +195,5 @@ def run_command(
 
 
 def has_own_terminal() -> bool:
-    """Tell whether a person sits at our standard input."""
+    """Return whether standard input is a terminal."""
     return os.isatty(0)

@@ -1,4 +1,4 @@
-"""`cloche keys`: the keys of the service; made here, without a server, in the same database."""
+"""`cloche keys`: the keys of the service, created directly in its database, without a server."""
 
 from __future__ import annotations
 

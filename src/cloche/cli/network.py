@@ -1,4 +1,4 @@
-"""Ask what the rules of the network allow, without any sandbox."""
+"""Tests the rules of the network, without any sandbox."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _test(target: str, resolve: bool, options: SandboxOptions, as_json: bool) ->
 
 
 def decide_on(target: str, options: SandboxOptions, *, is_resolved: bool = False, as_json: bool = False) -> int:
-    """Show what is decided on a host and its ports, and return the exit code."""
+    """Print the decision for a host and its ports, and return the exit code."""
     from cloche.config.settings import load_settings
 
     settings = load_settings(options)
@@ -52,8 +52,8 @@ def decide_on(target: str, options: SandboxOptions, *, is_resolved: bool = False
 
 
 def _split(target: str) -> tuple[str, tuple[int, ...]]:
-    """Return the host in its one spelling, and the ports."""
-    from cloche.core.network import parse_deny_rule  # whose form is the same, but for wildcards and networks
+    """Return the host in canonical form, and the ports."""
+    from cloche.core.network import parse_deny_rule  # the same form, plus wildcards and networks
 
     rule = parse_deny_rule(target, name="HOST")
     if rule.is_wildcard or "/" in rule.host:
@@ -62,7 +62,7 @@ def _split(target: str) -> tuple[str, tuple[int, ...]]:
 
 
 def _rows(host: str, port: int, settings: Settings, *, is_resolved: bool) -> Iterator[Row]:
-    """Yield what is decided on the host, or on each of its addresses where it was resolved."""
+    """Yield the decision for the host, or for each of its addresses if it was resolved."""
     policy, origins = settings.policy, settings.origins
     if policy.network == "bridge":
         why = f"network 'bridge' has no rules: {host}:{port} is reached where this host's firewall lets it through"
@@ -79,7 +79,7 @@ def _rows(host: str, port: int, settings: Settings, *, is_resolved: bool) -> Ite
 
 
 def _decided_addresses(rules: NetworkRules, decision: Decision, host: str, port: int) -> Iterator[tuple[str, str]]:
-    """Yield each address of a name, with the reason why it is refused; empty where it is not."""
+    """Yield each address of a name with the reason for its refusal, empty if it is allowed."""
     try:
         addresses = _addresses(host, port)
     except OSError as error:
@@ -95,7 +95,7 @@ def _addresses(host: str, port: int) -> list[Address]:
 
 
 def _origin(decision: Decision, settings: Settings) -> str:
-    """Return which source the rule that decided came from; without a rule, the mode's."""
+    """Return the source of the rule that decided; without a rule, the source of the mode."""
     if decision.rule is None:
         return settings.origins.get("network", "")
     return settings.origins.get("network_allow" if decision.is_allowed else "network_deny", "")

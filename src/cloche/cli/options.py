@@ -1,6 +1,6 @@
-"""What commands are made of: arguments, options that several commands share, and the guard that makes exit codes.
+"""Building blocks of commands: arguments, options that several commands share, and exit codes.
 
-A command is a function that returns an exit code. Options of a sandbox reach it as one mapping, `options`.
+A command is a function that returns an exit code. It gets the options of a sandbox as one mapping, `options`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Decorator = Callable[[Function], Function]
 
 
 class Command(click.Command):
-    """Be a command: its function runs guarded, and what it returns is the exit code."""
+    """Run the function guarded; its return value is the exit code."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the arguments, then the options."""
@@ -35,7 +35,7 @@ class Command(click.Command):
         """Write nothing: click 8.5 would list the arguments a second time."""
 
     def invoke(self, ctx: click.Context) -> None:
-        """Run it, its exceptions turned into one line each, and exit with its code."""
+        """Run the function, print each exception as one line, and exit with the code."""
         from cloche.audit.log import switch_on
 
         switch_on("cli")
@@ -49,7 +49,7 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """Hold commands in the order in which they are written."""
+    """List commands in the order of their declaration."""
 
     command_class = Command
 
@@ -63,7 +63,7 @@ class Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that is meant. Raises UsageError with names that are similar."""
+        """Return the command. Raises UsageError with similar names."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -79,7 +79,7 @@ class Group(click.Group):
                 for name, group in groups.items()
                 if isinstance(group, click.Group) and args[0] in group.list_commands(ctx)
             ]
-            if inner:  # one that a group of this one has is meant rather
+            if inner:  # a command of a subgroup is the better guess
                 similar = ", ".join(repr(f"{name} {args[0]}") for name in inner)
             raise click.UsageError(f"{text} Did you mean {similar}?" if similar else text, ctx) from None
 
@@ -88,7 +88,7 @@ Group.group_class = Group
 
 
 class _Argument(click.Argument):
-    """Be an argument with a help text, whichever click it is."""
+    """Be an argument with a help text, with every version of click."""
 
     def __init__(self, name: str, *, metavar: str, text: str, **settings: Any) -> None:  # noqa: ANN401 - click's own
         super().__init__([name], metavar=metavar, **settings)
@@ -100,7 +100,7 @@ class _Argument(click.Argument):
 
 
 class _SandboxOption(click.Option):
-    """Be an option that is one of the keywords of a sandbox."""
+    """Be an option that is a keyword of a sandbox."""
 
 
 def argument(name: str, *, metavar: str, help: str, **settings: Any) -> Decorator:  # noqa: A002, ANN401 - click's own
@@ -120,7 +120,7 @@ def flag(*names: str, help: str) -> Decorator:  # noqa: A002 - click's own
 
 def _adds(*make: Callable[[], click.Parameter]) -> Decorator:
     def add(function: Function) -> Function:
-        # Where click's own decorators leave parameters: last first, as decorators are applied from below.
+        # click's decorators collect parameters in this attribute, last first, since decorators apply from below.
         function.__dict__.setdefault("__click_params__", []).extend(parameter() for parameter in reversed(make))
         return function
 
@@ -128,18 +128,18 @@ def _adds(*make: Callable[[], click.Parameter]) -> Decorator:
 
 
 def _joined(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> str | None:
-    """Make one list of a repeated option, each of whose values may be a list with commas."""
+    """Return one list of a repeated option; each value may be a list with commas."""
     return ",".join(values) or None
 
 
 def _name_env_file(_: click.Context, __: click.Parameter, file: str | None) -> None:
-    """Set CLOCHE_ENV_FILE for this process: whatever reads settings reads that file."""
+    """Set CLOCHE_ENV_FILE for this process: all settings are then read from that file."""
     if file:
         os.environ["CLOCHE_ENV_FILE"] = file
 
 
-# The keywords of a sandbox that have an option: how it is declared, in the order in which help shows it. `spelled` is
-# its name where that is not the keyword's.
+# The keywords of a sandbox that have an option, in the order of the help. `spelled` is the option's name if it differs
+# from the keyword's.
 _SANDBOX: Mapping[str, Mapping[str, Any]] = {
     "backend": {"metavar": "NAME", "help": "A name of `cloche backends`."},
     "runtime": {
@@ -191,7 +191,7 @@ _SANDBOX: Mapping[str, Mapping[str, Any]] = {
     "locked": {"metavar": "FILE", "help": "Install exactly what this lock file pins: cloche.lock."},
     "screen": {"metavar": "MODE", "help": "Look at Python code first: off, warn, block (with --no-sandbox)."},
 }  # fmt: skip
-# Those of a sandbox that gets a folder of the host, for commands that open one.
+# Options of a folder of the host, for commands that open a sandbox.
 _FOLDER: Mapping[str, Mapping[str, Any]] = {
     "workspace": {"metavar": "DIR", "help": "Work in a copy-on-write view of this folder of the host."},
     "workspace_at": {"metavar": "PATH", "help": "Where the folder is inside. Default: where it is here."},
@@ -212,9 +212,9 @@ _ENV_FILE: Mapping[str, Any] = {
 
 
 def sandbox_options(*names: str, but: tuple[str, ...] = (), help: Mapping[str, str] | None = None) -> Decorator:  # noqa: A002
-    """Give a command the options that are named, or all `but` some; `help` replaces texts. --config brings --env-file.
+    """Add the named options to a command, or all except `but`; `help` replaces texts. --config adds --env-file.
 
-    The command gets one mapping of them, `options`, in which None is an option that was not given.
+    The command gets one mapping of them, `options`; None means that an option was not given.
     """
     makers: list[Callable[[], click.Parameter]] = []
     for name in names or (name for name in _SANDBOX if name not in but):
@@ -227,13 +227,13 @@ def sandbox_options(*names: str, but: tuple[str, ...] = (), help: Mapping[str, s
 
 
 def folder_options(*but: str) -> Decorator:
-    """Give a command the options of a folder of the host, all but some; they are in `options` as well."""
+    """Add the options of a folder of the host, except `but`; they are in `options` as well."""
     rows = {name: row for name, row in _FOLDER.items() if name not in but}
     return _adds(*(partial(_SandboxOption, [spelled(name), name], **row) for name, row in rows.items()))
 
 
 def users_option() -> Decorator:
-    """Give a command that opens a sandbox that lives --users; it is in `options` as well."""
+    """Add --users to a command that opens a live sandbox; it is in `options` as well."""
     text = "Several users inside, root among them."
     return _adds(
         partial(_SandboxOption, ["--users"], is_flag=True, callback=lambda _, __, value: value or None, help=text)
@@ -241,32 +241,32 @@ def users_option() -> Decorator:
 
 
 def spelled(name: str) -> str:
-    """Return how the option of a keyword is spelled."""
+    """Return the option name of a keyword."""
     return str(_SANDBOX.get(name, {}).get("spelled", f"--{name.replace('_', '-')}"))
 
 
 def json_option(help: str = "Print JSON.") -> Decorator:  # noqa: A002 - click's own
-    """Give a command --json, its parameter `as_json`; errors are JSON, too, then."""
+    """Add --json, its parameter `as_json`; errors are then JSON, too."""
     return flag("--json", "as_json", help=help)
 
 
 def debug_option(help: str = "Print debug log.") -> Decorator:  # noqa: A002 - click's own
-    """Give a command --sandbox-debug; an unexpected error shows where it was, then."""
+    """Add --sandbox-debug; an unexpected error then shows its traceback."""
     return flag("--sandbox-debug", help=help)
 
 
 def in_option() -> Decorator:
-    """Give a command --in, its parameter `inside`."""
+    """Add --in, its parameter `inside`."""
     return option("--in", "inside", metavar="NAME", help="Work in the sandbox that is kept under this name.")
 
 
 def no_sandbox_option() -> Decorator:
-    """Give a command --no-sandbox; `with_backend` says what it stands for."""
+    """Add --no-sandbox; see `with_backend`."""
     return flag("--no-sandbox", help="Child process with limits, no isolation.")
 
 
 def program_options() -> Decorator:
-    """Give a command --env and --file."""
+    """Add --env and --file."""
     return _adds(
         partial(click.Option, ["--env"], metavar="K=V", multiple=True, help="A variable for the program. Repeatable."),
         partial(
@@ -277,7 +277,7 @@ def program_options() -> Decorator:
 
 
 def output_options() -> Decorator:
-    """Give a command --out and --spill."""
+    """Add --out and --spill."""
     return _adds(
         partial(click.Option, ["--out"], metavar="DIR", help="Copy created and changed files to DIR."),
         partial(

@@ -1,8 +1,8 @@
-"""What the command line writes: exit codes, messages on stderr, the guest's bytes, tables, a bar for long downloads.
+"""Output of the command line: exit codes, messages on stderr, the guest's output, tables, a bar for long downloads.
 
-The program's exit code passes through. Cloche's own are: 124 time-out, 137 out of memory, 125 Cloche failed, 2 wrong
-usage, 130 Ctrl-C, 143 terminated, 141 nobody reads the output. The guest's bytes go unchanged into files and pipes, and
-are escaped on a terminal.
+The program's exit code passes through. Cloche's own codes: 124 time-out, 137 out of memory, 125 Cloche failed, 2 usage
+error, 130 Ctrl-C, 143 terminated, 141 closed output pipe. The guest's output is written unchanged to files and pipes,
+and escaped on a terminal.
 """
 
 from __future__ import annotations
@@ -32,36 +32,38 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT
 EXIT_UNREAD = 128 + signal.SIGPIPE
 _EXIT_BY_STATUS = {"timeout": 124, "out_of_memory": 137}
 RED, PLAIN = b"\x1b[31m", b"\x1b[0m"
-PIPED_COLUMNS = 200  # where each row shall stay one line, for those who look for it with grep
-READ_COLUMNS = 100  # where rows are read, or stand below one another in a log
+PIPED_COLUMNS = 200  # wide enough that a row stays one line, for grep
+READ_COLUMNS = 100  # for rows that are read, or are in a log
 
 Row = Mapping[str, Any]
 
 
 class OutputFailed(ClocheError):
-    """Report that our own output cannot be written: a full disk, most likely."""
+    """Report that the output cannot be written, for example because a disk is full."""
 
 
 def exit_code_of(result: Result) -> int:
-    """Return the code that `cloche run` exits with for `result`."""
+    """Return the exit code of `cloche run` for `result`."""
     return _EXIT_BY_STATUS.get(str(result.status), result.exit_code & 0xFF)
 
 
 def exit_code_of_error(error: ClocheError) -> int:
-    """Return the code of a command that could not do what was asked."""
+    """Return the exit code for an error: 2 for a usage error, else 125."""
     return EXIT_USAGE if isinstance(error, InvalidRequest) else EXIT_FAILED
 
 
 def guarded(work: Callable[[], int], *, debug: bool = False, as_json: bool = False) -> int:
-    """Do the work of one command and return the exit code, its exceptions turned into one line each."""
+    """Run the work of one command and return the exit code; each exception becomes one line on stderr."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup's "ignore" stays
             signal.signal(number, _exit_orderly)
-    logging.getLogger("cloche.config").addHandler(_say_handler)  # what is ignored in the working directory
+    logging.getLogger("cloche.config").addHandler(
+        _say_handler
+    )  # it logs files of the working directory that are ignored
     try:
         _debug_by_environment()
         code = work()
-        sys.stdout.flush()  # here what goes wrong is said in words; at the interpreter's end it would be a traceback
+        sys.stdout.flush()  # an error here is reported; at the interpreter's end it would be a traceback
         return code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -89,13 +91,13 @@ def _unexpected(error: Exception, *, debug: bool, as_json: bool) -> int:
 
 
 def say(text: str) -> None:
-    """Print one line about the run on stderr."""
+    """Print one line on stderr."""
     line = escape(" ".join(text.splitlines()))
     print(f"cloche: {line}", file=sys.stderr, flush=True)
 
 
 class _SayHandler(logging.Handler):
-    """Say what is logged."""
+    """Print log records as messages."""
 
     def emit(self, record: logging.LogRecord) -> None:
         say(record.getMessage())
@@ -105,12 +107,12 @@ _say_handler = _SayHandler()
 
 
 def log_to_say() -> None:
-    """Print a line on stderr for every event that is missing from the audit log."""
+    """Print a line on stderr for every event that could not be written to the audit log."""
     logging.getLogger("cloche.audit").addHandler(_say_handler)
 
 
 class PlainFormatter(logging.Formatter):
-    """Write messages without what a terminal would obey: they may quote whatever ran."""
+    """Escape control characters in log lines: they may quote the guest."""
 
     def format(self, record: logging.LogRecord) -> str:
         return escape(super().format(record))
@@ -129,7 +131,7 @@ def _log_from(level: int) -> None:
 
 
 def _debug_by_environment() -> None:
-    """Print the log of the namespaces that CLOCHE_DEBUG names. Raises InvalidRequest."""
+    """Print the log of the namespaces in CLOCHE_DEBUG. Raises InvalidRequest."""
     text = os.environ.get("CLOCHE_DEBUG")
     if text:
         from cloche.core.debugging import read_namespaces, switch
@@ -150,19 +152,19 @@ def _report(error: Exception, text: str, *, debug: bool, as_json: bool) -> None:
 
 
 def _exit_orderly(number: int, _frame: FrameType | None) -> None:
-    """Leave like Ctrl-C does: what runs is killed and waited for first."""
+    """Exit as after Ctrl-C: what runs is killed and waited for first."""
     raise SystemExit(128 + number)
 
 
 def _discard_stdout() -> None:
-    """Point stdout at nothing, so that the interpreter's last flush does not fail again."""
+    """Point stdout at /dev/null, so that the interpreter's last flush does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 class Writer:
-    """Write one stream of the guest to one of our descriptors, at once and complete.
+    """Write one stream of the guest to a descriptor of this process, completely and without a buffer.
 
-    `is_red` holds on a terminal, unless NO_COLOR is set there. What `is_raw` is not escaped there, either.
+    On a terminal it is escaped unless `is_raw`, and red with `is_red` unless NO_COLOR is set.
     """
 
     def __init__(self, fd: int, *, is_red: bool = False, is_raw: bool = False) -> None:
@@ -172,13 +174,13 @@ class Writer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a chunk may end inside a character
 
     def write(self, data: bytes) -> None:
-        """Write `data`; raises BrokenPipeError when nobody reads any more."""
+        """Write `data`. Raises BrokenPipeError if the pipe is closed, OutputFailed."""
         if self._is_terminal:
             data = self._coloured(escape_output(self._decoder.decode(data)))
         self._write_all(data)
 
     def finish(self) -> None:
-        """Write what is left of a character that never ended."""
+        """Write an incomplete last character."""
         if self._is_terminal:
             self._write_all(self._coloured(escape_output(self._decoder.decode(b"", final=True))))
 
@@ -211,8 +213,8 @@ def show(
 ) -> None:
     """Print rows that share their keys, as a table or as JSON.
 
-    `piped_columns` is how wide the table may be where there is no terminal. What stands under the keys `below` are
-    sentences, paths and commands: they follow the table, each on a line of its own that is not broken.
+    `piped_columns` is the table's width without a terminal. Values of the keys `below` are sentences, paths and
+    commands: they follow the table, one per line, and are not wrapped.
     """
     if as_json:
         print(json.dumps([dict(row) for row in rows], default=str, indent=2))
@@ -222,7 +224,7 @@ def show(
     from rich.table import Column, Table
 
     names = [name for name in (rows[0] if rows else ()) if name not in below]
-    columns = [Column(name, overflow="fold") for name in names]  # nothing of a long word is lost
+    columns = [Column(name, overflow="fold") for name in names]  # long words are wrapped, not cut
     table = Table(*columns, title=title or None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for row in rows:
         table.add_row(*(_cell(row[name]) for name in names))
@@ -244,7 +246,7 @@ def _cell(value: object) -> str:
 
 @contextmanager
 def showing_progress() -> Iterator[None]:
-    """Show progress on stderr while the block runs, when that is a terminal; nothing is drawn before there is any."""
+    """Show progress on stderr while the block runs, if it is a terminal; nothing is drawn before the first event."""
     if not sys.stderr.isatty():
         yield
         return
@@ -266,7 +268,7 @@ class _Bar:
         self._drawn: object = None
 
     def show(self, progress: Progress) -> None:
-        """Draw how far it is."""
+        """Draw the progress."""
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, TextColumn
         from rich.progress import Progress as Drawing
@@ -285,7 +287,7 @@ class _Bar:
         )
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         drawn, self._drawn = self._drawn, None
         stop = getattr(drawn, "stop", None)
         if stop is not None:

@@ -1,4 +1,4 @@
-"""`cloche packages`: install and lock sets of packages ahead, list the layers that there are, remove some."""
+"""`cloche packages`: install and lock sets of packages ahead, list the layers, remove layers."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _tell(report: dict[str, object], *, as_json: bool) -> None:
 
 
 def with_requirements(packages: Sequence[str] | None, file: str | None) -> str | list[str]:
-    """Return what is asked for on the command line and in a `requirements.txt`. Raises InvalidRequest."""
+    """Return the packages of the command line and of a `requirements.txt`. Raises InvalidRequest."""
     from cloche.config.readers import parse_packages
     from cloche.packages.requirements import MOST_FILE_BYTES, read_requirements_file
 

@@ -1,4 +1,4 @@
-"""`cloche ps`, which `cloche sandbox list` is as well: the sandboxes with a name, and how they are."""
+"""`cloche ps` and `cloche sandbox list`: the named sandboxes and their state."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _ps(as_json: bool) -> int:
 
 
 def list_sandboxes(*, as_json: bool) -> int:
-    """Print a row for each that lives."""
+    """Print a row for each named sandbox."""
     from cloche.keeper import registry
 
     rows = [_row(sandbox) for sandbox in registry.found()]
@@ -64,13 +64,13 @@ def spelled(seconds: object) -> object:
 
 
 def owner(sandbox: Found) -> str | None:
-    """Return whose one is that a service has opened: by which key, of which database."""
+    """Return the key and database of the service that opened a sandbox; None for the user's own."""
     about = sandbox.entry.get("owner")
     return f"{about.get('key')} of {about.get('service')}" if isinstance(about, Mapping) else None
 
 
 def info(sandbox: Found) -> Mapping[str, Any]:
-    """Return what its keeper says; nothing of one that is just being made or ended, or of another version."""
+    """Return the keeper's facts; empty if it starts, ends or has another version."""
     from cloche.keeper.attach import visit
 
     with contextlib.suppress(OutcomeUnknown):
@@ -79,7 +79,7 @@ def info(sandbox: Found) -> Mapping[str, Any]:
 
 
 def state(facts: Mapping[str, Any]) -> str:
-    """Return how one is."""
+    """Return `paused`, `running` or `unknown`."""
     return ("paused" if facts.get("is_paused") else "running") if facts else "unknown"
 
 

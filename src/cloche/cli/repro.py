@@ -88,7 +88,7 @@ def _run(id: str, as_json: bool, options: SandboxOptions) -> int:  # noqa: A002
 
 @contextmanager
 def _reproductions() -> Iterator[Reproductions]:
-    """Open the records; what ran in a process that is gone has status `error` from then on."""
+    """Open the records; a run whose process is gone gets the status `error`."""
     with opened() as database:
         from cloche.records.reproductions import Reproductions
 

@@ -1,6 +1,6 @@
-"""`cloche run`: read the source, run it, pass its output on as it comes.
+"""`cloche run`: reads the source, runs it, passes its output on as it arrives.
 
-With `--fix` the output of failed runs is held back, progress of the repair is shown, and at the end the diff.
+With `--fix` the output of failed runs is held back, progress of the repair is shown, and the diff at the end.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ MORE: Mapping[str, str] = {  # by status
     "pids_limit": "a larger --pids gives it more",
     "disk_limit": "a larger --disk gives it more",
 }
-MOST_TOLD = 5  # of what the network refused
+MOST_TOLD = 5  # refused connections
 
 
 class Source(NamedTuple):
-    """Hold the code and where it came from; `took_stdin`: nothing is left for the program to read."""
+    """Hold the code and its origin; after `took_stdin` the program has no input to read."""
 
     code: str
     name: str
@@ -83,10 +83,10 @@ class Source(NamedTuple):
 
 
 class _Run(Command):
-    """Note whether the first word stands before any dashes: then it may have been meant for a sandbox's name."""
+    """Note whether the first argument stands before any dashes: it may then be meant as a sandbox's name."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Set the parameter `bare`: that word, if there is one."""
+        """Set the parameter `bare`: that argument, or None."""
         arguments = list(args)
         remaining = super().parse_args(ctx, args)
         before = arguments[: arguments.index("--")] if "--" in arguments else arguments
@@ -184,7 +184,7 @@ def _run(
 
 
 def run_and_report(start: Callable[..., Result], *, as_json: bool, debug: bool) -> int:
-    """Run what is `start`ed with the callbacks of a run, pass its output on, say how it ended; return its exit code."""
+    """Call `start` with the callbacks of a run, pass its output on, report its end; return its exit code."""
     writers: dict[Stream, Writer] = {"stdout": Writer(1), "stderr": Writer(2)}
     with showing_progress():
         result = start(
@@ -206,7 +206,7 @@ def _run_fixing(
     on_output: Callable[[Stream, bytes], None] | None,
     on_event: Callable[[Event], None] | None,
 ) -> Result:
-    """Run with --fix, and pass on what the last run printed, however it ended."""
+    """Run with --fix, and pass on the output of the last run, however it ended."""
     with BufferedOutput() as held:
 
         def take(event: Event) -> None:
@@ -217,7 +217,7 @@ def _run_fixing(
         try:
             with FixProgress() as progress:
                 result = start(on_event=take, autofix=fixer_for(max_fix, config, progress))
-        finally:  # after Ctrl-C in a round, too: what was printed by then is all that there will be
+        finally:  # also after Ctrl-C in a round: there will be no more output
             if on_output is not None:
                 held.pass_on(on_output)
     if save_fix is not None and result.fix is not None:
@@ -226,7 +226,7 @@ def _run_fixing(
 
 
 def _detect(source: Source) -> str:
-    """Tell the language by name or first line; code without either is Python, as with any `-c`."""
+    """Return the language by file name or first line; code without either is Python, as with any `-c`."""
     from cloche.core.languages import detect_language
 
     first_line = source.code.partition("\n")[0]
@@ -236,7 +236,7 @@ def _detect(source: Source) -> str:
 
 
 def with_backend(options: SandboxOptions, *, no_sandbox: bool) -> SandboxOptions:
-    """Return the options with the backend that --no-sandbox stands for, and say what that means."""
+    """Return the options with the backend of --no-sandbox, and print a warning about it."""
     if not no_sandbox:
         return options
     if options.get("backend") not in (None, "subprocess"):
@@ -246,7 +246,7 @@ def with_backend(options: SandboxOptions, *, no_sandbox: bool) -> SandboxOptions
 
 
 def read_source(arguments: tuple[str, ...], code: str | None) -> Source:
-    """Return the code: from -c, from stdin (`-`), or from the file that the first word names."""
+    """Return the code: from -c, from stdin (`-`), or from the file of the first argument."""
     if code is not None:
         return Source(code, "", arguments)
     if not arguments:
@@ -266,12 +266,12 @@ def read_source(arguments: tuple[str, ...], code: str | None) -> Source:
 
 
 def read_code() -> str:
-    """Return the code that is piped in."""
+    """Return the code from stdin."""
     return _decode(_read_all(0, MAX_CODE_BYTES, "stdin"))
 
 
 def read_stdin() -> bytes:
-    """Return what is piped in for the program; nothing when a person sits at a terminal."""
+    """Return the program's input from stdin; empty if stdin is a terminal."""
     from cloche.core.request import MAX_STDIN_BYTES
 
     try:
@@ -295,12 +295,12 @@ def _decode(data: bytes) -> str:
 
 
 def read_pairs(pairs: Iterable[str]) -> dict[str, str]:
-    """Return the variables that --env gives or passes on."""
+    """Return the variables that --env sets or passes on."""
     return dict(_pair(pair) for pair in pairs)
 
 
 def read_files(specs: Iterable[str]) -> dict[str, Content]:
-    """Return what --file names, by its place in the workspace."""
+    """Return the contents of --file by their path in the workspace."""
     return dict(_file(spec) for spec in specs)
 
 
@@ -315,7 +315,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _file(text: str) -> tuple[str, Content]:
-    """Split SRC[:DST]; a colon that belongs to an existing name is kept."""
+    """Split SRC[:DST]; a colon within an existing name is kept."""
     from pathlib import Path
 
     source, colon, target = (text, "", "") if os.path.exists(text) else text.rpartition(":")
@@ -333,14 +333,14 @@ def _print_plan(event: Event) -> None:
 
 
 def say_fallback(notes: Mapping[str, Any]) -> None:
-    """Say on stderr that something else ran than what was asked for, if it did."""
+    """Print on stderr that a fallback ran instead of the requested backend, if it did."""
     fallback = notes.get("fallback")
     if fallback is not None:
         say(f"fallback: this ran on backend {fallback['used']} at level {fallback['level']}. {fallback['reason']}")
 
 
 def _signal_of(result: Result) -> str:
-    """Return which signal ended the program, as far as its exit code says that."""
+    """Return the signal that ended the program, if its exit code tells it."""
     import signal
 
     number = result.exit_code - 128
@@ -349,7 +349,7 @@ def _signal_of(result: Result) -> str:
 
 
 def conclude(result: Result, *, as_json: bool) -> None:
-    """Say on stderr what there is to say of how a run ended, or print all of it as JSON."""
+    """Print notes on the end of a run on stderr, or the whole result as JSON."""
     if as_json:
         import json
 
@@ -383,7 +383,7 @@ def conclude(result: Result, *, as_json: bool) -> None:
 
 
 def _hint(result: Result) -> str:
-    """Return the options that bring what a program, as its last word, did not find or get; empty for others."""
+    """Return the options that would help a program whose last line reports a missing module or memory; else empty."""
     last = result.stderr[-MOST_LINE_CHARS:].rstrip().rpartition("\n")[2]
     if missing := re.fullmatch(r"ModuleNotFoundError: No module named '([\w.]{1,100})'", last):
         name = missing[1].partition(".")[0]
@@ -397,7 +397,7 @@ def _hint(result: Result) -> str:
 
 
 def fixer_for(max_fix: int | None, config: object, shown: FixProgress) -> AutoFix:
-    """Return the fixer of the configuration, with --max-fix over it."""
+    """Return the configured fixer, with the value of --max-fix."""
     from cloche.autofix.loop import AutoFix
 
     return AutoFix(max_rounds=max_fix, config=None if config is None else str(config), on_event=shown.take)
@@ -424,7 +424,7 @@ class BufferedOutput:
         self._data.close()
 
     def take(self, event: Event) -> None:
-        """Buffer output; a run that starts discards that of the one before."""
+        """Buffer output; the start of a run discards the output of the previous one."""
         from cloche.core.events import OutputChunk, Started
 
         if isinstance(event, Started):
@@ -447,7 +447,7 @@ class BufferedOutput:
 
 
 class FixProgress:
-    """Show the rounds on a terminal; elsewhere only where code is sent."""
+    """Show the rounds on a terminal; elsewhere print only the host that code is sent to."""
 
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()
@@ -514,7 +514,7 @@ def _outcome(attempt: FixRound) -> str:
 
 
 def conclude_fix(report: FixReport) -> None:
-    """Say on stderr how it ended and what changed."""
+    """Print on stderr how the repair ended, and the diff."""
     if report.stop == "not_needed":
         return
     where = f"{report.model} at {report.host}" if report.host else report.model
@@ -525,7 +525,7 @@ def conclude_fix(report: FixReport) -> None:
 
 
 def save_code(report: FixReport, name: str) -> None:
-    """Write a program that was repaired to a file, in place of what is there; without a repair, nothing."""
+    """Write a repaired program to a file and replace an existing one; do nothing without a repair."""
     from cloche.hostfs import open_named
 
     if report.stop != "fixed":

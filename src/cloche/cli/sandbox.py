@@ -1,4 +1,4 @@
-"""`cloche sandbox`: sandboxes with a name, which live on between commands; and `run` and `session` once more."""
+"""`cloche sandbox`: named sandboxes, which live on between commands; `run` and `session` are listed here, too."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 KEEP = "1h"
 STOP_S, ANSWER_S = 10.0, 15.0
-# Options end where a command of the sandbox begins.
+# Options end where the command begins.
 COMMAND = {"allow_interspersed_args": False}
 MOST_PORT, MOST_DIGITS = (1 << 16) - 1, 5
 
 
 class _Sandboxes(Group):
-    """Hold the commands below, and some of the root's once more."""
+    """Hold the commands below, and some of the root's commands."""
 
     again = ("run", "session")
 
@@ -120,7 +120,7 @@ def _inspect(name: str, as_json: bool) -> int:
 
 
 def _flat(facts: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
-    """Yield what is in nested facts, with the way to each."""
+    """Yield the leaves of nested facts with their dotted keys."""
     for key, value in facts.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{above}{key}.")
@@ -307,7 +307,7 @@ def _cp(source: str, target: str, timeout: str | None) -> int:
 
 
 def _read_place(argument: str) -> tuple[str, str] | None:
-    """Return the sandbox and the path that a word names; None for a path of this machine."""
+    """Return the sandbox and the path of NAME:PATH; None for a path of this machine."""
     from cloche.keeper import registry
 
     name, colon, path = argument.partition(":")
@@ -315,7 +315,7 @@ def _read_place(argument: str) -> tuple[str, str] | None:
 
 
 def _in_folder(folder: str, path: str) -> str:
-    """Return where something of that path is in a folder, under its own name."""
+    """Return the path of a copy within a folder, under its own name."""
     name = os.path.basename(path.rstrip("/"))
     return folder if name in ("", ".", "..") else os.path.join(folder, name)
 
@@ -387,7 +387,7 @@ for _verb in ("kill", "rm"):
 
 
 def _end(name: str, force: bool) -> None:
-    """End one; by `force` also one that does not answer."""
+    """End a sandbox; with `force`, kill its keeper if it does not answer."""
     try:
         visit(name, "end", timeout_s=ANSWER_S)
     except OutcomeUnknown:
@@ -397,7 +397,7 @@ def _end(name: str, force: bool) -> None:
 
 
 def _end_keeper(name: str) -> None:
-    """Kill the process that keeps a sandbox: with it goes everything."""
+    """Kill the keeper of a sandbox; the sandbox ends with it."""
     from cloche.keeper import registry
 
     for pid in registry.holders(name):

@@ -1,4 +1,4 @@
-"""Commands that start servers (`cloche mcp`, `cloche serve`): the only module of the command line that imports one."""
+"""Commands that start servers (`cloche mcp`, `cloche serve`); no other module of the command line imports one."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _mcp(
 
 
 class _Serve(Command):
-    """Serve; with `link` as the first word, be the command of that name."""
+    """Serve; with the first argument `link`, run that command instead."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any,  # noqa: ANN401
@@ -196,7 +196,7 @@ def _serve(
 
 
 def read_roots(specs: tuple[str, ...]) -> dict[str, str]:
-    """Return the folders that --root gives. Raises InvalidRequest."""
+    """Return the folders of --root by name. Raises InvalidRequest."""
     roots = {}
     for spec in specs:
         name, equals, folder = spec.partition("=")

@@ -1,9 +1,9 @@
-"""`cloche session`: an interpreter that keeps its state, at a prompt or for cells that are piped in.
+"""`cloche session`: an interpreter that keeps its state, at a prompt or for cells from a pipe.
 
-Theory of operation of the prompt: cells run in the library's background loop, and the main thread waits. Ctrl-C is a
-signal handler that asks for an interrupt in a thread of its own, because the waiting thread may hold a lock that this
-needs. A second Ctrl-C soon after raises KeyboardInterrupt in the main thread, which ends the run and kills everything,
-as in any blocking call. Lines that begin with a colon are commands of the prompt (`COMMANDS`).
+Theory of operation of the prompt: cells run in the library's background loop, and the main thread waits. The handler of
+SIGINT (Ctrl-C) requests an interrupt in a new thread, because the waiting thread may hold a lock that the interrupt
+needs. A second Ctrl-C within a second raises KeyboardInterrupt in the main thread, which ends the run and kills
+everything, as in any blocking call. Lines that begin with a colon are commands of the prompt (`COMMANDS`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _SEPARATOR = re.compile(r"^# ?%%.*$", re.MULTILINE)
 
 
 class _Session(Command):
-    """Say what to write where a word stands that may have been meant for a sandbox's name."""
+    """Add a hint to the usage error for an argument that may be meant as a sandbox's name."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse. Raises click.UsageError."""
@@ -124,8 +124,7 @@ def _session(
     variables, files = read_pairs(env), read_files(file)
     with contextlib.ExitStack() as stack:
         with showing_progress():
-            # Nothing else works in it, so it need not live: then each session has checkpoints and forks. One in a view
-            # of a folder does.
+            # Checkpoints and forks need a sandbox that is not live. A view of a folder needs a live one.
             settings: dict[str, Any] = {"warm": False, **rules, **(folder or {"live": False})}
             sandbox = stack.enter_context(
                 Sandbox(env=variables, files=files, **settings)
@@ -147,7 +146,7 @@ def _session(
 
 
 def split_cells(text: str) -> list[str]:
-    """Return the cells of a text, without those that are empty; the lines between them begin with `# %%`."""
+    """Return the non-empty cells of a text; the separator lines begin with `# %%`."""
     return [cell.strip("\n") for cell in _SEPARATOR.split(text) if cell.strip()]
 
 
@@ -180,9 +179,10 @@ def run_cells(
 
 @dataclass(slots=True, kw_only=True)
 class ForkedSession:
-    """Hold one session of the prompt: the first one, or a fork; `count` is how many cells its interpreter has run.
+    """Hold one session of the prompt, the first one or a fork; `count` is the number of cells it has run.
 
-    `checkpoints` are the counts at each, oldest first. `origin` is the number of the session that it was forked from.
+    `checkpoints` maps names to the count at each, oldest first. `origin` is the number of the session it was forked
+    from.
     """
 
     session: Session
@@ -224,7 +224,7 @@ class Prompt:
         self._is_left = True
 
     def converse(self) -> int:
-        """Read and run until the person leaves; return the exit code."""
+        """Read and run cells until the user leaves; return the exit code."""
         session = self.current.session
         _accept_any_bytes(sys.stdin)
         print(
@@ -246,7 +246,7 @@ class Prompt:
         return 0
 
     def _read(self) -> str:
-        """Read one cell, as many lines as it takes. Raises EOFError when there are no more."""
+        """Read one cell of one or more lines. Raises EOFError at the end of input."""
         from .cells import goes_on
 
         fork = f"[fork {self.at}] " if self.at else ""
@@ -287,17 +287,17 @@ class Prompt:
 
 
 def is_command(text: str) -> bool:
-    """Tell whether a text is for the prompt: a colon and a letter. A shell's own `:` is followed by a blank."""
+    """Return whether a text is a command of the prompt: a colon and a letter. Bash's own `:` is followed by a blank."""
     return text[:1] == ":" and text[1:2].isalpha()
 
 
 def is_lost(result: Result) -> bool:
-    """Tell whether the interpreter ended with this cell."""
+    """Return whether the interpreter ended with this cell."""
     return bool(result.meta.get("state") == "lost")
 
 
 class Interrupts:
-    """Turn Ctrl-C into an interrupt of the cell that runs; a second one soon after is a KeyboardInterrupt here."""
+    """Turn Ctrl-C into an interrupt of the running cell; a second one within a second raises KeyboardInterrupt."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -320,7 +320,7 @@ class Interrupts:
         now = time.monotonic()
         if self._last is not None and now - self._last < DOUBLE_PRESS_S:
             self._is_over = True
-            os.write(2, KILLED)  # whoever prints at this moment is not disturbed
+            os.write(2, KILLED)  # os.write, since the signal may have interrupted a print
             raise KeyboardInterrupt
         self._last = now
         threading.Thread(target=self._ask, daemon=True).start()
@@ -333,14 +333,14 @@ class Interrupts:
 
 
 def _accept_any_bytes(stream: Any) -> None:  # noqa: ANN401 - whatever stands for stdin
-    """Let bytes that are no text arrive as they are, as in a file that is piped in."""
+    """Read bytes that are not UTF-8 as surrogates, as from a pipe."""
     with contextlib.suppress(AttributeError):
         stream.reconfigure(errors="surrogateescape")
 
 
 @contextlib.contextmanager
 def line_editing(language: str) -> Iterator[None]:
-    """Edit lines with readline, and remember them in a file of the user's state; without either, do without."""
+    """Edit lines with readline and store them in a file of the user's state; without readline, do nothing."""
     try:
         import readline
 
@@ -387,7 +387,7 @@ class PromptCommand:
 
 
 def run_command(prompt: Prompt, line: str) -> None:
-    """Run a command of the prompt. Raises InvalidRequest for an unknown one, and what the command itself raises."""
+    """Run a command of the prompt. Raises InvalidRequest for an unknown one, and the errors of the command."""
     import shlex
 
     try:
@@ -403,7 +403,7 @@ def run_command(prompt: Prompt, line: str) -> None:
 
 
 def usage(name: str, command: PromptCommand) -> str:
-    """Return how a command is written."""
+    """Return the syntax of a command."""
     return f":{name} {command.arguments}".strip()
 
 
@@ -422,14 +422,14 @@ def show_help(_: Prompt, __: Sequence[str]) -> None:
 
 
 def show_history(prompt: Prompt, _: Sequence[str]) -> None:
-    """List what was run."""
+    """List the cells that were run."""
     for number, entry in enumerate(prompt.current.session.history, 1):
         first, *more = entry.code.splitlines() or [""]
         print_line(f"{number:4}  {entry.status:<8} {entry.duration:7.2f} s  {first}{' …' if more else ''}")
 
 
 def restart(prompt: Prompt, _: Sequence[str]) -> None:
-    """Begin anew."""
+    """Start a new interpreter."""
     current = prompt.current
     current.session.restart()
     current.count = 0
@@ -438,7 +438,7 @@ def restart(prompt: Prompt, _: Sequence[str]) -> None:
 
 
 def checkpoint(prompt: Prompt, arguments: Sequence[str]) -> None:
-    """Remember memory and files."""
+    """Store memory and files."""
     import shlex
 
     current = prompt.current
@@ -471,7 +471,7 @@ def rollback(prompt: Prompt, arguments: Sequence[str]) -> None:
 
 
 def fork(prompt: Prompt, arguments: Sequence[str]) -> None:
-    """Make sessions that begin as this one is."""
+    """Make copies of this session."""
     current = prompt.current
     forks = current.session.fork(_number(arguments[0]) if arguments else 1)
     numbers = [prompt.add_fork(session) for session in forks]
@@ -488,7 +488,7 @@ def show_forks(prompt: Prompt, _: Sequence[str]) -> None:
 
 
 def switch(prompt: Prompt, arguments: Sequence[str]) -> None:
-    """Go on in another session."""
+    """Continue in another session."""
     number = _number(arguments[0])
     _check_exists(prompt, number)
     prompt.at = number
@@ -512,7 +512,7 @@ def show_files(prompt: Prompt, _: Sequence[str]) -> None:
 
 
 def save(prompt: Prompt, arguments: Sequence[str]) -> None:
-    """Copy a file out, under its own name; one that is there is replaced, a link never followed."""
+    """Copy a file out, under its own name; an existing file is replaced, a link never followed."""
     import posixpath
 
     from cloche.core.limits import format_size

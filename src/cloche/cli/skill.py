@@ -35,7 +35,7 @@ skill = root.group("skill", help="Check, list and run skills (SKILL.md and scrip
 
 
 class _WithArguments(Command):
-    """Keep what comes after -- apart: it is the script's."""
+    """Store the arguments after -- for the script."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         dashes = args.index("--") if "--" in args else len(args)
@@ -114,7 +114,7 @@ def _run(
 
 
 def check_skill(name: str, options: SandboxOptions, *, as_json: bool) -> int:
-    """Show a skill, what holds for it here, and all that is wrong with it."""
+    """Print a skill, the settings that apply to it here, and all its faults."""
     from cloche.skills.loader import examine_skill, locate_skill, search_path
     from cloche.skills.run import terms_for
 
@@ -163,7 +163,7 @@ def _settings(config: str | os.PathLike[str] | None) -> Settings:
 
 
 def _line(row: dict[str, Any]) -> dict[str, str]:
-    """Return a row of the table for people."""
+    """Return a row of the table."""
     faults = len(row["faults"])
     state = f"faulty ({faults})" if faults else "hidden by one above" if row["hidden"] else "ok"
     return {
@@ -190,7 +190,7 @@ def _print_skill(examined: Examined, terms: Terms | None, faults: tuple[Fault, .
             for term in terms.table
         ]
         show(rows, as_json=False)
-    sys.stdout.flush()  # what is wrong comes after the table, also where both go to one file
+    sys.stdout.flush()  # faults come after the table, also if both go to one file
     for fault in faults:
         say(str(fault))
     if not faults:

@@ -1,6 +1,6 @@
 """`cloche snapshot`: record the environment of a workspace, compare two records, write one as a script; no server.
 
-What a snapshot has are a stranger's words (names of branches, of packages, values): what is printed is escaped.
+Names of branches and packages and values are untrusted: the output is escaped.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _replicate(id_: str, workspace: str | None, overwrite: bool, as_json: bool) 
 
 
 def _environment(names: Sequence[str], *, is_all: bool) -> Mapping[str, str] | None:
-    """Return the variables of this process that are asked for; None for none. Raises InvalidRequest."""
+    """Return the selected variables of this process; None without a selection. Raises InvalidRequest."""
     if is_all and names:
         raise InvalidRequest("--all-env and --env exclude each other; give one")
     missing = [name for name in names if name not in os.environ]

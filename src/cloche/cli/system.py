@@ -1,4 +1,4 @@
-"""What this host has and what is set: languages, presets, backends, images, configuration, doctor; and cleaning up."""
+"""Facts about this host and its settings: languages, presets, backends, images, configuration, doctor; garbage collection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cloche.audit.verify import AuditState
     from cloche.execution.doctor import Diagnosis
 
-# What stands below the doctor's tables: sentences, and paths and commands that somebody copies.
+# Columns printed below the doctor's tables: sentences, and paths and commands to be copied.
 _BELOW = ("answer", "why not", "what to do", "program", "really", "how the jail sees it", "note")
 _CONFORMANCE_COLUMNS = ("family", "check", "outcome", "seconds", "reason")
 
@@ -210,7 +210,7 @@ def _doctor(profile: str | None, as_json: bool) -> int:
         print(json.dumps({**diagnosis.as_dict(), "audit": audit.as_dict()}, default=str, indent=2))
     else:
         _print_report(diagnosis, audit)
-    # Usable: code that nobody vetted can run here, at level confined or above, and in the log.
+    # Usable: untrusted code can run here at level confined or above, and is logged.
     return 0 if diagnosis.is_usable and not audit.stops_runs else 1
 
 
@@ -231,7 +231,7 @@ def _write_profile(path: str) -> int:
 
 
 def audit_lines(state: AuditState) -> list[str]:
-    """Say in a few lines how the audit log is."""
+    """Describe the state of the audit log in a few lines."""
     if state.is_on is None:
         return [escape_line(f"audit log: unknown: {state.problem}")]
     where = f" in {state.folder}" if state.folder else ""

@@ -1,6 +1,6 @@
 """`cloche workspace-snapshot`: record the files of a workspace, compare two records, restore one; without a server.
 
-Names of files are anybody's words: what is printed is escaped.
+Names of files are untrusted: the output is escaped.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _reasons(document: Document) -> str:
 
 
 def _path(entry: object, key: str = "path") -> str:
-    """Return a path for a terminal, in base64 where it is no text."""
+    """Return a path for a terminal, in base64 if it is not UTF-8."""
     if isinstance(entry, str):
         return escape_name(entry)
     named: Document = entry if isinstance(entry, Mapping) else {}
