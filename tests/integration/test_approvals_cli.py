@@ -147,7 +147,7 @@ def test_what_nobody_answers_is_a_no_an_event_and_kept(queue: str, capsys: pytes
     with pytest.raises(InvalidRequest, match="no approval 1 waits"):
         decide(queue, 1, is_approved=True)
     show_approval(queue, 1, as_json=False)
-    assert "expired: nobody answered in time: not run" in capsys.readouterr().out
+    assert "expired: no answer in time: not run" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("do", [show_approval, lambda queue, number, **_: decide(queue, number, is_approved=True)])
@@ -156,7 +156,9 @@ def test_a_number_or_a_queue_that_is_not_there_is_named(do: Callable[..., int], 
     with pytest.raises(InvalidRequest, match=r"there is no approval 7 in .*approvals\.db; `cloche approvals list`"):
         do(queue, 7, as_json=False)
     missing = tmp_path / "elsewhere.db"
-    with pytest.raises(InvalidRequest, match=r"there is no queue .*elsewhere\.db; it is made by whoever asks"):
+    with pytest.raises(
+        InvalidRequest, match=r"there is no queue .*elsewhere\.db; the process that asks for approvals makes it"
+    ):
         do(str(missing), 7, as_json=False)
     assert not missing.exists()
     with closing(sqlite3.connect(missing)) as database, database:
@@ -244,7 +246,7 @@ def test_a_human_at_a_terminal_is_asked_about_each_call(queue: str, monkeypatch:
 def test_watching_takes_a_terminal(queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says so, and decides nothing."""
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
-    with pytest.raises(InvalidRequest, match="watch asks at a terminal, and there is none"):
+    with pytest.raises(InvalidRequest, match="watch needs a terminal; without one use"):
         watch(queue)
 
 

@@ -334,7 +334,7 @@ def test_an_export_is_private_and_never_takes_the_logs_place(folder: Path, tmp_p
     before = lines_of(folder)
     (tmp_path / "link").symlink_to(folder)
     for place in (folder / "audit.jsonl", tmp_path / "link" / "audit.jsonl", folder / "audit-000000000001.jsonl"):
-        with pytest.raises(cloche.InvalidRequest, match="of the log itself"):
+        with pytest.raises(cloche.InvalidRequest, match="overwrite a file of the log"):
             verbs.export(str(folder), verbs.Filters(), form="jsonl", out=str(place))
     assert lines_of(folder) == before
     out = tmp_path / "export"

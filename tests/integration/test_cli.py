@@ -57,7 +57,7 @@ def test_files_that_may_be_missing_are_said() -> None:
     done = cloche("run", "-c", "import os; os.makedirs('d/' * 70)")
     assert (done.returncode, done.stdout) == (0, b"")
     assert done.stderr == (
-        b"cloche: files may be missing (depth): looking at them is bounded; write fewer files, or one archive\n"
+        b"cloche: files may be missing (depth): the search for them is limited; write fewer files, or one archive\n"
     )
 
 

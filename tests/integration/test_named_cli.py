@@ -110,7 +110,7 @@ def test_stop_asks_all_to_end_and_ends_the_sandbox() -> None:
         done = cloche("sandbox", "stop", "box", "--yes")
         assert (done.stdout, done.stderr, done.returncode) == (b"box\n", b"", 0)
         assert process.stdout.read() == b"bye\n"
-    assert cloche("ps").stdout == b"no sandbox with a name lives\n"
+    assert cloche("ps").stdout == b"there are no named sandboxes\n"
 
 
 def test_the_next_one_is_ended_where_one_is_gone() -> None:
@@ -137,7 +137,7 @@ def test_changes_that_are_not_committed_are_asked_about(verb: str) -> None:
     assert b"cloche commit box writes it, --force ends it" in done.stderr
     if verb == "kill":
         with Terminal("kill", "box", verb="sandbox") as terminal:
-            terminal.see("End it all the same? [y/N]: ")
+            terminal.see("End it anyway? [y/N]: ")
             terminal.type("n\r")
             terminal.see("box goes on")
         assert cloche("commit", "box").returncode == 0

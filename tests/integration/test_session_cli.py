@@ -115,7 +115,7 @@ def test_ctrl_c_ends_piped_cells() -> None:
 def test_json_is_for_pipes() -> None:
     """At a terminal --json is a mistake that is said, not a prompt that prints nothing."""
     at = Terminal("--json")
-    at.see("--json is for cells that are piped in")
+    at.see("--json is for cells from a pipe")
     assert at.leave() == 2
     with at:
         pass

@@ -102,7 +102,7 @@ def test_a_second_ctrl_c_ends_the_session(terminal: Callable[..., Terminal]) -> 
         at.type(CTRL_C)
         if at.shows("the second Ctrl-C ends the session\n", patience_s=0.2):
             break
-    at.see(":restart begins anew")
+    at.see(":restart starts a new interpreter")
     at.see("In [3]: ")
     assert "this session has ended" in at.enter("1")
     at.enter(":restart", prompt="In [1]: ")
@@ -118,7 +118,7 @@ def test_a_timeout_keeps_the_state_or_says_that_it_is_lost(terminal: Callable[..
     resisting = ["while True:", "    try: time.sleep(9)", "    except BaseException: pass", ""]
     shown = at.enter(*resisting)
     assert "its state is lost\n" in shown
-    assert ":restart begins anew" in shown
+    assert ":restart starts a new interpreter" in shown
 
 
 def test_checkpoints_go_back(terminal: Callable[..., Terminal]) -> None:
@@ -167,7 +167,7 @@ def test_words_help_and_refuse(terminal: Callable[..., Terminal], tmp_path: Path
     """Every word is in the help; unknown and wrongly used ones say what is right."""
     at = terminal("--memory", "200m")
     known = ":help :history :restart :checkpoint :rollback :fork :forks :switch :close :files :save :limits :quit"
-    assert f":nonsense is not known here; known: {known}" in at.enter(":nonsense")
+    assert f":nonsense is not a command; commands: {known}" in at.enter(":nonsense")
     shown = at.enter(":help")
     assert all(word in shown for word in known.split())
     assert "write it as :switch N" in at.enter(":switch")
@@ -244,7 +244,7 @@ def test_an_idle_session_expires(terminal: Callable[..., Terminal]) -> None:
     time.sleep(4)
     shown = at.enter("1")
     assert "has expired" in shown
-    assert ":restart begins anew" in shown
+    assert ":restart starts a new interpreter" in shown
     at.enter(":restart")
     assert "Out[1]: 7\n" in at.enter("7")
 

@@ -74,7 +74,7 @@ def test_the_command_line_shows_and_commits_what_a_named_sandbox_has_changed(pro
             )
             shown = cloche("diff", name).stdout
             assert "\033" not in shown
-            assert "A Makefile   [needs a yes of its own" in shown
+            assert "A Makefile   [needs its own confirmation" in shown
             wanted = shown.splitlines()[-1].removeprefix("id ")
             assert json.loads(cloche("diff", name, "--json").stdout)["id"] == wanted
             assert cloche("diff", name, "--patch").stdout.count("diff --git") == 3

@@ -41,7 +41,7 @@ ANSWER_S = 1.0  # how long to wait for the terminal's answer
 def check_terminal() -> None:
     """Raise InvalidRequest if standard input is not a terminal."""
     if not os.isatty(0):
-        raise InvalidRequest("-t passes your terminal on, but standard input is none; leave -t out")
+        raise InvalidRequest("-t needs a terminal, and standard input is not one; leave -t out")
 
 
 async def run_attached(
@@ -139,7 +139,8 @@ async def _pass_in(process: AsyncProcess, *, is_raw: bool) -> None:
     while data := await _read():
         if not await process.write(data):
             return
-    if is_raw:  # In raw mode Ctrl-D is a character, so the end of input means that the terminal is gone, maybe without a SIGHUP.
+    if is_raw:
+        # In raw mode Ctrl-D is a character: the end of input means that the terminal is gone, maybe without SIGHUP.
         await process.kill()
     else:
         await process.close_stdin()

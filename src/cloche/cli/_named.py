@@ -57,7 +57,7 @@ def refuse_options(name: str, options: Mapping[str, Any]) -> None:
     for option_name, value in options.items():
         if option_name != "timeout" and value is not None and value is not False and value != ():
             raise InvalidRequest(
-                f"{spelled(option_name)} is for a sandbox that is opened, and {name!r} lives already; leave "
+                f"{spelled(option_name)} is for a new sandbox, and {name!r} exists already; leave "
                 "it out, or open another one with it (cloche sandbox create)"
             )
 
@@ -77,7 +77,7 @@ def refuse_name(argument: str, form: str) -> None:
     """Raise InvalidRequest if an argument for a throwaway sandbox is the name of an existing one."""
     if not os.path.lexists(argument) and lives(argument):
         raise InvalidRequest(
-            f"{argument!r} is a sandbox that lives, and this runs in a throwaway one; write {form} to run it there, "
+            f"{argument!r} is the name of a sandbox, and this runs in a throwaway one; write {form} to run there, "
             "or -- before an argument of the program's own"
         )
 
@@ -114,11 +114,11 @@ def check_may_end(name: str, *, yes: bool) -> None:
         return
     if not os.isatty(0):
         raise InvalidRequest(
-            f"{losses}; cloche diff {name} shows it, cloche commit {name} writes it, --force ends it all the same"
+            f"{losses}; cloche diff {name} shows them, cloche commit {name} writes them, --force ends it anyway"
         )
     from ._review import is_confirmed
 
-    if not is_confirmed(f"{losses}. End it all the same? [y/N]: "):
+    if not is_confirmed(f"{losses}. End it anyway? [y/N]: "):
         raise InvalidRequest(goes_on)
 
 
@@ -137,8 +137,7 @@ def _what_is_lost(name: str) -> str:
         with Sandbox.attach(name) as sandbox:
             count = len(sandbox.diff().changes)
     except ClocheError as error:
-        return f"{name}: nobody can tell whether changes to {where} are not committed ({error})"
+        return f"{name} may have uncommitted changes to {where} ({error})"
     if not count:
         return ""
-    is_one = count == 1
-    return f"{name} has {count} change{'' if is_one else 's'} to {where} that {'is' if is_one else 'are'} not committed"
+    return f"{name} has {count} uncommitted change{'' if count == 1 else 's'} to {where}"

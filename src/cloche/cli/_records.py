@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 Document = Mapping[str, Any]
 session_option = option("--session", "session_id", metavar="LABEL", help="Only those with this label.")
-_limit = option("--limit", metavar="N", type=int, default=50, help="At most so many, 200 at most.")
-_cursor = option("--cursor", metavar="ID", help="Go on behind this one: the nextCursor of the page before.")
+_limit = option("--limit", metavar="N", type=int, default=50, help="The number of rows, 200 at most.")
+_cursor = option("--cursor", metavar="ID", help="Continue after this one: the nextCursor of the page before.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,13 +42,13 @@ def check_review(options: Mapping[str, Any], *, review: bool, name: str | None =
         return
     if name is not None:
         raise InvalidRequest(
-            f"--review is for a throwaway sandbox; for what {name} has changed: cloche commit {name} --review"
+            f"--review is for a throwaway sandbox; for the changes of {name}: cloche commit {name} --review"
         )
     if options.get("workspace") is None:
         raise InvalidRequest("--review asks about changes in a folder; give one: --workspace DIR")
     if not os.isatty(0):
         raise InvalidRequest(
-            "--review asks on a terminal, and standard input is none; without one: cloche sandbox create NAME "
+            "--review needs a terminal, and standard input is not one; without a terminal: cloche sandbox create NAME "
             "--workspace DIR, then cloche diff NAME and cloche commit NAME --id ID"
         )
 
@@ -73,9 +73,9 @@ def show_diff(diff: Diff, *, with_patch: bool = True, to_stderr: bool = True) ->
         for line in lines[:MOST_LINES]:
             console.print(Text(_cut(line), style=STYLES.get(line[:1], "")))
         if len(lines) > MOST_LINES or diff.is_cut:
-            console.print("the diff goes on; cloche diff NAME --patch prints all that there is of it")
+            console.print("the diff is longer; cloche diff NAME --patch prints more of it")
     if len(diff.dangerous) > 1:
-        console.print("what needs a yes of its own, by its gravest reason:")
+        console.print("changes that need their own confirmation, by their gravest reason:")
         for question in diff.questions:
             console.print(Text(f"  {question.reason}: {len(question.paths)}", style="yellow"))
     for skipped in diff.left_out[:MOST_ROWS]:
@@ -100,7 +100,7 @@ def _row(change: Change) -> str:
         name += f" -> {escape_name(change.target)}"
     if change.mode_note:
         name += f" ({change.mode_note})"
-    notes = [f"needs a yes of its own: {', '.join(change.dangers)}"] if change.dangers else []
+    notes = [f"needs its own confirmation: {', '.join(change.dangers)}"] if change.dangers else []
     if change.reached_as:
         notes.append(f"on the host also by: {', '.join(map(escape_name, change.reached_as[:MOST_NAMES]))}")
     notes += [f"conflict: {change.conflict}"] if change.conflict else []
@@ -138,9 +138,9 @@ def _agreed(reason: str, changes: Sequence[Change], read: Callable[[str], str]) 
     for change in changes:
         say(_row(change))
     if len(changes) == 1:
-        question = f"{escape_name(changes[0].path)} is dangerous ({reason}). Write it all the same? [y/N]: "
+        question = f"{escape_name(changes[0].path)} is dangerous ({reason}). Write it anyway? [y/N]: "
         return [changes[0].path] if _ask_letter(read, question, "yn") == "y" else []
-    question = f"these {len(changes)} are dangerous ({reason}). Write them all the same? [y]es, [N]o, [o]ne by one: "
+    question = f"these {len(changes)} are dangerous ({reason}). Write them anyway? [y]es, [N]o, [o]ne by one: "
     answer = _ask_letter(read, question, "yno")
     if answer == "o":
         return [
@@ -192,7 +192,7 @@ def tell_folder(notes: Mapping[str, Any]) -> None:
 
 
 def settle_changes(sandbox: Sandbox, *, review: bool) -> None:
-    """Ask which changes of a throwaway sandbox to write to its folder; without `review`, report that they are dropped."""
+    """Ask which changes of a throwaway sandbox to write to its folder; without `review`, report them as dropped."""
     diff = sandbox.diff()
     answer = _settled(diff, sandbox.notes, review=review)
     if answer is not None:
@@ -215,7 +215,7 @@ def _settled(diff: Diff, notes: Mapping[str, Any], *, review: bool) -> Answer | 
         count = len(diff.changes)
         say(
             f"{count} {'change' if count == 1 else 'changes'} to {escape_name(folder)} "
-            f"{'is' if count == 1 else 'are'} dropped; --review shows and asks, a sandbox with a name keeps them"
+            f"{'is' if count == 1 else 'are'} dropped; --review shows them and asks, a named sandbox keeps them"
         )
         return None
     answer = ask(diff, folder)

@@ -35,7 +35,7 @@ def ask_service(method: str, path: str, *, url: str | None, key_file: str | None
             document = answer.json()
     except (OSError, ValueError, httpx.HTTPError) as error:
         raise BackendUnavailable(
-            f"the service at {escape_line(address)} does not answer as one: {escape_line(str(error))}"
+            f"the service at {escape_line(address)} does not answer correctly: {escape_line(str(error))}"
         ) from error
     if answer.is_success and isinstance(document, dict):
         return "{0.scheme}://{0.netloc}".format(urlsplit(address)), document
@@ -66,7 +66,7 @@ def _check(address: str, key: str) -> None:
             "cloche keys create NAME --scope admin makes one"
         )
     if not key.isprintable() or not key.isascii():
-        raise InvalidRequest("--key-file: this is no key")
+        raise InvalidRequest("--key-file: this is not a key")
 
 
 def _failure(status: int, document: object) -> ClocheError:

@@ -32,7 +32,7 @@ EXIT_TOOL_FAILED = 1
 TIER_ON_HOST = 4
 POLL_S = 0.2
 MOST_CALL_CHARS = 60  # characters of a call, in the table
-_STATES = {"approved": "let through", "denied": "not run", "expired": "nobody answered in time: not run"}
+_STATES = {"approved": "let through", "denied": "not run", "expired": "no answer in time: not run"}
 _TIER = "Tier of trust, 1 to 4. Default: 3."
 ToolListing = list[dict[str, Any]]
 
@@ -50,7 +50,7 @@ def tools(context: click.Context, tier: int | None, form: str) -> None:
         context.exit(guarded(lambda: list_tools(tier, form), as_json=form != "table"))
 
 
-approvals = root.group("approvals", help="See what waits for approval, and decide.")(lambda: None)
+approvals = root.group("approvals", help="List calls that wait for approval, and decide on them.")(lambda: None)
 
 
 def _as_plain(tools: tuple[Tool, ...], tier: int) -> ToolListing:
@@ -278,7 +278,7 @@ def watch(queue: str | None) -> int:
     import asyncio
 
     if not sys.stdin.isatty():
-        raise InvalidRequest("watch asks at a terminal, and there is none; use list, show, approve and deny")
+        raise InvalidRequest("watch needs a terminal; without one use list, show, approve and deny")
     with _opened(queue) as approvals:
         say("asking about each call that waits; Ctrl-C ends")
         asyncio.run(_ask_about_each(approvals))
@@ -305,7 +305,7 @@ async def _ask_about_each(queue: ApprovalQueue) -> None:
             is_confirming = entry.request.is_confirmation
             queue.decide(entry.number, replace(decision, by=_by()), is_confirming=is_confirming)
         except TimeoutError:
-            print(f"\n{entry.number}: its time is over, which is a no")
+            print(f"\n{entry.number}: it has expired, and is not run")
         except InvalidRequest as error:  # another client has decided, or the requester is gone
             print(escape_line(str(error)))
 
@@ -319,7 +319,7 @@ def _opened(queue: str | None) -> Iterator[ApprovalQueue]:
 
     named = queue or os.environ.get("CLOCHE_APPROVALS")
     if named and not os.path.exists(named):
-        raise InvalidRequest(f"there is no queue {named}; it is made by whoever asks")
+        raise InvalidRequest(f"there is no queue {named}; the process that asks for approvals makes it")
     try:
         yield ApprovalQueue(queue)
     except sqlite3.Error as error:
@@ -383,23 +383,23 @@ def _queue() -> Decorator:
 
 def _number() -> Decorator:
     """Give a command its NUMBER."""
-    return argument("number", type=int, metavar="NUMBER", help="As `cloche approvals list` shows it.")
+    return argument("number", type=int, metavar="NUMBER", help="The number, from `cloche approvals list`.")
 
 
 def _reason() -> Decorator:
     """Give a command --reason."""
-    text = "Told to whoever asked, the model included."
+    text = "The reason for the requester, including the model."
     return option("--reason", metavar="TEXT", default="", show_default=False, help=text)
 
 
 @tools.command("call")
-@argument("name", metavar="TOOL", help="A name of `cloche tools`.")
+@argument("name", metavar="TOOL", help="A tool, as `cloche tools` lists them.")
 @argument("arguments", metavar="JSON", default="{}", help="Its arguments; - is stdin.")
 @option("--approve", metavar="WHO", default="terminal", help="terminal, queue, auto:high (or low, medium), deny.")
 @_queue()
-@option("--patience", metavar="SECONDS", type=float, help="How long an answer is waited for.")
+@option("--patience", metavar="SECONDS", type=float, help="How long to wait for a decision.")
 @sandbox_options(
-    "tier", "backend", "config", "timeout", help={"tier": _TIER, "timeout": "The most that a call may take."}
+    "tier", "backend", "config", "timeout", help={"tier": _TIER, "timeout": "The upper limit of the call's time-out."}
 )
 @option("--out", metavar="DIR", help="Write figures to DIR.")
 def _call(
@@ -413,14 +413,14 @@ def _call(
 ) -> int:
     """Call one tool as a model would, and print its answer.
 
-    TOOL is a name of `cloche tools`, JSON its arguments as a model passes them, or - for stdin. The answer is what the
-    model would be told; exit code 1 when that is an error.
+    TOOL is a name from `cloche tools`, JSON its arguments as a model passes them, or - for stdin. The exit code is 1 if
+    the answer is an error.
     """
     return call_tool(name, arguments, approve=approve, queue=queue, patience_s=patience, out=out, options=options)
 
 
 @approvals.command("list")
-@flag("--all", "is_all", help="Show what was decided or expired, too.")
+@flag("--all", "is_all", help="Also list decided and expired calls.")
 @_queue()
 @json_option()
 def _list(is_all: bool, queue: str | None, as_json: bool) -> int:
@@ -433,14 +433,14 @@ def _list(is_all: bool, queue: str | None, as_json: bool) -> int:
 @_queue()
 @json_option()
 def _show(number: int, queue: str | None, as_json: bool) -> int:
-    """Show one call: its code, the rules, what changed."""
+    """Show one call: its code, the rules, the changes."""
     return show_approval(queue, number, as_json=as_json)
 
 
 @approvals.command("watch")
 @_queue()
 def _watch(queue: str | None) -> int:
-    """Ask here about each call as it comes, until Ctrl-C."""
+    """Ask on this terminal about each call as it arrives, until Ctrl-C."""
     return watch(queue)
 
 
@@ -450,7 +450,7 @@ def _watch(queue: str | None) -> int:
 @_reason()
 @_queue()
 def _approve(number: int, is_remembered: bool, reason: str, queue: str | None) -> int:
-    """Let a call through. A critical one asks once more."""
+    """Approve a call; a critical one must be confirmed once more."""
     return decide(queue, number, is_approved=True, reason=reason, is_remembered=is_remembered)
 
 
@@ -459,22 +459,22 @@ def _approve(number: int, is_remembered: bool, reason: str, queue: str | None) -
 @_reason()
 @_queue()
 def _refuse(number: int, reason: str, queue: str | None) -> int:
-    """Refuse a call."""
+    """Deny a call."""
     return decide(queue, number, is_approved=False, reason=reason)
 
 
 @root.command("container", no_args_is_help=True)
-@argument("folder", metavar="DIR", help="The folder that is its /workspace.")
+@argument("folder", metavar="DIR", help="The host folder for its /workspace.")
 @argument(
     "words", nargs=-1, required=True, metavar="IMAGE",
-    help="The image, then -- and what to run in it. Default: its own.",
+    help="The image, then -- and the command. Default: the image's own.",
 )  # fmt: skip
 @option(
     "--env", metavar="K[=V]", multiple=True,
-    help="A variable; K alone has its value where docker is called. Repeatable.",
+    help="A variable; K alone takes its value from docker's environment. Repeatable.",
 )  # fmt: skip
-@option("--user", metavar="UID[:GID]", help="Who it runs as. Default: the folder's owner.")
-@option("--name", metavar="NAME", default="", show_default=False, help="What docker calls the container.")
+@option("--user", metavar="UID[:GID]", help="The user that it runs as. Default: the folder's owner.")
+@option("--name", metavar="NAME", default="", show_default=False, help="The container's name.")
 @flag("--tty", "-t", help="Give it a terminal.")
 @sandbox_options(
     "runtime", "require", "preset", "config", "memory", "cpus", "pids", "network",
@@ -491,9 +491,9 @@ def _container(
     options: SandboxOptions,
     as_json: bool,
 ) -> int:
-    """Print the docker run of an agent's own container.
+    """Print a docker run command for an agent's own container.
 
-    It is as hard as the container of a run, but for its folder, which is yours: DIR. Nothing is started.
+    The container is hardened like the container of a run, except that its folder is yours: DIR. Nothing is started.
     """
     import shlex
 
@@ -505,7 +505,7 @@ def _container(
     )
     line = shlex.join(arguments)
     if not as_json and escape(line) != line:
-        raise InvalidRequest("a name has characters that no terminal should be sent; --json prints the list")
+        raise InvalidRequest("a name has control characters; --json prints the list")
     print(json.dumps(arguments) if as_json else line)
     return 0
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 EXIT_FAULTS = 1
 MOST_SHOWN_FAULTS = 20
 MOST_UNFINISHED = 10_000
-audit = root.group("audit", help="Look at the audit log, and prove that it is whole.")(lambda: None)
+audit = root.group("audit", help="Show the audit log, and verify that it is whole.")(lambda: None)
 
 
 def folder_of(folder: str | None, options: SandboxOptions) -> str:
@@ -222,7 +222,7 @@ def _print_pruned(pruned: Pruned, verb: str) -> None:
     remaining = f"{pruned.left} ({format_size(pruned.left_bytes)}) left"
     print(f"{pruned.removed} ({format_size(pruned.removed_bytes)}) {verb}, {remaining}")
     for path in pruned.odd:
-        say(f"{path} is nothing that was kept here, and was left alone")
+        say(f"{path} does not belong to the log, and was not removed")
 
 
 def export(folder: str, filters: Filters, *, form: str, out: str | None) -> int:
@@ -230,7 +230,7 @@ def export(folder: str, filters: Filters, *, form: str, out: str | None) -> int:
     if form not in FORMATS:
         raise InvalidRequest(f"--format {form}: use one of {', '.join(FORMATS)}")
     if out is not None and _is_of_log(folder, out):
-        raise InvalidRequest(f"--out {out} is, or would be, a file of the log itself, and be overwritten; name another")
+        raise InvalidRequest(f"--out {out} would overwrite a file of the log; name another file")
     from cloche.audit.verify import Reading
     from cloche.hostfs import open_named
 
@@ -268,14 +268,14 @@ def _write(events: Iterable[LogEvent], form: str, to: IO[str]) -> None:
 
 def _warn(report: VerifyReport) -> None:
     if not report.is_whole:
-        say(f"the audit log is NOT whole: {report.faults[0]}; cloche audit verify says all")
+        say(f"the audit log is NOT whole: {report.faults[0]}; cloche audit verify shows all")
 
 
 def _of_log() -> Decorator:
     """Give a command --folder and --config."""
 
     def add(function: Function) -> Function:
-        text = "Where the log is. Default: as configured, else yours."
+        text = "The folder of the log. Default: as configured, else this user's."
         return option("--folder", metavar="DIR", help=text)(sandbox_options("config")(function))
 
     return add
@@ -284,7 +284,7 @@ def _of_log() -> Decorator:
 def _filtered() -> Decorator:
     """Give a command --since, --kind and --status."""
     rows = (
-        ("--since", "TIME", "Events from then on: 2026-01-31, 2026-01-31T12:00, or 2h, 7d ago."),
+        ("--since", "TIME", "Events since then: 2026-01-31, 2026-01-31T12:00, or 2h, 7d ago."),
         ("--kind", "NAME", "execution, approval, denial, fallback, fix_round, removal, ... Repeatable."),
         ("--status", "NAME", "ok, error, timeout, ..., approved, denied. Repeatable."),
     )
@@ -307,7 +307,7 @@ def _split_values(values: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @audit.command("show")
-@option("-n", "last", metavar="N", type=click.IntRange(min=0), default=20, help="So many of the last ones; 0 is all.")
+@option("-n", "last", metavar="N", type=click.IntRange(min=0), default=20, help="Show the last N events; 0 shows all.")
 @_filtered()
 @_of_log()
 @json_option("Print one JSON object per event.")
@@ -320,14 +320,14 @@ def _show(
     options: SandboxOptions,
     as_json: bool,
 ) -> int:
-    """Show what was run, approved and refused, the latest at the bottom."""
+    """Show runs, approvals and refusals, the latest at the bottom."""
     return show_events(folder_of(folder, options), _filters(since, kind, status), last=last, as_json=as_json)
 
 
 @audit.command("verify")
-@option("--head", metavar="HEAD", multiple=True, help="A head that was kept elsewhere. Repeatable.")
-@option("--head-file", metavar="FILE", help="A file with such heads, one a line.")
-@option("--file", metavar="FILE", help="Check this file instead, an export as jsonl for example.")
+@option("--head", metavar="HEAD", multiple=True, help="A head that was stored elsewhere. Repeatable.")
+@option("--head-file", metavar="FILE", help="A file with heads, one per line.")
+@option("--file", metavar="FILE", help="Check this file instead, for example a jsonl export.")
 @_of_log()
 @json_option()
 def _verify(
@@ -338,12 +338,12 @@ def _verify(
     options: SandboxOptions,
     as_json: bool,
 ) -> int:
-    """Find changed, missing, swapped and invented events.
+    """Find changed, missing, swapped and forged events.
 
-    Exit code 1 when there are any.
+    The exit code is 1 if there are any.
 
-    That the end was cut off, or everything rewritten, shows only with a head that was kept where nobody who can write
-    to the log can write: cloche audit head prints it.
+    A cut-off end or a completely rewritten log is detected only with a head (cloche audit head) that was stored where
+    users with write access to the log cannot write.
     """
     return check(folder_of(folder, options), heads=head, head_file=head_file, file=file, as_json=as_json)
 
@@ -351,14 +351,14 @@ def _verify(
 @audit.command("head")
 @_of_log()
 def _head(folder: str | None, options: SandboxOptions) -> int:
-    """Print number and hash of the last event, to be kept elsewhere."""
+    """Print the number and hash of the last event, to be stored elsewhere."""
     return print_head(folder_of(folder, options))
 
 
 @audit.command("prune")
-@option("--older-than", metavar="TIME", help="What came last before that: 30d, 12h. Default: audit_keep_age.")
-@option("--keep-size", metavar="SIZE", help="The oldest, until this is left: 1g. Default: audit_keep_size.")
-@flag("--dry-run", "is_trial", help="Say what would go, and remove nothing.")
+@option("--older-than", metavar="TIME", help="Remove files last used before that: 30d, 12h. Default: audit_keep_age.")
+@option("--keep-size", metavar="SIZE", help="Remove the oldest until this size is left: 1g. Default: audit_keep_size.")
+@flag("--dry-run", "is_trial", help="Print what would be removed, and remove nothing.")
 @yes_option
 @_of_log()
 @json_option()
@@ -371,10 +371,10 @@ def _prune(
     options: SandboxOptions,
     as_json: bool,
 ) -> int:
-    """Remove old code and output that was kept beside the log.
+    """Remove old code and output that is stored beside the log.
 
-    Events stay. One more says what is gone, so that the log stays whole. What came within the last minute stays, too.
-    Exit code 1 when there is something in the folder that nobody kept there.
+    Events stay. A new event records what was removed, so the log stays whole. Files of the last minute stay, too. The
+    exit code is 1 if the folder holds files that do not belong to the log.
     """
     return remove_artifacts(
         folder, options, older_than=older_than, keep_size=keep_size, is_trial=is_trial, yes=yes, as_json=as_json
@@ -383,7 +383,7 @@ def _prune(
 
 @audit.command("export")
 @option("--format", "form", metavar="NAME", default="jsonl", help="jsonl, json or csv.")
-@option("--out", metavar="FILE", help="Write to FILE, for you alone to read.")
+@option("--out", metavar="FILE", help="Write to FILE, readable only by you.")
 @_filtered()
 @_of_log()
 def _export(
@@ -395,8 +395,8 @@ def _export(
     folder: str | None,
     options: SandboxOptions,
 ) -> int:
-    """Write events out, and verify the log on the way.
+    """Export events, and verify the log.
 
-    Exit code 1 when it is not whole.
+    The exit code is 1 if the log is not whole.
     """
     return export(folder_of(folder, options), _filters(since, kind, status), form=form, out=out)

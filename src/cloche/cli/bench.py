@@ -20,14 +20,15 @@ RUNS_PER_ROUND = 10
 
 
 @root.command("bench")
-@option("--rounds", metavar="N", default=50, help="Turns of every contestant.")
+@option("--rounds", metavar="N", default=50, help="Turns of each variant.")
 @option("--runs", metavar="N", type=int, help="Runs from four threads. Default: ten per round.")
 @option("--json", "json_file", metavar="FILE", help="Write all figures to FILE as JSON.")
-@option("--plot", "plot_file", metavar="FILE", help="Draw them to FILE, .png or .svg; needs matplotlib.")
+@option("--plot", "plot_file", metavar="FILE", help="Draw a plot to FILE, .png or .svg; needs matplotlib.")
 def _bench(**options: Any) -> int:  # noqa: ANN401 - as BenchCommand says
-    """Measure what runs cost here.
+    """Measure the cost of runs on this machine.
 
-    Turn by turn with a plain subprocess. Exit code 1 when something is left behind.
+    Runs take turns with a plain subprocess. The exit code is 1 if processes, mounts, control groups or folders are left
+    behind.
     """
     return bench(BenchCommand(**options))
 

@@ -120,13 +120,13 @@ class CellPrinter:
             if mime in SUFFIXES:
                 self._save(mime, content)
             elif text is None:
-                say(f"{mime} ({_size(content)}) was shown, which a terminal cannot show")
+                say(f"{mime} ({_size(content)}) cannot be shown on a terminal")
 
     def _save(self, mime: str, content: str | bytes) -> None:
         """Save content that a terminal cannot show, and print its path; without `out`, print how to get it."""
         about = f"{mime} ({_size(content)})"
         if self._out is None:
-            say(f"{about} was shown; start with --out DIR to have it as a file")
+            say(f"{about} cannot be shown on a terminal; start with --out DIR to save it")
             return
         try:
             path = self._write_file(self._out, SUFFIXES[mime], _as_bytes(content))

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @root.command("debug")
 @argument("action", metavar="ACTION", help="show, on or off.", type=click.Choice(["show", "on", "off"]), default="show")
-@argument("namespaces", metavar="NAMESPACE...", help="Which ones; none: all.", nargs=-1, required=False)
-@option("--database", metavar="FILE", help="Where records are kept. Default: the user's state folder.")
+@argument("namespaces", metavar="NAMESPACE...", help="The namespaces. Default: all.", nargs=-1, required=False)
+@option("--database", metavar="FILE", help="The database file. Default: in the user's state folder.")
 @json_option()
 def _debug(action: str, namespaces: tuple[str, ...], database: str | None, as_json: bool) -> int:
     """Show or switch debug namespaces of the service.
 
-    What is switched here is stored: workers of `cloche serve` follow within a second. CLOCHE_DEBUG=jail,warm (or *)
-    switches them on for one process, also for any other command.
+    The switches are stored in the database; workers of `cloche serve` follow within a second. CLOCHE_DEBUG=jail,warm
+    (or *) switches namespaces on for one process, with any command.
     """
     from cloche.core.debugging import VARIABLE, DebugState, check_namespaces, read_namespaces
     from cloche.records.debugging import read_switches, store_switches

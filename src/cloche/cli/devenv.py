@@ -23,13 +23,15 @@ if TYPE_CHECKING:
 
 EXIT_FAILED_STEP = 1
 
-devenv = root.group("devenv", help="What workspaces need: manifests, sandboxes.")(lambda: None)
-_folder = argument("folder", metavar="[FOLDER]", default=".", required=False, help="The workspace. Default: this one.")
+devenv = root.group("devenv", help="Development environments: manifests, sandboxes.")(lambda: None)
+_folder = argument(
+    "folder", metavar="[FOLDER]", default=".", required=False, help="The workspace. Default: the current folder."
+)
 
 
 @devenv.command("generate")
 @_folder
-@flag("--print", "is_printed", help="Print it, and write and store nothing.")
+@flag("--print", "is_printed", help="Print the manifest; write and store nothing.")
 @json_option()
 def _generate(folder: str, is_printed: bool, as_json: bool) -> int:
     """Write cloche-devenv.json, from the files of the workspace.
@@ -72,7 +74,7 @@ def _show(folder: str, as_json: bool) -> int:
 @sandbox_options("config")
 @json_option()
 def _check(folder: str, as_json: bool, options: SandboxOptions) -> int:
-    """Check a manifest, and say what it would not get."""
+    """Check a manifest, and list the requests that the configuration does not grant."""
     from cloche.config.settings import given_options, load_settings
     from cloche.records.provision import tighten
 
@@ -89,10 +91,10 @@ def _check(folder: str, as_json: bool, options: SandboxOptions) -> int:
 
 @devenv.command("provision")
 @_folder
-@option("--name", metavar="NAME", help="The sandbox's name. Default: one after the manifest's.")
-@option("--keep", metavar="TIME", default="1h", help="How long it is kept while nobody is in it.")
-@option("--lifetime", metavar="TIME", help="How long it lives in all. Default: 24h.")
-@option("--idle", metavar="TIME", help="End it when no process and no call was in it for so long.")
+@option("--name", metavar="NAME", help="The sandbox's name. Default: derived from the manifest's.")
+@option("--keep", metavar="TIME", default="1h", help="How long it lives without a client.")
+@option("--lifetime", metavar="TIME", help="How long it lives in total. Default: 24h.")
+@option("--idle", metavar="TIME", help="End it after this time without a process or call.")
 @sandbox_options()
 @json_option()
 def _provision(
@@ -101,8 +103,8 @@ def _provision(
 ) -> int:  # fmt: skip
     """Open a sandbox with the workspace's files, and set it up.
 
-    It does what the manifest says, or one that would be generated where there is none. A step that fails is said, and
-    the exit code is 1; the sandbox lives on in any case.
+    It follows the manifest, or a generated one if there is none. If a step fails, it is reported and the exit code is
+    1. The sandbox lives on in any case.
     """
     from cloche.records.devenv import generate, read_manifest
     from cloche.records.provision import provision
@@ -141,7 +143,7 @@ def _read(folder: str) -> DevEnvManifest:
 
 
 def _opened(path: str) -> AbstractContextManager[int]:
-    return open_folder(path, "{!r} is no folder that can be read: {}")
+    return open_folder(path, "{!r} is not a readable folder: {}")
 
 
 def _store(manifest: DevEnvManifest, path: str) -> None:

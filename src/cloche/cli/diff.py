@@ -14,7 +14,9 @@ from .options import argument, flag, json_option, option
 from .output import say, showing_progress
 
 _name = argument("name", metavar="NAME", help="A sandbox that was created with --workspace.")
-_paths = argument("paths", nargs=-1, metavar="[PATH]...", help="Paths in the folder, with all below. Default: all.")
+_paths = argument(
+    "paths", nargs=-1, metavar="[PATH]...", help="Paths in the folder, with everything below. Default: all."
+)
 
 
 @root.command("diff", no_args_is_help=True)
@@ -23,9 +25,9 @@ _paths = argument("paths", nargs=-1, metavar="[PATH]...", help="Paths in the fol
 @flag("--stat", help="Print one line for each change, and no diffs.")
 @json_option()
 def _diff(name: str, patch: bool, stat: bool, as_json: bool) -> int:
-    """Show what a sandbox has changed in its folder.
+    """Show the changes of a sandbox to its folder.
 
-    The last line is the id of what is shown: `cloche commit NAME --id ID` writes exactly that, or nothing.
+    The last line is the id of these changes: `cloche commit NAME --id ID` writes exactly them, or nothing.
     """
     from cloche.sync import Sandbox
 
@@ -52,15 +54,22 @@ def _diff(name: str, patch: bool, stat: bool, as_json: bool) -> int:
 @root.command("commit", no_args_is_help=True)
 @_name
 @_paths
-@option("--id", "wanted", metavar="ID", help="Write what `cloche diff` showed under this id, or nothing.")
+@option(
+    "--id",
+    "wanted",
+    metavar="ID",
+    help="Write exactly the changes that `cloche diff` showed under this id, or nothing.",
+)
 @option("--dangerous", metavar="PATH", multiple=True, help="Write this dangerous change, too. Repeatable.")
-@option("--ours", metavar="PATH", multiple=True, help="Of a conflict, take the sandbox's version. Repeatable.")
-@option("--theirs", metavar="PATH", multiple=True, help="Of a conflict, keep the host's version. Repeatable.")
-@option("--merge", metavar="PATH", multiple=True, help="Of a conflict in a text file, take both. Repeatable.")
-@option("--branch", metavar="BRANCH", help="Make a commit on this new branch of git's, and write no file.")
-@option("--author", metavar="AUTHOR", help="Who has made that commit: NAME <EMAIL>.")
+@option("--ours", metavar="PATH", multiple=True, help="Resolve a conflict with the sandbox's version. Repeatable.")
+@option("--theirs", metavar="PATH", multiple=True, help="Resolve a conflict with the host's version. Repeatable.")
+@option(
+    "--merge", metavar="PATH", multiple=True, help="Resolve a conflict in a text file: merge both versions. Repeatable."
+)
+@option("--branch", metavar="BRANCH", help="Make a commit on this new git branch, and write no file.")
+@option("--author", metavar="AUTHOR", help="The author of that commit: NAME <EMAIL>.")
 @option("--message", metavar="TEXT", help="The message of that commit.")
-@flag("--review", help="Show the changes, and ask.")
+@flag("--review", help="Show the changes, and ask which to write.")
 @json_option()
 def _commit(
     name: str,
@@ -76,17 +85,17 @@ def _commit(
     review: bool,
     as_json: bool,
 ) -> int:
-    """Write what a sandbox has changed to its folder.
+    """Write the changes of a sandbox to its folder.
 
-    Nothing is written where the host has changed one of the files as well (--ours, --theirs, --merge), or where a
-    change is dangerous and was not named (--dangerous). Commits made inside become references below refs/cloche/NAME.
+    Nothing is written if the host has also changed one of the files (--ours, --theirs, --merge), or if a dangerous
+    change is not named (--dangerous). Commits made in the sandbox become references below refs/cloche/NAME.
     """
     from cloche.sync import Sandbox
 
     from ._review import ask, tell_committed
 
     if branch is None and (author is not None or message is not None):
-        raise InvalidRequest("--author and --message are of a commit; give --branch, too")
+        raise InvalidRequest("--author and --message are for a commit; give --branch, too")
     chosen = paths or None
     with showing_progress(), Sandbox.attach(name) as sandbox:
         if review:
@@ -114,9 +123,9 @@ def _commit(
 @yes_option
 @json_option()
 def _discard(name: str, paths: tuple[str, ...], yes: bool, as_json: bool) -> int:
-    """Give a sandbox its folder's files back.
+    """Undo the changes of a sandbox to its folder.
 
-    It gets them as the host has them now. Without a PATH that is all of them.
+    The sandbox then has the host's current files. Without a PATH all changes are undone.
     """
     from cloche.sync import Sandbox
 

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 # Options end where the command begins, so that its own need no `--`.
 COMMAND_SETTINGS = {"allow_interspersed_args": False}
-RAW_HELP = "Let what has your terminal set your clipboard and its title, too."
-USER_HELP = "Work as this user inside, root for example. A throwaway sandbox then has several (`users`)."
+RAW_HELP = "Let the program set your clipboard and the terminal's title."
+USER_HELP = "Run as this user in the sandbox, for example root. A throwaway sandbox then gets --users."
 
 
 class _Exec(NamedCommand):
@@ -60,17 +60,17 @@ class _Exec(NamedCommand):
 @root.command("exec", cls=_Exec, no_args_is_help=True, context_settings=COMMAND_SETTINGS)
 @argument(
     "words", nargs=-1, required=True, metavar="[NAME --] COMMAND",
-    help="The program to run, and its arguments; before -- a sandbox that is kept under a name.",
+    help="The program to run, and its arguments; before -- the name of a sandbox.",
 )  # fmt: skip
-@flag("-i", "--interactive", help="Pass standard input on as it comes.")
-@flag("-t", "--tty", help="Pass this terminal on: -it for a shell or an editor.")
+@flag("-i", "--interactive", help="Pass standard input on as it arrives.")
+@flag("-t", "--tty", help="Connect this terminal; -it for a shell or an editor.")
 @flag("--raw", help=RAW_HELP)
-@option("--cwd", metavar="DIR", help="The folder inside in which it works. Default: /workspace.")
+@option("--cwd", metavar="DIR", help="The working directory in the sandbox. Default: /workspace.")
 @option("--user", metavar="NAME", help=USER_HELP)
 @sandbox_options()
 @users_option()
 @folder_options()
-@flag("--review", help="Show what was changed in the folder, and ask what to write.")
+@flag("--review", help="Show the changes to the folder, and ask which to write.")
 @program_options()
 @json_option()
 @debug_option()
@@ -91,13 +91,13 @@ def _exec(
 ) -> int:
     """Run a command in a throwaway sandbox or a named one.
 
-    Its output and its exit code pass through, as with `cloche run`. With -i or -t it has no time-out unless --timeout
-    gives one. One word before --, or before options and --, is always a NAME; write -- first where a command has that.
+    Output and exit code pass through, as with `cloche run`. With -i or -t there is no time-out unless --timeout sets
+    one. One word before --, or before options and --, is always a NAME; if your command has that form, write -- first.
     """
     if sandbox_debug:
         log_to_stderr()
     if as_json and (interactive or tty):
-        raise InvalidRequest("--json prints what came of a command at its end; leave out -i and -t")
+        raise InvalidRequest("--json prints the result at the end; leave out -i and -t")
     if name is not None:
         words = without_dashes(words)
         _check_name(name)

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from cloche.records.keys import KeyFacts
 
 keys = root.group("keys", help="Keys of the service (`cloche serve`).")(lambda: None)
-_database = option("--database", metavar="FILE", help="Where records are kept. Default: the user's state folder.")
-_id = argument("key_id", metavar="ID", help="A key's id, of `cloche keys list`.")
+_database = option("--database", metavar="FILE", help="The database file. Default: in the user's state folder.")
+_id = argument("key_id", metavar="ID", help="A key's id, from `cloche keys list`.")
 
 
 @keys.command("create")
-@argument("name", metavar="NAME", help="Whose it is.")
+@argument("name", metavar="NAME", help="The name of its owner.")
 @option("--scope", metavar="SCOPE", multiple=True, help="run, read, approve or admin. Repeatable. Default: run, read.")
-@option("--lifetime", metavar="TIME", help="How long it holds. Default: until it is revoked.")
+@option("--lifetime", metavar="TIME", help="How long it is valid. Default: until it is revoked.")
 @_database
 @json_option()
 def _create(name: str, scope: tuple[str, ...], lifetime: str | None, database: str | None, as_json: bool) -> int:
-    """Make a key, and print it: it is shown this once."""
+    """Make a key and print it; it cannot be shown again."""
     from cloche.core.limits import parse_duration
     from cloche.records.keys import create_key
 
@@ -49,13 +49,13 @@ def _print_made(key: KeyFacts, text: str, *, as_json: bool) -> int:
 @_database
 @json_option()
 def _list(database: str | None, as_json: bool) -> int:
-    """List the keys, without their texts."""
+    """List the keys without their secrets."""
     from cloche.records.keys import list_keys
 
     with opened(database) as records:
         rows = [key.as_dict() for key in list_keys(records)]
     if not rows and not as_json:
-        print("no key; `cloche keys create NAME` makes one")
+        print("there are no keys; `cloche keys create NAME` makes one")
         return 0
     show(rows, as_json=as_json)
     return 0
@@ -67,10 +67,10 @@ def _list(database: str | None, as_json: bool) -> int:
 @yes_option
 @json_option()
 def _rotate(key_id: str, database: str | None, yes: bool, as_json: bool) -> int:
-    """Replace a key by a new one, which is printed."""
+    """Replace a key by a new one, and print that."""
     from cloche.records.keys import rotate_key
 
-    require_yes(f"Rotate {escape_name(key_id)}? Whoever has the old key is refused from then on.", yes=yes)
+    require_yes(f"Rotate {escape_name(key_id)}? The old key is refused from then on.", yes=yes)
     with opened(database) as records:
         key, text = rotate_key(records, key_id, audit=audit_log())
     return _print_made(key, text, as_json=as_json)
@@ -81,10 +81,10 @@ def _rotate(key_id: str, database: str | None, yes: bool, as_json: bool) -> int:
 @_database
 @yes_option
 def _revoke(key_id: str, database: str | None, yes: bool) -> int:
-    """Let a key hold no more: within a second where a service runs."""
+    """Revoke a key; a running service refuses it within a second."""
     from cloche.records.keys import revoke_key
 
-    require_yes(f"Revoke {escape_name(key_id)}? Whoever has it is refused from then on.", yes=yes)
+    require_yes(f"Revoke {escape_name(key_id)}? It is refused from then on.", yes=yes)
     with opened(database) as records:
         print(f"revoked {revoke_key(records, key_id, audit=audit_log()).id}")
     return 0

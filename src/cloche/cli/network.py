@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 EXIT_REFUSED = 1
 _TLS_PORT = 443
 
-network = root.group("network", help="Ask what a sandbox may reach.")(lambda: None)
+network = root.group("network", help="Test which hosts a sandbox may reach.")(lambda: None)
 
 
 @network.command("test")
 @argument("target", metavar="HOST[:PORT,...]", help="A name or an address. Without a port: 443.")
-@flag("--resolve", help="Resolve the name here, too, and decide on each of its addresses.")
+@flag("--resolve", help="Resolve the name here, and decide on each of its addresses.")
 @sandbox_options("network", "network_allow", "network_deny", "network_ports", "preset", "config")
 @json_option()
 def _test(target: str, resolve: bool, options: SandboxOptions, as_json: bool) -> int:
-    """Say whether a host may be reached, why, and by which rule of whom.
+    """Show whether a host may be reached, and which rule decides it.
 
-    Nothing is connected to, and without --resolve nothing is asked of anybody. The exit code is 0 where each port is
-    allowed, for one address at least, else 1.
+    No connection is opened, and without --resolve no name is resolved. The exit code is 0 if every port is allowed for
+    at least one address, else 1.
     """
     return decide_on(target, options, is_resolved=resolve, as_json=as_json)
 

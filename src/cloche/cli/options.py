@@ -141,44 +141,44 @@ def _name_env_file(_: click.Context, __: click.Parameter, file: str | None) -> N
 # The keywords of a sandbox that have an option, in the order of the help. `spelled` is the option's name if it differs
 # from the keyword's.
 _SANDBOX: Mapping[str, Mapping[str, Any]] = {
-    "backend": {"metavar": "NAME", "help": "A name of `cloche backends`."},
+    "backend": {"metavar": "NAME", "help": "A backend, as `cloche backends` lists them."},
     "runtime": {
-        "metavar": "NAME", "help": "runc: docker's own runtime, never gVisor's; runsc: gvisor. Else as --backend.",
+        "metavar": "NAME", "help": "runc: docker's own runtime, not gVisor's; runsc: gvisor; other names as --backend.",
     },
-    "prefer": {"metavar": "WHAT", "help": "strongest or fastest: choose among the backends here."},
-    "fallback": {"metavar": "WHAT", "help": "process: what trusted code may fall back to; or none."},
+    "prefer": {"metavar": "WHAT", "help": "strongest or fastest: how to choose among the available backends."},
+    "fallback": {"metavar": "WHAT", "help": "process: trusted code may run as a plain process; none: it may not."},
     "trusted": {
         "is_flag": True, "callback": lambda _, __, value: value or None,
-        "help": "The code is your own, not a model's: it may fall back.",
+        "help": "The code is your own, not a model's; --fallback applies.",
     },
     "image": {"metavar": "IMAGE", "help": "Container image, for backends that use images."},
     "require": {
         "metavar": "NAME", "multiple": True, "callback": _joined,
-        "help": "A level or control that must hold; less is an error. Repeatable.",
+        "help": "A level or control that must be enforced; else it is an error. Repeatable.",
     },
     "best_effort": {
         "metavar": "NAME", "multiple": True, "callback": lambda _, __, values: _joined(_, __, values) or (),
-        "help": "A control that may be absent. Repeatable.",
+        "help": "A control that may be missing. Repeatable.",
     },
     "accept_claimed": {
-        "is_flag": True, "default": None, "help": "Let what a provider says of itself do for --require.",
+        "is_flag": True, "default": None, "help": "Accept a provider's own claims for --require.",
     },
-    "preset": {"metavar": "NAME", "help": "A name of `cloche presets`."},
+    "preset": {"metavar": "NAME", "help": "A preset, as `cloche presets` lists them."},
     "tier": {"metavar": "N", "type": int, "help": "Tier of trust, 1 to 4."},
     "config": {"metavar": "FILE", "help": "Use this configuration file."},
     **{row.keyword: {"metavar": row.metavar, "type": row.number, "help": row.help} for row in REQUESTED_LIMITS},
-    "network": {"metavar": "MODE", "help": "off, allowlist or open; bridge: docker's own."},
+    "network": {"metavar": "MODE", "help": "off, allowlist, open, or bridge (docker's own network)."},
     "network_allow": {
         "metavar": "HOST", "multiple": True, "callback": _joined,
-        "help": "A host that may be reached, and no other: api.example.org, *.example.org:8443. Repeatable.",
+        "help": "Allow only this host: api.example.org, *.example.org:8443. Repeatable.",
     },
     "network_deny": {
         "metavar": "HOST", "multiple": True, "callback": _joined,
-        "help": "A host or network that is never reached. Repeatable.",
+        "help": "Never allow this host or network. Repeatable.",
     },
     "network_ports": {
         "spelled": "--network-port", "metavar": "PORT", "multiple": True, "callback": _joined,
-        "help": "A port that --network open has beside 80 and 443. Repeatable.",
+        "help": "A port that --network open allows besides 80 and 443. Repeatable.",
     },
     "packages": {
         "metavar": "NAMES", "multiple": True, "callback": _joined,
@@ -186,28 +186,28 @@ _SANDBOX: Mapping[str, Mapping[str, Any]] = {
     },
     "toolchains": {
         "spelled": "--toolchain", "metavar": "DIR", "multiple": True, "callback": lambda _, __, values: values or None,
-        "help": "Show this folder of programs, read-only, and let them be found: ~/.cargo. Repeatable.",
+        "help": "Mount this folder of programs read-only, and add it to PATH: ~/.cargo. Repeatable.",
     },
-    "locked": {"metavar": "FILE", "help": "Install exactly what this lock file pins: cloche.lock."},
-    "screen": {"metavar": "MODE", "help": "Look at Python code first: off, warn, block (with --no-sandbox)."},
+    "locked": {"metavar": "FILE", "help": "Install exactly the packages of this lock file: cloche.lock."},
+    "screen": {"metavar": "MODE", "help": "Check Python code before it runs: off, warn, block (with --no-sandbox)."},
 }  # fmt: skip
 # Options of a folder of the host, for commands that open a sandbox.
 _FOLDER: Mapping[str, Mapping[str, Any]] = {
     "workspace": {"metavar": "DIR", "help": "Work in a copy-on-write view of this folder of the host."},
-    "workspace_at": {"metavar": "PATH", "help": "Where the folder is inside. Default: where it is here."},
-    "workspace_disk": {"metavar": "SIZE", "help": "How much may be written in it. Default: 2g."},
+    "workspace_at": {"metavar": "PATH", "help": "The folder's path in the sandbox. Default: its own path."},
+    "workspace_disk": {"metavar": "SIZE", "help": "Limit on the data written in the folder. Default: 2g."},
     "workspace_hide": {
         "metavar": "PATTERN", "multiple": True, "callback": lambda _, __, values: values or None,
-        "help": "Hide these paths of it, too, as a line of .clocheignore. Repeatable.",
+        "help": "Also hide these paths of the folder, written as a line of .clocheignore. Repeatable.",
     },
     "workspace_read": {
         "metavar": "DIR", "multiple": True, "callback": lambda _, __, values: values or None,
-        "help": "Show this folder as well, where it is here, and let nothing be written there. Repeatable.",
+        "help": "Also mount this folder, read-only, at its own path. Repeatable.",
     },
 }  # fmt: skip
 _ENV_FILE: Mapping[str, Any] = {
     "metavar": "FILE", "expose_value": False, "callback": _name_env_file,
-    "help": "Read Cloche's own variables from this .env, as if you had set them. The program gets none of it.",
+    "help": "Read Cloche's own variables from this .env file. The program does not get them.",
 }  # fmt: skip
 
 
@@ -234,7 +234,7 @@ def folder_options(*but: str) -> Decorator:
 
 def users_option() -> Decorator:
     """Add --users to a command that opens a live sandbox; it is in `options` as well."""
-    text = "Several users inside, root among them."
+    text = "Have several users in the sandbox, including root."
     return _adds(
         partial(_SandboxOption, ["--users"], is_flag=True, callback=lambda _, __, value: value or None, help=text)
     )
@@ -250,19 +250,19 @@ def json_option(help: str = "Print JSON.") -> Decorator:  # noqa: A002 - click's
     return flag("--json", "as_json", help=help)
 
 
-def debug_option(help: str = "Print debug log.") -> Decorator:  # noqa: A002 - click's own
+def debug_option(help: str = "Print the debug log.") -> Decorator:  # noqa: A002 - click's own
     """Add --sandbox-debug; an unexpected error then shows its traceback."""
     return flag("--sandbox-debug", help=help)
 
 
 def in_option() -> Decorator:
     """Add --in, its parameter `inside`."""
-    return option("--in", "inside", metavar="NAME", help="Work in the sandbox that is kept under this name.")
+    return option("--in", "inside", metavar="NAME", help="Run in the sandbox with this name.")
 
 
 def no_sandbox_option() -> Decorator:
     """Add --no-sandbox; see `with_backend`."""
-    return flag("--no-sandbox", help="Child process with limits, no isolation.")
+    return flag("--no-sandbox", help="Run a child process with limits, without isolation.")
 
 
 def program_options() -> Decorator:

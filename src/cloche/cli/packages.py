@@ -23,14 +23,14 @@ MOST_NAMES = 6  # of a layer, in the table
 
 packages = root.group("packages", help="Packages for sandboxes: install, list, remove.")(lambda: None)
 _requirements = argument("words", nargs=-1, metavar="NAME", help="Packages, with versions: rich, 'httpx>=0.27'.")
-_file = option("--requirements", metavar="FILE", help="Take them from a requirements.txt, too.")
+_file = option("--requirements", metavar="FILE", help="Also take packages from a requirements.txt.")
 
 
 @packages.command("install")
 @_requirements
 @_file
-@flag("--upgrade", help="Resolve again, where the same was asked for before.")
-@option("--locked", metavar="FILE", help="Install exactly what this lock file pins.")
+@flag("--upgrade", help="Resolve again, even if the same packages are installed.")
+@option("--locked", metavar="FILE", help="Install exactly the packages of this lock file.")
 @sandbox_options("config", "backend", "image")
 @json_option()
 def _install(
@@ -58,7 +58,7 @@ def _install(
 def _lock(words: tuple[str, ...], requirements: str | None, output: str, as_json: bool, options: SandboxOptions) -> int:
     """Resolve packages, and write a lock file.
 
-    It has versions, addresses and hashes.
+    It holds versions, addresses and hashes.
     """
     from cloche.core.layers import Target
     from cloche.execution.packages import install_ahead
@@ -76,7 +76,7 @@ def _lock(words: tuple[str, ...], requirements: str | None, output: str, as_json
 @packages.command("list")
 @json_option()
 def _list(as_json: bool) -> int:
-    """List the layers, what was used last first."""
+    """List the layers, the last used first."""
     from cloche.packages.store import Store
 
     rows = [_row(layer, is_whole=as_json) for layer in Store().layers()]
@@ -88,21 +88,21 @@ def _list(as_json: bool) -> int:
 
 
 @packages.command("prune")
-@option("--most-size", metavar="SIZE", help="Keep so much at most, what was used last first: 2g.")
-@option("--most-layers", metavar="N", type=int, help="Keep so many layers at most.")
-@option("--unused", metavar="TIME", help="Remove what was not used for so long: 30d.")
-@flag("--all", "everything", help="Remove all that is not in use.")
+@option("--most-size", metavar="SIZE", help="Keep layers of at most this total size: 2g.")
+@option("--most-layers", metavar="N", type=int, help="Keep at most this many layers.")
+@option("--unused", metavar="TIME", help="Remove layers that were not used for this time: 30d.")
+@flag("--all", "everything", help="Remove all layers that are not in use.")
 @json_option()
 def _prune(most_size: str | None, most_layers: int | None, unused: str | None, everything: bool, as_json: bool) -> int:
-    """Remove layers, what is not in use.
+    """Remove layers that are not in use.
 
-    Those go first that were not used for the longest time.
+    The least recently used ones are removed first.
     """
     from cloche.core.limits import format_size, parse_duration, parse_size
     from cloche.execution.packages import prune
 
     if not everything and most_size is None and most_layers is None and unused is None:
-        raise InvalidRequest("say what to keep: --most-size, --most-layers, --unused or --all")
+        raise InvalidRequest("give a limit: --most-size, --most-layers, --unused or --all")
     removed, copies = prune(
         most_bytes=parse_size(most_size, name="--most-size") if most_size else None,
         most_layers=0 if everything else most_layers,

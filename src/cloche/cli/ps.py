@@ -23,9 +23,9 @@ UNITS = ((86_400, 1_000_000, "d"), (3600, 24, "h"), (60, 60, "m"), (1, 60, "s"))
 @root.command("ps")
 @json_option()
 def _ps(as_json: bool) -> int:
-    """List the sandboxes with a name, and their state.
+    """List the named sandboxes and their state.
 
-    The processes of one: cloche sandbox ps NAME.
+    For the processes of a sandbox: cloche sandbox ps NAME.
     """
     return list_sandboxes(as_json=as_json)
 
@@ -36,7 +36,7 @@ def list_sandboxes(*, as_json: bool) -> int:
 
     rows = [_row(sandbox) for sandbox in registry.found()]
     if not rows and not as_json:
-        print("no sandbox with a name lives")
+        print("there are no named sandboxes")
         return 0
     if not as_json:
         rows = [{**row, **{name: spelled(row[name]) for name in TIMES}} for row in rows]

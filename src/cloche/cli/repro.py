@@ -23,7 +23,7 @@ EXIT_CODES = {"passed": 0, "failed": 1, "error": EXIT_FAILED}
 MOST_CODE_BYTES = 4 << 20
 
 repro = root.group("repro", help="Bug reproductions: create, run, list.")(lambda: None)
-_id = argument("id", metavar="ID", help="A reproduction's id, of `cloche repro list`.")
+_id = argument("id", metavar="ID", help="A reproduction's id, from `cloche repro list`.")
 
 
 @repro.command("create")
@@ -33,7 +33,7 @@ _id = argument("id", metavar="ID", help="A reproduction's id, of `cloche repro l
 @option("--language", metavar="NAME", default="python", help="The program's language.")
 @option("-c", "--code", "code", metavar="CODE", help="The program itself.")
 @option("--session", metavar="LABEL", help="A label of your own, to find it by.")
-@option("--exit-code", metavar="N", type=int, default=0, help="The exit code that it has once the bug is gone.")
+@option("--exit-code", metavar="N", type=int, default=0, help="The exit code without the bug.")
 @json_option()
 def _create(
     file: str | None, title: str, description: str, language: str, code: str | None, session: str | None,
@@ -54,7 +54,7 @@ def _create(
 @_id
 @json_option()
 def _show(id: str, as_json: bool) -> int:  # noqa: A002 - the argument's name
-    """Show one whole, with its code and the result of its last run."""
+    """Show a reproduction and the result of its last run; --json includes its code."""
     with _reproductions() as records:
         record = records.get(id)
     if as_json:
@@ -68,10 +68,10 @@ def _show(id: str, as_json: bool) -> int:  # noqa: A002 - the argument's name
 @sandbox_options(but=("packages", "locked"))
 @json_option()
 def _run(id: str, as_json: bool, options: SandboxOptions) -> int:  # noqa: A002
-    """Run one.
+    """Run a reproduction.
 
-    The exit code is 0 when it passed (the program ended as expected), 1 when it failed, 125 when it could not be run.
-    The level is never below the configured one, whatever backend is named.
+    The exit code is 0 if it passed (the program ended as expected), 1 if it failed, 125 if it could not run. No
+    --backend lowers the level below the configured one.
     """
     from cloche.sync_run import blocking
 
@@ -143,7 +143,7 @@ add_commands(
     Kind(
         group=repro, name="reproduction", plural="reproductions, the newest first", none="there is no reproduction",
         page=_page, row=lambda record: {name: record[name] for name in ("id", "status", "language", "title")},
-        filters=(_status, session_option), delete=_delete, delete_help="Delete one that does not run.",
+        filters=(_status, session_option), delete=_delete, delete_help="Delete a reproduction that is not running.",
         deleted="deleted:",
     )
 )  # fmt: skip

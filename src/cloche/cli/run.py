@@ -57,7 +57,7 @@ STYLES = {"+": "green", "-": "red", "@": "cyan"}
 NOTES: Mapping[str, str] = {  # by status
     "timeout": "the code was stopped at its time limit",
     "out_of_memory": "the code was stopped at its memory limit",
-    "output_limit": "the code printed or showed without end",
+    "output_limit": "the code printed or displayed too much",
     "pids_limit": "the code reached its limit of processes",
     "disk_limit": "the code reached its limit of disk space",
     "signaled": "the code ended by a signal",
@@ -98,20 +98,20 @@ class _Run(Command):
 @root.command("run", cls=_Run, no_args_is_help=True)
 @argument("words", nargs=-1, metavar="FILE|-", help="The file to run (- is stdin), then -- and its arguments.")
 @option("-c", "code", metavar="CODE", help="Run CODE instead of a file.")
-@option("--language", metavar="NAME", help="Default: by file name or first line, else python.")
+@option("--language", metavar="NAME", help="The program's language. Default: by file name or first line, else python.")
 @in_option()
 @sandbox_options()
 @folder_options()
-@flag("--review", help="Show what was changed in the folder, and ask what to write.")
+@flag("--review", help="Show the changes to the folder, and ask which to write.")
 @program_options()
 @output_options()
-@option("--requirements", metavar="FILE", help="Install what a requirements.txt names first.")
-@flag("--fix", help="Send a failing program to the configured model, run what it answers.")
+@option("--requirements", metavar="FILE", help="First install the packages of this requirements.txt.")
+@flag("--fix", help="Send a failing program to the configured model, and run its answer.")
 @option("--max-fix", metavar="N", type=int, help="Ask at most N times. Default: 4.")
-@option("--save-fix", metavar="FILE", help="Write the program that --fix repaired to FILE.")
+@option("--save-fix", metavar="FILE", help="Write the repaired program to FILE.")
 @json_option()
 @no_sandbox_option()
-@debug_option("Print debug log and the jail's plan.")
+@debug_option("Print the debug log and the jail's plan.")
 def _run(
     words: tuple[str, ...],
     bare: str | None,
@@ -134,15 +134,15 @@ def _run(
 ) -> int:
     """Run a program in a throwaway sandbox or a named one.
 
-    Its output and its exit code pass through. Cloche's own: 124 time-out, 137 out of memory, 125 Cloche failed,
-    2 wrong usage.
+    The program's output and exit code pass through. Cloche's own exit codes: 124 time-out, 137 out of memory, 125
+    Cloche failed, 2 usage error.
     """
     if sandbox_debug:
         log_to_stderr()
     if max_fix is not None and not fix:
-        raise InvalidRequest("--max-fix says how often --fix may ask; give --fix, too")
+        raise InvalidRequest("--max-fix is a limit for --fix; give --fix, too")
     if save_fix is not None and not fix:
-        raise InvalidRequest("--save-fix is for what --fix repairs; give --fix, too")
+        raise InvalidRequest("--save-fix saves the result of --fix; give --fix, too")
     if inside is not None:
         refuse_options(inside, {**options, "requirements": requirements, "no_sandbox": no_sandbox})
     elif bare is not None:
@@ -375,9 +375,9 @@ def conclude(result: Result, *, as_json: bool) -> None:
     if len(explained) > MOST_TOLD:
         say(f"network: {len(explained) - MOST_TOLD} more were refused or failed; --json has all")
     if refused := result.meta.get("refused"):
-        say(f"nothing is kept of what the code told of its value and figures: {refused}")
+        say(f"the value and figures that the code reported are dropped: {refused}")
     if partial := result.meta.get("files_partial"):
-        say(f"files may be missing ({partial}): looking at them is bounded; write fewer files, or one archive")
+        say(f"files may be missing ({partial}): the search for them is limited; write fewer files, or one archive")
     if result.fix is not None:
         conclude_fix(result.fix)
 
@@ -520,7 +520,7 @@ def conclude_fix(report: FixReport) -> None:
     where = f"{report.model} at {report.host}" if report.host else report.model
     say(f"{report.message} ({where}, about {report.tokens} tokens, {report.duration_s:.1f} s)")
     if report.diff:
-        say("what changed in the program that ran last:")
+        say("changes in the last program:")
         _print_diff(report.diff)
 
 
@@ -534,7 +534,7 @@ def save_code(report: FixReport, name: str) -> None:
         open_named(name, report.code.encode("utf-8", "surrogateescape")).close()
     except OSError as error:
         raise InvalidRequest(f"--save-fix: cannot write {name!r}: {error.strerror}") from error
-    say(f"the repaired program is in {name}; nobody has read it yet")
+    say(f"the repaired program is in {name}; review it before you use it")
 
 
 def _print_diff(diff: str) -> None:

@@ -49,27 +49,23 @@ class _Sandboxes(Group):
         return [*super().list_commands(ctx), *self.again]
 
 
-sandboxes = root.group("sandbox", cls=_Sandboxes, help="Sandboxes with a name, which live on between commands.")(
-    lambda: None
-)
-_name = argument("name", metavar="NAME", help="Its name: 1 to 63 of a-z, 0-9 and -.")
-_names = argument("names", nargs=-1, required=True, metavar="NAME", help="Its name. Several may be given.")
+sandboxes = root.group("sandbox", cls=_Sandboxes, help="Named sandboxes, which live on between commands.")(lambda: None)
+_name = argument("name", metavar="NAME", help="The sandbox's name: 1 to 63 of a-z, 0-9 and -.")
+_names = argument("names", nargs=-1, required=True, metavar="NAME", help="The sandbox's name. Repeatable.")
 _force = flag(
     "--force",
-    help="Do not ask, also with changes to a folder that are not committed; where it does not answer, end its keeper.",
+    help="Do not ask, even about uncommitted changes to a folder; kill a keeper that does not answer.",
 )
-_call_timeout = option(
-    "--timeout", metavar="TIME", help="What it may take: 30, or 5m. Default: no limit while it goes on."
-)
+_call_timeout = option("--timeout", metavar="TIME", help="Time limit: 30, or 5m. Default: no limit while data flows.")
 _command = argument("words", nargs=-1, required=True, metavar="COMMAND", help="The program to run, and its arguments.")
-_id = argument("process", metavar="ID", help="A process's id, of `cloche sandbox ps`.")
+_id = argument("process", metavar="ID", help="A process's id, from `cloche sandbox ps`.")
 
 
 @sandboxes.command("create")
 @_name
-@option("--keep", metavar="TIME", default=KEEP, help="How long it is kept while nobody is in it.")
-@option("--lifetime", metavar="TIME", help="How long it lives in all. Default: 24h.")
-@option("--idle", metavar="TIME", help="End it when no process and no call was in it for so long.")
+@option("--keep", metavar="TIME", default=KEEP, help="How long it lives without a client.")
+@option("--lifetime", metavar="TIME", help="How long it lives in total. Default: 24h.")
+@option("--idle", metavar="TIME", help="End it after this time without a process or call.")
 @option("--file", metavar="SRC[:DST]", multiple=True, help="Copy a file or directory in. Repeatable.")
 @sandbox_options()
 @users_option()
@@ -77,7 +73,7 @@ _id = argument("process", metavar="ID", help="A process's id, of `cloche sandbox
 def _create(
     name: str, keep: str, lifetime: str | None, idle: str | None, file: tuple[str, ...], options: SandboxOptions
 ) -> int:
-    """Open a sandbox and keep it under a name. The time limit, --timeout, is that of each command."""
+    """Open a named sandbox. --timeout is the time limit of each command in it."""
     from cloche.sync import Sandbox
 
     with (
@@ -92,7 +88,7 @@ def _create(
 @sandboxes.command("list")
 @json_option()
 def _list(as_json: bool) -> int:
-    """List the sandboxes of this user that live."""
+    """List the named sandboxes of this user."""
     from .ps import list_sandboxes
 
     return list_sandboxes(as_json=as_json)
@@ -102,7 +98,7 @@ def _list(as_json: bool) -> int:
 @_name
 @json_option()
 def _inspect(name: str, as_json: bool) -> int:
-    """Show its state, times, rules and limits, and what is enforced."""
+    """Show a sandbox's state, times, rules, limits and enforced controls."""
     from cloche.keeper import registry
 
     from .ps import info, state
@@ -131,16 +127,16 @@ def _flat(facts: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, obje
 @sandboxes.command("exec", cls=NamedCommand, context_settings=COMMAND)
 @_name
 @_command
-@option("--cwd", metavar="DIR", help="The folder inside in which it works. Default: /workspace.")
+@option("--cwd", metavar="DIR", help="The working directory in the sandbox. Default: /workspace.")
 @option("--env", metavar="K=V", multiple=True, help="A variable for the program. Repeatable.")
 @option("--timeout", metavar="TIME", help="Wall clock. Default: that of the sandbox.")
 @json_option()
 def _exec(
     name: str, words: tuple[str, ...], cwd: str | None, env: tuple[str, ...], timeout: str | None, as_json: bool
 ) -> int:
-    """Run a command in one.
+    """Run a command in a sandbox.
 
-    Its output and its exit code pass through, as with `cloche run`. What it leaves behind lives on.
+    Output and exit code pass through, as with `cloche run`. Processes that the command leaves behind live on.
     """
     return run_command(
         name, without_dashes(words), reads=False, has_terminal=False, cwd=cwd, user=None, env=env, file=(),
@@ -151,7 +147,7 @@ def _exec(
 @sandboxes.command("start", cls=NamedCommand, context_settings=COMMAND)
 @_name
 @_command
-@option("--cwd", metavar="DIR", help="The folder inside in which it works. Default: /workspace.")
+@option("--cwd", metavar="DIR", help="The working directory in the sandbox. Default: /workspace.")
 @option("--env", metavar="K=V", multiple=True, help="A variable for the program. Repeatable.")
 @option("--timeout", metavar="TIME", help="Wall clock. Default: none.")
 def _start(name: str, words: tuple[str, ...], cwd: str | None, env: tuple[str, ...], timeout: str | None) -> int:
@@ -170,9 +166,9 @@ def _start(name: str, words: tuple[str, ...], cwd: str | None, env: tuple[str, .
 @_name
 @json_option()
 def _ps(name: str, as_json: bool) -> int:
-    """List the processes of one.
+    """List the processes of a sandbox.
 
-    Those that run, and those that ended not long ago.
+    It lists running processes and those that ended recently.
     """
     from cloche.sync import Sandbox
 
@@ -195,9 +191,9 @@ def _ps(name: str, as_json: bool) -> int:
 @_name
 @_id
 def _logs(name: str, process: str) -> int:
-    """Print what a process wrote and nobody read.
+    """Print the unread output of a process.
 
-    The last 32 KiB of each stream, and they stay there.
+    It prints up to the last 32 KiB of each stream. They remain unread.
     """
     from cloche.sync import Sandbox
 
@@ -213,12 +209,12 @@ def _logs(name: str, process: str) -> int:
 @sandboxes.command("files")
 @_name
 @argument("path", required=False, default="/workspace", metavar="PATH", help="A file or folder. Default: /workspace.")
-@option("--upload", metavar="SRC", help="Copy a file or folder of this machine's to PATH.")
-@option("--download", metavar="DST", help="Copy PATH to a place on this machine.")
+@option("--upload", metavar="SRC", help="Copy this file or folder of this machine to PATH.")
+@option("--download", metavar="DST", help="Copy PATH to this path on this machine.")
 @_call_timeout
 @json_option()
 def _files(name: str, path: str, upload: str | None, download: str | None, timeout: str | None, as_json: bool) -> int:
-    """List a folder of its, or copy files in and out."""
+    """List a folder of a sandbox, or copy files in and out."""
     if upload and download:
         raise InvalidRequest("--upload and --download exclude each other; give one")
     from cloche.sync import Sandbox
@@ -241,7 +237,7 @@ def _files(name: str, path: str, upload: str | None, download: str | None, timeo
 @_name
 @json_option()
 def _ports(name: str, as_json: bool) -> int:
-    """List the TCP servers in one, for `forward`."""
+    """List the TCP servers in a sandbox, for `forward`."""
     from cloche.sync import Sandbox
 
     with Sandbox.attach(name) as sandbox:
@@ -252,9 +248,9 @@ def _ports(name: str, as_json: bool) -> int:
 
 @sandboxes.command("forward")
 @_name
-@argument("ports", metavar="PORT[:HOST_PORT]", help="A port inside, and one of 127.0.0.1; without, one that is free.")
+@argument("ports", metavar="PORT[:HOST_PORT]", help="A port in the sandbox, and one of 127.0.0.1. Default: a free one.")
 def _forward(name: str, ports: str) -> int:
-    """Have a port of this machine lead to one inside, until Ctrl-C."""
+    """Forward a port of this machine to a port in a sandbox, until Ctrl-C."""
     port, host_port = _read_ports(ports)
     from cloche.sync import Sandbox
 
@@ -270,24 +266,24 @@ def _read_ports(text: str) -> tuple[int, int]:
     inside, _, outside = text.partition(":")
     numbers = (inside, outside or "0")
     if not all(number.isdecimal() and len(number) <= MOST_DIGITS and int(number) <= MOST_PORT for number in numbers):
-        raise InvalidRequest(f"PORT: {text!r} is none; give, for example, 8000 or 8000:9000")
+        raise InvalidRequest(f"PORT: {text!r} is not valid; give, for example, 8000 or 8000:9000")
     return int(numbers[0]), int(numbers[1])
 
 
 @sandboxes.command("cp")
 @argument("source", metavar="SRC", help="A file or folder of this machine, or NAME:PATH.")
-@argument("target", metavar="DST", help="Where it goes: NAME:PATH, or a place on this machine.")
+@argument("target", metavar="DST", help="The destination: NAME:PATH, or a path on this machine.")
 @_call_timeout
 def _cp(source: str, target: str, timeout: str | None) -> int:
-    """Copy a file or a folder into one, or out of one.
+    """Copy a file or a folder into or out of a sandbox.
 
-    A relative PATH begins in /workspace. What is copied into a folder that is there keeps its name.
+    A relative PATH starts in /workspace. If the destination is an existing folder, the copy keeps its name in it.
     """
     outward, inward = _read_place(source), _read_place(target)
     if (outward is None) == (inward is None):
         raise InvalidRequest("cp: write one of SRC and DST as NAME:PATH (and ./a:b for a file of this machine)")
     if "-" in (source, target):
-        raise InvalidRequest("cp: no stream is copied; write ./- for a file of that name")
+        raise InvalidRequest("cp: - is not supported; write ./- for a file of that name")
     from cloche.sync import Sandbox
 
     if inward is not None:
@@ -302,7 +298,7 @@ def _cp(source: str, target: str, timeout: str | None) -> int:
             outside = _in_folder(target, inside) if os.path.isdir(target) else target
             copied = sandbox.download(inside, outside, timeout=timeout)
     if copied.left_out:
-        say(f"left out {copied.left_out}: what is no file or folder, and links that lead out of the folder")
+        say(f"left out {copied.left_out}: special files, and links that lead out of the folder")
     return 0
 
 
@@ -324,7 +320,7 @@ def _in_folder(folder: str, path: str) -> str:
 @_name
 @argument("packages", nargs=-1, required=True, metavar="PACKAGE", help="A package: rich, or httpx==0.28.1.")
 def _install(name: str, packages: tuple[str, ...]) -> int:
-    """Install packages in one, and print what was installed."""
+    """Install packages in a sandbox, and print them."""
     from cloche.sync import Sandbox
 
     with showing_progress(), Sandbox.attach(name) as sandbox:
@@ -337,7 +333,7 @@ def _install(name: str, packages: tuple[str, ...]) -> int:
 @sandboxes.command("pause")
 @_name
 def _pause(name: str) -> int:
-    """Stop all its processes; its lifetime goes on."""
+    """Stop all processes of a sandbox; its lifetime goes on."""
     visit(name, "pause")
     return 0
 
@@ -345,7 +341,7 @@ def _pause(name: str) -> int:
 @sandboxes.command("resume")
 @_name
 def _resume(name: str) -> int:
-    """Let its processes go on."""
+    """Continue the processes of a paused sandbox."""
     visit(name, "resume")
     return 0
 
@@ -357,8 +353,8 @@ def _resume(name: str) -> int:
 def _stop(names: tuple[str, ...], force: bool, yes: bool) -> int:
     """Ask all processes to end, then end sandboxes for good.
 
-    The processes get SIGTERM and, 10 s later, SIGKILL; then the sandbox ends, with its files. Unlike a container of
-    docker's it cannot be started again: to have it stand still, pause it.
+    The processes get SIGTERM, and SIGKILL 10 s later. Then the sandbox ends and its files are removed. Unlike a docker
+    container it cannot be started again; use pause to halt it.
     """
 
     def stop(name: str) -> None:
@@ -372,7 +368,7 @@ def _stop(names: tuple[str, ...], force: bool, yes: bool) -> int:
 
 
 def _kill(names: tuple[str, ...], force: bool, yes: bool) -> int:
-    """End sandboxes with all that is in them, at once."""
+    """End sandboxes at once, with all their processes and files."""
 
     def kill(name: str) -> None:
         if not force:

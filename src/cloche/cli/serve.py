@@ -18,23 +18,25 @@ if TYPE_CHECKING:
 
 @root.command("mcp")
 @flag("--http", "over_http", help="Serve HTTP instead of standard input and output.")
-@option("--host", metavar="HOST", default="127.0.0.1", help="With --http: where to listen.")
+@option("--host", metavar="HOST", default="127.0.0.1", help="With --http: the address to listen on.")
 @option("--port", metavar="N", default=8000, help="With --http: the port; 0 takes a free one.")
 @option("--path", metavar="PATH", default="/mcp", help="With --http: the endpoint.")
-@option("--token-file", metavar="FILE", help="With --http: bearer tokens, one a line. Or CLOCHE_MCP_TOKEN.")
-@option("--allow-host", metavar="NAME", multiple=True, help="A name that clients may call this host. Repeatable.")
+@option("--token-file", metavar="FILE", help="With --http: bearer tokens, one per line. Or CLOCHE_MCP_TOKEN.")
+@option(
+    "--allow-host", metavar="NAME", multiple=True, help="A host name that clients may use for this server. Repeatable."
+)
 @option("--allow-origin", metavar="URL", multiple=True, help="An origin whose web pages may connect. Repeatable.")
 @option(
     "--approve", metavar="WHO", default="client",
-    help="client: its user is asked; high: all but critical calls pass; deny.",
+    help="client: ask the client's user; high: allow all but critical calls; deny: refuse.",
 )  # fmt: skip
-@option("--approvals", metavar="FILE", help="Have another process decide, through this queue.")
-@option("--patience", metavar="TIME", default="5m", help="How long an approval is waited for.")
+@option("--approvals", metavar="FILE", help="Let another process decide through this queue.")
+@option("--patience", metavar="TIME", default="5m", help="How long to wait for an approval.")
 @option("--tool", metavar="NAME", multiple=True, help="Offer this tool only. Repeatable. Default: all.")
 @option("--root", "roots", metavar="/memory=DIR", multiple=True, help="A folder for the file tools. Repeatable.")
 @option(
     "--interpreters", metavar="N", type=click.IntRange(min=0), default=16,
-    help="How many go on between calls at once; 0: each call begins anew.",
+    help="How many interpreters keep their state between calls; 0: each call gets a new one.",
 )  # fmt: skip
 @sandbox_options(but=("fallback", "trusted"))
 @folder_options("workspace_at", "workspace_read")
@@ -60,8 +62,8 @@ def _mcp(
 ) -> int:
     """Serve the tools of an agent as an MCP server.
 
-    The sandbox is yours: no argument of a tool can widen it. --timeout is the most that a call may ask for. Tier 3, the
-    default, asks the client's user before code runs.
+    Your options define the sandbox; no argument of a tool can widen it. --timeout is the upper limit for the time-out
+    of a call. With tier 3, the default, the client's user is asked before code runs.
     """
     from cloche.audit.log import switch_on
     from cloche.core.limits import parse_duration
@@ -96,12 +98,12 @@ class _Serve(Command):
 
 
 @click.command("link", cls=Command)
-@option("--url", metavar="URL", help="Where the service is. Default: cloche.url of your configuration, else loopback.")
+@option("--url", metavar="URL", help="The service's address. Default: cloche.url of your configuration, else loopback.")
 @option("--key-file", metavar="FILE", help="A file with a key of scope admin. Default: cloche.api_key.")
 def _link(url: str | None, key_file: str | None) -> int:
-    """Have a service that runs make a link for one browser, and print it.
+    """Make a login link of a running service for one browser, and print it.
 
-    It holds once, for ten minutes.
+    It works once, within ten minutes.
     """
     from ._service import ask_service
 
@@ -111,38 +113,40 @@ def _link(url: str | None, key_file: str | None) -> int:
 
 
 @root.command("serve", cls=_Serve)
-@option("--host", metavar="HOST", default="127.0.0.1", help="Where to listen.")
+@option("--host", metavar="HOST", default="127.0.0.1", help="The address to listen on.")
 @option("--port", metavar="N", default=8470, help="The port; 0 takes a free one.")
-@option("--database", metavar="FILE", help="Where records are kept. Default: the user's state folder.")
-@option("--tls-certificate", metavar="FILE", help="Speak TLS with this certificate (PEM).")
+@option("--database", metavar="FILE", help="The database file. Default: in the user's state folder.")
+@option("--tls-certificate", metavar="FILE", help="Serve TLS with this certificate (PEM).")
 @option("--tls-key", metavar="FILE", help="The certificate's key.")
-@flag("--allow-public", "allow_public", help="Listen beyond this machine without TLS.")
-@option("--allow-host", metavar="NAME", multiple=True, help="A name that clients may call this host. Repeatable.")
+@flag("--allow-public", "allow_public", help="Allow --host to be more than loopback without TLS.")
+@option(
+    "--allow-host", metavar="NAME", multiple=True, help="A host name that clients may use for this server. Repeatable."
+)
 @option("--allow-origin", metavar="URL", multiple=True, help="An origin whose web pages may connect. Repeatable.")
 @option(
     "--trusted-proxy", metavar="ADDRESS", multiple=True,
-    help="An address or network of a proxy, whose X-Forwarded-For and -Proto are believed. Repeatable.",
+    help="Trust X-Forwarded-For and -Proto from this proxy address or network. Repeatable.",
 )  # fmt: skip
 @option(
-    "--root-path", metavar="/PATH", default="", help="The path below which a proxy has the service, such as /cloche."
+    "--root-path", metavar="/PATH", default="", help="The path prefix of the service behind a proxy, such as /cloche."
 )
 @option(
     "--workspace-root", "roots", metavar="DIR[:rw]", multiple=True,
-    help="A host folder that the API may read, or write too. Repeatable. Default: none.",
+    help="A host folder that the API may read, with :rw also write. Repeatable. Default: none.",
 )  # fmt: skip
 @option("--queue", metavar="N", type=click.IntRange(min=1), default=256, help="How many runs may wait.")
-@option("--queue-deadline", metavar="TIME", default="30s", help="How long a run waits at most.")
-@option("--drain", metavar="TIME", default="30s", help="How long runs may go on when the service is stopped.")
+@option("--queue-deadline", metavar="TIME", default="30s", help="How long a run may wait.")
+@option("--drain", metavar="TIME", default="30s", help="How long runs may continue when the service stops.")
 @option(
     "--worker-address", metavar="https://HOST:PORT",
-    help="Where workers of other machines reach this one. Default: those of this machine, by a Unix socket.",
+    help="The address for workers on other machines. Default: only this machine, by a Unix socket.",
 )  # fmt: skip
-@option("--keep-runs", metavar="TIME", default="30d", help="How long records of runs are kept; 100,000 at most.")
+@option("--keep-runs", metavar="TIME", default="30d", help="How long to keep records of runs; 100,000 at most.")
 @option(
     "--keep-sandboxes", metavar="TIME", default="10m",
-    help="How long sandboxes go on while no service of the database is there and nobody is in them.",
+    help="How long sandboxes live without a client and without a service of this database.",
 )  # fmt: skip
-@flag("--end-sandboxes", "end_sandboxes", help="End the sandboxes of this service when it is stopped.")
+@flag("--end-sandboxes", "end_sandboxes", help="End the sandboxes of this service when it stops.")
 @sandbox_options(but=("fallback", "trusted"))
 @debug_option()
 def _serve(
@@ -169,9 +173,9 @@ def _serve(
 ) -> int:
     """Serve the REST API and the page.
 
-    Started with nothing configured it listens on 127.0.0.1, makes a key, and prints the address to open. The options of
-    a sandbox hold for every run, and no caller below scope admin gets more. Another link, while it runs: cloche serve
-    link.
+    Without configuration it listens on 127.0.0.1, makes a key, and prints the address to open. The options of a sandbox
+    apply to every run; only callers with scope admin may exceed them. While the service runs, `cloche serve link`
+    prints another link.
     """
     from cloche.audit.log import switch_on
     from cloche.config.settings import given_options

@@ -70,20 +70,20 @@ class _Session(Command):
         except click.UsageError as error:
             if not error.message.startswith("Got unexpected"):
                 raise
-            more = "To work in a sandbox that is kept under a name: cloche session --in NAME"
+            more = "To use a sandbox with a name: cloche session --in NAME"
             raise click.UsageError(f"{error.message}. {more}", ctx) from None
 
 
 @root.command("session", cls=_Session)
 @in_option()
 @option("--language", metavar="NAME", default="python", help="python, javascript or bash.")
-@option("--idle-timeout", metavar="TIME", help="End it when it was not used for so long, for example 30m.")
+@option("--idle-timeout", metavar="TIME", help="End the session after this time without use, for example 30m.")
 @sandbox_options()
 @folder_options()
-@flag("--review", help="Show what was changed in the folder, and ask what to write.")
+@flag("--review", help="Show the changes to the folder, and ask which to write.")
 @program_options()
-@option("--out", metavar="DIR", help="Copy files that cells make, and images and HTML, to DIR.")
-@json_option("Print one JSON object per cell that is piped in.")
+@option("--out", metavar="DIR", help="Copy files, images and HTML that cells make to DIR.")
+@json_option("Print one JSON object per cell from a pipe.")
 @no_sandbox_option()
 @debug_option()
 def _session(
@@ -101,17 +101,17 @@ def _session(
 ) -> int:
     """Open a prompt whose cells share one interpreter.
 
-    What one cell defines, the next one finds. :help at its prompt says more. The sandbox is a throwaway one, or with
-    --in one that is kept under a name.
+    A cell sees the definitions of earlier cells. :help at the prompt lists its commands. The sandbox is a throwaway
+    one, or with --in a named one.
 
-    Cells that are piped in are separated by lines that begin with # %%. They run until one fails; its exit code is the
-    command's, as with run. The time limit holds for each cell.
+    Cells from a pipe are separated by lines that begin with # %%. They run until one fails; its exit code becomes the
+    command's, as with run. The time limit applies to each cell.
     """
     if sandbox_debug:
         log_to_stderr()
     is_prompt = os.isatty(0)
     if is_prompt and as_json:
-        raise InvalidRequest("--json is for cells that are piped in; at a terminal leave it out")
+        raise InvalidRequest("--json is for cells from a pipe; leave it out at a terminal")
     from cloche.sync import Sandbox
 
     from .cells import CellPrinter
@@ -228,7 +228,7 @@ class Prompt:
         session = self.current.session
         _accept_any_bytes(sys.stdin)
         print(
-            f"{escape_line(session.runtime)} in a sandbox. :help lists what this prompt knows, Ctrl-D leaves.",
+            f"{escape_line(session.runtime)} in a sandbox. :help lists the commands, Ctrl-D leaves.",
             flush=True,
         )
         with line_editing(session.language):
@@ -283,7 +283,7 @@ class Prompt:
             return
         names = " ".join(self.current.checkpoints)
         back = f", :rollback goes back to a checkpoint ({names})" if names else ""
-        say(f"this session has ended; :restart begins anew{back}")
+        say(f"this session has ended; :restart starts a new interpreter{back}")
 
 
 def is_command(text: str) -> bool:
@@ -396,7 +396,7 @@ def run_command(prompt: Prompt, line: str) -> None:
         raise InvalidRequest(f"{line.split(maxsplit=1)[0]}: {error}") from error
     command = COMMANDS.get(name.removeprefix(":"))
     if command is None:
-        raise InvalidRequest(f"{name} is not known here; known: {' '.join(f':{command}' for command in COMMANDS)}")
+        raise InvalidRequest(f"{name} is not a command; commands: {' '.join(f':{command}' for command in COMMANDS)}")
     if not command.min_arguments <= len(arguments) <= command.max_arguments:
         raise InvalidRequest(f"write it as {usage(name.removeprefix(':'), command)}")
     command.act(prompt, arguments)
@@ -414,9 +414,7 @@ def print_line(text: str) -> None:
 
 def show_help(_: Prompt, __: Sequence[str]) -> None:
     """List the commands."""
-    print_line(
-        "A cell ends where the code does; a blank line ends a block. Ctrl-C interrupts a cell, twice ends the session."
-    )
+    print_line("A blank line ends a cell with an open block. Ctrl-C interrupts a cell; twice, it ends the session.")
     for name, command in COMMANDS.items():
         print_line(f"  {usage(name, command):<20} {command.summary}")
 
@@ -553,7 +551,7 @@ def leave(prompt: Prompt, _: Sequence[str]) -> None:
 
 def _number(text: str) -> int:
     if not text.isdecimal():
-        raise InvalidRequest(f"{text!r} is no number")
+        raise InvalidRequest(f"{text!r} is not a number")
     return int(text)
 
 
@@ -563,20 +561,18 @@ def _check_exists(prompt: Prompt, number: int) -> None:
 
 
 COMMANDS: Mapping[str, PromptCommand] = {
-    "help": PromptCommand(summary="list these words", act=show_help),
-    "history": PromptCommand(summary="list what was run", act=show_history),
-    "restart": PromptCommand(summary="begin anew; files stay, checkpoints do not", act=restart),
-    "checkpoint": PromptCommand(
-        summary="remember memory and files", act=checkpoint, arguments="[NAME]", max_arguments=1
-    ),
+    "help": PromptCommand(summary="list these commands", act=show_help),
+    "history": PromptCommand(summary="list the cells that were run", act=show_history),
+    "restart": PromptCommand(summary="start a new interpreter; files stay, checkpoints do not", act=restart),
+    "checkpoint": PromptCommand(summary="store memory and files", act=checkpoint, arguments="[NAME]", max_arguments=1),
     "rollback": PromptCommand(
         summary="go back to a checkpoint, the latest by default", act=rollback, arguments="[NAME]", max_arguments=1
     ),
-    "fork": PromptCommand(
-        summary="make N sessions that begin as this one is", act=fork, arguments="[N]", max_arguments=1
-    ),
+    "fork": PromptCommand(summary="make N copies of this session", act=fork, arguments="[N]", max_arguments=1),
     "forks": PromptCommand(summary="list the sessions", act=show_forks),
-    "switch": PromptCommand(summary="go on in session N", act=switch, arguments="N", min_arguments=1, max_arguments=1),
+    "switch": PromptCommand(
+        summary="continue in session N", act=switch, arguments="N", min_arguments=1, max_arguments=1
+    ),
     "close": PromptCommand(summary="end fork N", act=close, arguments="N", min_arguments=1, max_arguments=1),
     "files": PromptCommand(summary="list the files of the workspace", act=show_files),
     "save": PromptCommand(

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 @root.command("shell")
-@argument("name", required=False, metavar="NAME", help="A sandbox that is kept under this name. Default: a throwaway.")
+@argument("name", required=False, metavar="NAME", help="The name of a sandbox. Default: a throwaway sandbox.")
 @flag("--raw", help=RAW_HELP)
-@option("--cwd", metavar="DIR", help="The folder inside in which it begins. Default: /workspace.")
+@option("--cwd", metavar="DIR", help="The working directory in the sandbox. Default: /workspace.")
 @option("--user", metavar="NAME", help=USER_HELP)
 @sandbox_options()
 @users_option()
 @folder_options()
-@flag("--review", help="Show what was changed in the folder, and ask what to write.")
+@flag("--review", help="Show the changes to the folder, and ask which to write.")
 @program_options()
 @debug_option()
 def _shell(
@@ -46,8 +46,8 @@ def _shell(
 ) -> int:
     """Open a shell in a throwaway sandbox or a named one.
 
-    It has this terminal, or reads what is piped in. Its exit code passes through. It has no time-out unless --timeout
-    gives one.
+    It gets this terminal, or reads standard input from a pipe. Its exit code passes through. There is no time-out
+    unless --timeout sets one.
     """
     if sandbox_debug:
         log_to_stderr()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 EXIT_FAULTY = 1
 _AFTER = "cloche.after"
-_NAME = "A name of `cloche skill list`, or a folder."
+_NAME = "A name from `cloche skill list`, or a folder."
 
 skill = root.group("skill", help="Check, list and run skills (SKILL.md and scripts).")(lambda: None)
 
@@ -48,12 +48,12 @@ class _WithArguments(Command):
 @sandbox_options("backend", "runtime", "preset", "tier", "config", *(row.keyword for row in REQUESTED_LIMITS))
 @json_option()
 def _check(name: str, options: SandboxOptions, as_json: bool) -> int:
-    """Read a skill, and show what it gets and why.
+    """Check a skill, and show the rules and limits that it gets.
 
-    Nothing of it runs. Shown are what it asks for, the ceilings and the result.
+    Nothing of it runs. The table shows its requests, the ceilings and the results.
 
-    All faults are told at once, each with its file and key. Exit code 1 when the skill cannot run here as it is.
-    PATH has a slash in it, NAME none.
+    All faults are listed, each with its file and key. The exit code is 1 if the skill cannot run here unchanged. A PATH
+    contains a slash, a NAME does not.
     """
     return check_skill(name, options, as_json=as_json)
 
@@ -65,9 +65,9 @@ def _check(name: str, options: SandboxOptions, as_json: bool) -> int:
 def _list(folder: tuple[str, ...], options: SandboxOptions, as_json: bool) -> int:
     """List the skills of the search path.
 
-    That is the platform's data folder, then skill_path of your own configuration.
+    The search path is the platform's data folder, then skill_path of your own configuration.
 
-    With DIR, those in these folders instead.
+    With DIR, list the skills in these folders instead.
     """
     return show_skills(folder, options.get("config"), as_json=as_json)
 
@@ -79,7 +79,7 @@ def _list(folder: tuple[str, ...], options: SandboxOptions, as_json: bool) -> in
 @program_options()
 @output_options()
 @json_option()
-@debug_option("Print debug log and the jail's plan.")
+@debug_option("Print the debug log and the jail's plan.")
 @click.pass_context
 def _run(
     context: click.Context,
@@ -97,8 +97,8 @@ def _run(
 
     The script's arguments follow --. Exit codes are those of cloche run.
 
-    SCRIPT is a script's name or path; without one the skill's entry runs. The skill's files lie in the workspace,
-    read-only, and the script runs where it lies among them.
+    SCRIPT is a script's name or path; without one the skill's entry runs. The skill's files are in the workspace,
+    read-only, and the script runs from its place among them.
     """
     from cloche.skills.loader import load_skill
     from cloche.skills.run import run_skill
@@ -194,7 +194,7 @@ def _print_skill(examined: Examined, terms: Terms | None, faults: tuple[Fault, .
     for fault in faults:
         say(str(fault))
     if not faults:
-        print("Nothing is wrong with it, and nothing is refused. Nothing of it has run.")
+        print("The skill is valid, and nothing is refused. Nothing of it has run.")
 
 
 def _print_card(skill: Skill) -> None:

@@ -25,7 +25,7 @@ _id = argument("id_", metavar="ID", help="A snapshot's id.")
 @snapshots.command("create")
 @option("--workspace", metavar="DIR", default=".", help="The folder.")
 @option("--session", metavar="LABEL", help="A label of your own, at most 64 characters.")
-@option("--label", metavar="TEXT", help="What it is for, at most 200 characters.")
+@option("--label", metavar="TEXT", help="A description, at most 200 characters.")
 @option("--env", "names", metavar="NAME", multiple=True, help="Record this variable of yours. Repeatable.")
 @flag("--all-env", help="Record all of your variables.")
 @json_option()
@@ -34,7 +34,7 @@ def _create(
 ) -> int:
     """Record variables, dependencies, git's state and settings.
 
-    Prints the id. Without --env and --all-env the variables are those that a guest gets. Secrets are masked.
+    It prints the id. Without --env and --all-env it records the variables that a guest gets. Secrets are masked.
     """
     from cloche.config.settings import load_settings
     from cloche.records.environment import take_snapshot
@@ -86,7 +86,7 @@ def _show(id_: str, as_json: bool) -> int:
 def _compare(id1: str, id2: str, as_json: bool) -> int:
     """Compare variables and dependencies of two snapshots.
 
-    A line each: + added, - removed, M changed, ? a masked value of which it is not known.
+    One line each: + added, - removed, M changed, ? masked (it may have changed).
     """
     from cloche.records.environment import compare_snapshots
 
@@ -111,13 +111,13 @@ def _compare(id1: str, id2: str, as_json: bool) -> int:
 
 @snapshots.command("replicate")
 @_id
-@option("--workspace", metavar="DIR", help="The folder, when it is not the one of the snapshot.")
-@flag("--overwrite", help="Replace a script that is there.")
+@option("--workspace", metavar="DIR", help="The folder. Default: the snapshot's.")
+@flag("--overwrite", help="Replace an existing script.")
 @json_option()
 def _replicate(id_: str, workspace: str | None, overwrite: bool, as_json: bool) -> int:
     """Write a shell script that sets the variables again.
 
-    It is .cloche-env-replication.sh in the folder. Secrets are empty in it: fill them in.
+    The script is .cloche-env-replication.sh in the folder. Secrets are empty in it: fill them in.
     """
     from cloche.records.environment import get_snapshot
     from cloche.records.replication import render_script, write_script
@@ -165,7 +165,7 @@ def _notes(document: Document) -> Iterator[str]:
     if document.get("fileMissing"):
         yield f"the file {document['file']} is missing; the row is whole"
     if document["git"]["isPartial"]:
-        yield f"git's state is not whole: {document['git']['reason']}"
+        yield f"git's state is incomplete: {document['git']['reason']}"
     yield from document["notes"]
 
 

@@ -1,4 +1,4 @@
-"""Facts about this host and its settings: languages, presets, backends, images, configuration, doctor; garbage collection."""
+"""Facts about this host and its settings (languages, presets, backends, images, configuration, doctor), and gc."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 _BELOW = ("answer", "why not", "what to do", "program", "really", "how the jail sees it", "note")
 _CONFORMANCE_COLUMNS = ("family", "check", "outcome", "seconds", "reason")
 
-images = root.group("images", help="Build what backends run in.")(lambda: None)
-config = root.group("config", help="Look at the configuration.")(lambda: None)
+images = root.group("images", help="Build images for backends.")(lambda: None)
+config = root.group("config", help="Show the configuration.")(lambda: None)
 
 
 @root.command("languages")
 @json_option()
 def _languages(as_json: bool) -> int:
-    """List the languages, and what runs them."""
+    """List the languages, and the programs that run them."""
     from cloche.core.languages import LANGUAGES
     from cloche.execution.doctor import find_toolchains
 
@@ -73,7 +73,7 @@ def _amount(name: str, value: object) -> str:
 @root.command("backends")
 @json_option()
 def _backends(as_json: bool) -> int:
-    """List the backends, and which can be used here."""
+    """List the backends, and which are available here."""
     from cloche.config.settings import load_settings
     from cloche.core.policy import BACKEND_ROWS, Policy
     from cloche.execution.accounts import accounts_of
@@ -105,8 +105,8 @@ def _backends(as_json: bool) -> int:
 def _gc(as_json: bool) -> int:
     """Remove what dead processes left behind.
 
-    Containers, workspaces, their folders and control groups; sandboxes at providers whose key is configured. A
-    commit to a folder of the host that was interrupted is undone, or completed.
+    That includes containers, workspaces, their folders and control groups, and sandboxes at providers with a configured
+    key. An interrupted commit to a folder of the host is undone or completed.
     """
     from cloche.config.settings import load_settings
     from cloche.execution.accounts import accounts_of
@@ -129,13 +129,13 @@ def _gc(as_json: bool) -> int:
 
 
 @images.command("build")
-@option("--backend", metavar="NAME", default="microvm", help="The backend that runs in it.")
-@option("--package", metavar="NAME", multiple=True, help="A package of the distribution's to add. Repeatable.")
+@option("--backend", metavar="NAME", default="microvm", help="The backend that the image is for.")
+@option("--package", metavar="NAME", multiple=True, help="A package of the distribution to add. Repeatable.")
 @json_option()
 def _build(backend: str, package: tuple[str, ...], as_json: bool) -> int:
-    """Build what virtual machines start from.
+    """Build the image that virtual machines start from.
 
-    A kernel and a root disk, from the distribution's packages. Needs no root.
+    It has a kernel and a root disk from the distribution's packages. Root is not needed.
     """
     from cloche.execution.registry import build_image
 
@@ -149,7 +149,7 @@ def _build(backend: str, package: tuple[str, ...], as_json: bool) -> int:
 @sandbox_options("config", "preset", "tier", "backend", "runtime", "prefer")
 @json_option()
 def _show_settings(options: dict[str, Any], as_json: bool) -> int:
-    """Show every setting, its value and where it came from."""
+    """Show every setting with its value and origin."""
     from cloche.config.settings import load_settings
 
     settings = load_settings(options)
@@ -159,11 +159,11 @@ def _show_settings(options: dict[str, Any], as_json: bool) -> int:
 
 
 @root.command("conformance")
-@option("--backend", "name", metavar="NAME", default="local", help="A name of `cloche backends`.")
-@option("--level", metavar="LEVEL", help="Default: the strongest the backend has here.")
+@option("--backend", "name", metavar="NAME", default="local", help="A backend, as `cloche backends` lists them.")
+@option("--level", metavar="LEVEL", help="The level. Default: the strongest one of the backend here.")
 @json_option()
 def _conformance(name: str, level: str | None, as_json: bool) -> int:
-    """Try every promise of the interface against a backend. Exit code 1 when one is broken."""
+    """Check a backend against every promise of the interface. The exit code is 1 if one is broken."""
     from cloche.config.settings import load_settings
     from cloche.core.enforcement import Level
     from cloche.core.policy import Policy
@@ -191,11 +191,11 @@ def _conformance(name: str, level: str | None, as_json: bool) -> int:
     "--container-profile",
     "profile",
     metavar="FILE",
-    help="Write the seccomp profile of a container in which jails can be made to FILE (-: print it); measure nothing.",
+    help="Write a seccomp profile for containers that run jails to FILE (-: print it); measure nothing.",
 )
 @json_option()
 def _doctor(profile: str | None, as_json: bool) -> int:
-    """Measure what this host enforces, and how to get more."""
+    """Measure which controls this host enforces, and how to get more."""
     if profile is not None:
         return _write_profile(profile)
     if sys.platform != "linux":
@@ -241,7 +241,7 @@ def audit_lines(state: AuditState) -> list[str]:
     elif state.folder:
         lines.append("audit log: can be written")
     if state.fault:
-        lines.append(f"audit log: NOT sound: {state.fault}; cloche audit verify says all")
+        lines.append(f"audit log: NOT sound: {state.fault}; cloche audit verify shows all")
     elif state.events:
         which = "all of them" if state.first == 1 else f"from event {state.first} on; cloche audit verify reads all"
         lines.append(f"audit log: sound, {state.events} events up to {state.last_time}, {which}")

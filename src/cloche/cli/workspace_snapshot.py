@@ -35,10 +35,10 @@ _id = argument("id_", metavar="ID", help="A snapshot's id.")
 @snapshots.command("create")
 @option("--workspace", metavar="DIR", default=".", help="The folder.")
 @option("--session", metavar="LABEL", help="A label of your own, at most 64 characters.")
-@flag("--contents", help="Keep what the files hold, so that they can be restored.")
+@flag("--contents", help="Store the files' contents, so that they can be restored.")
 @json_option()
 def _create(workspace: str, session: str | None, contents: bool, as_json: bool) -> int:
-    """Record which files there are, with their hashes, and print the id."""
+    """Record the files of a folder with their hashes, and print the id."""
     with _opened() as records, folder(workspace, REFUSAL) as fd:
         document = records.create(
             fd, workspace_path=os.path.abspath(workspace), session_id=session, contents=contents,
@@ -47,7 +47,7 @@ def _create(workspace: str, session: str | None, contents: bool, as_json: bool) 
     if as_json:
         return print_json(document)
     if document["isPartial"]:
-        say(f"this is not all of the folder: {_reasons(document)}")
+        say(f"the snapshot is not complete: {_reasons(document)}")
     print(document["id"])
     return 0
 
@@ -76,7 +76,7 @@ def _show(id_: str, as_json: bool) -> int:
 def _diff(id1: str, id2: str, as_json: bool) -> int:
     """Compare two snapshots.
 
-    A line each: + added, - removed, M modified, m another mode, ? unknown.
+    One line each: + added, - removed, M modified, m another mode, ? unknown.
     """
     with _opened() as records:
         comparison = records.diff(id1, id2)
@@ -91,15 +91,15 @@ def _diff(id1: str, id2: str, as_json: bool) -> int:
 
 @snapshots.command("restore")
 @_id
-@option("--workspace", metavar="DIR", help="The folder, when it is not the one of the snapshot.")
-@flag("--prune", help="Remove files that the snapshot does not know.")
-@flag("--manifest-only", help="Change no file: write what would be restored.")
+@option("--workspace", metavar="DIR", help="The folder. Default: the snapshot's.")
+@flag("--prune", help="Remove files that are not in the snapshot.")
+@flag("--manifest-only", help="Change no file; write only the report.")
 @yes_option
 @json_option()
 def _restore(id_: str, workspace: str | None, prune: bool, manifest_only: bool, yes: bool, as_json: bool) -> int:
-    """Restore the files whose content was kept.
+    """Restore the files whose content was stored.
 
-    What was done is in .cloche-ws-restore.json, in the folder.
+    The report is .cloche-ws-restore.json, in the folder.
     """
     with _opened() as records:
         path = workspace or str(records.get(id_)["workspacePath"])
@@ -121,7 +121,7 @@ def _restore(id_: str, workspace: str | None, prune: bool, manifest_only: bool, 
 
 
 def _restore_question(id_: str, folder: str, *, prune: bool) -> str:
-    more = ", and removes those that it does not know" if prune else ""
+    more = ", and removes files that are not in it" if prune else ""
     return f"Restore {escape_name(id_)}? That overwrites files in {escape_name(os.path.abspath(folder))}{more}."
 
 
@@ -144,7 +144,7 @@ def _row(record: Document) -> dict[str, object]:
 
 
 def _reasons(document: Document) -> str:
-    return ", ".join(f"the bound of {reason}" for reason in document["partialReasons"])
+    return ", ".join(f"the limit of {reason}" for reason in document["partialReasons"])
 
 
 def _path(entry: object, key: str = "path") -> str:

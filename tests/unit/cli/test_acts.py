@@ -62,7 +62,7 @@ def test_a_person_says_yes_or_no(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     for answer, told, after in (("\r", "nothing was done", False), ("y\r", f"revoked {keys[0]}", True)):
         with Terminal("revoke", keys[0], "--database", str(path), verb="keys") as terminal:
-            terminal.see(f"Revoke {keys[0]}? Whoever has it is refused from then on. [y/N]: ")
+            terminal.see(f"Revoke {keys[0]}? It is refused from then on. [y/N]: ")
             terminal.type(answer)
             terminal.see(told)
         assert revoked() == [after, False]

@@ -59,7 +59,7 @@ def test_who_chooses_file_by_file_is_asked_once_for_each_reason(diff: Diff) -> N
     assert answer is not None
     assert (answer.paths, answer.dangerous) == (("a.txt",), ())
     assert [question for question in asked if "dangerous" in question] == [
-        f"these 19 are dangerous ({BUILD}). Write them all the same? [y]es, [N]o, [o]ne by one: "
+        f"these 19 are dangerous ({BUILD}). Write them anyway? [y]es, [N]o, [o]ne by one: "
     ]
 
 
