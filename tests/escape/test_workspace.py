@@ -438,7 +438,7 @@ def test_what_git_takes_for_a_repository_needs_a_yes(host: Path) -> None:
         assert sandbox.run(REPOSITORY).ok
         diff = sandbox.diff()
         assert {"evil/HEAD", "evil/config"} <= {one.path for one in diff.dangerous}
-        with pytest.raises(InvalidRequest, match="yes of their own"):
+        with pytest.raises(InvalidRequest, match="their own confirmation"):
             sandbox.commit(diff)
         sandbox.commit(diff, dangerous=True)
     subprocess.run(["git", "status"], cwd=host / "evil", check=False, capture_output=True)
@@ -539,7 +539,7 @@ def test_what_the_host_reaches_by_another_name_needs_a_yes(
         assert result.ok, result.stderr
         diff = sandbox.diff()
         assert {one.path for one in diff.dangerous} >= set(detour.dangerous)
-        with pytest.raises(InvalidRequest, match="yes of their own"):
+        with pytest.raises(InvalidRequest, match="their own confirmation"):
             sandbox.commit(diff, dangerous=[one.path for one in diff.dangerous if one.path != detour.dangerous[-1]])
         sandbox.commit(diff, dangerous=True)
     done = subprocess.run(detour.command, cwd=host, check=False, capture_output=True, text=True)
@@ -555,7 +555,7 @@ def test_a_build_file_of_npm_needs_a_yes(host: Path, tmp_path: Path) -> None:
     text = f'{{"targets": [{{"target_name": "x", "type": "none", "sources": {sources}}}]}}'
     with cloche.Sandbox(workspace=host) as sandbox:
         sandbox.run(f"open('binding.gyp', 'w').write({text!r})")
-        with pytest.raises(InvalidRequest, match="yes of their own"):
+        with pytest.raises(InvalidRequest, match="their own confirmation"):
             sandbox.commit()
         sandbox.commit(dangerous=["binding.gyp"])
     subprocess.run(

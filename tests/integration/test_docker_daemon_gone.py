@@ -99,7 +99,7 @@ def test_a_warm_run_that_loses_the_daemon_is_told(own: Daemon) -> None:
     assert caller.stdout.readline() == "up\n"
     with within(30):
         own.stop()
-        assert "nobody said why" in caller.stdout.readline()
+        assert "for an unknown reason" in caller.stdout.readline()
     caller.stdout.close()
     caller.wait(60)
 

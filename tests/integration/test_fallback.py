@@ -81,7 +81,7 @@ def test_a_required_level_is_never_traded(require: str) -> None:
 def test_a_name_that_stands_for_a_level_is_never_traded(monkeypatch: pytest.MonkeyPatch) -> None:
     """`gvisor` asks for gVisor: where it is missing, with docker and without, nothing less runs instead."""
     monkeypatch.setenv("CLOCHE_RUNSC", "none")
-    with pytest.raises(cloche.BackendUnavailable, match="level gvisor is asked for, so nothing less runs"):
+    with pytest.raises(cloche.BackendUnavailable, match="level gvisor is required, so no weaker backend runs"):
         cloche.run("print(1)", **{**TRUSTED, "backend": "gvisor"})
 
 
@@ -115,7 +115,7 @@ def test_what_isolates_nothing_is_missing_too(tmp_path: Path, backend: str) -> N
         ({"require": "jail"}, "BackendUnavailable", "level jail is required, so nothing less runs"),
         ({"require": "filesystem"}, "BackendUnavailable", "filesystem is required but would be absent"),
         ({"tier": 3}, "BackendUnavailable", "level jail is required"),
-        ({"level": "jail"}, "BackendUnavailable", "level jail is asked for, so nothing less runs"),
+        ({"level": "jail"}, "BackendUnavailable", "level jail is required, so no weaker backend runs"),
     ],
 )
 def test_what_a_process_does_not_give_is_refused(tmp_path: Path, asked: dict[str, Any], kind: str, said: str) -> None:

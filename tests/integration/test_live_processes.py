@@ -307,7 +307,7 @@ def test_an_init_that_is_late_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_backend, "START_S", 0.4)
 
     async def scenario() -> None:
-        for is_starting, match in ((True, "did not answer"), (False, "time-out was over")):
+        for is_starting, match in ((True, "did not answer"), (False, "after its time-out")):
             async with cloche.AsyncSandbox(live=True, warm=False) as sandbox:
                 process = await sandbox.start(["sleep", "79001"], timeout="300ms")
                 init = [pid for pid in descendants(os.getpid()) if _is_pid_1(pid)]

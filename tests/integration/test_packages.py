@@ -242,7 +242,7 @@ def test_a_lock_file_brings_nothing_that_was_not_asked_for(
     evil = below.replace("below", "evil").replace(sha256_of(index.wheels["below-1.0-py3-none-any.whl"]), "e" * 64)
     newer = below.replace("1.0", "2.0")
     for changed, why in (
-        (f"{text}\n[[packages]]{evil}", r"pins evil==1\.0, which nothing that is asked for needs"),
+        (f"{text}\n[[packages]]{evil}", r"pins evil==1\.0, which no requested package needs"),
         (text.replace(below, newer), r"cannot be resolved: .*below==2\.0"),
         (text.replace(f"[[packages]]{below}", ""), r"does not pin below==1\.0, which is needed"),
         (text.replace(below, below.replace('sha256 = "', 'sha256 = "0')[:-1]), "no file with the hash"),

@@ -170,7 +170,7 @@ def test_a_lock_file_brings_nothing_that_was_not_asked_for(
     wrong = {"1.0.0": "2.0.0", "2.0.0": "1.0.0"}
     at = below.partition('version = "')[2][:5]
     for changed, why in (
-        (f"{text}\n[[packages]]{evil}", r"pins npm:evil@1\.0\.0, which nothing that is asked for needs"),
+        (f"{text}\n[[packages]]{evil}", r"pins npm:evil@1\.0\.0, which no requested package needs"),
         (text.replace(nested, nested.replace(wrong[at], at)), r"does not hold: .*invalid: below@"),
         (text.replace(below, re.sub(r'sha512 = "..', 'sha512 = "00', below)), "no file with the hash"),
         (text.replace(below, below.replace(at, "https://evil.example")), "has no version"),

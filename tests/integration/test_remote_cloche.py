@@ -546,7 +546,7 @@ def test_a_service_that_fails_when_it_has_the_code(certificates: Path, status: i
 
     for one, error, said in (
         (failing(status, kind), OutcomeUnknown, "may have run all the same"),
-        (failing(429, "too-many-calls"), BackendUnavailable, "too often"),
+        (failing(429, "too-many-calls"), BackendUnavailable, "too many requests"),
     ):
         with posing(certificates, one) as (account, _), pytest.raises(error, match=said):
             run(account)

@@ -270,7 +270,7 @@ def test_a_manifest_brings_no_packages(runner: httpx.Client, admin: httpx.Client
     done = runner.post("/api/sandbox/dev-env/provision", json={"manifest": {"version": 1, "name": "x", "setup": setup}})
     assert done.status_code == 201, done.text
     first, second = done.json()["steps"]
-    assert (first["status"], "above what the service allows" in first["error"], second["status"]) == (
+    assert (first["status"], "above the service's limit" in first["error"], second["status"]) == (
         "error",
         True,
         "ok",

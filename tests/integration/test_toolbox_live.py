@@ -119,7 +119,7 @@ def test_an_error_an_exit_and_a_time_out_keep_it() -> None:
     ]  # fmt: skip
     assert states(answers) == ["new", *["kept"] * 4]
     assert "ended with exit code 3" in answers[2].text
-    assert answers[3].text.endswith("The interpreter goes on, with what earlier calls defined.")
+    assert answers[3].text.endswith("The interpreter goes on, with the definitions of earlier calls.")
     assert "Interrupted after 5 s" in answers[3].text
     assert answers[4].text == "[value]\n1"
 

@@ -219,7 +219,7 @@ def test_content_that_is_not_what_was_seen_is_refused(host: Path, state: Path) -
     """The hash of what is written is compared with that of the change."""
     before = content_of(host)
     change, _ = file("fine", b"seen")
-    with pytest.raises(InvalidRequest, match="not what was seen"):
+    with pytest.raises(InvalidRequest, match="has changed since the comparison"):
         write(host, state, [(change, b"evil")])
     assert content_of(host) == before
     assert left_in(state) == []

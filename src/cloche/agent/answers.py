@@ -44,7 +44,7 @@ _LOST = (
     "The interpreter ended with it, and what earlier calls defined is gone; files are still there. The next call "
     "begins in a new one."
 )
-_STATE_KEPT = "The interpreter goes on, with what earlier calls defined."
+_STATE_KEPT = "The interpreter goes on, with the definitions of earlier calls."
 _PARTIAL = "Files may be missing from the result; write fewer, or one archive."
 _NO_NETWORK = "There is no network here; use files of the workspace."
 MOST_REFUSALS = 3  # of the network, that are told

@@ -118,7 +118,7 @@ Approver = Callable[[ApprovalRequest], Awaitable[Decision]]
 async def deny(request: ApprovalRequest) -> Decision:
     """Say no to everything: the default without an approver."""
     return Decision(
-        is_approved=False, by="default", reason=f"nobody was named who may approve {request.risk} tools; pass approve="
+        is_approved=False, by="default", reason=f"there is no approver for {request.risk} tools; pass approve="
     )
 
 

@@ -54,7 +54,7 @@ def container_arguments(
     owned = (owner.st_uid, owner.st_gid or owner.st_uid)
     if user is not None and settings.policy.user is not None:
         by = settings.origins.get("user", "argument")
-        raise InvalidRequest(f"user: {user[0]} is asked for beside {settings.policy.user} ({by}); drop one")
+        raise InvalidRequest(f"user: {user[0]} conflicts with {settings.policy.user} ({by}); drop one")
     container = WorkspaceContainer(
         image=image_name,
         command=read_argv(command),
@@ -77,11 +77,11 @@ def _runtime(settings: Settings) -> str:
     policy = settings.policy
     _check_controls(settings, policy)
     if settings.backend not in _OF_DOCKER and settings.origins.get("backend") == "argument":
-        raise BackendUnavailable(f"backend {settings.backend!r} is asked for, and this is a container of docker's.")
+        raise BackendUnavailable(f"backend {settings.backend!r} is requested, and this is a docker container.")
     required_level = max(policy.require_level or Level.NONE, policy.level or Level.NONE)
     if required_level > Level.GVISOR or policy.level in (Level.NONE, Level.PROCESS, Level.CONFINED):
         raise BackendUnavailable(
-            f"level {policy.level or required_level} is asked for, and a container gives jail or gvisor."
+            f"level {policy.level or required_level} is required, and a container gives jail or gvisor."
         )
     if required_level is not Level.GVISOR and settings.backend != "gvisor":
         return policy.runtime or ""

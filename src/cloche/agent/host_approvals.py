@@ -64,7 +64,7 @@ class HostApprovals:
             decision = await self._queue(request)
             record_decision(self._audit, Decided(request=request, decision=decision))
         except Exception as error:
-            log.warning("nobody can be asked about %s:%d, which is a no, for now: %s", host, port, error)
+            log.warning("%s:%d is refused for now, because the approver cannot be asked: %s", host, port, error)
             return None
         finally:
             self._asking -= 1

@@ -81,7 +81,7 @@ class ShownDiffs:
         rows = _rows(diff)
         patch = escape(diff.patch[:MOST_PATCH_CHARS])
         if diff.is_cut or len(diff.patch) > MOST_PATCH_CHARS:
-            patch += "\n(the diff goes on: look at all of it before you say yes)"
+            patch += "\n(the diff is longer: look at all of it before you approve)"
         return ApprovalRequest(
             tool=tool.name, risk=Risk.CRITICAL if diff.dangerous else Risk.HIGH, arguments=dict(read),
             rules={"writes_to": self.folder, **_dangers(diff), "changes": rows}, changes=patch,

@@ -87,7 +87,9 @@ def check_owner(path: str) -> None:
     """Raise InvalidRequest where another user owns the file or its folder, and so could put an approval into it."""
     for checked in (path, os.path.dirname(path)):
         if (owner := os.stat(checked).st_uid) not in (0, os.geteuid()):
-            raise InvalidRequest(f"{checked} belongs to user {owner}, who could approve; name a queue of your own")
+            raise InvalidRequest(
+                f"{checked} belongs to user {owner}, so that user could approve; name a queue of your own"
+            )
 
 
 def make_folder(folder: str) -> None:
@@ -128,4 +130,4 @@ def check_private(path: str) -> None:
             f"{path}: everybody may put files beside it or in its place, and approve; name one in a folder of your own"
         )
     if facts.st_mode & stat.S_IWOTH:
-        raise InvalidRequest(f"{path} may be written to by everybody, who could approve then; chmod o-w it")
+        raise InvalidRequest(f"{path} is writable by every user, so any user could approve; chmod o-w it")

@@ -64,7 +64,7 @@ def changes_told(request: ApprovalRequest) -> list[str]:
 
 def what_changes_are(request: ApprovalRequest) -> str:
     """Name the subject of a request's diff."""
-    return "what is written" if "writes_to" in request.rules else "what changed since the last call"
+    return "what is written" if "writes_to" in request.rules else "changes since the last call"
 
 
 def where_it_runs(request: ApprovalRequest) -> str:

@@ -160,7 +160,7 @@ class Toolbox:
             options["languages"] = (*DEFAULT_LANGUAGES, "csharp")
             self._sandbox = make(**with_tier(options, self.tier))
         if self._sandbox.policy.trusted:
-            raise InvalidRequest("trusted: what a model wrote is never the operator's own; leave it out for tools")
+            raise InvalidRequest("trusted: code that a model wrote is never the operator's own; leave it out for tools")
         # Other backends use an image's programs, and other levels cannot hide files.
         name = self._sandbox.backend
         can_hide = name == "local" and capabilities_of(name, level=self.policy.level).level is Level.JAIL

@@ -45,7 +45,7 @@ KINDS: Mapping[str, str] = {
     "sandbox": "a sandbox of the service was opened, ended, or is about to be uploaded to: which",
     "restore": "files of a snapshot are about to be written to a folder of the host: which",
     "replicate": "a script that sets variables is about to be written to a folder of the host: of which snapshot",
-    "fallback": "something else runs it than what was asked for: what, and why",
+    "fallback": "a fallback ran instead of the requested backend: which, and why",
     "fix_round": "a model repaired code: which round, and what came of it",
     "recovery": "a write before this one was interrupted: length and hash of what it left",
     "rotation": "the chain goes on here from a file that is full",

@@ -136,7 +136,7 @@ def read_heads(text: str, *, name: str) -> list[ExpectedHead]:
             raise InvalidRequest(f"{name}: {line[:100]!r} is no head; `cloche audit head` prints one")
         heads.append(ExpectedHead(seq=int(match[1]) if match[1] else None, hash=match[2]))
     if not heads:
-        raise InvalidRequest(f"{name}: there is no head in it; `cloche audit head` prints one")
+        raise InvalidRequest(f"{name}: it has no head; `cloche audit head` prints one")
     return heads
 
 
@@ -298,9 +298,7 @@ class Reading:
         if unparsed is None:
             return 0
         for offset in range(unparsed.count):
-            self.report.add(
-                unparsed.file, unparsed.first_line + offset, "this line was changed: it is not what was written"
-            )
+            self.report.add(unparsed.file, unparsed.first_line + offset, "this line was changed after it was written")
         return unparsed.count
 
     def _note(self, name: str, number: int, line: Line) -> None:
@@ -353,7 +351,7 @@ class Reading:
         last = report.last.seq if report.last else 0
         for head in self._heads.values():
             if head.seq is not None and head.seq < first and report.dropped:
-                report.notes.append(f"head {head.seq} is older than what is kept, and cannot be looked for")
+                report.notes.append(f"head {head.seq} is older than the stored events, and cannot be checked")
             else:
                 subject = f"head {head.hash}" if head.seq is None else f"head {head.seq}:{head.hash}"
                 ending = f"the log ends with event {last}" if last else "there are no events"

@@ -171,7 +171,7 @@ def opened_folder(folder: str, *, create: bool, is_read: bool | None = None) -> 
 
 def _open_folder(folder: str, *, create: bool, is_read: bool) -> int:
     if not os.path.isabs(folder):
-        raise failure(folder, "that is no absolute path, for want of a home folder maybe", is_read=is_read)
+        raise failure(folder, "that is not an absolute path; maybe there is no home folder", is_read=is_read)
     try:
         folder_fd = _open_or_make(folder) if create else hostfs.open_folder(folder)
     except OSError as error:

@@ -218,7 +218,7 @@ def why_unread_memory(yama: str = "/proc/sys/kernel/yama/ptrace_scope") -> str:
     if scope in ("", "0", "1"):
         return ""
     return (
-        f"kernel.yama.ptrace_scope is {scope}, so nobody may read in a guest's memory which address it asks for; "
+        f"kernel.yama.ptrace_scope is {scope}, so no process may read in a guest's memory which address it asks for; "
         "with 0 or 1 the network works at level confined"
     )
 

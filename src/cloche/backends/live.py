@@ -215,7 +215,7 @@ class LiveProcess:
             if rounds >= LATE_ROUNDS and not end.done():
                 paused_s = await self.paused_s() if self.paused_s is not None else 0.0
                 if monotonic() >= ends_at + paused_s - self.paused_before_s + LATE_S:
-                    self._channel.abandon("it did not end a process whose time-out was over")
+                    self._channel.abandon("it did not end a process after its time-out")
                     return
                 rounds = 0
 
@@ -348,7 +348,7 @@ class Tunnel:
 def check_port(port: int) -> None:
     """Raise InvalidRequest unless `port` is a port number."""
     if not 0 < port < 1 << 16:
-        raise InvalidRequest(f"port: {port!r} is none; give one from 1 to 65535")
+        raise InvalidRequest(f"port: {port!r} is not valid; give one from 1 to 65535")
 
 
 def connection_error(error: OperationFailed, port: int) -> OSError:
@@ -411,7 +411,9 @@ class LiveSandbox(LiveFiles):
             return ()
         traffic = await self.network.traffic()
         if traffic.is_lost:
-            raise OutcomeUnknown("the egress process of this sandbox is gone, and with it what the network carried")
+            raise OutcomeUnknown(
+                "the egress process of this sandbox is gone, and with it the record of the network's traffic"
+            )
         return traffic.rows
 
     async def paused_s(self) -> float:

@@ -207,7 +207,7 @@ class LiveFiles:
 
     def _named(self, path: str) -> str | dict[str, str]:
         if not path or "\0" in path:
-            raise InvalidRequest(f"path: {path!r} is none; give text without NUL characters")
+            raise InvalidRequest(f"path: {path!r} is not valid; give text without NUL characters")
         try:
             return pack_text(self.absolute(path))
         except ValueError as error:
@@ -462,7 +462,7 @@ class LiveFiles:
 
 def _natural(name: str, value: int) -> int:
     if type(value) is not int or not 0 <= value < 1 << 62:
-        raise InvalidRequest(f"{name}: {value!r} is none; give an integer from 0 on")
+        raise InvalidRequest(f"{name}: {value!r} is not valid; give an integer from 0 on")
     return value
 
 
@@ -475,7 +475,7 @@ def _late(path: str, seconds: float) -> SandboxFileError:
 
 
 def _no_sense(path: str, error: Exception | str) -> SandboxFileError:
-    return SandboxFileError(f"{path}: the answer makes no sense: {error}", path=path, kind="other")
+    return SandboxFileError(f"{path}: the answer is invalid: {error}", path=path, kind="other")
 
 
 def _skipped(answer: Mapping[str, Any]) -> int:

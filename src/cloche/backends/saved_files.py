@@ -183,7 +183,7 @@ def _name_one(target_fd: int, entry: _Written) -> bool:
         path = f"{entry.folder}/{entry.name}" if entry.folder else entry.name
         raise SandboxFileError(
             f"cannot write {path!r}: {error.strerror or error}; what was there has changed meanwhile. New files were "
-            "removed again, others may have been replaced; save into a folder that nobody else writes to",
+            "removed again, others may have been replaced; save into a folder that no other process writes to",
             path=path,
         ) from error
     return is_new

@@ -117,7 +117,7 @@ class SessionLink:
             self.lose(self.refused)
             self.on_flood()
         except (ValueError, RecursionError) as error:
-            self.refused = f"the interpreter said what nobody understands: {error}"
+            self.refused = f"the interpreter sent an invalid message: {error}"
             self.lose(self.refused)
 
     def _take(self, frame: dict[str, Any]) -> None:

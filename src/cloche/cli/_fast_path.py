@@ -318,7 +318,7 @@ class Run:
         paused_s = float(visit(self.found, "info").get("paused_s") or 0.0)
         self.look_at = monotonic()
         if self.look_at >= self.ends_at + paused_s + LATE_S:
-            raise _Failed("the sandbox has ended: it did not end a process whose time-out was over")
+            raise _Failed("the sandbox has ended: it did not end a process after its time-out")
 
     # The result.
 

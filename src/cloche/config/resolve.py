@@ -196,7 +196,7 @@ def _refusal(name: str, configured: ConfiguredValue, full: Layer) -> InvalidRequ
     return InvalidRequest(
         f"{file}: {configured.key} asks for {shown} {_render(shown, value)}{without}. "
         f"A file that was merely found in the working directory may only tighten; name it with {option} if it is "
-        "yours, or say it in your own configuration file, in the environment or as an argument"
+        "yours, or set it in your own configuration file, in the environment or as an argument"
     )
 
 

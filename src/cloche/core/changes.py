@@ -148,7 +148,7 @@ class Diff:
 
     @property
     def dangerous(self) -> tuple[Change, ...]:
-        """Return the changes that need a yes of their own."""
+        """Return the changes that need their own confirmation."""
         return tuple(change for change in self.changes if change.dangers)
 
     @property

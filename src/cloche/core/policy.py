@@ -433,7 +433,7 @@ def _row(action: str, placement: Place, why: str) -> tuple[str, Placement]:
 
 PLACEMENTS: Mapping[str, Placement] = dict(
     (
-        _row("generated_code", Place.SANDBOX, "nobody has read what a model has just written"),
+        _row("generated_code", Place.SANDBOX, "no one has reviewed code that a model has just written"),
         _row("package_install", Place.SANDBOX, "a package's set-up code is a stranger's"),
         _row("outside_write", Place.SANDBOX, "a write outside /memory and /configs could change the agent itself"),
         _row("skill_loading", Place.WORKSPACE, "SKILL.md is only read"),

@@ -121,7 +121,7 @@ def signal_number(value: int | str) -> int:
             return int(signal_number)
     elif 0 < int(value) < 65:
         return int(value)
-    raise InvalidRequest(f"signal: {value!r} is none; give a name such as TERM, or a number from 1 to 64")
+    raise InvalidRequest(f"signal: {value!r} is not valid; give a name such as TERM, or a number from 1 to 64")
 
 
 def shell_argv(line: str) -> tuple[str, ...]:

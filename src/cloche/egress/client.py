@@ -73,7 +73,7 @@ class Traffic:
         if self.unlisted:
             notes["network_unlisted"] = self.unlisted
         if self.is_lost:
-            notes["network_lost"] = "the egress process ended; what the network carried is not known"
+            notes["network_lost"] = "the egress process ended; the network's traffic is not known"
         return notes
 
 

@@ -125,7 +125,7 @@ def _read_labels(query: bytes) -> tuple[tuple[bytes, ...], int]:
         if not size:
             return tuple(labels), offset
         if size > 63:
-            raise ValueError("a pointer, or a kind of label that is none of today's")
+            raise ValueError("a pointer, or an unknown kind of label")
         if offset + size - _HEADER.size >= _MOST_NAME_BYTES:
             raise ValueError("the name is too long")
         labels.append(query[offset : offset + size])

@@ -56,8 +56,8 @@ class CommitChoice:
             refused = [change for change in chosen if change.dangers and change.path not in agreed]
             if refused:
                 raise InvalidRequest(
-                    f"nothing was written: these changes need a yes of their own: {_by_reason(refused, diff)}; look at "
-                    "them, then name them (dangerous=[...], --dangerous PATH), or leave them out (paths=[...])"
+                    f"nothing was written: these changes need their own confirmation: {_by_reason(refused, diff)}; "
+                    "look at them, then name them (dangerous=[...], --dangerous PATH), or leave them out (paths=[...])"
                 )
         return chosen
 
@@ -109,7 +109,7 @@ def selected(
             matching.append(change)
     missing = [path for path, is_met in is_met_by_path.items() if not is_met]
     if missing:
-        raise InvalidRequest(f"paths: nothing was changed at {missing[0]!r}; see the diff for what was")
+        raise InvalidRequest(f"paths: there is no change at {missing[0]!r}; see the diff for what was")
     if not with_folders:
         return tuple(matching)
     needed = {above for change in matching for above in above_of(change.path)}
@@ -193,7 +193,7 @@ def write_changes(
     check()
     if snapshot.is_partial:
         raise InvalidRequest(
-            "nothing was written: the sandbox has changed more than can be looked at; remove what it has made"
+            "nothing was written: the sandbox has more changes than can be compared; remove some of its files"
         )
     if expected_id is not None and diff.id != expected_id:
         raise InvalidRequest(

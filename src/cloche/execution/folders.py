@@ -154,7 +154,7 @@ def unpack_folder(archive: BinaryIO, target: str, max_bytes: int) -> Transfer:
     except (tarfile.TarError, ValueError) as error:
         if isinstance(error, InvalidRequest):
             raise
-        raise SandboxFileError(f"what came makes no sense from somewhere on: {error}", path=target) from error
+        raise SandboxFileError(f"the data is invalid from some point on: {error}", path=target) from error
     finally:
         os.close(root)
 

@@ -155,7 +155,7 @@ class HostFolderOperations(NameOperations):
     def _checked(self, opened: OpenSandbox) -> OpenLiveSandbox:
         if not isinstance(opened, SupportsChanges):
             raise BackendUnavailable(
-                f"workspace: backend {self.backend!r} has no sandboxes here that tell what was changed in a folder.",
+                f"workspace: backend {self.backend!r} has no sandboxes here that report changes to a folder.",
                 remedy='Use "local", "docker", "gvisor" or "microvm".',
             )
         return cast("OpenLiveSandbox", opened)
@@ -295,7 +295,7 @@ class HostFolderOperations(NameOperations):
                     _report(TAKING, reader.kept)
             snapshot = await _stoppable(lambda check: reader.finish(answer, _noting(reader.kept, check)))
         except ValueError as error:
-            raise InvalidRequest(f"workspace: what the sandbox says of its changes makes no sense: {error}") from error
+            raise InvalidRequest(f"workspace: the sandbox's report of its changes is invalid: {error}") from error
         finally:
             reader.close()
             report_progress(Progress(what=TAKING, is_over=True))

@@ -69,7 +69,9 @@ class AsyncNetwork:
         InvalidRequest for a sandbox without `on_network="ask"`.
         """
         if self._policy.on_network != "ask":
-            raise InvalidRequest('network.ask: this sandbox refuses what no rule names; open it with on_network="ask"')
+            raise InvalidRequest(
+                'network.ask: this sandbox refuses hosts without a rule; open it with on_network="ask"'
+            )
 
         async def decide_within_ceiling(host: str, port: int) -> bool:
             return may_be_asked(self._check, host, port) and await decide(host, port)

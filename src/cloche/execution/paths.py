@@ -123,7 +123,7 @@ class PathOperations(LiveOperations):
                 await self._require_open().write_file(path, _content(data))
                 return
             if not 0 <= mode <= MOST_MODE:
-                raise InvalidRequest(f"mode: {mode!r} is none; give permission bits such as 0o755")
+                raise InvalidRequest(f"mode: {mode!r} is not valid; give permission bits such as 0o755")
             await self._require_live("write_file with a mode").write_path(path, _content(data), mode=mode)
 
     async def append_file(self, path: str, data: bytes | str, *, timeout: Timeout = None) -> None:

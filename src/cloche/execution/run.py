@@ -483,11 +483,11 @@ def check_fixer(fixer: object, prepared: Prepared, code: str | None) -> Fixer:
         raise InvalidRequest("autofix repairs code; a command in argv alone has none")
     policy = prepared.policy
     if policy.trusted:
-        raise InvalidRequest("trusted: what a model wrote is never the operator's own; leave it out for auto-fix")
+        raise InvalidRequest("trusted: code that a model wrote is never the operator's own; leave it out for auto-fix")
     is_weak = policy.level is not None and policy.level < Level.CONFINED
     if is_weak or prepared.settings.backend in HOST_BACKENDS:
         raise InvalidRequest(
-            "auto-fix runs what a model answers, so it needs a sandbox; drop --no-sandbox, or use a backend "
+            "auto-fix runs a model's answer, so it needs a sandbox; drop --no-sandbox, or use a backend "
             "that isolates (cloche backends)"
         )
     return fixer

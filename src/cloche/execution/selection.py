@@ -84,8 +84,8 @@ def _find_auto(criteria: BackendCriteria) -> FoundBackend:
     choice = choose(OPTIONS, criteria, _probe_for(criteria))
     if choice.option is None:
         raise BackendUnavailable(
-            f'backend "auto": nothing here gives what is asked for. {_join_reasons(choice.passed_over)}.',
-            remedy='Ask for less, set up one of these, or name a backend; "cloche backends" says what each needs.',
+            f'backend "auto": no backend here gives what is requested. {_join_reasons(choice.passed_over)}.',
+            remedy='Ask for less, set up one of these, or name a backend; "cloche backends" says what each one needs.',
         )
     name, level = choice.option.backend, choice.option.level
     log.debug("auto takes the %s: %s; not %s", criteria.prefer, name, choice.passed_over)
@@ -130,7 +130,7 @@ def _reason_without_probing(option: Option, criteria: BackendCriteria) -> str:
     if policy.level is not None and option.level not in (None, policy.level):
         return f"level {policy.level} is asked for, and it gives {option.level}"
     if criteria.wants_image and row.provider is not None and not row.takes_image:
-        return "an image is asked for, and it takes none"
+        return "an image is requested, and it takes none"
     return ""
 
 
@@ -149,7 +149,7 @@ def unmet_policy(capabilities: Capabilities, policy: Policy) -> str:
         accept_claimed_level=policy.accept_claimed_level,
     )
     if policy.network not in capabilities.networks:
-        missing.append(f"network {policy.network!r} is asked for, and it has {' or '.join(capabilities.networks)} only")
+        missing.append(f"network {policy.network!r} is requested, and it has {' or '.join(capabilities.networks)} only")
     if missing and capabilities.reason:
         missing.append(capabilities.reason)
     return "; ".join(missing)
@@ -201,7 +201,7 @@ def fall_back(missing: BackendUnavailable, settings: Settings, policy: Policy) -
     if not why_not_local and local.level > Level.PROCESS:
         return _fallback_to(missing, settings, policy, local.level)
     if policy.level not in (None, Level.PROCESS):
-        _no_fallback(missing, f"level {policy.level} is asked for, so nothing less runs ({why_not_local})")
+        _no_fallback(missing, f"level {policy.level} is required, so no weaker backend runs ({why_not_local})")
     if policy.require_level is not None and policy.require_level > Level.PROCESS:
         _no_fallback(missing, f"level {policy.require_level} is required, so nothing less runs ({why_not_local})")
     _check_network(settings, policy)

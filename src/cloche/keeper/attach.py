@@ -241,7 +241,7 @@ def read_entry(name: str, entry: Mapping[str, Any]) -> Kept:
             enforcement=Enforcement(level=Level.parse(report["level"]), controls=controls),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BackendUnavailable(f"what is said of sandbox {name!r} makes no sense: {error}") from error
+        raise BackendUnavailable(f"what is said of sandbox {name!r} is invalid: {error}") from error
 
 
 def find_kept(name: str) -> Kept:

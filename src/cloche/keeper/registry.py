@@ -49,7 +49,7 @@ def check_name(name: object) -> str:
     """Return a valid name. Raises InvalidRequest."""
     if not isinstance(name, str) or not is_name(name):
         raise InvalidRequest(
-            f"name: {name!r} is none; use 1 to 63 of a-z, 0-9 and -, and begin with a letter or a digit"
+            f"name: {name!r} is not valid; use 1 to 63 of a-z, 0-9 and -, and begin with a letter or a digit"
         )
     return name
 

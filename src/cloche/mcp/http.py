@@ -144,8 +144,8 @@ async def serve_http(app: Starlette, *, host: str, port: int, path: str, has_tok
     """
     if not has_tokens and not is_loopback(host):
         raise InvalidRequest(
-            f"--host {host}: whoever reaches this machine could run code on it; name a file with a bearer token "
-            "(--token-file), or listen on 127.0.0.1"
+            f"--host {host}: any client that reaches this machine could run code on it; name a file with a bearer "
+            "token (--token-file), or listen on 127.0.0.1"
         )
     listener = listen(host, port)
     try:

@@ -220,7 +220,7 @@ def _read_facts(pin: Pin, text: str) -> Facts:
         raise ValueError(f"by its metadata it is {name[:100]} {version}")
     requires = [parse_requirement(str(text)) for text in metadata["requires"]]
     if any(requirement.is_npm for requirement in requires):
-        raise ValueError("it needs what is no package of Python's")
+        raise ValueError("it needs a package that is not a Python package")
     python, extras = (
         str(SpecifierSet(str(metadata["python"]))),
         sorted({normalize_package(str(extra)) for extra in metadata["extras"]}),

@@ -39,7 +39,7 @@ class _Wheels:
         """Begin the next one. Raises WrongFrame for any other, and for a size that is not the list's."""
         number = len(self.paths)
         if kind != FILE or number >= len(self.pins) or name != str(number):
-            raise WrongFrame("a file came that nobody asked for")
+            raise WrongFrame("a file arrived that was not requested")
         pin = self.pins[number]
         if size > MOST_WHEEL_BYTES or (pin.size and size != pin.size):
             raise WrongFrame(f"{pin.name} has {size} bytes, and by the list {pin.size}")
@@ -80,7 +80,7 @@ class _Wheel:
         if digest != listed:
             raise WrongFrame(
                 f"{self._pin.name} {self._pin.version} has the hash {digest}, and by the pinned list "
-                f"{listed}: what the index sends is not what it lists"
+                f"{listed}: the index sends another file than it lists"
             )
 
 

@@ -47,7 +47,7 @@ def made_folder(store: str, name: str) -> str:
         ) from error
     if not is_own(store):
         raise BackendUnavailable(
-            f"packages: {store} can be written by somebody else than this user.",
+            f"packages: {store} is writable by another user.",
             remedy="Make it this user's own (chown, chmod go-w), or set XDG_DATA_HOME.",
         )
     return folder

@@ -240,7 +240,7 @@ async def _with_default(backend: Backend, policy: Policy, requirements: Sequence
 
 def _npm(terms: Terms) -> Npm:
     if terms.find_npm is None:
-        raise BackendUnavailable("packages: nobody says how npm is started here.")
+        raise BackendUnavailable("packages: it is not configured how npm is started here.")
     return terms.find_npm()
 
 

@@ -74,7 +74,7 @@ class Locked:
             raise InvalidRequest(f"packages: {self.file} does not pin {', '.join(lacking)}, which is needed; {_AGAIN}")
         if idle and not self.is_build:
             raise InvalidRequest(
-                f"packages: {self.file} pins {', '.join(idle)}, which nothing that is asked for needs; {_AGAIN}"
+                f"packages: {self.file} pins {', '.join(idle)}, which no requested package needs; {_AGAIN}"
             )
 
     def check(self, requirements: Sequence[Requirement], target: Target) -> None:

@@ -64,5 +64,5 @@ def refuse_unlisted(names: Sequence[str]) -> PolicyDenied:
     """Return the error for packages outside of the list."""
     return PolicyDenied(
         f"packages: {', '.join(names)} is not among those that may be installed here (packages_allow), and nobody "
-        "approved it; use what is listed, or ask whoever runs this"
+        "approved it; use what is listed, or ask the operator"
     )

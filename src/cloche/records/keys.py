@@ -71,7 +71,7 @@ def create_key(
     """
     checked_scopes = _checked_scopes(scopes)
     if not name.strip() or len(name) > _MOST_NAME or "\0" in name:
-        raise InvalidRequest(f"name: give a key 1 to {_MOST_NAME} characters that say whose it is")
+        raise InvalidRequest(f"name: give a key 1 to {_MOST_NAME} characters that name its owner")
     ends = None if lifetime_s is None else datetime.now(UTC) + timedelta(seconds=lifetime_s)
     expires_at = None if ends is None else ends.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     with database.writing() as session:

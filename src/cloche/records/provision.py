@@ -111,7 +111,7 @@ def _tighten_network(hosts: Sequence[str], settings: Settings, options: dict[str
         if covers(own, parse_rule(host)):
             reached.append(host)
         else:
-            notes.append(f"network: {host} is not in what the operator allows, and is not reached")
+            notes.append(f"network: {host} is not in the operator's allowlist, and is refused")
     if reached:
         options |= {"network": "allowlist", "network_allow": tuple(reached)}
     elif mode_rank(own.mode):
@@ -205,7 +205,7 @@ async def _upload(sandbox: AsyncSandbox, folder: int) -> tuple[str, ...]:
         count = (await sandbox.upload(path, "/workspace", leave_out=LEFT_OUT)).left_out
     except InvalidRequest as error:
         raise InvalidRequest(str(error).replace(path, "the workspace").replace("upload: ", "workspace: ")) from error
-    return (f"workspace: {count} entries are not copied: links that lead out, and what is no file",) if count else ()
+    return (f"workspace: {count} entries are not copied: links that lead out, and special files",) if count else ()
 
 
 async def _run_step(step: Setup, sandbox: AsyncSandbox, opening: _Opening) -> ProvisionStep:

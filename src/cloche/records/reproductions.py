@@ -74,7 +74,7 @@ class Reproductions:
     ) -> dict[str, Any]:
         """Return one page, the newest first, without code and results. Raises InvalidRequest."""
         if status is not None and status not in STATUSES:
-            raise InvalidRequest(f"status: {escape_name(status[:80])!r} is none; use one of {', '.join(STATUSES)}")
+            raise InvalidRequest(f"status: {escape_name(status[:80])!r} is not valid; use one of {', '.join(STATUSES)}")
         with self._database.reading() as session:
             return list_page(
                 session, Reproduction, project=self._project, show=_listed, limit=limit, cursor=cursor, status=status,
@@ -259,7 +259,7 @@ def _checked_id(id: str) -> str:  # noqa: A002
 
 
 def _not_found(id: str) -> NotFound:  # noqa: A002
-    return NotFound(f"there is no reproduction {id}; list those there are")
+    return NotFound(f"there is no reproduction {id}; see the list")
 
 
 def _shown(row: Reproduction) -> dict[str, Any]:

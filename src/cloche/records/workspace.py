@@ -237,7 +237,7 @@ def _full_document(row: WorkspaceSnapshot) -> Document:
 def _may_prune(document: Document, prune: bool, manifest_only: bool) -> bool:
     """Return whether to prune. Raises InvalidRequest for contradictory options, and if it would remove too much."""
     if prune and manifest_only:
-        raise InvalidRequest("prune: the manifest alone was asked for; leave out one of the two")
+        raise InvalidRequest("prune: a manifest-only restore removes nothing; leave out one of the two")
     if prune and not ENDED_BY.isdisjoint(document["partialReasons"]):
         why = ", ".join(document["partialReasons"])
         raise InvalidRequest(f"prune: the snapshot does not know all files ({why}); restore without it")

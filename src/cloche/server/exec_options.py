@@ -339,9 +339,7 @@ def _ceiling(key: Key, old: Any, base: Settings) -> Any:  # noqa: ANN401 - as ma
 
 
 def _above(name: str, requested: str, ceiling: str) -> PolicyDenied:
-    return PolicyDenied(
-        f"{name}: {requested} is above what the service allows ({ceiling}); ask for less, or the operator"
-    )
+    return PolicyDenied(f"{name}: {requested} is above the service's limit ({ceiling}); ask for less, or the operator")
 
 
 def _check_network(own: Policy, base: Settings) -> None:

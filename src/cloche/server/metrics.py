@@ -29,7 +29,7 @@ class Metrics:
             "cloche_http_request_seconds", "Time to the end of an answer", ["route"], buckets=_SECONDS,
             registry=registry,
         )  # fmt: skip
-        self._failures = Counter("cloche_database_errors", "What the database could not do", registry=registry)
+        self._failures = Counter("cloche_database_errors", "Failed operations of the database", registry=registry)
 
     def run_ended(self, status: str, seconds: float | None) -> None:
         """Count a run that ended. `seconds` is its duration, None unless it ran to its end."""

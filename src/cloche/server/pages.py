@@ -355,7 +355,7 @@ def _groups_of_environments(comparison: Mapping[str, Any]) -> list[tuple[str, st
         ("Variables, changed", "changed", [(name, *values) for name, values in env["changed"].items()]),
         ("Variables, added", "added", [(name, "", value) for name, value in env["added"].items()]),
         ("Variables, removed", "removed", [(name, value, "") for name, value in env["removed"].items()]),
-        ("Variables of which it is not known", "unknown", [(name, "", "") for name in env.get("unknown", ())]),
+        ("Masked variables, which may have changed", "unknown", [(name, "", "") for name in env.get("unknown", ())]),
         ("Dependencies, changed", "changed",
          [(named(row), row["from"] or "any", row["to"] or "any") for row in dependencies["changed"]]),
         ("Dependencies, added", "added",
@@ -372,7 +372,7 @@ def _groups_of_files(comparison: Mapping[str, Any]) -> list[tuple[str, str, _Row
     return [
         ("Files, modified", "changed", rows("modified")), ("Files, added", "added", rows("added")),
         ("Files, removed", "removed", rows("removed")), ("Modes, changed", "changed", rows("modeChanged")),
-        ("Files of which it is not known", "unknown", rows("unknown")),
+        ("Files that cannot be compared", "unknown", rows("unknown")),
     ]  # fmt: skip
 
 
@@ -404,5 +404,5 @@ def show_files(document: Mapping[str, Any]) -> list[dict[str, str]]:
 def read_number(text: str) -> int:
     """Return the number of an approval request. Raises InvalidRequest."""
     if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise InvalidRequest("this is no number of an approval")
+        raise InvalidRequest("this is not the number of an approval")
     return int(text)

@@ -115,7 +115,7 @@ def answer_to(error: Exception) -> JSONResponse:
     if isinstance(error, ClientDisconnect):  # not delivered; only for the log and metrics
         return answer(HTTPStatus.BAD_REQUEST, "incomplete-body", "the client went away before its body was whole")
     if not isinstance(error, errors.ClocheError):
-        log.error("an error that nobody expected", exc_info=error)
+        log.error("an unexpected error", exc_info=error)
     return answer(
         500, "internal-error", "Cloche failed in a way that its own logic excludes; nothing is known to have run",
         remedy="look into the service's log, and report it",
@@ -165,8 +165,8 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
         (400, "It cannot be read."),
         (401, "No key, or one that does not hold."),
         (403, "The key's scopes or the rules do not allow it."),
-        (404, "There is none of that id here."),
-        (409, "It contradicts what is there."),
+        (404, "There is no record with that id."),
+        (409, "It conflicts with the stored state."),
         (413, "It is too large."),
         (422, "A field is wrong."),
         (429, "Too many at once."),

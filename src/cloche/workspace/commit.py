@@ -455,7 +455,7 @@ class _Commit:
                 file.write(piece)
             file.flush()
             if digest.hexdigest() != staged.sha256:
-                raise InvalidRequest(f"{escape_name(staged.path)} is not what was seen; take the changes anew")
+                raise InvalidRequest(f"{escape_name(staged.path)} has changed since the comparison; compare again")
             self._own(file.fileno(), staged.mode)
             if len(self.plan.puts) <= MOST_SYNCED:
                 os.fsync(file.fileno())

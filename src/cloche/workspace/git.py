@@ -616,7 +616,7 @@ def _write_blobs(git: _Git, snapshot: Snapshot, changes: Sequence[Change]) -> li
         paths.append(os.path.join(git.temporary, f"blob{number}"))
         digest = _write(git, paths[-1], [entry.target] if is_link else snapshot.read(entry))
         if not is_link and digest != (change.sha256 or entry.sha256):
-            raise InvalidRequest(f"{escape_name(change.path)} is not what was seen; take the changes anew")
+            raise InvalidRequest(f"{escape_name(change.path)} has changed since the comparison; compare again")
     listed = "".join(f"{path}\n" for path in paths)
     return git.run("hash-object", "-w", "--no-filters", "--stdin-paths", data=listed.encode()).decode().split()
 

@@ -67,7 +67,7 @@ def test_nobody_is_who_it_runs_as_or_an_error(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         os.chown(tmp_path, *USER)
     assert "--user=65534:65534" in container_arguments(tmp_path, "some/image:1", preset="locked-down")
-    with pytest.raises(ClocheError, match=r"1000 is asked for beside nobody \(preset locked-down \(argument\)\)"):
+    with pytest.raises(ClocheError, match=r"1000 conflicts with nobody \(preset locked-down \(argument\)\)"):
         arguments(tmp_path, preset="locked-down")
 
 
@@ -85,8 +85,8 @@ def test_nobody_is_who_it_runs_as_or_an_error(tmp_path: Path) -> None:
         ({"user": (1000, 0)}, "root's"),
         ({"name": "--privileged"}, "name of a container"),
         ({"env": {"A=B": "c"}}, "variable's name"),
-        ({"backend": "firecracker"}, "backend 'firecracker' is asked for"),
-        ({"runtime": "local"}, "backend 'local' is asked for"),
+        ({"backend": "firecracker"}, "backend 'firecracker' is requested"),
+        ({"runtime": "local"}, "backend 'local' is requested"),
     ],
 )
 def test_less_or_more_than_a_container_gives_is_refused(tmp_path: Path, asked: dict[str, Any], said: str) -> None:

@@ -102,7 +102,7 @@ def test_a_queue_is_its_owners_alone(tmp_path: Path) -> None:
         os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o600
     path.chmod(0o666)
-    with pytest.raises(InvalidRequest, match="may be written to by everybody"):
+    with pytest.raises(InvalidRequest, match="is writable by every user"):
         ApprovalQueue(path)
 
 

@@ -132,8 +132,8 @@ def test_every_other_one_has_its_reason() -> None:
         "firecracker": "it is not on PATH; install it",
         "microvm": "QEMU is not here; install it",
         "gvisor": "nobody answers; start it",
-        "local": "level gvisor is asked for, and it gives jail at most",
-        "docker": "level gvisor is asked for, and it gives jail at most",
+        "local": "level gvisor is required, and it gives jail at most",
+        "docker": "level gvisor is required, and it gives jail at most",
     }
 
 
@@ -147,7 +147,7 @@ def test_a_named_image_leaves_those_that_take_one() -> None:
     """An image for this very run is more than a wish."""
     choice = decide({**HERE, "gvisor": NO_DAEMON}, wants_image=True)
     assert name_of(choice) == "docker"
-    assert choice.passed_over["local"] == "an image is asked for, and it takes none"
+    assert choice.passed_over["local"] == "an image is requested, and it takes none"
 
 
 def test_nothing_below_confined_is_chosen() -> None:
@@ -166,7 +166,7 @@ def test_nothing_below_confined_is_chosen() -> None:
         (Policy(), ""),
         (Policy(require_level=Level.GVISOR), "level gvisor is required but only jail can be reached"),
         (Policy(require_controls=(Control.MEMORY,)), "memory is required but would be partial: swap"),
-        (Policy(network="open"), "network 'open' is asked for, and it has off only"),
+        (Policy(network="open"), "network 'open' is requested, and it has off only"),
     ],
 )
 def test_a_misfit_is_told_in_a_sentence(policy: Policy, said: str) -> None:
@@ -189,5 +189,5 @@ def test_an_image_for_a_backend_without_images_is_refused() -> None:
 def test_a_missing_choice_names_all_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says what was asked, why each backend does not give it, and what to do."""
     monkeypatch.setenv("CLOCHE_MICROVM_IMAGE", str(tmp_path))
-    with pytest.raises(BackendUnavailable, match=r"gives what is asked for.*gvisor: level vm.*cloche backends"):
+    with pytest.raises(BackendUnavailable, match=r"gives what is requested.*gvisor: level vm.*cloche backends"):
         find("auto", BackendCriteria(policy=Policy(require_level=Level.VM)))

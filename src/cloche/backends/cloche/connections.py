@@ -137,7 +137,7 @@ async def begin_on(
         return await wire.begin(verb, fields, on_event=on_event, on_data=on_data)
     except ValueError as error:
         raise InvalidRequest(
-            f"what is sent with this call is too much or no JSON ({error}); write files instead"
+            f"the data of this call is too large or not JSON ({error}); write files instead"
         ) from error
 
 

@@ -114,7 +114,7 @@ def mode_field(mode: int) -> str:
 def path_fields(path: str) -> dict[str, str]:
     """Return a path as the wire writes it; a relative one is below /workspace. Raises InvalidRequest."""
     if not path or "\0" in path:
-        raise InvalidRequest(f"path: {path!r} is none; give text without NUL characters")
+        raise InvalidRequest(f"path: {path!r} is not valid; give text without NUL characters")
     full_path = path if path.startswith("/") else f"/workspace/{path}"
     try:
         encoded = full_path.encode("utf-8", "surrogateescape")

@@ -329,7 +329,7 @@ def _is(record: FileRecord, data: bytes) -> bool:
 
 def _natural(name: str, value: int) -> int:
     if type(value) is not int or not 0 <= value < 1 << 62:
-        raise InvalidRequest(f"{name}: {value!r} is none; give an integer from 0 on")
+        raise InvalidRequest(f"{name}: {value!r} is not valid; give an integer from 0 on")
     return value
 
 

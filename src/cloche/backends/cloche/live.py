@@ -216,14 +216,14 @@ class RemoteSandbox(RemoteFiles):
 
     def decide_network(self, decide: Callable[[str, int], Awaitable[bool]]) -> None:  # noqa: ARG002
         """Raise InvalidRequest: a service does not ask this client about hosts."""
-        raise InvalidRequest("network.ask: a service asks nobody here about hosts; name them in its rules")
+        raise InvalidRequest("network.ask: a service cannot ask here about hosts; name them in its rules")
 
     async def network_traffic(self) -> Sequence[Mapping[str, Any]]:
         """Return carried and refused traffic. Raises BackendUnavailable if the service does not report it."""
         rows = (await self.ask_inside("network.look")).get("traffic")
         if not isinstance(rows, list):
             raise BackendUnavailable(
-                "backend 'cloche': this service does not tell what the network of a sandbox has carried.",
+                "backend 'cloche': this service does not report the network traffic of a sandbox.",
                 remedy="See network_refused of each result.",
             )
         return [{_snake(name): value for name, value in row.items()} for row in rows if isinstance(row, dict)]

@@ -196,7 +196,7 @@ class RemoteProcess:
                 if not end.done() and self._call is not None:
                     self._call.cancel()
                     raise OutcomeUnknown(
-                        f"the service did not end process {self.id}, whose time-out was over. {self._sandbox.where()}"
+                        f"the service did not end process {self.id} after its time-out. {self._sandbox.where()}"
                     )
 
     async def result(self, *, takes_output: bool = True) -> Result:

@@ -172,7 +172,7 @@ class WebSocket(asyncio.Protocol):
         if self._ws.parser_exc is not None:
             self._end(Failure.BAD_ANSWER, "a frame makes no sense")
         elif self._ws.handshake_exc is not None:
-            self._end(Failure.BAD_ANSWER, "what answered is no web socket")
+            self._end(Failure.BAD_ANSWER, "the answer is not a web socket")
         else:
             self._flush()
 
@@ -192,7 +192,7 @@ class WebSocket(asyncio.Protocol):
             self.opened.set_result(None)
             return
         if response.status_code < 400:
-            self._end(Failure.BAD_ANSWER, "what answered is no web socket")
+            self._end(Failure.BAD_ANSWER, "the answer is not a web socket")
             return
         error = remote_error(
             "cloche", by_status(response.status_code), status=response.status_code, detail=_detail(response),
@@ -256,7 +256,7 @@ class WebSocket(asyncio.Protocol):
         if not self._transport.is_closing():
             self._transport.writelines([data for data in self._ws.data_to_send() if data])
             if self._transport.get_write_buffer_size() > MOST_UNSENT:
-                self._end(Failure.TIMEOUT, "it does not read what is sent")
+                self._end(Failure.TIMEOUT, "it does not read its input")
 
     def _end(self, failure: Failure, why: str) -> None:
         self.is_open, self._has_ended = False, True

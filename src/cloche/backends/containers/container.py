@@ -336,7 +336,7 @@ class Container(ABC, Generic[G]):
         """Return the message for a run that was lost with the container."""
         if self.is_given_up:
             return f"the {self.label} does not answer and could not be killed; the code may still be running"
-        return f"the {self.label} was lost while the code ran, and nobody said why; it may have run to its end"
+        return f"the {self.label} was lost while the code ran, for an unknown reason; it may have run to its end"
 
     def last_output(self) -> str:
         """Return the end of its standard error, for messages."""

@@ -288,7 +288,7 @@ async def observed_end(
         return None
     if cause is not None:
         return End(observed=Observed(cause=cause), usage=Usage())
-    with suppress_logged(log, "it is not known in time what a container died of", TimeoutError):
+    with suppress_logged(log, "the reason of a container's end is not known in time", TimeoutError):
         async with asyncio.timeout(ASK_S):  # a daemon that is shutting down may never answer
             observed = await asyncio.to_thread(container.end_by_guest)
             if observed is not None:

@@ -145,7 +145,7 @@ class ContainerTransport:
         container = self._container
         end = await observed_end(container, self._report, cause or self._kill_timer.cause)
         if end is None:
-            why = f"the {container.label} is gone, and nobody said why{container.last_output()}"
+            why = f"the {container.label} is gone, for an unknown reason{container.last_output()}"
             return SessionEnd(observed=Observed(), lost=container.why_lost() if container.is_given_up else why)
         return SessionEnd(observed=end.observed, usage=end.usage)
 

@@ -95,7 +95,7 @@ class Encrypted:
         except ValueError as error:
             raise OSError("the connection was closed") from error
         if not poll.poll(timeout_ms):
-            raise TimeoutError(f"it took nothing of what it was sent for {self._stall_s:g} s")
+            raise TimeoutError(f"it did not read its input for {self._stall_s:g} s")
 
 
 class AttachedWire:
@@ -115,7 +115,7 @@ class AttachedWire:
         try:
             self._socket.sendall(data)
         except BlockingIOError as error:
-            raise TimeoutError(f"it took nothing of what it was sent for {self._stall_s:g} s") from error
+            raise TimeoutError(f"it did not read its input for {self._stall_s:g} s") from error
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
         """Yield the container's output."""

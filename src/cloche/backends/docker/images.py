@@ -234,7 +234,7 @@ def _said_by(daemon: Daemon, name: str, image: str, arguments: Sequence[str]) ->
         output = daemon.api.logs(container, stdout=True, stderr=False).decode("utf-8", "replace")
     except Exception as error:
         raise BackendUnavailable(
-            f"image {name!r} cannot be used: no container of it could say what is in it ({explained(error)}). "
+            f"image {name!r} cannot be used: no container of it could be inspected ({explained(error)}). "
             "An image for sandboxes needs at least a shell (sh) and tar."
         ) from error
     finally:

@@ -233,7 +233,7 @@ class PipeWire:
             poll.register(self._in, select.POLLOUT)
             while view:
                 if not poll.poll(self.stall_s * 1000):
-                    raise TimeoutError(f"it took nothing of what it was sent for {self.stall_s:g} s")
+                    raise TimeoutError(f"it did not read its input for {self.stall_s:g} s")
                 with contextlib.suppress(BlockingIOError):
                     view = view[os.write(self._in, view) :]
 
@@ -320,7 +320,7 @@ class RunscContainer(Container[HostView]):
             if not self._is_ready(timeout_s):
                 raise StartFailed(f"a container of gVisor did not get ready{self.last_output()}", step="runsc")
             if self._ready_message.get("kernel") == os.uname().release:
-                raise StartFailed("what runs as runsc is not gVisor: a container saw this host's kernel", step="runsc")
+                raise StartFailed("the program runsc is not gVisor: a container saw this host's kernel", step="runsc")
         except OSError as error:
             self.end()
             raise StartFailed(

@@ -70,7 +70,7 @@ class RunscLiveSandbox(ContainerLiveSandbox[RunscContainer]):
 
     def _check_greeting(self, greeting: Mapping[str, Any]) -> None:
         if greeting.get("kernel") == os.uname().release:
-            raise StartFailed("what runs as runsc is not gVisor: a container saw this host's kernel", step="runsc")
+            raise StartFailed("the program runsc is not gVisor: a container saw this host's kernel", step="runsc")
 
     def _in_memory(self) -> Sequence[str]:
         return TEMPORARY

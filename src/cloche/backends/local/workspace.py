@@ -520,7 +520,7 @@ class Workspace:
                     raise OSError(errno.EBADF, "the sandbox was closed meanwhile")
             except OSError as error:
                 raise OutcomeUnknown(
-                    f"what ran has run, and its files cannot be seen: {error.strerror or error}"
+                    f"the code has run, and its files cannot be read: {error.strerror or error}"
                 ) from error
             self._is_shown = True
         return self._shown

@@ -48,7 +48,7 @@ class MicrosandboxOpenSandbox(HostedSandbox[MicrosandboxContainer]):
 
     _machine: MicrosandboxMachine | None
 
-    _advice = 'See what is known of it: "msb list" and "msb logs"'
+    _advice = 'See "msb list" and "msb logs"'
 
     def __init__(
         self, *, new_machine: Callable[[str], MicrosandboxMachine], image_for: Callable[[str], str],
@@ -85,7 +85,9 @@ class MicrosandboxOpenSandbox(HostedSandbox[MicrosandboxContainer]):
                 machine.sweep()
             except OSError as error:
                 machine.end()
-                raise StartFailed(f"what a run left could not be ended, so the machine was: {error}") from error
+                raise StartFailed(
+                    f"processes that a run left could not be ended, so the machine was ended: {error}"
+                ) from error
         container = MicrosandboxContainer(machine, rootfs)
         container.start(self._policy.preload)
         return container

@@ -66,7 +66,7 @@ def check_claims(
         policy, enforcement, networks=networks, network=network, level=level,
         lacks=lambda missing: BackendUnavailable(
             f"backend {backend!r}: {missing}.",
-            remedy="Accept what the provider says of itself (accept_claimed), ask for less, or use a backend of this "
+            remedy="Accept the provider's own claims (accept_claimed), ask for less, or use a backend of this "
             "host.",
         ),
     )  # fmt: skip

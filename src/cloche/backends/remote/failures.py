@@ -17,8 +17,8 @@ class Failure(enum.Enum):
     """Kinds of failure, each with a sentence and a remedy."""
 
     UNAUTHORIZED = ("it does not accept the key", "Check that the key is whole, not revoked, and of this provider.")
-    FORBIDDEN = ("the key may not do this", "Use a key with the rights for it, or ask whoever gave it.")
-    RATE_LIMITED = ("it was asked too often", "Wait, and ask again.")
+    FORBIDDEN = ("the key may not do this", "Use a key with the rights for it, or ask its owner.")
+    RATE_LIMITED = ("it had too many requests", "Wait, and ask again.")
     QUOTA = ("the account's own quota is used up", "Wait until it resets, end sandboxes, or raise it at the provider.")
     REGION = ("the region is not one where it has room", "Configure another region, or leave it out.")
     NO_NETWORK = ("it cannot be reached", "Check the address, the network of this host and its name server.")

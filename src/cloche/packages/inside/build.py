@@ -57,7 +57,7 @@ def build_system(folder: str) -> dict[str, Any]:
         sys.exit(f"its pyproject.toml cannot be read: {error}")
     listed = [settings.get("requires", []), settings.get("backend-path", [])]
     if not all(isinstance(entry, list) and all(isinstance(text, str) for text in entry) for entry in listed):
-        sys.exit("its pyproject.toml names what is needed for the build in no list of text")
+        sys.exit("its pyproject.toml does not list the build requirements as text")
     return {
         "requires": settings.get("requires", DEFAULT_REQUIRES if not settings else []),
         "backend": str(settings.get("build-backend", DEFAULT_BACKEND)), "path": settings.get("backend-path", []),

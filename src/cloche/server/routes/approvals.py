@@ -278,7 +278,7 @@ def _check(entry: Entry, caller: Caller, decision: Decision, *, is_confirming: b
     if caller.key_id is not None and caller.key_id == entry.asked_by:
         raise Refused(
             403, "own-request", "this key has made the request, and so does not decide about it",
-            remedy="let somebody else decide: another key with scope approve, or the page",
+            remedy="another user must decide: with another key with scope approve, or the page",
         )  # fmt: skip
     if decision.is_remembered and (entry.request.risk is not Risk.HIGH or not decision.is_approved):
         raise Refused(422, "invalid-request", "remember: only a high call that is approved can be", field="remember")
@@ -294,7 +294,7 @@ def _check_other_person(entry: Entry, decision: Decision) -> None:
     if entry.first_decision is not None and entry.first_decision.by == decision.by:
         raise Refused(
             403, "same-person", f"{decision.by} has approved this call, and so does not confirm it",
-            remedy="let somebody else confirm: another key with scope approve (approvals.two_people asks for it)",
+            remedy="another user must confirm: with another key with scope approve (approvals.two_people asks for it)",
         )  # fmt: skip
 
 

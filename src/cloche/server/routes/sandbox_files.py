@@ -38,7 +38,7 @@ _RAW = {"requestBody": {"required": True, "content": {"application/octet-stream"
 _BYTES: dict[str, Any] = {"application/octet-stream": {}}
 _CONTENT: dict[int | str, dict[str, Any]] = {
     200: {"description": "The whole of it.", "content": _BYTES},
-    206: {"description": "The part of it that was asked for.", "content": _BYTES},
+    206: {"description": "The requested part of it.", "content": _BYTES},
     416: {**RESPONSES[422], "description": "It has no such part."},
 }
 _ARCHIVE: dict[int | str, dict[str, Any]] = {
@@ -65,7 +65,7 @@ def read_path(path: str | None, path_base64: str | None) -> str:
 
 
 Path = Annotated[str, Depends(_path)]
-Timeout = Annotated[Amount | None, Query(description="What the call may take: 2, or 500ms.")]
+Timeout = Annotated[Amount | None, Query(description="The time limit of the call: 2, or 500ms.")]
 
 
 class NewFolder(WireModel):

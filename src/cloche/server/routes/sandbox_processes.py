@@ -142,7 +142,7 @@ async def output(process_id: str, use: Running) -> Response:
 def followed(shared: SharedProcess, process_id: str) -> Iterator[None]:
     """Be the only reader of a process's output. Raises Refused (409) if it already has one."""
     if shared.is_followed:
-        raise Refused(409, "followed", f"somebody else follows the output of process {escape_name(process_id[:64])}")
+        raise Refused(409, "followed", f"another client follows the output of process {escape_name(process_id[:64])}")
     shared.is_followed = True
     try:
         yield
