@@ -120,7 +120,7 @@ def test_what_is_said_of_a_sandbox_is_refused_with_a_name(box: library.Sandbox) 
     for words in (("exec", "--memory", "64m", "box", "--", "true"), ("shell", "--memory", "64m", box.name or "")):
         done = cloche(*words)
         assert (done.returncode, done.stdout) == (2, b"")
-        assert done.stderr.startswith(b"cloche: --memory is for a sandbox that is opened")
+        assert done.stderr.startswith(b"cloche: --memory is for a new sandbox")
     done = cloche("shell", "other")
     assert (done.returncode, b"'other'" in done.stderr, b"cloche sandbox list" in done.stderr) == (2, True, True)
     done = cloche("exec", "--user", "root", "box", "--", "id")

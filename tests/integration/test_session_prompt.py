@@ -171,7 +171,7 @@ def test_words_help_and_refuse(terminal: Callable[..., Terminal], tmp_path: Path
     shown = at.enter(":help")
     assert all(word in shown for word in known.split())
     assert "write it as :switch N" in at.enter(":switch")
-    assert "'x' is no number" in at.enter(":switch x")
+    assert "'x' is not a number" in at.enter(":switch x")
     assert "No closing quotation" in at.enter(":save 'x")
     assert "200MiB" in at.enter(":limits")
     at.enter("import os; os.mkdir('d'); open('d/a b.txt', 'w').write('text')")

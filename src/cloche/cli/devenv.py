@@ -74,7 +74,9 @@ def _show(folder: str, as_json: bool) -> int:
 @sandbox_options("config")
 @json_option()
 def _check(folder: str, as_json: bool, options: SandboxOptions) -> int:
-    """Check a manifest, and list the requests that the configuration does not grant."""
+    """Check a manifest.
+
+    It lists the requests that the configuration does not grant."""
     from cloche.config.settings import given_options, load_settings
     from cloche.records.provision import tighten
 

@@ -54,7 +54,9 @@ def _create(
 @_id
 @json_option()
 def _show(id: str, as_json: bool) -> int:  # noqa: A002 - the argument's name
-    """Show a reproduction and the result of its last run; --json includes its code."""
+    """Show a reproduction and the result of its last run.
+
+    With --json it includes the code."""
     with _reproductions() as records:
         record = records.get(id)
     if as_json:

@@ -250,7 +250,7 @@ def _ports(name: str, as_json: bool) -> int:
 @_name
 @argument("ports", metavar="PORT[:HOST_PORT]", help="A port in the sandbox, and one of 127.0.0.1. Default: a free one.")
 def _forward(name: str, ports: str) -> int:
-    """Forward a port of this machine to a port in a sandbox, until Ctrl-C."""
+    """Forward a port of this machine to a sandbox's, until Ctrl-C."""
     port, host_port = _read_ports(ports)
     from cloche.sync import Sandbox
 

@@ -195,7 +195,7 @@ def _conformance(name: str, level: str | None, as_json: bool) -> int:
 )
 @json_option()
 def _doctor(profile: str | None, as_json: bool) -> int:
-    """Measure which controls this host enforces, and how to get more."""
+    """Measure what this host enforces, and how to get more."""
     if profile is not None:
         return _write_profile(profile)
     if sys.platform != "linux":
