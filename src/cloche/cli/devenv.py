@@ -76,7 +76,8 @@ def _show(folder: str, as_json: bool) -> int:
 def _check(folder: str, as_json: bool, options: SandboxOptions) -> int:
     """Check a manifest.
 
-    It lists the requests that the configuration does not grant."""
+    It lists the requests that the configuration does not grant.
+    """
     from cloche.config.settings import given_options, load_settings
     from cloche.records.provision import tighten
 

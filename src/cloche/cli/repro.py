@@ -56,7 +56,8 @@ def _create(
 def _show(id: str, as_json: bool) -> int:  # noqa: A002 - the argument's name
     """Show a reproduction and the result of its last run.
 
-    With --json it includes the code."""
+    With --json it includes the code.
+    """
     with _reproductions() as records:
         record = records.get(id)
     if as_json:
