@@ -154,7 +154,6 @@ def _sweep(blobs_folder: int, prefix: str, named: Callable[[str], Collection[str
 
 @contextmanager
 def _failures_named(shown: str) -> Iterator[None]:
-    """Turn an OSError into RecordsFailed with a remedy."""
     try:
         yield
     except OSError as error:

@@ -72,7 +72,6 @@ def _version_in(file: str, data: bytes, read: Callable[[bytes], object], notes: 
 
 
 def _line(data: bytes) -> object:
-    """Return the first line that is not a comment."""
     lines = data[:4096].decode("utf-8", "replace").splitlines()
     return next((line for line in map(str.strip, lines) if line and not line.startswith("#")), None)
 

@@ -126,7 +126,6 @@ def _strip_length(data: bytes, offset: int) -> tuple[int, int]:
 
 
 def _add(root: Folder, path: bytes, entry: IndexEntry, stage: int) -> int:
-    """Add a file; return the number of folders created."""
     if not path:
         raise Unknown("the index is split over two files, which is not read here")
     *folders, name = path.split(b"/")

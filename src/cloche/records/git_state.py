@@ -217,7 +217,6 @@ def quote_path(path: bytes) -> str:
 
 
 def _staged(git: int, head: bytes | None, index: Folder, bounds: ReadBudget) -> dict[bytes, str]:
-    """Return the differences between the commit and the index, by path."""
     if head is None:
         return {path: "A" for path, entry in index.paths() if not entry.is_intended}
     objects = Objects(git, bounds)

@@ -199,7 +199,6 @@ class _Opening:
 
 
 async def _upload(sandbox: AsyncSandbox, folder: int) -> tuple[str, ...]:
-    """Copy the workspace; return notes about omissions."""
     path = f"/proc/self/fd/{folder}"  # the opened folder, even if another has its path now
     try:
         count = (await sandbox.upload(path, "/workspace", leave_out=LEFT_OUT)).left_out

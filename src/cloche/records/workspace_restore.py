@@ -184,7 +184,6 @@ def _obstacle(root: int, above: Sequence[str]) -> str:
 
 
 def _prune(restoration: Restoration) -> Iterator[Result]:
-    """Remove files that the snapshot does not have, and folders that become empty."""
     snapshot_paths = {entry.path for entry in restoration.entries}
     left_alone = {entry.path for entry in restoration.entries if entry.skipped is not None} | set(restoration.excluded)
     emptied: set[bytes] = set()

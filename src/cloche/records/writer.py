@@ -155,7 +155,6 @@ class Writer:
         return batch
 
     def _do(self, batch: list[Work[Any]]) -> list[Any]:
-        """Run work in one transaction."""
         statements = [work for work in batch if isinstance(work, Statements)]
         if len(statements) < len(batch) or not self._database.is_sqlite:
             with self._database.writing() as session:

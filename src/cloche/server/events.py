@@ -166,7 +166,6 @@ async def wait_a_moment(task: asyncio.Task[Any], seconds: float) -> None:
 
 
 async def _wait_for_client(request: Request, task: asyncio.Task[Any]) -> None:
-    """Wait until a task has ended or the client has disconnected."""
     disconnected = asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait({task, disconnected}, return_when=asyncio.FIRST_COMPLETED)

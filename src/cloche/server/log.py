@@ -186,7 +186,6 @@ def _as_json(_: object, __: str, fields: Fields) -> str:
 
 
 def _as_line(_: object, __: str, fields: Fields) -> str:
-    """Return one line for people: time, level, logger, message, then the other fields."""
     ordered = _ordered(fields)
     head = " ".join(str(ordered.pop(name, "")) for name in ("time", "level", "logger", "event"))
     return escape_name(" ".join([head, *(f"{name}={value}" for name, value in ordered.items() if value is not None)]))

@@ -382,7 +382,6 @@ def _brief(file: object, key: str) -> str:
 
 
 def _path(file: object) -> str:
-    """Return the path of a file in the records; bytes that are not UTF-8 are escaped."""
     if not isinstance(file, Mapping):
         return str(file)
     if "pathBase64" in file:

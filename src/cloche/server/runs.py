@@ -413,7 +413,6 @@ async def _note_nothing(error: BaseException, **fields: Any) -> None:  # noqa: A
 
 
 def _described(order: RunOrder) -> dict[str, Any]:
-    """Return the audit log's fields for a refused run."""
     return {"what": "run", "language": order.summary.get("language"), "code": (order.asked or {}).get("code")}
 
 
@@ -423,7 +422,6 @@ def _is_watched() -> bool:
 
 
 def _queue_span(run_id: str) -> AbstractContextManager[None]:
-    """Trace the time in the queue, if tracing is on."""
     if not is_traced():
         return nullcontext()
     from cloche.audit.telemetry import queue_span

@@ -66,7 +66,6 @@ async def _watch_key(websocket: WebSocket, scope: str | None) -> None:
 
 
 def _close_of(error: BaseException | None) -> tuple[int, str]:
-    """Return the close code and reason for an error."""
     if isinstance(error, BadMessage | UnicodeDecodeError):
         code = INVALID_DATA
     elif isinstance(error, Refused):

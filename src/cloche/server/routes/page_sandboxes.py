@@ -182,7 +182,6 @@ async def _folder(use: Use, folder: str) -> dict[str, Any]:
 
 
 def _rows(folder: str, entries: Sequence[FileInfo]) -> list[dict[str, str]]:
-    """Return a row for each entry, folders first."""
     return [
         {
             "name": _shown(info.name) + ("/" if info.is_directory else ""),

@@ -151,7 +151,6 @@ def followed(shared: SharedProcess, process_id: str) -> Iterator[None]:
 
 
 async def _follow(shared: SharedProcess, pieces: asyncio.Queue[str | None]) -> None:
-    """Queue each piece of output and finally the end, as events."""
     process = shared.process
     errors = asyncio.ensure_future(_pass_on("stderr", process.stderr, pieces))
     try:
@@ -179,7 +178,6 @@ def _event(name: str, data: dict[str, Any]) -> str:
 
 
 async def _sent(pieces: asyncio.Queue[str | None], task: asyncio.Task[None]) -> AsyncGenerator[str]:
-    """Yield the queued events, until the task has ended and the queue is empty."""
     while not (task.done() and pieces.empty()):
         try:
             piece = await asyncio.wait_for(pieces.get(), HEARTBEAT_S)

@@ -284,7 +284,6 @@ async def network(use: Reading) -> dict[str, Any]:
 
 
 async def _traffic(use: Use) -> list[dict[str, Any]]:
-    """Return the last rows of each kind."""
     rows = await use.sandbox.network.traffic()
     shown = [row for kind in (True, False) for row in [row for row in rows if row["is_allowed"] is kind][-MOST_ROWS:]]
     return [{camel(name): value for name, value in row.items()} for row in shown]

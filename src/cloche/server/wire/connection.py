@@ -152,7 +152,6 @@ class Wire:
         await self.send_frame(last)
 
     def _note(self, verb: str, status: int, seconds: float) -> None:
-        """Log and count a call."""
         self._service.metrics.request_ended("WIRE", verb, status, seconds)
         key = self._websocket.scope.get(CALLER)
         log_access("call", verb=verb, status=status, seconds=round(seconds, 6), key=key)
@@ -241,7 +240,6 @@ def _plain(answer: object) -> object:
 
 
 def _error(number: int, error: Exception) -> tuple[int, bytes]:
-    """Return the status and the frame of a failed call."""
     response = response_to(error)
     after = response.headers.get("retry-after")
     problem = {**json.loads(bytes(response.body)), **({} if after is None else {"retryAfter": after})}
