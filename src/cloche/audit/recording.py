@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from .redaction import Redactor
 
-_TOLD = "is_in_audit_log"  # attribute of an exception
+_RECORDED = "is_in_audit_log"  # attribute of an exception
 _EXTRA = "opentelemetry.trace"  # spans can only be collected if it is imported
 
 
@@ -116,7 +116,7 @@ async def _audited(run: Callable[[], Awaitable[Result]], audit: Audit | None, ex
         result = await run()
     except BaseException as error:
         duration_s = round(time.monotonic() - started, 6)
-        setattr(error, _TOLD, True)
+        setattr(error, _RECORDED, True)
         audit.note("execution", redactor=redactor, **facts, **failure(error), duration_s=duration_s)
         raise
     conclude(audit, redactor, {**facts, "limits": execution.limited()}, result)
@@ -198,8 +198,8 @@ def note_denial(
     **fields: Any,  # noqa: ANN401 - JSON
 ) -> None:
     """Record a refusal, once per error, even if several callers handle it."""
-    if not getattr(error, _TOLD, False):
-        setattr(error, _TOLD, True)
+    if not getattr(error, _RECORDED, False):
+        setattr(error, _RECORDED, True)
         sha256 = sha256_of(code) if isinstance(code, str) else None
         audit.note("denial", reason=reason or str(error), **fields, code_sha256=sha256)
 

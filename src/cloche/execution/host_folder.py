@@ -292,14 +292,14 @@ class HostFolderOperations(NameOperations):
             async with aclosing(cast("AsyncGenerator[bytes]", stream)) as pieces:
                 async for piece in pieces:
                     await finish(asyncio.to_thread(reader.feed, piece))
-                    _report(TAKING, reader.kept)
-            snapshot = await _stoppable(lambda check: reader.finish(answer, _noting(reader.kept, check)))
+                    _report(TAKING, reader.stored_bytes)
+            snapshot = await _stoppable(lambda check: reader.finish(answer, _noting(reader.stored_bytes, check)))
         except ValueError as error:
             raise InvalidRequest(f"workspace: the sandbox's report of its changes is invalid: {error}") from error
         finally:
             reader.close()
             report_progress(Progress(what=TAKING, is_over=True))
-        _report(COMPARING, 0, reader.kept)
+        _report(COMPARING, 0, reader.stored_bytes)
         try:
             yield snapshot
         finally:

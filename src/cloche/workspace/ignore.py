@@ -337,7 +337,7 @@ class IgnorePatterns:
         rules = [rule for line in lines if (rule := _checked(line, where)) is not None]
         if len(rules) > MOST_PATTERNS:
             raise InvalidRequest(f"{where}: has {len(rules)} patterns, {MOST_PATTERNS} are allowed; join some of them")
-        self._kept: dict[str, bool] = {}
+        self._cache: dict[str, bool] = {}
         self._patterns = Patterns(rules)
 
     def __bool__(self) -> bool:
@@ -348,12 +348,12 @@ class IgnorePatterns:
         if self._patterns.has_paths:
             return bool(self._patterns.decide(os.fsencode(name), os.fsencode(path), is_folder=is_folder))
         key = f"{name}/" if is_folder else name
-        is_hidden = self._kept.get(key)
+        is_hidden = self._cache.get(key)
         if is_hidden is None:
             encoded = os.fsencode(name)
             is_hidden = bool(self._patterns.decide(encoded, encoded, is_folder=is_folder))
-            if len(self._kept) < MOST_KEPT:
-                self._kept[key] = is_hidden
+            if len(self._cache) < MOST_KEPT:
+                self._cache[key] = is_hidden
         return is_hidden
 
 

@@ -53,7 +53,7 @@ def make_patch(
             break
         check()
         making.add(change)
-    return Patch(text="".join(making.parts), is_cut=making.is_cut, is_text=making.is_text)
+    return Patch(text="".join(making.sections), is_cut=making.is_cut, is_text=making.is_text)
 
 
 class _TooLong(Exception):
@@ -64,7 +64,7 @@ class _Making:
     def __init__(self, snapshot: Snapshot, tree: HostTree, max_bytes: int, work: Work):
         self.snapshot, self.tree, self.left_bytes, self.work = snapshot, tree, max_bytes, work
         self.left_to_read, self.left_lines = MOST_READ_BYTES, MOST_ALL_LINES
-        self.parts: list[str] = []
+        self.sections: list[str] = []
         self.is_cut = False
         self.is_text: dict[str, bool] = {}
 
@@ -76,7 +76,7 @@ class _Making:
             size = len(section)
             self.is_cut = True
         if size <= self.left_bytes:
-            self.parts.append(section)
+            self.sections.append(section)
             self.left_bytes -= size
 
     def _section(self, change: Change) -> Iterator[str]:

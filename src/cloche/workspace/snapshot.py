@@ -127,19 +127,19 @@ class SnapshotReader:
         is_whole: bool = False,
     ):
         self._max_bytes, self._most_entries, self._is_whole = max_bytes, entries, is_whole
-        self._most_kept = (
+        self._max_stored_bytes = (
             max_bytes + max_bytes // 256 + MOST_ROWS_BYTES + entries * 16
         )  # including the frames' length fields
         self._entries: Rows[SnapshotEntry] = Rows(SnapshotEntry)
         self._count = self._rows_bytes = self._size = 0
         self._folders = {b""}  # directories seen, which may have entries below
         self._fd = _unnamed_file(folder)
-        self.kept = 0  # bytes
+        self.stored_bytes = 0
 
     def feed(self, data: bytes) -> None:
         """Store the next bytes of the stream. Raises ValueError beyond the limit, OSError if they cannot be written."""
-        self.kept += len(data)
-        if self.kept > self._most_kept:
+        self.stored_bytes += len(data)
+        if self.stored_bytes > self._max_stored_bytes:
             raise ValueError(f"the changes have more than {self._max_bytes} bytes")
         view = memoryview(data)
         while view:
