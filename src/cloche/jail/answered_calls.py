@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from .messages import Spec
 
-    Answerer = Callable[["Asked"], int]
+    Answerer = Callable[["HeldCall"], int]
 
 ID_VALID, ADDFD = 0x40082102, 0x40182103
 SETFD, SEND = 1, 2
@@ -36,7 +36,7 @@ AT_CWD = 0xFFFFFF9C  # AT_FDCWD, in a register
 SOCKET = b"socket:["  # and the inode, and a bracket: the name of any in /proc
 
 
-class Asked:
+class HeldCall:
     """Hold one question: the arguments in registers, and access to the memory and descriptors that they refer to."""
 
     def __init__(self, listener: int, question: bytes):
@@ -176,7 +176,7 @@ def answering(answerer: Answerer) -> Callable[[int, bytes], None]:
     def answer(listener: int, question: bytes) -> None:
         value, refusal = 0, 0
         try:
-            with Asked(listener, question) as held_call:
+            with HeldCall(listener, question) as held_call:
                 value = answerer(held_call)
                 if held_call.is_answered:
                     return

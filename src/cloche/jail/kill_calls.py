@@ -17,7 +17,7 @@ from .seccomp_notify import send_value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .answered_calls import Asked
+    from .answered_calls import HeldCall
 
 EAGAIN = 11
 MOST_WAITING = 4096  # those of threads that were killed meanwhile, too
@@ -30,7 +30,7 @@ class Kills:
         self._link = link
         self._waiting: list[tuple[int, bytes, dict[str, int]]] = []  # the first one is with init
 
-    def answer(self, held_call: Asked) -> int:
+    def answer(self, held_call: HeldCall) -> int:
         """Let the call go on, or have init answer it."""
         pid, number = (
             int.from_bytes(held_call.argument(index).to_bytes(4, "little"), "little", signed=True) for index in (0, 1)

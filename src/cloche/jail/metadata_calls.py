@@ -28,10 +28,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from .answered_calls import Answerer, Asked
+    from .answered_calls import Answerer, HeldCall
     from .messages import Spec
 
-    Change = Callable[[bytes, Asked, int], object]
+    Change = Callable[[bytes, HeldCall, int], object]
 
 RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 2, 4, 8
 HOW_BYTES = 24
@@ -145,7 +145,7 @@ def _path_of(held: int) -> bytes:
 def _answerer(own: OwnFolders, name: str) -> Answerer:
     row = CALLS[name]
 
-    def answer(held_call: Asked) -> int:
+    def answer(held_call: HeldCall) -> int:
         held = open_file(own, held_call, row)
         try:
             row.change(b"/proc/self/fd/%d" % held, held_call, row.first_value)
@@ -156,7 +156,7 @@ def _answerer(own: OwnFolders, name: str) -> Answerer:
     return answer
 
 
-def open_file(own: OwnFolders, held_call: Asked, row: Row) -> int:
+def open_file(own: OwnFolders, held_call: HeldCall, row: CallRow) -> int:
     """Return a descriptor (O_PATH) of the file that a call is for, below an own folder."""
     flags = held_call.argument(row.flags) if row.flags else 0
     if flags & ~(AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH):
@@ -180,7 +180,7 @@ def open_file(own: OwnFolders, held_call: Asked, row: Row) -> int:
     return own.open(path, follows=row.follows and not flags & AT_SYMLINK_NOFOLLOW)
 
 
-def _open_descriptor(own: OwnFolders, held_call: Asked, number: int) -> int:
+def _open_descriptor(own: OwnFolders, held_call: HeldCall, number: int) -> int:
     held = held_call.open_descriptor(number)
     try:
         own.check(held)
@@ -190,11 +190,11 @@ def _open_descriptor(own: OwnFolders, held_call: Asked, number: int) -> int:
     return held
 
 
-def _change_mode(file: bytes, held_call: Asked, index: int) -> None:
+def _change_mode(file: bytes, held_call: HeldCall, index: int) -> None:
     posix.chmod(file, held_call.argument(index) & 0o7777)
 
 
-def _change_owner(file: bytes, held_call: Asked, index: int) -> None:
+def _change_owner(file: bytes, held_call: HeldCall, index: int) -> None:
     user, group = (
         -1 if new_id == SAME else new_id for new_id in (held_call.argument(index), held_call.argument(index + 1))
     )
@@ -205,12 +205,12 @@ def _change_times(file: bytes, times: bytes | None) -> None:
     call("utimensat", AT_FDCWD, file, times, 0)
 
 
-def _in_nanoseconds(file: bytes, held_call: Asked, index: int) -> None:
+def _in_nanoseconds(file: bytes, held_call: HeldCall, index: int) -> None:
     address = held_call.arguments[index]
     _change_times(file, held_call.copy(address, 4 * WORD) if address else None)
 
 
-def _in_microseconds(file: bytes, held_call: Asked, index: int) -> None:
+def _in_microseconds(file: bytes, held_call: HeldCall, index: int) -> None:
     address = held_call.arguments[index]
     if not address:
         return _change_times(file, None)
@@ -220,7 +220,7 @@ def _in_microseconds(file: bytes, held_call: Asked, index: int) -> None:
     return _change_times(file, _packed(numbers[0], numbers[1] * 1000, numbers[2], numbers[3] * 1000))
 
 
-def _in_seconds(file: bytes, held_call: Asked, index: int) -> None:
+def _in_seconds(file: bytes, held_call: HeldCall, index: int) -> None:
     address = held_call.arguments[index]
     if not address:
         return _change_times(file, None)
@@ -236,7 +236,7 @@ def _packed(*numbers: int) -> bytes:
     return b"".join(number.to_bytes(WORD, "little", signed=True) for number in numbers)
 
 
-class Row:
+class CallRow:
     """Name the arguments of a call that identify the file (-1 for none); `first_value` is the first of the change."""
 
     def __init__(
@@ -256,17 +256,17 @@ class Row:
         self.is_optional = is_optional  # without a path the call is for a descriptor
 
 
-CALLS: dict[str, Row] = {
-    "chmod": Row(1, _change_mode, path=0),
-    "fchmod": Row(1, _change_mode, directory=0, is_optional=True),
-    "fchmodat": Row(2, _change_mode, directory=0, path=1),
-    "fchmodat2": Row(2, _change_mode, directory=0, path=1, flags=3),
-    "chown": Row(1, _change_owner, path=0),
-    "lchown": Row(1, _change_owner, path=0, follows=False),
-    "fchown": Row(1, _change_owner, directory=0, is_optional=True),
-    "fchownat": Row(2, _change_owner, directory=0, path=1, flags=4),
-    "utime": Row(1, _in_seconds, path=0),
-    "utimes": Row(1, _in_microseconds, path=0),
-    "futimesat": Row(2, _in_microseconds, directory=0, path=1, is_optional=True),
-    "utimensat": Row(2, _in_nanoseconds, directory=0, path=1, flags=3, is_optional=True),
+CALLS: dict[str, CallRow] = {
+    "chmod": CallRow(1, _change_mode, path=0),
+    "fchmod": CallRow(1, _change_mode, directory=0, is_optional=True),
+    "fchmodat": CallRow(2, _change_mode, directory=0, path=1),
+    "fchmodat2": CallRow(2, _change_mode, directory=0, path=1, flags=3),
+    "chown": CallRow(1, _change_owner, path=0),
+    "lchown": CallRow(1, _change_owner, path=0, follows=False),
+    "fchown": CallRow(1, _change_owner, directory=0, is_optional=True),
+    "fchownat": CallRow(2, _change_owner, directory=0, path=1, flags=4),
+    "utime": CallRow(1, _in_seconds, path=0),
+    "utimes": CallRow(1, _in_microseconds, path=0),
+    "futimesat": CallRow(2, _in_microseconds, directory=0, path=1, is_optional=True),
+    "utimensat": CallRow(2, _in_nanoseconds, directory=0, path=1, flags=3, is_optional=True),
 }

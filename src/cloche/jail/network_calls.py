@@ -27,7 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .answered_calls import Answerer, Asked
+    from .answered_calls import Answerer, HeldCall
     from .messages import Spec
 
 AF_INET, AF_INET6, SOCK_STREAM, SOCK_DGRAM, TCP, UDP = 2, 10, 1, 2, 6, 17
@@ -66,7 +66,7 @@ class Sockets:
         self._stand_ins: dict[int, tuple[int, int]] = {}  # family and type that were asked for, by inode
         self._listener, self._address = -1, b""
 
-    def make(self, held_call: Asked) -> int:
+    def make(self, held_call: HeldCall) -> int:
         """Answer `socket` with a stand-in."""
         family, kind, protocol = held_call.argument(0), held_call.argument(1), held_call.argument(2)
         of_type = {SOCK_STREAM: (SOCK_STREAM, TCP), SOCK_DGRAM: (SOCK_SEQPACKET, UDP)}.get(kind & TYPE_MASK)
@@ -83,7 +83,7 @@ class Sockets:
         finally:
             posix.close(stand_in)
 
-    def connect(self, held_call: Asked) -> int:
+    def connect(self, held_call: HeldCall) -> int:
         """Answer `connect`: put a connected socket in place of the stand-in, where the address is served."""
         number, size = held_call.argument(0), held_call.argument(2)
         if not LEAST_ADDRESS <= size <= MOST_ADDRESS:
@@ -104,7 +104,7 @@ class Sockets:
             posix.close(ours)
         return 0
 
-    def bind(self, held_call: Asked) -> int:
+    def bind(self, held_call: HeldCall) -> int:
         """Answer `bind`: nothing is listened for."""
         held_call.open_socket(held_call.argument(0))
         raise OSError(*REFUSED)

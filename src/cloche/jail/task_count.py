@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .answered_calls import Answerer, Asked
+    from .answered_calls import Answerer, HeldCall
     from .messages import Spec
 
 EAGAIN = 11
@@ -37,7 +37,7 @@ class TaskCount:
     def __init__(self, max_tasks: int):
         self._max_tasks, self._left = max_tasks, 0
 
-    def answer(self, held_call: Asked) -> int:
+    def answer(self, held_call: HeldCall) -> int:
         """Let the call go on; raises OSError (EAGAIN, as the kernel does) where there are as many as there may be."""
         if self._left <= 0:
             root, max_tasks = posix.getpid(), self._max_tasks

@@ -74,7 +74,7 @@ def looking_first(spec: messages.Spec) -> dict[int, Callable[[int, bytes], None]
     own = metadata_calls.OwnFolders([spec.workspace])
 
     def look(listener: int, question: bytes) -> None:
-        with answered_calls.Asked(listener, question) as asked:
+        with answered_calls.HeldCall(listener, question) as asked:
             row = metadata_calls.CALLS[MADE["metadata_calls"][asked.number]]
             try:
                 os.close(metadata_calls.open_file(own, asked, row))

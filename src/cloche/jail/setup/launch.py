@@ -302,8 +302,8 @@ def run_probe_process(executable: str, timeout_s: float) -> bytes:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        said = f"the probe process took longer than {timeout_s:g} s; is this host overloaded?"
-        raise OSError(errno.ETIMEDOUT, said) from error
+        message = f"the probe process took longer than {timeout_s:g} s; is this host overloaded?"
+        raise OSError(errno.ETIMEDOUT, message) from error
     if completed.returncode != 0 or not completed.stdout:
         raise OSError(0, f"the probe process failed: {completed.stderr.decode('utf-8', 'replace').strip()[-400:]}")
     return completed.stdout
