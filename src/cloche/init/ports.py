@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from .loop import Host, Loop
 
-    class Owner(Protocol):
+    class PortOwner(Protocol):
         """Hold the channels."""
 
         loop: Loop
@@ -38,7 +38,7 @@ class Listing:
     it keeps together, and a guest may have tens of thousands.
     """
 
-    def __init__(self, owner: Owner, channel: int):
+    def __init__(self, owner: PortOwner, channel: int):
         self.owner, self.channel = owner, channel
         self.tables = [("tcp6", _socket.AF_INET6), ("tcp", _socket.AF_INET)]  # that are left
         self.family, self.fd = _socket.AF_INET, -1
@@ -107,7 +107,7 @@ def _address(text: str, family: int) -> str:
     return str(_socket.inet_ntop(family, data))
 
 
-def connect(owner: Owner, channel: int, port: int, *, hands_out: bool) -> Connection:
+def connect(owner: PortOwner, channel: int, port: int, *, hands_out: bool) -> Connection:
     """Begin to connect to a server on loopback. Raises OSError, ValueError."""
     if not 0 < port < 1 << 16:
         raise ValueError(f"port {port}")
@@ -117,7 +117,7 @@ def connect(owner: Owner, channel: int, port: int, *, hands_out: bool) -> Connec
 class Connection:
     """Pass bytes between the client and a server inside, or hand the socket out, where the host can."""
 
-    def __init__(self, owner: Owner, channel: int, port: int, *, hands_out: bool):
+    def __init__(self, owner: PortOwner, channel: int, port: int, *, hands_out: bool):
         self.hands_out = hands_out
         self.owner, self.loop, self.channel, self.port = owner, owner.loop, channel, port
         self.family = _socket.AF_INET

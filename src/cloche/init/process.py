@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from .loop import Ends, Host, Loop
 
-    class Owner(Protocol):
+    class ProcessOwner(Protocol):
         """Hold all processes, and their channels."""
 
         ender: Ends
@@ -359,7 +359,7 @@ class Drain:
 class Process:
     """Hold one process from its start until it is forgotten."""
 
-    def __init__(self, loop: Loop, host: Host, channel: int, name: str, order: dict[str, Any], owner: Owner):
+    def __init__(self, loop: Loop, host: Host, channel: int, name: str, order: dict[str, Any], owner: ProcessOwner):
         self.loop, self.host, self.channel, self.id, self.owner = loop, host, channel, name, owner
         self.is_hidden, self.is_kept = bool(order.get("is_hidden")), bool(order.get("is_kept"))
         self.shown = _shown(order)

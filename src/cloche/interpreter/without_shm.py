@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 NAMES = ("_multiprocessing", "_posixshmem")
 
 
-class StandIns:
+class SharedMemoryStandIns:
     """Find these modules in a folder, and have `multiprocessing.heap` keep its arenas among temporary files."""
 
     def __init__(self, folder: str) -> None:
@@ -45,4 +45,4 @@ def _paths() -> Any:
 
 def lead(folder: str) -> None:
     """Have imports find the replacements."""
-    sys.meta_path.insert(0, StandIns(folder))
+    sys.meta_path.insert(0, SharedMemoryStandIns(folder))

@@ -53,12 +53,12 @@ def begin(link: int) -> None:
 def answerers(spec: Spec, names: Mapping[int, str]) -> dict[int, Answerer]:
     """Return the answerers of these calls, by number, for guests of this sandbox."""
     network = spec.network or {}
-    sockets = Sockets(network["link"], network["ports"])
+    sockets = NetworkSockets(network["link"], network["ports"])
     by_name = {"socket": sockets.make, "connect": sockets.connect, "bind": sockets.bind}
     return {number: by_name[name] for number, name in names.items()}
 
 
-class Sockets:
+class NetworkSockets:
     """Make the sockets of a sandbox's guests, and connect them. `ports` are those that are served."""
 
     def __init__(self, link: int, ports: list[int]):

@@ -35,7 +35,7 @@ LOCK_SUFFIX = ".lock"
 
 
 class Keeper:
-    """Keep one sandbox; see `relay.Owner`."""
+    """Keep one sandbox; see `relay.RelayOwner`."""
 
     def __init__(self, order: dict[str, Any], fds: dict[str, int], wire: Any, json: Any):  # noqa: ANN401 - modules
         self.json, self.fds = json, fds

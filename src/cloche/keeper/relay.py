@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, Protocol
 
-    class Owner(Protocol):
+    class RelayOwner(Protocol):
         """The owner of a relay, which decides about the sandbox."""
 
         def answer(self, client: Client, channel: int, op: str, body: bytes) -> None:
@@ -153,7 +153,7 @@ class Client(Peer):
 class Relay:
     """Pass frames on. `wire` is the codec, `init` the socket to the sandbox, `listening` the clients' socket."""
 
-    def __init__(self, wire: Any, json: Any, init: int, listening: int, owner: Owner):  # noqa: ANN401 - modules
+    def __init__(self, wire: Any, json: Any, init: int, listening: int, owner: RelayOwner):  # noqa: ANN401 - modules
         self.wire, self.json, self.owner = wire, json, owner
         self.poll = select.poll()
         self.handlers: dict[int, Callable[[int], None]] = {}

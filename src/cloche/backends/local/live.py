@@ -55,7 +55,7 @@ from .helper_link import HelperConnection
 from .plan import (
     FOR_EVER_S,
     LEAST_FOR_USERS,
-    Program,
+    LocalProgram,
     build_program,
     build_session_program,
     build_spec,
@@ -512,7 +512,7 @@ class LocalLiveSandbox(LiveSandbox):
             path, text = fonts
             await self.write_path(path, text.encode())
 
-    async def _order(self, program: Program, request: Request, timeout_s: float) -> dict[str, Any]:
+    async def _order(self, program: LocalProgram, request: Request, timeout_s: float) -> dict[str, Any]:
         """Return the arguments of `start` for a program; large files are written first."""
         run = program.run
         order: dict[str, Any] = {

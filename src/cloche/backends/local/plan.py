@@ -455,7 +455,7 @@ def unfilled_layers(layers: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class LocalProgram:
     """Hold a run for the helper, its toolchain, and the content of input files by path."""
 
     run: Run
@@ -494,7 +494,7 @@ def _python_runtime() -> str:
 
 def build_program(
     request: Request, guest_paths: GuestPaths, timeout_s: float, number: int = 0, layers: Sequence[str] = ()
-) -> Program:
+) -> LocalProgram:
     """Return the program of a request. Raises InvalidRequest, or BackendUnavailable for a missing toolchain.
 
     A `number` distinguishes programs that run at the same time in the same workspace. Packages of `layers` are
@@ -510,7 +510,7 @@ def build_program(
 
 def _build_program(
     request: Request, guest_paths: GuestPaths, timeout_s: float, number: int, *, has_modules: bool
-) -> Program:
+) -> LocalProgram:
     if request.code is None:
         run = Run(commands=[list(request.argv)], env=guest_environment(guest_paths, request.env, {}))
         return _finished(run, request.files, timeout_s, None, None)
@@ -557,14 +557,14 @@ def _finished(
     timeout_s: float,
     toolchain: Toolchain | None,
     language: Language | None,
-) -> Program:
+) -> LocalProgram:
     run.files, run.timeout_s = [(file.path, file.mode, file.data) for file in files], timeout_s
     contents = {file.path: file.data for file in files}
-    return Program(run=run, toolchain=toolchain, language=language, inputs=contents)
+    return LocalProgram(run=run, toolchain=toolchain, language=language, inputs=contents)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionProgram:
+class LocalSessionProgram:
     """Hold the run of a session, and how to talk to its interpreter."""
 
     run: Run
@@ -586,7 +586,7 @@ class SessionProgram:
 
 def build_session_program(
     name: str, env: Mapping[str, str], guest_paths: GuestPaths, layers: Sequence[str] = ()
-) -> SessionProgram:
+) -> LocalSessionProgram:
     """Return the program of a session. Raises BackendUnavailable for a language without sessions."""
     language, driver = session_language(name)
     program = _python(language, env, guest_paths) if driver is None else _driven(language, env, guest_paths, driver)
@@ -597,7 +597,7 @@ def build_session_program(
     return program
 
 
-def _python(language: Language, env: Mapping[str, str], guest_paths: GuestPaths) -> SessionProgram:
+def _python(language: Language, env: Mapping[str, str], guest_paths: GuestPaths) -> LocalSessionProgram:
     check_variables(env)
     # fork(2) copies only the calling thread, so libraries are told not to start threads.
     run = Run(env=guest_environment(guest_paths, env, _ONE_THREAD), timeout_s=FOR_EVER_S, is_session=True)
@@ -611,12 +611,12 @@ def _python(language: Language, env: Mapping[str, str], guest_paths: GuestPaths)
         "capabilities": drop_all(),
         **({"stand_ins": guest_paths.startup} if guest_paths.is_confined else {}),
     }
-    return SessionProgram(
+    return LocalSessionProgram(
         run=run, language=language, toolchain=python_toolchain(), new_codec=JsonCodec, is_forkable=True
     )
 
 
-def _driven(language: Language, env: Mapping[str, str], guest_paths: GuestPaths, driver: Driver) -> SessionProgram:
+def _driven(language: Language, env: Mapping[str, str], guest_paths: GuestPaths, driver: Driver) -> LocalSessionProgram:
     """Return a session whose interpreter runs a driver, which is written into its /tmp."""
     toolchain = find_toolchain(language)
     check_toolchain(language, driver, toolchain)
@@ -625,6 +625,6 @@ def _driven(language: Language, env: Mapping[str, str], guest_paths: GuestPaths,
     run = Run(env=guest_environment(guest_paths, env, toolchain.env), timeout_s=FOR_EVER_S, is_session=True)
     run.commands = [driver.command(toolchain.programs[driver.program], path, LINK, ANSWERS)]
     run.folders, run.generated = [folder], {path: driver.text()}
-    return SessionProgram(
+    return LocalSessionProgram(
         run=run, language=language, toolchain=toolchain, new_codec=driver.new_codec, interrupt=driver.interrupt
     )

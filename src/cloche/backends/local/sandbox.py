@@ -39,7 +39,7 @@ from ..toolchain import python_toolchain
 from . import font_cache, run_report
 from .helper_link import HelperConnection
 from .plan import (
-    Program,
+    LocalProgram,
     build_program,
     build_spec,
     choose_guest_paths,
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from cloche.jail.steps import Step
 
     from ..subordinate_ids import Show
-    from .plan import SessionProgram
+    from .plan import LocalSessionProgram
     from .session import LocalSession
 
 log = logging.getLogger("cloche.jail")
@@ -188,7 +188,7 @@ class LocalOpenSandbox:
                 raise
             return session
 
-    async def _start_session(self, session: LocalSession, program: SessionProgram, env: Mapping[str, str]) -> None:
+    async def _start_session(self, session: LocalSession, program: LocalSessionProgram, env: Mapping[str, str]) -> None:
         """Start the session's own helper, with this sandbox's identity and workspace."""
         self._claim_id()
         spec = build_spec(self._enforcement.level, self._policy, self._limits, self._host, self._guest_paths)
@@ -409,7 +409,7 @@ class LocalOpenSandbox:
         finally:
             await finish(font_sandbox.close())
 
-    async def _run(self, request: Request, program: Program, sink: Sink) -> Result:
+    async def _run(self, request: Request, program: LocalProgram, sink: Sink) -> Result:
         """Run; start once more if a warm helper fails before anything of the program has started."""
         await self._move_to_warm()
         is_open, has_workspace = self._connection is not None, self.workspace.fd >= 0
@@ -457,7 +457,7 @@ class LocalOpenSandbox:
             self._spec.outside = outside  # the id claimed by this sandbox
             await finish(connection.close())
 
-    async def _run_once(self, request: Request, program: Program, sink: Sink) -> Result:
+    async def _run_once(self, request: Request, program: LocalProgram, sink: Sink) -> Result:
         paths = program.paths()
         show_toolchain(program.run, self._spec, paths, self._host, self._policy, is_single=self._is_last)
         if self._spec.network is not None:
@@ -617,7 +617,7 @@ class LocalOpenSandbox:
             self._connection.kill(cause)
 
     async def _result(
-        self, program: Program, pipes: Pipes, ended: dict[str, Any], changes: Changes, traffic: Traffic
+        self, program: LocalProgram, pipes: Pipes, ended: dict[str, Any], changes: Changes, traffic: Traffic
     ) -> Result:
         report = pipes.report()
         if changes.save is not None and self._slot is not None and not self._spec.folder:

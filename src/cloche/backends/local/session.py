@@ -32,7 +32,7 @@ from ..session_languages import ControlMessage
 from .font_cache import seems_to_draw
 from .fork_tree import ORIGIN, ForkTree, Node
 from .helper_link import HelperConnection
-from .plan import SessionProgram
+from .plan import LocalSessionProgram
 from .run_report import observed, usage
 from .streams import SessionPipes
 from .workspace import Workspace
@@ -96,7 +96,7 @@ class LocalTransport:
 
     slowness = 1.0
 
-    def __init__(self, owner: LocalSessionOwner, program: SessionProgram, limits: Limits):
+    def __init__(self, owner: LocalSessionOwner, program: LocalSessionProgram, limits: Limits):
         self.owner, self._program, self._limits = owner, program, limits
         self.on_flood: Callable[[], None] = lambda: None
         self.fork_tree: ForkTree | None = None
@@ -283,7 +283,7 @@ class LocalSession(Session):
     def __init__(
         self,
         transport: LocalTransport,
-        program: SessionProgram,
+        program: LocalSessionProgram,
         limits: Limits,
         *,
         enforcement: Enforcement,

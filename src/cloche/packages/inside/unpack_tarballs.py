@@ -33,7 +33,7 @@ exec "${{0%/*}}"/../node_modules/{path} "$@"
 """
 
 
-class Output:
+class TarballOutput:
     """Write frames, and count them."""
 
     def __init__(self, fd: int, most_files: int, most_bytes: int) -> None:
@@ -119,7 +119,7 @@ def read(tarball: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
     return data
 
 
-def unpack(path: str, folder: str, out: Output) -> None:
+def unpack(path: str, folder: str, out: TarballOutput) -> None:
     """Write the files of a tarball, and the scripts for its commands where it lies at the top."""
     commands = commands_of(path) if "/node_modules/" not in f"/{folder}" else {}
     names = set()
@@ -139,7 +139,7 @@ def unpack(path: str, folder: str, out: Output) -> None:
             out.put(SCRIPT | EXECUTABLE, command, COMMAND.format(path=shlex.quote(f"{folder}/{file}")).encode())
 
 
-def copy(tarball: tarfile.TarFile, entry: tarfile.TarInfo, kind: int, name: str, out: Output) -> None:
+def copy(tarball: tarfile.TarFile, entry: tarfile.TarInfo, kind: int, name: str, out: TarballOutput) -> None:
     """Write a file piece by piece."""
     left_bytes = entry.size
     out.begin(kind, name, left_bytes)
@@ -153,7 +153,7 @@ def copy(tarball: tarfile.TarFile, entry: tarfile.TarInfo, kind: int, name: str,
 
 def main() -> None:
     """Write everything."""
-    out = Output(1, ASKED["most_files"], ASKED["most_bytes"])
+    out = TarballOutput(1, ASKED["most_files"], ASKED["most_bytes"])
     for path, folder in ASKED["tarballs"]:
         try:
             unpack(path, folder, out)
