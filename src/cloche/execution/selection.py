@@ -126,9 +126,9 @@ def _reason_without_probing(option: Option, criteria: BackendCriteria) -> str:
     row, policy = row_of(option.backend), criteria.policy
     required_level = max(policy.require_level or Level.NONE, policy.level or Level.NONE)
     if required_level > option.max_level:
-        return f"level {required_level} is asked for, and it gives {option.max_level} at most"
+        return f"level {required_level} is required, and it gives {option.max_level} at most"
     if policy.level is not None and option.level not in (None, policy.level):
-        return f"level {policy.level} is asked for, and it gives {option.level}"
+        return f"level {policy.level} is required, and it gives {option.level}"
     if criteria.wants_image and row.provider is not None and not row.takes_image:
         return "an image is requested, and it takes none"
     return ""

@@ -152,7 +152,7 @@ def test_nothing_is_asked_in_another_users_folder(tmp_path: Path, caplog: pytest
     queue = ApprovalQueue(folder / "approvals.db")
     os.chown(folder, 12345, 12345)
     assert not passes(Gate(queue, patience_s=60), HIGH)
-    assert "belongs to user 12345, who could approve" in caplog.text
+    assert "belongs to user 12345, so that user could approve" in caplog.text
 
 
 def test_a_number_that_no_approval_can_have_is_none_of_them(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_nothing_is_asked_in_another_users_queue(tmp_path: Path, caplog: pytest.
     queue = ApprovalQueue(path)
     os.chown(path, 12345, 12345)
     assert not passes(Gate(queue, patience_s=60), HIGH)
-    assert "belongs to user 12345, who could approve" in caplog.text
+    assert "belongs to user 12345, so that user could approve" in caplog.text
     assert ApprovalQueue(path).waiting() == []
 
 
