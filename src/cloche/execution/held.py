@@ -143,11 +143,13 @@ class HeldOperations(LiveOperations):
 
     async def close(self) -> None:
         """Close the sandbox now, as the end of a `with` block does. Closing it again does nothing."""
-        self._in_block = False
-        if self._holder is not None:
-            await self._holder.close()
-        elif self._opened is not None:
-            await self._close_here()
+        try:
+            if self._holder is not None:
+                await self._holder.close()
+            elif self._opened is not None:
+                await self._close_here()
+        finally:
+            self._in_block = False  # until then the block ends the sessions, also those collected meanwhile
 
     async def __aenter__(self) -> Self:
         check_event_loop()
@@ -159,11 +161,13 @@ class HeldOperations(LiveOperations):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._in_block = False
-        if self._holder is None:
-            await self._close_here(kind, error, trace)
-        else:
-            await self._holder.close()
+        try:
+            if self._holder is None:
+                await self._close_here(kind, error, trace)
+            else:
+                await self._holder.close()
+        finally:
+            self._in_block = False
 
     def __del__(self) -> None:
         if self._holder is not None and self._holder.is_of_this_process():
