@@ -134,7 +134,7 @@ def test_changes_that_are_not_committed_are_asked_about(verb: str) -> None:
     done = cloche("sandbox", verb, "box")
     assert (done.returncode, done.stdout) == (2, b"")
     assert b"1 uncommitted change to " in done.stderr
-    assert b"cloche commit box writes it, --force ends it" in done.stderr
+    assert b"cloche commit box writes them, --force ends it" in done.stderr
     if verb == "kill":
         with Terminal("kill", "box", verb="sandbox") as terminal:
             terminal.see("End it anyway? [y/N]: ")
