@@ -243,7 +243,7 @@ for one in threads: one.join()
 result = cloche.run(CODE)
 while result.meta["start"] != "pooled":
     result = cloche.run(CODE)
-print(json.dumps([seen, saved_once(result), len(subordinate_ids._taken)]))
+print(json.dumps([seen, saved_once(result), len(subordinate_ids._held_ranges)]))
 """
     )
     assert found == [[["secret"]] * 4, ["secret"], 1]
