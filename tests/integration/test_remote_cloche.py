@@ -188,7 +188,7 @@ def test_what_a_service_refuses_is_said_with_its_words(
         key = client.post("/api/keys", json={"name": "r", "scopes": ["run", "read"]}).json()["key"]
     runner = replace(account, api_key=Secret(key))
     assert run(runner).stdout == "1\n"
-    with pytest.raises(PolicyDenied, match="timeout: 100s is above what the service allows"):
+    with pytest.raises(PolicyDenied, match="timeout: 100s is above the service's limit"):
         run(runner, timeout=100)
     with pytest.raises(PolicyDenied, match="network"):
         run(runner, network="open")

@@ -314,7 +314,7 @@ SENTENCES = [
     ("401", {}, r"does not accept the key \(401\)"),
     ("403", {}, r"may not do this \(403\)"),
     ("402", {}, r"quota is used up \(402\)"),
-    ("429", {"retry-after": "70"}, r"asked too often \(429\).*wait for 70 s"),
+    ("429", {"retry-after": "70"}, r"too many requests \(429\).*wait for 70 s"),
     ("500", {}, r"it failed \(500\)"),
     ("html", {}, r"it failed \(502\).*not of its API"),
     ("half", {}, "it broke off"),
