@@ -81,7 +81,7 @@ def test_a_commit_that_deletes_a_hidden_file_needs_a_yes_of_its_own(project: Pat
         assert (named.path, named.dangers) == (
             ".git/refs/heads/main", ("it deletes .env, which is hidden from the sandbox",),
         )  # fmt: skip
-        with pytest.raises(InvalidRequest, match=r"own: it deletes \.env, [^;]*: '\.git/refs/heads/main'"):
+        with pytest.raises(InvalidRequest, match=r"confirmation: it deletes \.env, [^;]*: '\.git/refs/heads/main'"):
             sandbox.commit(diff)
         assert git(project, "for-each-ref", "refs/cloche") == ""
         done = sandbox.commit(diff, theirs=[named.path])

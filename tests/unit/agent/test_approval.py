@@ -66,7 +66,7 @@ def test_what_is_not_high_passes_without_being_asked(risk: Risk) -> None:
 
 def test_nobody_named_is_a_no_that_says_how_to_name_somebody() -> None:
     """The default denies."""
-    with pytest.raises(ApprovalDenied, match=r"nobody was named .* pass approve="):
+    with pytest.raises(ApprovalDenied, match=r"there is no approver .* pass approve="):
         asyncio.run(Gate().approve(HIGH))
 
 

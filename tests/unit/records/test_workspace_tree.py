@@ -96,7 +96,8 @@ def test_links_are_not_followed_out_or_round(root: Path) -> None:
     (root / "a/round").symlink_to("..")
     (root / "out").symlink_to("../outside")
     naive = [Path(above) / name for above, _, names in os.walk(root, followlinks=True) for name in names]
-    assert CANARY in [path.read_bytes() for path in naive[:50]]
+    shortest = sorted(naive, key=lambda path: len(path.parts))[:10]  # at the end of the longest is ELOOP
+    assert CANARY in [path.read_bytes() for path in shortest]
     assert len([path for path in naive if path.name == "file"]) > 20
     assert told(read(root)) == [
         {"path": "a/file", "size": 3, "mode": "0644", "sha256": sha256(b"own")},
