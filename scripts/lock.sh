@@ -15,7 +15,9 @@ for name in runtime build examples dev; do
 done
 
 # What frameworks need for their own suites, each for itself, in an environment that has nothing else.
-for name in inspect_ai deepagents06 deepagents07 deepagents_code pydantic_ai remote_older notebooks; do
+for file in frameworks/*.in; do
+    name=$(basename "$file" .in)
+    [[ $name != tests ]] || continue
     uv pip compile --quiet --no-config --universal --python-version 3.11 --no-header --no-annotate \
         --no-emit-index-url --no-emit-find-links --constraints build.txt --constraints runtime.txt "$@" \
         "frameworks/$name.in" frameworks/tests.in runtime.in build.in --output-file "frameworks/$name.txt"

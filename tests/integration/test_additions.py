@@ -15,10 +15,11 @@ import pytest
 
 import cloche
 from cloche.core.policy import BACKENDS
+from tests.harness.service import serving
 
 PACKAGE = Path(cloche.__file__).parent
 
-# A new module, and by a line that one file alone has what is put in front of it.
+# A new module. Below it and in the other tables: a line that only one file has, and the text to insert before it.
 MODULE = '''
 """A backend that runs nothing: it says what it was asked."""
 
@@ -66,19 +67,84 @@ LIMIT = {
     "    disk_limit: Amount | None = None": "    open_files_limit: int | None = None\n",
 }
 
+# A row of the table, and with the second file a place in the default allowlist.
+LANGUAGE = {
+    '        Language(\n            name="rust",': """        Language(
+            name="perl", aliases=("pl",), suffixes=(".pl",), file_name=".cloche-main.pl", image="perl:5-slim",
+            engines=(_interpreter("perl", package="apt-get install perl"),), image_engine="perl",
+        ),
+""",
+    '"ruby", "go", "rust")': '"perl", ',
+}
+
+# A new module, and its name in the list.
+ROUTE = {'    "health",\n)': '    "example",'}
+ROUTE_MODULE = '''
+"""`/api/example`: adds numbers."""
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from ..auth import Runner
+from ..bodies import JsonRoute
+from ..exec_options import WireModel
+from ..problems import RESPONSES, Refused
+
+router = APIRouter(prefix="/api/example", tags=["example"], route_class=JsonRoute)
+
+
+class Numbers(WireModel):
+    """The numbers to add."""
+
+    numbers: list[int]
+
+
+@router.post("", responses=RESPONSES)
+async def add(body: Numbers, caller: Runner) -> dict[str, Any]:
+    """Return the sum of numbers."""
+    if not body.numbers:
+        raise Refused(422, "invalid-request", "numbers: there are none; send at least one", field="numbers")
+    return {"sum": sum(body.numbers), "caller": caller.name}
+'''
+
+# One module: programs import it, and nothing of Cloche does.
+PROVIDER_MODULE = '''
+"""A framework that wants a class with `execute`, called from any event loop."""
+
+from typing import Unpack
+
+from cloche.config.options import SandboxOptions
+
+from .environment import Environment
+
+
+class Example:
+    def __init__(self, **options: Unpack[SandboxOptions]):
+        self._environment = Environment(**options)
+
+    async def execute(self, command: str) -> str:
+        return (await self._environment.use(lambda sandbox: sandbox.exec(shell=command))).stdout
+
+    def close(self) -> None:
+        self._environment.close_and_wait()
+'''
+
+DANGER = {'    *_rows("prefix", CLOCHE, ': '    *_rows("name", BUILD, "examplefile", guards=True),\n'}
+
 
 class Copy:
     """A copy of Cloche's sources with a change, run in processes of their own and with nobody's settings."""
 
-    def __init__(self, folder: Path, lines: Mapping[str, str], module: str = "") -> None:
+    def __init__(self, folder: Path, lines: Mapping[str, str], **modules: str) -> None:
         self.folder = folder / "work"
         self.folder.mkdir()
         package = shutil.copytree(PACKAGE, folder / "cloche", ignore=shutil.ignore_patterns("__pycache__"))
         for line, text in lines.items():
             (file,) = (file for file in package.rglob("*.py") if line in file.read_text())
             file.write_text(file.read_text().replace(line, text + line))
-        if module:
-            (package / "backends" / "example.py").write_text(module)
+        for layer, text in modules.items():
+            (package / layer / "example.py").write_text(text)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("CLOCHE_", "SANDBOX_"))}
         nothing = {"DOCKER_HOST": f"unix://{folder}/none", "CLOCHE_RUNSC": "none", "CLOCHE_MICROVM_IMAGE": str(folder)}
         self._env = {**kept, **nothing, "PYTHONPATH": str(folder), "XDG_CONFIG_HOME": str(folder / "settings")}
@@ -101,7 +167,7 @@ class Copy:
 @pytest.fixture(scope="module")
 def with_backend(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     """Have one more backend: its module and its row."""
-    return Copy(tmp_path_factory.mktemp("backend"), BACKEND, MODULE)
+    return Copy(tmp_path_factory.mktemp("backend"), BACKEND, backends=MODULE)
 
 
 @pytest.mark.parametrize(
@@ -267,3 +333,60 @@ def test_a_new_limit_is_read_from_one_row(tmp_path: Path) -> None:
     (copy.folder / "cloche.yaml").write_text("ceilings: {open_files: 512}")
     capped = copy.run("-m", "cloche", "run", "-c", "print(1)", CLOCHE_OPEN_FILES="600")
     assert "512" in capped.stderr
+
+
+def test_a_new_language_is_one_row(tmp_path: Path) -> None:
+    """It runs by name, alias and suffix. It is listed, allowed by default, offered to models, and can be refused."""
+    copy = Copy(tmp_path, LANGUAGE)
+    (copy.folder / "hello.pl").write_text("print 'from a file'")
+    assert copy.cloche("run", "hello.pl") == "from a file"
+    assert copy.cloche("run", "--language", "pl", "-c", "print 'from perl'") == "from perl"
+    assert "perl" in copy.cloche("languages")
+    assert "perl" in copy.cloche("tools", "--format", "json")
+    (copy.folder / "cloche.yaml").write_text("languages: [python]")
+    refused = copy.run("-m", "cloche", "run", "hello.pl")
+    assert 'language "perl" is not allowed here' in refused.stderr
+
+
+def test_a_new_route_is_one_module_and_its_name(tmp_path: Path) -> None:
+    """It has the scopes, the problems, the bounds and the place in the OpenAPI document that all routes have."""
+    copy = Copy(tmp_path, ROUTE, **{"server/routes": ROUTE_MODULE})
+    with serving(copy.folder, PYTHONPATH=str(tmp_path), CLOCHE_AUDIT="off") as service, service.client() as client:
+        document = client.get("/api/openapi.json").json()["paths"]["/api/example"]["post"]
+        assert (document["summary"], document["description"]) == ("Add", "Return the sum of numbers.")
+        assert client.post("/api/example", json={"numbers": [1, 2]}).json()["sum"] == 3
+        for body, field in (({"numbers": []}, "numbers"), ({"numbers": [1], "more": 1}, "more")):
+            problem = client.post("/api/example", json=body)
+            assert (problem.status_code, problem.json()["field"]) == (422, field)
+        with service.client(service.new_key("read")) as reader:
+            assert reader.post("/api/example", json={"numbers": [1]}).status_code == 403
+
+
+USE = """
+import asyncio
+from cloche.integrations.example import Example
+sandbox = Example(memory="100m")
+print(asyncio.run(sandbox.execute("echo a > b; cat b")), asyncio.run(sandbox.execute("cat b")), end="")
+sandbox.close()
+"""
+
+
+def test_a_new_provider_of_a_framework_is_one_module(tmp_path: Path) -> None:
+    """Its sandbox is kept from one event loop to the next."""
+    done = Copy(tmp_path, {}, integrations=PROVIDER_MODULE).run("-c", USE)
+    assert (done.stdout, done.stderr) == ("a\n a\n", "")
+
+
+NAMES = """
+from cloche.core.changes import Change
+from cloche.workspace.danger_table import BUILD
+from cloche.workspace.dangers import dangers_of
+for path, what in (("a/ExampleFile", "added"), ("examplefile", "removed")):
+    assert dangers_of(Change(path=path, what=what, kind="file", mode=0o644)) == (BUILD,), path
+"""
+
+
+def test_a_new_dangerous_name_is_one_row(tmp_path: Path) -> None:
+    """A file of that name needs its own confirmation, at any depth and in any case; `guards` includes its removal."""
+    done = Copy(tmp_path, DANGER).run("-c", NAMES)
+    assert done.stderr == ""

@@ -324,15 +324,12 @@ def _is_of(tag: str, language: str) -> bool:
         return tag in _MORE_TAGS.get(language, ())
 
 
+# Tags of code blocks beyond the names and aliases of `core/languages.py`.
 _MORE_TAGS: Mapping[str, tuple[str, ...]] = {
-    "python": ("py", "py3", "python3", "python2", "ipython", "pycon"),
-    "javascript": ("js", "mjs", "cjs", "node", "jsx", "nodejs"),
-    "typescript": ("ts", "tsx", "mts", "deno"),
-    "bash": ("sh", "shell", "zsh", "shellscript"),
-    "ruby": ("rb",),
-    "go": ("golang",),
-    "rust": ("rs",),
-    "csharp": ("c#", "cs", "dotnet"),
+    "python": ("py3", "python2", "ipython", "pycon"),
+    "javascript": ("mjs", "cjs", "jsx"),
+    "typescript": ("mts",),
+    "bash": ("zsh", "shellscript"),
 }
 
 

@@ -28,7 +28,6 @@ from .sandbox import ThrowawaySandbox
 
 NAME = "cloche"
 NETWORKS: tuple[NetworkMode, ...] = ("off", "allowlist", "open", "bridge")
-LANGUAGES = ("python", "javascript", "bash")
 MOST_PAGES = 50
 
 
@@ -52,10 +51,6 @@ class ClocheBackend(AccountBackend):
     def _claimed(self, account: RemoteAccount) -> Capabilities:
         # Level jail or above is required of a service, unless the policy names a level.
         return claimed_capabilities(NAME, Level.JAIL, claimed_controls(account.host), NETWORKS)
-
-    def session_languages(self) -> tuple[str, ...]:
-        """Return the languages that support sessions at a service."""
-        return LANGUAGES
 
     def _settled(self, policy: Policy, limits: Limits) -> tuple[RemoteAccount, dict[str, Any]]:
         """Return the account and the fields of a sandbox.
