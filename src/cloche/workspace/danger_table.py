@@ -97,21 +97,21 @@ TABLE: tuple[DangerRow, ...] = (
            " devfile.yaml .devfile.yaml .replit"),
     *_rows("suffix", EDITOR, ".code-workspace .sublime-project .iml"),
     *_rows("name", BUILD,
-           "package.json setup.py setup.cfg pyproject.toml conftest.py sitecustomize.py usercustomize.py"
-           " noxfile.py tox.ini pytest.ini .pytest.ini tasks.py dodo.py fabfile.py sconstruct sconscript wscript"
-           " pipfile makefile gnumakefile bsdmakefile cmakelists.txt cmakepresets.json meson.build build.ninja"
-           " configure configure.ac build.rs cargo.toml build.zig rust-toolchain rust-toolchain.toml build.gradle"
+           "package.json setup.py setup.cfg pyproject.toml conftest.py sitecustomize.py usercustomize.py noxfile.py"
+           " tox.ini pytest.ini .pytest.ini tasks.py dodo.py fabfile.py sconstruct sconscript wscript pipfile"
+           " makefile gnumakefile bsdmakefile cmakelists.txt cmakepresets.json meson.build build.ninja configure"
+           " configure.ac build.rs cargo.toml build.zig rust-toolchain rust-toolchain.toml build.gradle"
            " build.gradle.kts settings.gradle settings.gradle.kts gradle.properties init.gradle pom.xml build.xml"
            " build.sbt build.sc mvnw mvnw.cmd gradlew gradlew.bat dockerfile containerfile docker-compose.yml"
-           " docker-compose.yaml compose.yml compose.yaml docker-compose.override.yml vagrantfile"
-           " procfile .npmrc .pnpmfile.cjs pnpm-workspace.yaml bunfig.toml deno.json deno.jsonc"
-           " lerna.json nx.json turbo.json gulpfile.js gulpfile.mjs gulpfile.ts gruntfile.js gruntfile.ts"
-           " rakefile gemfile .rspec justfile .justfile taskfile.yml taskfile.yaml earthfile tiltfile skaffold.yaml build build.bazel workspace workspace.bazel module.bazel .bazelrc buck"
-           " .buckconfig composer.json mix.exs rebar.config package.swift podfile fastfile directory.build.props"
-           " directory.build.targets nuget.config default.nix shell.nix flake.nix pip.conf"
-           " .pypirc uv.toml .condarc environment.yml environment.yaml go.work go.mod binding.gyp hatch_build.py"
-           " cmakeuserpresets.json gradle-wrapper.properties compose.override.yml compose.override.yaml .latexmkrc"
-           " latexmkrc"),
+           " docker-compose.yaml compose.yml compose.yaml docker-compose.override.yml vagrantfile procfile .npmrc"
+           " .pnpmfile.cjs pnpm-workspace.yaml bunfig.toml deno.json deno.jsonc lerna.json nx.json turbo.json"
+           " gulpfile.js gulpfile.mjs gulpfile.ts gruntfile.js gruntfile.ts rakefile gemfile .rspec justfile"
+           " .justfile taskfile.yml taskfile.yaml earthfile tiltfile skaffold.yaml build build.bazel workspace"
+           " workspace.bazel module.bazel .bazelrc buck .buckconfig composer.json mix.exs rebar.config package.swift"
+           " podfile fastfile directory.build.props directory.build.targets nuget.config default.nix shell.nix"
+           " flake.nix pip.conf .pypirc uv.toml .condarc environment.yml environment.yaml go.work go.mod binding.gyp"
+           " hatch_build.py cmakeuserpresets.json gradle-wrapper.properties compose.override.yml"
+           " compose.override.yaml .latexmkrc latexmkrc"),
     # Packages are installed as a lock file says, from the sources that it names.
     *_rows("name", BUILD,
            "package-lock.json npm-shrinkwrap.json yarn.lock pnpm-lock.yaml bun.lock bun.lockb deno.lock poetry.lock"
