@@ -70,7 +70,7 @@ CELLS: tuple[tuple[str, str, str, Callable[[Rows], float]], ...] = (
     ("a cold run", "print", "rows", _over(COLD, PLAIN)),
     ("the first run of a process", "first", "rows", _over(FIRST, PLAIN)),
     ("a cell of a session", "session", "rows", _over(CELL, PLAIN)),
-    ("exec in a sandbox that lives", "live", "rows", _over(LIVE_COMMAND, PLAIN)),
+    ("exec in a live sandbox", "live", "rows", _over(LIVE_COMMAND, PLAIN)),
     ("cloche exec NAME -- true, processor time", "start", "rows", _over(EXEC_NAMED, NOTHING)),
     ("cloche run -c 'print(1)', processor time", "start", "rows", _over(COMMAND, NOTHING)),
     ("cloche exec -- true, processor time", "start", "rows", _over(EXEC, NOTHING)),

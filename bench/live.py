@@ -1,4 +1,4 @@
-"""What a sandbox that lives costs: opened, a command and a run in it, a terminal's echo, a forwarded port, idle."""
+"""What a live sandbox costs: opened, a command and a run in it, a terminal's echo, a forwarded port, idle."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class _Echo:
 
 
 def live_sandbox(_: Setting, stack: ExitStack) -> Cases:
-    """Enter the opening of a sandbox that lives, and what is done in one that is open."""
+    """Enter the opening of a live sandbox, and what is done in one that is open."""
     yield plain()
     yield bubblewrap()
     prepare = partial(wait_until_warm, measure_warm())
@@ -169,8 +169,6 @@ def idle_memory(_setting: Setting) -> dict[str, Any]:
 
 
 LIVE_EVENTS = (
-    Scenario(
-        name="live", title="a sandbox that lives", enter=live_sandbox, reference=PLAIN, also={"idle": idle_memory}
-    ),
+    Scenario(name="live", title="a live sandbox", enter=live_sandbox, reference=PLAIN, also={"idle": idle_memory}),
     Scenario(name="port", title="a forwarded port", enter=forwarded_port, reference=DIRECT, share=0.2, least=5),
 )

@@ -1,6 +1,6 @@
 """What `bench.network` measures on the host of its world; the text of this module runs there, as root or another user.
 
-A client is the same text in both places: in a process of the host's, and in a session of a sandbox that lives. It times
+A client is the same text in both places: in a process of the host's, and in a session of a live sandbox. It times
 what it does by itself, so how it is asked does not count.
 """
 

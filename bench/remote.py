@@ -1,7 +1,7 @@
 """Measure the backend `cloche` over loopback TLS: `python -m bench.remote [--rounds N] [--mib N] [--json FILE]`.
 
 A run over a connection that is kept against the same run of backend `local`, in turns. Then a file of so many MiB up
-into a sandbox that lives and down again, against the same bytes by plain HTTPS between two processes, in turns.
+into a live sandbox and down again, against the same bytes by plain HTTPS between two processes, in turns.
 Transfers of a sandbox of this host are the floor below that: the same work inside, without a service.
 """
 

@@ -117,7 +117,7 @@ class _Closing:
 
 
 class Process:
-    """Hold one process of a sandbox that lives; the blocking twin of AsyncProcess.
+    """Hold one process of a live sandbox; the blocking twin of AsyncProcess.
 
     with sandbox.start(["python3", "-m", "http.server", "8000"]) as server:
         for piece in server.stderr:
@@ -208,7 +208,7 @@ class Forward(_Closing):
 
 
 class Network:
-    """Change and watch the network of a sandbox that lives; the blocking twin of AsyncNetwork.
+    """Change and watch the network of a live sandbox; the blocking twin of AsyncNetwork.
 
     sandbox.network.allow("files.example.org")
     sandbox.network.traffic()
@@ -321,7 +321,7 @@ class Sandbox:
 
     @property
     def network(self) -> Network:
-        """Return the network of a sandbox that lives; see `AsyncSandbox.network`."""
+        """Return the network of a live sandbox; see `AsyncSandbox.network`."""
         return Network(self._sandbox.network)
 
     def open(self) -> Self:

@@ -81,7 +81,7 @@ def limited(backend: SupportsAccount, folder: Path, **quota: float) -> tuple[Any
 
 
 async def _run_each_kind(sandbox: Any) -> list[Any]:
-    """Run once in each of the ways in which a sandbox that lives runs something."""
+    """Run once in each of the ways in which a live sandbox runs something."""
     results = [await sandbox.run("print(1)"), await sandbox.exec(["true"])]
     process = await sandbox.start(["true"])
     results.append(await process.wait())

@@ -23,7 +23,7 @@ ON_GVISOR = {
 UNTELLING_ON_GVISOR = "cpu is true"
 IMAGE = "cloche-test:sessions"
 SKIPPED = frozenset({"rollback", "fork"})  # containers have neither
-# Of sandboxes that live: what is part of each test run, and what is skipped of all.
+# Of live sandboxes: what is part of each test run, and what is skipped of all.
 LIVE = (
     "live: background", "live: time-out", "live: memory", "live: terminal",
     "live files: content", "live files: stopped", "session",

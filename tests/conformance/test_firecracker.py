@@ -25,7 +25,7 @@ LIVE = (
 
 @pytest.mark.soak  # for its length
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("names", "is_live"), [(SOME, False), (LIVE, True)], ids=["runs", "sandboxes that live"])
+@pytest.mark.parametrize(("names", "is_live"), [(SOME, False), (LIVE, True)], ids=["runs", "live sandboxes"])
 def test_firecracker_conforms(
     names: tuple[str, ...], is_live: bool, microvm_image: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ SKIPPED = {"rollback", "fork"}  # of all that is tried, what gVisor has not
 HANGS_ON_GROUPS = ("capabilities", "truth", "limits")
 
 
-# Of sandboxes that live: what is part of each test run, and what differs.
+# Of live sandboxes: what is part of each test run, and what differs.
 LIVE = ("live: background", "live: time-out", "live: memory", "live files: content", "live files: stopped", "session")
 LIVE_DEVIATIONS = {
     "live: terminal": "this gVisor's terminals have no Ctrl-C, no Ctrl-D and no signal of a new size",

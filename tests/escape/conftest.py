@@ -13,7 +13,7 @@ from tests.harness.escape.targets import open_canaries
 
 _opened: list[Controls] = []
 # Some minutes of attempts that the jail itself is held to in every test run: a cell of a session, and of a fork, and a
-# sandbox that lives, are held to one in six each, to different ones, and to the others by the soak; there an ordinary
+# live sandbox, are held to one in six each, to different ones, and to the others by the soak; there an ordinary
 # user tries them, too.
 EVERY = 6
 TURN = {SESSION: 0, FORK: 2, LIVE: 4}

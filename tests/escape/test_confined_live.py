@@ -1,4 +1,4 @@
-"""Two sandboxes that live at level `confined`, and their caller: what one tries on the others, outside and inside."""
+"""Two live sandboxes at level `confined`, and their caller: what one tries on the others, outside and inside."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def victim(own_folder: Path) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture(scope="module")
 def sandboxes() -> Iterator[tuple[cloche.Sandbox, cloche.Sandbox]]:
-    """Open two sandboxes that live."""
+    """Open two live sandboxes."""
     rules = {"level": "confined", "live": True, "timeout": LONG_S}
     with cloche.Sandbox(**rules) as one, cloche.Sandbox(**rules) as other:
         yield one, other
@@ -193,7 +193,7 @@ def test_a_sandbox_reaches_nothing_of_its_callers(
 
 
 def test_a_sandbox_reaches_nothing_of_another(sandboxes: tuple[cloche.Sandbox, cloche.Sandbox]) -> None:
-    """Two sandboxes that live are out of each other's reach, as are their terminals and workspaces."""
+    """Two live sandboxes are out of each other's reach, as are their terminals and workspaces."""
     one, other = sandboxes
     with (
         other.start([sys.executable, "-c", VICTIM]) as process,

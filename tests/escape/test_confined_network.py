@@ -107,7 +107,7 @@ def test_clients_and_rows_are_those_of_a_jail(world: World, user: str) -> None:
 
 @pytest.mark.parametrize("user", [pytest.param("root", marks=pytest.mark.soak), "ordinary"])
 def test_commands_runs_and_sessions_of_one_that_lives_have_it(world: World, user: str) -> None:
-    """In a sandbox that lives at level confined all that runs has the network of one that lives at level jail."""
+    """In a live sandbox at level confined all that runs has the network of one that lives at level jail."""
     jail, confined = world.run(IN_ONE_THAT_LIVES, CLIENTS, user=user)
     assert [row[0] for row in jail[0]] == ["ok"] * 3, jail
     assert confined == jail

@@ -115,7 +115,7 @@ def test_what_a_guest_may_do_to_pid_1_changes_no_status(name: str) -> None:
 
 @pytest.mark.both_users
 def test_pid_1_is_not_the_guests_to_change() -> None:
-    """What would change, read or slow it down is refused: cold, warm, in a sandbox that lives and in a session."""
+    """What would change, read or slow it down is refused: cold, warm, in a live sandbox and in a session."""
     code = all_that_is_refused()
     assert cloche.run(code, warm=False).stdout == "[]\n"
     assert run_pooled(code).stdout == "[]\n"

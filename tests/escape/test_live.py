@@ -1,4 +1,4 @@
-"""What one process of a sandbox that lives does to pid 1, to its commands, and to what they cost: nothing gets away.
+"""What one process of a live sandbox does to pid 1, to its commands, and to what they cost: nothing gets away.
 
 Processes of one sandbox share its user, its files and its loopback. What they may not do is stop it from serving, get
 away from the end of their tree, or hold more than the sandbox may. Each attempt is first shown to work outside, where
@@ -42,7 +42,7 @@ MODES = pytest.mark.parametrize("use_cgroups", [True, False] if os.geteuid() == 
 
 @asynccontextmanager
 async def opened(*, use_cgroups: bool = True, **limits: Any) -> AsyncIterator[LocalLiveSandbox]:
-    """Hold a sandbox that lives, for as long as anybody is patient."""
+    """Hold a live sandbox, for as long as anybody is patient."""
     async with (
         asyncio.timeout(PATIENCE_S),
         LocalBackend(use_cgroups=use_cgroups).open_live(Policy(), Limits(**limits)) as sandbox,

@@ -270,7 +270,7 @@ def test_where_no_namespace_limits_them_there_are_no_instances() -> None:
 
 @pytest.mark.both_users
 def test_limits_hold_wherever_a_guest_lives() -> None:
-    """Cold, warm, in a sandbox that lives, in a session and in its fork a guest is refused what is above its share."""
+    """Cold, warm, in a live sandbox, in a session and in its fork a guest is refused what is above its share."""
     code = """
         import ctypes, os
         held = []

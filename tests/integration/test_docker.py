@@ -127,7 +127,7 @@ def test_the_program_sees_the_walls(docker: Daemon, python_image: str) -> None:
 
 
 def test_a_network_by_name_is_served_from_outside(docker: Daemon, python_image: str) -> None:
-    """In runs, in a sandbox that lives, in a session where runs take turns."""
+    """In runs, in a live sandbox, in a session where runs take turns."""
     rules: dict[str, Any] = {
         "backend": "docker", "image": python_image, "network": "allowlist", "network_allow": ["good.example"],
     }  # fmt: skip

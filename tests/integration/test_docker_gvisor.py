@@ -41,7 +41,7 @@ def test_gvisor_is_taken_where_it_works(gvisor: Daemon, image: str, backend: str
 
 
 def test_a_network_by_name_is_served_from_outside(gvisor: Daemon, image: str) -> None:
-    """In runs, in a sandbox that lives, in a session, on the runtime with the host's stack; and the result says so."""
+    """In runs, in a live sandbox, in a session, on the runtime with the host's stack; and the result says so."""
     rules: dict[str, Any] = {
         "backend": "docker", "image": image, "network": "allowlist", "network_allow": ["good.example"],
     }  # fmt: skip

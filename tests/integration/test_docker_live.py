@@ -1,4 +1,4 @@
-"""Sandboxes that live in one container: what is a container's own, on daemons of the tests' own."""
+"""Live sandboxes in one container: what is a container's own, on daemons of the tests' own."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def assert_answers(process: Process) -> None:
 
 @pytest.fixture
 def sandbox(docker: Daemon) -> Iterator[Sandbox]:
-    """Open a sandbox that lives in a container."""
+    """Open a live sandbox in a container."""
     with Sandbox(backend="docker", image=docker.image(IMAGE), level="jail", live=True) as opened:
         yield opened
 

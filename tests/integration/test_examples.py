@@ -52,7 +52,7 @@ def test_plain_functions_are_called_like_any_other() -> None:
 
 
 def test_a_network_by_name_needs_no_network() -> None:
-    """What is refused is told with the reason, and a sandbox that lives is given more."""
+    """What is refused is told with the reason, and a live sandbox is given more."""
     told = run("network_by_name.py").splitlines()
     assert told[0] == "index.example.org is 198.18.1.0"
     assert told[1].startswith("403 198.51.100.7:80 is not in the allowlist")

@@ -84,7 +84,7 @@ def test_a_first_run_imports_little() -> None:
 
 
 def test_a_first_command_imports_no_archives() -> None:
-    """A sandbox that lives, and from which nothing is copied out, needs no archives either."""
+    """A live sandbox, and from which nothing is copied out, needs no archives either."""
     program = (
         "import sys, cloche\nwith cloche.Sandbox(live=True) as sandbox: assert sandbox.exec(['true']).ok\n"
         "print([name for name in ('dataclasses', 'tarfile', 'tempfile', 'random') if name in sys.modules])"

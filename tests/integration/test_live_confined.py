@@ -1,4 +1,4 @@
-"""Sandboxes that live at level `confined`: what they do, what is refused and says so, and what ends with what."""
+"""Live sandboxes at level `confined`: what they do, what is refused and says so, and what ends with what."""
 
 from __future__ import annotations
 

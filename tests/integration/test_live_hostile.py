@@ -43,7 +43,7 @@ socket.send_fds(link, [b'x'], [own])
 
 @pytest.fixture
 def sandbox() -> Iterator[cloche.Sandbox]:
-    """Open a sandbox that lives."""
+    """Open a live sandbox."""
     with cloche.Sandbox(live=True, timeout=60) as found:
         yield found
 

@@ -1,4 +1,4 @@
-"""Files of a sandbox that lives, by the public calls: any path, parts of a file, whole folders in and out."""
+"""Files of a live sandbox, by the public calls: any path, parts of a file, whole folders in and out."""
 
 from __future__ import annotations
 

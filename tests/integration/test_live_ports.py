@@ -1,4 +1,4 @@
-"""Servers in a sandbox that lives, reached from outside, against the real jail."""
+"""Servers in a live sandbox, reached from outside, against the real jail."""
 
 from __future__ import annotations
 

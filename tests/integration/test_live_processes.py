@@ -1,4 +1,4 @@
-"""Commands and processes in a sandbox that lives, against the real jail: what a user of the library relies on."""
+"""Commands and processes in a live sandbox, against the real jail: what a user of the library relies on."""
 
 from __future__ import annotations
 
@@ -434,7 +434,7 @@ def until_served(sandbox: cloche.Sandbox) -> None:
     ],
 )
 def test_what_cannot_live_says_so(options: dict[str, Any], error: type[Exception], match: str) -> None:
-    """A backend, or a level, that has no sandboxes that live is an error with the remedy."""
+    """A backend, or a level, that has no live sandboxes is an error with the remedy."""
     with pytest.raises(error, match=match), cloche.Sandbox(live=True, **options):
         pass
 
@@ -469,7 +469,7 @@ def test_a_sandbox_that_does_not_live_says_how_to_have_one() -> None:
 def test_a_sandbox_that_cannot_live_says_why(opened: cloche.Sandbox) -> None:
     """Each result says it, and so does a call that only one that lives has; one that lives says nothing of it."""
     fake = FakeBackend([cloche.Result("", "", 0, 0.0)])
-    for backend, reason in (("subprocess", "level jail or confined"), (fake, "no sandboxes that live")):
+    for backend, reason in (("subprocess", "level jail or confined"), (fake, "no live sandboxes")):
         with cloche.Sandbox(backend=backend) as sandbox:
             assert not sandbox.is_live
             why = sandbox.run("1").meta["not_live"]

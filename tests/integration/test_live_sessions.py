@@ -1,4 +1,4 @@
-"""Sessions in a sandbox that lives, through the public face: what they share, and those that have their own."""
+"""Sessions in a live sandbox, through the public face: what they share, and those that have their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sandboxes that live in virtual machines: what is a machine's own. The rest is as in a container of docker's."""
+"""Live sandboxes in virtual machines: what is a machine's own. The rest is as in a container of docker's."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def session() -> str:
 
 
 def living() -> str:
-    """Start a process in a sandbox that lives."""
+    """Start a process in a live sandbox."""
     with cloche.Sandbox() as sandbox:
         return sandbox.exec(["python3", "-c", LOOKS]).stdout
 

@@ -90,7 +90,7 @@ def test_doctor_and_backends_work_there(system: str) -> None:
 @pytest.mark.soak
 @pytest.mark.container
 def test_docker_by_url_works_on_macos(docker: Daemon) -> None:
-    """Runs, what they write, sandboxes that live and sessions do; a network with rules needs Linux, and says so."""
+    """Runs, what they write, live sandboxes and sessions do; a network with rules needs Linux, and says so."""
     done = on("darwin", "-c", IN_DOCKER, docker.image("cloche-test:python"), daemon=docker.url)
     assert done.returncode == 0, done.stderr
     run, life, network = done.stdout.splitlines()

@@ -32,7 +32,7 @@ BUFFERS = "python3 -c 'import sys; print(sys.stdout.line_buffering)'"
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[cloche.Sandbox]:
-    """Open a sandbox that lives, for all tests."""
+    """Open a live sandbox, for all tests."""
     with cloche.Sandbox(timeout=60, memory="256m") as opened:
         yield opened
 

@@ -1,4 +1,4 @@
-"""The virtual environment of a sandbox that lives, and the toolchains that its commands find."""
+"""The virtual environment of a live sandbox, and the toolchains that its commands find."""
 
 from __future__ import annotations
 

@@ -353,7 +353,7 @@ def test_a_sandbox_whose_runs_take_turns_says_that_it_installs_nothing(index: Pa
     """The remedy is in the message."""
     with (
         cloche.Sandbox(live=False) as sandbox,
-        pytest.raises(InvalidRequest, match="install needs a sandbox that lives"),
+        pytest.raises(InvalidRequest, match="install needs a live sandbox"),
     ):
         sandbox.install("one")
 

@@ -236,7 +236,7 @@ def test_gvisor_of_a_daemon_has_the_same_volume(index: PackageIndex, gvisor: Dae
 @pytest.mark.both_users
 @pytest.mark.usefixtures("gvisor_alone")
 def test_gvisor_alone_shows_the_same_folder_as_the_jail(index: PackageIndex) -> None:
-    """Read-only, in runs, in a sandbox that lives and in a session; nothing is downloaded for it again."""
+    """Read-only, in runs, in a live sandbox and in a session; nothing is downloaded for it again."""
     there = check_what_is_seen(cloche.run(LOOK, packages=["above"]).value)
     before = len(index.asked)
     result = cloche.run(LOOK, packages=["above"], backend="gvisor", timeout=60)

@@ -113,7 +113,7 @@ def test_typescript_finds_them(registry: NpmRegistry, monkeypatch: pytest.Monkey
 def test_python_and_npm_have_a_layer_each(
     registry: NpmRegistry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """In one list, one sandbox that lives, one lock file; a plain name in a list for any program is Python's."""
+    """In one list, one live sandbox, one lock file; a plain name in a list for any program is Python's."""
     registry.add("two")
     lock = tmp_path / "cloche.lock"
     with serving_packages() as index:

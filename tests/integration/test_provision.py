@@ -70,7 +70,7 @@ def manifest_of(*setup: tuple[str, ...] | Setup, **more: Any) -> DevEnvManifest:
 
 
 def test_a_sandbox_is_set_up_by_a_manifest(workspace: Path) -> None:
-    """The workspace's files are in a sandbox that lives on, pip's packages in a layer; each step says how it went.
+    """The workspace's files are in a live sandbox on, pip's packages in a layer; each step says how it went.
 
     A manager that is missing and a command that fails are errors of their steps. Nothing outside came along, and what
     the manifest asks for above the operator's settings it does not get.

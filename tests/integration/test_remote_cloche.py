@@ -642,7 +642,7 @@ asyncio.run(main())
 """
 
 
-AT_ONCE = 50  # a service has no more than 64 sandboxes that live
+AT_ONCE = 50  # a service has no more than 64 live sandboxes
 
 
 @pytest.mark.timeout(900)

@@ -275,7 +275,7 @@ def test_a_program_may_wait_for_several_files() -> None:
 
 
 def test_a_network_by_name_is_served_from_outside() -> None:
-    """Allowed names have addresses, all else is refused with the reason, in a run and in a sandbox that lives."""
+    """Allowed names have addresses, all else is refused with the reason, in a run and in a live sandbox."""
     rules: dict[str, Any] = {"network": "allowlist", "network_allow": ["good.example"]}
     result = cloche.run(NAMES_AND_A_LITERAL, backend="gvisor", **rules)
     assert result.stdout.split("\n", 2)[:2] == ["198.18.1.0", "403"], result.stderr

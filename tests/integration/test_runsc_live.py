@@ -1,4 +1,4 @@
-"""Sandboxes that live on gVisor without docker: what differs there. The rest is as in a container of docker's."""
+"""Live sandboxes on gVisor without docker: what differs there. The rest is as in a container of docker's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("settings_of_nobody", "gvisor_alone")
 
 @pytest.fixture
 def sandbox(gvisor_alone: None) -> Iterator[Sandbox]:
-    """Open a sandbox that lives on gVisor."""
+    """Open a live sandbox on gVisor."""
     with Sandbox(backend="gvisor", live=True) as opened:
         yield opened
 

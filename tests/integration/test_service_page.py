@@ -77,7 +77,7 @@ def service(home: Path) -> Iterator[Service]:
 
 @pytest.fixture(scope="module")
 def box(service: Service) -> str:
-    """Open a sandbox that lives, with a file and a server in it, and return its id."""
+    """Open a live sandbox, with a file and a server in it, and return its id."""
     asked = {"name": "build", "labels": {"task": "7"}, "files": [{"path": "in/a.txt", "text": "<b>one</b>\n"}]}
     server = {"argv": ["python3", "-u", "-m", "http.server", "8000"]}
     with service.client() as client:

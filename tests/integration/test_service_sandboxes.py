@@ -1,4 +1,4 @@
-"""Sandboxes that live over HTTP: what is done in one, who may, and that none is lost; by one server for most of it."""
+"""Live sandboxes over HTTP: what is done in one, who may, and that none is lost; by one server for most of it."""
 
 from __future__ import annotations
 

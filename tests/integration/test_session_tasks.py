@@ -69,7 +69,7 @@ def is_loop_running():
 
 @pytest.fixture(params=[False, True], ids=["run", "live"])
 def any_session(request: pytest.FixtureRequest) -> Iterator[Session]:
-    """Return a session that is one long run, or one in a sandbox that lives."""
+    """Return a session that is one long run, or one in a live sandbox."""
     with cloche.Sandbox(live=request.param) as sandbox:
         yield sandbox.session()
 

@@ -7,7 +7,7 @@ share `containers`. The files here are shared by several of them:
 - `enforcement`: the controls of all backends, and the refusal of a policy that asks for more;
 - `host`: the abilities of this host, cached for later processes; `toolchain`: the programs of a language on it;
   `layout`: the parts of its system that every jail shows; `subordinate_ids`: ids for an ordinary user's guests;
-- `live`: a sandbox that lives, over the link to its init (`init_link`, with the channels of `cloche.channels`);
+- `live`: a live sandbox, over the link to its init (`init_link`, with the channels of `cloche.channels`);
   `live_runs`, `live_session`, `live_files` and `live_streams` are its runs, sessions, files and the streams of its
   processes;
 - `session`: cells of a live session over any transport; `cell_outputs`: the outputs of a cell; `session_languages`: its

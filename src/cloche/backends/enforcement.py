@@ -86,7 +86,7 @@ def _jail(host: Host) -> Controls:
 
 
 def with_life_confined(enforcement: Enforcement) -> Enforcement:
-    """Return the controls of a sandbox that lives at level `confined`, derived from those of a single run."""
+    """Return the controls of a live sandbox at level `confined`, derived from those of a single run."""
     held = enforcement[Control.FILESYSTEM]
     lacks = (
         "there is no process namespace: that a process lives, and its session, can be asked by its number; children "

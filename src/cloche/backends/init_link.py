@@ -1,4 +1,4 @@
-"""The client's end of the wire to a sandbox that lives, on an event loop: channels, windows, the end of the link.
+"""The client's end of the wire to a live sandbox, on an event loop: channels, windows, the end of the link.
 
 See `cloche.init.wire`. A guest may write anything that arrives here. So frames are bounded, objects are parsed by the
 codec for guests, and a channel buffers at most one window of unread content.

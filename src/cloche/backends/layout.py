@@ -124,7 +124,7 @@ def etc_rows(user: str, uid: int, name_server: str = NO_NAME_SERVER) -> list[Row
 
 
 def account_rows(name: str | None, home: str, *, has_users: bool) -> list[Row]:
-    """Return the accounts of a sandbox that lives; with several users, also the files that account tools need."""
+    """Return the accounts of a live sandbox; with several users, also the files that account tools need."""
     user, uid = USERS.get(name, USERS[None])
     nobody = [] if user == "nobody" else [("nobody", 65534, "/", "/usr/sbin/nologin")]
     root = [("root", 0, "/root", "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh")] if has_users else []

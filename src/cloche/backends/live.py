@@ -1,4 +1,4 @@
-"""A sandbox that lives, at the caller's end, for every backend: processes, files and connections over one link.
+"""A live sandbox, at the caller's end, for every backend: processes, files and connections over one link.
 
 `LiveSandbox` is shared by all backends. Each backend supplies an `InitLink` and says how programs are started there.
 """
@@ -358,7 +358,7 @@ def connection_error(error: OperationFailed, port: int) -> OSError:
 
 
 class LiveSandbox(LiveFiles):
-    """Share the behaviour of all sandboxes that live; `link` is the connection to the sandbox's init."""
+    """Share the behaviour of all live sandboxes; `link` is the connection to the sandbox's init."""
 
     backend = ""  # its name
 

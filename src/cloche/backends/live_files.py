@@ -1,4 +1,4 @@
-"""Files of a sandbox that lives, at the caller's end: each operation is a process inside, see `init.files`.
+"""Files of a live sandbox, at the caller's end: each operation is a process inside, see `init.files`.
 
 Content flows under flow control in both directions; at most one window of it is buffered, unless a caller requests it
 as a whole. Cancelling an operation kills its process. Answers may be written by a guest: they are bounded, and long
@@ -166,7 +166,7 @@ class FileWatch:
 
 
 class LiveFiles:
-    """Provide the file operations of every sandbox that lives."""
+    """Provide the file operations of every live sandbox."""
 
     file_timeout_s = FILE_S  # at most the sandbox's own
     clock_slack_ns = 0  # how far the workspace's clock may lag behind init's

@@ -1,4 +1,4 @@
-"""Runs in a sandbox that lives, for every backend: code or a command as one more process, and its `Result`."""
+"""Runs in a live sandbox, for every backend: code or a command as one more process, and its `Result`."""
 
 from __future__ import annotations
 

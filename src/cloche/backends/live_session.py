@@ -1,4 +1,4 @@
-"""A session in a sandbox that lives: its interpreter is one more process there, and shares everything with the others.
+"""A session in a live sandbox: its interpreter is one more process there, and shares everything with the others.
 
 Cells are sent on a separate stream of the process, and answers arrive on another (see `cloche.init.wire`). A cell's
 output arrives before its answer, because init forwards them in that order. The end of a session is reported when all
@@ -48,7 +48,7 @@ class LiveProgram:
 
 
 class LiveTransport:
-    """Carry one interpreter in a sandbox that lives; see backends.session.SessionTransport."""
+    """Carry one interpreter in a live sandbox; see backends.session.SessionTransport."""
 
     def __init__(self, channel: Operation, limits: Limits, codec: Codec, *, slowness: float = 1.0):
         self._channel, self._limits, self.slowness = channel, limits, slowness

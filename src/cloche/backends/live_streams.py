@@ -1,4 +1,4 @@
-"""Streams of a sandbox that lives, as the caller reads them."""
+"""Streams of a live sandbox, as the caller reads them."""
 
 from __future__ import annotations
 

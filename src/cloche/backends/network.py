@@ -80,7 +80,7 @@ def variables_without_namespace(policy: Policy) -> Mapping[str, str]:
 
 
 def network_variables(policy: Policy) -> Mapping[str, str]:
-    """Return the variables that tell programs of a sandbox that lives about its network: authorities, or not to retry.
+    """Return the variables that tell programs of a live sandbox about its network: authorities, or not to retry.
 
     Without a network, installers would retry for up to a minute.
     """

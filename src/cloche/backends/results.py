@@ -22,7 +22,7 @@ NO_TRACING = (
     "processes"
 )
 NO_ENSUREPIP = (
-    "throwaway runs are shown no installers, which python3 -m venv needs; use a sandbox that lives (cloche exec, "
+    "throwaway runs are shown no installers, which python3 -m venv needs; use a live sandbox (cloche exec, "
     "Sandbox), or name packages (--packages NAME, packages=[NAME])"
 )
 

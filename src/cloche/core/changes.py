@@ -175,7 +175,7 @@ class Committed:
 
 @runtime_checkable
 class SupportsHostFolder(Protocol):
-    """Be a backend whose sandboxes that live can be shown a folder of the host copy-on-write (`policy.host_folder`)."""
+    """Be a backend whose live sandboxes can be shown a folder of the host copy-on-write (`policy.host_folder`)."""
 
     def why_no_view(self, level: Level | None) -> str:
         """Say why this host gives none at a level, None for its strongest; empty where it may.
@@ -187,7 +187,7 @@ class SupportsHostFolder(Protocol):
 
 @runtime_checkable
 class SupportsChanges(Protocol):
-    """Report changes in a folder of a sandbox that lives."""
+    """Report changes in a folder of a live sandbox."""
 
     def changes_stream(
         self,

@@ -24,7 +24,7 @@ NAMESPACES: Mapping[str, str] = {
     "service": "requests and runs of `cloche serve`",
     "records": "the database of the service",
     "runtime": "which backend is chosen, and how runs end",
-    "live": "sandboxes that live, and their keepers",
+    "live": "live sandboxes, and their keepers",
     "packages": "packages installed as layers",
     "workspace": "views of folders of the host, and commits to them",
     "containers": "containers of docker and gVisor",

@@ -104,7 +104,7 @@ class InternalError(ClocheError):
 class SandboxFileError(ClocheError):
     """Report a file operation inside a sandbox that failed; `path` is the guest's path.
 
-    In a sandbox that lives `kind` says why in a word: not_found, is_directory, not_directory, not_regular, permission,
+    In a live sandbox `kind` says why in a word: not_found, is_directory, not_directory, not_regular, permission,
     exists, not_empty, too_large, full, loop, name_too_long, busy, invalid, timeout, unsupported, pids (there can be no
     further process, which each operation is), or other.
     """

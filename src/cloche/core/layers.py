@@ -64,7 +64,7 @@ class SupportsNodeModules(Protocol):
 
 @runtime_checkable
 class SupportsAddedLayers(Protocol):
-    """Let a sandbox that lives see packages that are added to a layer's folder during its life."""
+    """Let a live sandbox see packages that are added to a layer's folder during its life."""
 
     def check_added_layers(self, policy: Policy) -> None:
         """Raise BackendUnavailable where a sandbox with these rules would not find it."""

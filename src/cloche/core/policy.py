@@ -46,11 +46,11 @@ class Policy:
     unlisted hosts: `ask` asks the approver. Mode `bridge` is docker's own, without any rules.
 
     A provider's statement about its own sandboxes is `claimed`: with `accept_claimed` it meets the requirements, with
-    `accept_claimed_level`, which a tier sets, it meets the level. `users` lets a sandbox that lives have several users,
+    `accept_claimed_level`, which a tier sets, it meets the level. `users` lets a live sandbox have several users,
     root inside among them. `toolchains` are folders of the host shown read-only at their own paths, `toolchains_hidden`
     the hidden paths below them, `toolchains_path` those on PATH; only Cloche sets them. `layers` are folders of the
     host with packages, shown read-only: `site` is importable, `bin` is on PATH; only Cloche sets them. `host_folder` is
-    the folder that a sandbox that lives is shown copy-on-write; only Cloche sets it. `runtime` names the only container
+    the folder that a live sandbox is shown copy-on-write; only Cloche sets it. `runtime` names the only container
     runtime allowed: docker's own, at level `jail` (C3). `fallback` says where `trusted` code, the operator's own and
     never a model's, may run if the chosen backend is missing: the local backend, then with `process` a child process
     (S12).

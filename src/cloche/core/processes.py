@@ -1,4 +1,4 @@
-"""Processes and files of a sandbox that lives: requests and descriptions. Values alone."""
+"""Processes and files of a live sandbox: requests and descriptions. Values alone."""
 
 from __future__ import annotations
 
@@ -132,5 +132,5 @@ def shell_argv(line: str) -> tuple[str, ...]:
 
 
 def no_life_of(backend: str) -> str:
-    """Say that a backend gives no sandboxes that live."""
-    return f"backend {backend!r} has no sandboxes that live"
+    """Say that a backend gives no live sandboxes."""
+    return f"backend {backend!r} has no live sandboxes"

@@ -68,7 +68,7 @@ class CodeSandbox(Protocol):
 
 
 class OpenSandbox(Protocol):
-    """Offer a workspace that lives: every run is a fresh process in the same /workspace."""
+    """Offer a workspace that stays between runs: every run is a fresh process in the same /workspace."""
 
     async def run(self, request: Request) -> Result:
         """Run code or a command, one at a time, and return its result."""
@@ -110,7 +110,7 @@ class SupportsStreaming(Protocol):
 
 
 class OpenSession(Protocol):
-    """Offer an interpreter that lives: every run finds the memory that earlier runs left."""
+    """Offer an interpreter that stays between runs: every run finds the memory that earlier runs left."""
 
     @property
     def runtime(self) -> str:
@@ -142,7 +142,7 @@ class OpenSession(Protocol):
 
 @runtime_checkable
 class SupportsNetwork(Protocol):
-    """Be a sandbox that lives and whose network is served by the egress process, by rules that can be changed."""
+    """Be a live sandbox and whose network is served by the egress process, by rules that can be changed."""
 
     @property
     def network_rules(self) -> NetworkRules:
@@ -207,7 +207,7 @@ class SupportsSessions(Protocol):
 
 
 class ForkableSession(OpenSession, SupportsFork, Protocol):
-    """Offer an interpreter that lives and can be cloned."""
+    """Offer an interpreter that stays between runs and can be cloned."""
 
 
 @runtime_checkable
@@ -367,7 +367,7 @@ class OpenStream(Protocol):
 
 
 class OpenProcess(Protocol):
-    """Hold one process of a sandbox that lives. Methods that are not awaited return before they have an effect."""
+    """Hold one process of a live sandbox. Methods that are not awaited return before they have an effect."""
 
     id: str
     pid: int
@@ -421,7 +421,7 @@ class OpenProcess(Protocol):
 
 @runtime_checkable
 class SupportsProcesses(Protocol):
-    """Start any number of processes in a sandbox that lives."""
+    """Start any number of processes in a live sandbox."""
 
     async def start_process(self, request: ProcessRequest, sink: Sink | None = None) -> OpenProcess:
         """Start a process. Its output goes to `sink`, as events, and to its result; without one, it is to be read.
@@ -449,7 +449,7 @@ class OpenWatch(Protocol):
 
 @runtime_checkable
 class SupportsPaths(Protocol):
-    """Work on files at any path of a sandbox that lives, with its user's rights. All raise SandboxFileError."""
+    """Work on files at any path of a live sandbox, with its user's rights. All raise SandboxFileError."""
 
     async def read_path(self, path: str, *, max_bytes: int, offset: int = 0, count: int | None = None) -> bytes:
         """Return a file, or `count` bytes of it from an offset on."""
@@ -527,7 +527,7 @@ class SupportsWatch(Protocol):
 
 
 class OpenConnection(Protocol):
-    """Hold a TCP connection to a server in a sandbox that lives."""
+    """Hold a TCP connection to a server in a live sandbox."""
 
     async def read(self, most: int = 1 << 16) -> bytes:
         """Return the next bytes as soon as there are any; empty at the end."""
@@ -552,7 +552,7 @@ class OpenConnection(Protocol):
 
 @runtime_checkable
 class SupportsPorts(Protocol):
-    """Reach servers in a sandbox that lives."""
+    """Reach servers in a live sandbox."""
 
     async def connect(self, port: int) -> OpenConnection:
         """Return a connection to a server on loopback inside. Raises OSError, as a socket would."""
@@ -564,7 +564,7 @@ class SupportsPorts(Protocol):
 
 
 class OpenLiveSandbox(OpenSandbox, SupportsProcesses, SupportsPaths, SupportsPorts, Protocol):
-    """Offer a sandbox that lives: any number of runs and processes at once, in one file system and one network."""
+    """Offer a live sandbox: any number of runs and processes at once, in one file system and one network."""
 
     async def ask(self, op: str, **arguments: Any) -> Mapping[str, Any]:  # noqa: ANN401 - any JSON
         """Do one of `init.wire`'s operations that answer with one event, or none. Raises InvalidRequest."""
@@ -581,7 +581,7 @@ class OpenLiveSandbox(OpenSandbox, SupportsProcesses, SupportsPaths, SupportsPor
 
 @runtime_checkable
 class SupportsLive(Protocol):
-    """Be a backend that gives sandboxes that live."""
+    """Be a backend that gives live sandboxes."""
 
     def open_live(self, policy: Policy, limits: Limits) -> AbstractAsyncContextManager[OpenLiveSandbox]:
         """Open one. Raises BackendUnavailable, as it is entered, where this host or the policy's level gives none."""
@@ -621,7 +621,7 @@ class Keeping(Protocol):
 
 @runtime_checkable
 class SupportsNames(Protocol):
-    """Be a backend whose sandboxes that live may have a name, which other callers find them by."""
+    """Be a backend whose live sandboxes may have a name, which other callers find them by."""
 
     def open_kept(
         self, policy: Policy, limits: Limits, keeping: Keeping

@@ -108,7 +108,7 @@ class Result:
     where `value_is_repr`. `files` may lack some: `meta["files_skipped"]` counts the files left out, links and the like
     among them, and `meta["files_partial"]` says why: `time` (the walk takes at most half of the run's time-out, one to
     five seconds), `entries` (200,000), `files` (10,000), `bytes` (the disk limit), `paths` (8 million characters
-    together), `depth` (64 folders), `access`. In a sandbox that lives they are the files requested, and
+    together), `depth` (64 folders), `access`. In a live sandbox they are the files requested, and
     `meta["files_shared"]` says that others may have changed them, too. `fix` is the report of auto-fix, where it was
     requested.
     """

@@ -40,7 +40,7 @@ class Window(Sum):
 
 
 class SharedNetwork:
-    """Be the network of a sandbox that lives, or of a session. Use from one event loop.
+    """Be the network of a live sandbox, or of a session. Use from one event loop.
 
     That of a kept sandbox begins with the traffic `so_far`.
     """

@@ -141,7 +141,7 @@ class LiveOperations:
         opened = self._require_open()
         if not self._is_live:
             why = self._prepared.notes.get("not_live") or "it was opened with live=False; open it with live=True"
-            raise InvalidRequest(f"{operation} needs a sandbox that lives, and this one does not: {why}")
+            raise InvalidRequest(f"{operation} needs a live sandbox, and this one does not: {why}")
         return cast("OpenLiveSandbox", opened)
 
     def _opening(self) -> AbstractAsyncContextManager[OpenSandbox]:

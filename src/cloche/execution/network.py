@@ -20,7 +20,7 @@ CheckRules = Callable[["NetworkRules"], None]
 
 
 class AsyncNetwork:
-    """Change and watch the network of one sandbox that lives; `AsyncSandbox.network` returns it.
+    """Change and watch the network of one live sandbox; `AsyncSandbox.network` returns it.
 
     await sandbox.network.allow("files.example.org")
     for row in await sandbox.network.traffic():

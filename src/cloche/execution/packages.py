@@ -270,7 +270,7 @@ def check_adds(prepared: Prepared) -> None:
     backend = prepared.backend
     if not isinstance(backend, SupportsAddedLayers):
         raise BackendUnavailable(
-            f"packages: nothing can be added to a sandbox of backend {backend.name!r} that lives.",
+            f"packages: nothing can be added to a live sandbox of backend {backend.name!r}.",
             remedy='Name them when it is opened (packages=[...]); or use backend "local".',
         )
     backend.check_added_layers(prepared.policy)

@@ -1,4 +1,4 @@
-"""The init of a sandbox that lives: it runs many processes at once, for a client outside. Standard library alone.
+"""The init of a live sandbox: it runs many processes at once, for a client outside. Standard library alone.
 
 In: frames of a client (`wire`), and from its host (`loop.Host`) how a process becomes a guest, and the other processes
 of its tree. Out: frames with output, exits, files, and bytes of connections.

@@ -1,4 +1,4 @@
-"""The one protocol between a sandbox that lives and its clients: frames, channels, windows, operations. No I/O here.
+"""The one protocol between a live sandbox and its clients: frames, channels, windows, operations. No I/O here.
 
 **Frames.** A frame is a header of nine bytes (`>IIB`: length of the body, channel, kind) and a body of at most
 `MOST_BODY` bytes. The first frame of either side is HELLO on channel 0, with `{"version": VERSION}` and further facts

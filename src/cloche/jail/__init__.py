@@ -6,9 +6,9 @@ In: orders (`messages`) and set-up as data (`steps`). Out: the start, the end an
   death. `supervisor` supervises one run: clock, limits, kill, report. `ending` ends a sandbox without a process
   namespace. `accounting` sums its memory, the expensive part by `pss`. `sandbox_state` passes from one run to the next.
   `fork_server` forks helpers; `container_shim` starts and kills runsc.
-- Pid 1: `reaper` for one run, `prefork` for one run after the other, `resident` for a sandbox that lives,
+- Pid 1: `reaper` for one run, `prefork` for one run after the other, `resident` for a live sandbox,
   `confined_resident` for one without namespaces; `pid1` has the code that they share.
-- The guest before its program: `guest`, and `command_guest` in a sandbox that lives.
+- The guest before its program: `guest`, and `command_guest` in a live sandbox.
 - Live sessions: `fork_tree` has the forks, `clone_namespaces` their ids, mounts and files; `pause` stops a session
   while its files are read.
 - The kernel: `cgroups` has control groups; `user_namespaces` outside ids and id-mapped mounts, `subordinate_ids` the

@@ -1,4 +1,4 @@
-"""A process of a sandbox that lives, before it is the program: pid 1's fork, which takes an order from the client.
+"""A process of a live sandbox, before it is the program: pid 1's fork, which takes an order from the client.
 
 The order asks for a command, a script, a session, or an operation on files. It comes at once, or later for a process
 that was forked ahead.

@@ -1,4 +1,4 @@
-"""Init of a sandbox that lives without namespaces, its supervisor, and the reaper of each of its processes.
+"""Init of a live sandbox without namespaces, its supervisor, and the reaper of each of its processes.
 
 Theory of operation: without a process namespace no pid 1 is protected from signals, and no host name marks the
 processes of a tree. Init forks a *reaper* for each requested process, and the reaper forks the guest. A reaper is a

@@ -1,4 +1,4 @@
-"""Signals between the commands of a sandbox that lives without a process namespace, where each has a separate domain.
+"""Signals between the commands of a live sandbox without a process namespace, where each has a separate domain.
 
 Landlock limits a guest's signals to the descendants of its command, and no process of another command is below the
 same reaper. So the filter notifies of `kill`. If the kernel would allow the signal, the call continues: that is decided

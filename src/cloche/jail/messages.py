@@ -298,8 +298,8 @@ class Building(_Record):
     `build` are the reaper's, `first` and `late` the first guest's before and after the sandbox is built, `later` those
     of a further guest in place of `first` (in a prefork jail, where they differ). `seccomp` is the filter, if any.
     `warm_up` is done once by a waiting guest, to have run the code that an order needs; it may be empty.
-    `unheard` are the steps of a guest if its filter has another listener. `last` are those of a guest of a sandbox that
-    lives, just before its program, when it needs no privileges any more.
+    `unheard` are the steps of a guest if its filter has another listener. `last` are those of a guest of a live sandbox
+    , just before its program, when it needs no privileges any more.
     `private` are the paths whose mounts the helper opens id-mapped.
     """
 

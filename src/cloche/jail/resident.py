@@ -1,4 +1,4 @@
-"""Pid 1 of a sandbox that lives, and its supervisor in the helper: one set of namespaces, any number of processes.
+"""Pid 1 of a live sandbox, and its supervisor in the helper: one set of namespaces, any number of processes.
 
 Theory of operation: pid 1 builds the tree, then serves the client by the loop of the package `init`, over a socket with
 the caller at its other end. Every requested process is a fork of pid 1 that becomes a guest: it takes its identity,
@@ -68,7 +68,7 @@ EXCEEDED_S = 2.0  # for pid 1 to end the largest tree, after which everything is
 
 
 class ResidentSupervisor(Supervisor):
-    """Supervise a sandbox that lives, as one long run: its memory, its lifetime, its end."""
+    """Supervise a live sandbox, as one long run: its memory, its lifetime, its end."""
 
     def __init__(self, state: SandboxState, load_interpreter: Callable[[str], Any] | None):
         super().__init__(state, load_interpreter)

@@ -29,7 +29,7 @@ EAGAIN = 11
 class TaskCount:
     """Decide about new processes and threads below this process.
 
-    A reaper that `is_one_of_many` of a sandbox that lives counts below their common parent, without the reapers.
+    A reaper that `is_one_of_many` of a live sandbox counts below their common parent, without the reapers.
     """
 
     is_one_of_many = False

@@ -205,7 +205,7 @@ def find(name: str) -> Found:
     for path in places():
         if is_taken(name, path):
             return _read(name, path)
-    raise InvalidRequest(f"name: no sandbox of yours is called {name!r}; cloche sandbox list shows those that live")
+    raise InvalidRequest(f"name: no sandbox of yours is called {name!r}; cloche sandbox list shows the live ones")
 
 
 def found() -> list[Found]:

@@ -1,4 +1,4 @@
-"""Folders of the store, and their locks. Every sandbox that lives needs them, so this module imports little.
+"""Folders of the store, and their locks. Every live sandbox needs them, so this module imports little.
 
 A lock is `flock` on the folder itself. A folder without a lock below `making` or `growing` was left by a process that
 was killed.
@@ -69,7 +69,7 @@ def make_shown(folder: str) -> None:
 
 
 class Growing:
-    """Hold a new empty folder of one sandbox that lives; layers can be added to it.
+    """Hold a new empty folder of one live sandbox; layers can be added to it.
 
     It is shared with the keeper of a sandbox that has one. Raises BackendUnavailable and OSError.
     """

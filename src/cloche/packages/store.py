@@ -249,7 +249,7 @@ class Store:
         }  # fmt: skip
         _write_json(self.made("sets"), f"{key}.json", document)
 
-    # Growing: a folder of one sandbox that lives, to which layers are added; see `folders.Growing`.
+    # Growing: a folder of one live sandbox, to which layers are added; see `folders.Growing`.
 
     def is_growing(self, folder: str) -> bool:
         """Tell whether a folder is one of these."""

@@ -178,7 +178,7 @@ class InFile(WireModel):
 
 
 class OptionFields(WireModel):
-    """The options of a sandbox, for one run or for a sandbox that lives longer."""
+    """The options of a sandbox, for one run or for a live sandbox longer."""
 
     timeout: Amount | None = None
     memory_limit: Amount | None = None

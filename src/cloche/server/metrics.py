@@ -22,7 +22,7 @@ class Metrics:
         self._refused = Counter("cloche_runs_refused", "Runs for which there was no room", registry=registry)
         self._waiting = Gauge("cloche_runs_waiting", "Runs that wait for a place", registry=registry)
         self._running = Gauge("cloche_runs_running", "Runs that go on", registry=registry)
-        self._sandboxes = Gauge("cloche_sandboxes_open", "Sandboxes that live", registry=registry)
+        self._sandboxes = Gauge("cloche_sandboxes_open", "Live sandboxes", registry=registry)
         labels = ["method", "route", "status"]
         self._requests = Counter("cloche_http_requests", "Requests that were answered", labels, registry=registry)
         self._request_seconds = Histogram(

@@ -344,7 +344,7 @@ class Sandboxes:
                 await self.compare()
                 await self._writer.write(records.forget_ended)
             except ClocheError as error:
-                log.warning("sandboxes that live cannot be looked at: %s", error)
+                log.warning("live sandboxes cannot be looked at: %s", error)
             await asyncio.to_thread(_own, self._there, self._keep_s)
             before = time.monotonic() - UNUSED_S
             for attachment in self._attachments():

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 JAIL, CONFINED = "jail", "confined"
 BOTH = (JAIL, CONFINED)
 SESSION, FORK = "session", "fork"  # places at level jail where the program is a cell
-LIVE = "live"  # a sandbox that lives, at level jail
+LIVE = "live"  # a live sandbox, at level jail
 IS_ROOT = os.geteuid() == 0
 
 # How a run may end without a word of its own and still count as contained: something stopped it.
@@ -129,7 +129,7 @@ NOT_AS_CELL: Mapping[str, str] = {
     "processes/outlive a time-out": PATIENCE,
     "processes/stand still past the time-out": PATIENCE,
 }
-# By family and name: why it makes no sense in a sandbox that lives.
+# By family and name: why it makes no sense in a live sandbox.
 OWN_TERMINALS = "it has terminals of its own at /dev/pts, as the host has"
 SHARED = "what else runs in it is the same user's, and within reach: test_live.py has what must go on"
 LINKS = "links that stay inside the folder are copied out as links: tests of folders have those that do not"
@@ -157,7 +157,7 @@ def key_of(attempt: Attempt) -> str:
 
 
 def places_of(attempt: Attempt) -> tuple[str, ...]:
-    """Return where an attempt is run: at its levels, as a cell in a session and in a fork, in a sandbox that lives."""
+    """Return where an attempt is run: at its levels, as a cell in a session and in a fork, in a live sandbox."""
     if JAIL not in attempt.levels:
         return attempt.levels
     cells = (SESSION, FORK) if key_of(attempt) not in NOT_AS_CELL else ()

@@ -29,7 +29,7 @@ GUEST_S = 60.0  # for a guest that changes a file for less than a second to have
 
 
 def outlives(attempt: Attempt, runner: Runner, canaries: Canaries) -> Verdict:
-    """Run, then look on the host for processes of that run; of a sandbox that lives, when it is closed."""
+    """Run, then look on the host for processes of that run; of a live sandbox, when it is closed."""
     seen = runner.run(attempt)
     if isinstance(runner, Live):
         runner.close()

@@ -259,7 +259,7 @@ class Inside:
 
 
 class Live(Inside):
-    """Run programs in sandboxes that live: each goes on, with whatever its program has left, until the check is over.
+    """Run programs in live sandboxes: each goes on, with whatever its program has left, until the check is over.
 
     Where an attempt has a first program, that one's sandbox is still there when the second looks for what is left. What
     is copied out are the files of the workspace, while it lives.

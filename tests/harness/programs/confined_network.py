@@ -208,7 +208,7 @@ def outside(program: str, told: str) -> Any:
 
 
 def inside(program: str, told: str, *, is_live: bool) -> Any:
-    """Run it at level confined, with a network that has one allowed name: by itself, or in a sandbox that lives."""
+    """Run it at level confined, with a network that has one allowed name: by itself, or in a live sandbox."""
     import cloche
 
     # The first name that is asked for has the first address.

@@ -338,7 +338,7 @@ def test_every_step_is_an_event() -> None:
 
 
 def test_the_runs_of_a_sandbox_are_repaired_in_its_workspace() -> None:
-    """In a sandbox that lives each round finds the files of the one before."""
+    """In a live sandbox each round finds the files of the one before."""
     backend = FakeBackend([failing("E"), OK])
     with cloche.Sandbox(backend=backend, files={"a.txt": "a"}) as sandbox:
         result = sandbox.run("x", autofix=AutoFix(answering("y")))

@@ -1,4 +1,4 @@
-"""A session over the wire to a sandbox that lives, whose end the test holds: no interpreter is there."""
+"""A session over the wire to a live sandbox, whose end the test holds: no interpreter is there."""
 
 from __future__ import annotations
 

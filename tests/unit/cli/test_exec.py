@@ -1,4 +1,4 @@
-"""What stands before `--` in `cloche exec`, and what cannot be said of a sandbox that lives already."""
+"""What stands before `--` in `cloche exec`, and what cannot be said of a live sandbox already."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sandbox that lives: one workspace, many runs."""
+"""A live sandbox: one workspace, many runs."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
 | `backend` | the backend: its claims, and the sandboxes that it opens |
 | `fields` | policy, limits and requests as fields of the wire; values that cannot be sent are refused |
 | `sandbox` | throwaway sandboxes |
-| `live`, `process`, `files`, `session` | sandboxes that live, and their contents |
+| `live`, `process`, `files`, `session` | live sandboxes, and their contents |
 | `calls` | calls about one sandbox |
 | `results` | results of the wire, checked, as `Result` |
 | `problems` | problems of the wire as our errors |

@@ -77,7 +77,7 @@ class ClocheBackend(AccountBackend):
             await sandbox.close()
 
     def open_live(self, policy: Policy, limits: Limits) -> AbstractAsyncContextManager[RemoteSandbox]:
-        """Open a sandbox that lives."""
+        """Open a live sandbox."""
         return self._living(policy, limits)
 
     @asynccontextmanager

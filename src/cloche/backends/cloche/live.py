@@ -1,4 +1,4 @@
-"""A sandbox that lives at a service, with the interface of a local one: see core.protocols.OpenLiveSandbox."""
+"""A live sandbox at a service, with the interface of a local one: see core.protocols.OpenLiveSandbox."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def opened(
 
 
 class RemoteSandbox(RemoteFiles):
-    """A sandbox that lives, operated by calls of the wire."""
+    """A live sandbox, operated by calls of the wire."""
 
     def __init__(self, account: RemoteAccount, sandbox_id: str, policy: Policy, limits: Limits):
         super().__init__(account, sandbox_id)

@@ -195,7 +195,7 @@ class ThrowawaySandbox:
         if not fits_call(request):
             raise InvalidRequest(
                 f"files and stdin have more than {MOST_SENT} bytes, or are more than {MOST_FILES} files, which backend "
-                "'cloche' sends with a run; write them into a sandbox that lives"
+                "'cloche' sends with a run; write them into a live sandbox"
             )
         fields = {**run_fields(request, request.files), "returnFiles": True, **({"stream": True} if sink else {})}
         timeout_s = request.timeout_s or self._limits.timeout_s

@@ -1,6 +1,6 @@
 """The backend "daytona": sandboxes at Daytona, or at a self-hosted installation of it, by its Python clients.
 
-In: an account, policy, limits, requests. Out: results, sessions, sandboxes that live. `client` requests sandboxes and
+In: an account, policy, limits, requests. Out: results, sessions, live sandboxes. `client` requests sandboxes and
 terminals; `terminal` makes a byte stream of a terminal; `relay` is a program sent into the sandbox, at the other end of
 that stream; `sandbox` runs Cloche's own first process there, as in any container; `backend` checks accounts and
 policies.

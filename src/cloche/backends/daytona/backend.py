@@ -71,7 +71,7 @@ class DaytonaBackend(AccountBackend):
 
     @asynccontextmanager
     async def open_live(self, policy: Policy, limits: Limits) -> AsyncIterator[DaytonaLiveSandbox]:
-        """Open a sandbox that lives; it is created on first use. Raises BackendUnavailable."""
+        """Open a live sandbox; it is created on first use. Raises BackendUnavailable."""
         if policy.users:
             raise BackendUnavailable(
                 'backend "daytona": a sandbox has one user.', remedy='Leave users out, or use backend "local".'

@@ -1,5 +1,5 @@
-"""The sandboxes opened at Daytona: one machine each, with a first process for each run, or one for a sandbox that
-lives.
+"""The sandboxes opened at Daytona: one machine each, with a first process for each run, or one for a live sandbox
+.
 
 The workspace is a folder of the machine. Before a run starts, all processes that the previous run left are killed. Runs
 count against the account's quota here, and a sandbox when it is created.
@@ -211,7 +211,7 @@ class DaytonaContainer(HostedContainer):
         return self._wire
 
     def start_live(self, boot: bytes) -> ContainerWire:
-        """Start the first process of a sandbox that lives, and return its streams.
+        """Start the first process of a live sandbox, and return its streams.
 
         Raises StartFailed; the sandbox is ended then.
         """

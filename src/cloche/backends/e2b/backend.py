@@ -68,7 +68,7 @@ class E2BBackend(AccountBackend):
 
     @asynccontextmanager
     async def open_live(self, policy: Policy, limits: Limits) -> AsyncIterator[E2BLiveSandbox]:
-        """Open a sandbox that lives; it is created at the provider on first use.
+        """Open a live sandbox; it is created at the provider on first use.
 
         Raises BackendUnavailable as `open` does, and if the policy has several users.
         """

@@ -1,4 +1,4 @@
-"""A sandbox of the e2b backend that lives: the only container of its machine; see `containers.live`."""
+"""A live sandbox of the e2b backend: the only container of its machine; see `containers.live`."""
 
 from __future__ import annotations
 

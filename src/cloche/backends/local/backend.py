@@ -127,7 +127,7 @@ class LocalBackend:
         return f"this host has no id-mapped mounts: {host.idmapped}" if host.owns_ids and host.idmapped else ""
 
     def open_live(self, policy: Policy, limits: Limits) -> AbstractAsyncContextManager[LocalLiveSandbox]:
-        """Open a sandbox that lives; nothing is started before it is used.
+        """Open a live sandbox; nothing is started before it is used.
 
         Entering it raises BackendUnavailable if no sandbox can live at the level.
         """
@@ -136,7 +136,7 @@ class LocalBackend:
     def open_kept(
         self, policy: Policy, limits: Limits, keeping: Keeping
     ) -> AbstractAsyncContextManager[LocalLiveSandbox]:
-        """Open a sandbox that lives and hand it to a keeper when it is entered; see core.protocols.SupportsNames."""
+        """Open a live sandbox and hand it to a keeper when it is entered; see core.protocols.SupportsNames."""
         return _Entering(lambda: self._make_live(policy, limits, keeping), lambda sandbox: sandbox.connected())
 
     def attach_live(
@@ -162,7 +162,7 @@ class LocalBackend:
     def _make(self, policy: Policy, limits: Limits) -> LocalOpenSandbox:
         if policy.on_network == "ask" and policy.network in SERVED:
             raise InvalidRequest(
-                'on_network: "ask" is for a sandbox that lives, which has somebody to ask (sandbox.network.ask, or a '
+                'on_network: "ask" is for a live sandbox, which has somebody to ask (sandbox.network.ask, or a '
                 "toolbox's approver); leave it out for single runs"
             )
         host, enforcement = self._settle(policy)
@@ -281,7 +281,7 @@ class _Entering:
 
 
 def _live_class(level: Level) -> type[LocalLiveSandbox]:
-    """Return the class of living sandboxes at a level; imported late, since a throwaway run needs neither module."""
+    """Return the class of live sandboxes at a level; imported late, since a throwaway run needs neither module."""
     if level is Level.CONFINED:
         from .confined_live import ConfinedLiveSandbox
 
@@ -298,7 +298,7 @@ def _why_no_life(level: Level, host: Host) -> str:
         return why_no_life(host)
     why = f" ({_why_not_higher(host)})" if host.level() < Level.JAIL else ""
     requirement = "level jail or confined, and this one has level"
-    return "" if level is Level.JAIL else f"a sandbox that lives needs {requirement} {level}{why}"
+    return "" if level is Level.JAIL else f"a live sandbox needs {requirement} {level}{why}"
 
 
 def _choose_level(policy: Policy, host: Host) -> Level:

@@ -1,4 +1,4 @@
-"""A sandbox of the local backend that lives at level `confined`: without namespaces, with its files in host folders.
+"""A live sandbox of the local backend at level `confined`: without namespaces, with its files in host folders.
 
 Its init and the reapers of its processes are `jail/confined_resident.py`.
 """
@@ -28,7 +28,7 @@ from .session import LocalSession
 
 SCOPES_ABI = 6  # the Landlock ABI from which a domain can block signals to outside processes (landlock(7))
 ONE_UID = (
-    "a sandbox that lives at level confined needs an id of its own or Landlock's scopes (Linux 6.12 or later): this "
+    "a live sandbox at level confined needs an id of its own or Landlock's scopes (Linux 6.12 or later): this "
     "host gives an ordinary user one id, and its kernel lets programs of one id signal each other"
 )
 NO_SERVERS = "a sandbox at level confined has no servers: a port that a program listens on would be the host's own"

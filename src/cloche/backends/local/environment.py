@@ -1,4 +1,4 @@
-"""The environment of programs in a sandbox that lives: toolchains, and a virtual environment for pip and uv.
+"""The environment of programs in a live sandbox: toolchains, and a virtual environment for pip and uv.
 
 The caller's environment is shown read-only, and pip refuses `--user` in a virtual environment. So `python3`, `pip` and
 `uv` inside use the sandbox's own environment. It finds all packages of the caller's, and those that pip installs for

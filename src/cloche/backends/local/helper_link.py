@@ -237,7 +237,7 @@ class HelperConnection:
         return building
 
     def send_resident(self, run: Run, order: dict[str, Any], wire: int, network: int = -1) -> None:
-        """Send the run of a sandbox that lives, with pid 1's end of the link to its client."""
+        """Send the run of a live sandbox, with pid 1's end of the link to its client."""
         building = compile_resident(self._spec, run)
         if self._slot is not None:
             self._slot.invalidate()

@@ -1,4 +1,4 @@
-"""A sandbox of the local backend that lives: one jail for all its processes, held by one helper.
+"""A live sandbox of the local backend: one jail for all its processes, held by one helper.
 
 The helper's supervisor and pid 1 are `jail/resident.py`. This module describes, starts and ends the jail, and turns
 programs into its processes.

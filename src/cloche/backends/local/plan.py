@@ -264,7 +264,7 @@ def closed_to_guests(folder: str) -> str:
 
 
 def show_folder(run: Run, spec: Spec, folder: HostFolder, host: Host) -> None:
-    """Show a living sandbox a folder of the host copy-on-write, and others read-only.
+    """Show a live sandbox a folder of the host copy-on-write, and others read-only.
 
     For root, their files appear as the guest's own. Raises BackendUnavailable if this host has no id-mapped mounts.
     """

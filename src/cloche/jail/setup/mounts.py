@@ -69,7 +69,7 @@ _CREATE = os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC
 
 NOT_SHOWN = (
     "programs that install packages are not shown to this run; name the packages when it is started (--packages NAME, "
-    "packages=[NAME]), or use a sandbox that lives (cloche exec, cloche.Sandbox)"
+    "packages=[NAME]), or use a live sandbox (cloche exec, cloche.Sandbox)"
 )
 
 

@@ -3,7 +3,7 @@
 The order matters most: see `mounts`, and "Set-up, in order" in docs/jail.md. Everything here runs in the caller, while
 the helper's interpreter is still starting; the reaper makes the calls of `Building.build`, and the guest, which was
 forked before the reaper gave anything up, makes those of the guest's lists. `compile_building` is for one run,
-`compile_prefork_jail` for many, `compile_resident` for a sandbox that lives, `compile_clone_mounts` for a clone of a
+`compile_prefork_jail` for many, `compile_resident` for a live sandbox, `compile_clone_mounts` for a clone of a
 live session. A jail's network namespace has nothing but a loopback device, and that one is up.
 """
 
@@ -97,7 +97,7 @@ def compile_prefork_jail(
 
 
 def compile_resident(spec: Spec, run: Run) -> Building:
-    """Return the same for a sandbox that lives: pid 1 builds once, and each process goes through `first`.
+    """Return the same for a live sandbox: pid 1 builds once, and each process goes through `first`.
 
     Then it becomes its user, and goes through `later` (root through `root_steps`) and `late`, and through `last` when
     it has handed its descriptors to pid 1.
@@ -188,7 +188,7 @@ def _compile_confined_resident(spec: Spec, run: Run) -> Building:
 
 
 def root_steps() -> list[Step]:
-    """List the steps that a process of a living sandbox makes as root inside, in place of dropping all capabilities."""
+    """List the steps that a process of a live sandbox makes as root inside, in place of dropping all capabilities."""
     return [
         _step("capabilities", "keep those that root inside has", *privileges.keep_own(privileges.ROOT_INSIDE)),
         _die_with_parent(),

@@ -155,7 +155,7 @@ def build_filter(
     - `prefork` is for a prefork jail, which reuses its namespaces of network and IPC: its pid 1 is notified of every
       socket and every object that could leave a trace there, and of a guest's exit notice.
     - `forkable` is for a session: a clone into new namespaces, with one exact set of flags, notifies too.
-    - `resident` is for a sandbox that lives, whose pid 1 must be able to inspect each process; if it is `confined`,
+    - `resident` is for a live sandbox, whose pid 1 must be able to inspect each process; if it is `confined`,
       too, signals to others notify (`kill_calls`).
     - `users`: with several, a netlink socket for the audit log is an unknown protocol, as on a kernel without one: su
       and useradd fail where it is forbidden.

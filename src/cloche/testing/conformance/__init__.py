@@ -37,7 +37,7 @@ CHECKS: tuple[Check, ...] = (
     *truth.CHECKS,
     *sessions.CHECKS,
 )
-LIVE_CHECKS: tuple[Check, ...] = (  # of sandboxes that live
+LIVE_CHECKS: tuple[Check, ...] = (  # of live sandboxes
     *live.CHECKS,
     *live_files.CHECKS,
     *sessions.CHECKS,

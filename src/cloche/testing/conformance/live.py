@@ -104,7 +104,7 @@ async def opened_live(
     """Open a live sandbox, or skip the check."""
     backend = subject.backend
     if not isinstance(backend, SupportsLive):
-        raise Skipped("it gives no sandboxes that live")
+        raise Skipped("it gives no live sandboxes")
     opening = backend.open_live(subject.policy, subject.limits.with_changes(**limits))
     try:
         sandbox = await opening.__aenter__()

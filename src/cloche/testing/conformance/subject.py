@@ -86,7 +86,7 @@ class Subject:
         if not self.is_live:
             return self.backend.open(*rules)
         if not isinstance(self.backend, SupportsLive):
-            raise Skipped("it gives no sandboxes that live")
+            raise Skipped("it gives no live sandboxes")
         return self.backend.open_live(*rules)
 
     async def run(
