@@ -32,7 +32,7 @@ Generated from the docstrings by `scripts/api_reference.py`; the narrative is in
 [design](design.md).
 """
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Running code": ("run", "arun", "run_python_code", "Sandbox", "AsyncSandbox"),
+    "Running code": ("run", "arun", "map", "amap", "run_python_code", "Sandbox", "AsyncSandbox"),
     "Sandboxes chosen by settings": ("get_sandbox", "CodeSandbox", "LocalSandbox", "DockerSandbox", "E2BSandbox"),
     "Results": ("Result", "ExecutionResult", "Status"),
     "Limits and levels": ("Limits", "Level"),
@@ -43,6 +43,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 SAME_AS = {
     "cloche.arun": "The same as `cloche.run`, to be awaited.",
+    "cloche.amap": "The same as `cloche.map`, for `async for`; the programs may come asynchronously, too.",
     "cloche.ExecutionResult": "Another name of `cloche.Result`.",
 }
 # What public calls take and return, without being names of the package itself.

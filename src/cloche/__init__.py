@@ -9,7 +9,8 @@ it, and each folder's `__init__.py` describes its content:
   starts.
 - `backends`: local, docker, gvisor, microvm, microsandbox, and their shared modules.
 - `config`: settings. `audit`: log and redaction. `blocking`: asyncio for blocking callers.
-- `execution`: from keywords to a run. `sync_run.py`, `sync.py`: the blocking API. `agent`: tools and approvals.
+- `execution`: from keywords to a run. `sync_run.py`, `sync_batch.py`, `sync.py`: the blocking API.
+- `agent`: tools and approvals.
 - `skills`, `autofix`; then the front ends `cli`, `mcp`, `bench`, `integrations`. `testing`: for authors of backends.
 
 Every name below is imported when it is first used, so that `import cloche` costs next to nothing.
@@ -38,9 +39,11 @@ if TYPE_CHECKING:
     from .core.policy import placement
     from .core.protocols import CodeSandbox
     from .core.result import ExecutionResult, Result, Status
+    from .execution.batch import amap
     from .execution.run import arun
     from .execution.sandbox import AsyncSandbox
     from .sync import DockerSandbox, E2BSandbox, LocalSandbox, Sandbox, get_sandbox
+    from .sync_batch import map  # noqa: A004 - the public name
     from .sync_run import run
 
 __version__ = "0.1.0"
@@ -48,6 +51,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "run": "sync_run",
     "arun": "execution.run",
+    "map": "sync_batch",
+    "amap": "execution.batch",
     "get_sandbox": "sync",
     "Sandbox": "sync",
     "AsyncSandbox": "execution.sandbox",
@@ -95,8 +100,10 @@ __all__ = [
     "StartFailed",
     "Status",
     "__version__",
+    "amap",
     "arun",
     "get_sandbox",
+    "map",
     "placement",
     "run",
     "run_python_code",

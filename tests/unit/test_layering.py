@@ -23,7 +23,7 @@ BELOW_CONFIG = BELOW_MECHANISM | MECHANISM | {"backends"}
 KEEPER = {"keeper", "keeper/registry", "keeper/attach"}
 BELOW_EXECUTION = BELOW_CONFIG | KEEPER | {"config", "audit", "blocking", "packages", "workspace"}
 BELOW_SYNC = BELOW_EXECUTION | {"execution"}
-BELOW_AGENT = BELOW_SYNC | {"sync", "sync_run"}
+BELOW_AGENT = BELOW_SYNC | {"sync", "sync_run", "sync_batch"}
 # "face" is `cloche/__init__.py`, the public names themselves.
 BELOW_DOORS = BELOW_AGENT | {"agent", "skills", "autofix", "records", "serving", "testing", "face"}
 
@@ -53,6 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "execution": BELOW_EXECUTION,
     "testing": CORE | {"execution"},
     "sync_run": BELOW_SYNC,
+    "sync_batch": BELOW_SYNC,
     "sync": BELOW_SYNC | {"sync_run"},
     "agent": BELOW_AGENT,
     "skills": BELOW_AGENT | {"agent"},

@@ -11,6 +11,7 @@ import asyncio
 import os
 import threading
 from collections import deque
+from contextvars import ContextVar
 from types import TracebackType
 
 from cloche.blocking.calls import blocks_a_loop
@@ -122,9 +123,18 @@ _shared: Slots | None = None
 _shared_lock = threading.Lock()
 
 
+# The slots of a batch whose caller wants more runs at once than the default allows; None elsewhere.
+batch_slots: ContextVar[Slots | None] = ContextVar("batch_slots", default=None)
+
+
 def shared_slots() -> Slots:
-    """Return the slots of this process; a forked child has its own."""
+    """Return the slots of this process, or those of the batch that this context belongs to; a forked child has its
+    own.
+    """
     global _shared
+    own = batch_slots.get()
+    if own is not None:
+        return own
     with _shared_lock:
         if _shared is None:
             _shared = Slots(default_count())
