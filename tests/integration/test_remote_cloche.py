@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -24,6 +25,7 @@ from websockets.sync.server import ServerConnection
 import cloche
 from cloche.backends.cloche import ClocheBackend, live, sandbox
 from cloche.backends.cloche import wire as client
+from cloche.backends.cloche.fields import option_fields
 from cloche.backends.remote.quota import Counter
 from cloche.core.enforcement import Control, State
 from cloche.core.errors import BackendUnavailable, InvalidRequest, OutcomeUnknown, PolicyDenied, SandboxFileError
@@ -35,8 +37,9 @@ from cloche.core.request import Request
 from cloche.core.result import Result
 from cloche.init import wire
 from tests.harness.containers import make_certificates
-from tests.harness.remote import account_at, posing, relayed, serving_tls, tls_words
+from tests.harness.remote import Relay, account_at, posing, relayed, serving_tls, tls_words
 from tests.harness.service import Service, start
+from tests.integration import test_docker_live as docker
 
 PATIENCE_S = 60.0
 SLEEPS = "print('up', flush=True)\nimport time; time.sleep(1000)"
@@ -80,6 +83,13 @@ def look(served: tuple[Service, RemoteAccount], path: str) -> Any:
     context = ssl.create_default_context(cafile=account.ca_file)
     with service.client(verify=context) as client:
         return client.get(path).json()
+
+
+def runner_key(served: tuple[Service, RemoteAccount]) -> Secret:
+    """Return a new key that may run and read."""
+    service, account = served
+    with service.client(verify=ssl.create_default_context(cafile=account.ca_file)) as client:
+        return Secret(client.post("/api/keys", json={"name": "r", "scopes": ["run", "read"]}).json()["key"])
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -175,6 +185,65 @@ def test_what_nobody_reads_is_not_held_here(account: RemoteAccount) -> None:
     asyncio.run(attempt())
 
 
+def test_a_sandbox_is_held_by_its_connection(served: tuple[Service, RemoteAccount], account: RemoteAccount) -> None:
+    """Without a keeper; after a cut another connection holds it; it ends a lease after its client is lost."""
+
+    async def attempt(relay: Relay, through: RemoteAccount) -> str:
+        async with ClocheBackend(through).open_live(Policy(), Limits()) as one:
+            facts = await one.ask_inside("sandbox.attach")
+            assert (facts["heldBy"], facts["level"], facts["lease"]) == ("worker", "jail", through.lease_s)
+            relay.cut()
+            await asyncio.sleep(2 * through.lease_s)
+            assert (await one.run(Request(code="print(1)"))).stdout == "1\n"
+            return one.id
+
+    async def leave(relay: Relay, through: RemoteAccount) -> str:
+        opened = live.opened(through, option_fields(Policy(), Limits()), Policy(), Limits())
+        one = await opened.__aenter__()
+        relay.close()
+        with pytest.raises(OutcomeUnknown):
+            await one.run(Request(code="print(1)"))
+        with contextlib.suppress(BackendUnavailable):  # nobody can be told
+            await opened.__aexit__(None, None, None)
+        return one.id
+
+    with relayed(replace(account, lease_s=3.0)) as (relay, through):
+        ended = asyncio.run(attempt(relay, through))
+        assert look(served, f"/api/sandboxes/{ended}")["state"] == "ended"
+        abandoned = asyncio.run(leave(relay, through))
+    until(lambda: bool(look(served, f"/api/sandboxes/{abandoned}")["state"] == "ended"))
+
+
+def test_a_service_keeps_a_sandbox_without_a_lease(account: RemoteAccount) -> None:
+    """A keeper does, with `lease` 0: for services with several workers behind one address."""
+
+    async def attempt() -> None:
+        async with ClocheBackend(replace(account, lease_s=0.0)).open_live(Policy(), Limits()) as one:
+            assert (await one.ask_inside("sandbox.attach"))["heldBy"] == "keeper"
+
+    asyncio.run(attempt())
+
+
+def test_a_folder_of_this_host_is_copied_and_committed(
+    served: tuple[Service, RemoteAccount], account: RemoteAccount, tmp_path: Path
+) -> None:
+    """As in a container: what was shown is what is written, with conflicts; a key that may only run suffices."""
+    docker.check_folder_of_the_host(tmp_path, backend=ClocheBackend(replace(account, api_key=runner_key(served))))
+
+
+def test_a_copy_has_to_fit_into_the_granted_disk(account: RemoteAccount, tmp_path: Path) -> None:
+    """More is refused before anything is sent; what a sandbox changes beyond its disk is not taken."""
+    (tmp_path / "large").write_bytes(bytes(3 << 20))
+    with (
+        pytest.raises(InvalidRequest, match="at a service: disk"),
+        cloche.Sandbox(backend=ClocheBackend(account), workspace=tmp_path, disk="2m"),
+    ):
+        pass
+    with cloche.Sandbox(backend=ClocheBackend(account), workspace=tmp_path, disk="16m") as one:
+        one.exec(shell="printf new > made")
+        assert [change.path for change in one.diff().changes] == ["made"]
+
+
 # Who may what.
 
 
@@ -182,11 +251,7 @@ def test_what_a_service_refuses_is_said_with_its_words(
     served: tuple[Service, RemoteAccount], account: RemoteAccount
 ) -> None:
     """Limits above the service's own are PolicyDenied; what cannot be sent is refused before anything is."""
-    service, _ = served
-    context = ssl.create_default_context(cafile=account.ca_file)
-    with service.client(verify=context) as client:
-        key = client.post("/api/keys", json={"name": "r", "scopes": ["run", "read"]}).json()["key"]
-    runner = replace(account, api_key=Secret(key))
+    runner = replace(account, api_key=runner_key(served))
     assert run(runner).stdout == "1\n"
     with pytest.raises(PolicyDenied, match="timeout: 100s is above the service's limit"):
         run(runner, timeout=100)

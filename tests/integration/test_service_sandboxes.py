@@ -13,7 +13,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -523,6 +523,62 @@ def test_a_sandbox_outlives_its_service(tmp_path: Path) -> None:
     finally:
         second.end()
         end_sandboxes(tmp_path)
+
+
+@pytest.mark.usefixtures("gvisor_alone")
+def test_sandboxes_of_other_backends_live_too(service: Service) -> None:
+    """The worker holds one on gVisor: commands, processes, sessions, files and a pause are those of any sandbox."""
+    with service.client() as admin, opened(admin, backend="gvisor", lifetime="10m") as address:
+        about = admin.get(address).json()
+        assert (about["backend"], about["heldBy"], about["state"]) == ("gvisor", "worker", "running")
+        assert shell(admin, address, "uname -r; echo text > note")["stdout"] == "4.4.0\n"
+        assert admin.get(f"{address}/files/content", params={"path": "/workspace/note"}).text == "text\n"
+        process = admin.post(f"{address}/processes", json={"shell": "echo begun; sleep 1000"}).json()["id"]
+        until(lambda: admin.get(f"{address}/processes/{process}").json()["stdout"] == "begun\n")
+        session = admin.post(f"{address}/sessions", json={}).json()["id"]
+        assert admin.post(f"{address}/sessions/{session}/run", json={"code": "6 * 7"}).json()["value"] == 42
+        assert admin.post(f"{address}/pause").json()["state"] == "paused"
+        assert admin.get(address).json()["state"] == "paused"
+        assert admin.post(f"{address}/resume").json()["state"] == "running"
+        assert shell(admin, address, "cat note")["stdout"] == "text\n"
+
+
+def test_a_sandbox_with_a_lease_ends_after_its_last_use(service: Service) -> None:
+    """No keeper holds it, at level jail and confined; it lives while a request uses it, and for the lease after."""
+    with service.client() as client:
+        for level in ("jail", "confined"):
+            made = client.post("/api/sandboxes", json={"lease": "1s", "level": level}).json()
+            address = f"/api/sandboxes/{made['id']}"
+            assert (made["heldBy"], made["lease"]) == ("worker", 1.0)
+            assert shell(client, address, "sleep 2; echo up")["stdout"] == "up\n"
+            until(lambda address=address: client.get(address).json()["state"] == "ended")
+            assert kind_of(client.post(f"{address}/exec", json={"shell": "true"})) == (409, "sandbox-ended")
+        short = client.post("/api/sandboxes", json={"lease": "10m", "lifetime": "1s"}).json()["id"]
+        until(lambda: client.get(f"/api/sandboxes/{short}").json()["state"] == "ended")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_held_sandbox_ends_with_its_service(tmp_path: Path, number: int) -> None:
+    """Its processes end, by SIGTERM or SIGKILL, and the next service says so; no keeper was there."""
+    service, word = start(tmp_path), b"%d" % (10**8 + int.from_bytes(os.urandom(3)))
+    with service.client() as client:
+        address = f"/api/sandboxes/{client.post('/api/sandboxes', json={'lease': '10m'}).json()['id']}"
+        client.post(f"{address}/processes", json={"shell": f"exec sleep {word.decode()}"})
+        until(lambda: runs_somewhere(word))
+        assert not list((tmp_path / "run" / "cloche").glob("*.lock"))
+    service.end(number)
+    until(lambda: not runs_somewhere(word))
+    with serving(tmp_path, key=service.key) as again, again.client() as client:
+        until(lambda: client.get(address).json()["state"] == "ended")
+
+
+def runs_somewhere(word: bytes) -> bool:
+    """Tell whether a process has this word in its command line."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if word in path.read_bytes().split(b"\0"):
+                return True
+    return False
 
 
 def test_sandboxes_end_when_no_service_comes_back(tmp_path: Path) -> None:

@@ -147,6 +147,10 @@ def _link(url: str | None, key_file: str | None) -> int:
     help="How long sandboxes live without a client and without a service of this database.",
 )  # fmt: skip
 @flag("--end-sandboxes", "end_sandboxes", help="End the sandboxes of this service when it stops.")
+@option(
+    "--sandboxes", metavar="N", type=click.IntRange(min=1), default=64,
+    help="How many sandboxes may live at once, as far as memory, processes and files suffice.",
+)  # fmt: skip
 @sandbox_options(but=("fallback", "trusted"))
 @debug_option()
 def _serve(
@@ -167,6 +171,7 @@ def _serve(
     keep_runs: str,
     keep_sandboxes: str,
     end_sandboxes: bool,
+    sandboxes: int,
     worker_address: str | None,
     sandbox_debug: bool,
     options: SandboxOptions,
@@ -191,7 +196,7 @@ def _serve(
         drain_s=parse_duration(drain, name="drain"),
         keep_runs_s=parse_duration(keep_runs, name="keep-runs"),
         keep_sandboxes_s=parse_duration(keep_sandboxes, name="keep-sandboxes"), ends_sandboxes=end_sandboxes,
-        worker_address=worker_address,
+        most_sandboxes=sandboxes, worker_address=worker_address,
         is_debugging=sandbox_debug,
         options=cast("SandboxOptions", given_options(options)),
     )  # fmt: skip

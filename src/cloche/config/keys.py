@@ -51,7 +51,7 @@ REMOTE_VARIABLES: Mapping[str, Mapping[str, str]] = {
     },
     "cloche": {
         "api_key": "CLOCHE_REMOTE_KEY", "url": "CLOCHE_REMOTE_URL", "ca_file": "CLOCHE_REMOTE_CA_FILE",
-        "lifetime": "CLOCHE_REMOTE_LIFETIME", "silence": "CLOCHE_REMOTE_SILENCE",
+        "lifetime": "CLOCHE_REMOTE_LIFETIME", "silence": "CLOCHE_REMOTE_SILENCE", "lease": "CLOCHE_REMOTE_LEASE",
         "runs_per_day": "CLOCHE_REMOTE_RUNS_PER_DAY",
         "seconds_per_day": "CLOCHE_REMOTE_SECONDS_PER_DAY", "sandboxes_per_day": "CLOCHE_REMOTE_SANDBOXES_PER_DAY",
         "sandboxes_at_once": "CLOCHE_REMOTE_SANDBOXES_AT_ONCE", "money_per_day": "CLOCHE_REMOTE_MONEY_PER_DAY",
@@ -321,6 +321,7 @@ def _remotes() -> Iterator[Key]:
             "ca_file": {"parse": readers.parse_file},
             "lifetime": seconds,
             "silence": seconds,
+            **({"lease": {"parse": readers.parse_least_age, "render": _seconds}} if provider == "cloche" else {}),
             "runs_per_day": {"parse": parse_count},
             "seconds_per_day": seconds,
             "sandboxes_per_day": {"parse": parse_count},
@@ -328,7 +329,7 @@ def _remotes() -> Iterator[Key]:
             "money_per_day": {"parse": readers.parse_money},
         }  # fmt: skip
         for name, more in fields.items():
-            where = f"{name}_s" if name in ("lifetime", "silence") else name
+            where = f"{name}_s" if name in ("lifetime", "silence", "lease") else name
             yield Key(
                 name=f"{provider}.{name}", variable=variables.get(name, f"CLOCHE_{provider.upper()}_{name.upper()}"),
                 settings_field=f"remotes.{provider}/{where}", **more,

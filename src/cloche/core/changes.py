@@ -186,6 +186,13 @@ class SupportsHostFolder(Protocol):
 
 
 @runtime_checkable
+class SupportsGrantedDisk(Protocol):
+    """Be a backend whose disk limit others grant: a copy of a folder counts towards it, and does not raise it."""
+
+    is_disk_granted: bool
+
+
+@runtime_checkable
 class SupportsChanges(Protocol):
     """Report changes in a folder of a live sandbox."""
 

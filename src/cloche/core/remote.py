@@ -13,6 +13,7 @@ from .record import dataclass, field
 DOMAINS: Mapping[str, str] = {"e2b": "e2b.app", "daytona": "app.daytona.io"}  # where an account names nothing else
 LIFETIME_S = 3600.0
 SILENCE_S, LEAST_SILENCE_S = 10.0, 1.0
+LEASE_S = 300.0  # how long a sandbox of a service lives on without its client
 LOOKS = 5  # in the time after which a silent connection is lost
 # Of the wire of a service, both ends.
 SERVICE_WIRE = 2  # its version
@@ -61,8 +62,9 @@ class RemoteAccount:
     `url` is that of its API; `domain` and `sandbox_url` are E2B's, `organisation` and `region` Daytona's. `template` is
     what sandboxes are made from. `ca_file` is trusted in place of the system's certificates. The provider keeps a
     sandbox for at most `lifetime_s`. A connection that carries a call and has been silent for `silence_s` is lost; both
-    sides send pings before that, and the other times of the wire are multiples of it. `quota_file` holds the counters;
-    without one nothing is counted.
+    sides send pings before that, and the other times of the wire are multiples of it. A live sandbox at `cloche`
+    ends `lease_s` after its client is lost; with 0 a process of its own keeps it there. `quota_file` holds the
+    counters; without one nothing is counted.
     """
 
     provider: str
@@ -76,6 +78,7 @@ class RemoteAccount:
     ca_file: str = ""
     lifetime_s: float = LIFETIME_S
     silence_s: float = SILENCE_S
+    lease_s: float = LEASE_S
     quota: Quota = Quota()
     quota_file: str | None = None
 

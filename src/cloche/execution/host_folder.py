@@ -12,9 +12,19 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection,
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from cloche.core.changes import CHANGES, Change, Committed, Diff, SupportsChanges, SupportsHostFolder
+from cloche.core.changes import (
+    CHANGES,
+    Change,
+    Committed,
+    Diff,
+    HostFolder,
+    SupportsChanges,
+    SupportsGrantedDisk,
+    SupportsHostFolder,
+)
 from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
 from cloche.core.events import Progress, report_progress
+from cloche.core.limits import Limits
 from cloche.core.loops import finish
 from cloche.core.protocols import OpenLiveSandbox, OpenSandbox
 from cloche.core.record import replace
@@ -132,15 +142,13 @@ class HostFolderOperations(NameOperations):
             raise BackendUnavailable(f"workspace_at: a copy is at {WORKSPACE}, and {why}.", remedy="Leave it out.")
         if open_folder.further:
             raise BackendUnavailable(f"workspace_read: copies have none, and {why}.", remedy="Leave it out.")
-        folder, limits = open_folder.folder, self._prepared.limits
+        folder, limits = self._bounds_of_copy(open_folder.folder)
         hidden = folder.hidden if folder.git is None else (*folder.hidden, ".git")
         packed = await _finished(
             lambda: pack(open_folder.fd, paths_below(open_folder.fd, hidden=hidden), max_bytes=folder.disk_bytes)
         )
         with packed.file:
-            self._prepared = replace(
-                self._prepared, limits=replace(limits, disk_bytes=limits.disk_bytes + folder.disk_bytes)
-            )
+            self._prepared = replace(self._prepared, limits=limits)
             opened = await stack.enter_async_context(self._opening())
             live = self._checked(opened)
             await live.unpack_path(WORKSPACE, in_threads(packed.pieces()))
@@ -152,11 +160,21 @@ class HostFolderOperations(NameOperations):
         open_folder.notes = {**open_folder.notes, "at": WORKSPACE, "how": "copy", "why": why}
         return opened
 
+    def _bounds_of_copy(self, folder: HostFolder) -> tuple[HostFolder, Limits]:
+        """Return the folder with the bytes that a copy of it may have, and the limits of a sandbox with the copy.
+
+        The disk grows by these bytes. Where others grant the disk, the copy has to fit into it.
+        """
+        limits, backend = self._prepared.limits, self._prepared.backend
+        if isinstance(backend, SupportsGrantedDisk) and backend.is_disk_granted:
+            return replace(folder, disk_bytes=min(folder.disk_bytes, limits.disk_bytes)), limits
+        return folder, replace(limits, disk_bytes=limits.disk_bytes + folder.disk_bytes)
+
     def _checked(self, opened: OpenSandbox) -> OpenLiveSandbox:
         if not isinstance(opened, SupportsChanges):
             raise BackendUnavailable(
                 f"workspace: backend {self.backend!r} has no sandboxes here that report changes to a folder.",
-                remedy='Use "local", "docker", "gvisor" or "microvm".',
+                remedy='Use "local", "docker", "gvisor", "microvm" or "cloche".',
             )
         return cast("OpenLiveSandbox", opened)
 

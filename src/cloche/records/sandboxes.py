@@ -21,6 +21,7 @@ from .ids import check_id, now
 from .tables import LiveSandbox
 
 STARTING, RUNNING, PAUSED, ENDED = STATES = ("starting", "running", "paused", "ended")
+KEEPER, WORKER = "keeper", "worker"  # the process that holds a sandbox open
 KEPT_S = 3_600.0  # how long an ended one is kept
 
 
@@ -37,6 +38,11 @@ class SandboxFacts:
     api_key: str | None
     worker: str
     document: Mapping[str, Any]
+
+    @property
+    def is_held_by_worker(self) -> bool:
+        """Tell whether its worker has it open itself, without a keeper."""
+        return self.document.get("heldBy") == WORKER
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data in the wire's format."""

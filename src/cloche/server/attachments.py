@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, cast
 
+from cloche.core.enforcement import Enforcement
 from cloche.core.errors import ClocheError, NotFound
 from cloche.core.escape import escape_name
 from cloche.core.events import Event, Sink
@@ -65,13 +66,15 @@ class SharedProcess:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Attachment:
-    """Hold one sandbox that this worker is attached to."""
+    """Hold one sandbox that this worker is attached to, or with `is_held` has open itself: then it ends with this."""
 
     id: str
     sandbox: AsyncSandbox
+    is_held: bool = False
     previous_worker: str | None = None  # which has ended
     users: int = 0
     opening: int = 0  # sessions being opened
+    opened_at: float = field(default_factory=time.monotonic)
     used_at: float = field(default_factory=time.monotonic)
     calls: dict[str, LiveRun] = field(default_factory=dict)
     sessions: dict[str, HeldSession] = field(default_factory=dict)
@@ -79,8 +82,14 @@ class Attachment:
 
     @property
     def is_unused(self) -> bool:
-        """Tell whether it has no users, no running calls and no live sessions."""
-        return not (self.users or self.calls or any(held.session.is_alive for held in self.sessions.values()))
+        """Tell whether this worker may detach from it: no users, no running calls and no live sessions."""
+        is_in_use = self.is_held or self.is_in_use
+        return not (is_in_use or any(held.session.is_alive for held in self.sessions.values()))
+
+    @property
+    def is_in_use(self) -> bool:
+        """Tell whether it has users or running calls."""
+        return bool(self.users or self.calls)
 
     @property
     def live(self) -> OpenedSandbox:
@@ -89,9 +98,25 @@ class Attachment:
 
     @property
     def is_lost(self) -> bool:
-        """Tell whether the connection to the keeper has ended."""
+        """Tell whether the connection to the keeper, or to the sandbox, has ended."""
         link = getattr(self.sandbox._opened, "link", None)
         return link is not None and bool(link.lost.done())
+
+    @property
+    def lost(self) -> asyncio.Future[str]:
+        """Return the future of the connection's end."""
+        lost: asyncio.Future[str] = getattr(self.sandbox._opened, "link").lost  # noqa: B009 - a field of each backend's
+        return lost
+
+    @property
+    def is_paused(self) -> bool:
+        """Tell whether this worker has paused it."""
+        return bool(getattr(self.sandbox._opened, "_paused_at", 0.0))
+
+    @property
+    def enforcement(self) -> Enforcement:
+        """Return what its backend enforces."""
+        return cast("Enforcement", getattr(self.sandbox._opened, "enforcement"))  # noqa: B009 - as above
 
     async def close(self) -> None:
         """End this worker's calls and sessions, and detach. Raises ClocheError."""

@@ -51,6 +51,7 @@ class ServeCommand:
     keep_runs_s: float = 30 * 86_400.0
     keep_sandboxes_s: float = 600.0
     ends_sandboxes: bool = False
+    most_sandboxes: int = 64
     worker_address: str | None = None
     root_path: str = ""
     is_debugging: bool = False
@@ -75,6 +76,7 @@ async def serving(command: ServeCommand) -> None:
     from cloche.serving import http
 
     from .app import create_app
+    from .capacity import check_capacity
     from .peers import UNIX, Listening
     from .service import ServiceOptions, opened
     from .telemetry import configure_telemetry
@@ -85,12 +87,13 @@ async def serving(command: ServeCommand) -> None:
             f"--host {command.host}: keys would pass over the network in the clear; give --tls-certificate and "
             "--tls-key, or say --allow-public where something in front of it speaks TLS"
         )
+    check_capacity(command.most_sandboxes)
     options = ServiceOptions(
         options=command.options, roots=tuple(read_root(root) for root in command.roots), is_secure=is_secure,
         allowed_hosts=command.allowed_hosts, allowed_origins=command.allowed_origins, queue_limit=command.queue_limit,
         queue_deadline_s=command.queue_deadline_s, drain_s=command.drain_s,
         keep_runs_s=command.keep_runs_s, keep_sandboxes_s=command.keep_sandboxes_s,
-        ends_sandboxes=command.ends_sandboxes, is_debugging=command.is_debugging,
+        ends_sandboxes=command.ends_sandboxes, most_sandboxes=command.most_sandboxes, is_debugging=command.is_debugging,
     )  # fmt: skip
     address_host = _check_worker_address(command)
     listener = http.listen(command.host, command.port)

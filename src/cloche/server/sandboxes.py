@@ -6,6 +6,8 @@ when a request needs the sandbox (`held`), stays attached while anything uses it
 commands and sessions belong to one attachment and end with the worker. Every few seconds the rows are compared with the
 registry: a sandbox that is no longer in it has ended. At the same time each keeper is notified that a service exists. A
 keeper without clients that has not been notified for `keep_s` ends its sandbox, even if the service has crashed.
+
+Other sandboxes have no keeper: their worker holds them (`held.py`), and they end with it.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from sqlalchemy.orm import Session
 
 from cloche.config.options import SandboxOptions
 from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest, OutcomeUnknown
-from cloche.core.record import replace
+from cloche.core.record import dataclass, replace
 from cloche.core.request import InputFile
 from cloche.execution.prepare import prepare
 from cloche.execution.sandbox import AsyncSandbox
@@ -40,11 +42,11 @@ from cloche.records.workers import is_gone, is_here
 from cloche.records.writer import Writer
 
 from .attachments import Attachment
+from .held import Terms, as_info, needs_worker, open_held, until_over
 from .identities import BROWSER, Caller
 from .problems import Refused
 
-MOST_LIVING = 64  # of the service, as each has processes and memory
-MOST_ATTACHED, MOST_OF_KEY = 60, 56  # of one worker; of one key, so that others have room in both bounds
+MOST_LIVING = 64  # of the service unless its operator says more, as each has processes and memory
 UNUSED_S = 60.0  # how long a worker stays attached to an unused one
 JUST_S = 1.0  # so recently used: a request is about to use it
 LOOK_EVERY_S = 10.0
@@ -53,6 +55,23 @@ INFO_S, END_S, CLOSE_S = 2.0, 15.0, 6.0  # for a keeper to answer, and to end it
 SETTLE_S, AGAIN_S = 2.0, 0.05  # for a name to come free after its sandbox has ended
 Record = Callable[..., Awaitable[None]]  # takes a kind, and the fields of an event
 log = logging.getLogger("cloche.service")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Bound the live sandboxes: `most` in all; fewer of one key, so that others have room."""
+
+    most: int = MOST_LIVING
+
+    @property
+    def most_of_key(self) -> int:
+        """Return how many of them one key has."""
+        return max(1, self.most - max(1, self.most // 8))
+
+    @property
+    def most_attached(self) -> int:
+        """Return to how many keepers one worker is attached."""
+        return max(1, self.most - max(1, self.most // 16))
 
 
 def sandbox_name(sandbox_id: str) -> str:
@@ -69,7 +88,7 @@ class Sandboxes:
 
     def __init__(
         self, database: Database, writer: Writer, worker: str, options: SandboxOptions, *, record: Record,
-        note: Record, keep_s: float = KEEP_S,
+        note: Record, keep_s: float = KEEP_S, room: Room | None = None,
     ):  # fmt: skip
         self._database, self._writer, self._worker, self._options = database, writer, worker, options
         self._record, self._note, self._keep_s = record, note, keep_s
@@ -77,6 +96,8 @@ class Sandboxes:
         self._ending: set[str] = set()  # by a request
         self._open: dict[str, asyncio.Task[Attachment]] = {}
         self._ours: dict[str, str | None] = {}  # those of this worker, with the worker it took them over from
+        self._room = room or Room()
+        self._held: dict[str, _Held] = {}  # those that this worker holds
         self._starting = asyncio.Semaphore(4)
         self._streams: set[asyncio.Task[Any]] = set()
         self.listings = asyncio.Semaphore(2)  # of folders; one may have megabytes of names
@@ -84,29 +105,36 @@ class Sandboxes:
     # All sandboxes.
 
     async def create(
-        self, *, project: str, api_key: str | None, lifetime_s: float, idle_s: float | None,
-        document: Mapping[str, Any], options: Mapping[str, Any], files: Mapping[str, bytes | InputFile] | None,
+        self, *, project: str, api_key: str | None, terms: Terms, document: Mapping[str, Any],
+        options: Mapping[str, Any], files: Mapping[str, bytes | InputFile] | None,
     ) -> SandboxFacts:  # fmt: skip
         """Open a sandbox; return it once it runs, and its row and audit event are written.
 
-        Raises Refused (429) for too many, ClocheError.
+        A keeper holds it where its backend has names and `terms` no lease; otherwise this worker. Raises Refused (429)
+        for too many, ClocheError.
         """
         sandbox_id = new_id("sb")
-        name = sandbox_name(sandbox_id)
-        row = {"id": sandbox_id, "project": project, "name": name, "worker": self._worker, "api_key": api_key}
-        await self._writer.write(partial(_begin, row=row, document=document))
-        making = partial(
-            AsyncSandbox, name=name, keep=lifetime_s, lifetime=lifetime_s, idle=idle_s, files=files, **options
-        )  # fmt: skip
+        is_held = await asyncio.to_thread(needs_worker, options, terms)
+        document = {**document, "heldBy": records.WORKER if is_held else records.KEEPER}
+        row = {
+            "id": sandbox_id, "project": project, "name": sandbox_name(sandbox_id), "worker": self._worker,
+            "api_key": api_key,
+        }  # fmt: skip
+        await self._writer.write(partial(_begin, room=self._room, row=row, document=document))
         try:
-            with self._owning(sandbox_id, api_key):
-                async with self._starting:
-                    sandbox = await asyncio.to_thread(making)
-                    await sandbox.__aenter__()
+            async with self._starting:
+                if is_held:
+                    sandbox = await open_held(options, files, terms)
+                else:
+                    sandbox = await self._open_kept(sandbox_id, api_key, terms, options, files)
         except BaseException:
             await self._writer.write(partial(records.forget, sandbox_id=sandbox_id))
             raise
-        self._open[sandbox_id] = asyncio.ensure_future(_ready(Attachment(id=sandbox_id, sandbox=sandbox)))
+        attachment = Attachment(id=sandbox_id, sandbox=sandbox, is_held=is_held)
+        self._open[sandbox_id] = asyncio.ensure_future(_ready(attachment))
+        if is_held:
+            attending = asyncio.ensure_future(self._attend(attachment, project, terms))
+            self._held[sandbox_id] = _Held(terms=terms, project=project, attending=attending)
         full_document = {**document, "backend": sandbox.backend, "network": sandbox.policy.network}
         full_document["limits"] = {camel(limit): value for limit, value in sandbox.limits.as_dict().items()}
         try:
@@ -115,10 +143,42 @@ class Sandboxes:
                 partial(records.note, sandbox_id=sandbox_id, status=RUNNING, document=full_document)
             )
         except BaseException:
-            await asyncio.to_thread(_end, name)
-            await self._let_go(sandbox_id)
+            await self._take_back(sandbox_id, is_held=is_held)
             raise
         return await self.look(sandbox_id, project)
+
+    async def _open_kept(
+        self, sandbox_id: str, api_key: str | None, terms: Terms, options: Mapping[str, Any],
+        files: Mapping[str, bytes | InputFile] | None,
+    ) -> AsyncSandbox:  # fmt: skip
+        """Open a sandbox and hand it over to a keeper. Raises ClocheError."""
+        making = partial(
+            AsyncSandbox, name=sandbox_name(sandbox_id), keep=terms.lifetime_s, lifetime=terms.lifetime_s,
+            idle=terms.idle_s, files=files, **options,
+        )  # fmt: skip
+        with self._owning(sandbox_id, api_key):
+            sandbox = await asyncio.to_thread(making)
+            await sandbox.__aenter__()
+        return sandbox
+
+    async def _take_back(self, sandbox_id: str, *, is_held: bool) -> None:
+        """End a sandbox whose opening could not be recorded; a held one leaves no row."""
+        if is_held:
+            await self._end_held(sandbox_id)
+            await self._writer.write(partial(records.forget, sandbox_id=sandbox_id))
+        else:
+            await asyncio.to_thread(_end, sandbox_name(sandbox_id))
+            await self._let_go(sandbox_id)
+
+    async def _attend(self, attachment: Attachment, project: str, terms: Terms) -> None:
+        """End a held sandbox when its time is over, and record it."""
+        why = await until_over(attachment, terms)
+        self._ending.add(attachment.id)
+        await self._end_held(attachment.id)  # also if the database fails
+        try:
+            await self.end(attachment.id, project, why=why)
+        except ClocheError as error:
+            log.warning("the end of sandbox %s could not be recorded: %s", attachment.id, error)
 
     @asynccontextmanager
     async def adopted(self, sandbox_id: str, caller: Caller, document: Mapping[str, Any]) -> AsyncIterator[None]:
@@ -130,7 +190,7 @@ class Sandboxes:
         row = {
             "id": sandbox_id, "project": caller.project, "name": name, "worker": self._worker, "api_key": caller.key_id
         }  # fmt: skip
-        await self._writer.write(partial(_begin, row=row, document=document))
+        await self._writer.write(partial(_begin, room=self._room, row=row, document=document))
         try:
             with self._owning(sandbox_id, caller.key_id):
                 yield
@@ -159,6 +219,8 @@ class Sandboxes:
         facts = await self.look(sandbox_id, project)
         if facts.status in (STARTING, ENDED):
             return facts.as_dict()
+        if facts.is_held_by_worker:
+            return await self._describe_held(facts)
         try:
             info = await asyncio.to_thread(lambda: visit(registry.find(facts.name), "info", timeout_s=INFO_S))
         except InvalidRequest:
@@ -171,20 +233,56 @@ class Sandboxes:
             "clients": info.get("clients"),
         }  # fmt: skip
 
+    async def _describe_held(self, facts: SandboxFacts) -> dict[str, Any]:
+        held, task = self._held.get(facts.id), self._open.get(facts.id)
+        if held is not None and task is not None:
+            return {**facts.as_dict(), **as_info(await task, held.terms)}
+        is_over = await asyncio.to_thread(self._is_held_no_more, facts)
+        return (await self._note_ended(facts) if is_over else facts).as_dict()
+
+    def _is_held_no_more(self, facts: SandboxFacts) -> bool:
+        """Tell whether the worker of a held sandbox does not have it any more. Blocks."""
+        return facts.id not in self._open if facts.worker == self._worker else is_gone(facts.worker)
+
     async def end(self, sandbox_id: str, project: str, *, why: str = "asked for") -> SandboxFacts:
         """End a sandbox and everything in it. An ended one is returned unchanged. Raises NotFound."""
         facts = await self.look(sandbox_id, project)
         if facts.status == ENDED:
             return facts
+        if facts.is_held_by_worker:
+            await asyncio.to_thread(self._check_held_here, facts)
         self._ending.add(sandbox_id)
         try:
-            await asyncio.to_thread(_end, facts.name)
+            if facts.is_held_by_worker:
+                await self._end_held(sandbox_id)
+            else:
+                await asyncio.to_thread(_end, facts.name)
             await self._note_ended(facts)
             await self._note("sandbox", what="ended", sandbox=sandbox_id, reason=why, owner=facts.api_key)
         finally:
             self._ending.discard(sandbox_id)
         await self._let_go(sandbox_id)
         return await self.look(sandbox_id, project)
+
+    async def _end_held(self, sandbox_id: str) -> None:
+        """End a sandbox of this worker. Several calls end it once, and each waits until nothing of it is left."""
+        held = self._held.get(sandbox_id)
+        if held is None:
+            return
+        if held.ending is None:
+            held.ending = asyncio.ensure_future(self._let_go(sandbox_id, timeout_s=END_S))
+        await asyncio.shield(held.ending)
+        self._held.pop(sandbox_id, None)
+        if held.attending is not asyncio.current_task():
+            held.attending.cancel()
+
+    def _check_held_here(self, facts: SandboxFacts) -> None:
+        """Raise Refused (409) for a sandbox that another living worker holds. Blocks."""
+        if facts.worker != self._worker and not (is_here(facts.worker) and is_gone(facts.worker)):
+            raise Refused(
+                409, "sandbox-elsewhere", f"sandbox {facts.id} is held by worker {facts.worker} itself",
+                remedy="connect to the service that opened it",
+            )  # fmt: skip
 
     async def elsewhere(self, sandbox_id: str) -> str | None:
         """Return the other worker that has a sandbox; None for this worker, which takes over from one that is gone."""
@@ -218,7 +316,10 @@ class Sandboxes:
         self._there = [keeper for keeper in keepers if keeper.name in ours]
         for facts in rows:
             is_abandoned = facts.status == STARTING and await asyncio.to_thread(is_gone, facts.worker)
-            if facts.name not in kept_names and (facts.status != STARTING or is_abandoned):
+            if facts.is_held_by_worker and not is_abandoned:
+                if facts.status != STARTING and await asyncio.to_thread(self._is_held_no_more, facts):
+                    await self._note_ended(facts)
+            elif facts.name not in kept_names and (facts.status != STARTING or is_abandoned):
                 await self._note_ended(facts)
                 await self._let_go(facts.id)
             elif facts.name in kept_names and is_abandoned:
@@ -257,6 +358,8 @@ class Sandboxes:
                 409, "sandbox-elsewhere", f"sandbox {facts.id} is on the machine of worker {facts.worker}",
                 remedy="connect to the service of that machine",
             )  # fmt: skip
+        if facts.is_held_by_worker:
+            await asyncio.to_thread(self._check_held_here, facts)
         attachment = await self._attached(facts)
         attachment.users += 1
         try:
@@ -271,6 +374,10 @@ class Sandboxes:
 
     async def _attached(self, facts: SandboxFacts) -> Attachment:
         task = self._open.get(facts.id)
+        if facts.is_held_by_worker and (task is None or (task.done() and task.result().is_lost)):
+            if task is None:  # otherwise `_attend` is about to end it
+                await self._note_ended(facts)
+            raise _ended(facts)
         if task is not None and task.done() and not task.cancelled() and task.exception() is None:
             if not task.result().is_lost:
                 return task.result()
@@ -309,7 +416,7 @@ class Sandboxes:
 
     async def _make_room(self) -> None:
         """Detach from the sandbox unused for longest, if this worker is at its limit. Raises Refused (503)."""
-        if len(self._open) < MOST_ATTACHED:
+        if len(self._open) - len(self._held) < self._room.most_attached:
             return
         before = time.monotonic() - JUST_S
         unused = [
@@ -326,13 +433,13 @@ class Sandboxes:
         finished = [task for task in self._open.values() if task.done() and not task.cancelled()]
         return [task.result() for task in finished if task.exception() is None]
 
-    async def _let_go(self, sandbox_id: str) -> None:
-        """Detach from a sandbox, which lives on."""
+    async def _let_go(self, sandbox_id: str, *, timeout_s: float = CLOSE_S) -> None:
+        """Detach from a sandbox, which lives on; end one that this worker holds."""
         task = self._open.pop(sandbox_id, None)
         if task is None:
             return
         try:
-            async with asyncio.timeout(CLOSE_S):
+            async with asyncio.timeout(timeout_s):
                 await (await task).close()
         except (ClocheError, TimeoutError) as error:
             log.warning("sandbox %s was not left orderly: %s", sandbox_id, error)
@@ -365,8 +472,15 @@ class Sandboxes:
             task.cancel()
 
     async def close(self) -> None:
-        """Detach from all sandboxes. They live on, without this worker's commands and sessions."""
+        """Detach from all sandboxes, which live on without this worker's commands and sessions; end the held ones."""
+        await asyncio.gather(*(self._end_with_service(sandbox_id) for sandbox_id in list(self._held)))
         await asyncio.gather(*(self._let_go(sandbox_id) for sandbox_id in list(self._open)))
+
+    async def _end_with_service(self, sandbox_id: str) -> None:
+        try:
+            await self.end(sandbox_id, self._held[sandbox_id].project, why="the service ended")
+        except ClocheError as error:  # the next worker finds that this one is gone
+            log.warning("the end of sandbox %s could not be recorded: %s", sandbox_id, error)
 
     async def end_all(self) -> None:
         """End the sandboxes of this worker, and of workers of this host that are gone. Raises RecordsFailed."""
@@ -375,20 +489,30 @@ class Sandboxes:
         await asyncio.gather(*(self.end(row.id, row.project, why="the service ended") for row in ours))
 
 
+@dataclass(slots=True, kw_only=True)
+class _Held:
+    """A sandbox that this worker holds: its times, the task that ends it in time, and its end once it has begun."""
+
+    terms: Terms
+    project: str
+    attending: asyncio.Task[None]
+    ending: asyncio.Task[None] | None = None
+
+
 async def _ready(attachment: Attachment) -> Attachment:
     return attachment
 
 
-def _begin(session: Session, *, row: Mapping[str, Any], document: Mapping[str, Any]) -> None:
-    _check_room(session, row["api_key"])
+def _begin(session: Session, *, room: Room, row: Mapping[str, Any], document: Mapping[str, Any]) -> None:
+    _check_room(session, room, row["api_key"])
     records.begin(session, **row, document=document)
 
 
-def _check_room(session: Session, api_key: str | None) -> None:
-    if api_key is not None and records.count_living(session, api_key) >= MOST_OF_KEY:
-        why = f"{MOST_OF_KEY} sandboxes of this key live already, as many as one has"
-    elif records.count_living(session) >= MOST_LIVING:
-        why = f"{MOST_LIVING} sandboxes live already, as many as the service has"
+def _check_room(session: Session, room: Room, api_key: str | None) -> None:
+    if api_key is not None and records.count_living(session, api_key) >= room.most_of_key:
+        why = f"{room.most_of_key} sandboxes of this key live already, as many as one has"
+    elif records.count_living(session) >= room.most:
+        why = f"{room.most} sandboxes live already, as many as the service has (--sandboxes)"
     else:
         return
     raise Refused(

@@ -43,7 +43,7 @@ from .metrics import Metrics
 from .peers import Peers
 from .problems import Refused, status_of
 from .runs import RunQueue
-from .sandboxes import KEEP_S, Sandboxes
+from .sandboxes import KEEP_S, MOST_LIVING, Room, Sandboxes
 from .wire.load import WireLoad
 
 T = TypeVar("T")
@@ -82,6 +82,7 @@ class ServiceOptions:
     keep_runs_s: float = KEEP_RUNS_S
     keep_sandboxes_s: float = KEEP_S
     ends_sandboxes: bool = False
+    most_sandboxes: int = MOST_LIVING
     is_debugging: bool = False
 
 
@@ -101,7 +102,7 @@ class Service:
         )  # fmt: skip
         self.sandboxes = Sandboxes(
             database, self.writer, self.worker, options.options, record=self.record, note=self.note,
-            keep_s=options.keep_sandboxes_s,
+            keep_s=options.keep_sandboxes_s, room=Room(most=options.most_sandboxes),
         )  # fmt: skip
         self.peers = Peers(database, self.writer, self.worker)
         self.approvals = ApprovalWatch(self.read)

@@ -120,7 +120,7 @@ def _add_file(into: tarfile.TarFile, member: tarfile.TarInfo, tree: HostTree, ma
         if into.offset + state.st_size > max_bytes:
             raise InvalidRequest(
                 f"workspace: a copy of the folder would have more than {format_size(max_bytes)}; raise "
-                "workspace_disk, or hide what is not needed (.clocheignore)"
+                "workspace_disk (at a service: disk), or hide what is not needed (.clocheignore)"
             )
         member.size, member.mode = state.st_size, state.st_mode & 0o777
         try:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from cloche.backends.host import measure_host
+from cloche.core.errors import InvalidRequest
 from cloche.core.result import Result
 from cloche.records.database import Database
 from cloche.records.ids import new_id
@@ -22,6 +23,7 @@ from cloche.records.reproductions import Reproductions
 from cloche.records.writer import Writer
 from cloche.server import guard, runs, sandboxes
 from cloche.server.app import create_app
+from cloche.server.capacity import ceilings_of, check_capacity
 from cloche.server.events import MOST_AT_ONCE, MOST_EVENT_BYTES, EventLog
 from cloche.server.pages import show_output
 from cloche.server.places import Places
@@ -277,18 +279,19 @@ def test_bodies_of_one_key_leave_memory_for_others(monkeypatch: pytest.MonkeyPat
 
 def test_sandboxes_and_wires_of_one_key_leave_room_for_others(database: Database) -> None:
     """One key has most of what there is, and never all."""
+    room = sandboxes.Room()
 
     def open_one(key: str) -> None:
         row = {"id": new_id("sb"), "project": "default", "name": new_id("sb"), "worker": "w", "api_key": key}
         with database.writing() as session:
-            sandboxes._begin(session, row=row, document={})
+            sandboxes._begin(session, room=room, row=row, document={})
 
-    for _ in range(sandboxes.MOST_OF_KEY):
+    for _ in range(room.most_of_key):
         open_one("a")
     with pytest.raises(Refused, match="56 sandboxes of this key"):
         open_one("a")
     open_one("b")
-    assert sandboxes.MOST_OF_KEY < sandboxes.MOST_ATTACHED < sandboxes.MOST_LIVING
+    assert (room.most_of_key, room.most_attached, room.most) == (56, 60, 64)
     load = WireLoad()
     with ExitStack() as stack:
         for _ in range(24):
@@ -300,6 +303,14 @@ def test_sandboxes_and_wires_of_one_key_leave_room_for_others(database: Database
         with pytest.raises(Refused, match="all memory"):
             load.hold("a", 1)
         load.hold("b", 16 << 20)
+
+
+def test_more_sandboxes_than_a_machine_carries_are_refused() -> None:
+    """The least of memory, processes and files bounds them, and the error says which."""
+    ceilings = ceilings_of(memory_bytes=1 << 30, processes=4_000, files=1_024)
+    assert ceilings == {"memory": 64, "processes": 1_000, "open files (ulimit -Hn)": 128}
+    with pytest.raises(InvalidRequest, match=r"--sandboxes 1000000000: this machine carries \d+, by its \w+"):
+        check_capacity(10**9)
 
 
 def test_the_host_is_measured_before_anybody_asks(tmp_path: Path) -> None:

@@ -91,6 +91,27 @@ class RemoteFiles(SandboxCalls):
                 raise SandboxFileTooLarge(f"{path}: more than {max_bytes} bytes", path=path, kind="too_large")
             yield piece
 
+    async def changes_stream(
+        self,
+        root: str,
+        *,
+        since: int | None,
+        max_bytes: int,
+        max_entries: int,
+        skip: Sequence[str] = (),
+        note_answer: Callable[[Mapping[str, Any]], None],
+    ) -> AsyncIterator[bytes]:
+        """Yield the changes in a copy of a folder; see core.changes.SupportsChanges."""
+        if since is None or skip:
+            raise InvalidRequest("workspace: a service reports the changes in a copy of a folder, and in a whole one")
+        fields = {**path_fields(root), "since": since, "most": max_bytes, "entries": max_entries}
+
+        def note(answer: Mapping[str, Any]) -> None:
+            note_answer({**answer, "too_many": answer.get("tooMany")})
+
+        async for piece in self._content("file.changes", root, fields, note):
+            yield piece
+
     async def _content(
         self,
         verb: str,

@@ -36,6 +36,7 @@ from .wire import IN, OUT, Call
 
 LABEL = "cloche-owner"
 END_S = 60.0
+HOLD_AGAIN_S = 2.0
 NUMBER = 1e18
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 log = logging.getLogger("cloche.live")
@@ -47,6 +48,8 @@ async def opened(
 ) -> AsyncIterator[RemoteSandbox]:
     """Open a sandbox for the body, and end it afterwards. Raises BackendUnavailable, InvalidRequest, PolicyDenied."""
     fields = {**options, "labels": {LABEL: owner()}, "lifetime": account.lifetime_s}
+    if account.lease_s:
+        fields["lease"] = account.lease_s
     async with counted_sandbox(account, account.lifetime_s) as note:
         facts = await ask(
             account, "sandbox.open", fields, timeout_s=OPEN_S,
@@ -57,10 +60,34 @@ async def opened(
             raise remote_error("cloche", Failure.BAD_ANSWER, detail="this is no sandbox", account=account)
         note(sandbox_id)
         sandbox = RemoteSandbox(account, sandbox_id, policy, limits_of(_object(facts.get("limits")), limits))
+        holding = asyncio.ensure_future(_hold(account, sandbox_id)) if account.lease_s else None
         try:
             yield sandbox
         finally:
+            if holding is not None:
+                holding.cancel()
+                await finish(asyncio.wait([holding]))
             await finish(sandbox.close())
+
+
+async def _hold(account: RemoteAccount, sandbox_id: str) -> None:
+    """Hold a sandbox by a call that goes on; after a lost connection begin another one before the lease is over."""
+    while True:
+        try:
+            call = await begin(account, "sandbox.hold", {"sandbox": sandbox_id})
+            try:
+                await outcome(call, account, "a sandbox was held", timeout_s=None)
+            except asyncio.CancelledError:
+                call.cancel()
+                raise
+            return
+        except RemoteUnavailable as error:
+            if error.failure is Failure.NOT_FOUND:
+                return
+            log.debug("sandbox %s is not held for a moment: %s", sandbox_id, error)
+        except (ClocheError, OSError) as error:
+            log.debug("sandbox %s is not held for a moment: %s", sandbox_id, error)
+        await asyncio.sleep(min(HOLD_AGAIN_S, account.lease_s / 8))
 
 
 class RemoteSandbox(RemoteFiles):
@@ -231,9 +258,11 @@ class RemoteSandbox(RemoteFiles):
     # The sandbox itself.
 
     async def ask(self, op: str, **_: Any) -> Mapping[str, Any]:  # noqa: ANN401 - any JSON
-        """Pause or resume the sandbox, or describe it."""
+        """Pause or resume the sandbox, describe it, or tell the time of its files."""
         if op in ("pause", "resume"):
             return await self.ask_inside(f"sandbox.{op}")
+        if op == "clock":
+            return await self.ask_inside("sandbox.clock")
         if op == "info":
             answer = await self.ask_inside("sandbox.look")
             facts = {

@@ -24,6 +24,7 @@ from cloche.records.tables import LiveSandbox
 from ..auth import Reader, Runner, TheService
 from ..bodies import JsonRoute
 from ..exec_options import Amount, InFile, OptionFields, WireModel, Word, read_files, read_input
+from ..held import Terms
 from ..identities import Caller
 from ..problems import RESPONSES
 from ..sandbox_use import RESULT_OR_EVENTS, Reading, Running, Use, answer_call
@@ -50,7 +51,10 @@ class WorkspaceFolder(WireModel):
 
 
 class NewSandbox(OptionFields):
-    """A sandbox to open. It ends after `lifetime`, or after `idle` without processes and calls."""
+    """A sandbox to open. It ends after `lifetime`, or after `idle` without processes and calls.
+
+    With `lease` it ends also when it has not been used for so long, and with the service's process: no keeper holds it.
+    """
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"labels": {"task": "7"}, "lifetime": "30m", "idle": "5m", "timeout": "20s"}]}
@@ -60,6 +64,7 @@ class NewSandbox(OptionFields):
     labels: dict[Label, LabelValue] = Field(default_factory=dict, max_length=MOST_LABELS)
     lifetime: Amount | None = None
     idle: Amount | None = None
+    lease: Amount | None = None
     files: list[InFile] = Field(default_factory=list)
     workspace: WorkspaceFolder | None = None
 
@@ -116,14 +121,14 @@ async def create(body: NewSandbox, caller: Runner, service: TheService, response
 async def open_sandbox(body: NewSandbox, caller: Caller, service: Service) -> records.SandboxFacts:
     """Open a sandbox, if the caller may. Raises PolicyDenied, InvalidRequest, Refused, AuditFailed."""
     options = await allowed_options(service, caller, body.options())
-    lifetime_s, idle_s = _times(body, caller)
+    terms = _times(body, caller)
     document = {
         "name": None if body.name is None else check_name(body.name), "labels": body.labels,
-        "lifetime": lifetime_s, "idle": idle_s,
+        "lifetime": terms.lifetime_s, "idle": terms.idle_s, "lease": terms.lease_s,
     }  # fmt: skip
     create = partial(
-        service.sandboxes.create, project=caller.project, api_key=caller.key_id, lifetime_s=lifetime_s, idle_s=idle_s,
-        document=document, files=await read_files(body.files),
+        service.sandboxes.create, project=caller.project, api_key=caller.key_id, terms=terms, document=document,
+        files=await read_files(body.files),
     )  # fmt: skip
     folder = body.workspace
     if folder is None:
@@ -142,12 +147,16 @@ async def open_sandbox(body: NewSandbox, caller: Caller, service: Service) -> re
         holding.__exit__(None, None, None)
 
 
-def _times(body: NewSandbox, caller: Caller) -> tuple[float, float | None]:
-    """Return lifetime and idle time in seconds. Raises PolicyDenied for a lifetime beyond the caller's permission."""
+def _times(body: NewSandbox, caller: Caller) -> Terms:
+    """Return the times of a sandbox. Raises PolicyDenied for a lifetime beyond the caller's permission."""
     lifetime_s = LIFETIME_S if body.lifetime is None else parse_duration(body.lifetime, name="lifetime")
     if lifetime_s > MOST_LIFETIME_S and not caller.has("admin"):
         raise PolicyDenied(f"lifetime: {lifetime_s:g} s is more than {MOST_LIFETIME_S:g} s; ask for less, or an admin")
-    return lifetime_s, None if body.idle is None else parse_duration(body.idle, name="idle")
+    return Terms(
+        lifetime_s=lifetime_s,
+        idle_s=None if body.idle is None else parse_duration(body.idle, name="idle"),
+        lease_s=None if body.lease is None else parse_duration(body.lease, name="lease"),
+    )
 
 
 @router.get("", responses=RESPONSES)

@@ -17,6 +17,7 @@ from ..shares import Shares
 
 MOST_CONNECTIONS = 32  # each with a window for every stream of its calls
 MOST_HELD = 128 << 20  # bytes of buffered fields and files
+MOST_SPOOLED = 8 << 30  # bytes of files on this machine's disk
 MOST_WORKSPACES = 64
 
 
@@ -26,6 +27,7 @@ class WireLoad:
 
     connections: Shares = field(default_factory=lambda: Shares(MOST_CONNECTIONS))
     held: Shares = field(default_factory=lambda: Shares(MOST_HELD))
+    spooled: Shares = field(default_factory=lambda: Shares(MOST_SPOOLED))
     workspaces: Shares = field(default_factory=lambda: Shares(MOST_WORKSPACES))
     _workspaces: dict[str, tuple[str, AsyncSandbox]] = field(default_factory=dict)  # by id, with the project
 
@@ -50,6 +52,12 @@ class WireLoad:
         if not self.held.has_room(whose, size):
             raise Refused(503, "busy", "other calls hold all memory there is for them", headers={"Retry-After": "2"})
         self.held.take(whose, size)
+
+    def spool(self, whose: str | None, size: int) -> None:
+        """Account bytes on disk for a key. Raises Refused (503) beyond the bound."""
+        if not self.spooled.has_room(whose, size):
+            raise Refused(503, "busy", "other calls hold all disk there is for them", headers={"Retry-After": "5"})
+        self.spooled.take(whose, size)
 
     @contextmanager
     def workspace(self, caller: Caller, sandbox: AsyncSandbox) -> Iterator[str]:

@@ -14,7 +14,7 @@ from ..routes import sandbox_files as files
 from ..routes import sandbox_processes as processes
 from ..routes import sandbox_sessions as sessions
 from ..routes import sandboxes
-from . import work
+from . import copies, work
 from .calls import Call, CallRequest, Nothing
 
 Work = Callable[[Call, CallRequest], Awaitable[object]]
@@ -50,6 +50,8 @@ VERBS: Mapping[str, Verb] = {
     "sandbox.list": Verb("read", work.list_sandboxes, work.Listing, of=(), is_inside=False),
     "sandbox.look": Verb("read", work.look, is_inside=False),
     "sandbox.attach": Verb("read", work.attach),
+    "sandbox.hold": Verb("run", work.hold),
+    "sandbox.clock": Verb("read", copies.clock),
     "sandbox.pause": Verb("run", _as_route(sandboxes.pause)),
     "sandbox.resume": Verb("run", _as_route(sandboxes.resume)),
     "sandbox.end": Verb("run", work.end, is_inside=False),
@@ -90,6 +92,7 @@ VERBS: Mapping[str, Verb] = {
     "file.remove": Verb("run", work.remove, work.AtPathBelow),
     "file.pack": Verb("read", work.pack, work.AtPath),
     "file.unpack": Verb("run", work.unpack, work.AtPathInTime),
+    "file.changes": Verb("run", copies.changes, copies.ChangesSince),
     "file.watch": Verb("read", work.watch, work.AtPathBelow),
     "port.list": Verb("read", _as_route(sandboxes.ports)),
     "port.connect": Verb("run", work.connect, work.Port),

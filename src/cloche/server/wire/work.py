@@ -138,7 +138,8 @@ class Port(WireModel):
     port: Annotated[int, Field(ge=1, le=65535)]
 
 
-def _use(request: CallRequest) -> Use:
+def use_of(request: CallRequest) -> Use:
+    """Return the sandbox of a call in one."""
     assert request.use is not None  # noqa: S101 - a verb's table says that it is inside
     return request.use
 
@@ -172,23 +173,28 @@ async def end(_: Call, request: CallRequest) -> object:
 
 async def attach(_: Call, request: CallRequest) -> object:
     """Describe a sandbox with everything that a client needs to use it: limits, policy, enforcement."""
-    use = _use(request)
+    use = use_of(request)
     facts = await request.service.sandboxes.describe(use.held.id, request.caller.project)
-    description = await asyncio.to_thread(find_kept, sandbox_name(use.held.id))
-    enforcement = description.enforcement.as_dict()
-    limits = {camel(name): value for name, value in description.limits.as_dict().items()}
-    policy = {
-        "network": description.policy.network,
-        "users": description.policy.users,
-        "languages": list(description.policy.languages),
-    }
+    if use.held.is_held:
+        policy, limits, enforcement = use.sandbox.policy, use.sandbox.limits, use.held.enforcement.as_dict()
+    else:
+        kept = await asyncio.to_thread(find_kept, sandbox_name(use.held.id))
+        policy, limits, enforcement = kept.policy, kept.limits, kept.enforcement.as_dict()
     return {
         **facts,
         "level": enforcement["level"],
         "enforcement": enforcement["controls"],
-        "limits": limits,
-        "policy": policy,
+        "limits": {camel(name): value for name, value in limits.as_dict().items()},
+        "policy": {"network": policy.network, "users": policy.users, "languages": list(policy.languages)},
     }
+
+
+async def hold(call: Call, request: CallRequest) -> object:
+    """Use a sandbox until it ends, or the call is cancelled: its lease does not begin before."""
+    use = use_of(request)
+    await call.event("held", {"id": use.held.id})
+    await asyncio.wait([use.held.lost])
+    return {"id": use.held.id, "state": "ended"}
 
 
 # Code, commands and processes.
@@ -276,12 +282,12 @@ async def write_in_workspace(call: Call, request: CallRequest) -> object:
 
 async def read_of_session(call: Call, request: CallRequest) -> object:
     """Send a file of a session's workspace, which may be separate from the sandbox's."""
-    return await _send_whole(call, request, _use(request).held.session(request.ids["session"]).session.read_file)
+    return await _send_whole(call, request, use_of(request).held.session(request.ids["session"]).session.read_file)
 
 
 async def write_of_session(call: Call, request: CallRequest) -> object:
     """Write a file of a session's workspace."""
-    write_file = _use(request).held.session(request.ids["session"]).session.write_file
+    write_file = use_of(request).held.session(request.ids["session"]).session.write_file
     await request.service.record("sandbox", what="upload", session=request.ids["session"], path=request.fields.read())
     return await _take_whole(call, request, write_file)
 
@@ -317,16 +323,16 @@ async def _contents(result: Result) -> AsyncIterator[bytes]:
 
 async def run(call: Call, request: CallRequest) -> object:
     """Run code or a command to its end. Output is sent as events, and is also in the result."""
-    return await _tell(call, request, await sandboxes.exec_work(_use(request), request.fields))
+    return await _tell(call, request, await sandboxes.exec_work(use_of(request), request.fields))
 
 
 async def run_cell(call: Call, request: CallRequest) -> object:
     """Run a cell, with output as events and in the result."""
-    return await _tell(call, request, await sessions.cell_work(_use(request), request.ids["session"], request.fields))
+    return await _tell(call, request, await sessions.cell_work(use_of(request), request.ids["session"], request.fields))
 
 
 async def _tell(call: Call, request: CallRequest, work: Callable[[Sink], Awaitable[Result]]) -> str:
-    live = _use(request).held.begin(request.caller.project, work)
+    live = use_of(request).held.begin(request.caller.project, work)
     async with _ended_with(live):
         await _tell_events(call, live)
         return await live.wait()
@@ -352,7 +358,7 @@ async def _ended_with(live: LiveRun) -> AsyncIterator[None]:
 async def execute(call: Call, request: CallRequest) -> object:
     """Run a command to its end, with its streams on the call's streams."""
     fields: processes.NewProcess = request.fields
-    use = _use(request)
+    use = use_of(request)
     timeout = use.sandbox.timeout_s(await sandboxes.allowed_timeout(use, fields.timeout))
     process = await use.sandbox.start(
         fields.argv, shell=fields.shell, cwd=fields.cwd, env=fields.env, user=fields.user, timeout=timeout
@@ -363,7 +369,7 @@ async def execute(call: Call, request: CallRequest) -> object:
 async def start(call: Call, request: CallRequest) -> object:
     """Start a process, with its streams on the call's streams until it ends or is detached."""
     fields: StartedProcess = request.fields
-    sandbox = _use(request).sandbox
+    sandbox = use_of(request).sandbox
     if fields.terminal is None:
         process = await sandbox.start(
             fields.argv,
@@ -387,7 +393,7 @@ async def start(call: Call, request: CallRequest) -> object:
             user=fields.user,
             timeout=fields.timeout,
         )
-    return await _carry(call, _use(request), process)
+    return await _carry(call, use_of(request), process)
 
 
 async def _carry(call: Call, use: Use, process: AsyncProcess) -> object:
@@ -398,7 +404,7 @@ async def _carry(call: Call, use: Use, process: AsyncProcess) -> object:
 
 async def follow(call: Call, request: CallRequest) -> object:
     """Attach the call's streams to a running process. It outlives the call."""
-    use, process_id = _use(request), request.ids["process"]
+    use, process_id = use_of(request), request.ids["process"]
     info = await processes.find(use, process_id)
     async with use.held.process(process_id) as shared:
         with processes.followed(shared, process_id):
@@ -434,7 +440,7 @@ async def _feed(call: Call, process: AsyncProcess) -> None:
 
 async def logs(_: Call, request: CallRequest) -> object:
     """Return the last unread output."""
-    use, process_id = _use(request), request.ids["process"]
+    use, process_id = use_of(request), request.ids["process"]
     await processes.find(use, process_id)
     stdout, stderr = await use.sandbox.logs(process_id)
     return {"stdoutBase64": base64.b64encode(stdout).decode(), "stderrBase64": base64.b64encode(stderr).decode()}
@@ -442,12 +448,12 @@ async def logs(_: Call, request: CallRequest) -> object:
 
 async def wait(_: Call, request: CallRequest) -> object:
     """Wait for a process to end."""
-    return await processes.wait(request.ids["process"], _use(request), request.fields.seconds)
+    return await processes.wait(request.ids["process"], use_of(request), request.fields.seconds)
 
 
 async def resize(_: Call, request: CallRequest) -> object:
     """Set the size of a terminal."""
-    use, process_id = _use(request), request.ids["process"]
+    use, process_id = use_of(request), request.ids["process"]
     await processes.find(use, process_id)
     async with use.held.process(process_id) as shared:
         await shared.process.resize(request.fields.rows, request.fields.columns)
@@ -456,7 +462,7 @@ async def resize(_: Call, request: CallRequest) -> object:
 
 async def detach(_: Call, request: CallRequest) -> object:
     """Detach from a process, which runs on."""
-    use, process_id = _use(request), request.ids["process"]
+    use, process_id = use_of(request), request.ids["process"]
     await processes.find(use, process_id)
     await use.held.let_go(process_id)
     return {}
@@ -467,30 +473,30 @@ async def detach(_: Call, request: CallRequest) -> object:
 
 async def stat(_: Call, request: CallRequest) -> object:
     """Describe the file at a path."""
-    return await files.stat(_use(request), request.fields.read(), request.fields.timeout)
+    return await files.stat(use_of(request), request.fields.read(), request.fields.timeout)
 
 
 async def list_folder(_: Call, request: CallRequest) -> object:
     """List a folder."""
-    return await files.entries(_use(request), request.fields.read(), request.fields.recursive, request.fields.timeout)
+    return await files.entries(use_of(request), request.fields.read(), request.fields.recursive, request.fields.timeout)
 
 
 async def remove(_: Call, request: CallRequest) -> object:
     """Remove the file at a path."""
-    return await files.remove(_use(request), request.fields.read(), request.fields.recursive, request.fields.timeout)
+    return await files.remove(use_of(request), request.fields.read(), request.fields.recursive, request.fields.timeout)
 
 
 async def read(call: Call, request: CallRequest) -> object:
     """Send a file, or a range of it."""
     file_range: Part = request.fields
-    pieces = _use(request).held.live.read_stream(file_range.read(), offset=file_range.offset, count=file_range.count)
+    pieces = use_of(request).held.live.read_stream(file_range.read(), offset=file_range.offset, count=file_range.count)
     return await _sent(call, pieces)
 
 
 async def pack(call: Call, request: CallRequest) -> object:
     """Send a folder as a tar archive."""
     skipped: list[int] = []
-    sent = await _sent(call, files.packed(_use(request), request.fields.read(), skipped.append))
+    sent = await _sent(call, files.packed(use_of(request), request.fields.read(), skipped.append))
     return {**sent, "leftOut": sum(skipped)}
 
 
@@ -502,7 +508,7 @@ async def _sent(call: Call, pieces: Any) -> dict[str, int]:  # noqa: ANN401 - a 
 async def write(call: Call, request: CallRequest) -> object:
     """Write the client's data to a file. Incomplete data replaces nothing."""
     new: NewContent = request.fields
-    use, path = _use(request), new.read()
+    use, path = use_of(request), new.read()
     bits = None if new.mode is None else int(new.mode, 8)
     await use.service.record("sandbox", what="upload", path=path)
     async with file_time(path, new.timeout):
@@ -512,7 +518,7 @@ async def write(call: Call, request: CallRequest) -> object:
 
 async def unpack(call: Call, request: CallRequest) -> object:
     """Unpack an archive sent by the client."""
-    use, path = _use(request), request.fields.read()
+    use, path = use_of(request), request.fields.read()
     await use.service.record("sandbox", what="upload", path=path)
     async with file_time(path, request.fields.timeout):
         await use.held.live.unpack_path(path, call.content())
@@ -522,7 +528,7 @@ async def unpack(call: Call, request: CallRequest) -> object:
 async def watch(call: Call, request: CallRequest) -> object:
     """Send changes as events, until the call is cancelled."""
     fields: AtPathBelow = request.fields
-    watch = await _use(request).sandbox.watch(fields.read(), recursive=fields.recursive, timeout=fields.timeout)
+    watch = await use_of(request).sandbox.watch(fields.read(), recursive=fields.recursive, timeout=fields.timeout)
     async with watch as changes:
         await call.event("watching", {})
         while (change := await changes.next()) is not None:
@@ -536,7 +542,7 @@ async def watch(call: Call, request: CallRequest) -> object:
 async def connect(call: Call, request: CallRequest) -> object:
     """Connect to a server inside. The call ends when both directions have ended."""
     try:
-        connection = await _use(request).sandbox.connect(request.fields.port)
+        connection = await use_of(request).sandbox.connect(request.fields.port)
     except OSError as error:
         raise Refused(409, "connection-refused", str(error)) from error
     async with connection:
