@@ -14,6 +14,10 @@ for name in runtime build examples dev; do
     held+=(--constraints "$name.txt")
 done
 
+# Callers whose code is tested without what it requires, torch above all: files of theirs are loaded, not the packages.
+uv pip compile --quiet --no-config --no-deps --universal --python-version 3.11 --generate-hashes --no-header \
+    --no-annotate --no-emit-index-url --no-emit-find-links "$@" callers.in --output-file callers.txt
+
 # What frameworks need for their own suites, each for itself, in an environment that has nothing else.
 for file in frameworks/*.in; do
     name=$(basename "$file" .in)

@@ -47,4 +47,7 @@ uv=($venv/bin/uv pip install --quiet --python $venv/bin/python)
 locks=(--requirement requirements/build.txt --requirement requirements/runtime.txt --requirement requirements/examples.txt)
 [[ ${1:-run} == dev ]] && locks+=(--requirement requirements/dev.txt)
 "${uv[@]}" --require-hashes "${locks[@]}"
+if [[ ${1:-run} == dev ]]; then
+    "${uv[@]}" --no-deps --require-hashes --requirement requirements/callers.txt
+fi
 "${uv[@]}" --no-deps --no-build-isolation --editable .

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 
-from cloche.core.errors import BackendUnavailable
+from cloche.core.errors import BackendUnavailable, LanguageUnavailable
 from cloche.core.languages import LANGUAGES, Engine, Language, language_named
 from cloche.core.record import dataclass, field
 
@@ -123,7 +123,7 @@ def find_toolchain(language: Language, *, search_path: Sequence[str] | None = No
         if toolchain is not None:
             return toolchain
         lacks.append(f"{lack} (`{engine.package}`)")
-    raise BackendUnavailable(
+    raise LanguageUnavailable(
         f"{language.name} cannot run here; install what is missing: {'; or '.join(dict.fromkeys(lacks))}"
     )
 

@@ -151,6 +151,10 @@ def _link(url: str | None, key_file: str | None) -> int:
     "--sandboxes", metavar="N", type=click.IntRange(min=1), default=64,
     help="How many sandboxes may live at once, as far as memory, processes and files suffice.",
 )  # fmt: skip
+@flag(
+    "--sandbox-fusion", "sandbox_fusion",
+    help="Answer /run_code and /run_jupyter as SandboxFusion does, with a key in the address.",
+)  # fmt: skip
 @sandbox_options(but=("fallback", "trusted"))
 @debug_option()
 def _serve(
@@ -173,6 +177,7 @@ def _serve(
     end_sandboxes: bool,
     sandboxes: int,
     worker_address: str | None,
+    sandbox_fusion: bool,
     sandbox_debug: bool,
     options: SandboxOptions,
 ) -> int:
@@ -198,6 +203,7 @@ def _serve(
         keep_sandboxes_s=parse_duration(keep_sandboxes, name="keep-sandboxes"), ends_sandboxes=end_sandboxes,
         most_sandboxes=sandboxes, worker_address=worker_address,
         is_debugging=sandbox_debug,
+        has_sandbox_fusion=sandbox_fusion,
         options=cast("SandboxOptions", given_options(options)),
     )  # fmt: skip
     switch_on("server")

@@ -53,6 +53,10 @@ class BackendUnavailable(ClocheError):
         self.remedy = remedy
 
 
+class LanguageUnavailable(BackendUnavailable):
+    """Blame the environment: the backend works, but has no program that runs this language."""
+
+
 class StartFailed(ClocheError):
     """Blame the environment: the sandbox could not be set up and nothing ran. A retry may help.
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from cloche.core.enforcement import Level
 from cloche.core.errors import BackendUnavailable, InternalError, InvalidRequest
+from cloche.core.languages import Engine, Language
 from cloche.core.layers import SupportsOwnInterpreter
 from cloche.core.limits import Limits
 from cloche.core.policy import BACKEND_ROWS, BackendRow, Policy
@@ -211,6 +212,17 @@ def npm_programs() -> tuple[Mapping[str, str], tuple[str, ...]]:
 
     toolchain = npm_toolchain()
     return toolchain.programs, toolchain.binds
+
+
+def engine_here(language: Language) -> tuple[Engine, Mapping[str, str], Mapping[str, str]]:
+    """Return the engine that runs a language on this host, its programs' paths and its variables.
+
+    Raises LanguageUnavailable.
+    """
+    from cloche.backends.toolchain import find_toolchain
+
+    toolchain = find_toolchain(language)
+    return toolchain.engine, toolchain.programs, toolchain.env
 
 
 def guest_environment() -> Mapping[str, str]:

@@ -6,6 +6,8 @@ cannot read the token.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hmac
 from typing import Annotated, Any
 
@@ -19,6 +21,7 @@ from cloche.records.tables import DEFAULT_PROJECT
 from .identities import Caller, csrf_token
 from .observe import CALLER
 from .problems import Refused
+from .sandbox_fusion import PATHS
 from .service import Service
 
 COOKIE, CSRF_HEADER, CSRF_FIELD = "cloche_session", "X-CSRF-Token", "csrfToken"
@@ -56,8 +59,8 @@ async def identify(service: Service, connection: HTTPConnection) -> Caller:
     """Return the owner of the key or cookie, without any check of scopes. Raises Refused (401) for invalid ones."""
     header = connection.headers.get("authorization")
     if header is not None:
-        kind, _, text = header.partition(" ")
-        key = await service.identities.of_key(text.strip()) if kind.lower() == "bearer" else None
+        text = _key_in(service, connection, header)
+        key = await service.identities.of_key(text) if text else None
         if key is None:
             raise _nobody("this key does not hold: it is wrong, revoked or expired")
         address = connection.client.host if connection.client else ""
@@ -66,6 +69,25 @@ async def identify(service: Service, connection: HTTPConnection) -> Caller:
     if caller is None:
         raise _nobody("no key was sent")
     return caller
+
+
+def _key_in(service: Service, connection: HTTPConnection, header: str) -> str:
+    """Return the key of an Authorization header; empty if there is none.
+
+    SandboxFusion's callers know no keys, but an address: `http://anyone:KEY@host`, which becomes Basic credentials.
+    Browsers send these with requests of other sites' pages, too. Raises Refused (403) for such a request.
+    """
+    kind, _, text = header.partition(" ")
+    if kind.lower() == "bearer":
+        return text.strip()
+    is_theirs = service.options.has_sandbox_fusion and connection.scope["path"] in PATHS
+    if kind.lower() != "basic" or not is_theirs:
+        return ""
+    _check_origin(connection)
+    try:
+        return base64.b64decode(text.strip(), validate=True).decode().partition(":")[2]
+    except (binascii.Error, ValueError):
+        return ""
 
 
 async def find_browser(request: Request) -> Caller:

@@ -55,6 +55,7 @@ class ServeCommand:
     worker_address: str | None = None
     root_path: str = ""
     is_debugging: bool = False
+    has_sandbox_fusion: bool = False
     options: SandboxOptions = field(default_factory=SandboxOptions)
 
 
@@ -94,6 +95,7 @@ async def serving(command: ServeCommand) -> None:
         queue_deadline_s=command.queue_deadline_s, drain_s=command.drain_s,
         keep_runs_s=command.keep_runs_s, keep_sandboxes_s=command.keep_sandboxes_s,
         ends_sandboxes=command.ends_sandboxes, most_sandboxes=command.most_sandboxes, is_debugging=command.is_debugging,
+        has_sandbox_fusion=command.has_sandbox_fusion,
     )  # fmt: skip
     address_host = _check_worker_address(command)
     listener = http.listen(command.host, command.port)
@@ -109,6 +111,10 @@ async def serving(command: ServeCommand) -> None:
             scheme, port = "https" if is_secure else "http", listener.getsockname()[1]
             shown = "127.0.0.1" if http.is_wildcard(command.host) else http.bracketed(command.host)
             await _greet(service, f"{scheme}://{shown}:{port}{command.root_path.rstrip('/')}")
+            if command.has_sandbox_fusion:
+                _say(
+                    f"cloche: for SandboxFusion's callers: {scheme}://cloche:KEY@{shown}:{port}{command.root_path.rstrip('/')}"
+                )
             gc.freeze()  # a collection of the objects of the start takes longer than most requests
             config = uvicorn.Config(
                 app, log_config=None, log_level="critical", access_log=False, server_header=False,

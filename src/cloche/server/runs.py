@@ -56,6 +56,7 @@ _NOTHING_RAN = (Refused, StartFailed, BackendUnavailable, InvalidRequest, Policy
 log = logging.getLogger("cloche.service")
 
 Start = Callable[[Sink | None], Awaitable[Result]]
+Encode = Callable[[str, Result], Awaitable[tuple[str, Encoded]]]  # takes the run's id
 NoteRefusal = Callable[..., Awaitable[None]]  # takes an error, and fields of its event
 
 
@@ -64,7 +65,8 @@ class RunOrder:
     """Describe a run and its owner.
 
     `start` runs it, with a sink for events. `summary` and `asked`, the stored part of the request, are written to its
-    row.
+    row. `ends_waiting`, a time of the event loop, replaces the queue's deadline. `encode` returns the run's document
+    and the one of its row, where they are not the usual ones.
     """
 
     project: str
@@ -79,6 +81,8 @@ class RunOrder:
     asked: Mapping[str, Any] | None = None
     idempotency_key: str | None = None
     request_sha256: bytes | None = None
+    ends_waiting: float | None = None
+    encode: Encode | None = None
 
 
 class RunObserver(Protocol):
@@ -142,6 +146,10 @@ class RunQueue:
         """Return the runs of this worker that have left the queue and are unfinished."""
         return [live for live in self._live.values() if live.is_begun and not live.events.is_over]
 
+    def has_room(self, order: RunOrder) -> bool:
+        """Tell whether `submit` would queue a run now."""
+        return self._waiting.has_room(order.api_key) and self._bytes.has_room(order.api_key, order.size)
+
     async def submit(self, order: RunOrder) -> LiveRun:
         """Queue a run once its row is committed. Raises Refused (503) if the queue is full, IntegrityError."""
         try:
@@ -153,7 +161,7 @@ class RunQueue:
     async def _submit(self, order: RunOrder) -> LiveRun:
         if self.is_closed:
             raise self._no_room("the service is being stopped", 5)
-        if not (self._waiting.has_room(order.api_key) and self._bytes.has_room(order.api_key, order.size)):
+        if not self.has_room(order):
             raise self._no_room(f"{self.waiting} runs wait already", 2)
         live = LiveRun(id=new_id("run"), project=order.project, size=order.size)
         self._waiting.take(order.api_key)
@@ -261,7 +269,8 @@ class RunQueue:
             is_told = order.has_events or order.idempotency_key is not None or _is_watched()
             act_for(api_run=live.id)
             result = await order.start(partial(self._tell, live) if is_told else None)
-            document, stored = await _encode_apart(live, result, order)
+            encode = order.encode or partial(_encode_apart, live, order)
+            document, stored = await encode(live.id, result)
         except BaseException as error:
             await self._note_failure(live, order, error)
             raise
@@ -283,19 +292,21 @@ class RunQueue:
 
     async def _take_place(self, order: RunOrder) -> None:
         try:
-            await self._acquire_place(order.api_key)
+            await self._acquire_place(order.api_key, order.ends_waiting)
         finally:
             self._leave_queue(order)
 
-    async def _acquire_place(self, api_key: str | None) -> None:
-        """Take a place. Raises Refused (503) if none comes free within the deadline."""
+    async def _acquire_place(self, api_key: str | None, ends: float | None = None) -> None:
+        """Take a place. Raises Refused (503) if none comes free within the deadline, or until `ends`."""
         if self._places.take_free(api_key):
             return
+        begun = asyncio.get_running_loop().time()
+        ends = begun + self._deadline_s if ends is None else ends
         try:
-            async with asyncio.timeout(self._deadline_s):
+            async with asyncio.timeout_at(ends):
                 await self._places.take(api_key)
         except TimeoutError:
-            raise self._no_room(f"no place came free within {self._deadline_s:g} s", 5) from None
+            raise self._no_room(f"no place came free within {max(0.0, ends - begun):.3g} s", 5) from None
 
     async def _note_failure(self, live: LiveRun, order: RunOrder, error: BaseException) -> None:
         """Record why a run failed. The row of a cancelled run is written, too."""
@@ -388,7 +399,7 @@ def _begin(live: LiveRun, order: RunOrder, worker: str) -> Statements:
     )  # fmt: skip
 
 
-async def _encode_apart(live: LiveRun, result: Result, order: RunOrder) -> tuple[str, Encoded]:
+async def _encode_apart(live: LiveRun, order: RunOrder, _run_id: str, result: Result) -> tuple[str, Encoded]:
     """Encode a result, a large one in a thread, so that the event loop is not blocked."""
     size = len(result.stdout_bytes) + len(result.stderr_bytes)
     if order.returns_files or size > FEW_BYTES or result.outputs or len(result.files) > FEW_FILES or result.value:

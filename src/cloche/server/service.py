@@ -44,6 +44,7 @@ from .peers import Peers
 from .problems import Refused, status_of
 from .runs import RunQueue
 from .sandboxes import KEEP_S, MOST_LIVING, Room, Sandboxes
+from .shares import Budget
 from .wire.load import WireLoad
 
 T = TypeVar("T")
@@ -53,6 +54,7 @@ NOTE_USE_EVERY_S, FORGET_EVERY_S = 30.0, 3_600.0
 KEEP_RUNS_S = 30 * 86_400.0
 THREADS = 48  # for reading the database and other short work
 MEASURE_S = 10.0  # for measuring the host at the start: a daemon may not answer
+MOST_ANSWERS = 256 << 20  # bytes of large answers to SandboxFusion's callers that are not sent yet
 FILES_AT_ONCE, MOST_FILES_WAITING = 4, 32  # jobs with host folders; each may take a minute
 REFUSALS = frozenset({403, 429, 503})  # statuses of refusals that are recorded
 MOST_PENDING = 200  # approvals, in the record of a workspace
@@ -84,6 +86,7 @@ class ServiceOptions:
     ends_sandboxes: bool = False
     most_sandboxes: int = MOST_LIVING
     is_debugging: bool = False
+    has_sandbox_fusion: bool = False
 
 
 class Service:
@@ -108,6 +111,7 @@ class Service:
         self.approvals = ApprovalWatch(self.read)
         self.wire = WireLoad()
         self._files, self._files_waiting = ThreadPoolExecutor(FILES_AT_ONCE, "cloche-files"), 0
+        self.answers = Budget(MOST_ANSWERS)
         self.changing = asyncio.Lock()  # settings
         self.is_draining = False
         self.room: asyncio.Future[int | None] | None = None  # an attempt to write for `/ready`

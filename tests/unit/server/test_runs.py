@@ -19,6 +19,7 @@ from cloche.execution.concurrency import default_count
 from cloche.records import database as records_database
 from cloche.records import runs as records
 from cloche.records.database import Database
+from cloche.records.statements import Encoded
 from cloche.records.writer import Writer
 from cloche.server import runs
 from cloche.server.events import MOST_EVENT_BYTES, EventLog
@@ -224,3 +225,48 @@ def test_events_are_bounded_and_go_on_after_any(tmp_path: Path) -> None:
                 log.end()
 
     _try(tmp_path, attempt)
+
+
+def test_an_order_may_wait_for_its_own_time(tmp_path: Path) -> None:
+    """Instead of the queue's; then nothing of it ran, and the next one gets the place."""
+    go, ran = asyncio.Event(), []
+
+    async def attempt(queue: RunQueue) -> None:
+        queue._places = Places(1)
+
+        async def hold(_: Sink | None) -> Result:
+            await go.wait()
+            return OK
+
+        async def work(_: Sink | None) -> Result:
+            ran.append(1)
+            return OK
+
+        holding = await queue.submit(_order(hold))
+        await _until(lambda: queue.running == 1)
+        late = await queue.submit(_order(work, ends_waiting=asyncio.get_running_loop().time() + 0.05))
+        with pytest.raises(Refused, match="nothing was run") as raised:
+            await late.wait()
+        assert (raised.value.status_code, ran) == (503, [])
+        go.set()
+        await holding.wait()
+        await (await queue.submit(_order(work))).wait()
+        assert ran == [1]
+
+    _try(tmp_path, attempt)
+
+
+def test_an_order_may_write_its_own_document(tmp_path: Path) -> None:
+    """One for the caller, and one for the row."""
+
+    async def work(_: Sink | None) -> Result:
+        return OK
+
+    async def encode(run_id: str, result: Result) -> tuple[str, Encoded]:
+        return result.stdout * 2, Encoded(json.dumps({"id": run_id, "short": True}))
+
+    async def attempt(queue: RunQueue) -> None:
+        assert await (await queue.submit(_order(work, encode=encode, has_events=False))).wait() == "outout"
+
+    (row,) = _rows(_try(tmp_path, attempt))
+    assert (row.status, row.document["short"]) == ("ok", True)

@@ -29,7 +29,7 @@ FIELD = re.compile(r"\{[^{}]*\}")
 def _routes() -> set[tuple[str, str]]:
     """Return method and path of each route of the API, a web socket's method as `WS`."""
     found = set()
-    for name in app.ROUTES:
+    for name in (*app.ROUTES, *app.FUSION_ROUTES):
         router: APIRouter = import_module(f"cloche.server.routes.{name}").router
         for route in router.routes:
             if isinstance(route, APIRoute):
@@ -54,7 +54,7 @@ def _requests(page: Path) -> Iterator[tuple[str, str]]:
             line = part
             for short, long in SHORT:
                 line = re.sub(short, long, line)
-            address = re.search(r'(?:^|[\s"])(/(?:api|health|ready|metrics)[^\s?";]*)', line)
+            address = re.search(r'(?:^|[\s"])(/(?:api|health|ready|metrics|run_|v1/)[^\s?";]*)', line)
             if address is not None:
                 yield _method(line, is_web_socket=f"client.py {part}" in command), address[1]
 

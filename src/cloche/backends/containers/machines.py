@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from cloche.core.errors import BackendUnavailable, StartFailed
+from cloche.core.errors import LanguageUnavailable, StartFailed
 from cloche.core.languages import Engine, Language
 from cloche.core.loops import finish
 from cloche.core.record import dataclass
@@ -64,7 +64,7 @@ class LookedInto:
         if engine is not None:
             return engine
         missing = "; or ".join(", ".join(engine.programs) for engine in language.engines)
-        raise BackendUnavailable(f"{self.shown} cannot run {language.name}: it has no {missing}.", remedy=self.remedy)
+        raise LanguageUnavailable(f"{self.shown} cannot run {language.name}: it has no {missing}.", remedy=self.remedy)
 
     def version(self, engine: Engine) -> str:
         """Return the version that the engine's main program prints, else its name."""

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cloche.core.errors import BackendUnavailable
+from cloche.core.errors import BackendUnavailable, LanguageUnavailable
 from cloche.core.events import Progress, report_progress
 from cloche.core.languages import LANGUAGES, Engine, Language
 from cloche.core.layers import Interpreter, Target
@@ -80,7 +80,7 @@ class DockerImage:
         if engine is not None:
             return engine
         missing = "; or ".join(", ".join(engine.programs) for engine in language.engines)
-        raise BackendUnavailable(
+        raise LanguageUnavailable(
             f"image {self.name!r} cannot run {language.name}: it has no {missing}. Name one that has: "
             f"--image, images: {{{language.name}: NAME}}, or CLOCHE_IMAGE_{language.name.upper()}"
         )
