@@ -12,7 +12,12 @@ if TYPE_CHECKING:
 
 
 class ClocheError(Exception):
-    """Report a failure. Every error Cloche raises on purpose derives from this one."""
+    """Report a failure. Every error Cloche raises on purpose derives from this one.
+
+    `program` is the `index` and `id` of a batch's program that failed; None elsewhere.
+    """
+
+    program: Mapping[str, Any] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Support pickle and copy with all attributes: parameters of `__init__` differ from `args`."""

@@ -9,6 +9,7 @@ thread. An input that is itself asynchronous is pulled by a task, so that its wa
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from typing import Any, Generic, Literal, Self, TypeVar, Unpack, cast, overload
 from cloche.config.options import SandboxOptions
 from cloche.config.settings import list_options_in_signature
 from cloche.core.batch import BatchOrder, Outcome, delay_s, may_try_again, read_program
-from cloche.core.errors import ClocheError, InvalidRequest
+from cloche.core.errors import ClocheError, InternalError, InvalidRequest
 from cloche.core.loops import check_event_loop, finish
 from cloche.core.record import dataclass, field
 from cloche.core.result import Result
@@ -190,8 +191,11 @@ class BatchRuns:
         try:
             outcome = await self._attempt(index, value)
         except ClocheError as error:
-            error.add_note(f"program {index} of the batch (counted from 0)")
-            outcome = error
+            outcome = _named(error, index, value)
+        except Exception as error:
+            defect = InternalError(f"unexpected {type(error).__name__}: {error}")
+            defect.__cause__ = error
+            outcome = _named(defect, index, value)
         self._order.end(index, outcome)
         if self._settings.on_result is not None:
             self._ended.append(outcome)
@@ -212,9 +216,22 @@ class BatchRuns:
                     raise
                 await asyncio.sleep(delay_s(error, tried=tried))
             tried += 1
-        named = {} if program.id is None else {"id": program.id}
-        result.meta["program"] = {"index": index, **named, "attempts": tried}
+        result.meta["program"] = {**_name_of(index, program.id), "attempts": tried}
         return result
+
+
+def _name_of(index: int, program_id: object) -> dict[str, Any]:
+    return {"index": index} if program_id is None else {"index": index, "id": program_id}
+
+
+def _named(error: ClocheError, index: int, value: object) -> ClocheError:
+    """Return the error with its program; a copy if another program failed with the same object."""
+    if error.program is not None:
+        error = copy.copy(error)
+    given = value.get("id") if isinstance(value, Mapping) else getattr(value, "id", None)
+    error.program = _name_of(index, given)
+    error.add_note(f"program {index} of the batch (counted from 0)")
+    return error
 
 
 class AsyncBatch(Generic[T]):
