@@ -3,8 +3,8 @@
 By what tests need: `containers` (docker, a registry), `machines` and `stand_in` (virtual machines, Firecracker's
 stand-in), `microsandboxes`, `processes` (find, end, hold up, interrupt, start warm), `environments` and users,
 `sessions` (a driver without a jail), `world` and `internet` (servers at any address, in namespaces), `terminals`,
-`models` and `mcp` (servers on loopback, clients), `texts` (programs, skills, examples of documents), `audits`,
-`faults`, `bench`, `loops` (of asyncio), `packages` (wheels, sources, an index), `npm` (tarballs, a registry),
+`batches`, `models` and `mcp` (servers on loopback, clients), `texts` (programs, skills, examples of documents),
+`audits`, `faults`, `bench`, `loops` (of asyncio), `packages` (wheels, sources, an index), `npm` (tarballs, a registry),
 `json_shapes`.
 `leaks` and `outcome` say what a test run left behind, and `worker` runs what scripts/gate.py hands out.
 `programs` are started as processes of their own. `escape` is what attempts to get out are run with.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shlex
@@ -67,6 +66,8 @@ def _run(
     A killed batch goes on with --resume. Exit codes: 0 each program has a result, 1 some rows were wrong, lost or could
     not start, 125 Cloche failed, 2 usage error, 130 Ctrl-C.
     """
+    import asyncio
+
     from cloche.execution.batch import BatchSettings
     from cloche.execution.batch_file import FileBatch, FileBatchSettings, open_source
 
@@ -91,6 +92,8 @@ def _run(
 
 async def _run_shown(running: FileBatch, display: Display) -> int:
     """Run a batch and show its progress; return the number of the signal that stopped it, else 0."""
+    import asyncio
+
     received: list[int] = []
 
     def stop(number: int) -> None:
@@ -114,6 +117,8 @@ async def _run_shown(running: FileBatch, display: Display) -> int:
 
 
 async def _show(running: FileBatch, display: Display) -> None:
+    import asyncio
+
     while True:
         display.show(running)
         await asyncio.sleep(display.every_s)

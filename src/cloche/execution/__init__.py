@@ -8,7 +8,8 @@ anything has run.
   backends by name; the only importer of concrete ones.
 - `run`: one run in a throwaway sandbox, and the parts of each run: request, callbacks, spilled output, files out,
   fixers.
-- `batch`: many programs, one result each.
+- `batch`: many programs, one result each. `batch_file`: from a file of programs to a file of results; `batch_rows`: its
+  rows, `batch_store`: its files.
 - `sandbox`: `AsyncSandbox` and `AsyncSession`, which live for several runs. `history`: the cells of a session.
 - `held`: sandboxes that are opened without a `with` block.
 - `live`, `processes`, `paths`, `ports`: the operations of `AsyncSandbox` with `live=True`. `folders`: folders in and

@@ -205,13 +205,17 @@ class BatchSummary:
         """Return plain data, ready for JSON; durations in seconds."""
         return {
             "rows": self.rows,
-            "statuses": dict(self.statuses.most_common()),
-            "errors": dict(self.errors.most_common()),
+            "statuses": _by_count(self.statuses),
+            "errors": _by_count(self.errors),
             "p50": _rounded(self.quantile_s(0.5)),
             "p99": _rounded(self.quantile_s(0.99)),
             "slowest": [{"program": name, "duration": _rounded(s)} for s, _, name in sorted(self._slowest)[::-1]],
         }
 
 
+def _by_count(counts: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
 def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 6 if seconds < 0.1 else 3)
+    return None if seconds is None else float(f"{seconds:.3g}")
