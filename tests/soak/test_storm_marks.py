@@ -16,7 +16,7 @@ import pytest
 
 import cloche
 from cloche.backends.local.backend import LocalBackend
-from cloche.core.errors import OutcomeUnknown, StartFailed
+from cloche.core.errors import BackendUnavailable, OutcomeUnknown, StartFailed
 
 pytestmark = [pytest.mark.soak, pytest.mark.both_users]
 THREADS, SECONDS, PAUSE_S, CHILD_S = 6, 60.0, 0.4, 60
@@ -87,7 +87,7 @@ class Storm:
             for (kind, mark), result in zip(chosen, ended, strict=True):
                 if isinstance(result, cloche.Result):
                     check(result, kind, mark, self.folder / mark)
-                elif not isinstance(result, asyncio.CancelledError | OutcomeUnknown | StartFailed):
+                elif not isinstance(result, asyncio.CancelledError | OutcomeUnknown | StartFailed | BackendUnavailable):
                     raise result
 
         asyncio.run(work())
@@ -104,7 +104,7 @@ class Storm:
                 signal.alarm(CHILD_S)
                 check(cloche.run(**options("value", mark, self.level)), "value", mark, self.folder / mark)
                 code = 0
-            except (OutcomeUnknown, StartFailed):
+            except (OutcomeUnknown, StartFailed, BackendUnavailable):
                 code = 0
             finally:
                 os._exit(code)
@@ -138,7 +138,7 @@ def test_each_result_is_of_its_own_run(level: str, kills: bool, tmp_path: Path) 
         while time.monotonic() < end and not faults:
             try:
                 storm.go()
-            except (OutcomeUnknown, StartFailed) as error:
+            except (OutcomeUnknown, StartFailed, BackendUnavailable) as error:  # the probe process may be killed, too
                 if not kills:
                     faults.append(error)
             except BaseException as error:

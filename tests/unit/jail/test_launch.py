@@ -246,3 +246,11 @@ def test_a_probe_that_takes_too_long_is_an_error_of_the_host(tmp_path: Path) -> 
     stopped.chmod(0o755)
     with pytest.raises(OSError, match="longer than"):
         launch.run_probe_process(str(stopped), 0.05)
+
+
+def test_the_end_of_a_probe_process_is_told() -> None:
+    """An end by a signal, or with a code and nothing printed, is in the error."""
+    killed = subprocess.CompletedProcess([], -9, b"", b"")
+    assert launch._end_of_probe(killed) == "was killed by signal 9"
+    with pytest.raises(OSError, match=r"^the probe process ended with code 1: it printed nothing$"):
+        launch.run_probe_process("/bin/false", 60)

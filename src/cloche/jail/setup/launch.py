@@ -305,8 +305,15 @@ def run_probe_process(executable: str, timeout_s: float) -> bytes:
         message = f"the probe process took longer than {timeout_s:g} s; is this host overloaded?"
         raise OSError(errno.ETIMEDOUT, message) from error
     if completed.returncode != 0 or not completed.stdout:
-        raise OSError(0, f"the probe process failed: {completed.stderr.decode('utf-8', 'replace').strip()[-400:]}")
+        raise OSError(f"the probe process {_end_of_probe(completed)}")
     return completed.stdout
+
+
+def _end_of_probe(completed: subprocess.CompletedProcess[bytes]) -> str:
+    if completed.returncode < 0:
+        return f"was killed by signal {-completed.returncode}"
+    errors = completed.stderr.decode("utf-8", "replace").strip()[-400:]
+    return f"ended with code {completed.returncode}: {errors or 'it printed nothing'}"
 
 
 def start_helper(
