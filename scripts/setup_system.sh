@@ -13,7 +13,7 @@ declare -A package_of=(
     [cc]=gcc [g++]=g++ [bwrap]=bubblewrap [setpriv]=util-linux [git]=git [ps]=procps
     [dockerd]=docker.io [docker]=docker.io [busybox]=busybox-static [runsc]=runsc
     [qemu-system-x86_64]=qemu-system-x86 [openssl]=openssl [debugfs]=e2fsprogs
-    [newuidmap]=uidmap [tmux]=tmux [ip]=iproute2 [curl]=curl [psql]=postgresql-client [systemd-analyze]=systemd [chromium]=chromium
+    [newuidmap]=uidmap [tmux]=tmux [ip]=iproute2 [curl]=curl [psql]=postgresql-client [systemd-analyze]=systemd [chromium-headless-shell]=chromium-headless-shell
 )
 
 missing=()

@@ -51,3 +51,5 @@ if [[ ${1:-run} == dev ]]; then
     "${uv[@]}" --no-deps --require-hashes --requirement requirements/callers.txt
 fi
 "${uv[@]}" --no-deps --no-build-isolation --editable .
+# Jails show packages read-only, so each run would compile what it imports anew.
+env -u PYTHONDONTWRITEBYTECODE $venv/bin/python -c 'import matplotlib.backends.backend_agg, matplotlib.pyplot, pandas'

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from cloche.audit import log
+from tests.harness.commands import close_imported
 from tests.harness.containers import Daemon, chosen, open_daemon
 from tests.harness.outcome import Outcome
 from tests.harness.worker import ENGINES_OF, Worker
@@ -119,6 +120,13 @@ def _audit_logs_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _commands_are_ended() -> Iterator[None]:
+    """End what forks commands for tests."""
+    yield
+    close_imported()
 
 
 @pytest.fixture(scope="session")

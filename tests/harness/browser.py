@@ -1,4 +1,4 @@
-"""Debian's Chromium, driven by Playwright, for the page of the service; and what hostile outputs try."""
+"""Debian's Chromium without windows, driven by Playwright, for the service's page; and what hostile outputs try."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, BrowserContext, Page, StorageState, sync_playwright
 
-PROGRAM = "/usr/bin/chromium"
+PROGRAM = "/usr/bin/chromium-headless-shell"
 # No sandbox of its own, as root may not have one; nothing that would look for the network.
 ARGUMENTS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",

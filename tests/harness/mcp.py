@@ -20,6 +20,10 @@ from mcp.client.stdio import StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, ElicitResult, ImageContent, TextContent
 
+from tests.harness.commands import imported_once
+
+# The rest sets up logging when it is imported, which is for the command to do first.
+MODULES = ("cloche.mcp.command", "mcp.server.lowlevel.server", "mcp.server.stdio")
 COMMAND = (sys.executable, "-m", "cloche", "mcp")
 MODES = ("legacy", "2026-07-28")  # 2025-11-25 by its handshake, and the revision where every request stands alone
 START_S, END_S = 60, 30
@@ -75,9 +79,8 @@ class Place:
         """Give a client of the package that has shaken hands."""
         more["elicitation_callback"] = user
         if not self.url:
-            process = StdioServerParameters(
-                command=COMMAND[0], args=[*COMMAND[1:], *self.args], env=environment(self.home)
-            )
+            program = str(imported_once(*MODULES).folder / "cloche")
+            process = StdioServerParameters(command=program, args=["mcp", *self.args], env=environment(self.home))
             async with Client(process, mode=mode, **more) as client:
                 yield client
             return

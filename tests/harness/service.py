@@ -1,4 +1,4 @@
-"""The service as it is started for real, `python -m cloche serve`, on a free port of loopback."""
+"""The service, `cloche serve` in a process of its own, on a free port of loopback."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ import httpx
 from cloche.core.errors import OutcomeUnknown
 from cloche.keeper import registry
 from cloche.keeper.attach import visit
+from tests.harness.commands import Command, imported_once
 
 END_S = 60
 _FIRST_KEY = re.compile(r"shown once: (cloche_\S+)")
@@ -31,7 +32,7 @@ class Service:
     key: str
     link: str
     database: Path
-    process: subprocess.Popen[bytes]
+    process: Command | subprocess.Popen[bytes]
     log: Path
     environ: Mapping[str, str] = field(default_factory=dict)
 
@@ -64,19 +65,32 @@ def environment(home: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-SERVE = ("cloche", "serve", "--port", "0")
+# What a service imports takes most of its start.
+MODULES = (
+    "cloche.server.app", "cloche.server.command", "cloche.server.log", "cloche.server.wire.connection",
+    "cloche.serving.http", "cloche.records.provision", "cloche.config.settings", "alembic.config", "uvicorn",
+    "uvicorn.loops.auto", "uvicorn.protocols.http.auto", "websockets.server",
+)  # fmt: skip
 
 
-def start(home: Path, *words: str, key: str = "", program: Sequence[str] = SERVE, **variables: str) -> Service:
-    """Start a service with its database below `home`; with a `key` it is one that has been started before."""
+def start(home: Path, *words: str, key: str = "", module: str = "", **variables: str) -> Service:
+    """Start a service with its database below `home`; with a `key` it is one that has been started before.
+
+    It has the modules already; one of another `module` than `cloche` starts as a program does.
+    """
     database, log = home / "records" / "records.db", home / "service.log"
     environ = {**environment(home), **variables}
     begin = log.stat().st_size if log.exists() else 0
+    all_words = ["serve", "--port", "0", "--database", str(database), *words]
+    process: Command | subprocess.Popen[bytes]
     with log.open("ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *program, "--database", str(database), *words],
-            env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=home,
-        )  # fmt: skip
+        if module:
+            command = [sys.executable, "-m", module, *all_words]
+            process = subprocess.Popen(
+                command, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=home
+            )
+        else:
+            process = imported_once(*MODULES).start(all_words, env=environ, cwd=home, output=output.fileno())
     link = _wait_for_link(process, log, begin)
     found = _FIRST_KEY.search(log.read_text()[begin:])
     return Service(
@@ -85,7 +99,7 @@ def start(home: Path, *words: str, key: str = "", program: Sequence[str] = SERVE
     )  # fmt: skip
 
 
-def _wait_for_link(process: subprocess.Popen[bytes], log: Path, begin: int) -> str:
+def _wait_for_link(process: Command | subprocess.Popen[bytes], log: Path, begin: int) -> str:
     import time
 
     ends = time.monotonic() + END_S
@@ -96,7 +110,7 @@ def _wait_for_link(process: subprocess.Popen[bytes], log: Path, begin: int) -> s
             break
         time.sleep(0.05)
     process.kill()
-    process.wait()
+    process.wait(END_S)
     raise AssertionError(f"the service did not start: {log.read_text()[begin:]}")
 
 

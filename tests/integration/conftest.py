@@ -47,8 +47,8 @@ def settings_of_nobody_at_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.fixture(scope="session")
 def cloche_imported() -> Iterator[Path]:
     """Give the folder of a program `cloche` that starts in a moment: a command's imports are most of what it costs."""
-    with imported() as folder:
-        yield folder
+    with imported() as program:
+        yield program.folder
 
 
 @pytest.fixture

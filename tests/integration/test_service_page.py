@@ -36,6 +36,7 @@ PICTURE_NAMES = ("service-run.png", "service-approvals.png", "service-compare.pn
 MOST_PICTURE_BYTES = 150_000
 expect.set_options(timeout=WAIT_MS)
 PARTS = ("run", "activity", "approvals", "sandboxes", "snapshots", "hosts", "settings")
+WITH_COLOURS = ("/runs/run_", "/approvals", "/hosts", "/compare?")
 COUNTED = re.compile(r"^\(\d+\) ")
 PLOT = """\
 import sys
@@ -526,7 +527,7 @@ def test_what_nobody_can_undo_asks_first(
         for word in ("Escape", "Enter"):
             opener.press("Enter")
             expect(question.get_by_role("button", name="Leave it as it is")).to_be_focused()
-            assert violations(page) == []
+            assert word == "Enter" or violations(page, "[role=dialog]:popover-open") == []
             page.keyboard.press(word)
             expect(question).to_be_hidden()
             expect(opener).to_be_focused()
@@ -802,12 +803,12 @@ def test_frames_of_outputs_hold_nothing_that_acts(service: Service, cookies: Sto
         assert nobody.get(f"/runs/{number}/frame/0").status_code == 401
 
 
-def violations(page: Page, **options: Any) -> list[str]:
-    """Return what axe finds; by `evaluate`, as the page's policy refuses a script that a test would add."""
+def violations(page: Page, within: str = "html", **options: Any) -> list[str]:
+    """Return what axe finds in an element; by `evaluate`, as the page's policy refuses a script that a test adds."""
     if not page.evaluate("typeof axe === 'object'"):
         page.evaluate(Axe().axe_script)
     asked = {"resultTypes": ["violations"], "iframes": False, **options}
-    found = page.evaluate("options => axe.run(document, options)", asked)["violations"]
+    found = page.evaluate("([within, options]) => axe.run(within, options)", [within, asked])["violations"]
     return [f"{one['id']}: {node['html'][:200]}" for one in found for node in one["nodes"]]
 
 
@@ -870,10 +871,12 @@ def visited(
 def test_no_page_has_a_fault_for_people_who_use_other_means(
     service: Service, browser: Browser, cookies: StorageState, queue: ApprovalQueue, box: str
 ) -> None:
-    """Axe finds nothing on any page, dark on a phone, nor a weak contrast in light at a desk; each fits its window."""
+    """Axe finds nothing on any page, dark on a phone, nor a weak contrast where all colours are, in light at a desk."""
     with visited(service, browser, cookies, queue, box, ("dark", 360)) as pages:
         for page in pages:
             assert (violations(page), overflow(page)) == ([], 0), page.url
+            if not any(path in page.url for path in WITH_COLOURS):  # the soak has each page in each look
+                continue
             page.set_viewport_size({"width": 1280, "height": 900})
             page.emulate_media(color_scheme="light")
             assert (violations(page, runOnly=["color-contrast"]), overflow(page)) == ([], 0), page.url

@@ -290,6 +290,7 @@ def test_what_does_not_stand_in_the_way(session: Session) -> None:
     assert session.run("await asyncio.sleep(0, f.read(2))").value == "cd"
 
 
+@pytest.mark.soak
 def test_forty_rounds_nest_no_deeper(session: Session) -> None:
     """Going back to one checkpoint, and forking and closing, can be done on and on; going back holds no descriptors."""
     write(session, "early")
@@ -308,6 +309,7 @@ def test_forty_rounds_nest_no_deeper(session: Session) -> None:
         fork.close()
 
 
+@pytest.mark.soak
 @pytest.mark.xfail(
     strict=True,
     raises=cloche.InvalidRequest,

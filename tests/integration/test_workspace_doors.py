@@ -46,11 +46,11 @@ BEFORE, AFTER = {"a.txt": "one\n"}, {"a.txt": "one\ntwo\n", "Makefile": "all:\n"
 def test_the_command_line_shows_and_commits_what_a_named_sandbox_has_changed(project: Path) -> None:
     """`diff` ends with an id, `commit` wants a yes for what is dangerous, `discard` takes the rest back."""
     name = f"cli-{os.getpid()}"
-    with imported() as folder:
+    with imported() as program:
 
         def cloche(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
             done = subprocess.run(
-                [folder / "cloche", *words],
+                [program.folder / "cloche", *words],
                 cwd=project,
                 capture_output=True,
                 text=True,

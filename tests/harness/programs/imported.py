@@ -27,9 +27,9 @@ MODULES = (
 MOST_BYTES = 1 << 20
 
 
-def main(path: str) -> None:
+def main(path: str, *modules: str) -> None:
     """Fork for each who asks, until somebody ends this."""
-    for name in MODULES:
+    for name in (*MODULES, *modules):
         importlib.import_module(name)
     gc.freeze()  # or each fork would copy what it looks at
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
@@ -50,6 +50,8 @@ def main(path: str) -> None:
         except SystemExit as end:
             cloche.cli.leave(end.code)
         cloche.cli.leave(None)
+    with contextlib.suppress(OSError):
+        asking.send(b"%d" % command)
     ends = select.poll()
     ends.register(ended := os.pidfd_open(command), select.POLLIN)
     ends.register(asking, 0)
@@ -57,7 +59,7 @@ def main(path: str) -> None:
         os.kill(command, signal.SIGTERM)
     code = os.waitstatus_to_exitcode(os.waitpid(command, 0)[1])
     with contextlib.suppress(OSError):
-        asking.send(b"%d" % (code if code >= 0 else 128 - code))
+        asking.send(b"%d" % code)
     os._exit(0)
 
 
@@ -85,4 +87,6 @@ def become(asking: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv.pop())
+    words = sys.argv[1:]
+    del sys.argv[1:]
+    main(*words)
