@@ -364,7 +364,7 @@ def places(user: Path, temporary: Path, area: str) -> list[Place]:
         marked = [file for file in rest if "tests/escape" in file or "both_users" in (ROOT / file).read_text()]
         marked += [file for file in units if "both_users" in (ROOT / file).read_text()]
         command = ["scripts/test_as_user.sh", str(user)]
-        words = ("-m", "both_users and not soak", "-q")
+        words = ("-m", "both_users and not (soak or user_soak)", "-q")
         found.append(Place("user", command, marked, user / "tmp", words, [*command, "--version"], at_most=3))
     other, install = f"build/python{OTHER}", ["scripts/other_python.sh", OTHER, f"build/python{OTHER}"]
     chosen = [file for file in units if file.startswith(tuple(f"tests/unit/{name}" for name in FOR_OTHER))]

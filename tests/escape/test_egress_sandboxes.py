@@ -210,6 +210,7 @@ def test_a_sandbox_whose_egress_process_was_killed_reaches_nobody(world: World) 
     assert len(arrivals(world, word)) == 2 * len([*before, *again])
 
 
+@pytest.mark.user_soak
 def test_refusals_without_end_hold_up_nobody(world: World) -> None:
     """A guest that is refused thousands of times is answered all the same, and all of it is counted."""
     flood = """
@@ -350,6 +351,7 @@ with cloche.Sandbox(live=True, **policy) as one, cloche.Sandbox(live=True, **pol
 """
 
 
+@pytest.mark.user_soak
 def test_a_sandbox_that_keeps_the_egress_process_busy_holds_up_no_other(world: World) -> None:
     """What takes long to read is read in turns, so another sandbox's requests are answered meanwhile."""
     assert run(world, FLOODED, FLOOD) < 1.5
@@ -384,6 +386,7 @@ with cloche.Sandbox(live=True, **policy) as one:
 """
 
 
+@pytest.mark.user_soak
 def test_a_sandbox_leaves_descriptors_to_others(world: World) -> None:
     """One that opens all connections that it can takes a part of the egress process's descriptors, and no time."""
     word = token()
@@ -459,6 +462,7 @@ print(json.dumps([heard, len(asked), len(set(asked))]))
 )
 
 
+@pytest.mark.user_soak
 def test_questions_have_an_end(world: World) -> None:
     """A guest makes the operator be asked so often and no more; what was approved goes on when other rules change."""
     heard, asked, hosts = run(world, ASKED, None)

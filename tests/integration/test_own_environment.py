@@ -31,7 +31,7 @@ def sandbox() -> Iterator[Sandbox]:
         yield opened
 
 
-@pytest.mark.both_users
+@pytest.mark.user_soak
 @pytest.mark.parametrize("how", NAMES)
 def test_installers_work_into_a_place_of_the_sandboxs_own(sandbox: Sandbox, how: str) -> None:
     """Although Cloche's environment is shown read-only: commands, `python3`, runs and what they start find it."""

@@ -87,7 +87,8 @@ class Follower:
         if not self._changes and not self.is_over:
             self._woken.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), max(0.0, timeout_s))
+                async with asyncio.timeout(max(0.0, timeout_s)):  # `wait_for` may drop a cancellation
+                    await self._woken.wait()
         return self._changes.popleft() if self._changes else None
 
 
@@ -146,7 +147,8 @@ class ApprovalWatch:
         pause_s = POLL_S
         while self._followers and not self.is_closed:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._nudged.wait(), pause_s)
+                async with asyncio.timeout(pause_s):
+                    await self._nudged.wait()
             self._nudged.clear()
             try:
                 changes = await self._read(self._look)

@@ -97,7 +97,9 @@ class EventLog:
             changed = self._changed
             if after >= self._next - 1:
                 try:
-                    await asyncio.wait_for(changed.wait(), heartbeat_s)
+                    # Until Python 3.12, `wait_for` drops a cancellation that comes in the turn in which its task ends.
+                    async with asyncio.timeout(heartbeat_s):
+                        await changed.wait()
                 except TimeoutError:
                     yield None
 

@@ -270,3 +270,27 @@ def test_an_order_may_write_its_own_document(tmp_path: Path) -> None:
 
     (row,) = _rows(_try(tmp_path, attempt))
     assert (row.status, row.document["short"]) == ("ok", True)
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_reader_is_cancelled_though_an_event_comes_at_once(turns: int) -> None:
+    """In whatever turn of the loop after an event the reader is cancelled, it ends."""
+
+    async def main() -> None:
+        log = EventLog()
+
+        async def read() -> None:
+            async for _ in log.read(0, heartbeat_s=60):
+                pass
+
+        reader = asyncio.ensure_future(read())
+        for _ in range(4):
+            await asyncio.sleep(0)
+        log.add("output", {})
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        reader.cancel()
+        await asyncio.wait([reader], timeout=5)
+        assert reader.cancelled()
+
+    asyncio.run(main())

@@ -180,7 +180,8 @@ def _event(name: str, data: dict[str, Any]) -> str:
 async def _sent(pieces: asyncio.Queue[str | None], task: asyncio.Task[None]) -> AsyncGenerator[str]:
     while not (task.done() and pieces.empty()):
         try:
-            piece = await asyncio.wait_for(pieces.get(), HEARTBEAT_S)
+            async with asyncio.timeout(HEARTBEAT_S):  # `wait_for` may drop a cancellation
+                piece = await pieces.get()
         except TimeoutError:
             piece = HEARTBEAT
         if piece is not None:
