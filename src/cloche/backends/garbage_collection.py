@@ -30,13 +30,13 @@ from collections.abc import Callable, Iterable, Iterator
 from cloche import hostfs
 from cloche.core.errors import BackendUnavailable
 from cloche.core.suppressed import suppress_logged
-from cloche.jail.work_folder import WorkFolder
+from cloche.jail.work_folder import SPARE, WorkFolder
 
 from .host import Host
 
 HOSTS_OWN = "4026531836"  # PROC_PID_INIT_INO, the inode of the initial pid namespace (include/linux/proc_ns.h)
 log = logging.getLogger("cloche.jail")
-_NAME = re.compile(r"cloche-[0-9]+-work-[0-9a-f]{12}")  # of folders that serve as workspaces
+_NAME = re.compile(rf"cloche-[0-9]+-work-[0-9a-f]{{12}}({SPARE})?")  # of folders that serve as workspaces
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from cloche.core.limits import MIB
 from cloche.core.record import dataclass
 from cloche.jail import messages
 from cloche.jail.cgroups import Cgroup
-from cloche.jail.work_folder import WorkFolder
+from cloche.jail.work_folder import SPARE, WorkFolder
 
 from .slot import Slot, Template
 
@@ -379,10 +379,10 @@ def remove_cgroup(cgroup: Mapping[str, Any] | None) -> None:
 
 
 def remove_folder(path: str) -> None:
-    """Remove the folder that a helper which was killed had made ahead, and no guest had used; "" for none."""
-    if path:
+    """Remove the folders that a helper which was killed had made ahead, and no guest had used; "" for none."""
+    for folder in (path, f"{path}{SPARE}") if path else ():
         try:
-            WorkFolder(path, path, path, None).remove()
+            WorkFolder(folder, folder, folder, None).remove()
         except OSError as error:  # a guest was in it, and it has another name; or it is left to `cloche gc`
             log.debug("a folder that was made ahead is not removed: %s", error)
 

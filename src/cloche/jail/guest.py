@@ -70,7 +70,7 @@ class Guest:
         self.listener, self.holds = -1, False
         self.interpreter: Any = None
         self.privileges, self.building = parent.privileges, parent.building_of_guests
-        self.gives_exit_notice = False
+        self.gives_exit_notice = self.is_under_load = False
 
     def become(self) -> None:
         """Do everything. Returns when a Python guest has run to its end."""
@@ -110,7 +110,7 @@ class Guest:
         For a session that pipe takes its answers, and its link follows. The reaper has written the input files by then;
         if it must not read this run's data, this process writes them.
         """
-        if self._has_time(self.asking):
+        if not self.is_under_load and self._has_time(self.asking):
             self._warm_up()
         body, (packed, *fds) = self._receive("order")
         order = Order(**messages.unpack(packed))

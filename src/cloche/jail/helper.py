@@ -62,6 +62,7 @@ class Helper(SandboxState):
         self.plan_fd = -1
         self.concluded = 0  # the number of the run that was reported last
         self.used: list[WorkFolder] = []  # folders of runs before, until the caller is through with them
+        self.spare: WorkFolder | None = None  # one of them, which is as new
         self.is_folder_used = False  # the present one, by a run
 
     def serve(self) -> Callable[[], None] | None:
@@ -122,13 +123,13 @@ class Helper(SandboxState):
         """Supervise a run to its end, and build anew if requested; returns a callable in a guest."""
         self._run(body, fds)
         if self.spec.is_ahead:
-            self._go_on()
+            self._go_on(is_under_load=body.get("is_under_load", False))
         elif body["rebuilds"] and self.supervisor is None:
             self.generation += 1
             return self._prepare(self.prepared, self.plan_fd)
         return None
 
-    def _go_on(self) -> None:
+    def _go_on(self, *, is_under_load: bool) -> None:
         """Have the reaper that a run has left, if it has, go on with another guest.
 
         We have read the names of the run's files, so no other reaper may be forked from here.
@@ -138,7 +139,7 @@ class Helper(SandboxState):
             return
         try:
             self._open()
-            supervisor.go_on()
+            supervisor.go_on(is_under_load=is_under_load)
         except OSError as error:
             self._discard()
             self.failed = failure(f"cannot set up the sandbox: {error}", "helper", error.errno or 0)
@@ -220,9 +221,13 @@ class Helper(SandboxState):
         return supervisor
 
     def _remove_used(self) -> None:
-        """Remove the folders of runs that the caller has finished."""
+        """Remove the folders of runs that the caller has finished, or keep one for another run."""
         while self.used:
-            self.used.pop().remove()
+            folder = self.used.pop()
+            if self.spare is None and folder.renew(self.spec.folder):
+                self.spare = folder
+            else:
+                folder.remove()
 
     def _change_handoff(self, ends: list[int], generation: int) -> None:
         """Hold the handoff socket of a prefork jail, where guests take orders, and its shared status; or nothing."""
@@ -273,11 +278,22 @@ class Helper(SandboxState):
 
         spec, self.is_folder_used = self.spec, False
         owner = spec.outside[0] if spec.outside is not None and self.claim else None
+        spare, self.spare = self.spare, None
+        if spare is not None and before is not None and spare.owner == owner:
+            spare.rename(spec.folder)
+            if spec.startup:
+                spare.take_startup(before)
+            self.folder = spare
+            return
+        if spare is not None:
+            spare.remove()
         self.folder = WorkFolder(spec.folder, spec.workspace, spec.tmp, owner)
         if spec.shares_folder:
             self.folder.hold()
-        else:
-            self.folder.create(spec.modules, spec.startup, before)
+            return
+        self.folder.create(spec.modules, spec.startup, before)
+        if spec.is_ahead:
+            self.folder.note_new()
 
     def _clear_up(self) -> None:
         self._discard()
@@ -285,7 +301,8 @@ class Helper(SandboxState):
             self.cgroup.remove()
         if self.folder is not None and not self.spec.shares_folder:
             self.folder.remove()
-        self._remove_used()
+        for folder in (*self.used, *([self.spare] if self.spare else ())):
+            folder.remove()
 
 
 def _supervisor_for(body: dict[str, Any], spec: Spec) -> type[Supervisor]:

@@ -250,7 +250,7 @@ class PreforkGuest(Guest):
     pages.
     """
 
-    is_under_load = can_copy = False
+    can_copy = False
     device = 0  # of its workspace, by which the caller knows whether it holds the right one
 
     def __init__(self, parent: Parent, asking: int, building: Building, handoff: int, file: int, ready: dict[str, Any]):

@@ -42,7 +42,7 @@ class Reaper(Parent):
 
         Guests may run on all `processors`, even if the helper changes this process's affinity meanwhile.
         """
-        self.processors, self.folder = processors, self.spec.folder
+        self.processors, self.folder, self.is_under_load = processors, self.spec.folder, False
         self.watcher = GuestWatcher(self.spec)
         private = self.await_go() if must_wait_first else []
         if self.spec.level == "jail":
@@ -91,7 +91,9 @@ class Reaper(Parent):
 
     def _guest(self, index: int, *, is_of_later_run: bool = False) -> Callable[[], None]:
         asking = self.watcher.leave()
-        return Guest(self, index, asking, self.processors, is_of_later_run=is_of_later_run).become
+        guest = Guest(self, index, asking, self.processors, is_of_later_run=is_of_later_run)
+        guest.is_under_load = self.is_under_load
+        return guest.become
 
     def _report(self, status: int, *, may_go_on: bool) -> bool:
         """End the remaining processes, report the run's end, and tell whether another guest may be forked from here.
@@ -109,8 +111,10 @@ class Reaper(Parent):
 
     def _renew(self) -> None:
         """Wait until a folder was made for another run, by the first one's name; forget the run before."""
-        if messages.receive(self.link)[0] != "again":  # the helper is gone, or needs us no more
+        tag, body, _ = messages.receive(self.link)
+        if tag != "again":  # the helper is gone, or needs us no more
             posix._exit(0)
+        self.is_under_load = body["is_under_load"]
         self.watcher.close()
         self.spec.move(self.folder)
         self.watcher = GuestWatcher(self.spec)

@@ -260,12 +260,15 @@ class Supervisor:
             messages.send_retrying(self.link, "order", {"folder": "", "is_single": False, **body}, fds)
             self.accounting.begin_later()
 
-    def go_on(self) -> None:
-        """Have the reaper fork a guest for another run, whose folder was made anew. Raises OSError."""
+    def go_on(self, *, is_under_load: bool) -> None:
+        """Have the reaper fork a guest for another run, whose folder was made anew. Raises OSError.
+
+        Where the caller `is_under_load`, that guest leaves out work that only makes it answer sooner.
+        """
         self.ready.close()
         self.run, self.is_guest_waiting = RunState(), False
         self.accounting.renew()
-        messages.send(self.link, "again")
+        messages.send(self.link, "again", {"is_under_load": is_under_load})
         self.state.begin_counting()
 
     def _begin(self, body: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ import time
 from time import monotonic, sleep
 
 from .cgroups import Cgroup
-from .syscalls import call
+from .syscalls import attempt, call, fresh
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ LOCK_SH, LOCK_NB = 1, 4
 EAGAIN, ENOENT = 11, 2
 MOST_TRIES = 100
 STARTUP = "startup"
+SPARE = "-spare"  # ending of a folder's name that waits to be used again
+FS_IOC_GETFLAGS = 0x80086601
 PASSABLE = 0o711  # a known name below can be opened, and no other user can list them
 READABLE = 0o755  # the guest may have an id of its own
 
@@ -37,12 +39,13 @@ READABLE = 0o755  # the guest may have an id of its own
 class WorkFolder:
     """Make, measure and remove one sandbox's folders. `owner` is the guest's uid when it differs from ours."""
 
-    __slots__ = ("_excused", "_held", "_last", "_stored", "_tick", "folder", "owner", "tmp", "workspace")
+    __slots__ = ("_excused", "_held", "_last", "_new", "_stored", "_tick", "folder", "owner", "tmp", "workspace")
 
     def __init__(self, folder: str, workspace: str, tmp: str, owner: int | None):
         self.folder, self.workspace, self.tmp, self.owner = folder, workspace, tmp, owner
         self._tick, self._last, self._held = 0, False, -1
         self._stored = self._excused = (0, 0)
+        self._new: list[tuple[int, ...]] = []  # the attributes of its folders when they were made
 
     def create(
         self, modules: str = "", startup: dict[str, str] | None = None, before: WorkFolder | None = None
@@ -69,12 +72,18 @@ class WorkFolder:
         if modules:
             os.symlink(modules, f"{self.folder}/node_modules")
         if startup and before is not None:
-            os.rename(f"{before.folder}/{STARTUP}", f"{self.folder}/{STARTUP}")
-            return
-        if startup:
-            os.mkdir(f"{self.folder}/{STARTUP}")
-            os.chmod(f"{self.folder}/{STARTUP}", READABLE)  # whatever the mask is
-        for name, text in (startup or {}).items():
+            self.take_startup(before)
+        elif startup:
+            self._write_startup(startup)
+
+    def take_startup(self, before: WorkFolder) -> None:
+        """Take the files `startup` from a folder that is not used any more."""
+        os.rename(f"{before.folder}/{STARTUP}", f"{self.folder}/{STARTUP}")
+
+    def _write_startup(self, startup: dict[str, str]) -> None:
+        os.mkdir(f"{self.folder}/{STARTUP}")
+        os.chmod(f"{self.folder}/{STARTUP}", READABLE)  # whatever the mask is
+        for name, text in startup.items():
             with open(f"{self.folder}/{STARTUP}/{name}", "w") as file:
                 file.write(text)
                 os.fchmod(file.fileno(), 0o644)
@@ -143,6 +152,36 @@ class WorkFolder:
             self._last = stored > most_bytes or count > most_inodes
         return self._last
 
+    def note_new(self) -> None:
+        """Note what the empty folders are like: the kernel has more to do for new folders than for old ones."""
+        self._new = []
+        for path in (self.workspace, self.tmp):
+            fd = os.open(path, _DIRECTORY)
+            self._new.append(_attributes(fd))
+            os.close(fd)
+
+    def renew(self, place: str) -> bool:
+        """Empty it, and rename it as a spare for the one at `place`; False unless nothing tells it from a new one.
+
+        No process of the run before is left. What a guest can leave at an empty folder is its mode and times, which are
+        set, and its flags and size, which must be as they were.
+        """
+        if not self._new:
+            return False
+        self._tick, self._last, self._stored, self._excused = 0, False, (0, 0), (0, 0)
+        deadline = monotonic() + RENEWAL_S
+        for path, attributes in zip((self.workspace, self.tmp), self._new, strict=True):
+            fd = _open_unlocked(path)
+            try:
+                _empty_folder(fd, deadline)
+                os.utime(fd)
+                if _attributes(fd) != attributes:
+                    return False
+            finally:
+                os.close(fd)
+        self.rename(f"{place}{SPARE}")
+        return True
+
     def remove(self) -> None:
         """Remove everything, never following a link."""
         _remove(self.folder)
@@ -202,15 +241,27 @@ def _remove(path: str, deadline: float | None = None) -> None:
     """
     folder_fd = _open_unlocked(path)
     try:
-        for _ in range(MOST_ROUNDS):
-            names = os.listdir(folder_fd)
-            if not names or (deadline is not None and monotonic() > deadline):
-                break
-            for name in names:
-                _remove_one(name, folder_fd)
+        _empty_folder(folder_fd, deadline)
     finally:
         os.close(folder_fd)
     os.rmdir(path)
+
+
+def _empty_folder(folder_fd: int, deadline: float | None) -> None:
+    for _ in range(MOST_ROUNDS):
+        names = os.listdir(folder_fd)
+        if not names or (deadline is not None and monotonic() > deadline):
+            return
+        for name in names:
+            _remove_one(name, folder_fd)
+
+
+def _attributes(folder_fd: int) -> tuple[int, ...]:
+    """Return what a process with a folder's id can change at it, except its times; one with entries has more links."""
+    state, flags = os.fstat(folder_fd), fresh(8)
+    supports_flags = attempt("ioctl", folder_fd, FS_IOC_GETFLAGS, flags) >= 0
+    own = (state.st_mode, state.st_uid, state.st_gid, state.st_nlink, state.st_size, state.st_blocks)
+    return (*own, int.from_bytes(flags[:4], "little") if supports_flags else -1)
 
 
 def _remove_one(name: str, folder_fd: int) -> None:

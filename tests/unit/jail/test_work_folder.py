@@ -10,7 +10,10 @@ import pytest
 
 from cloche.backends.local.workspace import Workspace
 from cloche.core.limits import Limits
-from cloche.jail.work_folder import WorkFolder
+from cloche.jail.syscalls import attempt
+from cloche.jail.work_folder import SPARE, WorkFolder
+
+FS_IOC_SETFLAGS = 0x40086602
 
 
 @pytest.fixture
@@ -59,3 +62,39 @@ def test_a_guest_that_closes_its_folders_keeps_nobody_out(folder: WorkFolder) ->
     os.chmod(folder.tmp, 0)
     folder.remove()
     assert not os.path.exists(folder.folder)
+
+
+def test_a_folder_serves_again_as_if_it_were_new(folder: WorkFolder) -> None:
+    """Files, a mode and times that a guest has left are gone, and the folder waits beside the next one."""
+    folder.note_new()
+    before = os.stat(folder.workspace)
+    Path(folder.workspace, "left").mkdir()
+    os.utime(folder.workspace, (1, 1))
+    os.chmod(folder.workspace, 0o1777)
+    place = folder.folder
+    assert folder.renew(place)
+    assert folder.folder == place + SPARE
+    after = os.stat(folder.workspace)
+    assert (after.st_mode, after.st_size, os.listdir(folder.workspace)) == (before.st_mode, before.st_size, [])
+    assert min(after.st_atime, after.st_mtime) >= int(before.st_mtime)
+
+
+@pytest.mark.parametrize("change", ["size", "flags"])
+def test_a_folder_that_shows_its_past_serves_no_other_run(folder: WorkFolder, change: str) -> None:
+    """Many entries leave a folder large on most file systems, and a flag stays where a file system has flags."""
+    folder.note_new()
+    before = os.stat(folder.tmp).st_size
+    opened = os.open(folder.tmp, os.O_RDONLY)
+    if change == "size":
+        for number in range(300):
+            Path(folder.tmp, f"{number:0200}").touch()
+            os.unlink(f"{number:0200}", dir_fd=opened)
+            Path(folder.tmp, f"{number:0201}").touch()
+        is_changed = os.stat(folder.tmp).st_size != before
+    else:
+        is_changed = attempt("ioctl", opened, FS_IOC_SETFLAGS, (0x80).to_bytes(8, "little")) == 0  # no times of reading
+    os.close(opened)
+    for name in os.listdir(folder.tmp):
+        Path(folder.tmp, name).unlink()
+    is_changed = is_changed and (change == "flags" or os.stat(folder.tmp).st_size != before)
+    assert folder.renew(folder.folder) is not is_changed

@@ -16,6 +16,7 @@ import errno
 import itertools
 import logging
 import os
+import select
 import socket
 import subprocess
 import threading
@@ -51,6 +52,7 @@ _helpers: list[tuple[subprocess.Popen[bytes], Spec]] = []
 _released: list[subprocess.Popen[bytes]] = []  # held by another process: they may outlive this one
 _lock = threading.Lock()
 
+UNREAD_BY_HELPER_S = 0.006  # the same delay for a run whose order goes by the helper, which takes longer
 UNREAD_S = 0.003  # delay before the helper's link is read: for a short run, the handoff socket has everything needed
 _numbers = itertools.count(1)  # of runs: a helper may learn of one run's end after the next has begun
 END = ("ended", "failed", "lost", "")  # tags of the helper's messages that may end a run
@@ -328,7 +330,7 @@ class HelperConnection:
         body: dict[str, Any] = {"number": self._run.number, "timeout_s": run.timeout_s, "has_files": run.has_files}
         body |= {"is_last": is_last, "again": again, "rebuilds": again}
         if again and self._spec.folder:
-            body |= {"folder": self._spec.folder, "is_single": is_single}
+            body |= {"folder": self._spec.folder, "is_single": is_single, "is_under_load": run_report.is_under_load()}
         try:
             self._send("run", body, run.as_order(), [*([files] if files >= 0 else []), *streams])
         finally:
@@ -353,8 +355,11 @@ class HelperConnection:
         end = self._end = loop.create_future()
         handoff = self._slot.handoff if self._slot is not None else None
         unread_s = UNREAD_S
-        if handoff is not None and is_single_call_loop(loop):
-            self._wait_for_handoff(handoff, end, on_message)
+        if self._slot is not None and is_single_call_loop(loop):
+            if handoff is not None:
+                self._wait_for_handoff(handoff, end, on_message)
+            else:
+                self._wait_for_link(self._link, end, on_message)
             unread_s = 0.0
             if end.done():
                 return end.result()
@@ -390,6 +395,14 @@ class HelperConnection:
         until = monotonic() + UNREAD_S
         while not end.done() and handoff.wait(until - monotonic()):
             self._read_handoff(handoff, end, on_message)
+
+    def _wait_for_link(self, link: socket.socket, end: asyncio.Future[dict[str, Any]], on_message: OnMessage) -> None:
+        """Do the same with the helper's link, where guests take their orders from it."""
+        waiting = select.poll()
+        waiting.register(link, select.POLLIN)
+        until = monotonic() + UNREAD_BY_HELPER_S
+        while not end.done() and (left_s := until - monotonic()) > 0 and waiting.poll(left_s * 1000):
+            self._listen(end, on_message)
 
     def _given_back(self, fds: list[int]) -> list[int]:
         """Return the workspace after a failure: the mount that a guest had attached, otherwise the helper's."""
