@@ -370,7 +370,7 @@ def test_a_session_whose_end_is_not_heard_is_hung_up_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its helper may be held up for long: that is said, and nobody waits for it any more."""
-    for module in ("fork_tree", "helper_link"):
+    for module in ("fork_tree", "helper_ends"):
         monkeypatch.setattr(f"cloche.backends.local.{module}.CLOSE_TIMEOUT_S", 0.2)
 
     async def close_unheard() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 import cloche
 from cloche.backends.host import measure_host
-from cloche.backends.local import helper_link
+from cloche.backends.local import helper_ends
 from cloche.backends.local.prefork import close_pools, pool_for
 from cloche.core.policy import Policy
 from cloche.forkserver.pool import Pool
@@ -144,7 +144,7 @@ def test_a_fork_in_the_midst_of_a_start_does_not_hold_it(monkeypatch: pytest.Mon
 
 def test_a_forked_child_does_not_keep_what_its_parent_lets_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sandbox that began cold moves on, and the template ends, while children have copies of their sockets."""
-    monkeypatch.setattr(helper_link, "CLOSE_TIMEOUT_S", FOREVER_S)  # else a helper that does not hear is killed at last
+    monkeypatch.setattr(helper_ends, "CLOSE_TIMEOUT_S", FOREVER_S)  # else a helper that does not hear is killed at last
     with cloche.Sandbox(live=False) as sandbox:
         sandbox.write_file("kept", b"x")
         with _forked():

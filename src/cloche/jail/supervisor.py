@@ -261,10 +261,7 @@ class Supervisor:
             self.accounting.begin_later()
 
     def go_on(self, *, is_under_load: bool) -> None:
-        """Have the reaper fork a guest for another run, whose folder was made anew. Raises OSError.
-
-        Where the caller `is_under_load`, that guest leaves out work that only makes it answer sooner.
-        """
+        """Have the reaper fork a guest for another run, whose folder was made anew. Raises OSError."""
         self.ready.close()
         self.run, self.is_guest_waiting = RunState(), False
         self.accounting.renew()

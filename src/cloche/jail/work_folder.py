@@ -311,9 +311,9 @@ def clear_remains(spec: Spec) -> None:
         cgroup = Cgroup(spec.cgroup["version"], spec.cgroup["folders"])
         _empty(cgroup)
         cgroup.remove()
-    if spec.folder:
+    for folder in (spec.folder, f"{spec.folder}{SPARE}") if spec.folder else ():
         try:
-            WorkFolder(spec.folder, spec.workspace, spec.tmp, None).remove()
+            WorkFolder(folder, folder, folder, None).remove()
         except FileNotFoundError:
             pass  # the helper never came to make it
 

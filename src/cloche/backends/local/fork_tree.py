@@ -22,7 +22,7 @@ from cloche.core.loops import finish
 from cloche.core.suppressed import suppress_logged
 from cloche.jail.setup.plan import compile_clone_mounts, inner_of
 
-from .helper_link import CLOSE_TIMEOUT_S
+from .helper_ends import CLOSE_TIMEOUT_S
 from .streams import SessionPipes
 from .workspace import Workspace
 

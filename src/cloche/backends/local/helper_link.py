@@ -3,30 +3,24 @@
 Theory of operation: messages about a run arrive on the helper's own link. With a prefork jail, earlier ones arrive on
 the handoff socket. `run_report.RunEnd` decides which of them is the end.
 
-When the end of a throwaway sandbox's run is reported, its code is dead and its streams are read. The helper alone does
-the remaining work: it waits for the reaper and removes the control group. Only the exit of this process waits for that;
-until then, the next start reaps helpers that have ended (`collect`).
+A helper that does not report the end of a run in time is given up, see `helper_ends`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import atexit
-import errno
 import itertools
 import logging
 import os
 import select
 import socket
 import subprocess
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.errors import OutcomeUnknown, StartFailed
-from cloche.core.loops import is_single_call_loop, until_readable
+from cloche.core.loops import is_single_call_loop
 from cloche.core.suppressed import suppress_logged
 from cloche.forkserver.slot import send_packed
 from cloche.jail import messages
@@ -37,7 +31,8 @@ from cloche.jail.setup.plan import compile_building, compile_resident
 from cloche.jail.work_folder import clear_remains
 
 from ..host import with_limit
-from . import run_report
+from . import helper_ends, run_report
+from .helper_ends import LEFT_EMPTY, add, collect, wait_for_exit
 from .prefork import Start, WarmJail
 from .run_report import Conclusion, ReportSource, RunEnd
 
@@ -45,88 +40,12 @@ if TYPE_CHECKING:
     from cloche.forkserver.slot import HandoffSocket, Slot
 
 log = logging.getLogger("cloche.jail")
-CLOSE_TIMEOUT_S = 10.0
-LEFT_EMPTY = "what is left of a helper stays, which is named after us and empty"
-EXIT_TIMEOUT_S, POLL_S = 10.0, 0.002
-_helpers: list[tuple[subprocess.Popen[bytes], Spec]] = []
-_released: list[subprocess.Popen[bytes]] = []  # held by another process: they may outlive this one
-_lock = threading.Lock()
-
+WATCH_S = 0.5  # how often a longer run's helper is looked at
 UNREAD_BY_HELPER_S = 0.006  # the same delay for a run whose order goes by the helper, which takes longer
 UNREAD_S = 0.003  # delay before the helper's link is read: for a short run, the handoff socket has everything needed
 _numbers = itertools.count(1)  # of runs: a helper may learn of one run's end after the next has begun
 END = ("ended", "failed", "lost", "")  # tags of the helper's messages that may end a run
 OnMessage = Callable[[str, dict[str, Any], list[int]], None]
-
-
-async def until_end(link: socket.socket) -> None:
-    """Wait until the other end is closed, dropping messages."""
-    while True:
-        try:
-            tag, _, fds = messages.receive(link.fileno())
-        except BlockingIOError:
-            await until_readable(link.fileno())
-            continue
-        except OSError:
-            return
-        for fd in fds:
-            os.close(fd)
-        if not tag:
-            return
-
-
-async def wait_for_exit(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a process by a pidfd, or by polling on kernels without pidfd_open(2) (before Linux 5.3)."""
-    try:
-        fd = os.pidfd_open(process.pid)
-    except OSError as error:
-        if error.errno != errno.ENOSYS:
-            raise
-        await asyncio.to_thread(_wait_by_polling, process)
-        return
-    try:
-        await asyncio.wait_for(until_readable(fd), CLOSE_TIMEOUT_S)
-    except TimeoutError:
-        process.kill()
-    finally:
-        os.close(fd)
-    process.wait()
-
-
-def _wait_by_polling(process: subprocess.Popen[bytes]) -> None:
-    try:
-        process.wait(CLOSE_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def add(process: subprocess.Popen[bytes], spec: Spec) -> None:
-    """Take over a helper that is about to end."""
-    with _lock:
-        _helpers.append((process, spec))
-
-
-def collect() -> bool:
-    """Reap helpers that have ended, and clear up after those that failed; tell whether all have ended."""
-    with _lock:
-        _released[:] = [process for process in _released if process.poll() is None]
-        waiting = _helpers[:]
-        _helpers.clear()
-    still_here = [(process, spec) for process, spec in waiting if process.poll() is None]
-    with _lock:
-        _helpers.extend(still_here)
-    for process, spec in waiting:
-        if process.returncode not in (None, 0):
-            with suppress_logged(log, LEFT_EMPTY, OSError):
-                clear_remains(spec)
-    return not still_here
-
-
-def _wait_for_all() -> None:
-    deadline = time.monotonic() + EXIT_TIMEOUT_S
-    while not collect() and time.monotonic() < deadline:
-        time.sleep(POLL_S)
 
 
 def _fail(end: asyncio.Future[dict[str, Any]], error: Exception) -> None:
@@ -139,17 +58,6 @@ def _fail(end: asyncio.Future[dict[str, Any]], error: Exception) -> None:
         why.__cause__, error = error, why
     if not end.done():
         end.set_exception(error)
-
-
-def _forget_after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()
-    _helpers.clear()
-    _released.clear()
-
-
-os.register_at_fork(after_in_child=_forget_after_fork)
-atexit.register(_wait_for_all)
 
 
 class HelperConnection:
@@ -170,6 +78,8 @@ class HelperConnection:
         self._is_lost = False
         self._guest_workspace: list[int] | None = None  # of the guest that has the orders, once received
         self._end: asyncio.Future[dict[str, Any]] | None = None
+        self._due_at: float | None = None  # when the run's end should be reported, None for a session without a clock
+        self._watching: asyncio.TimerHandle | None = None
         self._questions = 0
         self._is_attended = False
         self._answers: dict[int, asyncio.Future[list[int]]] = {}
@@ -307,6 +217,7 @@ class HelperConnection:
         self._close_guest_workspace()
         self._guest_workspace = handoff.take_guest() if handoff.has_guest else None
         number, clock, is_counted = next(_numbers), run.timeout_s, slot.cgroup is not None
+        self._due_at = monotonic() + clock
         self._end = None
         self._run = RunEnd(number, clock, generation=handoff.generation, is_counted=is_counted)
         steps = compile_files(self._spec, run, is_first=rebuilds) if run.has_files else []
@@ -323,6 +234,7 @@ class HelperConnection:
 
     def _send_order(self, run: Run, streams: Sequence[int], *, is_last: bool, again: bool) -> None:
         self._end, self._run = None, RunEnd(next(_numbers))
+        self._due_at = None if run.is_session else monotonic() + run.timeout_s
         # One program in a guest built ahead: no other process reads this run's files, see `Reaper.live`.
         is_single = again and bool(self._spec.folder) and run.has_one_process
         steps = compile_files(self._spec, run, is_first=is_single, is_by_guest=is_single) if run.has_files else []
@@ -371,6 +283,7 @@ class HelperConnection:
             delayed_reader.cancel()
             loop.add_reader(link, self._listen, end, on_message)
         self._is_attended = True
+        self._watching = loop.call_later(WATCH_S, self._watch, loop, end)
         try:
             if on_wait is not None:
                 on_wait(unread_s)
@@ -380,11 +293,24 @@ class HelperConnection:
             for answer in self._answers.values():
                 if not answer.done():
                     answer.set_exception(OSError("the session has ended"))
+            self._watching.cancel()
             delayed_reader.cancel()
             if self._link is not None:
                 loop.remove_reader(link)
             if handoff is not None and handoff.fileno() >= 0:
                 loop.remove_reader(handoff.fileno())
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, end: asyncio.Future[dict[str, Any]]) -> None:
+        """Give the helper up when the end of the run, or of a killed session, is overdue."""
+        if self._link is None or end.done():
+            return
+        if self._due_at is not None and helper_ends.is_overdue(monotonic() - self._due_at, self.helper_pid):
+            self._run.is_given_up = True
+            helper_ends.kill_helper(self.helper_pid, self._link)
+            self._lose()
+            _fail(end, self._run.loss())
+        else:
+            self._watching = loop.call_later(WATCH_S, self._watch, loop, end)
 
     def _wait_for_handoff(
         self, handoff: HandoffSocket, end: asyncio.Future[dict[str, Any]], on_message: OnMessage
@@ -535,6 +461,7 @@ class HelperConnection:
         if self._end is not None and self._end.done() and not self._end.cancelled():
             return
         self._run.was_killed = True
+        self._due_at = min(monotonic(), self._due_at or monotonic())
         self.notify("kill", cause=str(cause), number=self._run.number)
 
     def notify(self, tag: str, **body: str | bool | int | dict[str, Any]) -> None:
@@ -576,8 +503,7 @@ class HelperConnection:
         if link is None:
             raise self._loss()
         if self._process is not None:
-            with _lock:
-                _released.append(self._process)
+            helper_ends.release(self._process)
             self._process = None
         return link
 
@@ -620,7 +546,7 @@ class HelperConnection:
             with suppress_logged(log, "the helper had closed its link first", OSError):
                 link.shutdown(socket.SHUT_WR)
             with suppress_logged(log, "the helper takes its time to end", TimeoutError):
-                await asyncio.wait_for(until_end(link), CLOSE_TIMEOUT_S)
+                self._is_lost |= await helper_ends.end_slot(link, self.helper_pid)
             link.close()
         if self._is_lost and self._slot is not None and self._slot.spec is not None:
             with suppress_logged(log, LEFT_EMPTY, OSError):

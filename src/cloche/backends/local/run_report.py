@@ -47,7 +47,7 @@ class RunEnd:
     orders are lost with it.
     """
 
-    __slots__ = ("_is_counted", "_timeout_s", "generation", "number", "started_at", "was_killed")
+    __slots__ = ("_is_counted", "_timeout_s", "generation", "is_given_up", "number", "started_at", "was_killed")
 
     def __init__(self, number: int = 0, timeout_s: float = 0.0, *, generation: int = 0, is_counted: bool = False):
         """Begin with the facts known when the orders are sent.
@@ -58,7 +58,7 @@ class RunEnd:
         self.number, self._timeout_s = number, timeout_s
         self.generation, self._is_counted = generation, is_counted
         self.started_at = 0.0  # on the monotonic clock, once the program has started
-        self.was_killed = False
+        self.was_killed = self.is_given_up = False
 
     def take(self, source: ReportSource, tag: str, body: dict[str, Any]) -> Conclusion | None:
         """Take one message and return the conclusion: a report, an error, or `Ask`; None if the run goes on.
@@ -108,6 +108,11 @@ class RunEnd:
 
     def loss(self) -> ClocheError:
         """Return the error of a run whose end can no longer be reported."""
+        if self.is_given_up:
+            return OutcomeUnknown(
+                "the helper process did not report the end of the run (it may have been stopped by a signal or a frozen"
+                " control group), and was killed with all processes of the run; the code may have run in part"
+            )
         if self.started_at:
             return OutcomeUnknown("the helper process ended while the code was running; it may have run in part")
         return StartFailed("the helper process ended before the code was started", step="helper")
