@@ -15,6 +15,7 @@ from cloche.core.changes import Change, Committed, Diff, LeftOut
 from cloche.core.enforcement import Enforcement, Measure
 from cloche.core.errors import WorkspaceConflict, WorkspaceFailed
 from cloche.core.events import Displayed, Ended, OutputChunk, Started
+from cloche.core.grading import CaseResult, CheckVerdict
 from cloche.core.processes import FileChange, FileInfo, ListeningPort, ProcessInfo, Transfer
 from cloche.core.protocols import OpenStream
 from cloche.core.result import FileRecord, FixReport, FixRound, Output, Usage
@@ -34,6 +35,7 @@ Generated from the docstrings by `scripts/api_reference.py`; the narrative is in
 GROUPS: dict[str, tuple[str, ...]] = {
     "Running code": ("run", "arun", "map", "amap", "run_python_code", "Sandbox", "AsyncSandbox"),
     "Sandboxes chosen by settings": ("get_sandbox", "CodeSandbox", "LocalSandbox", "DockerSandbox", "E2BSandbox"),
+    "Grading": ("check", "acheck"),
     "Results": ("Result", "ExecutionResult", "Status"),
     "Limits and levels": ("Limits", "Level"),
     "Errors": (
@@ -42,6 +44,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 SAME_AS = {
+    "cloche.acheck": "The same as `cloche.check`, to be awaited.",
     "cloche.arun": "The same as `cloche.run`, to be awaited.",
     "cloche.amap": "The same as `cloche.map`, for `async for`; the programs may come asynchronously, too.",
     "cloche.ExecutionResult": "Another name of `cloche.Result`.",
@@ -50,8 +53,9 @@ SAME_AS = {
 PARTS = (
     SandboxOptions, Process, AsyncProcess, ByteStream, OpenStream, ProcessInfo, FileInfo, Transfer, ListeningPort,
     FileChange, Watch, AsyncWatch, Connection, AsyncConnection, Forward, AsyncForward, Session, AsyncSession,
-    HistoryEntry, Enforcement, Measure, FileRecord, Usage, Output, Started, OutputChunk, Displayed, Ended, AutoFix,
-    Endpoint, FixReport, FixRound, Diff, Change, LeftOut, Committed, WorkspaceConflict, WorkspaceFailed,
+    HistoryEntry, CheckVerdict, CaseResult, Enforcement, Measure, FileRecord, Usage, Output, Started, OutputChunk,
+    Displayed, Ended, AutoFix, Endpoint, FixReport, FixRound, Diff, Change, LeftOut, Committed, WorkspaceConflict,
+    WorkspaceFailed,
 )  # fmt: skip
 
 

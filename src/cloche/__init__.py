@@ -40,9 +40,10 @@ if TYPE_CHECKING:
     from .core.protocols import CodeSandbox
     from .core.result import ExecutionResult, Result, Status
     from .execution.batch import amap
+    from .execution.grading import acheck
     from .execution.run import arun
     from .execution.sandbox import AsyncSandbox
-    from .sync import DockerSandbox, E2BSandbox, LocalSandbox, Sandbox, get_sandbox
+    from .sync import DockerSandbox, E2BSandbox, LocalSandbox, Sandbox, check, get_sandbox
     from .sync_batch import map  # noqa: A004 - the public name
     from .sync_run import run
 
@@ -53,6 +54,8 @@ _HOMES = {
     "arun": "execution.run",
     "map": "sync_batch",
     "amap": "execution.batch",
+    "check": "sync",
+    "acheck": "execution.grading",
     "get_sandbox": "sync",
     "Sandbox": "sync",
     "AsyncSandbox": "execution.sandbox",
@@ -100,8 +103,10 @@ __all__ = [
     "StartFailed",
     "Status",
     "__version__",
+    "acheck",
     "amap",
     "arun",
+    "check",
     "get_sandbox",
     "map",
     "placement",

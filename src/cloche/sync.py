@@ -25,6 +25,7 @@ from .core.policy import Policy
 from .core.processes import FileChange
 from .core.protocols import CodeSandbox, OpenStream
 from .core.result import Result
+from .execution.grading import acheck
 from .execution.held import Holder, close_left
 from .execution.history import HistoryEntry
 from .execution.inputs import Files
@@ -35,7 +36,7 @@ from .execution.ports import AsyncConnection, AsyncForward
 from .execution.prepare import prepare
 from .execution.processes import AsyncProcess
 from .execution.sandbox import AsyncSandbox, AsyncSession
-from .sync_run import run, wait_for
+from .sync_run import blocking, run, wait_for
 
 if TYPE_CHECKING:
     from .core.network import NetworkRules
@@ -540,3 +541,6 @@ def get_sandbox(name: str | None = None, /, **options: Unpack[SandboxOptions]) -
         chosen = options["backend"] = load_settings(given_options(options)).backend
     sandbox_class = _CLASSES.get(chosen, BackendSandbox) if isinstance(chosen, str) else BackendSandbox
     return sandbox_class(**options)
+
+
+check = blocking(acheck, name="check", module=__name__, runs_anywhere=True)

@@ -157,7 +157,7 @@ def _run(
     from cloche.sync_run import run
 
     keywords: dict[str, Any] = {
-        "language": language or _detect(source),
+        "language": language or detect_source(source),
         "argv": source.argv,
         "stdin": b"" if source.took_stdin else read_stdin(),
         "env": read_pairs(env),
@@ -225,7 +225,7 @@ def _run_fixing(
     return result
 
 
-def _detect(source: Source) -> str:
+def detect_source(source: Source) -> str:
     """Return the language by file name or first line; code without either is Python, as with any `-c`."""
     from cloche.core.languages import detect_language
 

@@ -10,6 +10,8 @@ its cause (`errors`). Standard library only, no I/O, no clock, no import from an
   `ceilings` (an operator's ceilings on network and packages).
 - The guest: `languages` (one row per language), `screen` (Python's syntax tree before a run), `frames` (codec of
   sessions and of values), `guest_json` (JSON from a guest in bounded time), `escape` (its text on a terminal).
+- Grading: `grading` (cases and verdicts), `asserts` (taken apart), `literal` (values from a graded program),
+  `comparison` (of outputs and values).
 - `protocols` (what a backend must offer and what it may), `layers` (the same for packages, with the interpreter that
   they are for), `fixing` (auto-fix as values), `loops` (waiting in asyncio), `suppressed` (errors that are only
   logged), `record` (the base of these values).

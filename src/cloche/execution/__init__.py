@@ -10,6 +10,7 @@ anything has run.
   fixers.
 - `batch`: many programs, one result each. `batch_file`: from a file of programs to a file of results; `batch_rows`: its
   rows, `batch_store`: its files.
+- `grading`: a program against cases, each a run.
 - `sandbox`: `AsyncSandbox` and `AsyncSession`, which live for several runs. `history`: the cells of a session.
 - `held`: sandboxes that are opened without a `with` block.
 - `live`, `processes`, `paths`, `ports`: the operations of `AsyncSandbox` with `live=True`. `folders`: folders in and

@@ -99,13 +99,7 @@ async def arun(
     StartFailed.
     """
     check_event_loop()
-    prepared = await prepare_in_thread(**options)
-    if prepared.policy.packages:
-        prepared = await _with_packages(prepared, code, language, files)
-    if prepared.settings.toolchains:
-        from .toolchains import with_toolchains  # needed by some runs only
-
-        prepared = await with_toolchains(prepared)
+    prepared = await prepare_program(code, language, files, **options)
     if autofix is not None or not vars(type(prepared.backend)).get("starts_eagerly", False):
         await become_task()
     fixer = None if autofix is None else check_fixer(autofix, prepared, code)
@@ -124,6 +118,20 @@ async def arun(
         lambda fixed_request: run_once(prepared, fixed_request, sink=sink, spill=spill),
         out,
     )
+
+
+async def prepare_program(
+    code: str | None, language: str, files: Files | None, **options: Unpack[SandboxOptions]
+) -> Prepared:
+    """Resolve what is decided before a sandbox opens, with the program's packages and the caller's toolchains."""
+    prepared = await prepare_in_thread(**options)
+    if prepared.policy.packages:
+        prepared = await _with_packages(prepared, code, language, files)
+    if prepared.settings.toolchains:
+        from .toolchains import with_toolchains  # needed by some runs only
+
+        prepared = await with_toolchains(prepared)
+    return prepared
 
 
 async def _with_packages(prepared: Prepared, code: str | None, language: str, files: Files | None) -> Prepared:
