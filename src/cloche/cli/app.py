@@ -17,8 +17,8 @@ from .options import Group
 # The order of the listing; other commands come last.
 ORDER = (
     "run", "batch", "check", "exec", "shell", "session", "mcp", "serve", "keys", "debug", "container", "languages",
-    "presets", "backends", "gc", "doctor", "conformance", "bench", "sandbox", "ps", "diff", "commit", "discard", "config",
-    "network", "images", "packages", "audit", "tools",
+    "presets", "backends", "gc", "doctor", "conformance", "bench", "sandbox", "ps", "diff", "commit", "discard",
+    "config", "network", "images", "packages", "audit", "tools",
     "approvals", "skill", "snapshot", "workspace-snapshot", "devenv", "repro",
 )  # fmt: skip
 
