@@ -24,6 +24,7 @@ LONG = ("--timeout", "1800")
 REMOTE = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/integration").glob("test_remote*.py")))
 REMOTE += tuple(f"tests/conformance/test_{name}.py" for name in ("cloche", "daytona", "e2b"))
 WORKSPACE = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob("[is]*/test_workspace*.py")))
+BATCHES = ("tests/soak/test_batches.py",)
 # Where it matters whether a signal's handler may raise in the main thread, as that of a test's time-out does.
 SIGNALS = ("tests/unit/test_sync.py", "tests/integration/test_sessions.py", "tests/integration/test_crossings.py")
 AREAS: dict[str, tuple[str, ...]] = {
@@ -37,7 +38,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         "-k",
         "session and not service",
         "--ignore=tests/escape",
-        *(f"--ignore={path}" for path in (*REMOTE, *WORKSPACE)),
+        *(f"--ignore={path}" for path in (*REMOTE, *WORKSPACE, *BATCHES)),
     ),
     "local": (
         *LONG,
@@ -46,12 +47,13 @@ AREAS: dict[str, tuple[str, ...]] = {
         "-k",
         "not session and not keeper and not service",
         "--ignore=tests/escape",
-        *(f"--ignore={path}" for path in (*REMOTE, *WORKSPACE)),
+        *(f"--ignore={path}" for path in (*REMOTE, *WORKSPACE, *BATCHES)),
     ),
     "remote": (*LONG, "-m", LOCAL, *REMOTE),
     "service": (*LONG, "-m", LOCAL, *SERVICE),
     "keeper": (*LONG, "-m", LOCAL, "tests/integration/test_keeper.py"),
     "workspace": (*LONG, "-m", LOCAL, *WORKSPACE),
+    "batches": (*LONG, "-m", LOCAL, *BATCHES),
     "signals": ("--timeout", "0", "-m", "not soak", *SIGNALS),
 }
 ALL_AREAS = (*AREAS, "other-python", "frameworks")

@@ -28,7 +28,7 @@ UNTELLING = ("cpu is true", "nothing left", "live files: streams")
 # What is part of each test run.
 ALWAYS = (
     "exact bytes", "value", "silence", "signal kill", "exit code 3", "timeout", "truncation", "modes", "odd names out",
-    "survivor: child", "workspace lives", "cancellation", "file errors", "streaming", "every control told",
+    "survivor: child", "workspace lives", "cancellation", "file errors", "streaming", "every control told", "batch",
 )  # fmt: skip
 LIVE_ALWAYS = (
     "live: background", "live: terminal", "live: ports", "live: attach", "live: fresh runs", "live: cancelled",

@@ -24,7 +24,17 @@ LIVE_DEVIATIONS = {"live: disk": NO_MOUNTS}
 SKIPPED = {"rollback", "fork", "session apart"}  # of all that is tried, what Daytona has not
 
 # What is part of each test run; the others are the same code as everywhere, and of the soak.
-SOME = ("exact bytes", "value", "timeout", "out of memory", "signal kill", "contents", "survivor: daemon", "require")
+SOME = (
+    "exact bytes",
+    "value",
+    "timeout",
+    "out of memory",
+    "signal kill",
+    "contents",
+    "survivor: daemon",
+    "batch",
+    "require",
+)
 LIVE = ("live: background", "live: time-out", "live: memory", "live files: content", "session")
 
 

@@ -40,9 +40,9 @@ def assert_kept(rows: tuple[Row, ...], skipped: frozenset[str] = SKIPPED) -> Non
 
 @pytest.mark.timeout(600)
 def test_sessions_of_docker_conform(docker: Daemon) -> None:
-    """What any session promises, in a few checks."""
+    """What any session promises, in a few checks; and a batch."""
     backend = DockerBackend({"*": docker.image(IMAGE)})
-    rows = run_conformance(backend, only=["session", "session ends: exit"], deviations={})
+    rows = run_conformance(backend, only=["session", "session ends: exit", "batch"], deviations={})
     assert [(row.check.name, row.outcome, row.reason) for row in rows if row.outcome is not Outcome.KEPT] == []
 
 

@@ -23,6 +23,7 @@ SOME = (
     "exit code 3",
     "survivor: daemon",
     "out of memory in children",
+    "batch",
     "session",
 )
 SOME_LIVE = ("live: background", "live: time-out", "live: memory", "live files: content", "session")

@@ -16,6 +16,7 @@ UNTELLING = "cpu is true"
 # What is part of each test run: that it says what is there, and that its walls stand.
 ALWAYS = ("capabilities", "walls")
 SESSIONS = ("session", "session ends: exit", "session files")
+BATCH = "batch"
 SKIPPED = {"rollback", "fork"}  # of all that is tried, what gVisor has not
 # Without control groups, the families whose outcome hangs on them; the other checks take the same way as with them.
 HANGS_ON_GROUPS = ("capabilities", "truth", "limits")
@@ -40,7 +41,7 @@ def checks(*families: str) -> list[str]:
 @pytest.mark.parametrize(
     ("names", "use_cgroups"),
     [
-        pytest.param([*checks(*ALWAYS), *SESSIONS], True, id="some"),
+        pytest.param([*checks(*ALWAYS), *SESSIONS, BATCH], True, id="some"),
         pytest.param(checks(), True, id="all", marks=pytest.mark.soak),
         pytest.param(checks(*HANGS_ON_GROUPS), False, id="without control groups", marks=[pytest.mark.soak]),
     ],

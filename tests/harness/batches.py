@@ -25,12 +25,12 @@ def kind_of(number: int) -> str:
     return KINDS[number // 100 % len(KINDS)] if number % 100 == 50 else "good"
 
 
-def write_programs(path: Path, count: int) -> None:
-    """Write the programs, which may run twice."""
+def write_programs(path: Path, count: int, *, is_idempotent: bool = True) -> None:
+    """Write the programs, which may run twice unless said otherwise."""
     with path.open("w") as file:
         for number in range(count):
             code = _CODE[kind_of(number)].format(number=number)
-            row = {"id": f"p{number}", "code": code, "idempotent": True, "timeout": 2}
+            row = {"id": f"p{number}", "code": code, "idempotent": is_idempotent, "timeout": 2}
             file.write(json.dumps(row) + "\n")
 
 

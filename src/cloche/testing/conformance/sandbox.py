@@ -10,12 +10,14 @@ import asyncio
 import os
 import secrets
 import time
+from collections.abc import Sequence
 from functools import partial
 
 from cloche.core.errors import ClocheError
 from cloche.core.events import Event, OutputChunk, Started
 from cloche.core.protocols import OpenSandbox, SupportsStreaming
-from cloche.core.result import Status
+from cloche.core.result import Result, Status
+from cloche.execution.batch import AsyncBatch, amap
 
 from .subject import (
     HEART,
@@ -132,6 +134,27 @@ async def _turns(subject: Subject) -> None:
         expect("their output", [expect_ok(r).stdout for r in results], ["0\n", "1\n", "2\n"])
         listed = expect_ok(await sandbox.run(bash("echo [0-9]")))
         expect("their files", listed.stdout, "0 1 2\n")
+
+
+async def _batch(subject: Subject) -> None:
+    """Run programs by `amap`, all at once: code, a command, input and files; a batch that is left ends its programs."""
+    programs: list[object] = [f"print({number})" for number in range(4)]
+    programs.append({"argv": ["bash", "-c", "cat; cat f; exit 3"], "stdin": "in", "files": {"f": "file"}})
+    limits, policy = subject.limits, subject.policy
+
+    def running(programs: Sequence[object]) -> AsyncBatch[Result]:
+        return amap(
+            programs, backend=subject.backend, level=policy.level, best_effort=policy.best_effort, concurrency=3,
+            timeout=limits.timeout_s, memory=limits.memory_bytes, audit=False,
+        )  # fmt: skip
+
+    async with running(programs) as results:
+        ended = [(result.stdout, result.exit_code) async for result in results]
+    expect("results in order", ended, [*((f"{number}\n", 0) for number in range(4)), ("infile", 3)])
+    began = time.monotonic()
+    async with running(["print(1)", *["import time; time.sleep(50)"] * 5]) as results:
+        expect_ok(await anext(results))
+    expect_that(time.monotonic() - began < limits.timeout_s / 2, "a batch that is left still runs its programs")
 
 
 _NEIGHBOUR = """
@@ -332,6 +355,12 @@ CHECKS: tuple[Check, ...] = (
         family="concurrency",
         claim="eight sandboxes at once do not see each other",
         attempt=_eight,
+    ),
+    Check(
+        name="batch",
+        family="concurrency",
+        claim="a batch gives each program's result in order, and ends when it is left",
+        attempt=_batch,
     ),
     Check(name="in parallel", family="concurrency", claim="sandboxes run in parallel", attempt=_parallel, alone=True),
     Check(
