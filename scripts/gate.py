@@ -41,7 +41,8 @@ PYTEST = ("-m", "pytest", "-p", "no:cacheprovider", "-q")
 # What another Python may do otherwise: processes, signals, descriptors, the interpreter's own parts, connections.
 # `make soak AREA=other-python` tries all units there.
 FOR_OTHER = ("forkserver", "interpreter", "init", "jail", "keeper", "blocking", "core/test_record.py", "test_sync.py")
-OF_THE_KERNEL = ("jail/test_ending.py", "jail/test_metadata_calls.py")  # which no Python changes
+# The kernel's part, and that of pandas and matplotlib, which no Python changes.
+FOR_ONE = ("jail/test_ending.py", "jail/test_metadata_calls.py", "interpreter/test_rich.py")
 FOR_OTHER += ("test_connections.py", "records/test_database.py", "test_hostfs.py", "backends/test_live_session.py")
 
 
@@ -368,7 +369,7 @@ def places(user: Path, temporary: Path, area: str) -> list[Place]:
         found.append(Place("user", command, marked, user / "tmp", words, [*command, "--version"], at_most=3))
     other, install = f"build/python{OTHER}", ["scripts/other_python.sh", OTHER, f"build/python{OTHER}"]
     chosen = [file for file in units if file.startswith(tuple(f"tests/unit/{name}" for name in FOR_OTHER))]
-    chosen = [file for file in chosen if not file.endswith(OF_THE_KERNEL)]
+    chosen = [file for file in chosen if not file.endswith(FOR_ONE)]
     chosen.append("tests/integration/test_public_api.py")
     python = here(f"{ROOT}/{other}/bin/python")
     found.append(Place(f"python{OTHER}", python, chosen, temporary, install=install, at_most=1))

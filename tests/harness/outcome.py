@@ -33,8 +33,8 @@ class Outcome:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Look for what this process left behind."""
-        if self._before is not None:
+        """Look for what this process left behind, unless somebody interrupted it, who would wait for that."""
+        if self._before is not None and session.exitstatus != pytest.ExitCode.INTERRUPTED:
             self.left += wait_for_leftovers(self._before, patience_s=PATIENCE_S)
         if self._output is not None:
             self._output["left"] = self.left
