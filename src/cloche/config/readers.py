@@ -17,7 +17,7 @@ from cloche.core.enforcement import Control, Level, parse_requirements
 from cloche.core.errors import InvalidRequest
 from cloche.core.languages import LANGUAGES, language_named
 from cloche.core.limits import parse_count, parse_duration, parse_size
-from cloche.core.policy import ContainerRuntime, parse_backend, parse_network, preset_named
+from cloche.core.policy import ContainerRuntime, LockText, parse_backend, parse_network, preset_named
 from cloche.core.remote import Secret
 
 Parser = Callable[..., Any]
@@ -175,7 +175,9 @@ def parse_package_hosts(value: object, *, name: str) -> tuple[str, ...]:
 
 
 def parse_lock_file(value: object, *, name: str) -> str:
-    """Return the path of a lock file: the one in the working directory for true, empty for false."""
+    """Return the path of a lock file: the one in the working directory for true, empty for false; or its text."""
+    if isinstance(value, LockText):
+        return value
     if isinstance(value, bool):
         return os.path.abspath("cloche.lock") if value else ""
     return os.path.abspath(_text(os.fspath(value) if isinstance(value, os.PathLike) else value, name=name))

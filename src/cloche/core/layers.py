@@ -72,6 +72,13 @@ class SupportsAddedLayers(Protocol):
 
 
 @runtime_checkable
+class InstallsPackages(Protocol):
+    """Have packages installed where the code runs, by its own index and rules: `Policy.packages`, `packages_lock`."""
+
+    installs_packages: bool
+
+
+@runtime_checkable
 class SupportsOwnInterpreter(Protocol):
     """Run Python by an interpreter that is not the caller's: packages are for that one, and kept where it is."""
 

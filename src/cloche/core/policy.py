@@ -29,6 +29,13 @@ PackageManagers = bool | Literal["live"]
 
 # C's seven, the default allowlist; C# joins where a policy or `code.execute` names it.
 DEFAULT_LANGUAGES: tuple[str, ...] = ("python", "javascript", "typescript", "bash", "ruby", "go", "rust")
+MOST_LOCK_CHARS = 256 << 10  # of the text of a lock file that is sent
+
+
+class LockText(str):
+    """Be the text of a lock file, where the path of one is usual."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +57,9 @@ class Policy:
     root inside among them. `toolchains` are folders of the host shown read-only at their own paths, `toolchains_hidden`
     the hidden paths below them, `toolchains_path` those on PATH; only Cloche sets them. `layers` are folders of the
     host with packages, shown read-only: `site` is importable, `bin` is on PATH; only Cloche sets them. `host_folder` is
-    the folder that a live sandbox is shown copy-on-write; only Cloche sets it. `runtime` names the only container
-    runtime allowed: docker's own, at level `jail` (C3). `fallback` says where `trusted` code, the operator's own and
+    the folder that a live sandbox is shown copy-on-write; only Cloche sets it. `packages_lock` is the text of a lock
+    file, for a backend that installs packages itself; only Cloche sets it. `runtime` names the only container runtime
+    allowed: docker's own, at level `jail` (C3). `fallback` says where `trusted` code, the operator's own and
     never a model's, may run if the chosen backend is missing: the local backend, then with `process` a child process
     (S12).
     """
@@ -87,6 +95,7 @@ class Policy:
     warm: bool = True
     preload: tuple[str, ...] = ()
     package_managers: PackageManagers = "live"
+    packages_lock: str = ""
 
     def __post_init__(self) -> None:
         if self.screen not in get_args(ScreenMode):

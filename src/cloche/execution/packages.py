@@ -23,6 +23,7 @@ from cloche.core.ceilings import packages_above
 from cloche.core.enforcement import Level
 from cloche.core.errors import BackendUnavailable, InvalidRequest, PolicyDenied
 from cloche.core.layers import (
+    InstallsPackages,
     Interpreter,
     SupportsAddedLayers,
     SupportsLayers,
@@ -35,8 +36,8 @@ from cloche.core.protocols import Backend
 from cloche.core.record import dataclass, replace
 from cloche.core.suppressed import suppress_logged
 from cloche.packages.index import find_index
-from cloche.packages.install import Approve, Installed, Terms, install
-from cloche.packages.lock import read_lock
+from cloche.packages.install import Approve, Installed, Terms, check_rules, install
+from cloche.packages.lock import read_lock, read_text
 from cloche.packages.npm import Npm
 from cloche.packages.npm_names import PREFIX, is_npm
 from cloche.packages.requirements import Requirement, check_python, parse_requirements, read_header, resolve_auto
@@ -87,6 +88,9 @@ async def with_packages(
     packages = prepared.policy.packages
     if not packages:
         return prepared
+    if isinstance(prepared.backend, InstallsPackages):
+        with refusals(prepared.settings, language=language, code=code):
+            return await _for_installing_there(prepared, _named(prepared, language, is_own_list=is_own_list), approve)
     with refusals(prepared.settings, language=language, code=code):
         named = _named(prepared, language, is_own_list=is_own_list)
         interpreter = await _interpreter_of(prepared, named)
@@ -99,6 +103,23 @@ async def with_packages(
     if prepared.audit is not None:
         prepared.audit.record("packages", **ready.installed.as_dict())
     return ready.after
+
+
+async def _for_installing_there(
+    prepared: Prepared, named: tuple[Requirement, ...], approve: Approve | None
+) -> Prepared:
+    """Return a call whose backend installs the packages, within the rules of this host; with the lock, if one is named.
+
+    Raises PolicyDenied, InvalidRequest.
+    """
+    settings = prepared.settings
+    check_ceiling(settings, named)
+    await check_rules(rules_of(settings), named, approve)
+    if not settings.packages_lock:
+        return prepared
+    await become_task()
+    text = await asyncio.to_thread(read_text, settings.packages_lock)
+    return replace(prepared, policy=prepared.policy.with_changes(packages_lock=text))
 
 
 def _named(prepared: Prepared, language: str, *, is_own_list: bool) -> tuple[Requirement, ...]:

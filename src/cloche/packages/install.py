@@ -131,7 +131,7 @@ async def install(
     package was installed.
     """
     terms = Terms() if terms is None else terms
-    await _check(requirements, terms)
+    await check_rules(terms.rules, requirements, terms.approve)
     if terms.locked is not None:
         terms.locked.check(requirements, terms.target)
     installed = []
@@ -165,12 +165,11 @@ async def _install_some(
         return Installed(layer=layer, asked=tuple(requirements), is_new=is_new)
 
 
-async def _check(requirements: Sequence[Requirement], terms: Terms) -> None:
+async def check_rules(rules: Rules, requirements: Sequence[Requirement], approve: Approve | None) -> None:
     """Raise PolicyDenied for forbidden packages, before any lookup."""
-    rules = terms.rules
     rules.check_denied(requirement.name for requirement in requirements)
     unlisted = rules.unlisted(requirements)
-    if unlisted and (terms.approve is None or not await terms.approve(unlisted)):
+    if unlisted and (approve is None or not await approve(unlisted)):
         raise refuse_unlisted(unlisted)
 
 

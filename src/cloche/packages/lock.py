@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.layers import Target
+from cloche.core.policy import MOST_LOCK_CHARS, LockText
 from cloche.core.record import dataclass, field, replace
 from cloche.core.toml import read_toml
 from cloche.hostfs import open_folder
@@ -24,7 +25,7 @@ from cloche.hostfs import replace as replace_file
 from .requirements import Requirement, parse_requirements
 from .resolve import NAME, Pin, is_version
 
-FILE = "cloche.lock"
+FILE, SENT = "cloche.lock", "the lock that was sent"
 MOST_BYTES = 4 << 20
 VERSION = 2
 _HEAD = """\
@@ -149,15 +150,31 @@ def write_lock(path: str, requirements: Iterable[Requirement], pins: Iterable[Pi
 
 
 def read_lock(path: str) -> Locked:
-    """Read a lock file. Raises InvalidRequest if it is missing or invalid."""
+    """Read a lock file, or the text of one. Raises InvalidRequest if it is missing or invalid."""
+    return _parsed(path.encode(), SENT) if isinstance(path, LockText) else _parsed(_content(path), path)
+
+
+def read_text(path: str) -> LockText:
+    """Return the text of a lock file, to be sent. Raises InvalidRequest if it is missing, invalid, or too long."""
+    data = path.encode() if isinstance(path, LockText) else _content(path)
+    _parsed(data, path)
+    if len(data) > MOST_LOCK_CHARS:
+        raise InvalidRequest(f"packages: {path} has {len(data)} bytes, and {MOST_LOCK_CHARS} are sent at the most")
+    return LockText(data.decode())
+
+
+def _content(path: str) -> bytes:
     try:
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise InvalidRequest(f"packages: {path} is no regular file")
-            data = file.read(MOST_BYTES + 1)
+            return file.read(MOST_BYTES + 1)
     except OSError as error:
         hint = 'write it first: "cloche packages lock"' if isinstance(error, FileNotFoundError) else "correct that"
         raise InvalidRequest(f"packages: cannot read {path}: {error.strerror}; {hint}") from None
+
+
+def _parsed(data: bytes, path: str) -> Locked:
     try:
         document = read_toml(data.decode()) if len(data) <= MOST_BYTES else {}
         if document.get("version") != VERSION:

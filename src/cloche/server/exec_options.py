@@ -29,7 +29,7 @@ from cloche.config.keys import KEYS, LIMIT_FIELDS, Key, Settings
 from cloche.core.ceilings import PackageList, covers, matches_package, mode_rank, packages_above
 from cloche.core.errors import InvalidRequest, PolicyDenied
 from cloche.core.limits import REQUESTED_LIMITS
-from cloche.core.policy import BACKEND_ROWS, Policy
+from cloche.core.policy import BACKEND_ROWS, MOST_LOCK_CHARS, LockText, Policy
 from cloche.core.request import InputFile
 from cloche.records.results import camel, snake
 from cloche.records.settings import SPELLINGS, read_spelling
@@ -44,7 +44,8 @@ _NOT_COMPARED = frozenset({
     "autofix", "on_network",
 })  # fmt: skip
 _REQUEST_NAMES: Mapping[str, str] = {
-    snake(row.wire): row.keyword for row in REQUESTED_LIMITS if row.wire != row.keyword
+    "packages_lock": "locked",
+    **{snake(row.wire): row.keyword for row in REQUESTED_LIMITS if row.wire != row.keyword},
 }
 _KEYWORDS = (
     "timeout", "network", "network_allow", "network_deny", "network_ports", "packages", "preset", "backend", "runtime",
@@ -60,6 +61,7 @@ MOST_KEPT_CHARS = 256 << 10
 _OPTIONS = frozenset({*_REQUEST_NAMES, *_KEYWORDS})
 
 Amount = int | float | Annotated[str, StringConstraints(max_length=32)]
+LockField = Annotated[str, StringConstraints(max_length=MOST_LOCK_CHARS), AfterValidator(LockText)]
 Word = Annotated[str, StringConstraints(max_length=256)]
 
 
@@ -191,6 +193,7 @@ class OptionFields(WireModel):
     network_deny: list[Word] | None = Field(default=None, max_length=256)
     network_ports: list[int] | None = Field(default=None, max_length=64)
     packages: list[Word] | Literal["auto"] | None = Field(default=None)
+    packages_lock: LockField | None = None
     preset: Word | None = None
     backend: Word | None = None
     require: list[Word] | Word | None = None

@@ -35,7 +35,7 @@ class ClocheBackend(AccountBackend):
     """Run code at another machine's service, over its wire. Controls are claimed by the service."""
 
     name = NAME
-    is_disk_granted = True
+    is_disk_granted = installs_packages = True
 
     def _checked(self) -> RemoteAccount:
         account = check_account(

@@ -43,6 +43,8 @@ def option_fields(policy: Policy, limits: Limits) -> dict[str, Any]:
             fields[name] = list(values)
     if policy.packages:
         fields["packages"] = policy.packages if isinstance(policy.packages, str) else list(policy.packages)
+    if policy.packages_lock:
+        fields["packagesLock"] = policy.packages_lock
     if policy.users:
         fields["users"] = True
     if not policy.warm:
