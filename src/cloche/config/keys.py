@@ -117,6 +117,7 @@ class Settings:
     approvals_two_people: bool = False
     skill_path: tuple[str, ...] = ()
     toolchains: tuple[str, ...] = ()
+    images_allow: tuple[str, ...] = ()
     packages_allow: tuple[str, ...] = ()
     packages_deny: tuple[str, ...] = ()
     packages_min_age_s: float = 0.0
@@ -461,7 +462,8 @@ KEYS: tuple[Key, ...] = (
         is_looser=lambda new, old: new != old and new != () and (old == AUTO or _is_wider(new, old)), join=_in_both,
         has_ceiling=True, parse_ceiling=readers.parse_package_ceiling, join_ceilings=readers.packages_in_both,
     ),
-    # Only the owner allows packages; any source may deny more.
+    # Only the owner allows packages and images; any source may deny more packages.
+    Key(name="images_allow", parse=readers.parse_images_allow, settings_field="images_allow"),
     Key(
         name="packages_allow", parse=readers.parse_package_patterns, settings_field="packages_allow",
         text_if_empty="any",

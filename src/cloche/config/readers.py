@@ -203,6 +203,17 @@ def parse_image(value: object, *, name: str) -> str:
     return text
 
 
+def parse_images_allow(value: object, *, name: str) -> tuple[str, ...]:
+    """Return images by digest, and `present` for those that the daemon has."""
+    from cloche.core.ceilings import PRESENT, is_digest
+
+    images = parse_list(value, name=name)
+    for image in images:
+        if image != PRESENT and not is_digest(image):
+            raise InvalidRequest(f"{name}: {image!r} is no image by digest; write NAME@sha256:..., or {PRESENT}")
+    return images
+
+
 def parse_root(value: object, *, name: str, root: str) -> str:
     """Return the host folder behind `/memory` or `/configs`; empty for `none`."""
     text = _text(value, name=name)

@@ -1,4 +1,4 @@
-"""An operator's ceilings on the network and on packages. Pure.
+"""An operator's ceilings on the network, on packages and on images. Pure.
 
 Requests are compared by what they allow, not by their text: `a.example.org` is within `*.example.org`, and
 `db.example@10.1.0.0/16` within `db.example@10.0.0.0/8`. Packages are compared by their names, in any version.
@@ -19,6 +19,7 @@ from .network import NetworkRules, Rule, parse_network_range, parse_rule
 from .record import dataclass
 
 NPM_PREFIX = "npm:"
+PRESENT = "present"  # among the allowed images: those that the daemon has
 PackageList = tuple[str, ...] | Literal["auto"]
 
 _MODES: tuple[NetworkMode, ...] = get_args(NetworkMode)
@@ -27,6 +28,13 @@ _PUBLIC = frozenset({"public"})
 _REQUIREMENT = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(?:\[[^\]]*\])?\s*([<>=!~;].*)?")
 # The same of npm's, whose names have one spelling.
 _NPM_REQUIREMENT = re.compile(r"(npm:(?:@[A-Za-z0-9][A-Za-z0-9._-]*/)?[A-Za-z0-9][A-Za-z0-9._-]*)(?:@[^@:/]*)?")
+
+_DIGEST = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9._/:-]*@)?sha256:[0-9a-f]{64}")
+
+
+def is_digest(image: str) -> bool:
+    """Tell whether an image is named by its digest, which stands for one content: `NAME@sha256:...`, or an id."""
+    return _DIGEST.fullmatch(image) is not None
 
 
 def mode_rank(mode: str) -> int:

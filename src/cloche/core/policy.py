@@ -347,6 +347,7 @@ BACKEND_ROWS: Mapping[str, BackendRow] = {
     "cloche": BackendRow(
         summary="another machine's cloche serve",
         provider="cloche.backends.cloche:ClocheBackend",
+        takes_image=True,
         is_remote=True,
         needs_linux=False,
     ),

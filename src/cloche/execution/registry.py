@@ -143,7 +143,7 @@ def _set_up(
     backend: Backend, images: Mapping[str, str] | None, accounts: Mapping[str, RemoteAccount] | None
 ) -> Backend:
     if accounts and (account := accounts.get(backend.name)) and has_power(backend, SupportsAccount):
-        return cast("Backend", cast("SupportsAccount", backend).with_account(account))
+        backend = cast("Backend", cast("SupportsAccount", backend).with_account(account))
     return with_images(backend, images or {})
 
 

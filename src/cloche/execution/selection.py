@@ -76,7 +76,9 @@ def find(name: str, criteria: BackendCriteria) -> FoundBackend:
     policy = policy_for(name, criteria.policy)
     if criteria.wants_image and not row_of(name).takes_image:
         raise InvalidRequest(f"image: backend {name!r} runs the host's own toolchains and takes no image; drop it")
-    backend = backend_named(name, images=criteria.images, needs_image=criteria.wants_image, accounts=criteria.accounts)
+    # Images of the configuration are for this host's daemon, and not for other machines.
+    images = criteria.images if criteria.wants_image or not row_of(name).is_remote else {}
+    backend = backend_named(name, images=images, needs_image=criteria.wants_image, accounts=criteria.accounts)
     return FoundBackend(backend=backend, policy=policy)
 
 

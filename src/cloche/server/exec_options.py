@@ -26,7 +26,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from cloche.config.keys import KEYS, LIMIT_FIELDS, Key, Settings
-from cloche.core.ceilings import PackageList, covers, matches_package, mode_rank, packages_above
+from cloche.core.ceilings import PRESENT, PackageList, covers, is_digest, matches_package, mode_rank, packages_above
 from cloche.core.errors import InvalidRequest, PolicyDenied
 from cloche.core.limits import REQUESTED_LIMITS
 from cloche.core.policy import BACKEND_ROWS, MOST_LOCK_CHARS, LockText, Policy
@@ -37,7 +37,7 @@ from cloche.records.settings import SPELLINGS, read_spelling
 from .identities import Caller
 from .problems import FIELDS
 
-ADMIN_FIELDS = ("level", "best_effort", "tier", "trusted", "fallback", "image", "runtime", "network_ports", "prefer")
+ADMIN_FIELDS = ("level", "best_effort", "tier", "trusted", "fallback", "runtime", "network_ports", "prefer")
 # Choices among equally safe values, and keys with a check of their own below.
 _NOT_COMPARED = frozenset({
     "backend", "preset", "network", "network_allow", "network_ports", "packages", "locked", "timeout_override",
@@ -289,6 +289,26 @@ async def read_input(text: str | None, base64_text: str | None) -> bytes | str:
 async def read_files(files: Sequence[InFile]) -> dict[str, bytes | InputFile] | None:
     """Return the files of a request by path, decoded in a thread; None without files. Raises InvalidRequest."""
     return await asyncio.to_thread(lambda: {file.path: file.content() for file in files}) if files else None
+
+
+def needs_presence(image: str, base: Settings) -> bool:
+    """Tell whether an image is permitted only if the daemon has it. Raises PolicyDenied, InvalidRequest."""
+    if not base.images_allow:
+        raise PolicyDenied("image: this needs a key with scope admin; leave it out, or ask the operator (images_allow)")
+    if not is_digest(image):
+        raise InvalidRequest(f"image: {image!r} is no image by digest; write NAME@sha256:...")
+    if image in base.images_allow:
+        return False
+    if PRESENT in base.images_allow:
+        return True
+    raise PolicyDenied(f"image: {image} is not among those that the operator allows (images_allow)")
+
+
+def backend_for_image(base: Settings) -> str:
+    """Return the backend for a request that names an image and no backend: the configured one if it takes images."""
+    if BACKEND_ROWS[base.backend].takes_image:
+        return base.backend
+    return next(name for name, row in BACKEND_ROWS.items() if row.takes_image and not row.is_remote)
 
 
 def check_fields(options: Mapping[str, Any], caller: Caller) -> None:

@@ -7,12 +7,19 @@ from typing import Any
 
 import pytest
 
+from cloche.config.keys import Settings
 from cloche.config.settings import load_settings
 from cloche.core.errors import BackendUnavailable, Conflict, InvalidRequest, PolicyDenied
 from cloche.records.devenv import parse_manifest
 from cloche.records.settings import SPELLINGS, read_names
 from cloche.server.bodies import validated
-from cloche.server.exec_options import ExecRequest, check_fields, check_not_looser
+from cloche.server.exec_options import (
+    ExecRequest,
+    backend_for_image,
+    check_fields,
+    check_not_looser,
+    needs_presence,
+)
 from cloche.server.identities import Caller
 from cloche.server.problems import response_to
 from cloche.server.routes import approvals, devenv
@@ -114,3 +121,17 @@ def test_a_nul_in_a_label_is_refused_before_a_database_sees_it(model: type[ExecR
 def test_what_runs_or_exists_is_a_conflict() -> None:
     """It is 409, and no fault of the request's own."""
     assert response_to(Conflict("repro_1 is running")).status_code == 409
+
+
+def test_images_below_admin_are_those_that_the_operator_allows() -> None:
+    """By digest alone: one of the list, or with `present` one that the daemon has; without a list none."""
+    listed, other = (f"python@sha256:{digit * 64}" for digit in "12")
+    assert needs_presence(listed, Settings(images_allow=(listed,))) is False
+    assert needs_presence(other, Settings(images_allow=(listed, "present"))) is True
+    for image, allowed, error in (
+        (listed, (), PolicyDenied), (other, (listed,), PolicyDenied), ("python:3.12", ("present",), InvalidRequest),
+        ("present", ("present",), InvalidRequest),
+    ):  # fmt: skip
+        with pytest.raises(error):
+            needs_presence(image, Settings(images_allow=allowed))
+    assert [backend_for_image(Settings(backend=name)) for name in ("local", "gvisor")] == ["docker", "gvisor"]

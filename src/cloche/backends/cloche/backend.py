@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
+from cloche.core.ceilings import is_digest
 from cloche.core.enforcement import Level, NetworkMode
-from cloche.core.errors import BackendUnavailable
+from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.limits import Limits
 from cloche.core.loops import become_task
 from cloche.core.policy import Policy
@@ -29,6 +30,7 @@ from .sandbox import ThrowawaySandbox
 NAME = "cloche"
 NETWORKS: tuple[NetworkMode, ...] = ("off", "allowlist", "open", "bridge")
 MOST_PAGES = 50
+ANY_LANGUAGE = "*"  # the image that a call names
 
 
 class ClocheBackend(AccountBackend):
@@ -36,6 +38,18 @@ class ClocheBackend(AccountBackend):
 
     name = NAME
     is_disk_granted = installs_packages = True
+    _image = ""  # by digest; without one the service chooses
+
+    def with_images(self, images: Mapping[str, str]) -> ClocheBackend:
+        """Return the same backend with the image that a call named. Raises InvalidRequest for one without a digest."""
+        image = images.get(ANY_LANGUAGE, "")
+        if image and not is_digest(image):
+            raise InvalidRequest(
+                f"image: backend 'cloche' takes an image by its digest (NAME@sha256:...), and {image!r} has none"
+            )
+        backend = type(self)(self._account)
+        backend._image = image
+        return backend
 
     def _checked(self) -> RemoteAccount:
         account = check_account(
@@ -65,7 +79,8 @@ class ClocheBackend(AccountBackend):
             policy, claimed_enforcement(level, claimed_controls(account.host)), backend=NAME, networks=NETWORKS,
             network="a network that a service has", level="a service is asked for",
         )  # fmt: skip
-        return account, option_fields(policy, limits)
+        fields = option_fields(policy, limits)
+        return account, {**fields, "image": self._image} if self._image else fields
 
     @asynccontextmanager
     async def open(self, policy: Policy, limits: Limits) -> AsyncIterator[ThrowawaySandbox]:

@@ -14,6 +14,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session as DatabaseSession
 from starlette.datastructures import UploadFile
 
+from cloche.config.readers import ANY_LANGUAGE
 from cloche.config.settings import load_settings
 from cloche.core.enforcement import Level
 from cloche.core.errors import NotFound, PolicyDenied
@@ -21,6 +22,7 @@ from cloche.core.events import Sink
 from cloche.core.record import replace
 from cloche.core.result import Result
 from cloche.execution.prepare import level_kept, prepare_in_thread
+from cloche.execution.registry import why_not_ready
 from cloche.execution.run import arun
 from cloche.records import runs as run_records
 from cloche.records.lists import list_page
@@ -30,7 +32,14 @@ from cloche.records.tables import Run
 from ..auth import Reader, Runner, TheService
 from ..bodies import MOST_JSON, JsonBounds, JsonRoute, parse, validated
 from ..events import as_sent, server_sent, wait_or_cancel
-from ..exec_options import MOST_PATH, ExecRequest, check_fields, check_not_looser
+from ..exec_options import (
+    MOST_PATH,
+    ExecRequest,
+    backend_for_image,
+    check_fields,
+    check_not_looser,
+    needs_presence,
+)
 from ..identities import Caller
 from ..problems import MEDIA_TYPE, RESPONSES, Problem, Refused
 from ..runs import RunOrder
@@ -147,6 +156,8 @@ async def make_order(
 async def allowed_options(service: Service, caller: Caller, own: Mapping[str, Any]) -> dict[str, Any]:
     """Return a sandbox's options, checked against the caller's permissions. Raises PolicyDenied, InvalidRequest."""
     check_fields(own, caller)
+    if "image" in own:
+        return await _options_with_image(service, caller, own)
     if not own or caller.has("admin"):  # it gets the configured settings
         await service.use_stored()
         return service.run_options(own)
@@ -158,6 +169,18 @@ async def allowed_options(service: Service, caller: Caller, own: Mapping[str, An
     options = service.run_options(own)
     check_not_looser(load_settings(options), base)
     return await keep_level(service, own, options)
+
+
+async def _options_with_image(service: Service, caller: Caller, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a sandbox's options with an image: by digest below scope admin, as far as the settings permit it."""
+    image, base = str(own["image"]), await service.settings()
+    backend = str(own.get("backend") or backend_for_image(base))
+    if not caller.has("admin") and needs_presence(image, base):
+        lacking = partial(why_not_ready, backend, {ANY_LANGUAGE: image}, needs_image=True)
+        if await asyncio.to_thread(lacking):
+            raise PolicyDenied(f"image: {image} is not here; only images that are here are allowed (images_allow)")
+    others = {name: value for name, value in own.items() if name != "image"}
+    return {**await allowed_options(service, caller, {**others, "backend": backend}), "image": image}
 
 
 async def keep_level(service: Service, own: Mapping[str, Any], options: dict[str, Any]) -> dict[str, Any]:
