@@ -60,6 +60,7 @@ class LiveTransport:
         self._kept = self._between()
         self._end: asyncio.Task[dict[str, Any]] | None = None
         self._lost = ""
+        self.late_s = LATE_S  # for its end to be reported
 
     def _between(self) -> dict[int, HeadTail]:
         return {stream: kept_between(self._limits.output_bytes) for stream in NAMES}
@@ -138,7 +139,7 @@ class LiveTransport:
         if cause is None and not self._end.done():
             await asyncio.wait([self._end], timeout=LINKLESS_S)
         self.kill(cause or KillCause.CANCELLED)  # without its link it cannot be used, even if it lives
-        await finish(asyncio.wait([self._end], timeout=LATE_S))
+        await finish(asyncio.wait([self._end], timeout=self.late_s))
 
     async def observe_end(self, cause: KillCause | None) -> SessionEnd:
         ended = self._ended()
@@ -160,7 +161,7 @@ class LiveTransport:
         try:
             if self._end is not None and not self._end.done():
                 self.kill(KillCause.CANCELLED)
-                await asyncio.wait([self._end], timeout=LATE_S)
+                await asyncio.wait([self._end], timeout=self.late_s)
         finally:
             self._channel.close()
 

@@ -100,10 +100,12 @@ MOST_UNSENT = 1 << 20  # bytes that wait for the client, beyond which nothing mo
 class Loop:
     """Call the handlers of descriptors and clocks, and send frames on `link`, or on `out`, until that is closed.
 
-    `receive` gets the client's bytes. It raises WireError on invalid ones, after which the link is closed.
+    `receive` gets the client's bytes. It raises WireError on invalid ones, after which the link is closed. With
+    `blocks` the link's mode is left as it is, because others use its open file after this process; then sending may
+    block.
     """
 
-    def __init__(self, link: int, receive: Callable[[bytes], None], out: int = -1):
+    def __init__(self, link: int, receive: Callable[[bytes], None], out: int = -1, *, blocks: bool = False):
         self.link, self._receive = link, receive
         self._out = link if out < 0 else out
         self._unsent: list[bytes] = []
@@ -115,7 +117,8 @@ class Loop:
         self._new: set[int] = set()  # descriptors that are watched since the events were collected
         self._poll = select.poll()
         for fd in {self.link, self._out}:
-            os.set_blocking(fd, False)
+            if not blocks:
+                os.set_blocking(fd, False)
             self._handlers[fd] = self._serve_link
         self._await_client(is_sending=False)
 

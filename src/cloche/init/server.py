@@ -45,10 +45,10 @@ REALTIME_COARSE = 5  # the clock of linux/time.h by which file systems tell when
 class Server:
     """Serve one client until it closes its end. Any number of processes may run meanwhile."""
 
-    def __init__(self, link: int, host: Host, greeting: dict[str, Any], out: int = -1):
-        """Take the descriptor of the client, or one to read and another `out` to write."""
+    def __init__(self, link: int, host: Host, greeting: dict[str, Any], out: int = -1, *, blocks: bool = False):
+        """Take the descriptor of the client, or one to read and another `out` to write; see `Loop` for `blocks`."""
         self.host = host
-        self.loop = Loop(link, self._receive, out)
+        self.loop = Loop(link, self.receive, out, blocks=blocks)
         self.ender = host.ender or Ender(self.loop, host)
         self.frames = wire.FrameBuffer()
         self.channels: dict[int, Channel] = {}
@@ -80,7 +80,8 @@ class Server:
 
     # The client's requests.
 
-    def _receive(self, data: bytes) -> None:
+    def receive(self, data: bytes) -> None:
+        """Handle bytes of the client's. Raises WireError."""
         frames = self.frames.feed(data)
         closed = {channel: index for index, (kind, channel, _) in enumerate(frames) if kind == wire.CLOSE}
         for position, (kind, channel, body) in enumerate(frames):

@@ -20,6 +20,7 @@ from cloche.backends.containers.container import (
     OUTPUT,
     SMALL_BYTES,
     STARTED,
+    ByteReceiver,
     Container,
     ContainerLink,
     read_object,
@@ -28,7 +29,6 @@ from cloche.backends.containers.pool import ContainerPool
 from cloche.backends.containers.program import Program, SessionProgram, python_session
 from cloche.backends.containers.run import reported_end
 from cloche.backends.containers.sandbox import SessionSandbox
-from cloche.backends.containers.session import FROM_SESSION
 from cloche.core.enforcement import Enforcement, Level
 from cloche.core.errors import InvalidRequest, OutcomeUnknown
 from cloche.core.events import discard
@@ -38,6 +38,7 @@ from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.request import Request
 from cloche.core.result import KillCause, Observed
+from cloche.init import wire
 
 REPORT = {"wait_status": 0, "wall_s": 0.1, "cpu_user_s": None, "cpu_system_s": None}
 REQUEST = Request(argv=("true",))
@@ -70,6 +71,53 @@ class Pieces:
         """Do nothing: it has ended."""
 
 
+class ScriptedInit:
+    """Answer as the init of a container with one session; see containers.container.ContainerWire."""
+
+    def __init__(self, receiver: ByteReceiver, may_end: threading.Event) -> None:
+        self._receiver, self._may_end = receiver, may_end
+        self._frames = wire.FrameBuffer()
+        self.started = self.cells = self.interrupts = 0
+        self._say(wire.json_frame(wire.HELLO, 0, version=wire.VERSION))
+
+    def _say(self, *frames: bytes) -> None:
+        self._receiver.take(b"".join(frames))
+
+    def _answer(self, number: int, **frame: Any) -> None:
+        self._say(wire.data_frame(number, wire.REPORT, encode(frame)))
+
+    def send(self, data: bytes) -> None:
+        """Start a session, take cells, have one interrupted, and end it when it may."""
+        for kind, number, body in self._frames.feed(data):
+            if kind == wire.OPEN and wire.read_object(body)["op"] == "start":
+                self.started += 1
+                self._say(wire.json_frame(wire.EVENT, number, event="started", id="1", pid=2))
+                self._answer(number, op="ready")
+            elif kind == wire.DATA:
+                time.sleep(0.05)
+                self.cells += 1
+            elif kind == wire.ASK:
+                self._obey(number, wire.read_object(body)["do"])
+
+    def _obey(self, number: int, do: str) -> None:
+        if do == "signal":
+            self.interrupts += 1
+            self._answer(number, op="done", id=1, exit_code=130)
+        elif do == "kill":
+            self._may_end.wait(30)
+            end = wire.json_frame(wire.EVENT, number, event="exit", status=9, cause="")
+            self._say(end, wire.json_frame(wire.CLOSE, number))
+
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        yield from ()
+
+    def shutdown(self) -> None:
+        """Do nothing: it has no process."""
+
+    def close(self) -> None:
+        """Do nothing: it has no process."""
+
+
 class Scripted(Container[Rootfs]):
     """Do what a container does, without a process; and remember what became of it."""
 
@@ -77,8 +125,7 @@ class Scripted(Container[Rootfs]):
         super().__init__()
         self.rootfs = Rootfs()
         self.is_released = False
-        self.told: list[bytes] = []
-        self.interrupts = 0
+        self.init: ScriptedInit | None = None
         self.is_stubborn, self.killed_at = False, 0.0
         self.gone, self.may_end = threading.Event(), threading.Event()
         self.report: Mapping[str, Any] = REPORT
@@ -87,8 +134,11 @@ class Scripted(Container[Rootfs]):
         """Hear these pieces from a link, then its end."""
         self._link = ContainerLink(Pieces(pieces), self._receive, self._lose)
 
-    def start(self, preload: Sequence[str]) -> None:
+    def _open(self, make_boot: Callable[[], bytes], receiver: ByteReceiver | None) -> None:
         """Be there."""
+
+    def _abandon(self) -> None:
+        """Leave nothing."""
 
     def kill(self) -> None:
         self._lose()
@@ -104,10 +154,7 @@ class Scripted(Container[Rootfs]):
         return ("container",)
 
     def order(self, order: Mapping[str, Any], *_: bytes) -> None:
-        """Run what is wanted in no time; a session stays."""
-        if order["do"] == "session":
-            self._receive(FROM_SESSION, encode({"op": "ready"}))
-            return
+        """Run what is wanted in no time."""
         self._receive(STARTED, b"")
         if self.is_stubborn:
             return
@@ -125,16 +172,13 @@ class Scripted(Container[Rootfs]):
         timer.daemon = True
         timer.start()
 
-    def send_to_session(self, data: bytes) -> None:
-        """Take what a cell is, which takes a while."""
-        time.sleep(0.05)
-        self.told.append(data)
+    def hand_over(self, receiver: ByteReceiver, settings: Mapping[str, Any]) -> None:
+        self.init = ScriptedInit(receiver, self.may_end)
 
-    def send_control(self, word: str, **body: int) -> None:
-        """Let the cell that runs be interrupted."""
-        if word == "interrupt":
-            self.interrupts += 1
-            self._receive(FROM_SESSION, encode({"op": "done", "id": len(self.told), "exit_code": 130}))
+    @property
+    def wire(self) -> ScriptedInit:
+        assert self.init is not None
+        return self.init
 
     def _end_when_it_may(self) -> None:
         self.may_end.wait(30)
@@ -284,7 +328,9 @@ def test_a_cell_that_is_cancelled_on_its_way_is_interrupted() -> None:
         session = await sandbox.open_session("python", {})
         running = session.run("#" * SMALL_BYTES, timeout_s=60, sink=discard)
         await cancelled(running)
-        found = sandbox.made[0].interrupts, session.is_alive
+        init = sandbox.made[0].init
+        assert init is not None
+        found = init.interrupts, session.is_alive
         await sandbox.close()
         return found
 
@@ -298,13 +344,12 @@ def test_a_session_that_is_cancelled_while_it_starts_does_not_run_on() -> None:
     is_starting, may_start = threading.Event(), threading.Event()
 
     class Held(Scripted):
-        def order(self, order: Mapping[str, Any], *_: bytes) -> None:
-            """Start what is wanted, when it may."""
+        def hand_over(self, receiver: ByteReceiver, settings: Mapping[str, Any]) -> None:
             is_starting.set()
             may_start.wait(30)
-            super().order(order)
+            super().hand_over(receiver, settings)
 
-    async def main() -> tuple[bool, list[int]]:
+    async def main() -> tuple[int, list[int]]:
         sandbox = Sandbox(warm=False)
         sandbox.kind = Held
         opening = asyncio.create_task(sandbox.open_session("python", {}))
@@ -313,11 +358,13 @@ def test_a_session_that_is_cancelled_while_it_starts_does_not_run_on() -> None:
         may_start.set()
         with pytest.raises(asyncio.CancelledError):
             await opening
-        was_killed = sandbox.made[0].killed_at > 0
+        init = sandbox.made[0].init
+        assert init is not None
+        assert not sandbox.made[0].is_released
         await sandbox.close()
-        return was_killed, sandbox.left()
+        return init.started, sandbox.left()
 
-    assert asyncio.run(main()) == (True, [])
+    assert asyncio.run(main()) == (0, [])
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,16 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import pytest
+
 from cloche.backends.init_link import InitLink
 from cloche.backends.live_files import LiveFiles
-from cloche.backends.live_session import LiveProgram, LiveSession, open_live_session
+from cloche.backends.live_session import LiveProgram, LiveSession, LiveTransport, open_live_session
+from cloche.backends.session import MAX_RECEIVED_BYTES
 from cloche.backends.session_languages import ONCE, JsonCodec
 from cloche.core.enforcement import Enforcement, Level
 from cloche.core.events import discard
-from cloche.core.frames import encode
+from cloche.core.frames import MAX_FRAMES, encode
 from cloche.core.limits import Limits
 from cloche.core.result import Result
 from cloche.init import wire
@@ -151,3 +154,35 @@ def test_a_cell_of_a_sandbox_that_is_gone_says_so() -> None:
         assert "the sandbox has ended" in result.meta["lost"]
 
     try_session(attempt)
+
+
+@pytest.mark.parametrize(
+    ("frames", "why", "is_flood"),
+    [
+        ([b"\xff" * 100], "is longer than", True),
+        ([b"\0\0\0\2[]"], "an invalid message", False),
+        (
+            [encode({"op": "x", "a": "y" * 9_000_000})] * (MAX_RECEIVED_BYTES // 9_000_000 + 3),
+            "more than is read",
+            True,
+        ),
+        ([encode({"op": "x"}) * (MAX_FRAMES + 1)], "more than is read", True),
+    ],
+    ids=["long", "list", "bytes", "frames"],
+)
+def test_what_a_guest_says_is_bounded(frames: list[bytes], why: str, *, is_flood: bool) -> None:
+    """Nonsense, or too much of anything, ends the session, whose processes init alone can say to have ended."""
+
+    async def run() -> None:
+        ours, theirs = socket.socketpair()
+        _, link = await asyncio.get_running_loop().create_connection(InitLink, sock=ours)
+        transport, floods = LiveTransport(link.open("start"), Limits(), JsonCodec()), []
+        transport.on_flood = lambda: floods.append(True)
+        for frame in frames:
+            transport._take(wire.REPORT, memoryview(frame))
+        assert why in transport.link.lost.result()
+        assert bool(floods) is is_flood
+        link.close()
+        theirs.close()
+
+    asyncio.run(run())

@@ -234,7 +234,7 @@ def test_paths_that_are_remembered_have_bounds(
     names = [f"{number}".ljust(100, "n") for number in range(20)]
     known = collect(root, {}, {}, max_bytes=100, until=Until(60)).known
     state = known[b"main.py"]
-    seen, workspace = files.Seen(_Said()), run.WorkspaceHashes()
+    seen, workspace = files.Seen(), run.WorkspaceHashes()
     for name in names:
         if walker == "host":
             known = {os.fsencode(name): state, **known}
@@ -242,7 +242,7 @@ def test_paths_that_are_remembered_have_bounds(
             kept = {os.fsdecode(path) for path in known}
         elif walker == "container":
             seen.files = {name: (0, 0, 0), **seen.files}
-            seen.hand(100, 0)
+            seen.renew(0)
             kept = set(seen.files)
         else:
             (spool := Spool(100)).add(pack([InputFile(path=name, data=b"")]))

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, Generic, Protocol, TypeVar
 
+from cloche.core.errors import InternalError, StartFailed
 from cloche.core.events import Stream
 from cloche.core.guest_json import as_text, decode
 from cloche.core.result import Observed
@@ -25,6 +26,7 @@ from cloche.core.suppressed import suppress_logged
 from cloche.egress.client import Network
 
 from ..layout import STARTUP_FILE, startup_text
+from ..live_files import LiveFiles
 from .program import NOFILE, STARTUP_FOLDER
 
 log = logging.getLogger("cloche.containers")
@@ -39,8 +41,7 @@ OnEnd = Callable[[], None]
 STARTED, OUT, ERR, VALUE, ENDED, DATA, DONE, FAILED = b"s", b"o", b"e", b"v", b"r", b"D", b"k", b"x"
 STREAMS: dict[bytes, Stream] = {OUT: "stdout", ERR: "stderr"}
 MOST_BYTES, MOST_PARTS = 65_536, 100  # bounds of a message about the first process itself
-READY, ORDER, KILL, TO_SESSION, CONTROL = b"H", b"O", b"K", b"L", b"W"
-OF_FILES = (DATA, DONE, FAILED)
+READY, ORDER, KILL = b"H", b"O", b"K"
 
 START_S = 60.0
 SMALL_BYTES = 32 * 1024  # up to this size, data is sent in the event loop's thread
@@ -74,7 +75,7 @@ _START = """
 import inside.{module}
 inside.{module}.main(json.loads({settings!r}))
 """
-_OURS = ("files", "link", "program", "reaper", "session")
+_OURS = ("files", "link", "program", "reaper")
 _LIVE = ("files", "link", "live", "program")  # for a sandbox that lives, which also gets `init`
 
 
@@ -98,21 +99,40 @@ class ContainerWire(Protocol):
         ...
 
 
-class ContainerLink:
-    """Read and write the frames of one container. `on_frame` and `on_end` are called in the reading thread."""
+class ByteReceiver(Protocol):
+    """Receiver of a container's standard output, called in its reading thread."""
 
-    def __init__(self, wire: ContainerWire, on_frame: OnFrame, on_end: OnEnd):
-        self._wire = wire
-        self._on_frame, self._on_end = on_frame, on_end
+    def take(self, data: bytes) -> None:
+        """Handle a piece. May block, which delays further pieces."""
+        ...
+
+    def take_end(self, error: Exception | None) -> None:
+        """Handle the end of the output."""
+        ...
+
+
+class ContainerLink:
+    """Read and write the frames of one container. `on_frame` and `on_end` are called in the reading thread.
+
+    Output goes to `receiver` instead of `on_frame` if one is given, or from `hand_over` on.
+    """
+
+    def __init__(self, wire: ContainerWire, on_frame: OnFrame, on_end: OnEnd, receiver: ByteReceiver | None = None):
+        self.wire = wire
+        self._on_frame, self._on_end, self._receiver = on_frame, on_end, receiver
         self._frames = Splitter()
         self._turn = threading.Lock()
         self.last_output = b""
         threading.Thread(target=self._read, name="cloche-container", daemon=True).start()
 
+    def hand_over(self, receiver: ByteReceiver) -> None:
+        """Pass all later output to `receiver`. The container is idle, so no frame is on its way."""
+        self._receiver = receiver
+
     def send_raw(self, data: bytes) -> None:
         """Send bytes. Raises OSError if the container has ended."""
         with self._turn:
-            self._wire.send(data)
+            self.wire.send(data)
 
     def send(self, tag: bytes, body: bytes = b"") -> None:
         """Send one frame. Raises OSError if the container has ended."""
@@ -128,21 +148,27 @@ class ContainerLink:
     def close(self) -> None:
         """Close the first process's standard input; it then exits."""
         with suppress_logged(log, "a container had closed its connection first", OSError):
-            self._wire.shutdown()
+            self.wire.shutdown()
 
     def _read(self) -> None:
+        failure: Exception | None = None
         try:
-            for stream, piece in self._wire.pieces():
-                if stream == OUTPUT:
+            for stream, piece in self.wire.pieces():
+                if stream != OUTPUT:
+                    self.last_output = (self.last_output + piece)[-OUTPUT_KEPT_BYTES:]
+                elif self._receiver is not None:
+                    self._receiver.take(piece)
+                else:
                     for tag, body in self._frames.feed(piece):
                         self._on_frame(tag, body)
-                else:
-                    self.last_output = (self.last_output + piece)[-OUTPUT_KEPT_BYTES:]
         except (OSError, ValueError, RecursionError) as error:  # RecursionError: JSON nested too deeply
             self.last_output += f"\n{error}".encode()
+            failure = error
         finally:
-            self._wire.close()
+            self.wire.close()
             self._on_end()
+            if self._receiver is not None:
+                self._receiver.take_end(failure)
 
 
 class Splitter:
@@ -181,16 +207,6 @@ def read_object(body: bytes) -> dict[str, Any]:
     return value
 
 
-class ContainerStreams(Protocol):
-    """A container's standard streams."""
-
-    last_output: bytes
-
-    def close(self) -> None:
-        """Close its standard input."""
-        ...
-
-
 class Listener(Protocol):
     """Receiver of a container's frames, called in its reading thread."""
 
@@ -224,17 +240,18 @@ class Container(ABC, Generic[G]):
     """One started container with our first process in it. All methods block and are thread-safe."""
 
     rootfs: G
+    step = "container"  # of a failed start
+    shares_streams = False  # later containers use the same open files, so their mode stays as it is
 
     def __init__(self) -> None:
         self.is_lost = self.is_given_up = False
         self.started_at, self.start_s = time.time(), 0.0
         self._listener: Listener | None = None
-        self._file_listener: Listener | None = None
         self.network: Network | None = None  # set if the network is served
         self._ready = threading.Event()
         self._ready_message: Mapping[str, Any] = {}
         self._link: ContainerLink | None = None
-        self._streams: ContainerStreams | None = None
+        self.init_files: LiveFiles | None = None  # once its first process serves the wire of init
 
     @property
     def label(self) -> str:
@@ -242,13 +259,52 @@ class Container(ABC, Generic[G]):
         return "container"
 
     @property
+    def ready_s(self) -> float:
+        """Return the maximum seconds until its first process is ready."""
+        return START_S
+
+    @property
     def slowness(self) -> float:
         """Return the factor for the time-outs of programs inside."""
         return 1.0
 
-    @abstractmethod
     def start(self, preload: Sequence[str]) -> None:
         """Create and start the container, and wait for its READY. Raises StartFailed; nothing is left then."""
+        self.launch(lambda: boot_message(preload, **self.sites()))
+
+    def launch(self, make_boot: Callable[[], bytes], receiver: ByteReceiver | None = None) -> None:
+        """Create and start the container, and send it the result of `make_boot()`, called once it is created.
+
+        Its output goes to `receiver`; without one, wait for its READY. Raises StartFailed; nothing is left then.
+        """
+        try:
+            self._open(make_boot, receiver)
+            if receiver is None:
+                self._await_ready()
+        except OSError as error:
+            label = self.label
+            self._abandon()
+            raise StartFailed(f"the {label} is gone: {error}{self.last_output()}", step=self.step) from error
+        except BaseException:
+            self._abandon()
+            raise
+
+    def sites(self) -> dict[str, Any]:
+        """Return the arguments of `boot_message` about packages outside of the interpreter."""
+        return {}
+
+    @abstractmethod
+    def _open(self, make_boot: Callable[[], bytes], receiver: ByteReceiver | None) -> None:
+        """Create, connect and start the container, and send it the result of `make_boot()`. Raises OSError too."""
+
+    @abstractmethod
+    def _abandon(self) -> None:
+        """Remove what a failed start left. Called once or twice."""
+
+    def _await_ready(self) -> None:
+        """Wait for its READY. Raises StartFailed."""
+        if not self._is_ready(self.ready_s):
+            raise StartFailed(f"the {self.label} did not get ready{self.last_output()}", step=self.step)
 
     @abstractmethod
     def kill(self) -> None:
@@ -279,24 +335,25 @@ class Container(ABC, Generic[G]):
         if listener is not None and self.is_lost:
             listener.lose()
 
-    def listen_for_files(self, listener: Listener | None) -> None:
-        """Pass later frames about files to `listener` instead of the general listener."""
-        self._file_listener = listener
-        if listener is not None and self.is_lost:
-            listener.lose()
+    @property
+    def wire(self) -> ContainerWire:
+        """Return the streams of a started container."""
+        if self._link is None:
+            raise InternalError("a container that was not started has no streams")
+        return self._link.wire
 
-    def send_to_session(self, data: bytes) -> None:
-        """Send data to a session's interpreter. Raises OSError if the container has ended."""
-        link = self._connected()
-        for offset in range(0, len(data), CHUNK_BYTES):
-            link.send(TO_SESSION, data[offset : offset + CHUNK_BYTES])
+    def _connect(self, wire: ContainerWire, receiver: ByteReceiver | None) -> ContainerLink:
+        """Read the container's streams from now on."""
+        self._link = ContainerLink(wire, self._receive, self.note_lost, receiver)
+        return self._link
 
-    def send_control(self, name: str, **body: int) -> None:
-        """Send a control message to a session: a signal, or the pace of memory checks.
+    def hand_over(self, receiver: ByteReceiver, settings: Mapping[str, Any]) -> None:
+        """Have the first process serve the wire of `init` from now on, with `settings`.
 
-        Raises OSError if it has ended.
+        Its later output goes to `receiver`. Raises OSError if the container has ended.
         """
-        self._connected().send(CONTROL, json.dumps({"word": name, **body}).encode())
+        self._connected().hand_over(receiver)
+        self.order({"do": "live", "live": dict(settings), "sources": _modules(is_live=True)})
 
     def order(self, order: Mapping[str, Any], *payloads: bytes) -> None:
         """Send an order and its payloads. Raises OSError if the container has ended."""
@@ -322,9 +379,8 @@ class Container(ABC, Generic[G]):
 
     def shutdown(self) -> None:
         """Close its standard input; the container then ends by itself."""
-        streams = self._streams or self._link
-        if streams is not None:
-            streams.close()
+        if self._link is not None:
+            self._link.close()
 
     def give_up(self) -> None:
         """Treat the container as lost: it does not answer, and its kill did not succeed."""
@@ -340,8 +396,7 @@ class Container(ABC, Generic[G]):
 
     def last_output(self) -> str:
         """Return the end of its standard error, for messages."""
-        streams = self._streams or self._link
-        errors = streams.last_output.decode("utf-8", "replace").strip() if streams is not None else ""
+        errors = self._link.last_output.decode("utf-8", "replace").strip() if self._link is not None else ""
         return f": {self._reason_in(errors)}" if errors else ""
 
     def _reason_in(self, errors: str) -> str:
@@ -352,7 +407,7 @@ class Container(ABC, Generic[G]):
             raise ConnectionError("the container is gone")
         return self._link
 
-    def _is_ready(self, timeout_s: float = START_S) -> bool:
+    def _is_ready(self, timeout_s: float) -> bool:
         """Wait for READY; return whether it arrived."""
         self._ready.wait(timeout_s)
         self.start_s = time.time() - self.started_at
@@ -362,19 +417,8 @@ class Container(ABC, Generic[G]):
         if tag == READY:
             self._ready_message = read_object(body)
             self._ready.set()
-        else:
-            self._forward(tag, body)
-
-    def _forward(self, tag: bytes, body: bytes) -> None:
-        listener = self._listener
-        if self._file_listener is not None and tag in OF_FILES:
-            listener = self._file_listener
-        if listener is not None:
-            listener.receive(tag, body)
-
-    def hold(self, streams: ContainerStreams) -> None:
-        """Set the object that serves its standard streams."""
-        self._streams = streams
+        elif self._listener is not None:
+            self._listener.receive(tag, body)
 
     def note_lost(self) -> None:
         """Record that its streams have ended."""
@@ -383,9 +427,8 @@ class Container(ABC, Generic[G]):
     def _lose(self) -> None:
         self.is_lost = True
         self._ready.set()
-        for listener in (self._listener, self._file_listener):
-            if listener is not None:
-                listener.lose()
+        if self._listener is not None:
+            self._listener.lose()
 
 
 def boot_message(

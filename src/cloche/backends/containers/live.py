@@ -34,8 +34,9 @@ from ..live_runs import LiveRun, argv_of, run_to_end, streams_of, with_files
 from ..live_session import LiveProgram, LiveSession, open_live_session
 from ..network import network_rules
 from ..results import run_notes
-from .container import OUTPUT, OUTPUT_KEPT_BYTES, START_S, Container, ContainerWire
-from .program import NOFILE, STARTUP_FOLDER, WORKSPACE, Program, SessionProgram
+from .container import ByteReceiver, Container, ContainerWire, boot_message
+from .program import NOFILE, STARTUP_FOLDER, TEMPORARY, WORKSPACE, Program, SessionProgram
+from .run import observed_by_guest
 
 if TYPE_CHECKING:
     from cloche.core.network import NetworkRules
@@ -45,7 +46,6 @@ MOST_UNSENT, FEW_UNSENT = 1 << 20, 1 << 18  # bytes queued for a container: high
 MOST_UNREAD = 1 << 20  # bytes received from a container and not yet processed by the loop
 PIECE_BYTES = 1 << 18  # maximum of one write
 HOME = "/home/sandbox"
-TEMPORARY = ("/tmp", "/dev/shm")
 
 C = TypeVar("C", bound=Container[Any])
 
@@ -53,21 +53,20 @@ C = TypeVar("C", bound=Container[Any])
 class LinkTransport(asyncio.Transport):
     """Carry bytes between an event loop and a container's standard streams. Call `write` and `abort` in the loop."""
 
-    def __init__(self, wire: ContainerWire, protocol: asyncio.Protocol, on_lost: Callable[[], None]):
+    def __init__(self, protocol: asyncio.Protocol):
         super().__init__()
-        self._wire, self._protocol, self._on_lost = wire, protocol, on_lost
+        self._protocol = protocol
         self._loop = asyncio.get_running_loop()
         self._turn = threading.Condition()
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = self._unread_bytes = 0
         self._is_paused = self._is_reading_paused = self._is_closing = False
-        self.last_output = b""  # end of its standard error
 
-    def begin(self) -> None:
-        """Call the protocol's `connection_made`, and start the threads."""
+    def begin(self, wire: ContainerWire) -> None:
+        """Call the protocol's `connection_made`, and start the thread that writes to `wire`."""
+        self._wire = wire
         self._protocol.connection_made(self)
-        for name, work in (("reader", self._read), ("writer", self._write)):
-            threading.Thread(target=work, name=f"cloche-container-{name}", daemon=True).start()
+        threading.Thread(target=self._write, name="cloche-container-writer", daemon=True).start()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Queue bytes for sending."""
@@ -148,26 +147,18 @@ class LinkTransport(asyncio.Transport):
             self._is_paused = False
             self._protocol.resume_writing()
 
-    def _read(self) -> None:
-        error: Exception | None = None
-        try:
-            for stream, piece in self._wire.pieces():
-                if stream == OUTPUT:
-                    self._hand_on(piece)
-                else:
-                    self.last_output = (self.last_output + piece)[-OUTPUT_KEPT_BYTES:]
-        except (OSError, ValueError) as found:
-            error = found
-        finally:
-            with self._turn:
-                self._is_closing = True
-                self._turn.notify_all()
-            self._wire.close()
-            self._on_lost()
-            self._post(self._protocol.connection_lost, error)
+    def take_end(self, error: Exception | None) -> None:
+        """Note that nothing more is received. Called in the container's reading thread."""
+        with self._turn:
+            self._is_closing = True
+            self._turn.notify_all()
+        self._post(self._protocol.connection_lost, error)
 
-    def _hand_on(self, piece: bytes) -> None:
-        """Post a piece to the loop, once the loop has processed most of the earlier ones."""
+    def take(self, piece: bytes) -> None:
+        """Post a piece to the loop, once the loop has processed most of the earlier ones.
+
+        Called in the container's reading thread.
+        """
         with self._turn:
             self._turn.wait_for(
                 lambda: (self._unread_bytes < MOST_UNREAD and not self._is_reading_paused) or self._is_closing
@@ -175,9 +166,9 @@ class LinkTransport(asyncio.Transport):
             if self._is_closing:
                 return
             self._unread_bytes += len(piece)
-        self._post(self._take, piece)
+        self._post(self._receive, piece)
 
-    def _take(self, piece: bytes) -> None:
+    def _receive(self, piece: bytes) -> None:
         self._protocol.data_received(piece)
         with self._turn:
             self._unread_bytes -= len(piece)
@@ -187,8 +178,7 @@ class LinkTransport(asyncio.Transport):
 class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
     """One container and everything in it; see core.protocols.OpenLiveSandbox."""
 
-    slowness = 1.0  # factor for the time-outs of sessions
-    patience_s = START_S  # wait for the first process's greeting
+    more_homes: tuple[str, ...] = ()  # writable folders besides HOME
 
     def __init__(self, *, policy: Policy, limits: Limits, enforcement: Enforcement):
         super().__init__(limits, enforcement, has_users=policy.users)
@@ -198,8 +188,17 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
         self.writable: tuple[str, ...] = ()  # writable folders, known after the start
 
     @abstractmethod
-    def _make(self) -> tuple[C, ContainerWire]:
-        """Start a container and return it with its streams. Blocks. Raises StartFailed."""
+    def _make(self, receiver: ByteReceiver) -> C:
+        """Start a container, whose output goes to `receiver`. Blocks. Raises StartFailed."""
+
+    def _launch(self, container: C, receiver: ByteReceiver) -> C:
+        """Start a container. Blocks. Raises StartFailed; nothing is left then."""
+        container.launch(lambda: self._boot(container), receiver)
+        return container
+
+    def _boot(self, container: C) -> bytes:
+        """Return the first process's input, once the container is created."""
+        return boot_message(self._policy.preload, **container.sites(), live=self.live_settings())
 
     @abstractmethod
     def _build_program(self, request: Request, number: int) -> Program:
@@ -229,7 +228,7 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
 
     def _homes(self) -> tuple[str, ...]:
         """Return the writable folders besides the workspace and those for temporary files."""
-        return () if self._policy.user == "nobody" else (HOME,)
+        return () if self._policy.user == "nobody" else (HOME, *self.more_homes)
 
     @abstractmethod
     def _in_memory(self) -> Sequence[str]:
@@ -244,7 +243,9 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
     # Its life.
 
     async def _start(self) -> InitLink:
-        making = asyncio.ensure_future(asyncio.to_thread(self._make))
+        link = InitLink()
+        transport = LinkTransport(link)
+        making = asyncio.ensure_future(asyncio.to_thread(self._make, transport))
         try:
             await asyncio.wait([making])
         except asyncio.CancelledError:
@@ -252,33 +253,22 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
             self._hasten()
             await finish(asyncio.wait([making]))
             raise
-        container, wire = making.result()
-        link = InitLink()
-        transport = LinkTransport(wire, link, container.note_lost)
-        container.hold(transport)
-        transport.begin()
+        container = making.result()
+        transport.begin(container.wire)
         try:
-            await self._await_greeting(link, container)
+            greeting = await await_greeting(link, container)
+            self._check_greeting(greeting)
         except BaseException:
             link.close()
             container.release()
             raise
         self._container = container
+        writable = greeting.get("writable")
+        self.writable = tuple(map(str, writable)) if isinstance(writable, list) else ()
         rules = network_rules(self._policy)
         if container.network is not None and rules is not None:
             self.network = SharedNetwork(container.network, rules)
         return link
-
-    async def _await_greeting(self, link: InitLink, container: C) -> None:
-        await asyncio.wait((link.greeting, link.lost), return_when=asyncio.FIRST_COMPLETED, timeout=self.patience_s)
-        if not link.greeting.done() or link.greeting.exception() is not None:
-            raise StartFailed(
-                f"the {container.label} of a sandbox did not get ready{container.last_output()}", step="container"
-            )
-        greeting = link.greeting.result()
-        self._check_greeting(greeting)
-        writable = greeting.get("writable")
-        self.writable = tuple(map(str, writable)) if isinstance(writable, list) else ()
 
     async def close(self) -> None:
         """Kill and remove everything, for good."""
@@ -343,14 +333,8 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
         return await super().begun(process)
 
     async def _end_by_guest(self) -> dict[str, Any] | None:
-        """Return the container's end, if the guest caused it, as the end of one of its processes; else None."""
         container = self._container
-        if container is None or self._is_closed:
-            return None
-        end = await asyncio.to_thread(container.end_by_guest)
-        if end is None:
-            return None
-        return {"status": end.signal, "cause": str(end.cause or ""), "pids_hits": end.pids_hits}
+        return None if container is None or self._is_closed else await end_by_guest(container)
 
     async def _order(self, program: Program, request: Request, timeout_s: float) -> dict[str, Any]:
         """Return the order that starts a program. Large files are written first."""
@@ -374,13 +358,7 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
         """Start an interpreter that lives in this container; see core.protocols.SupportsSessions."""
         link = await self.connected()
         program = await asyncio.to_thread(self._build_session_program, language, env)
-        for path, text in program.generated.items():
-            await self.write_path(path, text.encode())
-        order: dict[str, Any] = {"env": self._variables_of(program.env, env), "cwd": WORKSPACE}
-        if program.python is not None:
-            order["python"] = {**program.python, "is_session": True}
-        else:
-            order["argv"] = argv_of(program.commands)
+        order = program.order(self._variables_of(program.env, env))
         started = LiveProgram(
             language=program.language.name, order=order, new_codec=program.new_codec, interrupt=program.interrupt,
             why_no_forks=f"backend {self.backend!r} has no checkpoints and no forks; Python sessions of backend "
@@ -388,18 +366,30 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
         )  # fmt: skip
         return await open_live_session(
             self, link, started, self.limits, enforcement=self.enforcement, notes={**self._notes(), "start": "cold"},
-            slowness=self.slowness,
+            slowness=self._container.slowness if self._container is not None else 1.0,
         )  # fmt: skip
 
 
-def _release_unread(making: asyncio.Future[tuple[C, ContainerWire]]) -> None:
+async def await_greeting(link: InitLink, container: Container[Any]) -> Mapping[str, Any]:
+    """Return the greeting of the `init` of a container. Raises StartFailed."""
+    await asyncio.wait((link.greeting, link.lost), return_when=asyncio.FIRST_COMPLETED, timeout=container.ready_s)
+    if not link.greeting.done() or link.greeting.exception() is not None:
+        raise StartFailed(f"init in the {container.label} did not get ready{container.last_output()}", step="container")
+    return link.greeting.result()
+
+
+async def end_by_guest(container: Container[Any]) -> dict[str, Any] | None:
+    """Return the container's end, if the guest caused it, as the end of one of its processes; else None."""
+    end = await observed_by_guest(container)
+    if end is None:
+        return None
+    return {"status": end.signal, "cause": str(end.cause or ""), "pids_hits": end.pids_hits}
+
+
+def _release_unread(making: asyncio.Future[C]) -> None:
     """Release a container whose caller was cancelled during its start."""
-    if making.cancelled() or making.exception() is not None:
-        return
-    container, wire = making.result()
-    wire.close()
-    container.note_lost()
-    container.release()
+    if not making.cancelled() and making.exception() is None:
+        making.result().release()
 
 
 _OWN = ("HOME", "PATH")  # variables that a sandbox that lives sets itself

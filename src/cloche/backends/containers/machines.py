@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from cloche.core.errors import LanguageUnavailable, StartFailed
+from cloche.core.errors import LanguageUnavailable
 from cloche.core.languages import Engine, Language
 from cloche.core.loops import finish
 from cloche.core.record import dataclass
@@ -21,8 +22,21 @@ from cloche.core.suppressed import suppress_logged
 
 from ..garbage_collection import Background
 from ..toolchain import find_version
-from .container import Container, ContainerLink, ContainerWire, G, Rootfs, boot_message
-from .program import IMAGE_PATH, PROGRAMS, Equipment, Program, SessionProgram, engine_of, program_of, session_in
+from .container import ByteReceiver, Container, ContainerWire, G, Rootfs
+from .live import ContainerLiveSandbox
+from .program import (
+    ENVIRONMENT,
+    IMAGE_PATH,
+    PROGRAMS,
+    TEMPORARY,
+    WORKSPACE,
+    Equipment,
+    Program,
+    SessionProgram,
+    engine_of,
+    program_of,
+    session_in,
+)
 from .sandbox import C, ContainerSandbox, SessionSandbox
 
 log = logging.getLogger("cloche.backends")
@@ -80,11 +94,19 @@ class SharingContainer(Container[G]):
 
     def empty(self) -> None:
         """End all processes in the container, and wait until they have ended."""
-        if not self.is_lost:
-            with suppress_logged(log, "a container could not be asked to end, and will be killed", OSError):
+        if self.is_lost:
+            return
+        with suppress_logged(log, "a container could not be asked to end, and will be killed", OSError):
+            if self.init_files is None:
                 self.order({"do": "leave"})
-            if not self._over.wait(LEAVE_S):
-                self.kill()
+            else:
+                self.end()
+        if not self._over.wait(LEAVE_S):
+            self.kill()
+
+    @abstractmethod
+    def end(self) -> None:
+        """Have the machine kill the container, without waiting for that. Raises OSError."""
 
     def empty_soon(self) -> None:
         """Call `empty` in the background."""
@@ -117,20 +139,13 @@ class HostedContainer(Container[LookedInto]):
 
     background: ClassVar[Background]
     machine: Any  # a `Hosting` of the backend
+    step = "boot"
 
-    def start(self, preload: Sequence[str]) -> None:
-        """Start the first process and wait for its READY. Raises StartFailed; the machine is ended then."""
-        try:
-            self._link = ContainerLink(self._started(), self._receive, self._lose)
-            self._link.send_raw(boot_message(preload))
-            if not self._is_ready():
-                raise StartFailed(f"nothing got ready in a {self.label}{self.last_output()}", step="boot")
-        except OSError as error:
-            self.machine.end()
-            raise StartFailed(f"a {self.label} is gone: {error}{self.last_output()}", step="boot") from error
-        except BaseException:
-            self.machine.end()
-            raise
+    def _open(self, make_boot: Callable[[], bytes], receiver: ByteReceiver | None) -> None:
+        self._connect(self._started(), receiver).send_raw(make_boot())
+
+    def _abandon(self) -> None:
+        self.machine.end()
 
     def _started(self) -> ContainerWire:
         machine: Hosting = self.machine
@@ -156,6 +171,28 @@ class InMachine:
 
     def _prepare_next(self, container: Container[Any], program: Program) -> None:
         """Prepare nothing: the machine exists, and a container in it is made when a run arrives."""
+
+
+class LiveInMachine(ContainerLiveSandbox[C]):
+    """One container in a machine, with the programs that `_equipment` finds there."""
+
+    path = IMAGE_PATH
+
+    @abstractmethod
+    def _equipment(self) -> Equipment:
+        """Return the programs of the machine. Blocks. Raises StartFailed, BackendUnavailable."""
+
+    def _in_memory(self) -> Sequence[str]:
+        return (WORKSPACE, *TEMPORARY)
+
+    def _build_program(self, request: Request, number: int) -> Program:
+        return program_of(request, self._equipment(), {"PATH": self.path}, has_interpreter=True, number=number)
+
+    def _build_session_program(self, language: str, env: Mapping[str, str]) -> SessionProgram:
+        return session_in(language, env, self._equipment(), self.path)
+
+    def _variables(self) -> Mapping[str, str]:
+        return {"PATH": self.path, **ENVIRONMENT}
 
 
 class SharedSandbox(InMachine, SessionSandbox[E, S]):

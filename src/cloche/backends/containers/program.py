@@ -24,6 +24,7 @@ from ..session_languages import ONCE, Codec, Driver, Interrupt, JsonCodec, check
 from ..toolchain import sets_interpreter_variables, version_numbers
 
 WORKSPACE, BUILD = "/workspace", "/tmp/build"
+TEMPORARY = ("/tmp", "/dev/shm")
 NOFILE = 1024
 # fs/coredump.c: with RLIMIT_CORE 0 a core_pattern pipe program of the host still gets the dump; 1 aborts it.
 ULIMITS: Mapping[str, int] = {"core": 1, "nofile": NOFILE, "memlock": 64 * KIB, "msgqueue": 819_200}
@@ -107,7 +108,6 @@ class Program:
         """Return the order for the first process."""
         return {
             "do": "run",
-            "is_session": False,
             "commands": [list(argv) for argv in self.commands],
             "python": dict(self.python) if self.python is not None else None,
             "env": dict(self.env),
@@ -199,20 +199,13 @@ class SessionProgram:
     generated: Mapping[str, str] = field(default_factory=dict)
     python: Mapping[str, Any] | None = None
 
-    def order(self, limits: Limits) -> dict[str, Any]:
-        """Return the order for the first process."""
-        return {
-            "do": "session",
-            "is_session": True,
-            "commands": [list(argv) for argv in self.commands],
-            "python": dict(self.python) if self.python is not None else None,
-            "env": dict(self.env),
-            "build": FOLDER if self.generated else "",
-            "generated": dict(self.generated),
-            "memory_bytes": limits.memory_bytes,
-            "pids": limits.pids,
-            "nofile": NOFILE,
-        }
+    def order(self, env: Mapping[str, str]) -> dict[str, Any]:
+        """Return the order of `init` that starts it with the environment `env`."""
+        files = [[path, 0o644, text.encode().hex()] for path, text in self.generated.items()]
+        order: dict[str, Any] = {"env": dict(env), "cwd": WORKSPACE, "files": files}
+        if self.python is not None:
+            return {**order, "python": {**self.python, "is_session": True}}
+        return {**order, "argv": list(self.commands[0])}
 
 
 def session_of(

@@ -21,13 +21,12 @@ from typing import Any
 
 from cloche.core.enforcement import Control, Enforcement, State
 from cloche.core.errors import SandboxFileError, SandboxFileNotFound, SandboxFileRefused, SandboxFileTooLarge
-from cloche.core.events import HeadTail, OutputChunk, PlanStep, Sink, Started, Stream, discard, kept_between
+from cloche.core.events import HeadTail, OutputChunk, PlanStep, Sink, Started, Stream, discard
 from cloche.core.frames import GuestReport, GuestReportReader
 from cloche.core.limits import Limits
 from cloche.core.record import dataclass, replace
 from cloche.core.request import InputFile
 from cloche.core.result import FileRecord, KillCause, Observed, Result, Usage, decide
-from cloche.core.suppressed import suppress_logged
 from cloche.egress.client import Traffic
 
 from ..archive import MAX_FILES, MAX_PATH_CHARS, ByteRange, Spool, keep, unpack
@@ -45,6 +44,7 @@ _ERRORS: dict[str, type[SandboxFileError]] = {
 }
 log = logging.getLogger("cloche.containers")
 ASK_S = 15.0
+ANSWER_S = 120.0  # time-out of a request about files
 BEGIN_S = 120.0  # for a program to start, after everything was sent
 LIFT_S = 0.25  # for the first process to end the guest with its normal CPU quota
 GUEST_KILL_S = 5.0  # for the first process to end the guest after a kill frame
@@ -75,21 +75,6 @@ class Outputs:
                 self._post(self._sink, OutputChunk(stream=stream, data=data))
             if output.total > self._limits.flood_bytes:
                 self._post(self._on_flood)
-
-    def hand_on_to(self, sink: Sink) -> None:
-        """Pass later output to `sink`, and first the output kept since the last `renew`."""
-        with self._turn:
-            self._sink = sink
-            self._kept = {stream: output.followed(self._limits.output_bytes) for stream, output in self._kept.items()}
-            for stream, output in self._kept.items():
-                if sink is not discard and (before := output.joined()):
-                    sink(OutputChunk(stream=stream, data=before))
-
-    def renew(self) -> None:
-        """Drop the output received so far, and stop passing on output."""
-        with self._turn:
-            self._sink, limit = discard, self._limits.output_bytes
-            self._kept = {stream: kept_between(limit) for stream in STREAMS.values()}
 
     def kept_bytes(self, stream: Stream) -> bytes:
         """Return the kept output of a stream."""
@@ -288,12 +273,18 @@ async def observed_end(
         return None
     if cause is not None:
         return End(observed=Observed(cause=cause), usage=Usage())
-    with suppress_logged(log, "the reason of a container's end is not known in time", TimeoutError):
+    observed = await observed_by_guest(container)
+    return End(observed=observed, usage=Usage()) if observed is not None else None
+
+
+async def observed_by_guest(container: Container[Any]) -> Observed | None:
+    """Return how a container ended if the guest caused it and that is known in time, else None."""
+    try:
         async with asyncio.timeout(ASK_S):  # a daemon that is shutting down may never answer
-            observed = await asyncio.to_thread(container.end_by_guest)
-            if observed is not None:
-                return End(observed=observed, usage=Usage())
-    return None
+            return await asyncio.to_thread(container.end_by_guest)
+    except TimeoutError:
+        log.debug("the reason of a container's end is not known in time")
+        return None
 
 
 def reported_end(report: Mapping[str, Any], cause: KillCause | None = None) -> End:
@@ -366,10 +357,13 @@ def result_of(
 
 
 class KillTimer:
-    """Kill one program for a cause. For one event loop; must be closed."""
+    """Kill one program for a cause. For one event loop; must be closed.
 
-    def __init__(self, container: Container[Any]):
-        self._container = container
+    `kill_guest` asks the first process to kill it.
+    """
+
+    def __init__(self, container: Container[Any], kill_guest: Callable[[], None] | None = None):
+        self._container, self._kill_guest = container, kill_guest or container.kill_guest
         self._loop = asyncio.get_running_loop()
         self._timers: list[asyncio.TimerHandle] = []
         self._starting: asyncio.TimerHandle | None = None
@@ -393,7 +387,7 @@ class KillTimer:
         """Kill the program. The first cause is kept."""
         if self.cause is None:
             self.cause = cause
-            self._begin(self._container.kill_guest)
+            self._begin(self._kill_guest)
             self._timers.append(self._loop.call_later(LIFT_S, self._begin, self._container.lift_quota))
             self._timers.append(self._loop.call_later(GUEST_KILL_S, self._kill_container))
 

@@ -35,11 +35,10 @@ from ..saved_files import Changes, Until, time_for_files
 from ..session import Session
 from .container import SMALL_BYTES, Container, G
 from .pool import deferral, shared_pool
-from .program import Program, SessionProgram
-from .run import FileRequest, KillTimer, Lost, RunListener, WorkspaceHashes, observed_end, result_of
-from .session import ContainerTransport
+from .program import TEMPORARY, WORKSPACE, Program, SessionProgram
+from .run import ANSWER_S, FileRequest, KillTimer, Lost, RunListener, WorkspaceHashes, observed_end, result_of
+from .session import SessionContainer
 
-ANSWER_S = 120.0  # time-out of a request about files
 log = logging.getLogger("cloche.containers")
 
 C = TypeVar("C", bound=Container[Any])
@@ -113,8 +112,11 @@ class ContainerSandbox(ABC, Generic[G, C]):
         """Return the content of a regular file of the workspace. Raises the SandboxFile errors."""
         inside = workspace_path(path)
         async with self._turn:
+            holder = await self._holder()
+            if holder.init_files is not None:
+                return await holder.init_files.read_file(inside, max_bytes=max_bytes)
             file_request = FileRequest(max_bytes)
-            await self._request_files(file_request, {"do": "read", "path": inside, "max_bytes": max_bytes})
+            await self._ask(holder, file_request, {"do": "read", "path": inside, "max_bytes": max_bytes})
             file_request.spool.file.seek(0)
             data = file_request.spool.file.read()
             file_request.spool.file.close()
@@ -124,9 +126,13 @@ class ContainerSandbox(ABC, Generic[G, C]):
         """Return the paths of all regular files below `path`, relative to the workspace."""
         top = "" if path in (".", "", "/workspace") else workspace_path(path) + "/"
         async with self._turn:
-            file_request = FileRequest(0)
-            await self._request_files(file_request, {"do": "list"})
-            paths = file_request.spool.take_names(file_request.spool.size)
+            holder = await self._holder()
+            if holder.init_files is not None:
+                paths: Sequence[str] = await holder.init_files.list_files()
+            else:
+                file_request = FileRequest(0)
+                await self._ask(holder, file_request, {"do": "list"})
+                paths = file_request.spool.take_names(file_request.spool.size)
             return tuple(path for path in paths if path.startswith(top) and path not in PROGRAM_FILES)
 
     async def write_file(self, path: str, data: bytes) -> None:
@@ -136,7 +142,12 @@ class ContainerSandbox(ABC, Generic[G, C]):
     async def write_files(self, files: Sequence[InputFile]) -> None:
         """Create or replace all of `files`."""
         async with self._turn:
-            await self._request_files(FileRequest(0), {"do": "write"}, pack(files))
+            holder = await self._holder()
+            if holder.init_files is not None:
+                for file in files:
+                    await holder.init_files.write_path(file.path, file.data, mode=file.mode & 0o777)
+            else:
+                await self._ask(holder, FileRequest(0), {"do": "write"}, pack(files))
             self._workspace.note(files)
 
     async def close(self) -> None:
@@ -300,16 +311,10 @@ class ContainerSandbox(ABC, Generic[G, C]):
             with suppress_logged(log, "not all of a run was sent, whose end says more", OSError):
                 await finish(sending)
 
-    async def _request_files(
-        self, file_request: FileRequest, order: dict[str, Any], *payloads: bytes
-    ) -> dict[str, Any]:
-        """Send a request about files to a container of this sandbox."""
-        return await self._ask(await self._holder(), file_request, order, *payloads)
-
     async def _ask(
         self, container: Container[Any], file_request: FileRequest, order: dict[str, Any], *payloads: bytes
     ) -> dict[str, Any]:
-        container.listen_for_files(file_request)
+        container.listen(file_request)
         try:
             return await _answer(container, file_request, order, payloads)
         except TimeoutError as error:
@@ -325,7 +330,7 @@ class ContainerSandbox(ABC, Generic[G, C]):
                 "the workspace is gone with its container; open another sandbox", step="container"
             ) from error
         finally:
-            container.listen_for_files(None)
+            container.listen(None)
 
     async def _holder(self) -> C:
         """Return a container that holds the workspace; starts one if necessary."""
@@ -367,7 +372,7 @@ class SessionSandbox(ContainerSandbox[G, C]):
 
     def __init__(self, *, policy: Policy, limits: Limits, enforcement: Enforcement):
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
-        self._sessions: dict[C, Session] = {}  # by their containers
+        self._sessions: dict[C, Session | None] = {}  # by their containers; None while one starts
 
     @abstractmethod
     def _find_session_rootfs(self, language: str) -> G:
@@ -386,22 +391,35 @@ class SessionSandbox(ContainerSandbox[G, C]):
             rootfs = await self._rootfs(lambda: self._find_session_rootfs(language))
             program = self._build_session_program(language, env, rootfs)
             container, start = await self._take(rootfs)
-            transport = ContainerTransport(self, container, program, self._limits)
-            session = Session(
-                transport, transport.changes, language=program.language.name, interrupt=program.interrupt,
-                limits=self._limits, enforcement=self._enforced(container),
-                notes={**self._notes(container), "start": start},
-            )  # fmt: skip
-            rules = network_rules(self._policy)
-            if container.network is not None and rules is not None:
-                session.network, session.owns_network = SharedNetwork(container.network, rules), True
-            self._sessions[container] = session
+            session_container = SessionContainer(container, self._limits, self._enforced(container), self._in_memory())
+            container.init_files = session_container
+            self._sessions[container] = None
+        try:
+            transport = await session_container.open_transport(self, program)
+            if self._is_closed:
+                raise InvalidRequest("this sandbox was closed before its session was up; open another one")
+        except BaseException:
+            self.take_back(container)
+            raise
+        session = Session(
+            transport, lambda timeout_s: self._changes_in(session_container, timeout_s), language=program.language.name,
+            interrupt=program.interrupt, limits=self._limits, enforcement=session_container.enforcement,
+            notes={**self._notes(container), "start": start},
+        )  # fmt: skip
+        rules = network_rules(self._policy)
+        if container.network is not None and rules is not None:
+            session.network, session.owns_network = SharedNetwork(container.network, rules), True
+        self._sessions[container] = session
         try:
             await session.await_ready(await transport.start())
         except BaseException:
             await finish(session.close())
             raise
         return session
+
+    def _in_memory(self) -> Sequence[str]:
+        """Return the file systems whose content a container's kernel counts as shared memory."""
+        return (WORKSPACE, *TEMPORARY)
 
     def take_back(self, container: Container[Any]) -> None:
         """Take over the container of an ended session, which may be the only holder of the workspace."""
@@ -412,22 +430,21 @@ class SessionSandbox(ContainerSandbox[G, C]):
         else:
             self._used = mine
 
-    async def changes_in(self, container: Container[Any], timeout_s: float) -> Changes:
+    async def _changes_in(self, session_container: SessionContainer, timeout_s: float) -> Changes:
         """Return the files that changed, after a cell with a limit of `timeout_s`; empty if they cannot be read any
         more.
         """
         async with self._turn:
-            if container.is_lost or self._is_closed:
+            if session_container.container.is_lost or self._is_closed:
                 return Changes()
-            file_request, walk_s = FileRequest(self._limits.disk_bytes), time_for_files(timeout_s)
-            order = {"do": "look", "disk_bytes": self._limits.disk_bytes, "walk_s": walk_s}
             try:
-                answer = await self._ask(container, file_request, order)
+                spool, answer = await session_container.changed_files(timeout_s)
             except SandboxFileError:
                 return Changes(skipped=1)
-            except StartFailed:
+            except (TimeoutError, ValueError, OutcomeUnknown):
+                await asyncio.to_thread(session_container.container.kill)
                 return Changes()
-            return await self._workspace.changes(file_request.spool, {}, answer, Until(walk_s))
+            return await self._workspace.changes(spool, {}, answer, Until(time_for_files(timeout_s)))
 
     async def close(self) -> None:
         """Kill and remove everything, for good."""
@@ -435,7 +452,8 @@ class SessionSandbox(ContainerSandbox[G, C]):
         async with AsyncExitStack() as stack:  # closes the rest even if one is interrupted
             stack.push_async_callback(super().close)
             for session in reversed(self._sessions.values()):
-                stack.push_async_callback(session.close)
+                if session is not None:
+                    stack.push_async_callback(session.close)
 
     def _other_holders(self) -> Sequence[C]:
         return list(self._sessions)

@@ -22,21 +22,17 @@ from cloche.core.policy import Policy
 from cloche.core.request import Request
 from cloche.core.suppressed import suppress_logged
 
-from ..containers.container import ARGUMENTS, LEAST_PYTHON, ContainerWire, boot_message
-from ..containers.live import TEMPORARY, ContainerLiveSandbox
-from ..containers.machines import HostedContainer, HostedSandbox, LookedInto
+from ..containers.container import ARGUMENTS, LEAST_PYTHON, ByteReceiver
+from ..containers.machines import HostedContainer, HostedSandbox, LiveInMachine, LookedInto
 from ..containers.program import (
     ENVIRONMENT,
     IMAGE_PATH,
     LOOK,
     PROGRAMS,
     REAPER_BYTES,
+    TEMPORARY,
     ULIMITS,
     WORKSPACE,
-    Program,
-    SessionProgram,
-    program_of,
-    session_in,
 )
 from ..garbage_collection import Background, owner
 from ..remote.labels import LABEL
@@ -210,22 +206,6 @@ class DaytonaContainer(HostedContainer):
         self._wire = self.machine.start()
         return self._wire
 
-    def start_live(self, boot: bytes) -> ContainerWire:
-        """Start the first process of a live sandbox, and return its streams.
-
-        Raises StartFailed; the sandbox is ended then.
-        """
-        try:
-            wire = self._started()
-            wire.send(boot)
-        except OSError as error:
-            self.machine.end()
-            raise StartFailed(f"a sandbox at Daytona is gone: {error}", step="boot") from error
-        except BaseException:
-            self.machine.end()
-            raise
-        return wire
-
     def kill(self) -> None:
         """Delete the sandbox: an unresponsive first process cannot be distinguished from its guest."""
         if self._wire is not None:
@@ -276,7 +256,7 @@ class DaytonaOpenSandbox(HostedSandbox[DaytonaContainer]):
         }  # fmt: skip
 
 
-class DaytonaLiveSandbox(ContainerLiveSandbox[DaytonaContainer]):
+class DaytonaLiveSandbox(LiveInMachine[DaytonaContainer]):
     """One sandbox at Daytona, with one first process for all processes in it."""
 
     backend = "daytona"
@@ -302,11 +282,10 @@ class DaytonaLiveSandbox(ContainerLiveSandbox[DaytonaContainer]):
             if self._machine is not None:
                 await finish(asyncio.to_thread(self._machine.end))
 
-    def _make(self) -> tuple[DaytonaContainer, ContainerWire]:
+    def _make(self, receiver: ByteReceiver) -> DaytonaContainer:
         machine = self._machine = self._new_machine(self._homes())
         self._image = machine.create()
-        container = DaytonaContainer(machine, self._image)
-        return container, container.start_live(boot_message(self._policy.preload, live=self.live_settings()))
+        return self._launch(DaytonaContainer(machine, self._image), receiver)
 
     def _hasten(self) -> None:
         if self._machine is not None:
@@ -320,15 +299,6 @@ class DaytonaLiveSandbox(ContainerLiveSandbox[DaytonaContainer]):
         if self._image is None:
             raise StartFailed("the sandbox was not created", step="boot")
         return self._image
-
-    def _build_program(self, request: Request, number: int) -> Program:
-        return program_of(request, self._equipment(), {"PATH": IMAGE_PATH}, has_interpreter=True, number=number)
-
-    def _build_session_program(self, language: str, env: Mapping[str, str]) -> SessionProgram:
-        return session_in(language, env, self._equipment())
-
-    def _variables(self) -> Mapping[str, str]:
-        return {"PATH": IMAGE_PATH, **ENVIRONMENT}
 
     def _notes(self) -> dict[str, Any]:
         notes = self._machine.notes() if self._machine is not None else {}

@@ -12,11 +12,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from cloche.core.errors import StartFailed
 from cloche.core.result import KillCause, Observed
 from cloche.core.suppressed import suppress_logged
 
-from ..containers.container import CHUNK_BYTES, MAX_FRAME_BYTES, Container, ContainerLink, ContainerWire, boot_message
+from ..containers.container import CHUNK_BYTES, MAX_FRAME_BYTES, ByteReceiver, Container, ContainerLink
 from .daemon import Daemon, explained, release
 from .images import DockerImage
 from .network import serve_container
@@ -163,60 +162,33 @@ class DockerContainer(Container[DockerImage]):
         self.daemon, self.plan, self.rootfs = daemon, plan, image
         self.id = ""
 
-    def start(self, preload: Sequence[str]) -> None:
-        """Create and start the container, and wait for its READY. Raises StartFailed; nothing is left then."""
-        self.id = self.daemon.create(self.plan.api())
-        try:
-            wire = AttachedWire(self.daemon.attach(self.id))
-            self._link = ContainerLink(wire, self._receive, self._lose)
-            self.daemon.start(self.id)
-            self._serve_network()
-            self._begin(self._link, preload)
-            if not self._is_ready():
-                raise StartFailed(f"the container of {self.rootfs.name!r} did not get ready{self.last_output()}")
-        except OSError as error:
-            self._abandon()
-            raise StartFailed(f"the container of {self.rootfs.name!r} is gone: {error}{self.last_output()}") from error
-        except BaseException:
-            self._abandon()
-            raise
+    @property
+    def label(self) -> str:
+        """Return the name for messages."""
+        return f"container of {self.rootfs.name!r}"
 
-    def start_live(self, make_boot: Callable[[], bytes]) -> ContainerWire:
-        """Create and start the container, send it the result of `make_boot()`, and return its streams.
-
-        `make_boot` is called when the container is created and not started yet. Raises StartFailed; nothing is left
-        then.
-        """
+    def _open(self, make_boot: Callable[[], bytes], receiver: ByteReceiver | None) -> None:
         self.id = self.daemon.create(self.plan.api())
-        wire = None
-        try:
-            boot = make_boot()
-            wire = AttachedWire(self.daemon.attach(self.id))
-            self.daemon.start(self.id)
-            self._serve_network()
-            with suppress_logged(log, "a container ended before it had its program, as its reader finds", OSError):
-                wire.send(boot)
-        except BaseException:
-            if wire is not None:
-                wire.close()
-            self._close_network()
-            self.daemon.remove(self.id)
-            raise
-        return wire
+        boot = make_boot()
+        link = self._connect(AttachedWire(self.daemon.attach(self.id)), receiver)
+        self.daemon.start(self.id)
+        self._serve_network()
+        self._begin(link, boot)
 
     def _serve_network(self) -> None:
         """Have the container's network served, if it has one, before any code of the guest runs."""
         if self.plan.rules is not None:
             self.network = serve_container(self.daemon, self.id, self.rootfs, self.plan.rules)
 
-    def _begin(self, link: ContainerLink, preload: Sequence[str]) -> None:
+    def _begin(self, link: ContainerLink, boot: bytes) -> None:
         """Send the first process its program."""
-        link.send_raw(boot_message(preload))
+        link.send_raw(boot)
 
     def _abandon(self) -> None:
         self.shutdown()
         self._close_network()
-        self.daemon.remove(self.id)
+        if self.id:
+            self.daemon.remove(self.id)
 
     def kill(self) -> None:
         """Kill the container."""

@@ -15,11 +15,10 @@ from cloche.core.policy import Policy
 from cloche.core.record import replace
 from cloche.core.request import Request
 
-from ..containers.container import ContainerWire, boot_message
-from ..containers.live import HOME, TEMPORARY, ContainerLiveSandbox
+from ..containers.container import ByteReceiver, boot_message
+from ..containers.live import HOME, ContainerLiveSandbox
 from ..containers.program import (
     ENVIRONMENT,
-    WORKSPACE,
     Program,
     SessionProgram,
     program_with_layers,
@@ -32,7 +31,7 @@ from .daemon import OWNER_LABEL, Daemon
 from .images import DockerImage, find_image, image_name
 from .layers import fill, places_of, volumes_of
 from .plan import GVISOR, ContainerPlan, plan_container, with_homes
-from .sandbox import COMMAND, any_id, build_program, build_session_program, image_variables
+from .sandbox import COMMAND, any_id, build_program, build_session_program, image_variables, in_memory
 
 # Writable folders besides the workspace. Each has its own size limit, because two mounts cannot share a tmpfs volume.
 HOMES = ("/run", "/srv", "/var/tmp")
@@ -57,6 +56,7 @@ class DockerLiveSandbox(ContainerLiveSandbox[DockerContainer]):
     """One container of a daemon. Its image is Python's, or the one configured for all languages."""
 
     backend = "docker"
+    more_homes = HOMES
 
     def __init__(
         self,
@@ -73,11 +73,10 @@ class DockerLiveSandbox(ContainerLiveSandbox[DockerContainer]):
         self._daemon, self._image, self._runtime, self._choice_notes = daemon, image, runtime, notes
         self.clock_slack_ns = SLACK_NS if runtime in GVISOR else 0
 
-    def _make(self) -> tuple[DockerContainer, ContainerWire]:
+    def _make(self, receiver: ByteReceiver) -> DockerContainer:
         image = self._image
         fill(self._daemon, image, self._policy.layers)
-        container = DockerContainer(self._daemon, self._plan(image), image)
-        return container, container.start_live(lambda: self._boot(container))
+        return self._launch(DockerContainer(self._daemon, self._plan(image), image), receiver)
 
     def _boot(self, container: DockerContainer) -> bytes:
         settings = self.live_settings()
@@ -108,16 +107,10 @@ class DockerLiveSandbox(ContainerLiveSandbox[DockerContainer]):
         return with_homes(plan, self._homes())
 
     def _homes(self) -> tuple[str, ...]:
-        if self._policy.users:
-            return (*HOMES_OF_USERS, *HOMES)
-        homes = super()._homes()
-        return (*homes, *HOMES) if homes else ()
+        return (*HOMES_OF_USERS, *HOMES) if self._policy.users else super()._homes()
 
     def _in_memory(self) -> Sequence[str]:
-        workspace = (
-            () if self._runtime in GVISOR else (WORKSPACE,)
-        )  # under gVisor it is a file system of the host's kernel
-        return (*workspace, *TEMPORARY, *self._homes())
+        return (*in_memory(self._runtime), *self._homes())
 
     def _build_program(self, request: Request, number: int) -> Program:
         return program_with_layers(build_program(request, self._image, number), places_of(self._policy.layers))

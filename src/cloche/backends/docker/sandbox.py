@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -22,6 +22,8 @@ from cloche.core.request import Request
 from ..containers.container import ARGUMENTS
 from ..containers.program import (
     IMAGE_PATH,
+    TEMPORARY,
+    WORKSPACE,
     Program,
     SessionProgram,
     language_of,
@@ -37,7 +39,7 @@ from .container import DockerContainer
 from .daemon import OWNER_LABEL, Daemon, release
 from .images import DockerImage, find_image, image_name
 from .layers import fill, places_of, volumes_of
-from .plan import FIRST_ID, IDS, ContainerPlan, plan_container
+from .plan import FIRST_ID, GVISOR, IDS, ContainerPlan, plan_container
 from .shell_container import COMMAND as SHELL_COMMAND
 from .shell_container import ShellContainer
 
@@ -138,6 +140,9 @@ class DockerOpenSandbox(SessionSandbox[DockerImage, DockerContainer]):
             container.network.close()
         release(container, self._volume if with_workspace else "")
 
+    def _in_memory(self) -> Sequence[str]:
+        return in_memory(self._runtime)
+
     def _notes(self, container: DockerContainer) -> dict[str, Any]:
         runtime = f", {self._runtime}" if self._runtime else ""
         engine = f"docker {self._daemon.version}{runtime}"
@@ -155,6 +160,11 @@ class DockerOpenSandbox(SessionSandbox[DockerImage, DockerContainer]):
             raise StartFailed(f"the workspace is gone with its container{output}", step="container")
         if not self._volume:
             self._volume = await asyncio.to_thread(self._daemon.volume_of, holder.id)
+
+
+def in_memory(runtime: str) -> tuple[str, ...]:
+    """Return the file systems that the container's kernel keeps in memory; on gVisor, the workspace is the host's."""
+    return TEMPORARY if runtime in GVISOR else (WORKSPACE, *TEMPORARY)
 
 
 def any_id() -> int:

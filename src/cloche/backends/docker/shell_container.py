@@ -54,7 +54,7 @@ class ShellContainer(DockerContainer):
 
     _is_killed = False
 
-    def _begin(self, link: ContainerLink, preload: Sequence[str]) -> None:  # noqa: ARG002 - nothing is sent, nothing loaded
+    def _begin(self, link: ContainerLink, boot: bytes) -> None:  # noqa: ARG002 - nothing is sent
         """Mark the container as ready: the shell reads its input as soon as it runs."""
         self._ready.set()
 
@@ -85,7 +85,7 @@ class ShellContainer(DockerContainer):
             self._send_json(FAILED, kind="refused", path=order.get("path", "/workspace"), why=explained(error))
 
     def _send(self, tag: bytes, body: bytes = b"") -> None:
-        self._forward(tag, body)
+        self._receive(tag, body)
 
     def _send_json(self, tag: bytes, **body: object) -> None:
         self._send(tag, json.dumps(body).encode())

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cloche.core.enforcement import Enforcement
-from cloche.core.errors import InvalidRequest, StartFailed
+from cloche.core.errors import InvalidRequest
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.request import Request
 from cloche.core.suppressed import suppress_logged
 
-from ..containers.container import ContainerLink, ContainerWire, boot_message
+from ..containers.container import ByteReceiver
 from ..containers.machines import LookedInto, SharedSandbox, SharingContainer
 from ..session_languages import session_language
 from .machine import E2BMachine
@@ -32,6 +32,8 @@ END_S = 8.0
 class E2BContainer(SharingContainer[LookedInto]):
     """One of the containers in a machine."""
 
+    step = "launch"
+
     def __init__(self, machine: E2BMachine):
         super().__init__()
         self.machine, self.rootfs = machine, machine.create()
@@ -42,39 +44,22 @@ class E2BContainer(SharingContainer[LookedInto]):
         """Return the name for messages: the machine if it is lost, else the container."""
         return "sandbox at E2B" if self.machine.is_lost else "container in the sandbox at E2B"
 
-    def start(self, preload: Sequence[str]) -> None:
-        """Make the container and wait for its READY. Raises StartFailed or BackendUnavailable; nothing is left then."""
-        try:
-            self._wire = self.machine.launch(boot_message(preload))
-            self._link = ContainerLink(self._wire, self._receive, self.note_lost)
-            if not self._is_ready():
-                raise StartFailed(f"nothing got ready in a sandbox at E2B{self.last_output()}", step="launch")
-        except OSError as error:
-            self.kill()
-            raise StartFailed(f"a sandbox at E2B is gone: {error}{self.last_output()}", step="launch") from error
-        except BaseException:
-            self.kill()
-            raise
+    def _open(self, make_boot: Callable[[], bytes], receiver: ByteReceiver | None) -> None:
+        self._wire = self.machine.launch(make_boot())
+        self._connect(self._wire, receiver)
 
-    def start_live(self, boot: bytes) -> ContainerWire:
-        """Make the machine's only container, send it `boot`, and return its streams.
-
-        Raises StartFailed or BackendUnavailable; nothing is left then.
-        """
-        try:
-            self._wire = self.machine.launch(boot)
-        except OSError as error:
-            self.machine.end_soon()
-            raise StartFailed(f"a sandbox at E2B is gone: {error}", step="launch") from error
-        except BaseException:
-            self.machine.end_soon()
-            raise
-        return self._wire
+    def _abandon(self) -> None:
+        self.kill()
 
     def note_lost(self) -> None:
         """Record that the container's stream has ended. Called in its reading thread."""
         super().note_lost()
         self._over.set()
+
+    def end(self) -> None:
+        """Have the machine kill the container, without waiting for that. Raises OSError."""
+        if self._wire is not None:
+            self._wire.kill()
 
     def kill(self) -> None:
         """Have the machine kill the container; end the machine if that fails."""
@@ -82,7 +67,7 @@ class E2BContainer(SharingContainer[LookedInto]):
             return
         if self._wire is not None:
             with suppress_logged(log, "a container could not be killed, and its sandbox will be", OSError):
-                self._wire.kill()
+                self.end()
                 if self._over.wait(END_S):
                     return
         self.machine.end()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -24,7 +24,7 @@ from cloche.core.request import Request
 from cloche.egress.client import operator_proxies, rest
 
 from ..containers.pool import close_pool
-from ..containers.program import Program, SessionProgram, program_with_layers, session_with_layers
+from ..containers.program import TEMPORARY, Program, SessionProgram, program_with_layers, session_with_layers
 from ..containers.sandbox import SessionSandbox
 from ..enforcement import check_policy, gvisor_controls, with_hosts_stack, with_network
 from ..garbage_collection import remove_groups
@@ -89,7 +89,7 @@ def _try(engine: RunscEngine, host: Host, shown: HostView) -> str:
     except StartFailed as error:
         return str(error)
     try:
-        RunscContainer(shim, plan).start((), timeout_s=PROBE_S)
+        RunscContainer(shim, plan, PROBE_S).start(())
     except StartFailed as error:
         return str(error)
     finally:
@@ -167,6 +167,9 @@ class RunscOpenSandbox(SessionSandbox[HostView, RunscContainer]):
             container.release()
         else:
             container.end()
+
+    def _in_memory(self) -> Sequence[str]:
+        return TEMPORARY
 
     def _notes(self, container: RunscContainer) -> dict[str, Any]:  # noqa: ARG002 - they are all alike
         return {"backend": "gvisor", "engine": f"runsc {self._engine.version} ({self._engine.platform})"}

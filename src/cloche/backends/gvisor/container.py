@@ -30,7 +30,7 @@ from cloche.jail import messages
 from cloche.jail.cgroups import Cgroup
 from cloche.jail.setup.launch import start_shim
 
-from ..containers.container import CHUNK_BYTES, OUTPUT, START_S, Container, ContainerLink, ContainerWire, boot_message
+from ..containers.container import CHUNK_BYTES, OUTPUT, START_S, ByteReceiver, Container
 from ..garbage_collection import Background, clear_groups, group_name
 from ..host import Host
 from ..network import new_network
@@ -280,55 +280,55 @@ def _pipe(on_failure: ExitStack) -> tuple[int, int]:
 class RunscContainer(Container[HostView]):
     """One container below a shim. The shim may also hold the previous container."""
 
-    def __init__(self, shim: ShimClient, plan: RunscPlan):
+    step = "runsc"
+
+    def __init__(self, shim: ShimClient, plan: RunscPlan, patience_s: float = START_S):
         super().__init__()
+        self._patience_s = patience_s
         self.shim, self.plan, self.rootfs = shim, plan, plan.shown
         self.number = 0
         self._end: Mapping[str, Any] = {}
         self._has_ended = threading.Event()
 
-    def start_live(self, boot: bytes) -> ContainerWire:
-        """Start the container, send it `boot`, and return its streams. Raises StartFailed; nothing is left then."""
-        wire = self._start_wire(STALL_S)
-        with suppress_logged(log, "a container ended before it had its program, as its reader finds", OSError):
-            wire.send(boot)
-        return wire
+    @property
+    def label(self) -> str:
+        """Return the name for messages."""
+        return "container of gVisor"
 
-    def _start_wire(self, stall_s: float) -> PipeWire:
+    @property
+    def ready_s(self) -> float:
+        """Return the maximum seconds until its first process is ready."""
+        return self._patience_s
+
+    def sites(self) -> dict[str, Any]:
+        """Return the packages of this host's interpreter, which the container shows."""
+        return {"extra_paths": user_site(), "customizes": has_customization()}
+
+    def _open(self, make_boot: Callable[[], bytes], receiver: ByteReceiver | None) -> None:
         try:
-            wire = PipeWire(stall_s)
+            wire = PipeWire(min(self._patience_s, STALL_S))
         except OSError as error:
-            raise StartFailed(f"there are no pipes for a container of gVisor: {error}", step="runsc") from error
+            raise StartFailed(f"there are no pipes for a container of gVisor: {error}", step=self.step) from error
         try:
             if self.plan.rules is not None:
                 self.network = new_network(self.plan.rules)
             self.number = self.shim.start(self.plan, wire.theirs, self._note_end, self.network)
         except BaseException:
-            self._close_network()
-            wire.close_theirs()
             wire.close()
             raise
-        wire.close_theirs()
-        return wire
+        finally:
+            wire.close_theirs()
+        self._connect(wire, receiver).send_raw(make_boot())
 
-    def start(self, preload: Sequence[str], *, timeout_s: float = START_S) -> None:
-        """Start the container and wait for its READY. Raises StartFailed; nothing is left then."""
-        wire = self._start_wire(min(timeout_s, STALL_S))
-        self._link = ContainerLink(wire, self._receive, self._lose)
-        try:
-            self._link.send_raw(boot_message(preload, extra_paths=user_site(), customizes=has_customization()))
-            if not self._is_ready(timeout_s):
-                raise StartFailed(f"a container of gVisor did not get ready{self.last_output()}", step="runsc")
-            if self._ready_message.get("kernel") == os.uname().release:
-                raise StartFailed("the program runsc is not gVisor: a container saw this host's kernel", step="runsc")
-        except OSError as error:
+    def _await_ready(self) -> None:
+        super()._await_ready()
+        if self._ready_message.get("kernel") == os.uname().release:
+            raise StartFailed("the program runsc is not gVisor: a container saw this host's kernel", step=self.step)
+
+    def _abandon(self) -> None:
+        self._close_network()
+        if self.number:
             self.end()
-            raise StartFailed(
-                f"a container of gVisor is gone{self.last_output() or f': {error}'}", step="runsc"
-            ) from error
-        except BaseException:
-            self.end()
-            raise
 
     def _reason_in(self, errors: str) -> str:
         log.debug(

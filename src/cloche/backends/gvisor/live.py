@@ -13,12 +13,18 @@ from cloche.core.policy import Policy
 from cloche.core.record import replace
 from cloche.core.request import Request
 
-from ..containers.container import ContainerWire, boot_message
-from ..containers.live import TEMPORARY, ContainerLiveSandbox
-from ..containers.program import ENVIRONMENT, Program, SessionProgram, program_with_layers, session_with_layers
+from ..containers.container import ByteReceiver
+from ..containers.live import ContainerLiveSandbox
+from ..containers.program import (
+    ENVIRONMENT,
+    TEMPORARY,
+    Program,
+    SessionProgram,
+    program_with_layers,
+    session_with_layers,
+)
 from ..host import Host
 from ..layout import with_layers
-from ..toolchain import has_customization, user_site
 from .container import RunscContainer, ShimClient
 from .plan import (
     RunscEngine,
@@ -41,21 +47,18 @@ class RunscLiveSandbox(ContainerLiveSandbox[RunscContainer]):
     """One container of gVisor, which shows every toolchain of this host."""
 
     backend = "gvisor"
+    more_homes = HOMES
     clock_slack_ns = SLACK_NS
 
     def __init__(self, *, engine: RunscEngine, host: Host, policy: Policy, limits: Limits, enforcement: Enforcement):
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
         self._engine, self._host = engine, host
 
-    def _make(self) -> tuple[RunscContainer, ContainerWire]:
+    def _make(self, receiver: ByteReceiver) -> RunscContainer:
         plan = self._plan()
         shim = ShimClient(plan, self._host)
-        container = RunscContainer(shim, plan)
-        boot = boot_message(
-            self._policy.preload, extra_paths=user_site(), customizes=has_customization(), live=self.live_settings()
-        )
         try:
-            return container, container.start_live(boot)
+            return self._launch(RunscContainer(shim, plan), receiver)
         except BaseException:
             shim.close()
             raise
@@ -63,10 +66,6 @@ class RunscLiveSandbox(ContainerLiveSandbox[RunscContainer]):
     def _plan(self) -> RunscPlan:
         plan = plan_container(self._policy, self.limits, engine=self._engine, shown=live_rootfs(self._policy.layers))
         return replace(plan, homes=self._homes())
-
-    def _homes(self) -> tuple[str, ...]:
-        homes = super()._homes()
-        return (*homes, *HOMES) if homes else ()
 
     def _check_greeting(self, greeting: Mapping[str, Any]) -> None:
         if greeting.get("kernel") == os.uname().release:

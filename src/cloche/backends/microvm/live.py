@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cloche.core.enforcement import Enforcement
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
 from cloche.core.policy import Policy
-from cloche.core.request import Request
 
-from ..containers.container import ContainerWire, boot_message
-from ..containers.live import TEMPORARY, ContainerLiveSandbox
-from ..containers.program import ENVIRONMENT, WORKSPACE, Program, SessionProgram, program_of, session_in
+from ..containers.container import ByteReceiver
+from ..containers.machines import LiveInMachine
 from ..layout import SYSTEM_PATH
 from .machine import VirtualMachine
 from .plan import HostAcceleration, MachineImage, Monitor, plan_machine
@@ -24,8 +21,11 @@ from .sandbox import VMContainer
 HOMES = ("/root", "/var", "/opt", "/srv", "/run")
 
 
-class MicroVMLiveSandbox(ContainerLiveSandbox[VMContainer]):
+class MicroVMLiveSandbox(LiveInMachine[VMContainer]):
     """One machine with one container, which boots on first use."""
+
+    path = SYSTEM_PATH
+    more_homes = HOMES
 
     def __init__(
         self, *, name: str, image: MachineImage, monitor: Monitor, acceleration: HostAcceleration,
@@ -37,18 +37,16 @@ class MicroVMLiveSandbox(ContainerLiveSandbox[VMContainer]):
         self._plan = plan_machine(
             policy, limits, acceleration.kind, acceleration.counter_khz, is_live=True, homes=self._homes()
         )
-        self.slowness, self.patience_s = monitor.slowness(self._plan), monitor.boot_s(self._plan)
         self._machine = self._new_machine()
 
     def _new_machine(self) -> VirtualMachine:
         return VirtualMachine(self._plan, self._image, self._monitor)
 
-    def _make(self) -> tuple[VMContainer, ContainerWire]:
+    def _make(self, receiver: ByteReceiver) -> VMContainer:
         if self._machine.is_killed:  # an earlier start was cancelled
             self._machine.wait()
             self._machine = self._new_machine()
-        container = VMContainer(self._machine)
-        return container, container.start_live(boot_message(self._policy.preload, live=self.live_settings()))
+        return self._launch(VMContainer(self._machine), receiver)
 
     def _hasten(self) -> None:
         self._machine.kill()
@@ -63,21 +61,8 @@ class MicroVMLiveSandbox(ContainerLiveSandbox[VMContainer]):
             self._machine.kill()
             await finish(asyncio.to_thread(self._machine.wait))
 
-    def _homes(self) -> tuple[str, ...]:
-        homes = super()._homes()
-        return (*homes, *HOMES) if homes else ()
-
-    def _in_memory(self) -> Sequence[str]:
-        return (WORKSPACE, *TEMPORARY)
-
-    def _build_program(self, request: Request, number: int) -> Program:
-        return program_of(request, self._image, {"PATH": SYSTEM_PATH}, has_interpreter=True, number=number)
-
-    def _build_session_program(self, language: str, env: Mapping[str, str]) -> SessionProgram:
-        return session_in(language, env, self._image, SYSTEM_PATH)
-
-    def _variables(self) -> Mapping[str, str]:
-        return {"PATH": SYSTEM_PATH, **ENVIRONMENT}
+    def _equipment(self) -> MachineImage:
+        return self._image
 
     def _notes(self) -> dict[str, Any]:
         engine = f"{self._monitor.engine} ({self._acceleration.kind})"

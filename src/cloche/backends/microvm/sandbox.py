@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cloche.core.enforcement import Enforcement
@@ -22,11 +22,11 @@ from cloche.core.request import Request
 from cloche.core.result import KillCause, Observed
 from cloche.core.suppressed import suppress_logged
 
-from ..containers.container import ContainerLink, ContainerWire, boot_message
+from ..containers.container import ByteReceiver
 from ..containers.machines import SharedSandbox, SharingContainer
 from ..layout import SYSTEM_PATH
 from ..session_languages import session_language
-from .machine import PortWire, VirtualMachine
+from .machine import VirtualMachine
 from .plan import MOST_SESSIONS, HostAcceleration, MachineImage, Monitor, plan_machine
 
 log = logging.getLogger("cloche.microvm")
@@ -37,10 +37,13 @@ KILLED = -signal.SIGKILL & 0xFF  # as reported by the machine; only its kernel o
 class VMContainer(SharingContainer[MachineImage]):
     """One of the containers in a machine."""
 
+    step = "boot"
+    shares_streams = True  # a port
+
     def __init__(self, machine: VirtualMachine):
         super().__init__()
         self.machine, self.rootfs = machine, machine.image
-        self._number = 0
+        self._number, self._is_first = 0, False
         self._left: Mapping[str, Any] = {}
 
     @property
@@ -53,50 +56,25 @@ class VMContainer(SharingContainer[MachineImage]):
         """Return the factor for the time-outs of programs inside."""
         return self.machine.monitor.slowness(self.machine.plan)
 
-    def start(self, preload: Sequence[str]) -> None:
-        """Boot the machine unless it runs, and make the container. Raises StartFailed; nothing is left then."""
+    @property
+    def ready_s(self) -> float:
+        """Return the maximum seconds until its first process is ready."""
+        return self.machine.boot_s
+
+    def _open(self, make_boot: Callable[[], bytes], receiver: ByteReceiver | None) -> None:
+        """Boot the machine unless it runs, and make the container."""
         machine = self.machine
-        is_first = not machine.has_booted
-        try:
-            if is_first:
-                machine.boot()
-            self._number, wire, mark = machine.make_container(self)
-            self._link = ContainerLink(wire, self._receive, self.note_lost)
-            self._link.send_raw(mark + boot_message(preload))
-            is_ready = self._is_ready(machine.boot_s)
-        except OSError as error:
-            self._fail(is_first)
-            raise self._machine_lost(error) from error
-        except BaseException:
-            self._fail(is_first)
-            raise
-        if not is_ready:
+        self._is_first = not machine.has_booted
+        if self._is_first:
+            machine.boot()
+        self._number, wire, mark = machine.make_container(self)
+        self._connect(wire, receiver).send_raw(mark + make_boot())
+
+    def _await_ready(self) -> None:
+        if not self._is_ready(self.ready_s):
             name, why = self.label, self._why_not_ready()
-            self._fail(is_first)  # if this ends the machine, all of its output is read afterwards
-            raise StartFailed(f"the {name} did not get ready{why}{machine.last_output()}", step="boot")
-
-    def start_live(self, boot: bytes) -> ContainerWire:
-        """Boot the machine, make its only container, send it `boot`, and return its streams.
-
-        Raises StartFailed; nothing is left then.
-        """
-        wire: PortWire | None = None
-        try:
-            self.machine.boot()
-            self._number, wire, mark = self.machine.make_container(self)
-            wire.send(mark + boot)
-        except BaseException as error:
-            if wire is not None:
-                wire.close()
-                self.note_lost()
-            self._fail(is_first=True)
-            if isinstance(error, OSError):
-                raise self._machine_lost(error) from error
-            raise
-        return wire
-
-    def _machine_lost(self, error: OSError) -> StartFailed:
-        return StartFailed(f"the virtual machine is gone: {error}{self.machine.last_output()}", step="boot")
+            self._abandon()  # if this ends the machine, all of its output is read afterwards
+            raise StartFailed(f"the {name} did not get ready{why}{self.machine.last_output()}", step=self.step)
 
     def _why_not_ready(self) -> str:
         """Return the known reason why the container did not get ready, besides the machine's output."""
@@ -106,9 +84,9 @@ class VMContainer(SharingContainer[MachineImage]):
         ended = f": its first process ended with status {status}" if isinstance(status, int) else ""
         return ended + super().last_output()
 
-    def _fail(self, is_first: bool) -> None:
+    def _abandon(self) -> None:
         """Remove the container, and the machine if this start booted it."""
-        if not is_first:
+        if not self._is_first:
             self.kill()
         else:
             self.machine.kill()
@@ -131,10 +109,14 @@ class VMContainer(SharingContainer[MachineImage]):
         """Wait until no more frames will arrive; return whether that is so."""
         return self._over.wait(timeout_s)
 
+    def end(self) -> None:
+        """Have the machine kill the container, without waiting for that."""
+        self.machine.end_container(self._number)
+
     def kill(self) -> None:
         """Have the machine kill the container; kill the machine if that fails."""
         if self._number and not self.is_lost:
-            self.machine.end_container(self._number)
+            self.end()
             if not self._over.wait(END_S):
                 self.machine.kill()
 

@@ -13,7 +13,7 @@ import stat
 import tarfile
 import time
 
-from .link import CHUNK, DATA, DONE, CallerLink, OutgoingData
+from .link import CHUNK, DATA, DONE, CallerLink, FrameWriter, OutgoingData
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def place_file(path: str, mode: int, source: Any) -> None:
 
 
 def hand_files(
-    caller: CallerLink, before: dict[str, tuple[int, int, int]], max_bytes: int, seconds: float = WALK_S
+    caller: FrameWriter, before: dict[str, tuple[int, int, int]], max_bytes: int, seconds: float = WALK_S
 ) -> None:
     """Send new and changed files as an archive; then the counts of skipped files, and the paths of removed ones."""
     walk, bytes_left = WorkspaceWalk(seconds), max_bytes
@@ -242,7 +242,7 @@ def hand_files(
     caller.send_json(DONE, skipped=walk.skipped, partial=sorted(walk.reasons), gone_bytes=gone_bytes)
 
 
-def hand_names(caller: CallerLink, paths: list[str]) -> int:
+def hand_names(caller: FrameWriter, paths: list[str]) -> int:
     """Send paths as data, then the end of all data; return the number of bytes."""
     data = b"\0".join(map(os.fsencode, paths))
     OutgoingData(caller).write(data)
@@ -264,17 +264,19 @@ class Exactly:
 class Seen:
     """Remember the states of the files at the last look."""
 
-    def __init__(self, caller: CallerLink):
-        self.caller = caller
-        self.files: dict[str, tuple[int, int, int]] = {}
+    def __init__(self) -> None:
+        self.files = file_states()
 
-    def hand(self, max_bytes: int, seconds: float) -> None:
-        """Send the changes since the last look. A file that changes during the look is sent again at the next one."""
+    def renew(self, seconds: float) -> dict[str, tuple[int, int, int]]:
+        """Look at the files, and return their states at the last look.
+
+        A file that changes between the look and its transfer is sent again after the next look.
+        """
         walk = WorkspaceWalk(seconds)
         before, self.files = self.files, file_states(walk)
         if walk.reasons & UNSEEN:
             self._keep(before)
-        hand_files(self.caller, before, max_bytes, seconds)
+        return before
 
     def _keep(self, before: dict[str, tuple[int, int, int]]) -> None:
         """Keep the states of files that this look did not reach, so that the next does not report them as new.

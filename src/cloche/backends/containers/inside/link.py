@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-ORDER, DATA, KILL, TO_SESSION, CONTROL = b"O", b"D", b"K", b"L", b"W"  # received
-FROM_SESSION = b"l"  # sent by a session's interpreter; all others by this process
+ORDER, DATA, KILL = b"O", b"D", b"K"  # received
 READY, STARTED, OUT, ERR, VALUE, ENDED, DONE, FAILED = b"H", b"s", b"o", b"e", b"v", b"r", b"k", b"x"  # sent
 CHUNK = 65_536
 
@@ -35,22 +34,24 @@ SHARES_SANDBOX = len(set(os.getresuid())) > 1
 ROUTES = {"ipv4": "/proc/net/snmp", "ipv6": "/proc/net/snmp6"}  # counters of the network namespace
 
 
-class CallerLink:
+class FrameWriter:
+    """Send frames to the caller that started the container."""
+
+    def send(self, tag: bytes, body: bytes = b"") -> None:
+        """Send one frame; blocks until it is written."""
+        write_all(1, tag + len(body).to_bytes(4, "big") + body)
+
+    def send_json(self, tag: bytes, **body: Any) -> None:
+        self.send(tag, json.dumps(body).encode())
+
+
+class CallerLink(FrameWriter):
     """Exchange frames with the caller that started the container."""
 
     def __init__(self) -> None:
         self.buffer = bytearray()
         self.later: list[tuple[bytes, bytes]] = []
         self.is_gone = False
-
-    def send(self, tag: bytes, body: bytes = b"") -> None:
-        """Send one frame; blocks until it is written."""
-        view = memoryview(tag + len(body).to_bytes(4, "big") + body)
-        while view:
-            view = view[os.write(1, view) :]
-
-    def send_json(self, tag: bytes, **body: Any) -> None:
-        self.send(tag, json.dumps(body).encode())
 
     def receive(self) -> tuple[bytes, bytes]:
         """Wait for one frame. At the end of input this process exits, and with it the container."""
@@ -95,6 +96,13 @@ class CallerLink:
         return frame
 
 
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of `data`; blocks until it is written."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
 def has_come(fd: int) -> bool:
     """Return whether `fd` is readable. Uses poll, because some gVisor versions refuse select."""
     poll = select.poll()
@@ -127,7 +135,7 @@ class IncomingData:
 class OutgoingData:
     """File-like writer that sends DATA frames."""
 
-    def __init__(self, caller: CallerLink):
+    def __init__(self, caller: FrameWriter):
         self.caller = caller
 
     def write(self, data: bytes) -> int:

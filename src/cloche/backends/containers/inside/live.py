@@ -30,8 +30,8 @@ import sys
 import tarfile
 import zlib
 
-from .files import WORKSPACE
-from .link import CHUNK, SHARES_SANDBOX, Counters, stored
+from .files import WORKSPACE, Seen, hand_files
+from .link import CHUNK, DATA, SHARES_SANDBOX, Counters, FrameWriter, stored, write_all
 from .program import ANSWERS, LINK, LOOK_S, PR_SET_DUMPABLE, execute, forget_ours, leave_first, prctl, write_startup
 
 TYPE_CHECKING = False
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 STDIN_FD, STDOUT_FD = 0, 1  # the caller's link
-REPORT, REQUESTS = 3, 4  # numbers of streams, as in `init.wire`
+OUTPUT, REPORT, REQUESTS = 1, 3, 4  # numbers of streams, as in `init.wire`
 ANSWER_FD = 3  # of our own process that works on files, as in `init.files`
 INIT = 1
 MOST_MESSAGE = 4096
@@ -48,6 +48,7 @@ IDLE_LOOK_S = 0.5
 FREEING_S, MOST_FREEING_S = 0.1, 2.0  # time for memory to become free: after the end of its process, and until that end
 SHOWN_BY_DAEMON = ("etc/hosts", "etc/hostname", "etc/resolv.conf")
 OUT_OF_MEMORY = "out_of_memory"
+LOOK = "look"  # an operation on files, for sandboxes whose runs take turns
 MOST_PASSES = 50  # of a signal to all; a guest that forks faster is not waited for
 
 # Marks are far above any program's memory, because programs may size themselves by this limit.
@@ -209,6 +210,8 @@ class ContainerHost:
         self.is_busy = False
         self.ended_mark, self.ended_at = 0, 0.0  # the mark last ended for memory
         self.users: dict[str, Any] | None = settings.get("users")
+        self.seen = Seen() if settings.get("is_looked_at") else None  # the files of the workspace
+        self.before: dict[str, tuple[int, int, int]] = {}  # their states when they were looked at last
 
     def fork(self, order: dict[str, Any], streams: dict[int, int]) -> ForkedGuest:
         """Fork a process that becomes a guest."""
@@ -381,7 +384,10 @@ class ContainerGuest:
             self._get_ready()
             if self.order.get("op") == "files":
                 os.dup2(inherited[0], ANSWER_FD)
-                importlib.import_module("init.files").serve(self.order)
+                if self.order["do"] == LOOK:
+                    hand_files(AnswerWriter(), self.host.before, *bounds_of(self.order))
+                else:
+                    importlib.import_module("init.files").serve(self.order)
                 os._exit(0)
             self._start_program(inherited)
         except GuestStartFailed as error:
@@ -460,6 +466,67 @@ class ContainerGuest:
             run_python(dict(python), env, inherited or [-1])
 
 
+class AnswerWriter(FrameWriter):
+    """Send files on standard output, and the answer as `init.files` does."""
+
+    def send(self, tag: bytes, body: bytes = b"") -> None:
+        write_all(OUTPUT if tag == DATA else ANSWER_FD, body)
+
+
+class HeldAnswer(FrameWriter):
+    """Hold files and an answer that fit in one window. Raises Overflow."""
+
+    def __init__(self, most: int):
+        self.most, self.files, self.answer = most, bytearray(), b""
+
+    def send(self, tag: bytes, body: bytes = b"") -> None:
+        if tag != DATA:
+            self.answer = body
+            return
+        self.files += body
+        if len(self.files) > self.most:
+            raise Overflow
+
+
+class Overflow(Exception):
+    """Raised if an answer is larger than a window."""
+
+
+def bounds_of(order: dict[str, Any]) -> tuple[int, float]:
+    """Return the maximum of bytes and seconds of a look."""
+    return int(order["most"]), float(order["walk_s"])
+
+
+def look_or(files: Callable[[Any, int, dict[str, Any]], None]) -> Callable[[Any, int, dict[str, Any]], None]:
+    """Return the operation `files` of init, with a look at the workspace."""
+
+    def work(server: Any, number: int, order: dict[str, Any]) -> None:
+        if order.get("do") != LOOK or not look(server, number, order):
+            files(server, number, order)
+
+    return work
+
+
+def look(server: Any, number: int, order: dict[str, Any]) -> bool:
+    """Send the files of the workspace that have changed since the last look, if they fit in one window.
+
+    This process does that itself, because a fork takes most of a short look's time; otherwise return False.
+    """
+    host, wire = server.host, importlib.import_module("init.wire")
+    max_bytes, walk_s = bounds_of(order)
+    host.before = host.seen.renew(walk_s)
+    held = HeldAnswer(wire.WINDOW_BYTES)
+    try:
+        hand_files(held, host.before, max_bytes, walk_s)
+    except Overflow:
+        return False
+    for offset in range(0, len(held.files), CHUNK):
+        server.loop.send(wire.data_frame(number, OUTPUT, held.files[offset : offset + CHUNK]))
+    server.loop.send(wire.data_frame(number, REPORT, held.answer))
+    server.close(number)
+    return True
+
+
 def make_accounts(users: dict[str, Any]) -> None:
     """Fill our own /etc from the image, except files mounted by the daemon, and add the sandbox's user."""
     data = zlib.decompress(base64.b64decode(users["etc"]))
@@ -519,15 +586,24 @@ def main(settings: dict[str, Any]) -> None:
     sys.modules.pop("ctypes", None)
     write_startup(settings["startup"])
     failed = importlib.import_module("interpreter.preload").warm_up(settings)["failed"]
+    serve(settings["live"], failed)
+
+
+def serve(settings: dict[str, Any], failed: Any, received: bytes = b"") -> None:
+    """Serve the wire of `init`, of which `received` has been read already. Never returns."""
     init = importlib.import_module("init.server")
     for name in ("files", "terminal"):
         importlib.import_module(f"init.{name}")
-    host = ContainerHost(settings["live"])
+    host = ContainerHost(settings)
     if host.users is not None:
         make_accounts(host.users)
-    writable = [path for path in settings["live"]["places"] if os.access(path, os.W_OK)]
+    if host.seen is not None:
+        init.OPERATIONS["files"] = look_or(init.OPERATIONS["files"])
+    writable = [path for path in settings["places"] if os.access(path, os.W_OK)]
     greeting = {"kernel": os.uname().release, "python": sys.version.split()[0], "failed": failed, "writable": writable}
-    host.server = init.Server(STDIN_FD, host, greeting, out=STDOUT_FD)
+    host.server = init.Server(STDIN_FD, host, greeting, out=STDOUT_FD, blocks=bool(settings.get("blocks")))
+    if received:
+        host.server.receive(received)
     gc.collect()
     gc.freeze()
     guest = None

@@ -13,7 +13,6 @@ before it begins comes from our own code; afterwards it has no descriptor to rep
 from __future__ import annotations
 
 import ctypes
-import importlib
 import json
 import os
 import resource
@@ -38,6 +37,7 @@ from .link import (
     is_full,
     programs,
     stored,
+    write_all,
 )
 
 TYPE_CHECKING = False
@@ -109,9 +109,7 @@ class Attempt:
         return self.relay({ours: tag for (ours, _), tag in zip(pipes, tags, strict=True)})
 
     def start(self, index: int, theirs: list[int]) -> None:
-        """Start command number `index` with its ends of the pipes for output, error and value, or those of a
-        session.
-        """
+        """Start command number `index` with its ends of the pipes for output, error and value."""
         self.pid = os.fork()
         if self.pid == 0:
             become_guest(self.order, index, self.stdin, theirs)
@@ -153,10 +151,8 @@ class Attempt:
                 elif fd == self.wake:
                     os.read(fd, CHUNK)
                     self._reap()
-                elif fd == 0:
-                    self._listen()
                 else:
-                    self._push()
+                    self._listen()
             self._end_rests()
             self._look()
         self.poll, self.resting = select.poll(), {}
@@ -181,9 +177,6 @@ class Attempt:
             for fd in [fd for fd, until in self.resting.items() if until <= now]:
                 del self.resting[fd]
                 self.poll.register(fd, select.POLLIN)
-
-    def _push(self) -> None:
-        """Write pending data. Only sessions have any."""
 
     def _pass_on(self, fd: int, tag: bytes) -> bool:
         """Pass on available output.
@@ -226,13 +219,10 @@ class Attempt:
     def _listen(self) -> None:
         self.caller.read()
         while (frame := self.caller.next()) is not None:
-            self._take(*frame)
+            if frame[0] == KILL and not (self.is_last and self.ended_at):  # otherwise the kill comes too late
+                self._kill("asked")
         if self.caller.is_gone:
             os._exit(0)
-
-    def _take(self, tag: bytes, body: bytes) -> None:  # noqa: ARG002 - for sessions
-        if tag == KILL and not (self.is_last and self.ended_at):  # otherwise the kill comes too late
-            self._kill("asked")
 
     def _look(self) -> None:
         if self.ended_at is None and time.monotonic() > self.end:
@@ -295,17 +285,14 @@ def become_guest(order: dict[str, Any], index: int, stdin: int, ends: list[int])
         os.chdir(WORKSPACE)
         for number, fd in enumerate((stdin, ends[0], ends[1])):
             os.dup2(fd, number)
-        last = order["nofile"] - 1
-        inherited = [os.dup2(fd, last - index, inheritable=False) for index, fd in enumerate(ends[2:])]
-        os.closerange(3, inherited[-1])
-        commands = order["commands"]
-        if commands and order["is_session"]:
-            for fd, number in zip(inherited, (ANSWERS, LINK), strict=True):
-                os.dup2(fd, number)
-        if commands:
-            os.closerange(inherited[-1], last + 1)
-            execute(commands[index], order["env"])
-        run_python(order, inherited)
+        value = os.dup2(ends[2], order["nofile"] - 1, inheritable=False)
+        os.closerange(3, value)
+        if order["commands"]:
+            os.close(value)
+            execute(order["commands"][index], order["env"])
+        oneshot = sys.modules["interpreter.oneshot"]
+        forget_ours()
+        oneshot.run(order["python"], order["env"], oneshot.prepare(), oneshot.Privileges(archive), value)
     finally:
         os._exit(1)
 
@@ -354,14 +341,6 @@ def missing_interpreter(program: str, env: dict[str, str]) -> str:
         if interpreter and not os.path.exists(interpreter[0]):
             return f"its interpreter {interpreter[0]!r}, which its first line names, is not there"
     return ""
-
-
-def run_python(order: dict[str, Any], inherited: list[int]) -> None:
-    """Remove our modules from the interpreter, then run a script or serve a session."""
-    oneshot = sys.modules["interpreter.oneshot"]
-    work = importlib.import_module("interpreter.session").serve if order["is_session"] else oneshot.run
-    forget_ours()
-    work(order["python"], order["env"], oneshot.prepare(), oneshot.Privileges(archive), *inherited)
 
 
 def forget_ours() -> None:
@@ -533,9 +512,7 @@ def warm_up(oneshot: Any) -> None:
 def give(order: dict[str, Any], fd: int) -> None:
     """Write the part of an order that a guest needs. Raises BrokenPipeError."""
     body = json.dumps({name: order[name] for name in ("python", "env", "has_stdin")}).encode()
-    view = memoryview(len(body).to_bytes(LENGTH_BYTES, "big") + body)
-    while view:
-        view = view[os.write(fd, view) :]
+    write_all(fd, len(body).to_bytes(LENGTH_BYTES, "big") + body)
 
 
 def begin(order_fd: int, begun_fd: int) -> dict[str, Any]:

@@ -5,8 +5,9 @@ exchanges frames: a tag of one byte, a length of four, a body.
 
 Theory of operation: the program is a child with its own pipes, so its output cannot be mistaken for a frame, and it
 cannot read or trace this process. When the program ends or must end, all other processes of the namespace are killed in
-one call, and only then are files read. (Files of a session are read while it runs; see `session`.) When standard input
-ends, the caller has ended, and this process exits, which ends the container.
+one call, and only then are files read. When standard input ends, the caller has ended, and this process exits, which
+ends the container. For a session it hands its streams over to `live`, once, and the guest is then one of the processes
+of `init`.
 
 After it has preforked a guest it does a warm-up run (`warm_up`): a fork shares every page, and the first write to a
 page copies it, which takes most of a short run's time in gVisor. The warm-up goes through a run's steps without side
@@ -27,7 +28,6 @@ from .files import (
     TEXT,
     WORKSPACE,
     FileRequestRefused,
-    Seen,
     file_states,
     hand_file,
     hand_files,
@@ -36,7 +36,20 @@ from .files import (
     remove_file,
     take_files,
 )
-from .link import CHUNK, DATA, DONE, FAILED, ORDER, READY, STARTED, CallerLink, Counters, IncomingData, OutgoingData
+from .link import (
+    CHUNK,
+    DATA,
+    DONE,
+    FAILED,
+    ORDER,
+    READY,
+    STARTED,
+    CallerLink,
+    Counters,
+    IncomingData,
+    OutgoingData,
+    write_all,
+)
 from .program import (
     FOR_EVER,
     GRACE_S,
@@ -45,13 +58,13 @@ from .program import (
     Attempt,
     PreforkedGuest,
     RunReport,
+    archive,
     give,
     memory_file,
     prctl,
     write_generated,
     write_startup,
 )
-from .session import live
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -99,20 +112,22 @@ class OrderServer:
     """Carry out orders one after the other until input ends: see `ORDERS`."""
 
     def __init__(self, caller: CallerLink):
-        self.caller, self.counters, self.seen = caller, Counters(), Seen(caller)
+        self.caller, self.counters = caller, Counters()
         self.preforked: PreforkedGuest | None = None  # the guest forked ahead of the next run
+        self.successor: dict[str, Any] | None = None
         self.wake, waker = os.pipe()
         for fd in (self.wake, waker):
             os.set_blocking(fd, False)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
-    def serve(self) -> None:
-        """Handle orders for ever."""
-        while True:
+    def serve(self) -> dict[str, Any]:
+        """Handle orders until one says that a sandbox lives from now on, and return that one."""
+        while self.successor is None:
             tag, body = self.caller.receive()
             if tag == ORDER:  # other frames are the rest of a failed order
                 self.handle(json.loads(body))
+        return self.successor
 
     def handle(self, order: dict[str, Any]) -> None:
         """Carry out one order, or send the reason of its failure."""
@@ -179,14 +194,9 @@ class OrderServer:
             pass  # without room for it, the run forks its own guest
 
     def live(self, order: dict[str, Any]) -> None:
-        """Run a session to its end; orders that arrive meanwhile are handled, too."""
+        """End this server: the host of `init` takes its place."""
         self._dismiss()
-        self.seen.files = file_states()
-        live(self.caller, order, self.wake, self.counters, self.handle)
-
-    def look(self, order: dict[str, Any]) -> None:
-        """Send the changes since the last look."""
-        self.seen.hand(order["disk_bytes"], order["walk_s"])
+        self.successor = order
 
     def read(self, order: dict[str, Any]) -> None:
         """Send one file."""
@@ -214,8 +224,7 @@ class OrderServer:
     ORDERS: ClassVar[dict[str, Callable[[OrderServer, dict[str, Any]], None]]] = {
         "run": run,
         "expect": expect,
-        "session": live,
-        "look": look,
+        "live": live,
         "read": read,
         "write": write,
         "list": list_files,
@@ -226,9 +235,7 @@ class OrderServer:
 def take_stdin(incoming: IncomingData, fd: int) -> None:
     """Fill a file in memory with the program's standard input."""
     while data := incoming.read(CHUNK):
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
+        write_all(fd, data)
     os.lseek(fd, 0, os.SEEK_SET)
 
 
@@ -243,4 +250,8 @@ def main(settings: dict[str, Any]) -> None:
     gc.freeze()
     caller = CallerLink()
     caller.send_json(READY, version=sys.version.split()[0], failed=failed, kernel=os.uname().release)
-    OrderServer(caller).serve()
+    order = OrderServer(caller).serve()
+    archive.sources |= order["sources"]
+    from .live import serve  # sent with the order, as few containers hold a session
+
+    serve(order["live"], failed, bytes(caller.buffer))
