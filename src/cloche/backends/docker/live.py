@@ -24,14 +24,21 @@ from ..containers.program import (
     program_with_layers,
     session_with_layers,
 )
-from ..garbage_collection import owner
 from ..layout import USERS, with_layers
 from .container import DockerContainer
-from .daemon import OWNER_LABEL, Daemon
+from .daemon import Daemon
 from .images import DockerImage, find_image, image_name
-from .layers import fill, places_of, volumes_of
-from .plan import GVISOR, ContainerPlan, plan_container, with_homes
-from .sandbox import COMMAND, any_id, build_program, build_session_program, image_variables, in_memory
+from .layers import fill, places_of
+from .plan import GVISOR, ContainerPlan, with_homes
+from .sandbox import (
+    any_id,
+    build_program,
+    build_session_program,
+    image_variables,
+    in_memory,
+    notes_of,
+    plan_for,
+)
 
 # Writable folders besides the workspace. Each has its own size limit, because two mounts cannot share a tmpfs volume.
 HOMES = ("/run", "/srv", "/var/tmp")
@@ -92,19 +99,8 @@ class DockerLiveSandbox(ContainerLiveSandbox[DockerContainer]):
         return boot_message(self._policy.preload, live=settings)
 
     def _plan(self, image: DockerImage) -> ContainerPlan:
-        plan = plan_container(
-            self._policy,
-            self.limits,
-            image=image.id,
-            command=COMMAND,
-            user=any_id(),
-            is_watched=True,
-            runtime=self._runtime,
-            is_id_mapped=self._daemon.is_id_mapped,
-            labels={OWNER_LABEL: owner()},
-        )
-        plan = replace(plan, has_users=self._policy.users, layers=volumes_of(self._policy.layers))
-        return with_homes(plan, self._homes())
+        plan = plan_for(self._daemon, image, self._policy, self.limits, runtime=self._runtime, user=any_id())
+        return with_homes(replace(plan, has_users=self._policy.users), self._homes())
 
     def _homes(self) -> tuple[str, ...]:
         return (*HOMES_OF_USERS, *HOMES) if self._policy.users else super()._homes()
@@ -123,6 +119,4 @@ class DockerLiveSandbox(ContainerLiveSandbox[DockerContainer]):
         return with_layers({**image_variables(self._image), **ENVIRONMENT}, places_of(self._policy.layers))
 
     def _notes(self) -> dict[str, Any]:
-        runtime = f", {self._runtime}" if self._runtime else ""
-        engine = f"docker {self._daemon.version}{runtime}"
-        return {"backend": "docker", "image": self._image.name, "engine": engine, **self._choice_notes}
+        return {**notes_of(self._daemon, self._image, self._runtime), **self._choice_notes}

@@ -118,18 +118,8 @@ class DockerOpenSandbox(SessionSandbox[DockerImage, DockerContainer]):
         return container
 
     def _plan(self, image: DockerImage, after: DockerContainer | None) -> ContainerPlan:
-        plan = plan_container(
-            self._policy,
-            self._limits,
-            image=image.id,
-            command=COMMAND if image.has_reaper else SHELL_COMMAND,
-            user=after.plan.user if after is not None else any_id(),
-            is_watched=image.has_reaper,
-            runtime=self._runtime,
-            is_id_mapped=self._daemon.is_id_mapped,
-            labels={OWNER_LABEL: owner()},
-        )
-        plan = replace(plan, layers=volumes_of(self._policy.layers))
+        user = after.plan.user if after is not None else any_id()
+        plan = plan_for(self._daemon, image, self._policy, self._limits, runtime=self._runtime, user=user)
         return replace(plan, volume=self._volume) if after is not None else plan
 
     def _kind(self, rootfs: DockerImage) -> tuple[object, ...]:
@@ -144,9 +134,7 @@ class DockerOpenSandbox(SessionSandbox[DockerImage, DockerContainer]):
         return in_memory(self._runtime)
 
     def _notes(self, container: DockerContainer) -> dict[str, Any]:
-        runtime = f", {self._runtime}" if self._runtime else ""
-        engine = f"docker {self._daemon.version}{runtime}"
-        return {"backend": "docker", "image": container.rootfs.name, "engine": engine, **self._choice_notes}
+        return {**notes_of(self._daemon, container.rootfs, self._runtime), **self._choice_notes}
 
     def _enforced(self, container: DockerContainer) -> Enforcement:
         if container.rootfs.has_reaper:
@@ -160,6 +148,30 @@ class DockerOpenSandbox(SessionSandbox[DockerImage, DockerContainer]):
             raise StartFailed(f"the workspace is gone with its container{output}", step="container")
         if not self._volume:
             self._volume = await asyncio.to_thread(self._daemon.volume_of, holder.id)
+
+
+def plan_for(
+    daemon: Daemon, image: DockerImage, policy: Policy, limits: Limits, *, runtime: str, user: int
+) -> ContainerPlan:
+    """Return the plan of a container of an image."""
+    plan = plan_container(
+        policy,
+        limits,
+        image=image.id,
+        command=COMMAND if image.has_reaper else SHELL_COMMAND,
+        user=user,
+        is_watched=image.has_reaper,
+        runtime=runtime,
+        is_id_mapped=daemon.is_id_mapped,
+        labels={OWNER_LABEL: owner()},
+    )
+    return replace(plan, layers=volumes_of(policy.layers))
+
+
+def notes_of(daemon: Daemon, image: DockerImage, runtime: str) -> dict[str, Any]:
+    """Return the entries for `meta` of results."""
+    engine = f"docker {daemon.version}{f', {runtime}' if runtime else ''}"
+    return {"backend": "docker", "image": image.name, "engine": engine}
 
 
 def in_memory(runtime: str) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ import zlib
 
 from .files import WORKSPACE, Seen, hand_files
 from .link import CHUNK, DATA, SHARES_SANDBOX, Counters, FrameWriter, stored, write_all
-from .program import ANSWERS, LINK, LOOK_S, PR_SET_DUMPABLE, execute, forget_ours, leave_first, prctl, write_startup
+from .program import ANSWERS, LINK, LOOK_S, execute, forget_ours, leave_first, prctl, set_up
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -581,12 +581,7 @@ def run_python(settings: dict[str, Any], env: dict[str, str], inherited: list[in
 
 def main(settings: dict[str, Any]) -> None:
     """Set up, and serve. Never returns."""
-    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.modules.pop("ctypes", None)
-    write_startup(settings["startup"])
-    failed = importlib.import_module("interpreter.preload").warm_up(settings)["failed"]
-    serve(settings["live"], failed)
+    serve(settings["live"], set_up(settings))
 
 
 def serve(settings: dict[str, Any], failed: Any, received: bytes = b"") -> None:

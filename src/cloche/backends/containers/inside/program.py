@@ -13,6 +13,7 @@ before it begins comes from our own code; afterwards it has no descriptor to rep
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import resource
@@ -363,6 +364,15 @@ def used_by_children() -> tuple[float, ...]:
     """Return the user and system CPU time of all children that have ended, in seconds."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime, used.ru_stime
+
+
+def set_up(settings: dict[str, Any]) -> Any:
+    """Protect the first process, preload modules, and return those that could not be loaded."""
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.modules.pop("ctypes", None)
+    write_startup(settings["startup"])
+    return importlib.import_module("interpreter.preload").warm_up(settings)["failed"]
 
 
 def write_startup(files: dict[str, str]) -> None:

@@ -17,7 +17,6 @@ effects: it opens no file for writing, kills no process, and sends frames only t
 from __future__ import annotations
 
 import gc
-import importlib
 import json
 import os
 import signal
@@ -54,16 +53,14 @@ from .program import (
     FOR_EVER,
     GRACE_S,
     NO_ORDER,
-    PR_SET_DUMPABLE,
     Attempt,
     PreforkedGuest,
     RunReport,
     archive,
     give,
     memory_file,
-    prctl,
+    set_up,
     write_generated,
-    write_startup,
 )
 
 TYPE_CHECKING = False
@@ -241,11 +238,7 @@ def take_stdin(incoming: IncomingData, fd: int) -> None:
 
 def main(settings: dict[str, Any]) -> None:
     """Set up, report READY, and serve."""
-    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.modules.pop("ctypes", None)
-    write_startup(settings["startup"])
-    failed = importlib.import_module("interpreter.preload").warm_up(settings)["failed"]
+    failed = set_up(settings)
     gc.collect()
     gc.freeze()
     caller = CallerLink()
