@@ -30,7 +30,7 @@ class Batch(Generic[T]):
         self._input, feed = read_input(programs)
         if feed is not None:
             raise InvalidRequest("programs: this iterable is asynchronous; use cloche.amap")
-        self._settings, self._runs = settings, BatchRuns(settings)
+        self._settings, self._runs = settings, BatchRuns(settings, calls_in_loop=False)
         self._has_begun = self._has_room = self._is_closed = False
         self._pid = os.getpid()
 

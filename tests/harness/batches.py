@@ -29,8 +29,9 @@ def write_programs(path: Path, count: int, *, is_idempotent: bool = True) -> Non
     """Write the programs, which may run twice unless said otherwise."""
     with path.open("w") as file:
         for number in range(count):
-            code = _CODE[kind_of(number)].format(number=number)
-            row = {"id": f"p{number}", "code": code, "idempotent": is_idempotent, "timeout": 2}
+            kind = kind_of(number)
+            code, timeout = _CODE[kind].format(number=number), 2 if kind == "hang" else 60
+            row = {"id": f"p{number}", "code": code, "idempotent": is_idempotent, "timeout": timeout}
             file.write(json.dumps(row) + "\n")
 
 

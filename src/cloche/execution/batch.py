@@ -77,8 +77,9 @@ class BatchStep:
 class BatchRuns:
     """Run the programs of one batch in one event loop."""
 
-    def __init__(self, settings: BatchSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: BatchSettings, *, calls_in_loop: bool) -> None:
+        """Prepare; with `calls_in_loop`, `on_result` is called in the loop, else it is left to who makes the steps."""
+        self._settings, self._calls_in_loop = settings, calls_in_loop
         concurrency = settings.concurrency or default_count()
         self._order = BatchOrder(concurrency=concurrency, in_order=settings.in_order)
         # Up to the default, a batch queues for the slots that all runs share.
@@ -118,7 +119,7 @@ class BatchRuns:
             due = self._order.take()
             self._note_room()
             is_over = due is None and not self._tasks and self._input_is_over
-            if due or is_over or has_room or (self._ended and self._settings.on_result):
+            if due or is_over or has_room or self._ended:
                 ended, self._ended = tuple(self._ended), deque()
                 return BatchStep(outcome=due[1] if due else None, ended=ended, has_room=has_room, is_over=is_over)
             await self._news()
@@ -196,8 +197,11 @@ class BatchRuns:
             defect = InternalError(f"unexpected {type(error).__name__}: {error}")
             defect.__cause__ = error
             outcome = _named(defect, index, value)
+        on_result = self._settings.on_result
+        if on_result is not None and self._calls_in_loop:
+            on_result(outcome)  # before another program can start in its place
         self._order.end(index, outcome)
-        if self._settings.on_result is not None:
+        if on_result is not None and not self._calls_in_loop:
             self._ended.append(outcome)
         self._note_room()
 
@@ -239,7 +243,7 @@ class AsyncBatch(Generic[T]):
 
     def __init__(self, programs: Iterable[Any] | AsyncIterable[Any], settings: BatchSettings) -> None:
         self._input, self._feed = read_input(programs)
-        self._settings, self._runs = settings, BatchRuns(settings)
+        self._settings, self._runs = settings, BatchRuns(settings, calls_in_loop=True)
         self._has_begun = self._has_room = self._is_closed = False
         self._pid = os.getpid()
 
@@ -341,7 +345,8 @@ def amap(
 ) -> AsyncBatch[Any]:
     """Run many programs and iterate over their results; the same as `cloche.map`, in an event loop.
 
-    `programs` may also be an asynchronous iterable. `on_result` is called in the event loop. Leaving the `async with`
+    `programs` may also be an asynchronous iterable. `on_result` is called in the event loop, before
+    another program starts. Leaving the `async with`
     block of the returned iterator ends everything and waits for it; without a block, `aclose()` does. Garbage
     collection ends it as well, without waiting.
     """

@@ -169,12 +169,12 @@ class FileBatch:
         settings = self.settings
         outcomes = amap(
             self._programs(), in_order=False, return_errors=True, concurrency=settings.concurrency,
-            retries=settings.retries, idempotent=settings.is_idempotent, **settings.keywords, **settings.options,
+            retries=settings.retries, idempotent=settings.is_idempotent, on_result=self._take,
+            **settings.keywords, **settings.options,
         )  # fmt: skip
         async with outcomes:
-            async for outcome in outcomes:
-                with self._failing():
-                    self._take(outcome)
+            async for _ in outcomes:
+                self._news.set()
 
     async def _programs(self) -> AsyncIterator[Program]:
         """Yield the programs that have not run."""
@@ -216,11 +216,11 @@ class FileBatch:
         named = outcome.program if isinstance(outcome, ClocheError) else outcome.meta["program"]
         index = (named or {})["id"]
         row = self.running.pop(index)
-        if isinstance(outcome, ClocheError) and stops_the_batch(outcome):
-            self._store.clear(index)
-            raise outcome
-        self._store.end(index, outcome_row(row, outcome, is_full=self.settings.is_full))
-        self._news.set()
+        with self._failing():
+            if isinstance(outcome, ClocheError) and stops_the_batch(outcome):
+                self._store.clear(index)
+                raise outcome
+            self._store.end(index, outcome_row(row, outcome, is_full=self.settings.is_full))
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
