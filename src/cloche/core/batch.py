@@ -46,6 +46,7 @@ class Program:
         _check("code", self.code, str)
         _check("argv", self.argv, list, tuple)
         _check("language", self.language, str)
+        _check("env", self.env, Mapping)
         _check("id", self.id, str, int)
         _check("idempotent", self.idempotent, bool)
         _check("timeout", self.timeout, int, float, str)

@@ -44,7 +44,9 @@ STDIN = "-"
 MOST_AHEAD = 50_000  # rows that have ended while an earlier one runs; each takes some 200 bytes of memory
 SYNC_EVERY_S = 1.0
 DRAIN_S = 10.0  # for programs that run when the batch is stopped
-FULL_ROW_BYTES = 4 << 20  # reserved for a row with everything in it
+FULL_ROW_BYTES = 1 << 20  # reserved for a row with everything in it
+MOST_RESERVED_BYTES = 64 << 20  # of disk, for the rows of all programs that run
+LONG_ROW_BYTES = 1 << 20  # longer rows are read in a thread
 _GZIP = b"\x1f\x8b"
 _CHUNK = 1 << 20
 ROWS_PER_TURN = 1_000  # read before other tasks of the loop have their turn
@@ -188,7 +190,10 @@ class FileBatch:
                 return
             if self._store.has_ended(index):
                 continue
-            row = read_row(data, index=index, line=line)
+            if data is None or len(data) < LONG_ROW_BYTES:
+                row = read_row(data, index=index, line=line)
+            else:
+                row = await asyncio.to_thread(read_row, data, index=index, line=line)
             program = None
             with self._failing():
                 program = self._started(row)
@@ -205,11 +210,16 @@ class FileBatch:
         if self._store.may_have_run(index) and not is_idempotent:
             self._store.end(index, error_row(row, LOST, "it may have run when an earlier process of the batch ended"))
             return None
-        self._store.reserve((len(self.running) + 1) * self._row_bytes)
+        self._store.reserve(min((len(self.running) + 1) * self._row_bytes, MOST_RESERVED_BYTES))
         if not is_idempotent:
             self._store.start(index)
         self.running[index] = replace(row, program=None)
-        return replace(program, id=index)
+        merged: dict[str, Any] = {
+            name: {**(self.settings.keywords.get(name) or {}), **own}
+            for name in ("env", "files")
+            if (own := getattr(program, name)) is not None
+        }
+        return replace(program, id=index, **merged)
 
     def _take(self, outcome: Outcome) -> None:
         """Store the row of an outcome, and stop if each further program would fail in the same way."""

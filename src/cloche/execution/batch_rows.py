@@ -85,13 +85,22 @@ def _as_it_is(value: object) -> object:
 def _read_content(value: object, *, name: str) -> str | bytes:
     """Return text, or the bytes of {"base64": text}."""
     if isinstance(value, str):
-        return value
+        return _checked_text(value, name=name)
     if isinstance(value, dict) and list(value) == ["base64"] and isinstance(value["base64"], str):
         try:
             return base64.b64decode(value["base64"], validate=True)
         except (binascii.Error, ValueError) as error:
             raise InvalidRequest(f"{name}: {error}") from error
     raise InvalidRequest(f'{name}: give text, or {{"base64": "..."}}')
+
+
+def _checked_text(text: str, *, name: str) -> str:
+    """Refuse a lone surrogate, which JSON can have and no file."""
+    try:
+        text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"{name}: {error}") from error
+    return text
 
 
 def _read_stdin(value: object) -> str | bytes | None:
@@ -103,7 +112,10 @@ def _read_files(value: object) -> Mapping[str, str | bytes] | None:
         return None
     if not isinstance(value, dict):
         raise InvalidRequest("files: give an object that maps names to content")
-    return {name: _read_content(content, name=f"files: {name[:80]!r}") for name, content in value.items()}
+    return {
+        _checked_text(name, name="files"): _read_content(content, name=f"files: {name[:80]!r}")
+        for name, content in value.items()
+    }
 
 
 _READERS = {"stdin": _read_stdin, "files": _read_files}

@@ -46,6 +46,9 @@ def test_a_row_is_a_program() -> None:
         (b'{"code": "1", "files": {"a": {"path": "/etc/passwd"}}}', "base64"),
         (b'{"code": "1", "stdin": {"base64": "?"}}', "stdin: "),
         (b'{"code": "1", "stdin": 5}', "stdin: give text"),
+        (b'{"code": "1", "stdin": "\\ud800"}', "surrogates"),
+        (b'{"code": "1", "files": {"\\ud800": "a"}}', "surrogates"),
+        (b'{"code": "1", "env": [1]}', "env: give Mapping"),
     ],
 )
 def test_a_wrong_row_says_why(line: bytes | None, told: str) -> None:
