@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .chain import ChainLink
     from .redaction import Redactor
 
+DAY_S = 86_400.0
 KINDS: Mapping[str, str] = {
     "start": "code is about to run: its hash, the backend, the rules",
     "execution": "how that ended, what was enforced, which limits held",
@@ -185,7 +186,8 @@ def folder_for(settings: Settings) -> str:
     """Return the folder of the log that these settings ask for.
 
     If auditing is on only by default and the state folder is not writable, the log goes to `XDG_RUNTIME_DIR`, or else
-    to a private folder in that for temporary files, with a warning, logged once. Raises AuditFailed.
+    to a private folder in that for temporary files, with a warning, unless that log was used within a day. Raises
+    AuditFailed.
     """
     if settings.audit_folder or settings.audit is not None:
         return settings.audit_folder or default_folder()
@@ -209,8 +211,17 @@ def _first_folder(_state: str, _home: str, runtime: str, _temporary: str) -> str
     if fallback is None:
         raise failed
     where = f"{default} cannot be written" if default else why
-    log.warning("the audit log is in %s, since %s; CLOCHE_AUDIT=/FOLDER names one that stays", fallback, where)
+    if not _was_used(os.path.join(fallback, NAME)):
+        log.warning("the audit log is in %s, since %s; CLOCHE_AUDIT=/FOLDER names one that stays", fallback, where)
     return fallback
+
+
+def _was_used(path: str) -> bool:
+    """Tell whether a log was written to within the last day."""
+    try:
+        return time.time() - os.stat(path).st_mtime < DAY_S
+    except OSError:
+        return False
 
 
 def _other_folders(runtime: str) -> Iterator[str]:

@@ -3,7 +3,8 @@
     python ended.py WAY NAME UID    WAY is scope, id or walk; NAME is one of GUESTS; UID is the guest's
 
 Prints as JSON: how many processes `outlived` the plain end of a run (a kill of the first process and its group), how
-many are `left` after ours, and the `seconds` that ours took. Each ends by itself when its time is up.
+many are `left` after ours, how often ours `searched` for all of them, and its `seconds`. Each ends by itself when its
+time is up.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from typing import Any
 
 from cloche.jail import ending, messages, procfs
 from cloche.jail.syscalls import PR_SET_CHILD_SUBREAPER, call, prctl
@@ -167,6 +169,20 @@ def be_reaper(link: int, way: str, name: str, uid: int) -> None:
     os._exit(0)
 
 
+class CountedSearches:
+    """Stand for the module `procfs`, and count the searches for all processes below one."""
+
+    count = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(procfs, name)
+
+    def descendants(self, pid: int) -> list[int]:
+        """Search."""
+        self.count += 1
+        return procfs.descendants(pid)
+
+
 def main(way: str, name: str, uid: int) -> None:
     """Be the helper: start a reaper, let its guest try, end them."""
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -185,7 +201,8 @@ def main(way: str, name: str, uid: int) -> None:
             time.sleep(SETTLED_S)
         time.sleep(SETTLED_S)
     outlived = set(procfs.descendants(os.getpid())) - {reaper, body.get("guest")}
-    begun = time.monotonic()
+    begun, searches = time.monotonic(), CountedSearches()
+    ending.procfs = searches  # type: ignore[attr-defined,assignment]
 
     def kill_by_id() -> bool:
         if way == "id":
@@ -196,7 +213,7 @@ def main(way: str, name: str, uid: int) -> None:
     seconds = time.monotonic() - begun
     os.unlink(held_file())
     left = procfs.descendants(os.getpid())
-    print(json.dumps({"outlived": len(outlived), "left": len(left), "seconds": seconds}))
+    print(json.dumps({"outlived": len(outlived), "left": len(left), "searched": searches.count, "seconds": seconds}))
 
 
 main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
 
 from cloche.audit import log
-from cloche.audit.log import audit_for, folder_for, switch_on
+from cloche.audit.log import DAY_S, _first_folder, audit_for, folder_for, switch_on
+from cloche.audit.writer import NAME
 from cloche.config.settings import Settings
 from cloche.core.errors import AuditFailed
 
@@ -56,6 +58,24 @@ def test_the_log_goes_to_the_first_folder_that_can_be_had_and_that_is_said_once(
         (said,) = caplog.messages
         assert said.startswith(f"the audit log is in {expected}, since {places}/home/.local/state/cloche cannot be ")
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(places / "home"))
+
+
+@pytest.mark.both_users
+@pytest.mark.parametrize(("age_s", "count"), [(0, 0), (2 * DAY_S, 1)])
+def test_another_process_says_it_once_a_day(
+    places: Path, caplog: pytest.LogCaptureFixture, age_s: float, count: int
+) -> None:
+    """A log that was written to within a day was told of."""
+    switch_on("cli")
+    audit = audit_for(ON_BY_DEFAULT)
+    assert audit is not None
+    audit.record("start")
+    written = time.time() - age_s
+    os.utime(Path(audit.folder) / NAME, (written, written))
+    _first_folder.cache_clear()
+    caplog.clear()
+    assert folder_for(ON_BY_DEFAULT) == audit.folder
+    assert len(caplog.messages) == count
 
 
 @pytest.mark.both_users
