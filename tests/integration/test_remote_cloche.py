@@ -244,6 +244,32 @@ def test_a_copy_has_to_fit_into_the_granted_disk(account: RemoteAccount, tmp_pat
         assert [change.path for change in one.diff().changes] == ["made"]
 
 
+def test_hosts_without_a_rule_are_asked_about_here(account: RemoteAccount) -> None:
+    """The caller's function gets host and port; a no, an error and silence refuse; single runs have nobody to ask."""
+    asked = list[tuple[str, int]]()
+    fetch = "import urllib.request; urllib.request.urlopen('https://{}', timeout=10)"
+
+    async def decide(host: str, port: int) -> bool:
+        asked.append((host, port))
+        if host == "broken.example.org":
+            raise ValueError(host)
+        return False
+
+    async def attempt() -> None:
+        options: Any = {"network": "allowlist", "network_allow": [], "on_network": "ask"}
+        async with cloche.AsyncSandbox(backend=ClocheBackend(account), live=True, **options) as one:
+            one.network.ask(decide)
+            for host in ("files.example.org", "broken.example.org"):
+                async with asyncio.timeout(PATIENCE_S):
+                    while host not in [name for name, _ in asked]:  # until the service has somebody to ask
+                        assert not (await one.run(fetch.format(host), timeout=30)).ok
+        with pytest.raises(InvalidRequest, match="live sandbox"):
+            await cloche.arun("1", backend=ClocheBackend(account), **options)
+
+    asyncio.run(attempt())
+    assert set(asked) == {("files.example.org", 443), ("broken.example.org", 443)}
+
+
 # Who may what.
 
 

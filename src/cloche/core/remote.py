@@ -20,6 +20,7 @@ SERVICE_WIRE = 2  # its version
 MOST_MESSAGE = 1 << 20  # bytes of one web socket message
 MOST_INLINE = 1 << 18  # bytes of JSON in one frame; more is sent on the stream for JSON
 MOST_FIELDS = 32 << 20  # bytes of JSON of one call
+ANSWER_S, MOST_QUESTIONS = 60.0, 32  # for an answer about a host; unanswered ones of one sandbox
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 

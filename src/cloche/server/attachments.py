@@ -35,6 +35,14 @@ class OpenedSandbox(OpenLiveSandbox, SupportsFileStreams, Protocol):
     """The interface of an open sandbox that the service needs."""
 
 
+class TakesAnswers(Protocol):
+    """Take the answers to a sandbox's questions about hosts."""
+
+    def answer(self, number: int, *, allow: bool) -> bool:
+        """Take an answer; return False if the question does not wait for one."""
+        ...
+
+
 @dataclass(eq=False, slots=True, kw_only=True)
 class HeldSession:
     """Hold a session: its id, when it was opened, and its parent if it is a fork."""
@@ -78,6 +86,7 @@ class Attachment:
     used_at: float = field(default_factory=time.monotonic)
     calls: dict[str, LiveRun] = field(default_factory=dict)
     sessions: dict[str, HeldSession] = field(default_factory=dict)
+    questions: TakesAnswers | None = None
     _processes: dict[str, asyncio.Task[SharedProcess]] = field(default_factory=dict)
 
     @property

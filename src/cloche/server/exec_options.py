@@ -50,6 +50,7 @@ _REQUEST_NAMES: Mapping[str, str] = {
 _KEYWORDS = (
     "timeout", "network", "network_allow", "network_deny", "network_ports", "packages", "preset", "backend", "runtime",
     "prefer", "require", "best_effort", "level", "tier", "trusted", "fallback", "image", "users", "warm", "screen",
+    "on_network",
 )  # fmt: skip
 
 # The fields of a request that are stored in the run's row.

@@ -77,14 +77,19 @@ class ClocheBackend(AccountBackend):
         level = max(Level.JAIL, policy.require_level or Level.JAIL) if policy.level is None else policy.level
         check_claims(
             policy, claimed_enforcement(level, claimed_controls(account.host)), backend=NAME, networks=NETWORKS,
-            network="a network that a service has", level="a service is asked for",
+            network="a network that a service has", level="a service is asked for", can_ask=True,
         )  # fmt: skip
         fields = option_fields(policy, limits)
         return account, {**fields, "image": self._image} if self._image else fields
 
     @asynccontextmanager
     async def open(self, policy: Policy, limits: Limits) -> AsyncIterator[ThrowawaySandbox]:
-        """Open a throwaway sandbox. Nothing is sent before the first run."""
+        """Open a throwaway sandbox. Nothing is sent before the first run. Raises InvalidRequest, BackendUnavailable."""
+        if policy.on_network == "ask" and policy.network != "off":
+            raise InvalidRequest(
+                'on_network: "ask" is for a live sandbox, which has somebody to ask (sandbox.network.ask, or a '
+                "toolbox's approver); leave it out for single runs"
+            )
         account, options = self._settled(policy, limits)
         sandbox = ThrowawaySandbox(account, options, limits)
         try:
@@ -100,6 +105,8 @@ class ClocheBackend(AccountBackend):
     async def _living(self, policy: Policy, limits: Limits) -> AsyncIterator[RemoteSandbox]:
         await become_task()
         account, options = self._settled(policy, limits)
+        if policy.on_network == "ask":
+            options = {**options, "onNetwork": "ask"}
         async with opened(account, options, policy, limits) as sandbox:
             yield sandbox
 

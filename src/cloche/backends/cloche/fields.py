@@ -18,7 +18,7 @@ MOST_FILES = 2_500
 MODE = 0o644  # default mode of files in a call
 # Settings that the service decides and that cannot be requested: only the defaults are accepted.
 _OWN_LIMITS = tuple(row.field for row in LIMITS if not row.is_requested)
-_OWN_POLICY = ("read_only_root", "writable_paths", "user", "seccomp", "drop_capabilities", "on_network")
+_OWN_POLICY = ("read_only_root", "writable_paths", "user", "seccomp", "drop_capabilities")
 _USUAL: Mapping[type, Policy | Limits] = {Policy: Policy(), Limits: Limits()}
 
 

@@ -29,6 +29,7 @@ from .connections import ask, begin, outcome
 from .fields import fits_call, limits_of, run_fields
 from .files import RemoteFiles, incoming
 from .process import START_S, RemoteProcess, not_there
+from .questions import Answering
 from .results import ResultReader, read_records
 from .sandbox import GRACE_S, RunEvents, counted_sandbox, run_outcome
 from .session import OPEN_S, RemoteSession
@@ -99,6 +100,7 @@ class RemoteSandbox(RemoteFiles):
         self._rules = policy.network_rules()
         self._reader = ResultReader(account, limits)
         self._is_over = False
+        self._answering: Answering | None = None
 
     # What runs.
 
@@ -241,9 +243,12 @@ class RemoteSandbox(RemoteFiles):
                 await self.ask_inside(verb, {"rules": list(further)})
         self._rules = self._rules.with_further(allow=allow, deny=deny)
 
-    def decide_network(self, decide: Callable[[str, int], Awaitable[bool]]) -> None:  # noqa: ARG002
-        """Raise InvalidRequest: a service does not ask this client about hosts."""
-        raise InvalidRequest("network.ask: a service cannot ask here about hosts; name them in its rules")
+    def decide_network(self, decide: Callable[[str, int], Awaitable[bool]]) -> None:
+        """Let `decide` answer for hosts that no rule names; see core.protocols.SupportsNetwork."""
+        if self._answering is None:
+            self._answering = Answering(self, decide)
+        else:
+            self._answering.decide = decide
 
     async def network_traffic(self) -> Sequence[Mapping[str, Any]]:
         """Return carried and refused traffic. Raises BackendUnavailable if the service does not report it."""
@@ -280,6 +285,8 @@ class RemoteSandbox(RemoteFiles):
 
     async def close(self) -> None:
         """End the sandbox, unless `kill` did. If that fails, it ends after its lifetime."""
+        if self._answering is not None:
+            await self._answering.close()
         await self.settle(END_S)
         if self._is_over:
             return

@@ -60,10 +60,11 @@ def check_claims(
     networks: tuple[str, ...],
     network: str,
     level: str,
+    can_ask: bool = False,
 ) -> None:
     """Raise BackendUnavailable if a control that the policy requires would be missing; see `check_policy`."""
     check_policy(
-        policy, enforcement, networks=networks, network=network, level=level,
+        policy, enforcement, networks=networks, network=network, level=level, can_ask=can_ask,
         lacks=lambda missing: BackendUnavailable(
             f"backend {backend!r}: {missing}.",
             remedy="Accept the provider's own claims (accept_claimed), ask for less, or use a backend of this "

@@ -14,7 +14,7 @@ from ..routes import sandbox_files as files
 from ..routes import sandbox_processes as processes
 from ..routes import sandbox_sessions as sessions
 from ..routes import sandboxes
-from . import copies, work
+from . import copies, questions, work
 from .calls import Call, CallRequest, Nothing
 
 Work = Callable[[Call, CallRequest], Awaitable[object]]
@@ -46,7 +46,7 @@ def _as_route(route: Callable[..., Awaitable[object]]) -> Work:
 
 
 VERBS: Mapping[str, Verb] = {
-    "sandbox.open": Verb("run", work.open_sandbox, sandboxes.NewSandbox, of=(), is_inside=False),
+    "sandbox.open": Verb("run", work.open_sandbox, work.WireSandbox, of=(), is_inside=False),
     "sandbox.list": Verb("read", work.list_sandboxes, work.Listing, of=(), is_inside=False),
     "sandbox.look": Verb("read", work.look, is_inside=False),
     "sandbox.attach": Verb("read", work.attach),
@@ -99,4 +99,6 @@ VERBS: Mapping[str, Verb] = {
     "network.look": Verb("read", _as_route(sandboxes.network)),
     "network.allow": Verb("run", _as_route(sandboxes.allow), sandboxes.NetworkRules),
     "network.deny": Verb("run", _as_route(sandboxes.deny), sandboxes.NetworkRules),
+    "network.ask": Verb("run", questions.ask),
+    "network.answer": Verb("run", questions.answer, questions.Answer),
 }
