@@ -13,11 +13,13 @@ from typing import Any, Protocol
 
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import StartFailed
+from cloche.core.events import Sink
 from cloche.core.limits import Limits
 from cloche.core.loops import become_task, finish
 from cloche.core.result import KillCause, Observed
 
 from ..archive import Spool
+from ..cell_outputs import Printed
 from ..init_link import InitLink, Operation
 from ..live import LiveSandbox
 from ..live_session import STREAMS, LiveTransport
@@ -102,9 +104,25 @@ class ContainerTransport(LiveTransport):
         container = session_container.container
         super().__init__(channel, session_container.limits, program.new_codec(), slowness=container.slowness)
         self._container, self._owner = container, owner
+        self._is_in_cell = False
         self._process.on_loss = lambda: end_by_guest(container)
         self._kill_timer = KillTimer(container, lambda: None)
         self.late_s = GUEST_KILL_S + GONE_S
+
+    @property
+    def end(self) -> asyncio.Future[dict[str, Any]] | None:
+        # A caller whose loop runs only during its calls learns here that the container ended between two cells.
+        if self._container.is_lost and not self._is_in_cell:
+            self.link.lose(f"the {self._container.label} is gone")
+        return super().end
+
+    def begin(self, sink: Sink) -> None:
+        self._is_in_cell = True
+        super().begin(sink)
+
+    def collect(self, *, is_up_to_date: bool = False) -> Printed:
+        self._is_in_cell = False
+        return super().collect(is_up_to_date=is_up_to_date)
 
     def kill(self, cause: KillCause) -> None:
         super().kill(cause)
