@@ -12,8 +12,10 @@ import pytest
 
 import bench.batch
 import cloche
+from cloche.backends.docker.backend import DockerBackend
 from cloche.testing import FakeBackend
 from tests.harness import batches
+from tests.harness.containers import open_daemon
 from tests.harness.leaks import Snapshot, wait_for_leftovers
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
@@ -52,6 +54,35 @@ def test_whatever_ends_a_batch_no_program_is_run_twice_and_no_result_is_lost(tmp
     done = batches.run(tmp_path, "--resume", "--retry-lost")
     assert done.returncode == 0, (seed, done.stderr)
     assert batches.wrong_rows(batches.read_rows(tmp_path / "r.jsonl")) == [], seed
+
+
+@pytest.mark.root
+@pytest.mark.container
+def test_a_daemon_that_goes_away_stops_the_batch_which_goes_on_later(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its programs are lost or have not begun; what had ended is kept, and no program runs twice."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("CLOCHE_RUNSC", "none")
+    words = ("--backend", "docker", "--image", "cloche-test:python", "--resume")
+    batches.write_programs(tmp_path / "p.jsonl", 49, is_idempotent=False)
+    with open_daemon() as daemon:
+        monkeypatch.setenv("DOCKER_HOST", daemon.url)
+        daemon.image("cloche-test:python")
+        process = batches.start(tmp_path, *words)
+        batches.wait_for_rows(process, tmp_path / "r.jsonl", 20)
+        daemon.stop()
+        _, told = process.communicate(timeout=120)
+        assert (process.returncode, "--resume" in told) == (125, True)
+        daemon.start()
+        daemon.wait_until_ready()
+        done = batches.run(tmp_path, *words)
+        rows = batches.read_rows(tmp_path / "r.jsonl")
+        lost = [row for row in rows if row.get("error") == "lost"]
+        assert (len(rows), done.returncode) == (49, 1 if lost else 0)
+        assert [row for row in batches.wrong_rows(rows) if row not in lost] == []
+        assert len(lost) < 20
+        DockerBackend().drain()
 
 
 def test_the_callers_memory_is_flat_over_a_hundred_thousand_programs() -> None:

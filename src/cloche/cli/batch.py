@@ -131,7 +131,7 @@ def _conclude(running: FileBatch, number: int, *, as_json: bool) -> int:
     if not running.is_finished:
         if running.failure is not None:
             say(str(running.failure))
-        say(f"{running.summary.rows} of {running.rows} programs have a result; go on with: {_command_to_resume()}")
+        say(f"{running.summary.rows} of {running.rows} programs have a row; go on with: {_command_to_resume()}")
         return 128 + number if number else EXIT_FAILED
     lost = running.summary.errors["lost"]
     if lost:
@@ -169,7 +169,7 @@ class Display(Protocol):
         """Print a message."""
 
     def close(self) -> None:
-        """Remove what is drawn."""
+        """Remove the drawing."""
 
 
 def _display_for(running: FileBatch, *, is_quiet: bool) -> Display:

@@ -1,4 +1,4 @@
-"""The decisions of a batch: what a program is, which one may start, whose result is due, what is tried again.
+"""The decisions of a batch: the form of a program, which one may start, whose result is due, which one is tried again.
 
 Pure: no I/O, no clock. `execution/batch.py` runs the programs.
 """

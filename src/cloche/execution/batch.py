@@ -359,7 +359,7 @@ def amap(
 
 
 def read_input(programs: object) -> tuple[Iterator[Any], AsyncIterator[Any] | None]:
-    """Return the iterators of an input, of which one is empty. Raises InvalidRequest."""
+    """Return an input as an iterator, or an empty one and its asynchronous iterator. Raises InvalidRequest."""
     if isinstance(programs, str | bytes | Mapping):
         raise InvalidRequest("programs: give several programs, for example in a list; cloche.run runs a single one")
     if isinstance(programs, AsyncIterable):

@@ -1,7 +1,7 @@
 """A batch from a file of programs to a file of results: `cloche batch run` without its display.
 
-`open_source` reads the input once for its digest and the number of its rows; what is not a regular file is copied to an
-unnamed one first. `FileBatch` then reads it row by row: a row that has ended is skipped, a wrong one becomes a result,
+`open_source` reads the input once for its digest and the number of its rows; a stream is copied to an unnamed file
+first. `FileBatch` then reads it row by row: a row that has ended is skipped, a wrong one becomes a result,
 and the others go to `amap`, whose outcomes go to the `BatchStore`. Memory depends on neither the number of rows nor
 their order. After `stop`, programs that run may end; nothing further starts.
 """

@@ -32,7 +32,7 @@ MOST_SLOWEST = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputRow:
-    """Hold one line of the input; `program` is None for a wrong one, and `why` says what is wrong."""
+    """Hold one line of the input; `program` is None for a wrong one, and `why` is the reason."""
 
     index: int
     line: int
@@ -58,7 +58,7 @@ def read_lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
 
 
 def read_row(data: bytes | None, *, index: int, line: int) -> InputRow:
-    """Return the program of a line, or what is wrong with the line."""
+    """Return the program of a line, or the reason why it has none."""
     if data is None:
         return InputRow(index=index, line=line, why=f"the line has more than {MAX_ROW_BYTES >> 20} MiB")
     try:

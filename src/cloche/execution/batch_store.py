@@ -192,7 +192,7 @@ class BatchStore:
                 os.close(fd)
 
     def close(self) -> None:
-        """Write what is due, shorten the journal, and unlock. Raises BatchFilesFailed."""
+        """Write the due rows, shorten the journal, and unlock. Raises BatchFilesFailed."""
         try:
             self._failure = None
             with suppress(OSError):
@@ -229,7 +229,7 @@ class BatchStore:
         self._held_bytes += length
 
     def _write_due(self) -> None:
-        """Append to the results what is due; after a failure rows stay in the journal. Raises BatchFilesFailed."""
+        """Append the due rows to the results; after a failure rows stay in the journal. Raises BatchFilesFailed."""
         if self._failure is not None:
             return
         while (place := self._held.get(self.written)) is not None:
