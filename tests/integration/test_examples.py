@@ -1,14 +1,23 @@
 """The agents of five lines are what they say, and run as they stand."""
 
 import ast
+import asyncio
+import contextlib
+import inspect
+import logging
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
+from tests.harness.callers import load_file, trl_method
 from tests.harness.models import calls, says, scripted
 from tests.harness.texts import blocks
 
@@ -79,3 +88,70 @@ def test_an_agent_takes_about_five_lines(name: str, function: str) -> None:
     )
     statements = [node for node in ast.walk(found) if isinstance(node, ast.stmt)][2:]
     assert len(statements) <= MOST_LINES
+
+
+class Flags:
+    """Stand in for a tensor of truth values."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+    def all(self, dim: int) -> "Flags":
+        """Reduce one dimension."""
+        return Flags(self.values.all(axis=dim))
+
+    def any(self) -> bool:
+        """Reduce all."""
+        return bool(self.values.any())
+
+    def nonzero(self, *, as_tuple: bool) -> Any:
+        """Return where they are true."""
+        assert as_tuple
+        return self.values.nonzero()
+
+
+TORCH = SimpleNamespace(
+    nan=np.nan, float32=np.float32, isnan=lambda values: Flags(np.isnan(values)),
+    zeros=lambda *shape, **_: np.zeros(shape), tensor=lambda values, dtype, **_: np.array(values, dtype),
+)  # fmt: skip
+
+
+@pytest.fixture
+def running_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """Return the loop of another thread, as a trainer has one."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield loop
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def test_trl_is_told_of_programs_that_could_not_be_run(
+    running_loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer's own code calls the reward: fractions of the cases, and no number where nothing ran."""
+    reward = load_file("trl_reward", EXAMPLES / "trl_reward.py").cases_passed
+    calculate = trl_method(
+        "_calculate_rewards", torch=TORCH, nn=SimpleNamespace(Module=type(None)), asyncio=asyncio,
+        profiling_context=lambda *_: contextlib.nullcontext(), is_async_callable=inspect.iscoroutinefunction,
+        logger=logging.getLogger("trl"), gather=lambda values: values, is_conversational=None,
+    )  # fmt: skip
+    trainer = SimpleNamespace(
+        accelerator=SimpleNamespace(device="cpu"), reward_funcs=[reward], reward_processing_classes=[None],
+        reward_func_names=["cases_passed"], state=None, _log_completion_extra=None, _log_metric=None,
+        environments=None, async_loop=running_loop,
+    )  # fmt: skip
+    texts = [f"So:\n```python\n{line}\n```" for line in ("print(int(input()) * 2)", "print(6)", "exit(1)")] + ["?"]
+    completions: list[Any] = [texts[0], *([{"role": "assistant", "content": text}] for text in texts[1:])]
+    inputs = [{"prompt": "double", "cases": [("3", "6"), ("-4", "-8")]} for _ in texts]
+
+    def rewards() -> list[float]:
+        values = calculate(trainer, inputs, ["double"] * len(texts), completions, [[1]] * len(texts))
+        return [float(value) for value in values[:, 0]]
+
+    assert rewards() == [1.0, 0.5, 0.0, 0.0]
+    monkeypatch.setenv("SANDBOX_TYPE", "docker")
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
+    assert np.isnan(rewards()[:3]).all()
