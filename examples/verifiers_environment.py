@@ -1,19 +1,20 @@
-"""An environment for `verifiers`: programs are asked for, run in Cloche, and rewarded by the cases that they pass."""
+"""An environment for `verifiers`: programs are asked for, checked in Cloche, and rewarded by the cases they pass."""
 
 import re
+from typing import Any
 
 import verifiers.v1 as vf
 
 import cloche
 
-CASES = {"Print the double of the number on standard input.": [("3", "6"), ("-4", "-8")]}
-INFRASTRUCTURE = (cloche.BackendUnavailable, cloche.StartFailed, cloche.OutcomeUnknown)
+DOUBLE = [{"stdin": "3", "stdout": "6"}, {"stdin": "-4", "stdout": "-8"}]
+CASES = {"Print the double of the number on standard input.": DOUBLE}
 
 
 class ProgramData(vf.TaskData):
-    """A task: its prompt, and pairs of input and expected output."""
+    """A task: its prompt, and the cases of `cloche.check`."""
 
-    cases: list[tuple[str, str]]
+    cases: list[dict[str, Any]]
 
 
 class ProgramTask(vf.Task[ProgramData]):
@@ -25,15 +26,10 @@ class ProgramTask(vf.Task[ProgramData]):
         blocks = re.findall(r"```python\n(.*?)```", trace.last_reply, re.DOTALL)
         if not blocks:
             return 0.0
-        try:
-            results = [await cloche.arun(blocks[-1], stdin=given, timeout="10s") for given, _ in self.data.cases]
-        except INFRASTRUCTURE as error:
-            raise vf.SandboxError(str(error)) from error
-        wanted = [expected for _, expected in self.data.cases]
-        passed = [
-            result.ok and result.stdout.split() == out.split() for result, out in zip(results, wanted, strict=True)
-        ]
-        return sum(passed) / len(passed)
+        verdict = await cloche.acheck(blocks[-1], self.data.cases, timeout="10s")
+        if verdict.score is None:
+            raise vf.SandboxError(verdict.why)
+        return verdict.score
 
 
 class ProgramTaskset(vf.Taskset[ProgramTask, vf.TasksetConfig]):

@@ -145,7 +145,8 @@ def test_trl_is_told_of_programs_that_could_not_be_run(
     )  # fmt: skip
     texts = [f"So:\n```python\n{line}\n```" for line in ("print(int(input()) * 2)", "print(6)", "exit(1)")] + ["?"]
     completions: list[Any] = [texts[0], *([{"role": "assistant", "content": text}] for text in texts[1:])]
-    inputs = [{"prompt": "double", "cases": [("3", "6"), ("-4", "-8")]} for _ in texts]
+    cases = [{"stdin": "3", "stdout": "6"}, {"stdin": "-4", "stdout": "-8"}]
+    inputs = [{"prompt": "double", "cases": cases} for _ in texts]
 
     def rewards() -> list[float]:
         values = calculate(trainer, inputs, ["double"] * len(texts), completions, [[1]] * len(texts))
