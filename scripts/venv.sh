@@ -47,8 +47,9 @@ uv=($venv/bin/uv pip install --quiet --python $venv/bin/python)
 locks=(--requirement requirements/build.txt --requirement requirements/runtime.txt --requirement requirements/examples.txt)
 [[ ${1:-run} == dev ]] && locks+=(--requirement requirements/dev.txt)
 "${uv[@]}" --require-hashes "${locks[@]}"
+# Apart, and not on the path: verl's package has a module `tests`, too.
 if [[ ${1:-run} == dev ]]; then
-    "${uv[@]}" --no-deps --require-hashes --requirement requirements/callers.txt
+    "${uv[@]}" --no-deps --require-hashes --target $venv/callers --requirement requirements/callers.txt
 fi
 "${uv[@]}" --no-deps --no-build-isolation --editable .
 # Jails show packages read-only, so each run would compile what it imports anew.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import sys
 from pathlib import Path
@@ -12,11 +13,16 @@ from urllib.parse import urlsplit, urlunsplit
 
 
 def folder_of(package: str) -> Path:
-    """Return the folder of an installed package, which is not imported."""
-    found = importlib.util.find_spec(package)
-    assert found is not None, f"{package} is not installed; scripts/venv.sh dev does it"
-    assert found.submodule_search_locations, package
-    return Path(found.submodule_search_locations[0])
+    """Return the folder of a package that lies apart, in no folder that is searched for modules."""
+    folder = Path(sys.prefix) / "callers" / package
+    assert folder.is_dir(), f"{folder} is missing; scripts/venv.sh dev makes it"
+    return folder
+
+
+def sandbox_fusion_client() -> Any:
+    """Return the published client of SandboxFusion."""
+    folder = folder_of("sandbox_fusion")
+    return load_file("sandbox_fusion", folder / "__init__.py", folder)
 
 
 def verl_rewards() -> Any:
@@ -25,6 +31,7 @@ def verl_rewards() -> Any:
     return load_file("verl_sandbox_fusion", folder / "__init__.py", folder)
 
 
+@functools.cache
 def load_file(name: str, file: Path, package: Path | None = None) -> ModuleType:
     """Import a file as a module of that name; as a package, if its folder is given."""
     folders = None if package is None else [str(package)]

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.harness.callers import verl_rewards, with_key
+from tests.harness.callers import sandbox_fusion_client, verl_rewards, with_key
 from tests.harness.service import Service, serving
 
 MIB = 1 << 20
@@ -39,8 +39,7 @@ def client(service: Service) -> Iterator[httpx.Client]:
 @pytest.fixture
 def sandbox_fusion(service: Service, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return the published client, told of the service by an address with a key in it."""
-    import sandbox_fusion as module
-
+    module = sandbox_fusion_client()
     monkeypatch.setattr(module.client.config, "SANDBOX_ENDPOINT", "")
     module.set_sandbox_endpoint(with_key(service.address, service.new_key("run")))
     return module
