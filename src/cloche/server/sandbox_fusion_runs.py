@@ -128,7 +128,8 @@ async def run_cells(
         session = await sandbox.session()
         answer = FusionAnswer(cells=[])
         await _run_each(session, request, total_s, answer)
-        answer.ran = _driver(answer.ran, time.monotonic() - begun, has_ended=not session.is_alive)
+        is_early = len(answer.cells or ()) < len(request.cells) or not session.is_alive
+        answer.ran = _driver(answer.ran, time.monotonic() - begun, is_early=is_early)
         await _fetch(sandbox, request.fetch_files, answer)
     return answer
 
@@ -165,12 +166,13 @@ def cell_answer(result: Result) -> dict[str, Any]:
     return {"stdout": result.stdout, "stderr": stderr, "display": display, "error": errors}
 
 
-def _driver(last: Result | None, duration_s: float, *, has_ended: bool) -> Result:
-    """Return the result of all cells: late if the last one was, failed if the interpreter ended, else ended with 0."""
+def _driver(last: Result | None, duration_s: float, *, is_early: bool) -> Result:
+    """Return the result of all cells: late if the last one was, failed if they ended early, else ended with 0."""
     if last is None:
         return Result("", "", 0, duration_s)
-    is_failed = has_ended or last.status is Status.TIMEOUT
+    is_failed = is_early or last.status is Status.TIMEOUT
     return replace(
         last, stdout="", stderr="", stdout_bytes=b"", stderr_bytes=b"", duration=duration_s, outputs=(), files=(),
-        exit_code=last.exit_code or 1 if is_failed else 0, status=last.status if is_failed else Status.OK,
+        exit_code=last.exit_code or 1 if is_failed else 0,
+        status=Status.TIMEOUT if last.status is Status.TIMEOUT else Status.ERROR if is_failed else Status.OK,
     )  # fmt: skip

@@ -222,6 +222,7 @@ class _Held:
             self.data = await asyncio.to_thread(self.answer.encode)
         else:
             self.data = self.answer.encode()
+        self.answer = None  # the bytes are all that is sent
         return "", Encoded(_record(run_id, result))
 
 
