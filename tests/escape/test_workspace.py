@@ -546,6 +546,7 @@ def test_what_the_host_reaches_by_another_name_needs_a_yes(
     assert detour.shows in done.stdout or (ran.exists() and detour.shows == "ran"), "so it is no danger"
 
 
+@pytest.mark.user_soak
 @pytest.mark.soak
 @pytest.mark.skipif(shutil.which("npm") is None, reason="missing: npm (make setup-system)")
 def test_a_build_file_of_npm_needs_a_yes(host: Path, tmp_path: Path) -> None:
@@ -578,6 +579,7 @@ open("folder/legacy.pyc", "wb").write(data)
 """
 
 
+@pytest.mark.user_soak
 def test_bytecode_takes_the_place_of_no_source(host: Path, tmp_path: Path) -> None:
     """Python runs what lies in `__pycache__`, and a reviewer reads the source: so it is not carried."""
     program = BYTECODE.replace("TAGS", repr([sys.implementation.cache_tag]))
@@ -614,6 +616,7 @@ def hostile_diff(host: Path) -> Diff:
         return sandbox.diff()
 
 
+@pytest.mark.user_soak
 def test_what_is_printed_cannot_be_misread(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Names are on one line, nothing steers the terminal or rich, a line that is cut says so, and none is made up."""
     diff = hostile_diff(host)
@@ -634,6 +637,7 @@ def change(path: str, *dangers: str) -> Change:
     return Change(path=path, what="added", kind="file", mode=0o644, dangers=dangers)
 
 
+@pytest.mark.user_soak
 def test_an_approver_sees_each_dangerous_change_among_very_many_others() -> None:
     """What a yes is bound to stands first; more than can be shown are not asked about, nor kept."""
     tool, shown = FOLDER_TOOLS["commit_changes"], ShownDiffs("/host")
@@ -772,6 +776,7 @@ HOLDERS = {
 }  # fmt: skip
 
 
+@pytest.mark.user_soak
 @pytest.mark.parametrize("program", HOLDERS.values(), ids=HOLDERS.keys())
 def test_a_guest_that_is_after_the_walker_costs_no_more_than_that_diff(
     host: Path, program: str, monkeypatch: pytest.MonkeyPatch
@@ -810,6 +815,7 @@ def many(count: int) -> str:
     return f"for n in range({count}): open(f'f{{n}}', 'w').write('x' * 50)"
 
 
+@pytest.mark.user_soak
 def test_diffs_at_once_pauses_and_cancelled_callers_leave_nobody_standing(host: Path) -> None:
     """Each diff ends, also where the sandbox is paused meanwhile, and what runs inside goes on after all of them."""
 
@@ -948,6 +954,7 @@ def test_a_folder_that_nobody_waits_for_any_more_is_closed(host: Path) -> None:
     asyncio.run(scene())
 
 
+@pytest.mark.user_soak
 def test_a_stream_of_rows_takes_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names of more than their share end the reading, however short each is."""
     monkeypatch.setattr("cloche.workspace.snapshot.MOST_ROWS_BYTES", 1 << 20)

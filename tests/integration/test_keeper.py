@@ -328,6 +328,7 @@ def test_what_was_refused_while_nobody_was_attached_is_kept() -> None:
         sandbox.kill()
 
 
+@pytest.mark.user_soak
 @pytest.mark.usefixtures("nothing_left")
 def test_rules_that_two_add_at_the_same_moment_hold_both() -> None:
     """Neither has to know of the other's, and all are told of both."""
@@ -481,6 +482,7 @@ def test_a_keeper_is_small_and_shares_nothing_with_its_caller() -> None:
         assert int(sizes["Pss"].split()[0]) <= 8 << 10  # 3.6 MiB beside others; alone it has the interpreter to itself
 
 
+@pytest.mark.user_soak
 @pytest.mark.usefixtures("nothing_left")
 def test_many_clients_at_once_each_get_their_own() -> None:
     """Twenty threads with a connection each, and output of several windows."""

@@ -98,6 +98,7 @@ def both(tmp_path: Path) -> tuple[dict[str, tuple[int, int, int, bytes]], ...]:
     return old, content_of(place)
 
 
+@pytest.mark.user_soak
 def test_an_error_at_any_step_undoes_all(
     tmp_path: Path, both: tuple[dict[str, tuple[int, int, int, bytes]], ...]
 ) -> None:
@@ -136,6 +137,7 @@ def killed(place: Path, *, files: int, every: int) -> str:
     return done.stdout
 
 
+@pytest.mark.user_soak
 def test_kill_9_at_any_step_leaves_the_old_or_the_new(tmp_path: Path) -> None:
     """A commit is killed at each of its steps, and its recovery at those of some; either tree is found."""
     told = killed(tmp_path, files=2, every=7)
