@@ -16,6 +16,7 @@ import select
 import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -300,17 +301,25 @@ class HelperConnection:
             if handoff is not None and handoff.fileno() >= 0:
                 loop.remove_reader(handoff.fileno())
 
-    def _watch(self, loop: asyncio.AbstractEventLoop, end: asyncio.Future[dict[str, Any]]) -> None:
-        """Give the helper up when the end of the run, or of a killed session, is overdue."""
+    def _watch(
+        self, loop: asyncio.AbstractEventLoop, end: asyncio.Future[dict[str, Any]], *, was_overdue: bool = False
+    ) -> None:
+        """Give the helper up when the end of the run, or of a killed session, is overdue at two looks.
+
+        This process may have been stopped, too: then the helper goes on with it, and has the time between them.
+        """
         if self._link is None or end.done():
             return
-        if self._due_at is not None and helper_ends.is_overdue(monotonic() - self._due_at, self.helper_pid):
+        late_s = monotonic() - self._due_at if self._due_at is not None else 0.0
+        is_overdue = helper_ends.is_overdue(late_s, self.helper_pid)
+        if is_overdue and was_overdue:
             self._run.is_given_up = True
             helper_ends.kill_helper(self.helper_pid, self._link)
             self._lose()
             _fail(end, self._run.loss())
         else:
-            self._watching = loop.call_later(WATCH_S, self._watch, loop, end)
+            again = partial(self._watch, loop, end, was_overdue=is_overdue)
+            self._watching = loop.call_later(WATCH_S, again)
 
     def _wait_for_handoff(
         self, handoff: HandoffSocket, end: asyncio.Future[dict[str, Any]], on_message: OnMessage
