@@ -45,9 +45,9 @@ class Questions:
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
+            if not await self._may_be_asked(host, port) or self._is_over:
+                return False
             async with asyncio.timeout(self._answer_s):
-                if not await self._may_be_asked(host, port) or self._is_over:
-                    return False
                 await self._call.event("question", {"question": number, "host": host, "port": port})
                 return await answer
         except (TimeoutError, Refused):  # Refused: the client reads no events
