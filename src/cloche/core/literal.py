@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from .errors import InvalidRequest
 MAX_PARTS = 1_000_000
 MAX_DEPTH = 64
 MAX_BITS = 131_072  # of an integer: about 39,000 decimal digits
-MAX_EQUAL_HASHES = 32
+MAX_COMPARED = 10_000_000  # parts, where items of one set have the same hash
 MAX_SHOWN_CHARS = 4096
 _MAX_DIGITS = MAX_BITS // 4
 _LINE = re.compile(rb"([=NTFifsbltezd])([-+.0-9a-zA-Z]{0,%d})\n" % (_MAX_DIGITS + 1))
@@ -37,10 +38,10 @@ class NotLiteral(ValueError):
 class _Open:
     """Hold a container whose items are still being read."""
 
-    __slots__ = ("items", "letter", "missing")
+    __slots__ = ("first_part", "items", "letter", "missing")
 
-    def __init__(self, letter: bytes, missing: int) -> None:
-        self.letter, self.missing = letter, missing
+    def __init__(self, letter: bytes, missing: int, first_part: int) -> None:
+        self.letter, self.missing, self.first_part = letter, missing, first_part
         self.items: list[Any] = []
 
 
@@ -59,7 +60,7 @@ class _Reader:
 
     def read(self) -> list[Any]:
         letter, rest = self._line()
-        outer = _Open(letter, self._count_items(rest))
+        outer = _Open(letter, self._count_items(rest), 0)
         stack = [outer]
         while True:
             while stack[-1].missing == 0:
@@ -68,12 +69,12 @@ class _Reader:
                     if self._position != len(self._data):
                         raise NotLiteral("it sent more than one result")
                     return outer.items
-                self._add(stack[-1], _build(done))
+                self._add(stack[-1], _build(done, self._parts - done.first_part))
             letter, rest = self._line()
             if letter in b"ltezd":
                 if len(stack) > MAX_DEPTH:
                     raise NotLiteral(f"a result is nested more than {MAX_DEPTH} deep")
-                stack.append(_Open(letter, self._count_items(rest) * (2 if letter == b"d" else 1)))
+                stack.append(_Open(letter, self._count_items(rest) * (2 if letter == b"d" else 1), self._parts))
             else:
                 self._add(stack[-1], self._scalar(letter, rest))
 
@@ -135,14 +136,14 @@ def _read_float(text: bytes) -> float:
         raise NotLiteral("its result is no typed literal: a float is out of range") from None
 
 
-def _build(done: _Open) -> Any:  # noqa: ANN401 - any plain container
+def _build(done: _Open, part_count: int) -> Any:  # noqa: ANN401 - any plain container
     items = done.items
     if done.letter == b"l":
         return items
     if done.letter == b"t":
         return tuple(items)
     keys = items[::2] if done.letter == b"d" else items
-    as_set = _hashed(keys)
+    as_set = _hashed(keys, part_count)
     if len(as_set) != len(keys):
         raise NotLiteral("its result is no typed literal: a set or a dictionary has an item twice")
     if done.letter == b"d":
@@ -150,13 +151,14 @@ def _build(done: _Open) -> Any:  # noqa: ANN401 - any plain container
     return as_set if done.letter == b"e" else frozenset(as_set)
 
 
-def _hashed(items: Sequence[Any]) -> set[Any]:
+def _hashed(items: Sequence[Any], part_count: int) -> set[Any]:
+    """Return items as a set. Those with the same hash are all compared with each other, which a guest may exploit."""
     try:
-        hashes = sorted(map(hash, items))
+        equal_hashes = Counter(sorted(map(hash, items))).values()
     except TypeError:
         raise NotLiteral("a set or a dictionary of the result has an item without a hash") from None
-    if any(first == last for first, last in zip(hashes, hashes[MAX_EQUAL_HASHES:], strict=False)):
-        raise NotLiteral(f"more than {MAX_EQUAL_HASHES} items of one set or dictionary have the same hash")
+    if sum(count * count for count in equal_hashes if count > 1) * part_count > MAX_COMPARED * max(1, len(items)):
+        raise NotLiteral("too many items of one set or dictionary have the same hash")
     return set(items)
 
 

@@ -53,7 +53,7 @@ from .prepare import Prepared
 from .run import PreparedRequest, prepare_program, prepare_request, run_once
 
 OUTPUT_BYTES = 8 * MIB  # kept of each stream, unless the caller says otherwise: a cut answer would be a wrong one
-SHORT_ANSWER_BYTES = 64 * 1024  # judged without a thread
+SHORT_ANSWER_BYTES = 4096  # judged without a thread, with what is expected
 WEAK_LEVEL = "level {level}: the program could read this process, which has the expected answers"
 # Failures of Cloche, its backend or its host: they say nothing about the program.
 INFRASTRUCTURE = (BackendUnavailable, StartFailed, OutcomeUnknown, InternalError, AuditFailed)
@@ -127,8 +127,8 @@ class _Grading:
         except INFRASTRUCTURE as error:
             return CaseResult(number=number, outcome="undecided", why=_cut(f"{type(error).__name__}: {error}"))
         self._note_weakness(case, result)
-        judged = await _judged(functools.partial(self._judge, case, result), len(result.stdout_bytes))
-        why, output = judged
+        size = len(result.stdout_bytes) + (len(case.expected) if isinstance(case, StdinCase) else 0)
+        why, output = await _judged(functools.partial(self._judge, case, result), size)
         return CaseResult(
             number=number, outcome="failed" if why else "passed", output=utf8_safe(output), why=_cut(why),
             status=str(result.status), duration=result.duration,
@@ -170,8 +170,8 @@ class _Grading:
         return case.judge(values), shown_values(values) if values else ""
 
 
-async def _judged(judge: Callable[[], tuple[str, str]], answer_bytes: int) -> tuple[str, str]:
-    return judge() if answer_bytes <= SHORT_ANSWER_BYTES else await asyncio.to_thread(judge)
+async def _judged(judge: Callable[[], tuple[str, str]], size: int) -> tuple[str, str]:
+    return judge() if size <= SHORT_ANSWER_BYTES else await asyncio.to_thread(judge)
 
 
 def _bad_end(result: Result) -> str:

@@ -1,5 +1,6 @@
 """Typed literals: what the guest's encoder writes is what the reader accepts, and nothing else."""
 
+import itertools
 import math
 from pathlib import Path
 
@@ -80,7 +81,7 @@ NO_LITERALS = {
     "no hash": b"=1\ne1\nl0\n", "an item twice": b"=1\ne2\ni1\nT\n", "letter": b"=1\nx\n", "rest": b"=1\nT1\n",
     "a result in a result": b"=2\n=1\ni1\n", "depth": b"=1\n" + b"l1\n" * (MAX_DEPTH + 1) + b"N\n",
     "digits": b"=1\ni" + b"f" * 40_000 + b"\n", "items": b"=1\nl1000001\nN\n",
-    "equal hashes": b"=1\ne100\n" + b"".join(b"i%x\n" % (n * (2**61 - 1)) for n in range(100)),
+    "equal hashes": b"=1\ne5000\n" + b"".join(b"i%x\n" % (n * (2**61 - 1)) for n in range(5000)),
 }  # fmt: skip
 
 
@@ -89,6 +90,12 @@ def test_what_is_no_literal_is_refused(name: str) -> None:
     """Cut, doubled, endless, deep and colliding data is no value."""
     with pytest.raises(NotLiteral):
         read_values(NO_LITERALS[name])
+
+
+def test_some_equal_hashes_are_accepted() -> None:
+    """-1 and -2 have the same hash, and so have all tuples of them."""
+    value = set(itertools.product((-1, -2), repeat=8))
+    assert read_values(sent(value)) == (value,)
 
 
 def test_derived_classes_are_read_by_the_plain_ones_methods() -> None:
