@@ -6,6 +6,7 @@ of them; each has `judge`, which says why an answer is wrong, or nothing.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -150,7 +151,7 @@ def read_cases(
     cases: str | Iterable[str | Mapping[str, Any]], *, entry_point: str | None = None, in_program: bool = False
 ) -> tuple[Case, ...]:
     """Return cases as they are run. Raises InvalidRequest for none, too many, or a wrong one, with its number."""
-    rows = [cases] if isinstance(cases, str | Mapping) else list(cases)
+    rows = [cases] if isinstance(cases, str | Mapping) else list(itertools.islice(cases, MAX_CASES + 1))
     read: list[Case] = []
     for number, row in enumerate(rows, 1):
         try:
