@@ -151,6 +151,8 @@ def read_cases(
     cases: str | Iterable[str | Mapping[str, Any]], *, entry_point: str | None = None, in_program: bool = False
 ) -> tuple[Case, ...]:
     """Return cases as they are run. Raises InvalidRequest for none, too many, or a wrong one, with its number."""
+    if not isinstance(cases, Iterable):
+        raise InvalidRequest(f"cases: give a list of cases, or text with asserts, not {type(cases).__name__}")
     rows = [cases] if isinstance(cases, str | Mapping) else list(itertools.islice(cases, MAX_CASES + 1))
     read: list[Case] = []
     for number, row in enumerate(rows, 1):

@@ -43,6 +43,7 @@ from cloche.core.grading import (
     read_cases,
     shown_values,
 )
+from cloche.core.languages import language_named
 from cloche.core.limits import MIB
 from cloche.core.literal import NotLiteral, read_values
 from cloche.core.loops import become_task, check_event_loop
@@ -92,7 +93,7 @@ async def acheck(
     if not isinstance(code, str):
         raise InvalidRequest(f"code: give text, not {type(code).__name__}")
     read = read_cases(cases, entry_point=entry_point, in_program=in_program)
-    if language != "python" and any(isinstance(case, CallCase) for case in read):
+    if language_named(language).name != "python" and any(isinstance(case, CallCase) for case in read):
         raise InvalidRequest(f"cases: calls and asserts are for Python; give stdin and stdout for {language}")
     if options.get("output_limit") is None:
         options["output_limit"] = OUTPUT_BYTES
