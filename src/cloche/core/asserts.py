@@ -34,15 +34,24 @@ _CONSTANTS: Mapping[str, float] = {"math.pi": math.pi, "math.e": math.e, "math.i
 class Approximation:
     """Stand for a number within a tolerance, as `pytest.approx` does."""
 
-    number: float
+    number: Any
     rel: float = 1e-6
     abs: float = 1e-12
 
     def matches(self, value: object) -> bool:
-        """Tell whether a value is this number, nearly."""
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return False
-        return math.isclose(value, self.number, rel_tol=self.rel, abs_tol=self.abs)
+        """Tell whether a value is this number, nearly; of lists, tuples and dictionaries each number is."""
+        return self._is_near(value, self.number)
+
+    def _is_near(self, value: Any, expected: Any) -> bool:  # noqa: ANN401 - plain values
+        if isinstance(expected, list | tuple):
+            is_alike = type(value) is type(expected) and len(value) == len(expected)
+            return is_alike and all(map(self._is_near, value, expected))
+        if isinstance(expected, dict):
+            is_alike = isinstance(value, dict) and value.keys() == expected.keys()
+            return is_alike and all(self._is_near(value[key], number) for key, number in expected.items())
+        if isinstance(value, bool) or not isinstance(value, int | float) or not isinstance(expected, int | float):
+            return are_equal(value, expected)
+        return math.isclose(value, expected, rel_tol=self.rel, abs_tol=self.abs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +159,7 @@ class _Reader:
         condition = splitter.split_truth(test)
         if not splitter.calls:
             raise _not_taken_apart(statement, "it calls nothing of the program")
+        _check_literals(condition, statement)
         self._assertions.append(
             Assertion(
                 text=ast.unparse(test),
@@ -158,6 +168,20 @@ class _Reader:
                 condition=condition,
             )
         )
+
+
+def _check_literals(node: ast.expr, statement: ast.stmt) -> None:
+    """Refuse what cannot be computed from the test alone: no answer would be right."""
+    if any(isinstance(part, ast.Name) and part.id.startswith("#") for part in ast.walk(node)):
+        for inner in ast.iter_child_nodes(node):
+            if isinstance(inner, ast.expr) and not (isinstance(node, ast.Call) and inner is node.func):
+                _check_literals(inner, statement)
+        return
+    try:
+        _Evaluator(()).value(node)
+    except Exception as error:
+        why = f"{ast.unparse(node)[:40]!r} cannot be computed: {type(error).__name__}: {error}"
+        raise _not_taken_apart(statement, why[:200]) from None
 
 
 def _is_name(targets: Sequence[ast.expr]) -> bool:
@@ -221,6 +245,8 @@ class _Splitter:
         if isinstance(node, ast.Name):
             return self._send(node)
         if not isinstance(node, _SPLIT_NODES) or (isinstance(node, ast.Dict) and None in node.keys):
+            raise self._unknown(node)
+        if isinstance(node, ast.BinOp) and type(node.op) not in _OPERATORS:
             raise self._unknown(node)
         if isinstance(node, ast.BoolOp) and any(map(self._has_call, node.values[1:])):
             raise _not_taken_apart(self._statement, "what stands behind `or` may not be evaluated")
@@ -372,6 +398,12 @@ def _power(base: Any, exponent: Any) -> Any:  # noqa: ANN401 - plain values
     return base**exponent
 
 
+def _shift(number: Any, count: Any) -> Any:  # noqa: ANN401 - plain values
+    if not isinstance(count, int) or count > MAX_BITS:
+        raise WrongValue(f"a number is shifted by more than {MAX_BITS} bits")
+    return _bounded(number << count)
+
+
 def _numeric(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda left, right: _bounded(function(_number(left), _number(right)))
 
@@ -404,15 +436,16 @@ _COMPARISONS: Mapping[type, Callable[[Any, Any], bool]] = {
 _OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
     ast.Add: _add, ast.Sub: lambda left, right: _bounded(left - right), ast.Mult: _multiply, ast.Pow: _power,
     ast.Div: _numeric(operator.truediv), ast.FloorDiv: _numeric(operator.floordiv), ast.Mod: _numeric(operator.mod),
-    ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor,
+    ast.LShift: _shift, ast.RShift: operator.rshift, ast.BitAnd: operator.and_, ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
 }  # fmt: skip
 _SIGNS: Mapping[type, Callable[[Any], Any]] = {
     ast.Not: operator.not_, ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert,
 }  # fmt: skip
 
 
-def _approximation(number: float, rel: float = 1e-6, abs: float = 1e-12) -> Approximation:  # noqa: A002 - pytest's own
-    return Approximation(number=_number(number), rel=rel, abs=abs)
+def _approximation(number: object, rel: float = 1e-6, abs: float = 1e-12) -> Approximation:  # noqa: A002 - pytest's own
+    return Approximation(number=number, rel=rel, abs=abs)
 
 
 def _convert_number(kind: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -509,10 +542,7 @@ class _Evaluator:
         return all(truths) if isinstance(node.op, ast.And) else any(truths)
 
     def _computed(self, node: ast.BinOp) -> Any:  # noqa: ANN401 - a plain value
-        operation = _OPERATORS.get(type(node.op))
-        if operation is None:
-            raise WrongValue(f"{type(node.op).__name__} is not computed outside")
-        return operation(self.value(node.left), self.value(node.right))
+        return _OPERATORS[type(node.op)](self.value(node.left), self.value(node.right))
 
     def _call(self, node: ast.Call) -> Any:  # noqa: ANN401 - a plain value
         name = _dotted(node.func)

@@ -83,6 +83,7 @@ TAKEN_APART = [
     ("assert abs(f(3) - 1.5) < 1e-6", ["f(3)"], [1.5], [1.6]),
     ("import math\nassert math.isclose(f(1), math.pi, rel_tol=1e-3)", ["f(1)"], [3.1416], [3.2]),
     ("assert f(1) == pytest.approx(0.3)", ["f(1)"], [0.1 + 0.2], [0.31]),
+    ("assert f(1) == pytest.approx([0.3, {'a': 1}])", ["f(1)"], [[0.1 + 0.2, {"a": 1}]], [[0.3]]),
     ("assert round(f(1), 2) == 3.14", ["f(1)"], [3.1415], [3.15]),
     ("assert sorted(f(1), reverse=True) == [2, 1]", ["f(1)"], [[1, 2]], [[1]]),
     ("assert set(f(1)) == set([1, 2])", ["set(f(1))"], [{1, 2}], [{1}]),
@@ -92,6 +93,7 @@ TAKEN_APART = [
     ("assert Solution().twoSum([2, 7], 9) == [0, 1]", ["Solution().twoSum([2, 7], 9)"], [[0, 1]], [[1, 0]]),
     ("x = [1]\nassert f(x) == x * 2", ["f([1])"], [[1, 1]], [[1]]),
     ("assert f(1) == float('inf')", ["f(1)"], [math.inf], [1.0]),
+    ("assert f(1) == 1 << 3", ["f(1)"], [8], [3]),
     ("assert f(1) == 10**9 + 7", ["f(1)"], [10**9 + 7], [7]),
     ("assert ','.join(f(1)) == 'a'", ["','.join(f(1))"], ["a"], ["b"]),
     ("assert sum([1, 2]) == 3", ["sum([1, 2])"], [3], [4]),
@@ -125,7 +127,9 @@ def test_and_makes_several_cases() -> None:
         "for i in [1]:\n    assert f(i) == 5", "def test():\n    assert f(1) == 5", "assert 1 == 1.0",
         "with pytest.raises(ValueError):\n    f(1)", "def check(candidate):\n    assert candidate(1) == 5", "assert f(",
         "assert sorted(f(1), key=lambda x: x == 5) == [5]", "assert 'secret' is str(g(f(3) + 1))", "assert False",
-        "assert f(3) == str(5) + 'a'", "assert max(*f(3)) == 5", "assert {**f(3)} == {}",
+"assert f(3) == str(5) + 'a'", "assert f(1) == 2 ** 10**9", "assert f(1) == [0] * 10**9",
+        "assert f(1) == 1 << 10**9", "assert f(1) @ f(2) == 3", "assert f(1) == 1 + 'a'",
+        "assert max(*f(3)) == 5", "assert {**f(3)} == {}",
     ],
 )  # fmt: skip
 def test_what_cannot_be_taken_apart_is_an_error(text: str) -> None:
