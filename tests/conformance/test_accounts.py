@@ -132,7 +132,7 @@ def test_each_quota_binds(backend: Any, tmp_path: Path, quota: dict[str, float])
             Counter(account).add(datetime.now(UTC).strftime("%Y-%m-%d"), money=1.0)
         if "seconds_per_day" in quota:
             Counter(account).add(datetime.now(UTC).strftime("%Y-%m-%d"), seconds=2.0)
-        with pytest.raises(BackendUnavailable, match=r"at once are open|of today are used"):
+        with pytest.raises(BackendUnavailable, match=r"at once are open|for today are used"):
             cloche.run("print(2)", backend=chosen, timeout=60)
 
 
@@ -147,5 +147,5 @@ def test_who_sends_code_elsewhere_can_say_with_which_account(monkeypatch: pytest
     monkeypatch.setitem(
         BACKEND_ROWS, "e2b", replace(BACKEND_ROWS["e2b"], provider=f"{FakeBackend.__module__}:FakeBackend")
     )
-    with pytest.raises(cloche.InternalError, match="cannot say with which account"):
+    with pytest.raises(cloche.InternalError, match="does not name the account"):
         cloche.run("1", backend="e2b")

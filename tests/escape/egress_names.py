@@ -101,7 +101,7 @@ ODD_HELLOS = (
     hello("two server names, the allowed one last", 'record(client_hello([*other(T), b"good.example"]))'),
     hello("an address for a server name", f'record(client_hello([b"{METADATA}"], T.encode()))', also_open=True),
     hello("a name with a null byte", 'record(client_hello([b"good.example\\0." + T.encode()]))'),
-    hello("a name that is no text", 'record(client_hello([b"\\xff\\xfe" + T.encode()]))'),
+    hello("a name that is not text", 'record(client_hello([b"\\xff\\xfe" + T.encode()]))'),
     hello("an empty name", 'record(client_hello([b""], T.encode()))'),
     hello("no name at all", "record(client_hello([], T.encode()))"),
     hello("two records", "*[record(p) for h in [client_hello(other(T))] for p in (h[:40], h[40:])]"),
@@ -143,7 +143,7 @@ HEADS = (
     refused_head("an upgrade to h2c", "GET /{T} HTTP/1.1\nHost: good.example\n" + TO_H2C),
     refused_head("a version of its own", "GET /{T} HTTP/3.7\nHost: good.example"),
     refused_head("no name of a header", "GET /{T} HTTP/1.1\nHost: good.example\n: other.example"),
-    refused_head("a line that is no header", "GET /{T} HTTP/1.1\nHost: good.example\nother.example"),
+    refused_head("a line that is not a header", "GET /{T} HTTP/1.1\nHost: good.example\nother.example"),
     Row(
         name="HTTP: a head without an end",
         code="""
@@ -159,7 +159,7 @@ SMUGGLED = (
     smuggles("two different lengths", POST + "Content-Length: 60\nContent-Length: 0"),
     smuggles("a list of lengths", POST + "Content-Length: 0, 0"),
     smuggles("a length with a sign", POST + "Content-Length: +0"),
-    smuggles("a length that is no number", POST + "Content-Length: 0x0"),
+    smuggles("a length that is not a number", POST + "Content-Length: 0x0"),
     smuggles("an encoding that is none", POST + "Transfer-Encoding: xchunked", "0\n\n"),
     smuggles("chunks within another encoding", POST + "Transfer-Encoding: identity, chunked", "0\n\n"),
     smuggles("chunks twice", POST + "Transfer-Encoding: chunked, chunked", "0\n\n"),

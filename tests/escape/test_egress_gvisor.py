@@ -36,7 +36,7 @@ def outside(world: World) -> Mapping[str, Came]:
 def assert_held(world: World, outside: Mapping[str, Came], policy: Mapping[str, Any], env: Mapping[str, str]) -> None:
     """Fail unless every row arrives outside and none inside, where what is allowed arrives, and nothing else leaves."""
     batch = run_inside(world, [*ARRIVING, *ROWS], {**POLICY, **policy}, env=env)
-    assert "hands socket calls on to the host's kernel" in batch.run["mechanism"]
+    assert "passes socket calls to the host's kernel" in batch.run["mechanism"]
     assert [row.name for row in ROWS if not outside[row.name].succeeded] == []
     assert [row.name for row in ARRIVING if not batch.came[row.name].arrived] == [], batch.run
     assert {row.name: batch.came[row.name] for row in ROWS if batch.came[row.name].crashed} == {}

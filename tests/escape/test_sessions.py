@@ -126,7 +126,7 @@ def test_a_session_that_closed_its_answers_still_counts() -> None:
         while other.is_alive:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        with pytest.raises(cloche.InvalidRequest, match="another open session"):
+        with pytest.raises(cloche.InvalidRequest, match="another session is open"):
             session.checkpoint("a")
         other.close()
         session.checkpoint("a")

@@ -719,7 +719,7 @@ def test_a_change_of_the_hosts_is_a_conflict_whatever_its_times_say(host: Path, 
         ("import os\nfor _ in range(150): os.mkdir('d'); os.chdir('d')", {"d/" * 99 + "d"}),
         ("import os\nfor n in range(300): os.truncate(os.open(f's{n}', os.O_CREAT | os.O_WRONLY), 1 << 20)", None),
     ],
-    ids=["a file with holes", "folders within folders", "many files with holes"],
+    ids=["a sparse file", "folders within folders", "many files with holes"],
 )
 def test_more_than_is_taken_out_is_left_out_and_told(host: Path, program: str, left_out: set[str] | None) -> None:
     """In a bounded time, with what could not be looked at named."""

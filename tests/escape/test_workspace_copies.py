@@ -78,7 +78,7 @@ HOSTILE = {
         "open('f', 'w').write('f'); os.chmod('f', 0); os.mkdir('d'); open('d/f', 'w').write('d'); os.chmod('d', 0)",
         "(os.chmod('f', 0o600), os.chmod('d', 0o700)) and open('f').read() + open('d/f').read() == 'fd'",
     ),
-    "a file with holes": (
+    "a sparse file": (
         """
         fd = os.open('s', os.O_CREAT | os.O_RDWR); os.ftruncate(fd, 200 << 20)
         os.pwrite(fd, b'mid', 100 << 20); os.pwrite(fd, b'end', (200 << 20) - 3); os.close(fd)

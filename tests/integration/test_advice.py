@@ -68,7 +68,7 @@ def test_a_line_for_a_shell_is_no_program() -> None:
     """On the command line and in a result."""
     assert "one program" in cloche.run(None, argv=["ls -l"]).meta["advice"]
     code, said = cloche_says("exec", "--", "ls -l")
-    assert (code, "'ls -l' was looked for as the name of one program" in said) == (127, True), said
+    assert (code, "'ls -l' was taken as the name of one program" in said) == (127, True), said
 
 
 def test_a_limit_is_told_with_what_raises_it() -> None:

@@ -91,7 +91,7 @@ def test_a_word_that_no_event_has_is_an_error(folder: Path, capsys: pytest.Captu
     ):
         done = call("audit", verb, "--folder", str(folder), option, word)
         assert (done.returncode, done.stdout) == (2, "")
-        assert f"{option} {word}: no event is called that; use one of " in done.stderr
+        assert f"{option} {word}: there is no such event; use one of " in done.stderr
         assert ("review" if option == "--kind" else "odd") in done.stderr
     for kinds, statuses in ((["review", "execution"], []), ([], ["odd", "cancelled"])):
         filters = verbs.Filters(kinds=kinds, statuses=statuses)

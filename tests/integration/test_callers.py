@@ -144,7 +144,7 @@ def test_in_a_zipapp_the_error_says_that_modules_must_be_files(tmp_path: Path) -
     zipapp.create_archive(tmp_path / "app", tmp_path / "app.pyz")
     done = subprocess.run([sys.executable, str(tmp_path / "app.pyz")], capture_output=True, text=True, check=True)
     reason, remedy = done.stdout.strip().split("|")
-    assert reason == f"Cloche is imported from an archive, {tmp_path}/app.pyz, and its modules must be files."
+    assert reason == f"Cloche is imported from an archive, {tmp_path}/app.pyz, but its modules must be files."
     assert remedy == "Install Cloche with pip into a virtual environment, and run that one's python."
 
 

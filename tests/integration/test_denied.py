@@ -74,7 +74,7 @@ def test_a_debugger_that_was_refused_comes_with_advice() -> None:
     """What gdb and strace say then is followed by where they work."""
     code = "import ctypes, os\nif ctypes.CDLL(None, use_errno=True).ptrace(0, 0, 0, 0):\n"
     code += "    exit(f'strace: ptrace: {os.strerror(ctypes.get_errno())}')"
-    assert "backend gvisor or microvm" in cloche.run(code).meta["advice"]
+    assert "backends gvisor and microvm" in cloche.run(code).meta["advice"]
 
 
 @pytest.mark.both_users

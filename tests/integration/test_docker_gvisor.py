@@ -51,8 +51,8 @@ def test_a_network_by_name_is_served_from_outside(gvisor: Daemon, image: str) ->
     assert (result.status, result.enforcement.hits["network"]) == ("denied", 2)
     assert result.meta["engine"].endswith(", runsc-network")
     controls = result.enforcement.controls
-    assert "hands socket calls on to the host's kernel" in controls[Control.NETWORK].mechanism
-    assert "those on sockets reach the host's kernel" in controls[Control.SYSCALLS].mechanism
+    assert "passes socket calls to the host's kernel" in controls[Control.NETWORK].mechanism
+    assert "only system calls on sockets reach the host's kernel" in controls[Control.SYSCALLS].mechanism
     assert (controls[Control.IDENTITY].state, result.enforcement.level) == (State.PARTIAL, Level.GVISOR)
     with cloche.Sandbox(users=True, **rules) as sandbox:
         sandbox.network.allow("new.example")
@@ -103,7 +103,9 @@ def test_a_daemon_without_runc_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(cloche.InvalidRequest, match="one is given"):
         cloche.run("print(1)", backend=LocalBackend(), runtime="runc")
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere")
-    with pytest.raises(cloche.BackendUnavailable, match=r"runtime runc \(argument\) is demanded, so nothing else runs"):
+    with pytest.raises(
+        cloche.BackendUnavailable, match=r"runtime runc \(argument\) is required, so nothing else may run"
+    ):
         cloche.run("print(1)", runtime="runc", fallback="process", trusted=True)
 
 

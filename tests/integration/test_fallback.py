@@ -74,14 +74,14 @@ def test_trusted_code_runs_in_the_local_jail_first() -> None:
 @pytest.mark.parametrize("require", ["gvisor", "vm"])
 def test_a_required_level_is_never_traded(require: str) -> None:
     """The local jail is less, so it is no fallback."""
-    with pytest.raises(cloche.BackendUnavailable, match=f"level {require} is required, so nothing less runs"):
+    with pytest.raises(cloche.BackendUnavailable, match=f"level {require} is required, so no weaker level may run"):
         cloche.run("print(1)", require=require, **TRUSTED)
 
 
 def test_a_name_that_stands_for_a_level_is_never_traded(monkeypatch: pytest.MonkeyPatch) -> None:
     """`gvisor` asks for gVisor: where it is missing, with docker and without, nothing less runs instead."""
     monkeypatch.setenv("CLOCHE_RUNSC", "none")
-    with pytest.raises(cloche.BackendUnavailable, match="level gvisor is required, so no weaker backend runs"):
+    with pytest.raises(cloche.BackendUnavailable, match="level gvisor is required, so no weaker backend may run"):
         cloche.run("print(1)", **{**TRUSTED, "backend": "gvisor"})
 
 
@@ -112,10 +112,10 @@ def test_what_isolates_nothing_is_missing_too(tmp_path: Path, backend: str) -> N
         ({"network": "off"}, "PolicyDenied", "network off (argument)"),
         ({"preset": "standard"}, "PolicyDenied", "network off (preset standard (argument))"),
         ({"require": "network"}, "PolicyDenied", "requires the control network"),
-        ({"require": "jail"}, "BackendUnavailable", "level jail is required, so nothing less runs"),
+        ({"require": "jail"}, "BackendUnavailable", "level jail is required, so no weaker level may run"),
         ({"require": "filesystem"}, "BackendUnavailable", "filesystem is required but would be absent"),
         ({"tier": 3}, "BackendUnavailable", "level jail is required"),
-        ({"level": "jail"}, "BackendUnavailable", "level jail is required, so no weaker backend runs"),
+        ({"level": "jail"}, "BackendUnavailable", "level jail is required, so no weaker backend may run"),
     ],
 )
 def test_what_a_process_does_not_give_is_refused(tmp_path: Path, asked: dict[str, Any], kind: str, said: str) -> None:

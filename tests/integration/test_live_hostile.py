@@ -56,7 +56,7 @@ def test_a_guest_that_keeps_the_namespaces_of_commands_hides_no_file(
     monkeypatch.setattr(live, "MOST_MARKS", MARKS)
     keeper = sandbox.start(["python3", "-c", KEEPS])
     assert next(iter(keeper.stdout)) == b"up\n"
-    with pytest.raises(cloche.StartFailed, match="keeps the namespaces of others"):
+    with pytest.raises(cloche.StartFailed, match="holds namespaces of other processes"):
         deque((sandbox.run(GIVES) for _ in range(2 * MARKS)), maxlen=0)
     content = b"x" * 1_000_000
     for _ in range(3):

@@ -266,11 +266,11 @@ def test_files_belong_to_a_client(hosted: partial[Any], over_http: Place) -> Non
                 ):
                     stolen = await call
                     assert stolen.is_error
-                    assert "there is no such session" in text_of(stolen)
+                    assert "this session does not exist" in text_of(stolen)
 
             assert not (await client.call_tool("close_session", mine)).is_error
             gone = await client.call_tool("read_file", {"path": "kept", **mine})
-            assert "there is no such session" in text_of(gone)
+            assert "this session does not exist" in text_of(gone)
 
     run(work)
 

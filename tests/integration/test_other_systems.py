@@ -19,7 +19,7 @@ SENTENCES = {
     ),
     "win32": (
         "Cloche needs Linux, with any backend, and this is Windows.",
-        "Install Cloche in WSL 2 (wsl --install), which is Linux: all works there.",
+        "Install Cloche in WSL 2 (wsl --install), which is Linux; everything works there.",
     ),
 }
 CALLS = """

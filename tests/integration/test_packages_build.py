@@ -265,7 +265,7 @@ HOSTILE: dict[str, tuple[str, dict[str, object], str]] = {
     "another version": ("", {"version": "9.0"}, "another package or version"),
     "another name inside": (RENAMES.format("src_evil", "src_one"), {"name": "src_evil"}, "by its metadata"),
     "another interpreter": (RENAMES.format("py3-none-any", "cp27-cp27m-win32"), {}, "another interpreter"),
-    "a path": ("def build_wheel(*more): return '/etc/passwd'", {}, "as no wheel is"),
+    "a path": ("def build_wheel(*more): return '/etc/passwd'", {}, "which is not a name for a wheel"),
     "no wheel": (WRITES.format("write(b'x')"), {}, "cannot be read"),
     "a wheel that is too large": (WRITES.format("truncate(9 << 20)"), {}, "bytes"),
     "an error": (SHOUTS, {}, "the last words"),
@@ -274,7 +274,7 @@ HOSTILE: dict[str, tuple[str, dict[str, object], str]] = {
     "a frame of its own": (FORGES, {}, "no wheel"),
     "what needs an address": ("", {"requires": ["evil @ https://evil.example/x.whl"]}, "names a place"),
     "a build that needs an address": (ASKS.format("'x @ https://evil.example/x'"), {}, "names a place"),
-    "a build that needs ever more": (EVER_MORE, {}, "goes on asking"),
+    "a build that needs ever more": (EVER_MORE, {}, "build requirements do not end"),
     "a build that needs what is not there": (ASKS.format("'nowhere'"), {}, "nowhere was not found"),
 }
 

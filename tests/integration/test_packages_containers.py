@@ -130,7 +130,7 @@ def test_packages_of_npm_are_refused_before_an_image_is_fetched(
 ) -> None:
     """No interpreter is looked for."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    with pytest.raises(BackendUnavailable, match="'docker' cannot show those of npm"):
+    with pytest.raises(BackendUnavailable, match="'docker' cannot use packages of npm"):
         cloche.run("1", language="javascript", packages=["one"], backend="docker", image="cloche-test:not-there")
 
 

@@ -128,7 +128,7 @@ def test_packages_of_npm_come_as_the_sandbox_is_opened(workspace: Path, tmp_path
 
     assert made.ok, made.steps
     assert said.stdout == "locked\n", said.stderr
-    assert "names a place to take it from" in refused.steps[0].error
+    assert "names a place to download from" in refused.steps[0].error
 
 
 def test_nothing_is_left_of_a_sandbox_that_was_not_set_up(workspace: Path) -> None:

@@ -271,7 +271,7 @@ def test_requiring_more_than_there_is_is_refused() -> None:
 
 def test_a_network_takes_a_jail_and_a_bridge_takes_docker() -> None:
     """What cannot be had is refused, not ignored."""
-    with pytest.raises(cloche.BackendUnavailable, match=r"network 'open'.*at levels jail and confined alone"):
+    with pytest.raises(cloche.BackendUnavailable, match=r"network 'open'.*only at levels jail and confined"):
         cloche.run("print(1)", network="open", level="process")
     with pytest.raises(cloche.InvalidRequest, match="network 'bridge' is docker's own"):
         cloche.run("print(1)", network="bridge")

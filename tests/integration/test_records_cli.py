@@ -76,7 +76,7 @@ def test_an_environment_is_recorded_compared_and_set_again(cloche: Cloche, tmp_p
 
     assert cloche("snapshot", "delete", one, "--yes").stdout == f"deleted {one}\n"
     assert "there is no snapshot" in cloche("snapshot", "show", one, code=125).stderr
-    assert "is no id" in cloche("snapshot", "show", "../x", code=2).stderr
+    assert "is not an id" in cloche("snapshot", "show", "../x", code=2).stderr
 
 
 # cloche workspace-snapshot
@@ -119,7 +119,7 @@ def test_a_workspace_is_recorded_compared_and_restored(cloche: Cloche, tmp_path:
     ("words", "told"),
     [
         (("create", "--workspace", "nowhere"), "nowhere cannot be opened: No such file or directory"),
-        (("show", "../../etc/passwd"), "is no id"),
+        (("show", "../../etc/passwd"), "is not an id"),
         (("list", "--limit", "0"), "limit: 0 is not between"),
     ],
 )

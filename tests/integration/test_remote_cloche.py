@@ -354,12 +354,12 @@ def test_the_key_is_nowhere_but_in_its_header(
 # What may go wrong before anything is sent.
 
 ANSWERS = {
-    "401": ((401, {}, b'{"detail": "this key does not hold"}'), "does not accept the key.*this key does not hold"),
+    "401": ((401, {}, b'{"detail": "this key is not valid"}'), "does not accept the key.*this key is not valid"),
     "403": ((403, {}, b"{}"), "may not do this"),
     "429": ((429, {"Retry-After": "77"}, b"{}"), "wait for 77 s"),
     "503": ((503, {"Retry-After": "60"}, b'{"detail": "32 wires are open already"}'), "it failed.*32 wires"),
     "proxy": ((502, {"Content-Type": "text/html"}, b"<html>cloche_posed</html>"), r"it failed \(502\) at [0-9.:]+\. "),
-    "page": ((200, {"Content-Type": "text/html"}, b"<html>hello</html>"), "not what the protocol says"),
+    "page": ((200, {"Content-Type": "text/html"}, b"<html>hello</html>"), "does not follow the protocol"),
 }
 
 
@@ -381,7 +381,7 @@ def test_certificates_are_checked(account: RemoteAccount, certificates: Path) ->
         replace(account, ca_file=""),
         replace(account, url=account.url.replace("127.0.0.1", "localhost")),
     ):
-        with pytest.raises(BackendUnavailable, match=r"its certificate is not what was expected"):
+        with pytest.raises(BackendUnavailable, match=r"its certificate cannot be verified"):
             run(wrong)
     with pytest.raises(BackendUnavailable, match="not https"):
         run(replace(account, url="http://192.0.2.1:1"))
@@ -477,7 +477,7 @@ FAULTS: dict[str, Callable[[ServerConnection], None]] = {
         lambda n: wire.data_frame(n, 3, b"nonsense"), lambda n: wire.frame(wire.END, n, b"\3"),
         lambda n: wire.json_frame(wire.CLOSE, n, resultOn=3),
     ),
-    "an empty piece": frames(lambda n: wire.data_frame(n, 1, b"")),
+    "an empty frame": frames(lambda n: wire.data_frame(n, 1, b"")),
     "a number that is none": frames(result({"value": float("nan")})),
     "millions of values": frames(
         *[lambda n: wire.data_frame(n, 3, b"[" + b"[]," * 20_000) for _ in range(32)],
@@ -495,7 +495,7 @@ def test_wrong_frames_end_the_connection_with_a_clear_error(certificates: Path, 
     """After the code was sent, each is OutcomeUnknown, or says that the answer is no result; nothing crashes."""
     with (
         posing(certificates, FAULTS[name]) as (account, _),
-        pytest.raises((OutcomeUnknown, BackendUnavailable), match=r"may or may not|not what the protocol says"),
+        pytest.raises((OutcomeUnknown, BackendUnavailable), match=r"may or may not|does not follow the protocol"),
     ):
         run(account)
 
@@ -505,7 +505,7 @@ def test_a_service_of_another_version_is_named(certificates: Path) -> None:
     for version in (1, 3):
         with (
             posing(certificates, lambda _: None, version=version) as (account, _),
-            pytest.raises(BackendUnavailable, match="not version 2: have the same version of Cloche on both"),
+            pytest.raises(BackendUnavailable, match="not version 2: use the same version of Cloche on both"),
         ):
             run(account)
 
@@ -562,7 +562,7 @@ def test_what_a_service_does_not_take_keeps_nobody(certificates: Path, monkeypat
 
     with posing(certificates, talk) as (account, _):
         asyncio.run(asyncio.wait_for(attempt(account), 30))
-        with pytest.raises(OutcomeUnknown, match="fields of a call are not taken"):
+        with pytest.raises(OutcomeUnknown, match="does not read the fields of a call"):
             asyncio.run(asyncio.wait_for(cloche.arun("#" * (1 << 20), backend=ClocheBackend(account)), 30))
 
 
@@ -577,7 +577,7 @@ def test_a_pause_without_end_ends_with_the_lifetime(certificates: Path, monkeypa
 
     async def attempt(account: RemoteAccount) -> None:
         opened = live.RemoteSandbox(replace(account, lifetime_s=0.5), "sb_1", Policy(), Limits())
-        with pytest.raises(OutcomeUnknown, match="did not say in time"):
+        with pytest.raises(OutcomeUnknown, match="did not report in time"):
             await opened.run(Request(code="1", timeout_s=0.1))
 
     with posing(certificates, talk) as (account, _):
@@ -618,7 +618,7 @@ def test_more_than_a_window_ends_the_connection(certificates: Path) -> None:
 
         live = RemoteSandbox(account, "sb_1", Policy(), Limits())
         process = await live.start_process(ProcessRequest(argv=("yes",)))
-        with pytest.raises(OutcomeUnknown, match="stream 1: more than its window"):
+        with pytest.raises(OutcomeUnknown, match="stream 1: data exceeds its window"):
             await process.result(takes_output=False)
 
     with posing(certificates, flood) as (account, _):
@@ -659,7 +659,7 @@ def test_a_service_that_never_ends_a_run_is_given_up(certificates: Path, monkeyp
     begun = frames(event("run", id="run_7"))
     with (
         posing(certificates, begun) as (account, _),
-        pytest.raises(OutcomeUnknown, match=r"did not say in time.*run_7"),
+        pytest.raises(OutcomeUnknown, match=r"did not report in time.*run_7"),
     ):
         run(account, timeout=0.2)
 

@@ -281,7 +281,7 @@ def test_the_key_goes_to_the_api_alone(server: E2BServer, account: RemoteAccount
         ({"api_key": Secret()}, "no key is configured"),
         ({"url": "http://203.0.113.7"}, "is not https"),
         ({"ca_file": "/nowhere/ca.pem"}, "there is no file"),
-        ({"sandbox_url": ""}, "none of its sandboxes"),
+        ({"sandbox_url": ""}, "no address of its sandboxes"),
     ],
 )
 def test_an_account_that_is_none_is_refused(account: RemoteAccount, changes: dict[str, Any], said: str) -> None:
@@ -316,13 +316,13 @@ SENTENCES = [
     ("402", {}, r"quota is used up \(402\)"),
     ("429", {"retry-after": "70"}, r"too many requests \(429\).*wait for 70 s"),
     ("500", {}, r"it failed \(500\)"),
-    ("html", {}, r"it failed \(502\).*not of its API"),
+    ("html", {}, r"it failed \(502\).*does not follow its API"),
     ("half", {}, "it broke off"),
-    ("junk", {}, "not what the protocol says"),
-    ("other", {}, "not what the protocol says"),
-    ("empty", {}, "not what the protocol says"),
-    ("drop", {}, "not what the protocol says"),
-    ("302", {"location": "https://127.0.0.1:1/"}, r"not what the protocol says \(302\)"),
+    ("junk", {}, "does not follow the protocol"),
+    ("other", {}, "does not follow the protocol"),
+    ("empty", {}, "does not follow the protocol"),
+    ("drop", {}, "does not follow the protocol"),
+    ("302", {"location": "https://127.0.0.1:1/"}, r"does not follow the protocol \(302\)"),
 ]
 
 
@@ -409,7 +409,7 @@ def test_an_agent_that_fails_runs_nothing(
 def test_a_lost_answer_leaves_no_sandbox(server: E2BServer, account: RemoteAccount) -> None:
     """One that was made, and of which nobody was told, is found by its name and ended."""
     server.faults.append(Fault(CREATE, "lost"))
-    with pytest.raises(RemoteUnavailable, match="not what the protocol says"):
+    with pytest.raises(RemoteUnavailable, match="does not follow the protocol"):
         run(account, "1")
     machine.background.wait_for_all()
     assert (server.made, len(server.sandboxes)) == (1, 0)
@@ -424,7 +424,7 @@ def test_a_certificate_out_of_its_time(
     """It is a matter of TLS, and the remedy names the clock; the key was sent to nobody."""
     place = dated_certificate(certificates, tmp_path, begins, ends)
     with serving(certificates, certificate=place) as other:
-        with pytest.raises(RemoteUnavailable, match=r"certificate is not what.*clock"):
+        with pytest.raises(RemoteUnavailable, match=r"certificate cannot be verified.*clock"):
             run(replace(account, url=other.url, sandbox_url=other.url), "1")
         assert other.requests == []
 
@@ -432,11 +432,11 @@ def test_a_certificate_out_of_its_time(
 def test_a_certificate_of_somebody_else(account: RemoteAccount, tmp_path: Path) -> None:
     """One that no authority of the account has signed, or for another name."""
     with serving(tmp_path / "others") as other:
-        with pytest.raises(RemoteUnavailable, match="certificate is not what"):
+        with pytest.raises(RemoteUnavailable, match="certificate cannot be verified"):
             run(replace(account, url=other.url, sandbox_url=other.url), "1")
         assert other.requests == []
     elsewhere = account.url.replace("127.0.0.1", "localhost")
-    with pytest.raises(RemoteUnavailable, match="certificate is not what"):
+    with pytest.raises(RemoteUnavailable, match="certificate cannot be verified"):
         run(replace(account, url=elsewhere), "1")
 
 
@@ -500,7 +500,7 @@ def test_a_sandbox_that_the_provider_ends(server: E2BServer, account: RemoteAcco
         running = asyncio.create_task(sandbox.run_streaming(Request(code=code), sink))
         await asyncio.wait_for(came.wait(), 20)
         await asyncio.to_thread(server.end_all)
-        with pytest.raises(OutcomeUnknown, match="Do not run the code again"):
+        with pytest.raises(OutcomeUnknown, match="before you run the code again"):
             await running
         with pytest.raises((StartFailed, BackendUnavailable)):
             await sandbox.run(Request(code="1"))
@@ -526,7 +526,7 @@ def test_a_name_that_is_none(
     """The provider's name for a sandbox becomes part of addresses, so it is checked first."""
     usual = server._connection
     monkeypatch.setattr(server, "_connection", lambda sandbox: {**usual(sandbox), "sandboxID": name})
-    with pytest.raises(RemoteUnavailable, match="the name of the sandbox is none"):
+    with pytest.raises(RemoteUnavailable, match="the name of the sandbox is invalid"):
         run(replace(account, sandbox_url="", domain="example.org"), "1")
     assert not any("e2b-sandbox-id" in one.headers for one in server.requests)
     server.end_all()

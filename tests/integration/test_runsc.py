@@ -282,7 +282,7 @@ def test_a_network_by_name_is_served_from_outside() -> None:
     assert [row["host"] for row in result.network_refused] == ["198.51.100.7", "bad.example"]
     assert (result.status, result.enforcement.hits["network"]) == ("denied", 2)
     assert "host's kernel" in result.enforcement[Control.NETWORK].mechanism
-    assert "those on sockets reach the host's kernel" in result.enforcement[Control.SYSCALLS].mechanism
+    assert "only system calls on sockets reach the host's kernel" in result.enforcement[Control.SYSCALLS].mechanism
     assert result.enforcement[Control.IDENTITY].state is State.PARTIAL
     with cloche.Sandbox(backend="gvisor", **rules) as sandbox:
         sandbox.network.allow("new.example")

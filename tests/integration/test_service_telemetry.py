@@ -119,7 +119,7 @@ def test_a_switch_takes_effect_within_a_second_by_api_and_command_line(service: 
         before = reader.get("/api/sandbox/debug").json()
         assert (before["enabled"], before["namespaces"]["runtime"], before["source"]) == (True, True, "environment")
         wrong = admin.put("/api/sandbox/debug", json={"namespaces": {"jails": True}})
-        assert (wrong.status_code, "jails is no debug namespace" in wrong.json()["detail"]) == (422, True)
+        assert (wrong.status_code, "jails is not a debug namespace" in wrong.json()["detail"]) == (422, True)
         after = admin.put("/api/sandbox/debug", json={"namespaces": {"jail": True, "runtime": False}}).json()
         assert (after["namespaces"]["jail"], after["namespaces"]["warm"], after["source"]) == (
             True, False, "environment, stored",
@@ -191,4 +191,4 @@ def test_the_environment_switches_one_command(tmp_path: Path) -> None:
     assert "cloche.runtime: local: ok" in told.stderr
     assert "cloche.jail" not in told.stderr
     wrong = subprocess.run(command, env={**plain, "CLOCHE_DEBUG": "jial"}, capture_output=True, text=True, check=False)
-    assert (wrong.returncode, "jial is no debug namespace; use * or some of jail, warm" in wrong.stderr) == (2, True)
+    assert (wrong.returncode, "jial is not a debug namespace; use * or some of jail, warm" in wrong.stderr) == (2, True)

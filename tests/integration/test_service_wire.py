@@ -334,7 +334,7 @@ async def broken(service: Service, key: str, message: str | bytes) -> tuple[int 
 
 
 def test_who_breaks_the_protocol_loses_the_connection(service: Service, key: str) -> None:
-    """Frames that are too long, of no kind or no JSON, more than the window, a grant of nothing, a number in use.
+    """Frames that are too long, of no kind or no JSON, data exceeds the window, a grant of nothing, a number in use.
 
     So does a client of another version, and it is told so.
     """
@@ -344,11 +344,11 @@ def test_who_breaks_the_protocol_loses_the_connection(service: Service, key: str
             (b"x" * (MIB + 1), 1009, ""), ('{"call": 1, "verb": "run"}', 1007, "version 2 of the wire"),
             (frames.data_frame(2, IN, bytes(MIB // 2)), 1007, "524289 bytes"),
             (frames.HEADER.pack(MIB + 1, 2, frames.DATA), 1007, f"{MIB + 1} bytes"),
-            (frames.data_frame(2, IN, bytes(1 << 16)) * 5, 1007, "call 2: stream 0: more than its window"),
+            (frames.data_frame(2, IN, bytes(1 << 16)) * 5, 1007, "call 2: stream 0: data exceeds its window"),
             (frames.data_frame(2, OUT, b"x"), 1007, "stream 1"), (frames.data_frame(2, 9, b"x"), 1007, "stream 9"),
             (frames.data_frame(2, IN, b""), 1007, "no empty piece"), (frames.frame(99, 2), 1007, "kind 99"),
             (frames.frame(frames.EVENT, 2, b"{}"), 1007, "no frame of kind 2"),
-            (frames.grant_frame(2, OUT, 1), 1007, "a window for what was not sent"),
+            (frames.grant_frame(2, OUT, 1), 1007, "a window for data that was not sent"),
             (frames.frame(frames.OPEN, 3, b"[]"), 1007, "object"), (frames.frame(frames.OPEN, 3, b"{"), 1007, "JSON"),
             (frames.json_frame(frames.OPEN, 3, tunnel=1), 1007, "has a verb"),
             (frames.json_frame(frames.OPEN, 2, verb="run"), 1007, "goes on already"),

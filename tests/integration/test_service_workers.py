@@ -115,7 +115,7 @@ def test_of_a_worker_that_is_gone_the_other_says_so(starter: Starter) -> None:
         first.end(signal.SIGKILL)
         cancelled = other.post(f"/api/runs/{run}/cancel").json()
         assert cancelled["status"] == "error"
-        assert "the service ended while this ran" in cancelled["error"]
+        assert "the service ended during this run" in cancelled["error"]
         cell = other.post(f"{session}/run", json={"code": "1"})
         assert cell.status_code == 404
         assert "is gone, and its sessions with it" in cell.json()["detail"]
@@ -150,7 +150,7 @@ def use_sockets(service: Service, sandbox: str, trusting: ssl.SSLContext) -> Non
         terminal.send("[]")
         with pytest.raises(ConnectionClosedError):
             list(terminal)
-    assert (terminal.close_code, terminal.close_reason) == (1007, "text is a JSON object here")
+    assert (terminal.close_code, terminal.close_reason) == (1007, "text must be a JSON object")
 
 
 def use_page(service: Service, address: str, trusting: ssl.SSLContext) -> None:

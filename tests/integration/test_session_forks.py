@@ -103,7 +103,7 @@ def test_a_name_can_be_given_again(session: Session) -> None:
     write(session, "third")
     session.rollback("c")
     assert read(session) == ["second", "second"]
-    with pytest.raises(cloche.InvalidRequest, match="is no name"):
+    with pytest.raises(cloche.InvalidRequest, match="is not a name"):
         session.checkpoint("")
 
 

@@ -541,7 +541,7 @@ def test_two_sessions_in_one_sandbox() -> None:
         assert second.run("import os; ['x' in globals(), open('f').read(), os.environ['NAME']]").value == [
             False, "f", "second",
         ]  # fmt: skip
-        with pytest.raises(cloche.InvalidRequest, match="another open session"):
+        with pytest.raises(cloche.InvalidRequest, match="another session is open"):
             first.checkpoint("c")
 
 

@@ -83,7 +83,7 @@ def test_a_cell_that_tells_too_much(name: str) -> None:
     """It ends its session as one of too much output, with the reason, and holds nobody up."""
     result, gap_s = with_watch(_cell(f"{SAY}say({HOSTILE[name]})"))
     assert (result.status, result.meta["state"], result.value) == ("output_limit", "lost", None)
-    assert "more than is read of one cell" in result.meta["refused"]
+    assert "more than one cell may send" in result.meta["refused"]
     assert gap_s < LONGEST_GAP_S
 
 

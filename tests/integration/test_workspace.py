@@ -230,7 +230,7 @@ def test_a_folder_that_is_another_by_now_is_refused_to_who_comes_back(project: P
         project.rename(project.with_name("moved"))
         project.mkdir()
         try:
-            with pytest.raises(InvalidRequest, match="not the folder any more"), cloche.Sandbox.attach(name):
+            with pytest.raises(InvalidRequest, match="no longer the folder"), cloche.Sandbox.attach(name):
                 pass
         finally:
             sandbox.kill()

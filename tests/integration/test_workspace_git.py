@@ -431,7 +431,7 @@ def test_files_of_a_submodule_are_refused(tmp_path: Path, host: Path) -> None:
 
 def test_a_folder_without_a_repository_has_no_branch(tmp_path: Path) -> None:
     """The error says so."""
-    with pytest.raises(InvalidRequest, match="in no git repository"):
+    with pytest.raises(InvalidRequest, match="not in a git repository"):
         branched(tmp_path, [file("one")])
 
 

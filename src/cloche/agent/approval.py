@@ -159,7 +159,7 @@ def check_patience(patience_s: object) -> float:
     """Return the time to wait for an answer, in seconds. Raises InvalidRequest for an invalid time."""
     if isinstance(patience_s, int | float) and not isinstance(patience_s, bool) and 0 < patience_s < math.inf:
         return float(patience_s)
-    raise InvalidRequest(f"patience_s: {patience_s!r} is no time to wait for an answer; give seconds, such as 300")
+    raise InvalidRequest(f"patience_s: {patience_s!r} is not a time to wait for an answer; give seconds, such as 300")
 
 
 def _read_risk(value: Risk | str) -> Risk:

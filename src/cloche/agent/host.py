@@ -141,7 +141,7 @@ class Roots:
             if name not in MOUNTS:
                 raise InvalidRequest(f"roots: {name!r} is none of: {', '.join(MOUNTS)}")
             if not os.path.isdir(folder):
-                raise InvalidRequest(f"roots: {name} is to be {os.fspath(folder)!r}, which is no folder; make it first")
+                raise InvalidRequest(f"roots: {name}: {os.fspath(folder)!r} is not a folder; make it first")
         self._folders = {name: os.path.realpath(folder) for name, folder in folders.items()}
 
     @classmethod
@@ -152,7 +152,9 @@ class Roots:
         for root, folder in settings.roots.items():
             if not os.path.isdir(folder):
                 by = settings.origins[f"roots.{root}"]
-                raise InvalidRequest(f"roots.{root} ({by}) is {folder!r}, which is no folder; make it, or write none")
+                raise InvalidRequest(
+                    f"roots.{root} ({by}) is {folder!r}, which is not a folder; make it, or write none"
+                )
         return cls({f"/{root}": folder for root, folder in settings.roots.items()})
 
     @staticmethod
@@ -177,7 +179,7 @@ class Roots:
         with self._parent(path, mode=0o755) as (folder, name):
             existing = hostfs.look(name, folder)
             if existing is not None and not stat.S_ISREG(existing.st_mode):
-                raise SandboxFileRefused(f"{path} is no regular file, and is not replaced", path=path)
+                raise SandboxFileRefused(f"{path} is not a regular file, and is not replaced", path=path)
             permissions = None if existing is None else existing.st_mode & 0o777
             hostfs.replace(folder, name, data, mode=0o644 if permissions is None else 0o600, permissions=permissions)
 
@@ -203,7 +205,7 @@ class Roots:
         try:
             os.fsencode(path)
         except UnicodeEncodeError:
-            raise SandboxFileRefused(f"{path!r} is no name that a file can have", path=path) from None
+            raise SandboxFileRefused(f"{path!r} is not a name that a file can have", path=path) from None
         return mount, names
 
     def _descend(self, path: str, mount: str, names: list[str], *, mode: int | None = None) -> int:
@@ -239,7 +241,7 @@ class Roots:
 def _error_for_model(error: OSError, path: str) -> SandboxFileError:
     """Return the error for the model, without any path of the host."""
     if isinstance(error, hostfs.NotRegular):
-        return SandboxFileRefused(f"{path} is no regular file", path=path)
+        return SandboxFileRefused(f"{path} is not a regular file", path=path)
     if isinstance(error, FileNotFoundError):
         return SandboxFileNotFound(f"there is no {path}", path=path)
     if error.errno in (errno.ELOOP, errno.ENOTDIR):

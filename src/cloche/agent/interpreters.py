@@ -73,9 +73,9 @@ class Room:
 
     def __init__(self, *, most: int = MOST_INTERPRETERS, idle_s: float = IDLE_S):
         if most < 1:
-            raise InvalidRequest(f"most: {most!r} is no number of interpreters; give 1 or more")
+            raise InvalidRequest(f"most: {most!r} is not a number of interpreters; give 1 or more")
         if not 0 < idle_s < math.inf:
-            raise InvalidRequest(f"idle_s: {idle_s!r} is no time to wait; give seconds, such as 1800")
+            raise InvalidRequest(f"idle_s: {idle_s!r} is not a time to wait; give seconds, such as 1800")
         self.most, self.idle_s = most, float(idle_s)
         self._entries: list[PoolEntry] = []
         self._waiting: list[asyncio.Future[None]] = []

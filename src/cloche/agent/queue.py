@@ -110,7 +110,7 @@ class Entry:
             raise NotWaiting(f"approval {self.number} was not approved yet, so there is nothing to confirm")
         if self.takes_two and decision.is_approved and not is_first and not is_confirming:
             by = first.by if first is not None else ""
-            raise NotWaiting(f"approval {self.number} was approved by {by}, and is to be confirmed now")
+            raise NotWaiting(f"approval {self.number} was approved by {by}, and must be confirmed now")
         if is_first:
             first = FirstDecision(by=decision.by, reason=decision.reason, at=now, address=address)
         return {

@@ -68,7 +68,7 @@ def make_table(path: str) -> None:
                 for statement in _statements():  # another process may be first meanwhile
                     database.execute(statement)
     except sqlite3.Error as error:
-        raise InvalidRequest(f"{path} is no queue of approvals, and cannot become one: {error}") from error
+        raise InvalidRequest(f"{path} is not a queue of approvals, and cannot become one: {error}") from error
 
 
 def _statements() -> Iterator[str]:
@@ -112,7 +112,7 @@ def make_private(path: str) -> None:
             finally:
                 os.unlink(fresh)
     except OSError as error:
-        raise InvalidRequest(f"{path} is no queue of approvals, and cannot become one: {error.strerror}") from error
+        raise InvalidRequest(f"{path} is not a queue of approvals, and cannot become one: {error.strerror}") from error
     check_private(path)
 
 
@@ -121,9 +121,9 @@ def check_private(path: str) -> None:
     try:
         facts, around = os.stat(path), os.stat(os.path.dirname(path))
     except OSError as error:
-        raise InvalidRequest(f"{path} is no queue of approvals, and cannot become one: {error.strerror}") from error
+        raise InvalidRequest(f"{path} is not a queue of approvals, and cannot become one: {error.strerror}") from error
     if not stat.S_ISREG(facts.st_mode):
-        raise InvalidRequest(f"{path} is no queue of approvals, and cannot become one: it is no file")
+        raise InvalidRequest(f"{path} is not a queue of approvals, and cannot become one: it is not a file")
     # Sticky or not: SQLite rolls back to whatever a journal says that lies beside the file, whoever put it there.
     if around.st_mode & stat.S_IWOTH:
         raise InvalidRequest(

@@ -598,7 +598,7 @@ class Toolbox:
         try:
             return data.decode()
         except UnicodeDecodeError:
-            raise SandboxFileError(f"{path} is no text; read it with code", path=path) from None
+            raise SandboxFileError(f"{path} is not text; read it with code", path=path) from None
 
     async def _put(self, tool: Tool, path: str, text: str) -> None:
         try:
@@ -622,7 +622,7 @@ def _inside(tool: Tool, path: str) -> str:
     try:
         path.encode()
     except UnicodeEncodeError:
-        raise InvalidRequest(f"{tool.name}: {path!r} is no name that a file can have") from None
+        raise InvalidRequest(f"{tool.name}: {path!r} is not a name that a file can have") from None
     if path.startswith("/"):
         raise InvalidRequest(f"{tool.name}: {path} is not in the workspace; give a path relative to it")
     return path

@@ -92,7 +92,7 @@ def line_after(last: ChainLink, kind: str, time: str, fields: Mapping[str, Any])
     reserved field.
     """
     if not 0 < len(kind) <= MOST_NAME or kind[0] not in _LETTERS or kind.strip(f"{_LETTERS}0123456789_"):
-        raise InvalidRequest(f"audit: {kind!r} is no kind of event; give a word of small letters, digits and _")
+        raise InvalidRequest(f"audit: {kind!r} is not a kind of event; give a word of small letters, digits and _")
     reserved = RESERVED.intersection(fields)
     if reserved:
         raise InvalidRequest(f"audit: an event has no field {min(reserved)!r} of its own; give it another name")

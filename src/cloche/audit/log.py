@@ -35,22 +35,22 @@ if TYPE_CHECKING:
 DAY_S = 86_400.0
 KINDS: Mapping[str, str] = {
     "start": "code is about to run: its hash, the backend, the rules",
-    "execution": "how that ended, what was enforced, which limits held",
+    "execution": "how a run ended: its status, the enforced controls, the limits that were hit",
     "approval": "a call of a tool was approved: by whom",
     "denial": "a call was not approved, or the rules or the service refused it: by whom, and why",
     "commit": "changes of a sandbox are about to be written to a folder of the host: which diff, how many paths",
-    "packages": "packages are shown to what runs: what was asked for, what that is, and from which index",
+    "packages": "packages are shown to a run: the requirements, the packages, and their index",
     "settings": "the service's settings were changed: by whom, each with its old and its new value",
     "key": "a key of the service was made, rotated or revoked: which, and by whom",
-    "login": "a browser came in by a one-time link, or asked for one: from where",
+    "login": "a browser logged in by a one-time link, or requested one: from which address",
     "sandbox": "a sandbox of the service was opened, ended, or is about to be uploaded to: which",
     "restore": "files of a snapshot are about to be written to a folder of the host: which",
     "replicate": "a script that sets variables is about to be written to a folder of the host: of which snapshot",
     "fallback": "a fallback ran instead of the requested backend: which, and why",
-    "fix_round": "a model repaired code: which round, and what came of it",
-    "recovery": "a write before this one was interrupted: length and hash of what it left",
-    "rotation": "the chain goes on here from a file that is full",
-    "removal": "code or output that was kept beside the log is removed: which",
+    "fix_round": "a model repaired code: which round, with which result",
+    "recovery": "an earlier write was interrupted: length and hash of its remains",
+    "rotation": "the chain continues here from a full file",
+    "removal": "stored code or output beside the log is removed: which",
 }
 # Fields with Cloche's own values or hashes. Redaction skips them, since a secret such as `ok` would remove them.
 _EXACT = frozenset(
@@ -212,7 +212,7 @@ def _first_folder(_state: str, _home: str, runtime: str, _temporary: str) -> str
         raise failed
     where = f"{default} cannot be written" if default else why
     if not _was_used(os.path.join(fallback, NAME)):
-        log.warning("the audit log is in %s, since %s; CLOCHE_AUDIT=/FOLDER names one that stays", fallback, where)
+        log.warning("the audit log is in %s, because %s; name a permanent folder with CLOCHE_AUDIT=/FOLDER", fallback, where)
     return fallback
 
 

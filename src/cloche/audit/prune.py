@@ -100,12 +100,12 @@ def start_pruning(audit: Log, *, most_age_s: float | None, most_bytes: int | Non
         try:
             prune_when_due(audit, most_age_s=most_age_s, most_bytes=most_bytes)
         except (AuditFailed, OSError) as error:
-            log.warning("what is kept beside the audit log is not pruned: %s", error)
+            log.warning("stored code and output beside the audit log are not pruned: %s", error)
 
     try:
         threading.Thread(target=work, name=THREAD, daemon=False).start()
     except RuntimeError as error:  # too many threads, or the interpreter is shutting down
-        log.debug("what is kept beside the audit log is pruned another time: %s", error)
+        log.debug("stored code and output beside the audit log will be pruned later: %s", error)
 
 
 def prune_when_due(

@@ -89,7 +89,7 @@ def check_values(folder: str, filters: Filters, *, prefix: str = "") -> None:
         for value in odd_values:
             if value not in known_values:
                 listed = ", ".join(known_value for known_value in known_values if known_value)
-                raise InvalidRequest(f"{prefix}{name} {value}: no event is called that; use one of {listed}")
+                raise InvalidRequest(f"{prefix}{name} {value}: there is no such event; use one of {listed}")
 
 
 def instant(text: str, *, name: str) -> str:

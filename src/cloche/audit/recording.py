@@ -126,7 +126,7 @@ async def _audited(run: Callable[[], Awaitable[Result]], audit: Audit | None, ex
 def failure(error: BaseException) -> dict[str, Any]:
     """Return the event's fields for a run without a result."""
     if isinstance(error, Detached):
-        return {"status": "detached", "error": None, "reason": "it goes on without the caller who started it"}
+        return {"status": "detached", "error": None, "reason": "it continues without the caller that started it"}
     is_cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt | SystemExit | GeneratorExit)
     reason = str(error) if isinstance(error, ClocheError) else None
     return {"status": "cancelled" if is_cancelled else "failed", "error": type(error).__name__, "reason": reason}
@@ -144,12 +144,12 @@ def conclude(audit: Audit, redactor: Redactor, facts: Mapping[str, Any], result:
             artifacts[f"{stream}_artifact_sha256"] = audit.store("output", data, redactor) if data else None
     except AuditFailed as error:
         lost = str(error)
-        log.critical("output is not kept beside the audit log: %s", error)
+        log.critical("output is not stored beside the audit log: %s", error)
     try:
         link = audit.record("execution", redactor=redactor, **facts, **_outcome(result), **artifacts)
     except AuditFailed as error:
         lost = str(error)
-        log.critical("run %s is over, and its end is not in the audit log: %s", facts["run"], error)
+        log.critical("run %s has ended, but its end is not in the audit log: %s", facts["run"], error)
         result.meta["audit"] = {"run": facts["run"], "lost": lost}
         return
     result.meta["audit"] = {"run": facts["run"], "seq": link.seq, "hash": link.hash, **({"lost": lost} if lost else {})}

@@ -133,7 +133,7 @@ def read_heads(text: str, *, name: str) -> list[ExpectedHead]:
             continue
         match = _HEAD.fullmatch(line.split()[-1].lower())
         if match is None:
-            raise InvalidRequest(f"{name}: {line[:100]!r} is no head; `cloche audit head` prints one")
+            raise InvalidRequest(f"{name}: {line[:100]!r} is not a head; `cloche audit head` prints one")
         heads.append(ExpectedHead(seq=int(match[1]) if match[1] else None, hash=match[2]))
     if not heads:
         raise InvalidRequest(f"{name}: it has no head; `cloche audit head` prints one")
@@ -270,14 +270,14 @@ class Reading:
         expected = (last or FIRST).seq + 1
         if last is None and not bad:
             if seq == 1 and line.prev != FIRST.hash:
-                self.report.add(name, number, "event 1 names another one before it")
+                self.report.add(name, number, "event 1 refers to an earlier event")
         elif seq > expected + bad:
             missing = f"event {expected}" if seq == expected + 1 else f"events {expected} to {seq - 1}"
-            self.report.add(name, number, f"{missing} should stand before event {seq}: removed, or moved")
+            self.report.add(name, number, f"{missing} are missing before event {seq}: removed, or moved")
         elif seq < expected and last is not None:
-            self.report.add(name, number, f"event {seq} stands after event {last.seq}: swapped, or repeated")
+            self.report.add(name, number, f"event {seq} comes after event {last.seq}: swapped, or repeated")
         elif not bad and line.prev != (last or FIRST).hash:
-            self.report.add(name, number, f"event {seq} does not follow from the one before, which was replaced")
+            self.report.add(name, number, f"event {seq} does not match the event before it, which was replaced")
         self._last = line.link
         self._note(name, number, line)
 
@@ -327,7 +327,7 @@ class Reading:
             # `execution` repeats the hash of `start`; the code may have been pruned during the run.
             if not is_kept or (fields["kind"] == "execution" and kind == "code_artifact_sha256"):
                 continue
-            subject = f"event {line.link.seq}: what is kept as {kind} ({digest})"
+            subject = f"event {line.link.seq}: the stored {kind} ({digest})"
             try:
                 state = artifacts.state_of(self._folder, digest)
                 if state is ArtifactState.CHANGED:
@@ -335,7 +335,7 @@ class Reading:
                 elif state is ArtifactState.MISSING:
                     self._missing.setdefault(digest, []).append((name, number, subject))
             except AuditFailed as error:
-                self.report.add(name, number, f"{subject} is not as it was kept: {error}")
+                self.report.add(name, number, f"{subject} is damaged: {error}")
 
     def _conclude(self) -> None:
         report = self.report
@@ -351,7 +351,7 @@ class Reading:
         last = report.last.seq if report.last else 0
         for head in self._heads.values():
             if head.seq is not None and head.seq < first and report.dropped:
-                report.notes.append(f"head {head.seq} is older than the stored events, and cannot be checked")
+                report.notes.append(f"head {head.seq} is older than the stored events, so it cannot be checked")
             else:
                 subject = f"head {head.hash}" if head.seq is None else f"head {head.seq}:{head.hash}"
                 ending = f"the log ends with event {last}" if last else "there are no events"

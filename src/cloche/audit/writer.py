@@ -146,8 +146,8 @@ def failure(path: str, why: str, *, is_read: bool = False) -> AuditFailed:
     if is_read:
         return AuditFailed(f"the audit log {path} cannot be read: {why}")
     return AuditFailed(
-        f"the audit log {path} cannot be written: {why}. Where the audit is on, nothing runs without it: put that "
-        "right, name another folder (CLOCHE_AUDIT=/FOLDER), or switch it off (CLOCHE_AUDIT=off)"
+        f"the audit log {path} cannot be written: {why}. While the audit is on, nothing runs without it: fix "
+        "this, name another folder (CLOCHE_AUDIT=/FOLDER), or switch it off (CLOCHE_AUDIT=off)"
     )
 
 
@@ -229,7 +229,7 @@ def _open_file(folder_fd: int, name: str, folder: str, flags: int) -> tuple[int,
     try:
         file, facts = hostfs.open_regular(name, folder_fd, flags, 0o600)
     except (hostfs.NotRegular, IsADirectoryError) as error:
-        raise failure(path, "it is no regular file") from error
+        raise failure(path, "it is not a regular file") from error
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise failure(path, "it is a symbolic link") from error
@@ -238,7 +238,7 @@ def _open_file(folder_fd: int, name: str, folder: str, flags: int) -> tuple[int,
     if facts.st_uid != os.geteuid():
         why = f"it belongs to user {facts.st_uid}, not to {os.geteuid()}"
     elif facts.st_nlink > 1:
-        why = "it has a second name (a hard link)"
+        why = "it has another name (a hard link)"
     elif facts.st_mode & 0o077:
         why = "others may read or write it; chmod 600 it"
     if why:
@@ -366,7 +366,7 @@ def _with_remnant(line: Line, remnant: bytes) -> Tail | None:
 def _changed(path: str) -> AuditFailed:
     return failure(
         path,
-        'its end is not as it was written; "cloche audit verify" says more. Move all audit*.jsonl aside to begin anew',
+        'its end is damaged; "cloche audit verify" shows details. Move all audit*.jsonl files away to start a new log',
     )
 
 

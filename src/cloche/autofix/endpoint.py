@@ -325,14 +325,14 @@ class Endpoint:
     def _whole(self, answer: Any, meter: _Meter) -> Reply:  # noqa: ANN401
         """Read an answer that came in one piece."""
         if not isinstance(answer, dict):
-            raise _Retryable(f"{self.host} answered something that is no completion")
+            raise _Retryable(f"{self.host} answered something that is not a completion")
         if "error" in answer and "choices" not in answer:
             raise _Retryable(f"{self.host} failed: {self._clean(answer['error'])}")
         choices = answer.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices else None
         message = choice.get("message") if isinstance(choice, dict) else None
         if not isinstance(choice, dict) or not isinstance(message, dict):
-            raise _Retryable(f"{self.host} answered something that is no completion")
+            raise _Retryable(f"{self.host} answered something that is not a completion")
         text = _text(message.get("content"))
         meter.add(len(text) + max(len(_text(message.get(name))) for name in _REASONING_KEYS))
         return self._reply(text, _tokens(answer.get("usage")), choice.get("finish_reason"))
@@ -363,13 +363,15 @@ def host_of(base_url: object) -> str:
     except ValueError:
         address, host, port = urlsplit(""), None, None
     if address.scheme not in ("http", "https") or not host or not base_url.isprintable() or " " in base_url:
-        raise InvalidRequest(f"{name}: this is no http or https address; write one such as http://localhost:8000/v1")
+        raise InvalidRequest(
+            f"{name}: this is not an http or https address; write one such as http://localhost:8000/v1"
+        )
     if address.username is not None or address.password is not None or address.query or address.fragment:
         raise InvalidRequest(f"{name}: give the address alone, and the key as autofix.api_key")
     shown = f"[{host}]" if ":" in host else host
     if address.netloc.lower() not in (shown.lower(), f"{shown}:{address.netloc.rpartition(':')[2]}".lower()):
         raise InvalidRequest(
-            f"{name}: {address.netloc[:80]!r} is no host with a port; write one such as localhost:8000"
+            f"{name}: {address.netloc[:80]!r} is not a host with a port; write one such as localhost:8000"
         )
     return f"{shown}:{port}" if port is not None else shown
 
@@ -378,7 +380,7 @@ def _checked_key(key: object) -> str:
     """Return a key as a header takes it; a library that refuses one says it in its message, with escapes."""
     stripped = key.strip() if isinstance(key, str) else None
     if stripped is None or not stripped.isascii() or not stripped.isprintable():
-        raise InvalidRequest("autofix.api_key: this is no key; it is one word of plain characters")
+        raise InvalidRequest("autofix.api_key: this is not a key; a key is one word of printable ASCII characters")
     return stripped
 
 

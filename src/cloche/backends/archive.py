@@ -113,7 +113,7 @@ def unpack(spool: Spool, until: Until) -> tuple[dict[str, ByteRange], int]:
                 return ranges, left_out + 1
             ranges[path] = ByteRange(offset=member.offset, size=member.size, sha256=digest)
     except (tarfile.TarError, ValueError) as error:
-        log.warning("a container's files are left out from where their archive is invalid: %s", error)
+        log.warning("the archive of a container is invalid; its remaining files are left out: %s", error)
         left_out += 1
     return ranges, left_out
 

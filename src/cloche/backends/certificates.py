@@ -57,6 +57,6 @@ def _read(path: str) -> str:
         log.warning("guests do not get the authorities of %s: %s", path, error)
         return ""
     if MARK not in text or "PRIVATE KEY-----" in text or len(text) > MOST_BYTES:
-        log.warning("guests do not get %s: it is no file of certificates, holds a key, or is too large", path)
+        log.warning("guests do not get %s: it is not a file of certificates, holds a key, or is too large", path)
         return ""
     return text

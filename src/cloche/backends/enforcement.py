@@ -36,14 +36,14 @@ def _absent(reason: str) -> Measure:
 
 # Rows shared by several kinds of sandboxes.
 _TIME = _enforced("wall clock outside, whole tree killed")
-_MACHINE_TIME = _enforced("wall clock outside; the machine is killed when it does not obey")
+_MACHINE_TIME = _enforced("wall clock outside; a machine that does not react is killed")
 _OUTPUT = _enforced("bounded buffers outside, flood limit kills")
 
 
 def _cpu(host: Host) -> Measure:
     if host.cgroup_version:
         return _enforced(f"cgroup v{host.cgroup_version} quota")
-    return _partial("processor affinity", f"{host.cgroup_reason}; whole processors only, shared with others")
+    return _partial("processor affinity", f"{host.cgroup_reason}; only whole processors, shared with other programs")
 
 
 # The local backend: a jail, or less, of this host's kernel.
@@ -89,7 +89,7 @@ def with_life_confined(enforcement: Enforcement) -> Enforcement:
     """Return the controls of a live sandbox at level `confined`, derived from those of a single run."""
     held = enforcement[Control.FILESYSTEM]
     lacks = (
-        "there is no process namespace: that a process lives, and its session, can be asked by its number; children "
+        "no process namespace: the existence and session of other processes can be queried by number; children "
         "find no /proc/self, and openpty and /dev/shm are not there (multiprocessing of Python has stand-ins)"
     )
     if lacks in held.reason:
@@ -103,7 +103,9 @@ def with_users(enforcement: Enforcement, host: Host) -> Enforcement:
     source = "its own" if host.owns_ids else "the user's range in /etc/subuid"
     changed = {
         Control.SYSCALLS: _enforced("seccomp allowlist, no new privileges; root inside has nine capabilities"),
-        Control.IDENTITY: _enforced(f"user namespace, many outside ids of {source}; its users are not kept apart"),
+        Control.IDENTITY: _enforced(
+            f"user namespace, many outside ids of {source}; its users are not isolated from each other"
+        ),
     }
     return Enforcement(level=enforcement.level, controls={**enforcement.controls, **changed})
 
@@ -112,7 +114,7 @@ NAMESPACE = "network namespace with nothing but loopback"
 CONNECTED = "a guest's sockets are made and connected for it, to the egress process alone"
 # The egress process knows which host an address was connected for, but not the content sent there.
 _UNSEEN = "not checked: what is inside TLS, and in other streams than HTTP and TLS"
-_REACHED = {"allowlist": "listed hosts", "open": "public addresses, on 80, 443 and the ports that the policy names"}
+_REACHED = {"allowlist": "listed hosts", "open": "public addresses, on ports 80, 443 and those of the policy"}
 
 
 def with_network(
@@ -125,7 +127,7 @@ def with_network(
     """
     mechanism = f"{path_kind}; the egress process reaches {_REACHED[mode]}"
     if is_through_host:
-        mechanism += "; gVisor hands socket calls on to the host's kernel"
+        mechanism += "; gVisor passes socket calls to the host's kernel"
     if is_proxied:
         reason = f"addresses are chosen by the operator's upstream proxy; {_UNSEEN}"
         measure = _partial(mechanism, reason)
@@ -148,9 +150,7 @@ def with_hosts_stack(enforcement: Enforcement, *, is_root_outside: bool) -> Enfo
     `is_root_outside` says that gVisor then runs outside the user namespace that it otherwise has.
     """
     around = enforcement[Control.SYSCALLS].mechanism.partition("; ")[2]
-    changed = {
-        Control.SYSCALLS: _enforced(f"gVisor: of system calls, those on sockets reach the host's kernel; {around}")
-    }
+    changed = {Control.SYSCALLS: _enforced(f"gVisor: only system calls on sockets reach the host's kernel; {around}")}
     if is_root_outside:
         changed[Control.IDENTITY] = _partial(
             "an id of gVisor's own kernel",
@@ -163,10 +163,10 @@ def _confined(host: Host) -> Controls:
     return {
         Control.FILESYSTEM: _partial(
             f"Landlock {host.landlock_abi}",
-            "contents are out of reach, but names, sizes and times of the host's files can still be asked for"
+            "contents of the host's files cannot be read, but their names, sizes and times can"
             + ("" if host.owns_ids else ", and modes, times and attributes of the user's own files can be changed"),
         ),
-        Control.NETWORK: _enforced("seccomp refuses every socket but pairs that are connected for good"),
+        Control.NETWORK: _enforced("seccomp refuses every socket except connected pairs"),
         Control.DISK: _FOLDER,
         Control.SYSCALLS: _enforced("seccomp allowlist, no new privileges"),
         Control.IDENTITY: _local_identity(host, "setuid"),
@@ -191,14 +191,14 @@ def _local_memory(level: Level, host: Host) -> Measure:
     if host.cgroup_version:
         return _enforced(f"{where}; the memory of processes is summed every 20 ms")
     reason = (
-        f"{host.cgroup_reason}; the tree can overshoot by what it touches in 20 ms (a large one: in a second), "
-        "and shared memory that no process has in its tables is not seen"
+        f"{host.cgroup_reason}; the limit can be exceeded for 20 ms (by a large tree: for a second), "
+        "and shared memory that no process has mapped is not counted"
     )
     mechanism = "RLIMIT_DATA per process; the tree's memory is summed every 20 ms"
     return _partial(mechanism, f"{reason}; {_MAY_LOWER}" if level is Level.PROCESS else reason)
 
 
-_MAY_LOWER = "a program may lower its own oom_score_adj, so that the kernel ends another process in its place"
+_MAY_LOWER = "a program may lower its own oom_score_adj, so that the kernel kills another process instead"
 
 
 def _local_pids(level: Level, host: Host) -> Measure:
@@ -210,9 +210,9 @@ def _local_pids(level: Level, host: Host) -> Measure:
         return _enforced("RLIMIT_NPROC of an id of its own")
     if level is Level.CONFINED:
         return _partial(
-            "seccomp asks before each new process or thread, and the tree is counted",
-            "as many as are being made while it is counted may come on top; where seccomp has another listener, "
-            "RLIMIT_NPROC counts every process of the user",
+            "seccomp notifies before each new process or thread, and the tree is counted",
+            "processes that start during the count may exceed the limit; if seccomp has another listener, "
+            "RLIMIT_NPROC counts all processes of the user",
         )
     if host.uid == 0:
         return _absent("RLIMIT_NPROC does not bind root")
@@ -258,7 +258,7 @@ def _docker_gvisor(info: Mapping[str, object]) -> Controls:
     """Return the rows that differ when gVisor's kernel serves the container."""
     memory = _docker_memory(info, "memory control group around gVisor")
     if memory.state is State.ENFORCED:
-        reason = "the cap has room for what the file systems in memory may hold, which a program can use as memory"
+        reason = "the cap includes the size of the file systems in memory, which a program can use as memory"
         memory = _partial(memory.mechanism, reason)
     return {
         Control.SYSCALLS: _enforced("gVisor: no system call reaches the host's kernel; seccomp around gVisor itself"),
@@ -271,8 +271,8 @@ def _docker_network(policy: Policy) -> Measure:
     if policy.network == "off":
         return _enforced("network namespace with nothing but loopback")
     if policy.network == "bridge":
-        return _partial("docker's bridge", "it reaches any address that this host's firewall lets through")
-    return _absent("no rules of the network are kept for containers of docker")
+        return _partial("docker's bridge", "it can reach any address that this host's firewall allows")
+    return _absent("containers of docker have no network rules")
 
 
 _WATCHED = "memory control group, cap with room for the file systems in memory; private memory watched every 20 ms"
@@ -289,7 +289,7 @@ def _docker_memory(info: Mapping[str, object], mechanism: str = _WATCHED) -> Mea
 def _if_able(info: Mapping[str, object], key: str, mechanism: str) -> Measure:
     if info.get(key):
         return _enforced(mechanism)
-    return _absent(f"this daemon says that it cannot ({key} is off)")
+    return _absent(f"this daemon does not support it ({key} is off)")
 
 
 def _docker_syscalls(daemon: DaemonFacts) -> Measure:
@@ -308,7 +308,7 @@ def docker_with_users(enforcement: Enforcement, daemon: DaemonFacts) -> Enforcem
     """Return the controls of a container with several users, derived from those with one user."""
     if daemon.is_id_mapped or enforcement.level is Level.GVISOR:
         where = "gVisor's own kernel" if enforcement.level is Level.GVISOR else "the daemon's user namespace"
-        identity = _enforced(f"ids of {where}; its users are not kept apart")
+        identity = _enforced(f"ids of {where}; its users are not isolated from each other")
     else:
         mechanism = "root inside has nine capabilities, and no new privileges"
         identity = _partial(mechanism, "root and the other users inside have the same ids outside")
@@ -339,15 +339,15 @@ def gvisor_controls(host: Host) -> Controls:
     }
 
 
-_ROOM = "the cap has room for what /tmp and /dev/shm may hold, which a program can use as memory"
+_ROOM = "the cap includes the size of /tmp and /dev/shm, which a program can use as memory"
 
 
 def _gvisor_memory(host: Host) -> Measure:
     if host.cgroup_version:
         return _partial(f"cgroup v{host.cgroup_version} around gVisor", _ROOM)
     return _partial(
-        "gVisor's memory is looked at every 50 ms",
-        f"{host.cgroup_reason}; it can be overshot in between, and {_ROOM}",
+        "gVisor's memory is measured every 50 ms",
+        f"{host.cgroup_reason}; the limit can be exceeded in between, and {_ROOM}",
     )
 
 
@@ -372,9 +372,7 @@ _AROUND: Mapping[str, str] = {
 def microvm_controls(kind: Literal["kvm", "tcg"], *, is_root: bool, monitor: str = "qemu") -> Controls:
     """Return the controls of a virtual machine: on KVM or emulated (`tcg`), by monitor, started by root or not."""
     return {
-        Control.FILESYSTEM: _enforced(
-            "root disk opened by the monitor for reading alone, nothing of the host's shared"
-        ),
+        Control.FILESYSTEM: _enforced("root disk opened read-only by the monitor, nothing of the host shared"),
         Control.NETWORK: _enforced("a machine without a network device"),
         Control.MEMORY: _enforced(
             "control group (v2) in the guest, private memory watched every 20 ms; the size of the machine around it"
@@ -404,7 +402,7 @@ def _microvm_identity(is_root: bool) -> Measure:
     if is_root:
         return _enforced("the monitor has an id of its own, that no user of the host has; not root inside")
     return _partial(
-        "not root inside; the monitor has no new privileges and no files but its own",
+        "not root inside; the monitor has no new privileges and only its own files",
         "the monitor runs as the calling user",
     )
 
@@ -412,7 +410,7 @@ def _microvm_identity(is_root: bool) -> Measure:
 # Machines of microsandbox. None could be run during development, so no control that rests on it alone counts as
 # enforced.
 
-_UNTRIED = "as microsandbox documents it; this version of Cloche was never tried on it"
+_UNTRIED = "as microsandbox documents it; not tested with this version of Cloche"
 
 
 def microsandbox_controls() -> Controls:
@@ -457,12 +455,14 @@ def check_policy(
     if policy.network == "bridge" and "bridge" not in networks:
         raise InvalidRequest(
             "network 'bridge' is docker's own, which only backend \"docker\" with its own runtime has; "
-            "use that one, or network 'open', which reaches public hosts by rules"
+            "use it, or network 'open', which reaches public hosts by rules"
         )
     if policy.network not in networks:
         raise BackendUnavailable(f"network {policy.network!r}: {network}, in this version; {remedy}")
     if policy.on_network == "ask" and policy.network != "off" and not can_ask:
-        raise BackendUnavailable('on_network "ask": only backend "local" asks about hosts; use that, or leave it out')
+        raise BackendUnavailable(
+            'on_network "ask": only backend "local" can ask about hosts; use it, or leave on_network out'
+        )
     if level and policy.level not in (None, enforcement.level):
         raise BackendUnavailable(f"level {policy.level} is not what {level}")
     missing = shortfalls(

@@ -161,7 +161,7 @@ def _hidden_toolchain() -> str:
     from .toolchain import all_shown
 
     hidden = [path for path in all_shown() if not is_readable_by_others(path)]
-    return f"a guest with another one could not read {hidden[0]}" if hidden else ""
+    return f"a guest with another id could not read {hidden[0]}" if hidden else ""
 
 
 def forget_host(executable: str = sys.executable) -> None:
@@ -218,7 +218,7 @@ def why_unread_memory(yama: str = "/proc/sys/kernel/yama/ptrace_scope") -> str:
     if scope in ("", "0", "1"):
         return ""
     return (
-        f"kernel.yama.ptrace_scope is {scope}, so no process may read in a guest's memory which address it asks for; "
+        f"kernel.yama.ptrace_scope is {scope}, so no process may read a requested address from a guest's memory; "
         "with 0 or 1 the network works at level confined"
     )
 

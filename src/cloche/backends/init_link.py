@@ -68,7 +68,7 @@ class Operation(Channel):
             consumed = [wire.grant_frame(self.number, stream, count) for stream, count in self.credit.ungranted()]
             self._link.send(b"".join((*consumed, wire.frame(wire.CLOSE, self.number))))  # the rest is kept
             self._link.forget(self)
-            self.conclude(OperationFailed("closed", "it was given up", {}))
+            self.conclude(OperationFailed("closed", "it was cancelled", {}))
 
     def abandon(self, why: str) -> None:
         """Close the whole sandbox, because its init breaks the protocol."""
@@ -77,7 +77,7 @@ class Operation(Channel):
     def take(self, kind: int, body: bytes) -> None:
         if kind == wire.EVENT:
             if self.events.qsize() >= MOST_EVENTS:
-                raise wire.WireError("more events than an operation has")
+                raise wire.WireError("too many events of one operation")
             self.events.put_nowait(read_guest_object(body))
         elif kind == wire.CLOSE:
             error = read_guest_object(body).get("error")
@@ -191,11 +191,13 @@ class InitLink(asyncio.Protocol):
     def _note_stray(self) -> None:
         self._strays += 1
         if self._strays > MOST_STRAYS:
-            raise wire.WireError("frames without end on channels that are closed")
+            raise wire.WireError("too many frames on closed channels")
 
     def _greet(self, greeting: dict[str, Any]) -> None:
         if greeting.get("version") != wire.VERSION:
-            raise wire.WireError(f"it speaks version {greeting.get('version')!r}, and we speak {wire.VERSION}")
+            raise wire.WireError(
+                f"it speaks version {greeting.get('version')!r}, and this Cloche speaks {wire.VERSION}"
+            )
         if self.greeting.done():
             raise wire.WireError("a second greeting")
         self.greeting.set_result(greeting)

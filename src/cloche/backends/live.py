@@ -100,7 +100,7 @@ class LiveProcess:
                     waiting.reschedule(asyncio.get_running_loop().time() + longest_s + START_S)
                     started = await self._channel.event()
         except TimeoutError as error:
-            self._channel.abandon("it did not say that it had started a process")
+            self._channel.abandon("it did not report the start of a process")
             raise OutcomeUnknown("the sandbox did not answer, and was closed; the process may have run") from error
         except OperationFailed as error:
             raise not_started(error) from error
@@ -198,7 +198,7 @@ class LiveProcess:
             if error.kind == "replaced":
                 raise Detached(f"process {self.id}: {error}") from error
             if self._is_detached:
-                raise Detached(f"process {self.id} was let go; attach to it by its id") from error
+                raise Detached(f"process {self.id} was detached; attach to it by its id") from error
             raise OutcomeUnknown(f"the end of the process is not known: {error}") from error
 
     async def _keep_time(self, end: asyncio.Task[dict[str, Any]], timeout_s: float) -> None:
@@ -270,7 +270,7 @@ def not_started(error: OperationFailed) -> Exception:
         return InvalidRequest(f"user: {error}")
     if error.kind == "pids":
         return StartFailed(
-            "the sandbox has as many processes as it may; end some, or open it with more `pids`", step="pids"
+            "the sandbox has reached its limit on processes; end some, or open it with more `pids`", step="pids"
         )
     if error.kind == "paused":
         return InvalidRequest(str(error))
@@ -399,7 +399,7 @@ class LiveSandbox(LiveFiles):
         """Add rules for its network; see core.protocols.SupportsNetwork."""
         await self.connected()
         if self.network is None:
-            raise InvalidRequest("this sandbox has no network whose rules could change")
+            raise InvalidRequest("this sandbox has no network with changeable rules")
         try:
             await self.network.change(allow=allow, deny=deny)
         except OSError as error:
@@ -412,7 +412,7 @@ class LiveSandbox(LiveFiles):
         traffic = await self.network.traffic()
         if traffic.is_lost:
             raise OutcomeUnknown(
-                "the egress process of this sandbox is gone, and with it the record of the network's traffic"
+                "the egress process of this sandbox is gone, so the record of the network's traffic is lost"
             )
         return traffic.rows
 
@@ -453,7 +453,7 @@ class LiveSandbox(LiveFiles):
             answer = await (await self.connected()).ask(op, **arguments)
         except OperationFailed as error:
             if error.kind == "unknown":
-                raise InvalidRequest(f"{op} is for a sandbox with a name, which is kept: {error}") from error
+                raise InvalidRequest(f"{op} needs a sandbox with a name: {error}") from error
             raise InvalidRequest(f"{op}: {error}") from error
         if op == "pause" and not self._paused_at:
             self._paused_at = monotonic()
@@ -465,8 +465,8 @@ class LiveSandbox(LiveFiles):
         """Start a process; see core.protocols.SupportsProcesses."""
         if request.user is not None and not self._has_users:
             raise InvalidRequest(
-                f"user: {request.user!r} cannot be had in a sandbox with one user; open it with users=True, where the "
-                "host has a range of ids"
+                f"user: {request.user!r} is not available in a sandbox with one user; open it with users=True, on a "
+                "host with a range of ids"
             )
         link = await self.connected()
         env = self.environment(request.env) if request.user is None else {**USER_VARIABLES, **request.env}

@@ -120,7 +120,7 @@ class FileOperation:
             kind = "pids" if error.kind == "pids" else "other"
             raise SandboxFileError(f"{self._path}: {error}", path=self._path, kind=kind) from error
         if not self._answer:
-            message = f"{self._path}: the operation was ended before it was done"
+            message = f"{self._path}: the operation ended before it was complete"
             raise SandboxFileError(message, path=self._path, kind="timeout")
         answer = _read_answer(bytes(self._answer), self._path)
         refused = answer.get("error")
@@ -148,7 +148,7 @@ class FileWatch:
         if first is None:
             await self._operation.answer()
         if first is None or first.get("event") != "watching":
-            raise SandboxFileError(f"{self._path}: the answer makes no sense", path=self._path, kind="other")
+            raise SandboxFileError(f"{self._path}: the answer is invalid", path=self._path, kind="other")
 
     def __aiter__(self) -> AsyncIterator[FileChange]:
         return self._changes()
@@ -211,7 +211,7 @@ class LiveFiles:
         try:
             return pack_text(self.absolute(path))
         except ValueError as error:
-            raise InvalidRequest(f"path: {path!r} is none: {error}") from error
+            raise InvalidRequest(f"path: {path!r} cannot be encoded: {error}") from error
 
     async def file(
         self,
@@ -238,7 +238,7 @@ class LiveFiles:
                     file_content = await operation.incoming.read_all(max_bytes)
                     if len(file_content) > max_bytes:
                         raise SandboxFileTooLarge(
-                            f"{path}: more than {max_bytes} bytes came", path=path, kind="too_large"
+                            f"{path}: more than {max_bytes} bytes arrived", path=path, kind="too_large"
                         )
                     return await operation.answer(), file_content
             except TimeoutError as error:
@@ -471,7 +471,7 @@ def _count(value: int | None) -> int | None:
 
 
 def _late(path: str, seconds: float) -> SandboxFileError:
-    return SandboxFileError(f"{path}: not done in {seconds:g} s", path=path, kind="timeout")
+    return SandboxFileError(f"{path}: not finished within {seconds:g} s", path=path, kind="timeout")
 
 
 def _no_sense(path: str, error: Exception | str) -> SandboxFileError:
@@ -567,6 +567,6 @@ async def _lines(stream: ByteStream, path: str) -> AsyncIterator[dict[str, Any]]
     while data := await stream.read():
         *lines, remainder = (remainder + data).split(b"\n")
         if len(remainder) > MOST_LINE_BYTES:
-            raise _no_sense(path, "a line without an end")
+            raise _no_sense(path, "a line that does not end")
         for line in lines:
             yield _object(line, path)

@@ -117,7 +117,7 @@ class LiveTransport:
             if await self._channel.send(wire.REQUESTS, data):
                 await self._channel.settle(wire.REQUESTS)
         except asyncio.CancelledError:
-            self.link.lose("a cell was sent in part")
+            self.link.lose("a cell was sent only in part")
             raise
 
     def send_control(self, control: ControlMessage) -> None:

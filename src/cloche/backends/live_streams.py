@@ -61,7 +61,7 @@ class ByteStream:
     async def read(self, most: int = 1 << 16) -> bytes:
         """Return the next bytes, at most `most`; empty at the end."""
         if self._taker is not None:
-            raise InvalidRequest("this stream is read by a call of wait, whose result has what came")
+            raise InvalidRequest("this stream is read by a call of wait; its result has the output")
         self.is_read = True
         while not self._pieces:
             if self._has_ended:

@@ -185,7 +185,7 @@ def _enter(pid: int, mark: str) -> None:
         with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
             is_it = mark in file.read()
         if not is_it or os.path.samestat(os.fstat(namespace), os.stat("/proc/self/ns/net")):
-            raise OSError(0, f"process {pid} is not the container's; is its daemon on another machine?")
+            raise OSError(0, f"process {pid} does not belong to the container; is its daemon on another machine?")
         call("setns", namespace, CLONE_NEWNET)
     finally:
         os.close(namespace)

@@ -79,7 +79,7 @@ def why_not_higher(host: Host, around: Surroundings) -> str:
     if host.processes:
         lacks.append(f"processes cannot be waited for: {host.processes}")
     reason = "; and ".join(lacks)
-    return f"this is gVisor, which has not all that Linux has ({reason})" if around.is_gvisor else reason
+    return f"this is gVisor, which lacks features of Linux ({reason})" if around.is_gvisor else reason
 
 
 def remedy(host: Host, around: Surroundings) -> str:
@@ -88,7 +88,7 @@ def remedy(host: Host, around: Surroundings) -> str:
         return ""
     if around.is_gvisor:
         return (
-            "run Cloche outside of gVisor, where it gives code a gVisor of its own (--backend gvisor, or docker with "
+            "run Cloche outside of gVisor, where Cloche can start gVisor (--backend gvisor, or docker with "
             "--runtime runsc)"
         )
     if host.processes:
@@ -141,7 +141,7 @@ def _unwrapped(host: Host, around: Surroundings) -> list[str]:
         left_out = "RestrictNamespaces=, ProtectKernelTunables=, ProtectProc= and a SystemCallFilter= without @mount"
         return [f"in the systemd unit leave out {left_out} ({DOCUMENT} has a unit)"]
     if not (around.is_container or around.is_masked):
-        return ["start Cloche without the seccomp filter, or the AppArmor profile, that is on this process"]
+        return ["start Cloche without the seccomp filter, or the AppArmor profile, of this process"]
     # The host's root could change the host through a writable /proc/sys.
     options = ["--user 1000:1000"] if around.is_masked and host.owns_ids else []
     options += ["--security-opt seccomp=FILE"] if refuses_clone else []

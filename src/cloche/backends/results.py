@@ -18,11 +18,11 @@ from .saved_files import Changes
 MOST_LOOKED_AT = 1 << 13  # bytes at the end of a program's output
 MOST_OF_LAST = 1 << 11  # of these, for slower patterns
 NO_TRACING = (
-    "ptrace, which gdb and strace need, is refused here; backend gvisor or microvm allows it, among the sandbox's own "
+    "ptrace, which gdb and strace need, is refused here; backends gvisor and microvm allow it among the sandbox's own "
     "processes"
 )
 NO_ENSUREPIP = (
-    "throwaway runs are shown no installers, which python3 -m venv needs; use a live sandbox (cloche exec, "
+    "throwaway runs have no installers, which python3 -m venv needs; use a live sandbox (cloche exec, "
     "Sandbox), or name packages (--packages NAME, packages=[NAME])"
 )
 

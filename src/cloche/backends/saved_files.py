@@ -85,7 +85,7 @@ class _Written:
 def changed_since(record: FileRecord) -> SandboxFileRefused:
     """Return the error for a file that no longer matches its record."""
     return SandboxFileRefused(
-        f"{record.path!r} has changed since the result was made: what ran there since has written to it; save the "
+        f"{record.path!r} has changed since the result was made: a later run there wrote to it; save the "
         "files of a cell before the next one, or pass out=DIR to the cell",
         path=record.path,
     )
@@ -132,8 +132,8 @@ def _check_places(records: tuple[FileRecord, ...]) -> None:
         if below.startswith(f"{path}\0"):
             first, second = path.replace("\0", "/"), below.replace("\0", "/")
             raise SandboxFileRefused(
-                f"cannot write both {first!r} and {second!r}: one is the folder of the other, since what runs there "
-                "has moved them meanwhile; end that, and save the files of a later cell",
+                f"cannot write both {first!r} and {second!r}: one is the folder of the other, because a running "
+                "process moved them; end it, and save the files of a later cell",
                 path=second,
             )
 
@@ -182,7 +182,7 @@ def _name_one(target_fd: int, entry: _Written) -> bool:
     except OSError as error:
         path = f"{entry.folder}/{entry.name}" if entry.folder else entry.name
         raise SandboxFileError(
-            f"cannot write {path!r}: {error.strerror or error}; what was there has changed meanwhile. New files were "
+            f"cannot write {path!r}: {error.strerror or error}; the target has changed meanwhile. New files were "
             "removed again, others may have been replaced; save into a folder that no other process writes to",
             path=path,
         ) from error

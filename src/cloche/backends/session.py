@@ -113,7 +113,7 @@ class SessionLink:
             for frame in self._codec.feed(data):
                 self._take(frame)
         except TooLarge as error:
-            self.refused = f"the interpreter said more than is read of one cell: {error}"
+            self.refused = f"the interpreter sent more than one cell may send: {error}"
             self.lose(self.refused)
             self.on_flood()
         except (ValueError, RecursionError) as error:
@@ -345,7 +345,7 @@ class Session:
         link = self._transport.link
         answer, data = link.ask(NOTHING, "")
         sending = self._transport.send(data)
-        with suppress_logged(log, "a session does not answer, as its next cell will show", TimeoutError):
+        with suppress_logged(log, "a session does not answer; its next cell will report that", TimeoutError):
             async with asyncio.timeout(INTERRUPT_TIMEOUT_S * self._transport.slowness):
                 if sending is not None:
                     await sending
@@ -463,7 +463,7 @@ class Session:
         sending = self._transport.send(encode({"op": "collected"}))
         if sending is not None:
             await become_task()
-            with suppress_logged(log, "a session does not read, as its next cell will show", TimeoutError):
+            with suppress_logged(log, "a session does not read; its next cell will report that", TimeoutError):
                 await asyncio.wait_for(sending, INTERRUPT_TIMEOUT_S * self._transport.slowness)
 
     def _on_flood(self) -> None:

@@ -119,7 +119,7 @@ def session_language(name: str) -> tuple[Language, Driver | None]:
 def check_variables(env: Mapping[str, str]) -> None:
     """Raise InvalidRequest if `env` has variables that an interpreter reads only at its start."""
     if sets_interpreter_variables(env):
-        raise InvalidRequest("env: PYTHON* variables take effect before a session begins; drop them")
+        raise InvalidRequest("env: PYTHON* variables take effect only before a session begins; leave them out")
 
 
 def check_toolchain(language: Language, driver: Driver, toolchain: Toolchain) -> None:

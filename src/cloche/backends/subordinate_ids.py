@@ -102,7 +102,7 @@ class SubordinateIds:
 
     def _try_to_show(self, inside_id: int, mount: int, timeout_s: float, *, is_quick: bool) -> str:
         if is_quick and self._link is None:
-            raise TimeoutError("the process that maps ids has yet to be started")
+            raise TimeoutError("the process that maps ids is not started yet")
         try:
             return self._ask(inside_id, mount, timeout_s)
         except OSError:  # it was killed or stopped from outside

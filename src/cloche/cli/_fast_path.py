@@ -269,7 +269,7 @@ class Run:
         if not is_waiting:
             self.events.append(event)
         if len(self.events) > MOST_EVENTS:
-            raise wire.WireError("more events than an operation has")
+            raise wire.WireError("too many events of one operation")
 
     def _pass_on(self, stream: int, data: bytes) -> None:
         """Keep the part of the output that a result keeps, and write all of it; kill the command at the flood limit."""

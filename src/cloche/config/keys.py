@@ -605,9 +605,7 @@ def read_layer(
         for known_key, read in values.items():
             earlier = layer.get(known_key)
             if earlier is not None and earlier.value != read:
-                raise InvalidRequest(
-                    f"{where}{earlier.key} and {key} say different things about the same; keep one of them"
-                )
+                raise InvalidRequest(f"{where}{earlier.key} and {key} set the same value differently; keep one of them")
             layer[known_key] = ConfiguredValue(value=read, origin=origin, key=key)
     return with_auto_backend(_with_host_list(layer, where=where), where=where)
 

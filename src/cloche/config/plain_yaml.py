@@ -85,6 +85,6 @@ def _check_events(text: str, most_depth: int, takes_anchors: bool) -> None:
         elif depth > most_depth:
             problem = f"it is nested deeper than {most_depth} levels"
         elif not takes_anchors and (isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None):
-            problem = "anchors (&) and aliases (*) are not taken; write the value out"
+            problem = "anchors (&) and aliases (*) are not allowed; repeat the value"
         if problem:
             raise yaml.MarkedYAMLError(None, None, problem, event.start_mark)  # type: ignore[arg-type]  # libyaml's own

@@ -131,7 +131,7 @@ def parse_package_ceiling(value: object, *, name: str) -> tuple[str, ...]:
     if value is False or value in ("none", ""):
         return ()
     if value == "auto":
-        raise InvalidRequest(f"{name}: 'auto' is no list; name the packages, or none, or leave it out")
+        raise InvalidRequest(f"{name}: 'auto' is not a list; name the packages, or none, or leave it out")
     return parse_package_patterns(value, name=name)
 
 
@@ -170,7 +170,7 @@ def parse_package_hosts(value: object, *, name: str) -> tuple[str, ...]:
 
     rules = [parse_rule(text, name=name) for text in parse_list(value, name=name)]
     if any(rule.is_wildcard for rule in rules):
-        raise InvalidRequest(f"{name}: a host of files is one name, without a star")
+        raise InvalidRequest(f"{name}: a host for files is one name, without a *")
     return tuple(f"{rule.host}:{rule.ports[0] if ':' in rule.text else 443}" for rule in rules)
 
 
@@ -219,7 +219,7 @@ def parse_root(value: object, *, name: str, root: str) -> str:
     text = _text(value, name=name)
     folder = "" if text.lower() == "none" else os.path.expanduser(text)
     if folder and (not os.path.isabs(folder) or "\0" in folder):
-        raise InvalidRequest(f"{name}: {text!r} is no absolute path; write one, such as ~/agent/{root}")
+        raise InvalidRequest(f"{name}: {text!r} is not an absolute path; write one, such as ~/agent/{root}")
     return os.path.normpath(folder) if folder else ""
 
 
@@ -301,21 +301,21 @@ def parse_rounds(value: object, *, name: str) -> int:
     """Return the maximum number of calls to a model."""
     rounds = parse_count(value, name=name)
     if rounds > MOST_ROUNDS:
-        raise InvalidRequest(f"{name}: {rounds} rounds are more than the most, {MOST_ROUNDS}")
+        raise InvalidRequest(f"{name}: {rounds} rounds are too many; the maximum is {MOST_ROUNDS}")
     return rounds
 
 
 def parse_line(value: object, *, name: str) -> str:
     """Return text of one line; messages do not repeat it."""
     if not isinstance(value, str) or not value.strip() or not value.strip().isprintable():
-        raise InvalidRequest(f"{name}: this is no text of one line")
+        raise InvalidRequest(f"{name}: this is not one line of text")
     return value.strip()
 
 
 def parse_secret(value: object, *, name: str) -> Secret:
     """Return an endpoint's key; messages do not repeat it."""
     if not isinstance(value, str) or not value.strip().isascii() or not value.strip().isprintable():
-        raise InvalidRequest(f"{name}: this is no key; it is one word of plain characters")
+        raise InvalidRequest(f"{name}: this is not a key; a key is one word of printable ASCII characters")
     return Secret(value.strip())
 
 
@@ -334,7 +334,7 @@ def parse_money(value: object, *, name: str) -> float:
         with suppress(ValueError):
             number = float(value)
     if number is None or not 0 < number < 1e9:
-        raise InvalidRequest(f"{name}: {_short_repr(value)} is no amount; use a number above 0")
+        raise InvalidRequest(f"{name}: {_short_repr(value)} is not an amount; use a number above 0")
     return float(number)
 
 
@@ -434,7 +434,7 @@ def read_ceilings(value: object, *, name: str, readers: Mapping[str, Reader], li
 def check_length(value: object, *, name: str) -> object:
     """Return the value. Raises InvalidRequest for very long text, which is a mistake or would flood the message."""
     if isinstance(value, str) and len(value) > MAX_TEXT_CHARS:
-        raise InvalidRequest(f"{name}: the text has {len(value)} characters; at most {MAX_TEXT_CHARS} make sense")
+        raise InvalidRequest(f"{name}: the text has {len(value)} characters; the maximum is {MAX_TEXT_CHARS}")
     return value
 
 

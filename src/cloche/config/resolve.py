@@ -195,7 +195,7 @@ def _refusal(name: str, configured: ConfiguredValue, full: Layer) -> InvalidRequ
     option = "--env-file (CLOCHE_ENV_FILE)" if file.endswith(".env") else "--config (CLOCHE_CONFIG)"
     return InvalidRequest(
         f"{file}: {configured.key} asks for {shown} {_render(shown, value)}{without}. "
-        f"A file that was merely found in the working directory may only tighten; name it with {option} if it is "
+        f"A file that is found in the working directory may only tighten; name it with {option} if it is "
         "yours, or set it in your own configuration file, in the environment or as an argument"
     )
 

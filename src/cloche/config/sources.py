@@ -334,7 +334,7 @@ def read_dotenv(text: str, *, file: str, names: Container[str]) -> dict[str, str
         key, value = match["key"], _read_value(match["rest"], where=f"{file}, line {number}: {match['key']}")
         if key in OTHER_FILES:
             raise InvalidRequest(
-                f"{file}, line {number}: {key} cannot be set here, as no .env may name another file; "
+                f"{file}, line {number}: {key} cannot be set here, because a .env file may not name another file; "
                 f"set it in the environment, or name the file with {OTHER_FILES[key]}"
             )
         if variables.get(key, value) != value:
@@ -386,7 +386,7 @@ def _read_text(path: str) -> tuple[str, os.stat_result]:
     except OSError as error:
         raise InvalidRequest(f"{path}: cannot be read: {error.strerror}; correct its permissions") from None
     if len(data) > MAX_FILE_BYTES:
-        raise InvalidRequest(f"{path}: is larger than {MAX_FILE_BYTES} bytes, which no configuration needs")
+        raise InvalidRequest(f"{path}: is larger than {MAX_FILE_BYTES} bytes, the maximum for a configuration file")
     try:
         return data.decode("utf-8-sig"), facts
     except UnicodeDecodeError as error:
@@ -416,7 +416,7 @@ def _shared_part(text: str, path: str, format_: Format) -> Mapping[object, objec
     except InvalidRequest as error:
         if _ASKS_FOR_ISOLATION.search(text):
             raise
-        _warn_ignored(f"{error}; the file is taken for another program's and ignored")
+        _warn_ignored(f"{error}; the file seems to be another program's, and is ignored")
         return None
     if not isinstance(document, Mapping):
         return None
@@ -425,7 +425,7 @@ def _shared_part(text: str, path: str, format_: Format) -> Mapping[object, objec
         if str(document["tier"]).strip().isdigit():
             shared["tier"] = document["tier"]
         else:
-            _warn_ignored(f"{path}: the key 'tier' is taken for another program's and ignored: it is no number")
+            _warn_ignored(f"{path}: the key 'tier' seems to be another program's, and is ignored: it is not a number")
     section = document.get("sandbox")
     if isinstance(section, Mapping):
         unknown = islice((str(key) for key in section if key not in format_.readers), _MAX_COMPARED_KEYS)
@@ -434,7 +434,7 @@ def _shared_part(text: str, path: str, format_: Format) -> Mapping[object, objec
             shared["sandbox"] = section
         else:
             reason = f"Cloche has no key like {foreign[:80]!r}"
-            _warn_ignored(f"{path}: the section 'sandbox' is taken for another program's and ignored: {reason}")
+            _warn_ignored(f"{path}: the section 'sandbox' seems to be another program's, and is ignored: {reason}")
     return shared
 
 

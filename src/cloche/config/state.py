@@ -29,7 +29,7 @@ def records_location() -> str:
     location = os.environ.get(DATABASE) or state_file("records.db")
     if location is None:
         raise InvalidRequest(
-            f"records have no place, since this user has no home folder; name a file ({DATABASE}=/FILE)"
+            f"records cannot be stored, because this user has no home folder; name a file ({DATABASE}=/FILE)"
         )
     return location
 
@@ -43,5 +43,5 @@ def records_file() -> str:
         return os.path.abspath(location)
     path = location.removeprefix(_SQLITE).partition("?")[0]
     if not location.startswith(_SQLITE) or path in ("", ":memory:"):
-        raise InvalidRequest(f"{DATABASE} names no file; name one for approvals (CLOCHE_APPROVALS=/FILE)")
+        raise InvalidRequest(f"{DATABASE} is not a file; name one for approvals (CLOCHE_APPROVALS=/FILE)")
     return os.path.abspath(path)

@@ -87,7 +87,7 @@ def check_namespaces(names: Iterable[str], *, where: str) -> frozenset[str]:
             namespaces.add(name)
         else:
             raise InvalidRequest(
-                f"{where}: {escape_name(name[:80])} is no debug namespace; use * or some of {', '.join(NAMESPACES)}"
+                f"{where}: {escape_name(name[:80])} is not a debug namespace; use * or some of {', '.join(NAMESPACES)}"
             )
     return frozenset(namespaces)
 

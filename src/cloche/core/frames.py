@@ -114,7 +114,7 @@ def _decode(text: str, most_parts: int) -> tuple[dict[str, Any], int]:
     """
     message, part_count = decode(text, most_parts, mends_text=True)
     if not isinstance(message, dict):
-        raise ValueError("a frame is no JSON object")
+        raise ValueError("a frame is not a JSON object")
     return message, part_count
 
 
@@ -138,7 +138,7 @@ class BashCodec:
     def encode_run(self, run_id: int, code: str) -> bytes:
         """Return the bytes that ask for a run. Raises ValueError for text that a shell script cannot hold."""
         if not 0 <= run_id < 10**18:
-            raise ValueError(f"{run_id} is no number of a run")
+            raise ValueError(f"{run_id} is not a number of a run")
         if "\0" in code:
             raise ValueError(f"Bash code cannot hold a NUL character (there is one at index {code.index(chr(0))})")
         body = code.encode("utf-8", "surrogateescape")
@@ -168,7 +168,7 @@ class BashCodec:
             return {"op": "ready", "runtime": f"Bash {ready[1]}"}
         ended = _DONE.fullmatch(text)
         if ended is None or int(ended[2]) > 255:
-            raise ValueError(f"{text!r} is no answer of Bash's driver")
+            raise ValueError(f"{text!r} is not an answer of Bash's driver")
         run_id = int(ended[1])
         if run_id not in self._running:
             return None

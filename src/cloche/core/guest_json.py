@@ -115,7 +115,7 @@ def _outside_of_texts(text: str, most_quotes: int) -> str:
         unquoted = pieces[quotes % 2 :: 2]
         quotes += len(pieces) - 1
         if quotes > most_quotes:
-            raise TooLarge("JSON has more texts than any value needs")
+            raise TooLarge("JSON has too many strings")
         outside += unquoted
         position = end
     return "".join(outside)
@@ -132,7 +132,7 @@ def finite(digits: str) -> float:
         raise ValueError(f"a number with a fraction or an exponent has more than {MAX_FLOAT_CHARS} characters")
     number = float(digits)
     if not math.isfinite(number):
-        raise ValueError(f"{digits[:40]} is no number a float can hold")
+        raise ValueError(f"{digits[:40]} is not a number a float can hold")
     return number
 
 
@@ -183,7 +183,7 @@ class _Large:
         """Return the object, and of how many parts it is. Raises ValueError."""
         message, position = self._object(self._after_blanks(0), is_outer=True)
         if self._after_blanks(position) != len(self._text):
-            raise ValueError("there is more behind a JSON object")
+            raise ValueError("data follows the JSON object")
         return message, self._parts
 
     def _after_blanks(self, position: int) -> int:
@@ -237,7 +237,7 @@ class _Large:
         except (ValueError, StopIteration, RecursionError):
             if position + max_chars < len(self._text):
                 raise TooLarge(f"a JSON object has more than {MAX_BESIDE_BYTES} bytes beside its texts") from None
-            raise ValueError("a part of a JSON object is none") from None
+            raise ValueError("a part of a JSON object is not valid JSON") from None
         self._bytes_left -= end
         if brackets > MAX_DEPTH and _is_deep(value):
             raise ValueError("JSON is nested too deeply")
@@ -246,7 +246,7 @@ class _Large:
         return value, position + end
 
     def _scan_whole_text(self, position: int) -> tuple[str, int]:
-        """Return the text that begins behind a quote, without halves of characters, and where it ends."""
+        """Return the text that begins behind a quote, without lone surrogates, and where it ends."""
         text, end = _scan_text(self._text, position)
         if not self._may_have_halves or text.isascii():
             return text, end
@@ -261,10 +261,10 @@ class _Large:
         if mended == block:
             return block
         if not self._mends_text:
-            raise ValueError("a text holds half of a character")
+            raise ValueError("a string holds a lone surrogate")
         self._halves_left -= mended.count("\ufffd") - block.count("\ufffd")
         if self._halves_left < 0:
-            raise TooLarge(f"texts hold more than {MAX_HALVES} halves of characters")
+            raise TooLarge(f"texts hold more than {MAX_HALVES} lone surrogates")
         return mended
 
 
@@ -289,12 +289,12 @@ def _whole(value: Any, *, mends_text: bool) -> Any:  # noqa: ANN401 - any JSON
         text.encode()
     except UnicodeEncodeError:
         if not mends_text:
-            raise ValueError("a text holds half of a character") from None
+            raise ValueError("a string holds a lone surrogate") from None
     else:
         return value
     mended, count = _LONE_SURROGATE.subn("\ufffd", text, MAX_HALVES + 1)
     if count > MAX_HALVES:
-        raise TooLarge(f"texts hold more than {MAX_HALVES} halves of characters")
+        raise TooLarge(f"texts hold more than {MAX_HALVES} lone surrogates")
     return _parsed(mended)
 
 

@@ -12,7 +12,7 @@ Network: TypeAlias = IPv4Network | IPv6Network
 
 MOST_HOST_CHARACTERS = 253
 
-# Kinds that no rule opens. The others are not public either, but a rule can say that a name may resolve to them.
+# Kinds that no rule can allow. The others are not public either, but a rule can say that a name may resolve to them.
 NEVER_OPENED = frozenset({"unspecified", "loopback", "link-local", "metadata", "multicast", "broadcast", "translated"})
 
 # The first row that contains an address says its kind. Sources: "IANA IPv4 Special-Purpose Address Registry" and "IANA
@@ -181,7 +181,7 @@ def normalize_host(text: str) -> str:
     for label in labels:
         _check_label(label)
     if _NUMBER_LABEL.fullmatch(labels[-1]):
-        raise ValueError("it ends in a number and is no IPv4 address")
+        raise ValueError("it ends in a number and is not an IPv4 address")
     return name
 
 
@@ -193,7 +193,7 @@ def _check_label(label: str) -> None:
     if len(label) > 63:
         raise ValueError(f"{shown(label)} has more than 63 characters")
     raise ValueError(
-        f"{shown(label)} is no label: letters, digits, hyphens and underscores, a hyphen neither first nor last"
+        f"{shown(label)} is not a label: letters, digits, hyphens and underscores, a hyphen neither first nor last"
     )
 
 

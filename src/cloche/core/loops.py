@@ -28,7 +28,8 @@ def check_event_loop() -> None:
         asyncio.get_running_loop()
     except RuntimeError:
         raise InvalidRequest(
-            "Cloche's coroutines need an event loop of asyncio, and none runs here. In trio, call a blocking function "
+            "Cloche's coroutines need a running asyncio event loop, and there is none here. In trio, call a blocking "
+            "function "
             "in a thread: await trio.to_thread.run_sync(cloche.run, code); or use trio-asyncio"
         ) from None
 

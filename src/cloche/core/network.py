@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 DEFAULT_PORTS = (80, 443)
-NO_RULE_OPENS = "no rule opens that"
+NO_RULE_OPENS = "no rule can allow that"
 MOST_RULES = 1000  # of both lists together
 MOST_SERVED_PORTS = 64  # each is a socket in every sandbox
 MOST_RULE_CHARACTERS = 2000
@@ -139,7 +139,9 @@ def _allow_rule(text: str) -> Rule:
         networks = (IPv4Network(int(address)),)
     normalized = str(address) if address is not None else _checked_name(host)
     if normalized == _ALWAYS_LOOPBACK or normalized.endswith("." + _ALWAYS_LOOPBACK):
-        raise _Wrong("is always the sandbox itself, which is reached without a rule; no rule opens the host's loopback")
+        raise _Wrong(
+            "is always the sandbox itself, which is reached without a rule; no rule can allow the host's loopback"
+        )
     if is_wildcard and "." not in normalized:
         raise _Wrong(
             f"is too wide: it allows everything below .{normalized}; name a domain, as in *.example.{normalized}"
@@ -157,12 +159,12 @@ def _allow_rule(text: str) -> Rule:
 def _deny_rule(text: str) -> Rule:
     _check_text(text)
     if "@" in text:
-        raise _Wrong("has an @; a denied network stands by itself, as in 203.0.113.0/24")
+        raise _Wrong("has an @; write a denied network alone, as in 203.0.113.0/24")
     if "/" in text or "?" in text or "#" in text:
         network = _parse_network(text)
         if network is None:
             raise _Wrong(
-                "has a path or is no network. A rule sees host and port. Write the host alone, or a CIDR network"
+                "has a path or is not a network. A rule sees host and port. Write the host alone, or a CIDR network"
             )
         _check_plain(network)
         return Rule(host=str(network), ports=(), networks=(network,), text=text)
@@ -198,7 +200,7 @@ def _split_target(target: str) -> tuple[str, bool, tuple[int, ...]]:
         inside, closed, port_text = target.partition("]")
         host, colon, ports = (inside + closed, port_text[:1], port_text[1:])
         if not closed or (port_text and colon != ":"):
-            raise _Wrong("is no IPv6 address in brackets")
+            raise _Wrong("is not an IPv6 address in brackets")
     elif target.count(":") > 1:
         host, colon, ports = target, "", ""
         if parse_address(host) is None:
@@ -206,11 +208,11 @@ def _split_target(target: str) -> tuple[str, bool, tuple[int, ...]]:
     else:
         host, colon, ports = target.partition(":")
     if host == "*":
-        raise _Wrong("is every host, which the mode of the network says; name a domain, as in *.example.org")
+        raise _Wrong("means every host; use network 'open' for that, or name a domain, as in *.example.org")
     is_wildcard = host.startswith("*.")
     host = host.removeprefix("*.")
     if "*" in host:
-        raise _Wrong("has a * elsewhere than in front; write *.example.org, which holds at any depth")
+        raise _Wrong("has a * that is not at the beginning; write *.example.org, which matches at any depth")
     return host, is_wildcard, _parse_ports(ports) if colon else ()
 
 
@@ -224,7 +226,10 @@ def _parse_ports(text: str) -> tuple[int, ...]:
 
 def _checked_ports(ports: tuple[int, ...]) -> tuple[int, ...]:
     if NAME_SERVER_PORT in ports:
-        raise _Wrong(f"has port {NAME_SERVER_PORT}, where the sandbox's own name server is; no question goes outside")
+        raise _Wrong(
+            f"has port {NAME_SERVER_PORT}, which only the sandbox's own name server uses; queries to other name "
+            "servers are not possible"
+        )
     return ports
 
 
@@ -239,10 +244,10 @@ def _check_literal(address: Address, *, is_wildcard: bool, has_networks: bool) -
     if is_wildcard:
         raise _Wrong("is a wildcard below an address; list the addresses")
     if has_networks:
-        raise _Wrong("is an address with @CIDR; an address is allowed by itself")
+        raise _Wrong("is an address with @CIDR; write the address alone")
     kind = address_kind(address)
     if kind in NEVER_OPENED:
-        raise _Wrong(f"is {_with_article(kind)} address, which no rule opens")
+        raise _Wrong(f"is {_with_article(kind)} address, which no rule can allow")
     if isinstance(address, IPv6Address):
         raise _Wrong("is an IPv6 address, and sandboxes have IPv4 inside; allow the host's name")
     if address in _NAMES_RANGE:
@@ -257,7 +262,7 @@ def _opened_network(text: str) -> Network:
     _check_plain(network)
     if has_only(network, NEVER_OPENED):
         kind = registry_row(network.network_address)[1]
-        raise _Wrong(f"has the network {network}, which is {kind} and which no rule opens")
+        raise _Wrong(f"has the network {network}, which is {kind}, which no rule can allow")
     if has_only(network, frozenset({"public"})):
         raise _Wrong(f"has the public network {network}; public addresses are allowed without it")
     return network
@@ -281,14 +286,14 @@ def _parse_network(text: str) -> Network | None:
     except ValueError:
         return None
     if str(network.network_address) != str(ip_network(address.strip("[]")).network_address):
-        raise _Wrong(f"has an address with bits behind its prefix; the network is {network}")
+        raise _Wrong(f"has host bits after its prefix; the network is {network}")
     return network
 
 
 def _check_plain(network: Network) -> None:
     """Refuse IPv6 networks that mean IPv4 ones: their addresses are looked up as IPv4 addresses."""
     if means_ipv4(network):
-        raise _Wrong(f"has the network {network}, whose addresses mean IPv4 addresses; write the IPv4 network")
+        raise _Wrong(f"has the network {network}, whose addresses stand for IPv4 addresses; write the IPv4 network")
 
 
 def _with_article(kind: str) -> str:
@@ -371,7 +376,9 @@ class NetworkRules:
         if count > MOST_RULES:
             raise InvalidRequest(f"network_allow and network_deny: {count} rules; at most {MOST_RULES} are taken")
         if self.mode == "bridge" and self.deny:
-            raise InvalidRequest("network_deny: docker's own bridge keeps no rules; use network 'open' or 'allowlist'")
+            raise InvalidRequest(
+                "network_deny: docker's own bridge enforces no rules; use network 'open' or 'allowlist'"
+            )
         served: set[int] = set()
         if self.mode in ("allowlist", "open"):  # whose rules may change, so the usual ports are always among them
             served.update(DEFAULT_PORTS, self.open_ports, (port for rule in self.allow for port in rule.ports))
@@ -426,7 +433,7 @@ class NetworkRules:
         try:
             name = str(address) if address is not None else normalize_host(host)
         except ValueError as error:
-            return _refused(f"{shown(host)} is no host: {error}")
+            return _refused(f"{shown(host)} is not a host: {error}")
         if self.mode in ("off", "bridge"):
             return _refused(f"{name}:{port} cannot be reached: the network of this sandbox is {self.mode!r}")
         denying = self._denying(name, address, port)
@@ -517,9 +524,12 @@ def parse_ports(ports: object, *, name: str = "network_ports") -> tuple[int, ...
     checked = set()
     for port in ports:
         if not isinstance(port, int) or isinstance(port, bool) or not 1 <= port <= 65535:
-            raise InvalidRequest(f"{name}: {shown(repr(port))} is no port; use numbers from 1 to 65535")
+            raise InvalidRequest(f"{name}: {shown(repr(port))} is not a port; use numbers from 1 to 65535")
         if port == NAME_SERVER_PORT:
-            raise InvalidRequest(f"{name}: {port} is the sandbox's own name server; no question goes outside")
+            raise InvalidRequest(
+                f"{name}: {port} is used by the sandbox's own name server; queries to other name servers are not "
+                "possible"
+            )
         checked.add(port)
     return tuple(sorted(checked))
 

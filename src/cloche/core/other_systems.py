@@ -23,7 +23,7 @@ def unavailable_on(platform: str, name: str = "local") -> BackendUnavailable:
     if platform == WINDOWS:
         reason = f"Cloche needs Linux, with any backend, and this is {system}."
         return BackendUnavailable(
-            reason, remedy="Install Cloche in WSL 2 (wsl --install), which is Linux: all works there."
+            reason, remedy="Install Cloche in WSL 2 (wsl --install), which is Linux; everything works there."
         )
     *first_names, last = WORK_ELSEWHERE
     reason = f"backend {name!r} needs Linux, and this is {system}."

@@ -39,7 +39,7 @@ class ProcessRequest:
 
     def __post_init__(self) -> None:
         if not self.argv:
-            raise InvalidRequest("argv: give a list that begins with a program; use shell= for a line of shell")
+            raise InvalidRequest("argv: give a list whose first word is a program; use shell= for a shell command")
         check_argv(self.argv)
         check_env(self.env)
 
@@ -127,7 +127,7 @@ def signal_number(value: int | str) -> int:
 def shell_argv(line: str) -> tuple[str, ...]:
     """Return the command that runs a line of shell."""
     if not isinstance(line, str):
-        raise InvalidRequest(f"shell: {line!r} is no line of shell; give text, or a list as argv")
+        raise InvalidRequest(f"shell: {line!r} is not a shell command; give text, or a list as argv")
     return ("/bin/sh", "-c", line)
 
 

@@ -136,9 +136,9 @@ def why_no_address(text: str) -> str:
         address = urlsplit(text)
         host, _ = address.hostname or "", address.port
     except ValueError:
-        return "is no address"
+        return "is not an address"
     if "@" in address.netloc or address.query or address.fragment or not host:
-        return "is no plain address, without a name, a password and a query"
+        return "has a user name, a password or a query; write the address alone"
     if address.scheme == "https" or (address.scheme == "http" and host in LOOPBACK):
         return ""
-    return "is not https, and a key is sent there (http is for this host alone)"
+    return "is not https, but a key is sent there (http is allowed for this host only)"

@@ -96,7 +96,9 @@ def source_of(request: Request, *, language: str, file_name: str) -> tuple[str, 
     if same is None:
         return path, (*request.files, InputFile(path=path, data=data))
     if same.data != data:
-        raise InvalidRequest(f"file {path!r} is where the {language} code itself goes; rename yours")
+        raise InvalidRequest(
+            f"file {path!r} has the name of the file for the {language} code itself; choose another name"
+        )
     return path, request.files
 
 
@@ -118,9 +120,11 @@ def workspace_path(path: str) -> str:
 def read_patterns(patterns: object) -> tuple[str, ...]:
     """Return patterns of files, relative to /workspace. Raises InvalidRequest for invalid ones."""
     if isinstance(patterns, str) or not isinstance(patterns, Sequence):
-        raise InvalidRequest(f"collect: {patterns!r} is no list of patterns; give one such as ['*.csv', 'out/**']")
+        raise InvalidRequest(f"collect: {patterns!r} is not a list of patterns; give one such as ['*.csv', 'out/**']")
     if len(patterns) > MAX_PATTERNS:
-        raise InvalidRequest(f"collect: {len(patterns)} patterns are more than {MAX_PATTERNS}; `**` stands for folders")
+        raise InvalidRequest(
+            f"collect: {len(patterns)} patterns are more than {MAX_PATTERNS}; `**` matches any folders"
+        )
     return tuple(map(_read_pattern, patterns))
 
 
@@ -129,7 +133,7 @@ def _read_pattern(pattern: object) -> str:
     text = text.removeprefix("/workspace/").removeprefix("./")
     if not text or text.startswith("/") or ".." in text.split("/") or len(text) > MAX_PATTERN_CHARS or "\0" in text:
         raise InvalidRequest(
-            f"collect: {pattern!r} is no pattern of files below /workspace; give text such as '*.csv' or 'out/**'"
+            f"collect: {pattern!r} is not a pattern of files below /workspace; give text such as '*.csv' or 'out/**'"
         )
     _encoded(text, what="collect")
     return text
@@ -197,11 +201,11 @@ class WorkspaceContainer:
             raise InvalidRequest(f"name: {self.name!r} is not the name of a container")
         for folder in self.folders.values():
             if not os.path.isabs(folder) or os.path.normpath(folder).strip("/") == "" or "\0" in folder:
-                raise InvalidRequest(f"workspace: {folder!r} is no folder to show to an agent; name one below /")
+                raise InvalidRequest(f"workspace: {folder!r} is not a folder to show to an agent; name one below /")
         if self.user < 1 or self.group < 1:
             raise InvalidRequest(
-                f"user: an agent does not run as {self.user}:{self.group}, which is root's; name a user who may write "
-                "to its folder, or give the folder to one (chown)"
+                f"user: an agent does not run as root ({self.user}:{self.group}); name a user who may write to the "
+                "agent's folder, or change its owner (chown)"
             )
         for variable in self.env:
             if not variable or "=" in variable or "\0" in f"{variable}{self.env[variable]}":

@@ -34,7 +34,7 @@ CALLS: Mapping[str, str] = {
     "eval": "runs text as code",
     "exec": "runs text as code",
     "compile": "turns text into code",
-    "breakpoint": "waits for a debugger that nobody attends",
+    "breakpoint": "waits for input of a debugger",
     "os.system": "starts a shell",
     "os.popen": "starts a shell",
     "os.exec": "replaces the program",
@@ -94,7 +94,7 @@ def screen_code(code: str) -> tuple[Finding, ...]:
     A program above the size limit is one finding.
     """
     if len(code) > MOST_CHARS:
-        why = f"is longer than the {MOST_CHARS} that are looked at; give its data as files"
+        why = f"is longer than {MOST_CHARS}, the most that are screened; give its data as files"
         return (Finding(line=1, column=1, what=f"a program of {len(code)} characters", why=why),)
     try:
         with warnings.catch_warnings():

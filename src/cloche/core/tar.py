@@ -46,7 +46,7 @@ def members(archive: BinaryIO, whole_size: int) -> Iterator[Member]:
         offset += BLOCK
         size = member.size if member.type not in EMPTY else 0
         if not 0 <= size <= whole_size - offset:
-            raise ValueError(f"a member of {size} bytes, of which {whole_size - offset} came")
+            raise ValueError(f"a member of {size} bytes, of which {whole_size - offset} arrived")
         beside += 1
         if beside > MOST_HEADERS:
             raise ValueError(f"more than {MOST_HEADERS} headers of one member")

@@ -26,7 +26,7 @@ def read_toml(text: str) -> dict[str, Any]:
         if table + dots > FEW_DOTS:
             budget -= (table + dots) ** 2
         if budget < 0:
-            raise ValueError("its keys have more parts than are read")
+            raise ValueError("its keys have too many parts")
         position = end
     try:
         return tomllib.loads(text)

@@ -73,7 +73,7 @@ class Traffic:
         if self.unlisted:
             notes["network_unlisted"] = self.unlisted
         if self.is_lost:
-            notes["network_lost"] = "the egress process ended; the network's traffic is not known"
+            notes["network_lost"] = "the egress process has ended; the record of the network's traffic is lost"
         return notes
 
 
@@ -216,7 +216,7 @@ class _Process:
         except BaseException:
             network.close()
             raise
-        log.debug("process %d opens a network beside %d", self.process.pid, len(self.networks))
+        log.debug("process %d opens a second network beside %d", self.process.pid, len(self.networks))
         self.networks.add(network)
         network.on_close = self.networks.discard
         return network

@@ -29,12 +29,12 @@ _NAME = re.compile(rb"(?=.{1,253}\Z)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})
 # What C libraries take for an address, in any of their spellings: the last label says so.
 _ADDRESS = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)")
 
-_MALFORMED = "the connection begins like TLS, but not with a ClientHello that can be read; use a common TLS library"
+_MALFORMED = "the connection begins like TLS, but its ClientHello cannot be parsed; use a common TLS library"
 _TOO_LARGE = f"the TLS ClientHello is larger than {MOST_HELLO_BYTES} bytes, or in more than {MOST_RECORDS} records"
 _TOO_OLD = "the connection begins with the hello of SSL 2.0; use TLS 1.2 or newer"
 _NO_NAME = "the TLS ClientHello names no server; connect by name, with a client that sends SNI"
-_SEVERAL_NAMES = "the TLS ClientHello names several servers; it has to name one"
-_NO_HOST = "the TLS ClientHello names what is no host name as its server; connect by name, without a dot at its end"
+_SEVERAL_NAMES = "the TLS ClientHello names several servers; name exactly one"
+_NO_HOST = "the TLS ClientHello names a server that is not a host name; connect by name, without a dot at its end"
 
 
 class NotTls(Exception):

@@ -100,16 +100,16 @@ def _read(query: bytes, flags: int, counts: list[int]) -> _Question:
     """Read all of a message. Raises ValueError for any other form than ours."""
     questions, answers, authorities, additional = counts
     if len(query) > MOST_BYTES or flags & _TRUNCATED:
-        raise ValueError("the message is too long, or says so")
+        raise ValueError("the message is too long, or marked as truncated")
     if questions != 1 or answers or authorities or additional > 1:
-        raise ValueError("there is not one question, or there is something beside it")
+        raise ValueError("the message has not exactly one question, or has other records")
     labels, offset = _read_labels(query)
     end = offset + 4
     if end > len(query):
         raise ValueError("the question has no type and class")
     version, end_of_records = _read_edns(query, end) if additional else (None, end)
     if end_of_records != len(query):
-        raise ValueError("there is something behind the message")
+        raise ValueError("data follows the message")
     type_, class_ = struct.unpack_from("!2H", query, offset)
     section = query[_HEADER.size : end]
     return _Question(section=section, labels=labels, type=type_, class_=class_, edns_version=version)

@@ -241,7 +241,7 @@ class _Connection:
             except TimeoutError:
                 if not self._guest.buffer:
                     return None
-                raise _Failed(408, f"the request's head did not come within {self._head_s:g} s") from None
+                raise _Failed(408, f"the request's header did not arrive within {self._head_s:g} s") from None
             self.note()
 
     async def _exchange(self, request: Request, body: Body) -> bool:
@@ -266,7 +266,7 @@ class _Connection:
         try:
             return await self._connect()
         except OSError as error:
-            why = error.strerror or str(error) or "no answer in time"
+            why = error.strerror or str(error) or "the server did not answer in time"
             raise _Failed(502, f"cannot connect to {self._place.host}:{self._place.port}: {why}") from error
 
     async def _send_body(self, upstream: _Upstream, body: Body) -> bool:

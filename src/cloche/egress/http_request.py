@@ -95,13 +95,13 @@ class HeadFinder:
         stop, start = end or len(data), max(0, self._searched - 1)
         self._searched = len(data)
         if illegal := _ILLEGAL.search(data, start, stop):
-            raise Rejected(400, f"a request with {_named(illegal[0])} in its head")
+            raise Rejected(400, f"a request with {_named(illegal[0])} in its header")
         if stop > MOST_HEAD_BYTES:
-            raise Rejected(431, f"a request with a head of more than {MOST_HEAD_BYTES} bytes")
+            raise Rejected(431, f"a request with a header section of more than {MOST_HEAD_BYTES} bytes")
         if not self._has_line and (line_end := data.find(b"\r\n", start, stop)) >= 0:
             self._has_line = True
             if not _REQUEST_LINE.fullmatch(data, 0, line_end):
-                raise Rejected(400, f"what is no request of HTTP/1.0 or HTTP/1.1: {_shown(data[:line_end])}")
+                raise Rejected(400, f"data that is not a request of HTTP/1.0 or HTTP/1.1: {_shown(data[:line_end])}")
         return end
 
 
@@ -150,14 +150,14 @@ def _read_lines(lines: Sequence[bytes]) -> dict[bytes, bytes]:
     for line in lines:
         name, colon, value = line.partition(b":")
         if line[:1] in (b" ", b"\t"):
-            raise Rejected(400, "a request with a header that goes on in the next line")
+            raise Rejected(400, "a request with a header that continues on the next line")
         if not colon or name != name.strip():
-            raise Rejected(400, f"a request with a line that is no header: {_shown(line)}")
+            raise Rejected(400, f"a request with a line that is not a header: {_shown(line)}")
         key = name.lower().replace(b"_", b"-")
         if key not in _SINGLE:
             continue
         if b"_" in name:
-            raise Rejected(400, f"a request with the header {_shown(name)}, which some take for {key.decode()}")
+            raise Rejected(400, f"a request with the header {_shown(name)}, which some servers read as {key.decode()}")
         if key in single:
             raise Rejected(400, f"a request with several headers {key.decode()}")
         single[key] = value.strip(b" \t")

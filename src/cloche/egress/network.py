@@ -48,7 +48,7 @@ CONNECTIONS_PER_S, QUESTIONS_PER_S, AT_ONCE = 500.0, 500.0, 64
 HELLO_S, IDLE_S, NAME_STREAM_S = 20.0, 900.0, 10.0
 MOST_TOLD = 64  # refusals between two reports: what the caller has not read must never fill the link
 MOST_DATAGRAM, MOST_HELLO = 4096, 16_384
-TOO_MANY_NAMES = "too many names; connect to those that are needed"
+TOO_MANY_NAMES = "too many names were looked up; look up only names that are needed"
 RESET = struct.pack("ii", 1, 0)  # of SO_LINGER: closing sends a reset, and waits for nothing
 
 
@@ -406,7 +406,9 @@ class GuestNetwork:
         if address.startswith("127."):  # for a server of the guest's own, which is not there
             _reset(guest_socket)
         elif len(self._connections) >= self._most_connections or len(_all_connections) >= self._most_of_all:
-            self._note_refusal(host, port, f"there are {len(self._connections)} connections, and no more at once")
+            self._note_refusal(
+                host, port, f"there are {len(self._connections)} connections, the maximum at once; close some"
+            )
             _reset(guest_socket)
         else:
             is_many = len(self._connections) >= FEW_CONNECTIONS
@@ -451,7 +453,7 @@ class GuestNetwork:
     async def _decide(self, connection: Connection) -> Rule | None:
         """Return the rule of the allow list for a connection, if there is one. Raises Refused."""
         if Names.is_ours(connection.host):
-            raise Refused(f"{connection.host} stands for no name of this sandbox; ask for the name again")
+            raise Refused(f"{connection.host} belongs to no name of this sandbox; look the name up again")
         decision = self._rules.decide(connection.host, connection.port)
         if decision.is_allowed:
             return decision.rule
@@ -494,14 +496,14 @@ class GuestNetwork:
                 more = await guest.receive(MOST_HELLO)
                 if not more:
                     raise Refused(
-                        f"{connection.host}:{connection.port}: the connection was closed before it said what it is for"
+                        f"{connection.host}:{connection.port}: the connection was closed before it sent a request"
                     )
                 data += more
                 try:
                     name = self._name_in(connection, data)
                 except NotTls:
                     target = f"{connection.host}:{connection.port}"
-                    raise Refused(f"{target}: what was sent is not TLS, which is all that port 443 is for") from None
+                    raise Refused(f"{target}: the data is not TLS, which port 443 requires") from None
         return data
 
     def _name_in(self, connection: Connection, data: bytes) -> str | None:
@@ -520,7 +522,7 @@ class GuestNetwork:
                 raise Refused(decision.why)
             connection.name = name
         elif name is not None and name != connection.host:
-            raise Refused(f"{name} (in TLS) is not {connection.host}, which the connection is to")
+            raise Refused(f"{name} (the server name in TLS) is not {connection.host}, the host of the connection")
         return name
 
     async def _read_first(self, connection: Connection, guest: SocketStream, upstream: SocketStream) -> bytes:
@@ -564,7 +566,8 @@ class GuestNetwork:
 
         def refuse(reason: str) -> str:
             why = (
-                f"{reason} on a connection to {connection.host}:{connection.port}; each name is connected to by itself"
+                f"{reason} on a connection to {connection.host}:{connection.port}; open a separate connection for "
+                "each name"
             )
             self._note_refusal(connection.host, connection.port, why)
             return why

@@ -87,7 +87,7 @@ def _checked(host: str, port: int, addresses: list[Address], rules: NetworkRules
     for address in addresses[:MOST_ADDRESSES]:
         reason = rules.decide_address(rule, address, host=host, port=port)
         if not reason and not is_elsewhere(address):
-            reason = f"{address} is one of this host's own addresses, or is not reached from it"
+            reason = f"{address} is one of this host's own addresses, or is not reachable from it"
         if reason:
             why = reason
         else:
@@ -154,7 +154,7 @@ async def _connect_by_proxy(url: str, host: str, port: int, lookups: asyncio.Sem
             await _open_tunnel(upstream_socket, host, port, _credentials(address.username, address.password))
     except (OSError, TimeoutError) as error:
         upstream_socket.close()
-        raise Failed(f"the upstream proxy did not open a tunnel: {str(error) or 'time is up'}") from error
+        raise Failed(f"the upstream proxy did not open a tunnel: {str(error) or 'no answer in time'}") from error
     except BaseException:
         upstream_socket.close()
         raise
@@ -170,7 +170,7 @@ def _split(url: str) -> tuple[SplitResult, int]:
             return address, address.port or 8080
     except ValueError:  # whose words are parts of the address
         pass
-    raise Refused("the operator's upstream proxy is not one of plain HTTP (http://HOST:PORT)")
+    raise Refused("the operator's upstream proxy is not a plain HTTP proxy (http://HOST:PORT)")
 
 
 def _credentials(user: str | None, password: str | None) -> str:
@@ -190,7 +190,7 @@ async def _open_tunnel(proxy: socket.socket, host: str, port: int, credentials: 
         more = await loop.sock_recv(proxy, 1)  # nothing of what follows the head may be taken
         head += more
         if not more or len(head) > MOST_PROXY_HEAD:
-            raise Failed("the upstream proxy answered nothing that is understood")
+            raise Failed("the answer of the upstream proxy cannot be parsed")
     status = head.split(None, 2)[1:2]
     if status != [b"200"]:
         raise Refused(

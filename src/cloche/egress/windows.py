@@ -109,7 +109,7 @@ class SharedNetwork:
         try:
             is_allowed = await decide(host, port)
         except Exception as error:
-            log.warning("who decides about %s:%d failed, which is a no: %s", host, port, error)
+            log.warning("the decision about %s:%d failed, so it is refused: %s", host, port, error)
         finally:
             if self.network.fileno() >= 0 and not self.is_lost:
                 with suppress(OSError):  # the egress process is gone, as its link will say

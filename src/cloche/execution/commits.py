@@ -44,13 +44,13 @@ class CommitChoice:
         """Return the changes to write. Raises InvalidRequest for a dangerous change that was not approved."""
         for name in ("paths", "ours", "theirs", "merge"):
             if isinstance(getattr(self, name), str):
-                raise InvalidRequest(f"{name}: give a list of paths, not one text")
+                raise InvalidRequest(f"{name}: give a list of paths, not a string")
         theirs = set(self.theirs)
         chosen = tuple(change for change in selected(diff.changes, self.paths) if change.path not in theirs)
         changed_paths = {change.path for change in diff.changes}
         unknown = sorted({*self.ours, *theirs, *self.merge} - changed_paths)
         if unknown:
-            raise InvalidRequest(f"no change has the path {unknown[0]!r}; see the diff for those that there are")
+            raise InvalidRequest(f"no change has the path {unknown[0]!r}; the diff lists the changed paths")
         if self.dangerous is not True:
             agreed = set() if self.dangerous is False else set(self.dangerous)
             refused = [change for change in chosen if change.dangers and change.path not in agreed]
@@ -98,7 +98,7 @@ def selected(
     if paths is None:
         return tuple(changes)
     if isinstance(paths, str):
-        raise InvalidRequest("paths: give a list of paths, not one text")
+        raise InvalidRequest("paths: give a list of paths, not a string")
     is_met_by_path = {path.rstrip("/"): False for path in paths}
     matching = []
     for change in changes:
@@ -109,7 +109,7 @@ def selected(
             matching.append(change)
     missing = [path for path, is_met in is_met_by_path.items() if not is_met]
     if missing:
-        raise InvalidRequest(f"paths: there is no change at {missing[0]!r}; see the diff for what was")
+        raise InvalidRequest(f"paths: there is no change at {missing[0]!r}; the diff lists the changed paths")
     if not with_folders:
         return tuple(matching)
     needed = {above for change in matching for above in above_of(change.path)}
@@ -197,7 +197,7 @@ def write_changes(
         )
     if expected_id is not None and diff.id != expected_id:
         raise InvalidRequest(
-            "nothing was written: the sandbox, or the host, has changed since this diff was made; look at it anew"
+            "nothing was written: the sandbox, or the host, has changed since this diff was made; make a new diff"
         )
     chosen = choice.check(diff)
     if audit is not None:
@@ -252,7 +252,9 @@ def _merged(
             text = merge_text(base, b"".join(snapshot.read(entry)), theirs)
         if text is None:
             refused[change.path] = "cannot be merged: " + (
-                "git has no text of it" if base is None or theirs is None else "both have changed the same lines"
+                "git has no text version of it"
+                if base is None or theirs is None
+                else "both have changed the same lines"
             )
             continue
         entry, sha256 = snapshot.add(entry, text)
@@ -326,7 +328,7 @@ def read_committed(open_folder: OpenFolder) -> dict[str, tuple[int, int]]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
-        log.warning("what was committed before is not known, so it may count as a conflict: %s", error)
+        log.warning("the record of earlier commits cannot be read, so their changes may count as conflicts: %s", error)
         return {}
 
 
@@ -351,4 +353,4 @@ def _note_committed(open_folder: OpenFolder, written: Sequence[str]) -> None:
         finally:
             os.close(folder_fd)
     except OSError as error:
-        log.warning("what was committed cannot be noted, so it will count as a conflict: %s", error)
+        log.warning("this commit cannot be recorded, so its changes will count as conflicts next time: %s", error)

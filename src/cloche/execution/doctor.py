@@ -115,7 +115,7 @@ class Diagnosis:
     def weak_points(self) -> tuple[str, ...]:
         """Return a sentence for each control that is not fully enforced at `level`, with the reason."""
         return tuple(
-            f"{control} is {measure.state}: {measure.reason or 'nothing enforces it'}"
+            f"{control} is {measure.state}: {measure.reason or 'no mechanism enforces it here'}"
             for control, measure in self.controls.items()
             if measure.state is not State.ENFORCED
         )
@@ -344,7 +344,7 @@ def find_toolchains() -> tuple[FoundToolchain, ...]:
 def find_toolchain(backend: Backend, language: Language) -> FoundToolchain:
     """Find the toolchain of a language, and its version."""
     if not isinstance(backend, SupportsToolchains):
-        return FoundToolchain(language=language.name, note=f"backend {backend.name!r} does not say")
+        return FoundToolchain(language=language.name, note=f"backend {backend.name!r} does not report its toolchains")
     try:
         toolchain = backend.toolchain(language)
     except BackendUnavailable as error:

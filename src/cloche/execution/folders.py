@@ -24,7 +24,7 @@ from cloche.core.record import replace
 from cloche.core.tar import ENCODING, ERRORS, Member, members
 
 MOST_ENTRIES, MOST_DEPTH = 100_000, 64
-MORE = "give the sandbox a larger disk as it is made (disk=, --disk SIZE), and raise max_bytes if you gave that"
+MORE = "open the sandbox with a larger disk (disk=, --disk SIZE), and raise max_bytes if you set it"
 CHUNK_BYTES = 1 << 18
 REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO)
@@ -87,7 +87,9 @@ class _Packing:
             for name in sorted({*folders, *names} - self._names_left_out):
                 self._entries += 1
                 if self._entries > MOST_ENTRIES:
-                    raise InvalidRequest(f"upload: {self._source!r} has more than {MOST_ENTRIES} entries; send a part")
+                    raise InvalidRequest(
+                        f"upload: {self._source!r} has more than {MOST_ENTRIES} entries; send a part of it"
+                    )
                 self._add(os.path.normpath(os.path.join(folder, name)), name, folder_fd)
         return Transfer(files=self._files, size=self._size, left_out=self._left_out)
 
@@ -211,7 +213,7 @@ class _Unpacking:
             return False
         self._remaining_bytes -= member.size
         if self._remaining_bytes < 0:
-            raise SandboxFileTooLarge(f"{path}: there is more than was allowed; {MORE}", path=path)
+            raise SandboxFileTooLarge(f"{path}: it is larger than allowed; {MORE}", path=path)
         with hostfs.descended(self._root, names[:-1], mode=0o777) as folder_fd:
             self._fill(member, names[-1], folder_fd)
         self._written[path] = (member.offset, member.size)

@@ -64,7 +64,7 @@ async def prepare_git(live: OpenLiveSandbox, folder: HostFolder) -> list[str]:
         repository_path = f"{folder.at}/{repository}" if repository else folder.at
         for start in range(0, len(paths), MOST_AT_ONCE):
             if why := await _mark(live, repository_path, paths[start : start + MOST_AT_ONCE]):
-                return [f"Git inside takes hidden files that it tracks for deleted, as they could not be marked: {why}"]
+                return [f"Git inside shows tracked hidden files as deleted, because they could not be marked: {why}"]
     return []
 
 

@@ -251,7 +251,7 @@ def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
 
 
 def _warn(subject: str, source: object, *, stacklevel: int = 3) -> None:
-    text = f"{subject} was not closed, and is ended now; {REMEDY}"
+    text = f"{subject} was not closed, and is being closed now; {REMEDY}"
     warnings.warn(text, ResourceWarning, source=source, stacklevel=stacklevel)
 
 

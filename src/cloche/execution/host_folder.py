@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MOST_ENTRIES = 1_000_000
 _MODE_OF_FOLDER = ("directory", "mode")  # the only change of a folder that keeps its contents
-TAKING, READING = "taking what was changed", "reading what was changed"
-COMPARING = "comparing what was changed with the host's folder"
+TAKING, READING = "copying the changes", "reading the changes"
+COMPARING = "comparing the changes with the host's folder"
 LONG_BYTES = 4 << 20
 OVERLAY = "overlay"  # the jail's step that mounts the view
 
@@ -116,7 +116,7 @@ class HostFolderOperations(NameOperations):
             except StartFailed as error:
                 if error.step != OVERLAY:
                     raise
-                why, self._prepared = f"this kernel mounts no overlay of it for a sandbox: {error}", before
+                why, self._prepared = f"this kernel cannot mount an overlay of it for a sandbox: {error}", before
             else:
                 open_folder.notes = {**open_folder.notes, "how": "overlay"}
                 return opened
@@ -135,13 +135,13 @@ class HostFolderOperations(NameOperations):
         options = self._folder_options
         if self._terms is not None:
             raise BackendUnavailable(
-                f"workspace: a sandbox with a name needs a view of the folder, and there is none: {why}.",
-                remedy="Leave the name out.",
+                f"workspace: a sandbox with a name needs a view of the folder, which is not possible here: {why}.",
+                remedy="Leave the name out, or use a copy in a sandbox without a name.",
             )
         if options is not None and options.at not in (None, WORKSPACE):
             raise BackendUnavailable(f"workspace_at: a copy is at {WORKSPACE}, and {why}.", remedy="Leave it out.")
         if open_folder.further:
-            raise BackendUnavailable(f"workspace_read: copies have none, and {why}.", remedy="Leave it out.")
+            raise BackendUnavailable(f"workspace_read: copies do not support it, and {why}.", remedy="Leave it out.")
         folder, limits = self._bounds_of_copy(open_folder.folder)
         hidden = folder.hidden if folder.git is None else (*folder.hidden, ".git")
         packed = await _finished(
@@ -155,7 +155,7 @@ class HostFolderOperations(NameOperations):
             await give_git(live, open_folder, is_copy=True)
             copied_ns = (await live.ask("clock")).get("ns")
         if not isinstance(copied_ns, int) or copied_ns <= 0:
-            raise BackendUnavailable(f"workspace: backend {self.backend!r} does not tell the time of its files.")
+            raise BackendUnavailable(f"workspace: backend {self.backend!r} does not report the times of its files.")
         open_folder.folder = replace(folder, at=WORKSPACE, copied_ns=copied_ns, left_out=packed.left_out)
         open_folder.notes = {**open_folder.notes, "at": WORKSPACE, "how": "copy", "why": why}
         return opened
@@ -173,7 +173,7 @@ class HostFolderOperations(NameOperations):
     def _checked(self, opened: OpenSandbox) -> OpenLiveSandbox:
         if not isinstance(opened, SupportsChanges):
             raise BackendUnavailable(
-                f"workspace: backend {self.backend!r} has no sandboxes here that report changes to a folder.",
+                f"workspace: backend {self.backend!r} cannot report changes to a folder here.",
                 remedy='Use "local", "docker", "gvisor", "microvm" or "cloche".',
             )
         return cast("OpenLiveSandbox", opened)

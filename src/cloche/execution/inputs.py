@@ -51,7 +51,7 @@ class _Budget:
                 f"files: up to {source!r} they exceed the workspace's {limit}; raise disk or give fewer"
             )
         if self.files_left < 0:
-            raise InvalidRequest(f"files: {source!r} is one file too many for the workspace; give fewer files")
+            raise InvalidRequest(f"files: {source!r} is one file too many for the workspace; pass fewer files")
 
 
 def gather_files(files: Files | None, *, max_bytes: int, max_files: int = 32_768) -> Inputs:
@@ -125,7 +125,7 @@ def _copy_directory(path: str, source: str, budget: _Budget, left_out: list[str]
     for folder, folders, names in os.walk(root, onerror=_raise):
         walked += 1 + len(names)
         if walked > MOST_WALKED:
-            raise InvalidRequest(f"files: {source!r} has more than {MOST_WALKED} files and folders; give a part of it")
+            raise InvalidRequest(f"files: {source!r} has more than {MOST_WALKED} files and folders; pass a part of it")
         folders.sort()
         for name in sorted([*names, *(f for f in folders if os.path.islink(os.path.join(folder, f)))]):
             host = os.path.join(folder, name)

@@ -38,7 +38,7 @@ _IDLE_OPTIONS = frozenset({"-q", "-qq", "-qqq", "--quiet", "--user", "--no-cache
 MOST_CELL_CHARS = 1 << 14  # of a cell that is parsed
 _PIP = re.compile(r"\s*[%!]\s*(?:uv\s+)?(?:python3?\s+-m\s+)?pip3?\s+install\s+(?P<words>.*)")
 
-_LATER = "nothing can be installed in this sandbox later: %s"
+_LATER = "packages cannot be installed into this sandbox later: %s"
 
 log = logging.getLogger("cloche.runtime")
 
@@ -106,13 +106,13 @@ class PackageOperations(LiveOperations):
 
         requirements = parse_requirements(packages)
         if not requirements:
-            raise InvalidRequest("packages: none is named; name some: install('httpx')")
+            raise InvalidRequest("packages: no package is named; name one: install('httpx')")
         settings = self._prepared.settings
         check_backend(self._prepared, requirements)
         check_adds(self._prepared)
         if npms := [requirement.text for requirement in requirements if requirement.is_npm]:
             raise InvalidRequest(
-                f"packages: {', '.join(npms)} cannot come into a sandbox that is open; name them as it is opened: "
+                f"packages: {', '.join(npms)} cannot be added to an open sandbox; name them when it is opened: "
                 f"Sandbox(packages={npms!r})"
             )
         check_ceiling(settings, requirements)
@@ -172,7 +172,7 @@ class PackageOperations(LiveOperations):
         if not os.path.isdir(folder):
             raise BackendUnavailable(
                 "packages: nothing can be installed in this sandbox: it was opened without uv, or by a caller with "
-                "another folder of user data.",
+                "another data folder (XDG_DATA_HOME).",
                 remedy=f"Install the extra ({EXTRA}), and open another one.",
             )
         return folder

@@ -141,7 +141,7 @@ class LiveOperations:
         opened = self._require_open()
         if not self._is_live:
             why = self._prepared.notes.get("not_live") or "it was opened with live=False; open it with live=True"
-            raise InvalidRequest(f"{operation} needs a live sandbox, and this one does not: {why}")
+            raise InvalidRequest(f"{operation} needs a live sandbox, which this one is not: {why}")
         return cast("OpenLiveSandbox", opened)
 
     def _opening(self) -> AbstractAsyncContextManager[OpenSandbox]:
@@ -168,7 +168,7 @@ class LiveOperations:
                 opened: OpenSandbox = await stack.enter_async_context(_open_live(backend, policy, limits))
                 self._is_live = True
             except BackendUnavailable as error:
-                log.info("runs of this sandbox take turns, as it cannot live: %s", error)
+                log.info("runs of this sandbox take turns, because it is not live: %s", error)
                 stack.callback(setattr, self, "_prepared", self._prepared)
                 notes = {**self._prepared.notes, "not_live": str(error)}
                 self._prepared = replace(self._prepared, notes=notes)

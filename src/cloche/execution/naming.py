@@ -36,7 +36,7 @@ def read_terms(
         return attach.read_terms(name, keep=keep, lifetime=lifetime, idle=idle)
     for argument, value in (("keep", keep), ("lifetime", lifetime), ("idle", idle)):
         if value is not None:
-            raise InvalidRequest(f"{argument} is for a sandbox with a name, which is kept; give it one: name=...")
+            raise InvalidRequest(f"{argument} needs a sandbox with a name; give it one: name=...")
     return None
 
 

@@ -110,8 +110,8 @@ class NetworkOperations(LiveOperations):
         live: OpenLiveSandbox = self._require_live("changing the network")
         if not isinstance(live, SupportsNetwork) or self.policy.network not in ("allowlist", "open"):
             raise InvalidRequest(
-                f"network: this sandbox was opened with network {self.policy.network!r}, which nothing serves; open it "
-                'with network="allowlist" (its list may be empty) or "open", on backend "local"'
+                f"network: this sandbox was opened with network {self.policy.network!r}, whose rules cannot change; "
+                'open it with network="allowlist" (its list may be empty) or "open", on backend "local"'
             )
         # The sandbox keeps this function, which must not keep the caller's object alive.
         return AsyncNetwork(live, self.policy, partial(check_ceiling, self._prepared.settings.ceilings.get("network")))

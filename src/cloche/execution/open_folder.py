@@ -60,7 +60,7 @@ def read_folder(
             ("workspace_read", read),
         ):
             if value is not None:
-                raise InvalidRequest(f"{argument} is for a folder of the host; give it one: workspace=...")
+                raise InvalidRequest(f"{argument} needs a folder of the host; name one: workspace=...")
         return None
     for argument, value in (("workspace_hide", hide), ("workspace_read", read)):
         if isinstance(value, str | PathLike):
@@ -114,7 +114,7 @@ def state_folder() -> str:
     """Return the folder where commits are recorded. Raises InvalidRequest for a user without a home."""
     folder = state_file("workspaces")
     if folder is None:
-        raise InvalidRequest("workspace: this user has no home folder, where commits are noted; set XDG_STATE_HOME")
+        raise InvalidRequest("workspace: this user has no home folder, where commits are recorded; set XDG_STATE_HOME")
     return folder
 
 
@@ -257,6 +257,7 @@ def open_again(folder: HostFolder) -> OpenFolder:
     if (state.st_dev, state.st_ino) != folder.identity:
         os.close(fd)
         raise InvalidRequest(
-            f"workspace: {folder.path!r} is not the folder any more that this sandbox was opened with; move it back"
+            f"workspace: {folder.path!r} is no longer the folder that this sandbox was opened with; move the folder "
+            "back"
         )
     return OpenFolder(folder=folder, fd=fd, notes={"path": folder.path, "at": folder.at, "hidden": list(folder.hidden)})

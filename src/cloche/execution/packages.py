@@ -272,7 +272,7 @@ def check_backend(prepared: Prepared, requirements: Iterable[Requirement] = ()) 
     backend = prepared.backend
     if not isinstance(backend, SupportsLayers):
         raise BackendUnavailable(
-            f"packages: backend {backend.name!r} cannot show them, in this version.",
+            f"packages: backend {backend.name!r} cannot use them in this version.",
             remedy='Use backend "local", or an image that has them.',
         )
     cast("SupportsLayers", backend).check_layers(prepared.policy)
@@ -280,7 +280,7 @@ def check_backend(prepared: Prepared, requirements: Iterable[Requirement] = ()) 
         return
     if not isinstance(backend, SupportsNodeModules):
         raise BackendUnavailable(
-            f"packages: backend {prepared.backend.name!r} cannot show those of npm, in this version.",
+            f"packages: backend {prepared.backend.name!r} cannot use packages of npm in this version.",
             remedy='Use backend "local", or an image that has them.',
         )
     cast("SupportsNodeModules", backend).check_node_modules(prepared.policy)
@@ -350,7 +350,7 @@ async def install_ahead(*, upgrade: bool = False, **options: Unpack[SandboxOptio
     check_not_auto(prepared.policy)
     requirements = parsed(tuple(prepared.policy.packages))
     if not requirements:
-        raise InvalidRequest("packages: none is named; name some, or give a file of requirements")
+        raise InvalidRequest("packages: no package is named; name some, or give a file of requirements")
     check_backend(prepared, requirements)
     with refusals(prepared.settings):
         interpreter = await _interpreter_of(prepared, requirements)

@@ -307,4 +307,4 @@ def _content(data: bytes | str) -> bytes:
 def _check_range(offset: object, count: object) -> None:
     for name, value in (("offset", offset), ("count", count)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-            raise InvalidRequest(f"{name}: {value!r} is no number of bytes")
+            raise InvalidRequest(f"{name}: {value!r} is not a number of bytes")

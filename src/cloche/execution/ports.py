@@ -190,5 +190,5 @@ class PortOperations(LiveOperations):
 
 def _checked_port(value: object, name: str, *, minimum: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 1 << 16:
-        raise InvalidRequest(f"{name}: {value!r} is no port; give a number from {minimum} to 65535")
+        raise InvalidRequest(f"{name}: {value!r} is not a port; give a number from {minimum} to 65535")
     return value

@@ -99,7 +99,7 @@ def _read_options(options: SandboxOptions) -> ResolvedOptions:
         if not callable(getattr(chosen, "open", None)):
             raise InvalidRequest(f"backend: give a name or a backend object, not {type(chosen).__name__}")
         if "prefer" in arguments:
-            raise InvalidRequest("prefer is for a choice among backends, but one is given; drop one of the two")
+            raise InvalidRequest("prefer is for a choice among backends, but backend names one; drop one of the two")
         if "runtime" in arguments:
             raise InvalidRequest("runtime names a backend or docker's runtime, but one is given; drop one of the two")
         del arguments["backend"]

@@ -231,7 +231,7 @@ class ProcessOperations(LiveOperations):
         It is taken from any other object that holds it. Of each stream, the last 32 KiB of unread output can be read.
         """
         if not isinstance(id, str):
-            raise InvalidRequest(f"id: {id!r} is no id of a process; processes lists them")
+            raise InvalidRequest(f"id: {id!r} is not an id of a process; processes lists them")
         opened = await self._require_live("process").attach_process(id)
         return AsyncProcess(opened, notes=self._prepared.notes)
 
@@ -258,12 +258,12 @@ class ProcessOperations(LiveOperations):
     ) -> ProcessRequest:
         """Check the arguments of a command against the rules, and return the request."""
         if (argv is None) == (shell is None):
-            raise InvalidRequest("give a command: either argv, a list of words, or shell, a line of shell")
+            raise InvalidRequest("give a command: either argv, a list of words, or shell, a shell command")
         if user is not None and not self._prepared.policy.users:
             origin = self._prepared.settings.origins.get("users", DEFAULT)
             remedy = f"lift ceilings.users ({origin})" if origin.kind == "ceiling" else "open it with users=True"
             raise InvalidRequest(
-                f"user: {user!r} cannot be had, as this sandbox has one user; leave it out, or {remedy}"
+                f"user: {user!r} is not available, because this sandbox has one user; leave it out, or {remedy}"
             )
         with refusals(self._prepared.settings, language=COMMAND_LANGUAGE, code=shell):
             name = check_language(self._prepared.policy, COMMAND_LANGUAGE)
@@ -376,11 +376,11 @@ def _checked_folder(cwd: object) -> str:
     if cwd is None:
         return "/workspace"
     if not isinstance(cwd, str) or not cwd or "\0" in cwd:
-        raise InvalidRequest(f"cwd: {cwd!r} is no folder of the sandbox; give text such as /tmp")
+        raise InvalidRequest(f"cwd: {cwd!r} is not a folder of the sandbox; give text such as /tmp")
     return cwd if cwd.startswith("/") else f"/workspace/{cwd}"
 
 
 def _check_size(rows: object, columns: object) -> None:
     for name, value in (("rows", rows), ("columns", columns)):
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MOST_CELLS:
-            raise InvalidRequest(f"{name}: {value!r} is no size of a terminal; give a number from 1 to {MOST_CELLS}")
+            raise InvalidRequest(f"{name}: {value!r} is not a size of a terminal; give a number from 1 to {MOST_CELLS}")

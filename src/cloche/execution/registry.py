@@ -135,7 +135,7 @@ def _backend_of(name: str) -> Backend:
         raise BackendUnavailable(reason, remedy=USE_LOCAL)
     backend = _load(row.provider, os.getpid())
     if row.is_remote and not has_power(backend, SupportsAccount):
-        raise InternalError(f"backend {name!r} sends code elsewhere, and cannot say with which account")
+        raise InternalError(f"backend {name!r} sends code elsewhere, but does not name the account")
     return backend
 
 
@@ -176,7 +176,7 @@ def prune_copies(folder: str) -> list[str]:
     """Remove backends' copies of layers that no longer exist below a folder; return a line for each."""
     removed: list[str] = []
     for provider in (row.provider for row in BACKEND_ROWS.values() if row.provider is not None):
-        with suppress_logged(log, "what cannot be had keeps what it has", BackendUnavailable):
+        with suppress_logged(log, "the unreachable backend keeps its leftovers", BackendUnavailable):
             backend = _load(provider, os.getpid())
             if isinstance(backend, SupportsOwnInterpreter):
                 removed += [f"{backend.name}: {line}" for line in backend.prune_layers(folder)]
@@ -263,7 +263,7 @@ def build_image(name: str, packages: Sequence[str]) -> str:
     """
     backend = _backend_of(name)
     if not isinstance(backend, SupportsBuilding):
-        raise InvalidRequest(f"backend {name!r} runs in no image that is built here; microvm does")
+        raise InvalidRequest(f"backend {name!r} does not use an image that is built here; microvm does")
     return backend.build_image(packages)
 
 
@@ -280,11 +280,14 @@ def _check_packing(target: str) -> None:
         return
     remedy = "Install Cloche with pip into a virtual environment, and run that one's python."
     if getattr(sys, "frozen", False):  # sys.executable is the frozen program, which ignores interpreter options
-        why = "this program was frozen, with PyInstaller or the like, and has no interpreter that sandboxes start with."
+        why = (
+            "this program was frozen (with PyInstaller, for example), so there is no Python interpreter to start "
+            "sandboxes with."
+        )
     elif not os.path.isfile(os.path.join(PACKAGE, "interpreter", "oneshot.py")):
-        why = f"Cloche is imported from an archive, {os.path.dirname(PACKAGE)}, and its modules must be files."
+        why = f"Cloche is imported from an archive, {os.path.dirname(PACKAGE)}, but its modules must be files."
     elif not sys.executable:
-        why = "this program embeds Python, and sys.executable does not say which interpreter sandboxes start with."
+        why = "this program embeds Python, and sys.executable does not name an interpreter to start sandboxes with."
     else:
         return
     raise BackendUnavailable(why, remedy=remedy)

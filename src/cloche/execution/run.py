@@ -362,7 +362,9 @@ def check_out(folder: str | PathLike[str] | None) -> None:
     if existing and not os.path.isdir(existing):
         raise InvalidRequest(f"out: cannot write to the folder {str(folder)!r}: {existing!r} is a file")
     if existing and not os.access(existing, os.W_OK | os.X_OK):
-        raise InvalidRequest(f"out: cannot write to the folder {str(folder)!r}: {existing!r} is closed to this user")
+        raise InvalidRequest(
+            f"out: cannot write to the folder {str(folder)!r}: {existing!r} may not be written to by this user"
+        )
 
 
 async def copy_out(result: Result, folder: str | PathLike[str]) -> None:
@@ -431,7 +433,7 @@ async def streamed(run: Callable[[Sink], Coroutine[Any, Any, Result]]) -> AsyncI
         running.cancel()
         await asyncio.wait([running])
         if not running.cancelled() and (error := running.exception()) is not None:
-            log.debug("a run whose stream is over had failed: %s", type(error).__name__)
+            log.debug("a run failed after its stream had ended: %s", type(error).__name__)
 
 
 class Spill:
@@ -488,10 +490,10 @@ def check_fixer(fixer: object, prepared: Prepared, code: str | None) -> Fixer:
             "from cloche.autofix.loop import AutoFix; autofix=AutoFix(...)"
         )
     if code is None:
-        raise InvalidRequest("autofix repairs code; a command in argv alone has none")
+        raise InvalidRequest("autofix repairs code; a command in argv has no code")
     policy = prepared.policy
     if policy.trusted:
-        raise InvalidRequest("trusted: code that a model wrote is never the operator's own; leave it out for auto-fix")
+        raise InvalidRequest("trusted: auto-fix runs code of a model, which is never trusted; leave trusted out")
     is_weak = policy.level is not None and policy.level < Level.CONFINED
     if is_weak or prepared.settings.backend in HOST_BACKENDS:
         raise InvalidRequest(

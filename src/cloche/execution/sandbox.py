@@ -258,7 +258,7 @@ class AsyncSession:
         socket, shared memory, a timer), and BackendUnavailable without checkpoints. The state is kept in either case.
         """
         if not name or not isinstance(name, str):
-            raise InvalidRequest(f"checkpoint: {name!r} is no name; give text")
+            raise InvalidRequest(f"checkpoint: {name!r} is not a name; give a string")
         self._check_open()
         await self._forkable().checkpoint(name)
         self._last_used = time.monotonic()
@@ -279,7 +279,7 @@ class AsyncSession:
         the errors of `checkpoint`.
         """
         if not 1 <= count <= MOST_FORKS:
-            raise InvalidRequest(f"fork: {count!r} is no number of forks from 1 to {MOST_FORKS}")
+            raise InvalidRequest(f"fork: {count!r} is not a number of forks from 1 to {MOST_FORKS}")
         self._check_open()
         forks = await self._forkable().fork(count)
         self._last_used = time.monotonic()
@@ -634,7 +634,7 @@ class AsyncSandbox(
     def _register_fork(self, session: AsyncSession, fork: OpenSession) -> AsyncSession:
         """Return the session of a fork, in a sandbox that closes with this one."""
         if not isinstance(fork, SupportsFork):
-            raise InternalError("what was forked cannot say which sandbox it is in")
+            raise InternalError("the fork does not report its sandbox")
         sandbox = self._beside(fork.sandbox)
         copy = session._copy_for_fork(sandbox, fork)
         sandbox._stack.push_async_callback(copy._interpreter.close)

@@ -87,7 +87,8 @@ def _find_auto(criteria: BackendCriteria) -> FoundBackend:
     if choice.option is None:
         raise BackendUnavailable(
             f'backend "auto": no backend here gives what is requested. {_join_reasons(choice.passed_over)}.',
-            remedy='Ask for less, set up one of these, or name a backend; "cloche backends" says what each one needs.',
+            remedy="Ask for less, set up one of these, or name a backend; "
+            '"cloche backends" lists what each of them needs.',
         )
     name, level = choice.option.backend, choice.option.level
     log.debug("auto takes the %s: %s; not %s", criteria.prefer, name, choice.passed_over)
@@ -196,21 +197,21 @@ def fall_back(missing: BackendUnavailable, settings: Settings, policy: Policy) -
         )
     if policy.runtime is not None:
         _no_fallback(
-            missing, f"runtime {policy.runtime} ({_origin(settings, 'runtime')}) is demanded, so nothing else runs"
+            missing, f"runtime {policy.runtime} ({_origin(settings, 'runtime')}) is required, so nothing else may run"
         )
     local = capabilities_of(LOCAL, level=policy.level)
     why_not_local = unmet_policy(local, policy)
     if not why_not_local and local.level > Level.PROCESS:
         return _fallback_to(missing, settings, policy, local.level)
     if policy.level not in (None, Level.PROCESS):
-        _no_fallback(missing, f"level {policy.level} is required, so no weaker backend runs ({why_not_local})")
+        _no_fallback(missing, f"level {policy.level} is required, so no weaker backend may run ({why_not_local})")
     if policy.require_level is not None and policy.require_level > Level.PROCESS:
-        _no_fallback(missing, f"level {policy.require_level} is required, so nothing less runs ({why_not_local})")
+        _no_fallback(missing, f"level {policy.require_level} is required, so no weaker level may run ({why_not_local})")
     _check_network(settings, policy)
     as_process = policy.with_changes(level=Level.PROCESS, screen=_screen(settings))
     why_no_process = unmet_policy(capabilities_of(LOCAL, level=Level.PROCESS), as_process)
     if why_no_process:
-        _no_fallback(missing, f"a child process does not do instead: {why_no_process}")
+        _no_fallback(missing, f"a child process cannot take its place: {why_no_process}")
     return _fallback_to(missing, settings, as_process, Level.PROCESS)
 
 

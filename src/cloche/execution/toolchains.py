@@ -46,8 +46,8 @@ async def with_toolchains(prepared: Prepared, folder: FolderOptions | None = Non
         if not is_demanded:
             return prepared
         raise BackendUnavailable(
-            "toolchains: folders of this host can be shown, and what is private in them hidden, on backend local at "
-            f"level jail alone, which is not what backend {prepared.backend.name!r} gives here.",
+            "toolchains: only backend local at level jail can show folders of this host without their private parts; "
+            f"here it is backend {prepared.backend.name!r}.",
             remedy="Leave them out, or use an image that has the programs.",
         )
     workspace = None if folder is None else folder.path
@@ -66,11 +66,11 @@ def _with_folders(prepared: Prepared, folders: Sequence[str], workspace: str | N
         try:
             path, covered = _look_through(named)
             if inside and _is_below(inside, path):
-                raise InvalidRequest(f"toolchains: {escape_name(named)} holds the workspace; name folders in it")
+                raise InvalidRequest(f"toolchains: {escape_name(named)} contains the workspace; name folders below it")
         except InvalidRequest as error:
             if is_demanded:
                 raise
-            log.info("a folder of CLOCHE_TOOLCHAINS is searched, and not shown: %s", error)
+            log.info("a folder of CLOCHE_TOOLCHAINS is searched but not shown: %s", error)
             continue
         if not any(_is_below(path, folder) for folder in (*shown, inside) if folder):
             shown = [*(folder for folder in shown if not _is_below(folder, path)), path]
@@ -92,7 +92,7 @@ def _look_through(named: str) -> tuple[str, list[str]]:
     if is_shown_anyway(real) and os.path.isdir(real):
         return real, []
     if not os.path.isabs(os.path.expanduser(named)):
-        raise InvalidRequest(f"toolchains: {escape_name(named)} is no absolute path; write one, or ~/ before it")
+        raise InvalidRequest(f"toolchains: {escape_name(named)} is not an absolute path; write one, or ~/ before it")
     from cloche.workspace.allowed import check_folder
     from cloche.workspace.hidden import find_hidden
 
@@ -136,8 +136,8 @@ async def advise(result: Result, prepared: Prepared, argv: Sequence[str]) -> Non
     """
     if len(argv) == 1 and " " in argv[0]:
         result.meta["advice"] = (
-            f"{escape_name(argv[0][:MOST_SHOWN])!r} was looked for as the name of one program; give its words apart, "
-            "or have a shell read it (sh -c LINE, shell=)"
+            f"{escape_name(argv[0][:MOST_SHOWN])!r} was taken as the name of one program; pass its words separately, "
+            "or as a shell command (sh -c LINE, shell=)"
         )
     if not argv or prepared.backend.name != LOCAL or "host_advice" in result.meta:
         return
@@ -147,7 +147,7 @@ async def advise(result: Result, prepared: Prepared, argv: Sequence[str]) -> Non
         options = " ".join(f"--toolchain {escape_name(prefix)}" for prefix in prefixes)
         listed = ", ".join(f'"{escape_name(prefix)}"' for prefix in prefixes)
         result.meta["host_advice"] = (
-            f"{escape_name(argv[0])} is on this host, as {escape_name(path)}, and not shown inside; show it with "
+            f"{escape_name(argv[0])} is on this host, as {escape_name(path)}, but not shown inside; show it with "
             f"{options} (toolchains=[{listed}])"
         )
 

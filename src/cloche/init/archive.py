@@ -234,7 +234,7 @@ class Member:
         if self.kind in OLD_FILES:
             self.kind = DIRECTORY if self.name.endswith(b"/") else FILE
         if self.kind not in (FILE, HARD_LINK, LINK, DIRECTORY):
-            raise _wrong("holds what is neither a file, a folder nor a link", self.name)
+            raise _wrong("contains an entry that is neither a file, a folder nor a link", self.name)
 
 
 class _Members:
@@ -308,19 +308,19 @@ def read_number(field: bytes, base: int = 8) -> int:
     else:
         text = field.partition(b"\0")[0].strip()
         if len(text) > MOST_NUMBER_DIGITS or (text and not text.isdigit()):
-            raise _wrong("is none, or is damaged")
+            raise _wrong("is not a tar archive, or is damaged")
         try:
             value = int(text or b"0", base)
         except ValueError:
-            raise _wrong("is none, or is damaged") from None
+            raise _wrong("is not a tar archive, or is damaged") from None
     if value >= 1 << 62:
-        raise _wrong("is none, or is damaged")
+        raise _wrong("is not a tar archive, or is damaged")
     return value
 
 
 def _check_sum(block: bytes) -> None:
     if sum(block) - sum(block[148:156]) + 8 * 32 != read_number(block[148:156]):
-        raise _wrong("is none, or is damaged")
+        raise _wrong("is not a tar archive, or is damaged")
 
 
 def _extended(text: bytes) -> dict[bytes, bytes]:
@@ -334,7 +334,7 @@ def _extended(text: bytes) -> dict[bytes, bytes]:
             raise _wrong("is damaged")
         name, _, value = record.partition(b"=")
         if name.startswith(b"GNU.sparse."):
-            raise _wrong("holds a file with holes; pack it without --sparse")
+            raise _wrong("contains a sparse file; create it without --sparse")
         records[name] = value
         text = text[end:]
     return records
@@ -375,7 +375,7 @@ class _Unpacking:
         """Return a name without empty components. Raises Refusal for one that leads out."""
         names = [component for component in name.split(b"/") if component not in (b"", b".")]
         if name.startswith(b"/") or b".." in names:
-            raise _wrong("holds a name that leads out of the folder", name)
+            raise _wrong("contains a name that leads out of the folder", name)
         return b"/".join(names)
 
     def _folder(self, path: bytes) -> int:
@@ -428,7 +428,7 @@ def _enter(name: bytes, folder_fd: int, path: bytes) -> int:
         pass
     # Old versions of gVisor follow a link all the same, so it is looked at first.
     if not stat.S_ISDIR(os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode):
-        raise Refusal("not_directory", "the archive leads through what is no folder", os.fsdecode(path))
+        raise Refusal("not_directory", "the archive has a path through a file that is not a folder", os.fsdecode(path))
     return os.open(name, FOLDER, dir_fd=folder_fd)
 
 

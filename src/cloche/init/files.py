@@ -68,7 +68,7 @@ def serve(order: dict[str, Any]) -> None:
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         answer = _error("invalid", f"malformed: {type(error).__name__}: {error}", path)
     except MemoryError:
-        answer = _error("other", "it takes more memory than there is", path)
+        answer = _error("other", "it needs more memory than is available", path)
     write_all(ANSWER, json.dumps(answer).encode())
 
 
@@ -94,7 +94,7 @@ def _read(path: str, order: dict[str, Any]) -> dict[str, Any]:
         count, max_bytes = natural(order, "count", None), natural(order, "most", None)
         limits = [n for n in (count, max(0, size - offset) if size else None) if n is not None]
         if max_bytes is not None and size and min(limits) > max_bytes:
-            raise Refusal("too_large", f"it has {size} bytes, and no more than {max_bytes} are wanted", path)
+            raise Refusal("too_large", f"it has {size} bytes, more than the requested maximum of {max_bytes}", path)
         limit = min(limits, default=None if max_bytes is None else max_bytes + 1)
         os.lseek(fd, offset, os.SEEK_SET)
         sent = _send(fd, limit)

@@ -55,7 +55,7 @@ class Walk:
             for entry in entries:
                 self.left -= 1
                 if self.left < 0:
-                    raise Refusal("too_large", "it has more entries than are wanted", self.top)
+                    raise Refusal("too_large", "it has more entries than the requested maximum", self.top)
                 listed.append(entry)
         listed.sort(key=lambda entry: entry.name)
         return listed

@@ -258,7 +258,7 @@ class Connection:
     def take(self, stream: int, data: memoryview) -> None:
         self.held += len(data)
         if self.held > wire.WINDOW_BYTES:
-            raise wire.WireError("more than the window")
+            raise wire.WireError("data exceeds the window")
         if self.socket.fileno() < 0:
             return
         self.pieces.append(bytes(data))

@@ -58,7 +58,7 @@ class Incoming:
     def take(self, data: memoryview) -> None:
         self.held += len(data)
         if self.held - self.others > wire.WINDOW_BYTES:
-            raise wire.WireError("more than the window")
+            raise wire.WireError("data exceeds the window")
         if self.fd < 0:  # the process has closed it
             self._passed(len(data))
             return

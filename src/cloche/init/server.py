@@ -120,7 +120,7 @@ class Server:
 
     def _open(self, number: int, order: dict[str, Any]) -> None:
         if number in self.channels or number <= 0:
-            raise wire.WireError("a channel that is in use")
+            raise wire.WireError("the channel is in use already")
         self.channels[number] = _Nothing()
         try:
             if len(self.channels) > wire.MOST_CHANNELS:
@@ -152,7 +152,7 @@ class Server:
         if not self.pausing or self.is_held:
             self.lifetime.check_running()
         if self.is_stopping:
-            raise wire.Refused("stopping", "the sandbox is being stopped, and starts nothing more")
+            raise wire.Refused("stopping", "the sandbox is being stopped and starts no more processes")
 
     def note_pace(self) -> None:
         """Say whether any process is at work, when that has changed: a session between two cells is not."""
@@ -247,7 +247,7 @@ class Server:
         name = str(order.get("id"))
         process = self.processes.get(name) or self.kept.get(name)
         if process is None:
-            raise wire.Refused("not_found", f"there is no process {name!r}, or it has ended long ago")
+            raise wire.Refused("not_found", f"there is no process {name!r}, or it ended long ago")
         return process
 
     def _kill(self, number: int, order: dict[str, Any]) -> None:
@@ -307,7 +307,7 @@ class Server:
         """Ask all processes to end, stopped ones too, and answer when they have ended, or the time is up."""
         until = now() + float(order["grace_s"])
         if self.pausing:
-            raise wire.Refused("busy", "what was changed in the sandbox is being looked at; try again")
+            raise wire.Refused("busy", "a diff of the sandbox is being made; try again")
         self.is_stopping = True
         self.host.signal_others(SIGTERM)
         self.is_held = False
@@ -378,7 +378,7 @@ class _Waiting:
     def take(self, stream: int, data: memoryview) -> None:
         held = self.held[stream] = self.held.get(stream, 0) + len(data)
         if held > wire.WINDOW_BYTES:
-            raise wire.WireError("more than the window")
+            raise wire.WireError("data exceeds the window")
         self.sent.append((stream, bytes(data)))
 
     def take_end(self, stream: int) -> None:

@@ -173,7 +173,7 @@ class Credit:
     def note_granted(self, stream: int, count: int) -> None:
         """Take a grant of the receiver. Raises WireError for more than was sent."""
         if stream >= STREAMS or not count or self._sendable[stream] + count > WINDOW_BYTES:
-            raise WireError(f"stream {stream}: a window for what was not sent")
+            raise WireError(f"stream {stream}: a window for data that was not sent")
         self._sendable[stream] += count
 
     def receivable(self, stream: int) -> int:
@@ -183,13 +183,13 @@ class Credit:
     def note_received(self, stream: int, count: int) -> None:
         """Count bytes that arrived. Raises WireError for more than the window, and for a stream that there is not."""
         if stream >= STREAMS or count > self._receivable[stream]:
-            raise WireError(f"stream {stream}: more than its window")
+            raise WireError(f"stream {stream}: data exceeds its window")
         self._receivable[stream] -= count
 
     def note_whole(self, stream: int, count: int) -> None:
         """Count a message that is sent whole while anything is left of the window. Raises WireError if nothing is."""
         if self._receivable[stream] <= 0:
-            raise WireError(f"stream {stream}: more than its window")
+            raise WireError(f"stream {stream}: data exceeds its window")
         self._receivable[stream] -= count
 
     def note_consumed(self, stream: int, count: int) -> int:

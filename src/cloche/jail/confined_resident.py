@@ -46,7 +46,7 @@ AGAIN_S = 0.002  # between two looks whether all that was killed is gone
 END_S = 2.0  # for the reapers to end their trees when init is gone, after which the helper does it
 MOST_DEEP = 4096  # parents above a process, that are looked at for its reaper
 WORKSPACE, TMP = "/workspace", "/tmp"  # as callers call them; here they are folders of the host
-ONE_USER = "a sandbox at level confined has one user; leave user out, or use a host that gives level jail"
+ONE_USER = "a sandbox at level confined has one user; leave user out, or use a host with level jail"
 
 
 class ConfinedSupervisor(ResidentSupervisor):

@@ -183,7 +183,7 @@ class Helper(SandboxState):
             posix.close(fd)
         if supervisor is None:
             self.concluded = body["number"]
-            failed = self.failed or failure("nothing was prepared to run in", "helper")
+            failed = self.failed or failure("no sandbox was prepared for the run", "helper")
             self.send_failure(failed, body["number"])
             return
         try:

@@ -40,7 +40,7 @@ MOST_STRANGERS, CONNECT_S = 16, 0.2  # others may connect to our listener, and a
 SEND_TRIES, SEND_PAUSE_S = 40, 0.005
 EAGAIN, EACCES, EINVAL, EPROTONOSUPPORT, EAFNOSUPPORT = 11, 13, 22, 93, 97
 ENETUNREACH, EISCONN, ECONNREFUSED, EINPROGRESS = 101, 106, 111, 115
-REFUSED = EACCES, "the network of a sandbox at level confined is for connections over TCP"
+REFUSED = EACCES, "a sandbox at level confined has only TCP connections"
 
 
 def begin(link: int) -> None:
@@ -121,7 +121,7 @@ class NetworkSockets:
             raise OSError(ENETUNREACH, "neither TCP nor IPv4")
         is_own = port != DNS_PORT and (ipv4_bytes[0] in (0, 127) or (family == AF_INET6 and address[8:20] != MAPPED))
         if is_own or port not in self._ports:
-            raise OSError(ECONNREFUSED, "nobody serves that")
+            raise OSError(ECONNREFUSED, "no server for that")
         return ".".join(map(str, ipv4_bytes)), port
 
     def _pair(self) -> tuple[int, int]:

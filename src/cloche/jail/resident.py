@@ -57,7 +57,10 @@ CHILDREN = "/proc/1/task/1/children"
 MOST_PARENTS = 32  # that are looked at for the mark of a process which hides its own
 OWN_MARKS = -16  # less their pids: marks of programs of ours that share a namespace
 ENOSPC = 28
-MARKS_KEPT = "a process inside keeps the namespaces of others: nothing more can be started; end it, or the sandbox"
+MARKS_KEPT = (
+    "a process inside holds namespaces of other processes, so no process can be started; end that process, "
+    "or the sandbox"
+)
 HIDDEN = -1  # as in `init.tree`: the mark of a process whose program has no read permission
 SPARE, SPARE_S = "spare", 0.005  # the clock by which a guest is forked ahead, while another one works
 SPARES = 2  # guests that wait: the next one is at hand while we fork another

@@ -115,7 +115,7 @@ def _open_locks(folders: Sequence[str]) -> int:
             if error.errno not in (EROFS, ENOENT, EACCES):
                 raise
             reasons.append(f"{folder}: {error.strerror}")
-    raise OSError(EROFS, f"no place for the locks of outside ids: {', '.join(reasons)}")
+    raise OSError(EROFS, f"no folder for the locks of outside ids: {', '.join(reasons)}")
 
 
 def _look_at(folder: str) -> posix.stat_result:
@@ -160,7 +160,7 @@ def _refuse_others(fd: int, kind: int, others_bits: int, path: str) -> None:
     state = posix.fstat(fd)
     if state.st_mode & _KIND != kind or state.st_uid != posix.geteuid() or state.st_mode & others_bits:
         verb = "written to" if kind == _IS_FOLDER else "opened"
-        raise OSError(EPERM, f"{path} must be root's, and be {verb} by nobody else: remove what is there")
+        raise OSError(EPERM, f"{path} must belong to root and be {verb} only by root: remove it")
 
 
 def become_owner(outside_id: int) -> bool:

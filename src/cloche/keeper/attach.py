@@ -139,7 +139,7 @@ class Keeping:
         """
         claimed, link = self._claimed, self._link
         if claimed is None or link is None:
-            raise InvalidRequest("this keeper was given up")
+            raise InvalidRequest("this keeper was abandoned")
         fds = {
             "init": init.fileno(), "listening": claimed.listening.fileno(), "folder": claimed.folder,
             "lock": claimed.lock, **held,
@@ -241,7 +241,7 @@ def read_entry(name: str, entry: Mapping[str, Any]) -> Kept:
             enforcement=Enforcement(level=Level.parse(report["level"]), controls=controls),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BackendUnavailable(f"what is said of sandbox {name!r} is invalid: {error}") from error
+        raise BackendUnavailable(f"the state file of sandbox {name!r} is invalid: {error}") from error
 
 
 def find_kept(name: str) -> Kept:
@@ -262,7 +262,7 @@ def check_greeting(name: str, greeting: Mapping[str, Any]) -> None:
     """Check that the greeting is from the keeper of this name and boot. Raises OutcomeUnknown."""
     facts = greeting.get("keeper")
     if not isinstance(facts, Mapping) or facts.get("name") != name or facts.get("boot") != registry.boot_id():
-        raise OutcomeUnknown(f"what answers for sandbox {name!r} is not its keeper")
+        raise OutcomeUnknown(f"the process that answers for sandbox {name!r} is not its keeper")
 
 
 # Without an event loop.
@@ -297,7 +297,7 @@ def join_network(name: str) -> socket.socket:
         visit(registry.find(name), "network", links=links)
         return socket.socket(fileno=links.pop())
     except (ClocheError, IndexError) as error:
-        raise OutcomeUnknown(f"the network of sandbox {name!r} is not served any more: {error}") from error
+        raise OutcomeUnknown(f"the network of sandbox {name!r} is no longer served: {error}") from error
     finally:
         for link in links:
             os.close(link)

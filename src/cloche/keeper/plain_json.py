@@ -27,9 +27,9 @@ def read(body: bytes) -> dict[str, Any]:
         text = body.decode("utf-8", "surrogatepass")
         value, end = _scan(text, 0)
     except (StopIteration, RecursionError) as error:
-        raise ValueError("this is no JSON") from error
+        raise ValueError("this is not JSON") from error
     if not isinstance(value, dict) or end != len(text):
-        raise ValueError("this is no JSON object")
+        raise ValueError("this is not a JSON object")
     return value
 
 
@@ -50,4 +50,4 @@ def _text(value: object) -> str:
         return "[" + ",".join(map(_text, value)) + "]"
     if isinstance(value, int | float) and value - value == 0:
         return repr(value)
-    raise ValueError(f"{type(value).__name__} has no place in JSON")
+    raise ValueError(f"{type(value).__name__} cannot be written as JSON")

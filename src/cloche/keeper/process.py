@@ -77,7 +77,7 @@ class Keeper:
         if not self.opener:
             self.opener = next((client.number for client in self.relay.clients.values() if client.counts), 0)
         elif self.keep_s is None and self.opener not in self.relay.clients:
-            self.relay.ended = "who opened it has gone"
+            self.relay.ended = "the process that opened it has ended"
         self._set_clock()
 
     def _clients(self) -> int:
@@ -136,7 +136,7 @@ class Keeper:
         """Return the seconds in an operation; close its channel and return None if they are invalid."""
         seconds = self.json.read(body).get(name)
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= MOST_S:
-            self.relay.close(client, channel, kind="unknown", message=f"{name} is no time")
+            self.relay.close(client, channel, kind="unknown", message=f"{name} is not a duration")
             return None
         return float(seconds)
 
@@ -150,7 +150,7 @@ class Keeper:
             _pass_on(self.fds["network"], marshal.dumps(("caller", {})), ours)
             _pass_on(client.fd, event, theirs)
         except (KeyError, OSError):
-            self.relay.close(client, channel, kind="unknown", message="nothing serves a network")
+            self.relay.close(client, channel, kind="unknown", message="it has no network")
         else:
             self.relay.close(client, channel)
         finally:

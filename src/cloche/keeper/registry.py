@@ -168,7 +168,7 @@ def _take_lock(folder: int, name: str) -> int | None:
             lock, state = hostfs.open_regular(name + LOCK, folder, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise BackendUnavailable(
-                f"name: {name}{LOCK} is no file of ours: {error}. Remove what is there."
+                f"name: {name}{LOCK} is not a lock file of this user: {error}. Remove what is there."
             ) from error
         try:
             if state.st_uid != os.geteuid():
@@ -307,8 +307,8 @@ def make_place() -> str:
         os.close(_open(path))
         return path
     raise BackendUnavailable(
-        "there is no folder for the sockets of sandboxes with a name: neither XDG_RUNTIME_DIR nor a state folder or a "
-        "temporary one of yours alone.",
+        "there is no folder for the sockets of sandboxes with a name: XDG_RUNTIME_DIR is not set, and this user has "
+        "no private state folder or temporary folder.",
         remedy="Set XDG_RUNTIME_DIR to a folder of yours with mode 0700.",
     )
 

@@ -204,7 +204,7 @@ class Relay:
     def _check_time(self) -> None:
         moment = now()
         if self.deadline is not None and moment >= self.deadline:
-            self.ended = "its time is up"
+            self.ended = "its lifetime is over"
         if self.deserted_at is not None and awake() >= self.deserted_at:
             self.ended = "its service has not come back"
         for client in list(self.clients.values()):
@@ -266,7 +266,7 @@ class Relay:
             raise wire.WireError("no greeting, or no number of a channel")
         if kind == wire.OPEN:
             if channel in client.channels:
-                raise wire.WireError("a channel that is in use")
+                raise wire.WireError("the channel is in use already")
             self.json.read(body)
             client.channels[channel] = wire.Credit()
             op = _own_operation(body)
@@ -288,14 +288,14 @@ class Relay:
             stream, data = wire.read_data(body)
             credit = client.channels[channel]
             if stream >= wire.STREAMS or len(data) > credit.sendable(stream):
-                raise wire.WireError("more than the window")
+                raise wire.WireError("data exceeds the window")
             credit.note_sent(stream, len(data))
         elif kind == wire.WINDOW:
             wire.read_grant(body)
         elif kind == wire.ASK:
             _check_question(self.json.read(body))
         elif kind != wire.END or len(body) != 1:
-            raise wire.WireError(f"a frame of kind {kind} that is none of a client's")
+            raise wire.WireError(f"a frame of kind {kind} that a client may not send")
 
     def close(self, client: Client, channel: int, **error: Any) -> None:  # noqa: ANN401 - any JSON
         """Close a channel of one of the keeper's operations."""
@@ -387,7 +387,7 @@ def _check_question(message: dict[str, Any]) -> None:
     """Raise ValueError for numbers that init could not parse."""
     names = {"signal": ("number",), "resize": ("rows", "columns")}.get(str(message.get("do")), ())
     if not all(isinstance(message.get(name), int) and 0 <= message[name] <= MOST_NUMBER for name in names):
-        raise ValueError("a question without its numbers")
+        raise ValueError("an answer without its numbers")
 
 
 def _own_operation(body: bytes) -> str:

@@ -136,7 +136,7 @@ def _is_yes(outcome: ElicitationResult[Any], name: str) -> bool:
 def _decision(outcome: ElicitationResult[Any], name: str, client: str, *, is_remembered: bool = False) -> Decision:
     if _is_yes(outcome, name):
         return Decision(is_approved=True, by=client, is_remembered=is_remembered)
-    reason = "they said no" if outcome.action == "accept" else f"they chose to {outcome.action}"
+    reason = "the answer was no" if outcome.action == "accept" else f"the answer was {outcome.action}"
     return Decision(is_approved=False, by=client, reason=reason)
 
 

@@ -34,7 +34,7 @@ from .tools import Serving, offered, session_tools
 FEWEST_CHARS = 16
 INSTRUCTIONS = (
     "Runs code in a sandbox that has no access to this machine's files. Running code may have to be approved by the "
-    "user. Files stay in the workspace of a session, and so does what code defined, where run_code says so: without a "
+    "user. Files stay in the workspace of a session, and so do variables, if run_code says so. Without a "
     "session they may be gone after a call; open_session opens one, and its handle is passed as `session`."
 )
 

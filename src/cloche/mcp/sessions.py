@@ -83,10 +83,10 @@ class Sessions:
         # Counted by kind, so that sessions that idle keep no call out.
         owners = [session.owner for session in self._open.values() if session.idles is idles]
         if len(owners) >= self._most:
-            raise InvalidRequest(f"{self._most} sessions are open, as many as there may be; close one, or try later")
+            raise InvalidRequest(f"{self._most} sessions are open, the maximum; close one, or try later")
         if owners.count(owner) >= self._most_each:
             raise InvalidRequest(
-                f"this token has {self._most_each} sessions open, as many as one may have; close one, or try later"
+                f"this token has {self._most_each} sessions open, the maximum of a token; close one, or try later"
             )
         toolbox, stack = self._make(owner, is_kept), AsyncExitStack()
         handle = secrets.token_urlsafe(24)
@@ -127,7 +127,7 @@ class Sessions:
     def _find(self, handle: str, owner: str | None) -> Session:
         session = self._open.get(handle)
         if session is None or session.owner != owner:
-            raise InvalidRequest("there is no such session (any more); open_session opens one")
+            raise InvalidRequest("this session does not exist, or no longer; open_session opens one")
         return session
 
     async def forget(self, handle: str) -> None:

@@ -47,7 +47,7 @@ OWN_SESSION = "cloche.session"  # where a connection keeps the handle of its own
 class Told(BaseModel):
     """The outcome of a tool."""
 
-    text: str = Field(description="What the model is told, in words.")
+    text: str = Field(description="The text for the model.")
 
 
 class Ran(Told):
@@ -57,18 +57,18 @@ class Ran(Told):
         description="ok, error, timeout, out_of_memory, output_limit, pids_limit, disk_limit, signaled or denied."
     )
     exit_code: int = Field(description="The program's exit code; 128 plus the number for a signal; -1 on time-out.")
-    stdout: str = Field(description="Standard output, head and tail where it is long.")
+    stdout: str = Field(description="Standard output; of a long one head and tail.")
     stderr: str = Field(description="Standard error, likewise.")
-    value: Any = Field(default=None, description="The value of the last expression: as JSON, else its representation.")
-    value_is_repr: bool = Field(default=False, description="Whether value is a representation.")
+    value: Any = Field(default=None, description="The value of the last expression: as JSON, or its repr().")
+    value_is_repr: bool = Field(default=False, description="Whether value is a repr().")
     duration_s: float = Field(description="Seconds of wall clock.")
     state: str = Field(
         description="What became of what earlier calls defined: it was kept, it is new (this call began in a new "
         "interpreter, which goes on), it is lost (the interpreter ended with this call), or none is ever kept."
     )
     truncated: bool = Field(description="Whether output was left out.")
-    figures: int = Field(description="How many images come with it.")
-    backend: str = Field(description="What it ran on.")
+    figures: int = Field(description="The number of images in the result.")
+    backend: str = Field(description="The backend that ran it.")
     level: str | None = Field(default=None, description="The level of isolation that was enforced.")
 
 

@@ -58,7 +58,7 @@ class _Product:
         if kind == WANTED and size <= MOST_WANTED_BYTES:
             return _Wanted(self.wanted)
         if kind != WHEEL or not name:
-            raise WrongFrame("what it sends is no wheel")
+            raise WrongFrame("the build result is not a wheel")
         self.name = name
         self.file = open(self.path, "xb")  # noqa: SIM115 - Reader closes it, or `close`
         os.fchmod(self.file.fileno(), 0o644)  # a guest that reads it may be another user, whatever the umask is
@@ -115,7 +115,7 @@ class Workshop:
                 return replace(facts, build=built.build)
             requirements = _read_wanted(pin, product.wanted)
             layer = await self._layer_for(pin, requirements)
-        raise _refusal(pin, "it goes on asking for more to be built with")
+        raise _refusal(pin, "its build requirements do not end")
 
     def wheel(self, pin: Pin) -> str:
         """Return the path of the wheel that was built of a source."""
@@ -131,7 +131,7 @@ class Workshop:
         try:
             return await self.layer_for(pin, parse_requirements(requirements))
         except InvalidRequest as error:
-            raise _refusal(pin, f"what it is built with: {error}") from None
+            raise _refusal(pin, f"its build requirements: {error}") from None
 
     async def _run(
         self, pin: Pin, source: str, requirements: Sequence[str], layer: Layer | None, number: int
@@ -153,7 +153,7 @@ class Workshop:
         if not outcome.result.ok:
             raise _refusal(pin, _why(step, outcome.result))
         if not reader.is_between or not (product.name or product.wanted):
-            raise _refusal(pin, "no whole wheel came")
+            raise _refusal(pin, "no complete wheel arrived")
         return product
 
     async def _described(self, pin: Pin, product: _Product) -> Facts:
@@ -185,12 +185,12 @@ def _read_wanted(pin: Pin, data: bytes | bytearray) -> tuple[str, ...]:
     try:
         requirements = json.loads(data)
         if not isinstance(requirements, list) or not all(isinstance(entry, str) for entry in requirements):
-            raise ValueError("no list of requirements came")
+            raise ValueError("no list of requirements arrived")
         for requirement in requirements:
             if parse_requirement(requirement).is_npm:
-                raise ValueError(f"{requirement[:80]!r} is no package of Python's")
+                raise ValueError(f"{requirement[:80]!r} is not a Python package")
     except (ValueError, RecursionError, InvalidRequest) as error:
-        raise _refusal(pin, f"what it is built with: {error}") from None
+        raise _refusal(pin, f"its build requirements: {error}") from None
     return tuple(requirements)
 
 
@@ -202,7 +202,7 @@ def _check_name(pin: Pin, file_name: str, target: Target) -> None:
     try:
         name, version, _, wheel_tags = parse_wheel_filename(file_name)
     except InvalidWheelFilename:
-        raise ValueError(f"it is called {file_name[:100]!r}, as no wheel is") from None
+        raise ValueError(f"it is called {file_name[:100]!r}, which is not a name for a wheel") from None
     if name != pin.name or version != Version(pin.version):
         raise ValueError(f"it is {file_name[:100]!r}, of another package or version")
     if not {str(tag) for tag in wheel_tags} & set(tags(target)):
@@ -226,7 +226,7 @@ def _read_facts(pin: Pin, text: str) -> Facts:
         sorted({normalize_package(str(extra)) for extra in metadata["extras"]}),
     )
     if not all(extra.replace("-", "").isalnum() and extra.isascii() for extra in extras):
-        raise ValueError("an extra has a name that is none")
+        raise ValueError("an extra has an invalid name")
     return Facts(requires=tuple(requirement.text for requirement in requires), python=python, extras=tuple(extras))
 
 

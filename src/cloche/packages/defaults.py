@@ -43,7 +43,7 @@ def default_index() -> str:
     match = _INDEX.search(_output_of((find_uv(), "pip", "compile", "--help")))
     if match is None:
         raise BackendUnavailable(
-            "packages: this uv does not say which index is its default.",
+            "packages: the default index of this uv is unknown.",
             remedy="Name one: UV_DEFAULT_INDEX, or index-url in your pip.conf",
         )
     return match[1].rstrip("/")
@@ -56,7 +56,7 @@ def default_registry(npm: Npm) -> str:
     match = _REGISTRY.fullmatch(_output_of((*npm.argv, "config", "get", "registry", *without)).strip())
     if match is None:
         raise BackendUnavailable(
-            "packages: this npm does not say which registry is its default.",
+            "packages: the default registry of this npm is unknown.",
             remedy="Name one: registry=... in your ~/.npmrc",
         )
     return match[0].rstrip("/")
@@ -77,7 +77,7 @@ def _output_of(argv: Sequence[str]) -> str:
             text=True,
         ).stdout
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError) as error:
-        raise BackendUnavailable(f"packages: {argv[0]} cannot be asked for its default: {error}.") from None
+        raise BackendUnavailable(f"packages: {argv[0]} does not report its default: {error}.") from None
 
 
 async def with_default_registry(registry: Registry, npm: Npm) -> Registry:
@@ -126,14 +126,16 @@ async def _hosts_listed(backend: Backend, policy: Policy, index: Index, default:
     try:
         hosts = json.loads(outcome.result.stdout)
         if not isinstance(hosts, list) or len(hosts) > MOST_HOSTS:
-            raise ValueError("it is no list of hosts, or too long a one")
+            raise ValueError("it is not a list of hosts, or it is too long")
         return tuple(_listed_host(host) for host in hosts)
     except (ValueError, RecursionError) as error:
         host = urlsplit(default).hostname
-        raise StartFailed(f"packages: where {host} has its files cannot be used: {error}", step="look up") from None
+        raise StartFailed(
+            f"packages: the hosts for the files of {host} cannot be used: {error}", step="look up"
+        ) from None
 
 
 def _listed_host(name: object) -> str:
     if not isinstance(name, str) or not _HOST.fullmatch(name) or parse_address(name) is not None:
-        raise ValueError(f"{str(name)[:100]!r} is no name of a host")
+        raise ValueError(f"{str(name)[:100]!r} is not a name of a host")
     return f"{name.lower()}:443"

@@ -42,7 +42,7 @@ class _Wheels:
             raise WrongFrame("a file arrived that was not requested")
         pin = self.pins[number]
         if size > MOST_WHEEL_BYTES or (pin.size and size != pin.size):
-            raise WrongFrame(f"{pin.name} has {size} bytes, and by the list {pin.size}")
+            raise WrongFrame(f"{pin.name} has {size} bytes, but the list says {pin.size}")
         # A folder of its own for each: the name is checked to be one name, and two may be the same.
         folder = os.path.join(self.folder, name)
         make_shown(folder)
@@ -79,7 +79,7 @@ class _Wheel:
         digest, listed = self._hash.hexdigest(), self._pin.sha512 or self._pin.sha256
         if digest != listed:
             raise WrongFrame(
-                f"{self._pin.name} {self._pin.version} has the hash {digest}, and by the pinned list "
+                f"{self._pin.name} {self._pin.version} has the hash {digest}, but the pinned list says "
                 f"{listed}: the index sends another file than it lists"
             )
 
@@ -115,5 +115,5 @@ async def fetch(backend: Backend, policy: Policy, pins: Sequence[Pin], index: In
     if not outcome.result.ok:
         raise failed(step, outcome.result, index.credentials.hide)
     if len(wheels.paths) < len(pins) or not reader.is_between:
-        raise StartFailed("packages: cannot download: not all files came", step="download")
+        raise StartFailed("packages: cannot download: not all files arrived", step="download")
     return wheels.paths

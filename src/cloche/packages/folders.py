@@ -48,7 +48,7 @@ def made_folder(store: str, name: str) -> str:
     if not is_own(store):
         raise BackendUnavailable(
             f"packages: {store} is writable by another user.",
-            remedy="Make it this user's own (chown, chmod go-w), or set XDG_DATA_HOME.",
+            remedy="Make this user its only writer (chown, chmod go-w), or set XDG_DATA_HOME.",
         )
     return folder
 

@@ -135,7 +135,7 @@ class Index:
         except OSError as error:
             raise InvalidRequest(f"packages: cannot read the certificates in {path}: {error.strerror}") from None
         if len(data) > MOST_CA_BYTES:
-            raise InvalidRequest(f"packages: {path} is larger than {MOST_CA_BYTES} bytes, which no bundle is")
+            raise InvalidRequest(f"packages: {path} is larger than {MOST_CA_BYTES} bytes, the maximum for a bundle")
         return data
 
 
@@ -154,8 +154,8 @@ def split_address(url: str, origin: str) -> SplitResult:
     except (KeyError, ValueError):  # whose words are parts of the address
         pass
     raise InvalidRequest(
-        f"packages: {origin} is no address that begins with https:// or http://; what is odd in a password has to be "
-        "written as %XX"
+        f"packages: {origin} is not an address that begins with https:// or http://; "
+        "write special characters of a password as %XX"
     )
 
 
@@ -291,7 +291,9 @@ def _take_pip(sources: _Found, environ: Mapping[str, str], home: str, system: st
         try:
             parser.read_string(text)
         except configparser.Error as error:
-            raise InvalidRequest(f"packages: {path} is not what pip reads: {type(error).__name__}") from None
+            raise InvalidRequest(
+                f"packages: {path} is not a configuration file of pip: {type(error).__name__}"
+            ) from None
         settings = {
             key.replace("_", "-"): value
             for section in reversed(_PIP_SECTIONS) if parser.has_section(section)
@@ -343,7 +345,9 @@ def read_own_file(path: str) -> str | None:
     except OSError as error:
         raise InvalidRequest(f"packages: {path} cannot be read: {error.strerror}") from None
     if len(data) > MOST_FILE_BYTES:
-        raise InvalidRequest(f"packages: {path} is larger than {MOST_FILE_BYTES} bytes, which no configuration needs")
+        raise InvalidRequest(
+            f"packages: {path} is larger than {MOST_FILE_BYTES} bytes, the maximum for a configuration file"
+        )
     return data.decode("utf-8", "replace")
 
 

@@ -239,7 +239,7 @@ async def _with_default(backend: Backend, policy: Policy, requirements: Sequence
 
 def _npm(terms: Terms) -> Npm:
     if terms.find_npm is None:
-        raise BackendUnavailable("packages: it is not configured how npm is started here.")
+        raise BackendUnavailable("packages: npm cannot be started here.")
     return terms.find_npm()
 
 

@@ -33,7 +33,7 @@ _HEAD = """\
 """
 
 
-_AGAIN = 'write it again: "cloche packages lock"'
+_AGAIN = 'write a new one: "cloche packages lock"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class Locked:
         lacking = sorted(resolved[identity].text for identity in resolved.keys() - mine.keys())
         idle = sorted(mine[identity].text for identity in mine.keys() - resolved.keys())
         if lacking:
-            raise InvalidRequest(f"packages: {self.file} does not pin {', '.join(lacking)}, which is needed; {_AGAIN}")
+            raise InvalidRequest(f"packages: {self.file} does not pin {', '.join(lacking)}, but a requested package needs that; {_AGAIN}")
         if idle and not self.is_build:
             raise InvalidRequest(
                 f"packages: {self.file} pins {', '.join(idle)}, which no requested package needs; {_AGAIN}"
@@ -88,7 +88,7 @@ class Locked:
         if all(requirement.is_npm for requirement in self.asked):  # which no version of Python matters to
             target = replace(target, tag=str(self.target.get("tag")))
         if lacking := [requirement.text for requirement in requirements if not _is_met(requirement, self.pins)]:
-            raise InvalidRequest(f"packages: {self.file} pins nothing for {', '.join(lacking)}; {_AGAIN}")
+            raise InvalidRequest(f"packages: {self.file} has no pins for {', '.join(lacking)}; {_AGAIN}")
         if not target.fits(dict(self.target)):
             raise InvalidRequest(
                 f"packages: {self.file} is for {self.target.get('tag')} on {self.target.get('platform')}, and here is "
@@ -167,10 +167,10 @@ def _content(path: str) -> bytes:
     try:
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise InvalidRequest(f"packages: {path} is no regular file")
+                raise InvalidRequest(f"packages: {path} is not a regular file")
             return file.read(MOST_BYTES + 1)
     except OSError as error:
-        hint = 'write it first: "cloche packages lock"' if isinstance(error, FileNotFoundError) else "correct that"
+        hint = 'write one first: "cloche packages lock"' if isinstance(error, FileNotFoundError) else "correct that"
         raise InvalidRequest(f"packages: cannot read {path}: {error.strerror}; {hint}") from None
 
 
@@ -178,7 +178,7 @@ def _parsed(data: bytes, path: str) -> Locked:
     try:
         document = read_toml(data.decode()) if len(data) <= MOST_BYTES else {}
         if document.get("version") != VERSION:
-            raise ValueError(f"it is of another version; {_AGAIN}")
+            raise ValueError(f"it was written by another version of Cloche; {_AGAIN}")
         pins = _pins(document.get("packages", []))
         return Locked(
             file=path,
@@ -194,7 +194,7 @@ def _parsed(data: bytes, path: str) -> Locked:
 
 def _pins(rows: object) -> tuple[Pin, ...]:
     if not isinstance(rows, list):
-        raise TypeError("a list of packages is none")
+        raise TypeError("a list of packages is invalid")
     return tuple(sorted(map(_pin, rows)))
 
 

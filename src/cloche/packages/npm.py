@@ -98,7 +98,7 @@ def _dependencies(requirements: Sequence[Requirement]) -> dict[str, str]:
     for requirement in requirements:
         name, version_range = parse_npm(requirement.text)
         if name in ranges:
-            raise InvalidRequest(f"packages: {requirement.name} is asked for twice; name one range: 'npm:a@>=1 <3'")
+            raise InvalidRequest(f"packages: {requirement.name} is requested twice; name one range: 'npm:a@>=1 <3'")
         ranges[name] = version_range or "*"
     return ranges
 
@@ -150,7 +150,7 @@ async def resolve_locked(
     step = Step(name="check", argv=argv, env=env, files=_project(dependencies, lock), shown=npm.shown)
     outcome = await run_step(backend, policy, step)
     if not outcome.result.ok:
-        raise InvalidRequest(f"packages: {locked.file} does not hold: {last_words(outcome.result)}")
+        raise InvalidRequest(f"packages: {locked.file} is not valid: {last_words(outcome.result)}")
     step = resolve_step(aliases, npm, registry, rules, b"", "--legacy-peer-deps")
     answer = await _answer(backend, policy, step, registry)
     pins = await asyncio.to_thread(_with_addresses, pins, answer, aliases, registry)
@@ -167,7 +167,9 @@ def _first_lock(locked: Locked) -> bytes:
         node = root
         for parent in parents:
             if parent not in node.get("dependencies", {}):
-                raise InvalidRequest(f"packages: {locked.file} pins {pin.text} at {pin.at}, below what it does not pin")
+                raise InvalidRequest(
+                    f"packages: {locked.file} pins {pin.text} at {pin.at}, below a package that it does not pin"
+                )
             node = node["dependencies"][parent]
         name = pin.name.removeprefix(PREFIX)
         version = pin.version if folder == name else f"{PREFIX}{name}@{pin.version}"
@@ -212,7 +214,7 @@ def _with_addresses(
         }
         for pin in pins:
             if aliased[pin.text].sha512 != pin.sha512:
-                raise ValueError(f"of {pin.text} the registry lists no file with the hash of the lock file")
+                raise ValueError(f"the registry lists no file of {pin.text} with the hash of the lock file")
         return tuple(replace(pin, url=aliased[pin.text].url) for pin in pins)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _unusable(error) from None
@@ -254,7 +256,7 @@ def read_pins(text: str, registry: Registry) -> tuple[Pin, ...]:
 def _place_of(location: str) -> str:
     """Return a location below node_modules, "" for any other, such as the root's entry."""
     if not location.startswith("node_modules/"):
-        raise ValueError(f"{location[:80]!r} is no place below node_modules")
+        raise ValueError(f"{location[:80]!r} is not a place below node_modules")
     return location.removeprefix("node_modules/")
 
 
@@ -265,11 +267,11 @@ def check_pins(pins: Sequence[Pin], registry: Registry) -> None:
     if len(pins) > MOST_PINS:
         wrong = f"it has {len(pins)} packages; at most {MOST_PINS} are installed"
     elif not all(0 <= pin.size <= MOST_TOTAL_BYTES for pin in pins):
-        wrong = f"it has a tarball of no bytes that can be, or of more than {format_size(MOST_TOTAL_BYTES)}"
+        wrong = f"it has a tarball with an invalid size, or one of more than {format_size(MOST_TOTAL_BYTES)}"
     elif total > MOST_TOTAL_BYTES:
         wrong = f"it has {format_size(total)} to download; at most {format_size(MOST_TOTAL_BYTES)} are installed"
     elif len({pin.at for pin in pins}) < len(pins):
-        wrong = "it has two packages in one place"
+        wrong = "it has two packages at one path"
     for pin in pins:
         wrong = wrong or _what_is_wrong(pin, registry)
     if wrong:
@@ -279,21 +281,21 @@ def check_pins(pins: Sequence[Pin], registry: Registry) -> None:
 def _what_is_wrong(pin: Pin, registry: Registry) -> str:
     name = pin.name.removeprefix(PREFIX)
     if not pin.name.startswith(PREFIX) or not _NAME.fullmatch(name) or len(name) > MOST_NAME_CHARS:
-        return f"{pin.name[:80]!r} is no name of a package"
+        return f"{pin.name[:80]!r} is not a name of a package"
     if not _PLACE.fullmatch(pin.at) or len(pin.at) > MOST_PLACE_CHARS:
-        return f"{pin.name} is at {pin.at[:80]!r}, which is no place below node_modules"
+        return f"{pin.name} is at {pin.at[:80]!r}, which is not a place below node_modules"
     if not _VERSION.fullmatch(pin.version) or len(pin.version) > MOST_VERSION_CHARS:
         return f"{pin.name} has no version"
     host = host_of_pin(pin)
     if not host:
-        return f"{pin.name} is not at an address of https"
+        return f"{pin.name} has no https address"
     if host not in registry.hosts:
         return (
-            f"{pin.name} is on {host}, which is no host of the registry ({', '.join(registry.hosts)}); "
+            f"{pin.name} is on {host}, which is not a host of the registry ({', '.join(registry.hosts)}); "
             "the operator can name it in packages_hosts"
         )
     if len(pin.sha512) != 128 or not HASH_CHARS.issuperset(pin.sha512):
-        return f"{pin.name} has no hash of SHA-512"
+        return f"{pin.name} has no hash (SHA-512)"
     return ""
 
 
@@ -310,7 +312,7 @@ def _is_wanted(location: str, package: Mapping[str, Any]) -> bool:
     ]  # fmt: skip
     if lacks and package.get("optional") is not True and package.get("devOptional") is not True:
         raise InvalidRequest(
-            f"packages: {PREFIX}{location[:80]} is only for {'; '.join(lacks)}, which this host is not"
+            f"packages: {PREFIX}{location[:80]} is only for {'; '.join(lacks)}, which does not match this host"
         )
     return not lacks
 

@@ -21,7 +21,7 @@ _COMPARATOR = rf"(?:(?:\^|~>?|[<>]=?|=) ?)?{_VERSION}"
 _SET = rf"(?:{_VERSION} - {_VERSION}|{_COMPARATOR}(?: {_COMPARATOR})*)"
 _RANGE = re.compile(rf"{_SET}(?: ?\|\| ?{_SET})*")
 _PLACE = re.compile(r"[a-z][a-z0-9+.-]*:|[~.]?\.?/|git@", re.IGNORECASE)
-_ONLY = "a requirement of npm's is npm:NAME or npm:NAME@RANGE"
+_ONLY = "a requirement of npm is npm:NAME or npm:NAME@RANGE"
 
 
 def is_npm(text: str) -> bool:
@@ -39,7 +39,7 @@ def parse_npm(text: str) -> tuple[str, str]:
     )
     name, version_range = name.strip(), " ".join(version_range.split())
     if not _NAME.fullmatch(name) or len(name) > MOST_NAME_CHARS or "node_modules" in name.split("/"):
-        why = "names a place to take it from" if _PLACE.match(name) or "/" in name else "has no name of a package"
+        why = "names a place to download from" if _PLACE.match(name) or "/" in name else "has no name of a package"
         raise ValueError(f"{why}; {_ONLY}")
     if separator and version_range != LATEST and not _RANGE.fullmatch(version_range):
         raise ValueError(f"{_what_else(version_range)}; {_ONLY}")
@@ -56,7 +56,7 @@ def _what_else(version_range: str) -> str:
     """Name the form that stands in place of a range."""
     if _PLACE.match(version_range) or "/" in version_range:
         is_alias = version_range.lower().startswith(PREFIX)
-        return "is another package under this name" if is_alias else "names a place to take it from"
+        return "is an alias for another package" if is_alias else "names a place to download from"
     if re.fullmatch(_PART, version_range):
         return f"has a tag, {version_range[:40]!r}, which may mean another version tomorrow"
     return "has no range of versions"

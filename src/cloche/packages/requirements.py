@@ -74,7 +74,7 @@ def parse_requirements(lines: Iterable[str]) -> tuple[Requirement, ...]:
     """Return requirements, sorted, each once. Raises InvalidRequest that names the line and its fault."""
     requirements = {parse_requirement(line) for line in lines}
     if len(requirements) > MOST_REQUIREMENTS:
-        raise InvalidRequest(f"packages: {len(requirements)} are asked for; at most {MOST_REQUIREMENTS} make sense")
+        raise InvalidRequest(f"packages: {len(requirements)} are requested; at most {MOST_REQUIREMENTS} are allowed")
     return tuple(sorted(requirements))
 
 
@@ -88,7 +88,7 @@ def parse_requirement(line: str) -> Requirement:
         return _parse_npm(text)
     parsed = _parsed(text)
     if parsed.url is not None:
-        raise InvalidRequest(f"packages: {text[:80]!r} names a place to take it from; {_ONLY}")
+        raise InvalidRequest(f"packages: {text[:80]!r} names a place to download from; {_ONLY}")
     parsed.name = normalize_package(parsed.name)
     parsed.extras = {normalize_package(extra) for extra in parsed.extras}
     return Requirement(name=parsed.name, text=str(parsed))
@@ -107,16 +107,16 @@ def _what_is_wrong(text: str) -> str:
     if not text:
         return "is empty"
     if len(text) > MOST_LINE_CHARS:
-        return f"has {len(text)} characters, which no requirement has"
+        return f"has {len(text)} characters, too many for a requirement"
     if text.startswith("-"):
         return "is an option, which only the operator may set"
     if "$" in text or any(ord(char) < 32 for char in text):
-        return "has characters that no requirement has"
+        return "has characters that are not allowed in a requirement"
     if is_npm(text):
         return ""
     location = text.partition(";")[0]
     if _URL.search(location) or " @ " in location:
-        return "names a place to take it from"
+        return "names a place to download from"
     if "/" in location or "\\" in location or location.startswith(".") or location.rstrip().endswith(_ARCHIVES):
         return "is a path"
     return ""
@@ -132,13 +132,13 @@ def _parsed(text: str) -> Parsed:
         return Parsed(text)
     except InvalidRequirement as error:
         why = str(error).splitlines()[0]
-        raise InvalidRequest(f"packages: {text[:80]!r} is no requirement: {why}") from None
+        raise InvalidRequest(f"packages: {text[:80]!r} is not a requirement: {why}") from None
 
 
 def read_requirements_file(text: str, *, file: str) -> tuple[str, ...]:
     """Return the lines of a `requirements.txt` that are requirements. Raises InvalidRequest with the line's number."""
     if len(text) > MOST_FILE_BYTES:
-        raise InvalidRequest(f"{file}: is larger than {MOST_FILE_BYTES} bytes, which no list of requirements is")
+        raise InvalidRequest(f"{file}: is larger than {MOST_FILE_BYTES} bytes, the maximum for a list of requirements")
     lines = []
     for number, line in enumerate(text.splitlines(), 1):
         stripped = _COMMENT.sub("", line).strip()
@@ -173,7 +173,7 @@ def read_header(code: str) -> Header | None:
         raise InvalidRequest(f'packages: the header "# /// script" is not TOML: {error}') from None
     dependencies, python = document.get("dependencies", []), document.get("requires-python", "")
     if not isinstance(dependencies, list) or not all(isinstance(entry, str) for entry in dependencies):
-        raise InvalidRequest('packages: "dependencies" of the header "# /// script" is not a list of texts')
+        raise InvalidRequest('packages: "dependencies" of the header "# /// script" is not a list of strings')
     if not isinstance(python, str):
         raise InvalidRequest('packages: "requires-python" of the header "# /// script" is not text')
     return Header(dependencies=tuple(dependencies), requires_python=python)
@@ -212,9 +212,9 @@ def check_python(header: Header, version: str) -> None:
             raise ValueError("it is too long")
         is_met = SpecifierSet(specifier).contains(version, prereleases=True)
     except ValueError:
-        raise InvalidRequest(f"packages: requires-python {specifier[:80]!r} is no range") from None
+        raise InvalidRequest(f"packages: requires-python {specifier[:80]!r} is not a range") from None
     if not is_met:
-        raise InvalidRequest(f"packages: the program needs Python {specifier}, and here is {version}")
+        raise InvalidRequest(f"packages: the program needs Python {specifier}, but this is {version}")
 
 
 def read_imports(code: str) -> Imports:
@@ -286,7 +286,7 @@ def resolve_auto(
     if len(code) > MOST_CODE_CHARS:
         raise InvalidRequest(
             f'packages: the program has {len(code)} characters, and "auto" looks at {MOST_CODE_CHARS} at most; name '
-            "the packages, or give what is long as a file"
+            "the packages, or pass long data as a file"
         )
     header, imports = read_header(code), read_imports(code)
     names = _by_top(imports.needed | imports.optional)
@@ -337,7 +337,7 @@ def _say_unsure(modules: Sequence[str]) -> str:
     more = f" and {len(modules) - MOST_NAMED} more" if len(modules) > MOST_NAMED else ""
     names = ", ".join(modules[:MOST_NAMED]) + more
     return (
-        f'packages: it is not sure which package brings the import "{names}"; a package that has the same name may be '
-        "somebody else's. Name the packages that are meant (packages=[...], --packages, or a header "
+        f'packages: it is not clear which package provides the import "{names}"; a package of the same name may be '
+        "a different one. Name the packages (packages=[...], --packages, or a header "
         '"# /// script"), or let the operator list them in packages_allow'
     )

@@ -49,7 +49,9 @@ ARCHIVES = (".tar.gz", ".zip")  # what a source distribution is
 MOST_ROUNDS = 24
 _OPTIONAL = ("sha256", "sha512", "at", "build")  # fields that only some pins have
 _LACKING = re.compile(r"Wheels are required for `([A-Za-z0-9._-]+)` because building from source is disabled")
-NOT_BUILT = "what has no wheel is built from source where packages_build lists it, for this host's own Python"
+NOT_BUILT = (
+    "a package without a wheel is built from source only if packages_build lists it, and for this host's own Python"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -128,7 +130,9 @@ def find_uv() -> str:
 
         return os.path.realpath(find_uv_bin())
     except (ImportError, FileNotFoundError):
-        raise BackendUnavailable("packages are resolved by uv, which is not here.", remedy=f"Get it: {EXTRA}") from None
+        raise BackendUnavailable(
+            "packages are resolved by uv, which is not installed.", remedy=f"Get it: {EXTRA}"
+        ) from None
 
 
 def resolve_step(
@@ -239,7 +243,9 @@ async def resolve(
             )
         for pin in new:
             sources[pin.name][pin.version] = await build(pin)
-    raise StartFailed(f"packages: no list holds after {MOST_ROUNDS} turns of building what it names", step="resolve")
+    raise StartFailed(
+        f"packages: there is no stable list of packages after {MOST_ROUNDS} rounds of builds", step="resolve"
+    )
 
 
 def read_pins(
@@ -272,7 +278,7 @@ def check_pins(pins: Sequence[Pin], index: Index, sources: Collection[str] = ())
     if len(pins) > MOST_PINS:
         wrong = f"it has {len(pins)} packages; at most {MOST_PINS} are installed"
     elif not all(0 <= pin.size <= MOST_WHEEL_BYTES for pin in pins):
-        wrong = f"it has a wheel of no bytes that can be, or of more than {format_size(MOST_WHEEL_BYTES)}"
+        wrong = f"it has a wheel with an invalid size, or one of more than {format_size(MOST_WHEEL_BYTES)}"
     elif total > MOST_TOTAL_BYTES:
         wrong = f"it has {format_size(total)} to download; at most {format_size(MOST_TOTAL_BYTES)} are installed"
     elif len({pin.name for pin in pins}) < len(pins):
@@ -286,21 +292,21 @@ def check_pins(pins: Sequence[Pin], index: Index, sources: Collection[str] = ())
 
 def _what_is_wrong(pin: Pin, index: Index, sources: Collection[str]) -> str:
     if not NAME.fullmatch(pin.name):
-        return f"{pin.name[:80]!r} is no name of a package"
+        return f"{pin.name[:80]!r} is not a name of a package"
     host = host_of_pin(pin)
     if not host:
-        return f"{pin.name} is not at an address of https"
+        return f"{pin.name} has no https address"
     if host not in index.hosts:
         return (
-            f"{pin.name} is on {host}, which is no host of the index ({', '.join(index.hosts)}); "
+            f"{pin.name} is on {host}, which is not a host of the index ({', '.join(index.hosts)}); "
             "the operator can name it in packages_hosts"
         )
     if len(pin.sha256) != 64 or not HASH_CHARS.issuperset(pin.sha256):
-        return f"{pin.name} has no hash of SHA-256"
+        return f"{pin.name} has no hash (SHA-256)"
     if (pin.is_source and pin.name not in sources) or not _FILE.fullmatch(pin.file_name):
         return f"{pin.name} has no wheel; {NOT_BUILT}"
     if pin.is_source and not pin.file_name.endswith(ARCHIVES):
-        return f"{pin.name} is a source of a kind that is not built, {pin.file_name[:100]}"
+        return f"{pin.name} is a source distribution of an unsupported kind, {pin.file_name[:100]}"
     if pin.is_source:
         name, _, version = _without_ending(pin.file_name).rpartition("-")
     else:
@@ -350,7 +356,7 @@ def _read_package(
     if name in hashes:
         wheels = [wheel for wheel in wheels if wheel["hashes"].get("sha256") == hashes[name]]
         if not wheels:
-            raise ValueError(f"of {name} {version[:40]} the index lists no file with the hash of the lock file")
+            raise ValueError(f"the index lists no file of {name} {version[:40]} with the hash of the lock file")
     wheel = wheels[0] if len(wheels) == 1 and is_own(target) else _best(wheels, target)
     url = str(wheel.get("url", ""))
     if not url:

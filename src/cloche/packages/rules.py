@@ -34,8 +34,8 @@ class Rules:
         denied = sorted({name for name in names if matches_package(name, self.deny)})
         if denied:
             raise PolicyDenied(
-                f"packages: {', '.join(denied)} may not be installed here (packages_deny); do without, or ask whoever "
-                "runs this"
+                f"packages: {', '.join(denied)} may not be installed here (packages_deny); leave them out, or ask "
+                "the operator"
             )
 
     def unlisted(self, requirements: Iterable[Requirement]) -> tuple[str, ...]:

@@ -93,7 +93,7 @@ async def run_step(backend: Backend, policy: Policy, step: Step, sink: Sink = di
             run = partial(opened.run_streaming, request)
             result = await with_sink(run, sink)  # which ends the run where the sink raises
         elif sink is not discard:
-            raise BackendUnavailable(f"packages: backend {backend.name!r} cannot stream what a sandbox sends")
+            raise BackendUnavailable(f"packages: backend {backend.name!r} cannot stream the output of a sandbox")
         else:
             result = await opened.run(request)
         file = b""
@@ -158,7 +158,7 @@ def _refusal(row: Mapping[str, Any]) -> str:
     if advice in ("", NO_RULE_OPENS):
         return f"refused: {row['why']}"
     host = str(row["host"]) if row["port"] in (DNS_PORT, HTTPS_PORT) else f"{row['host']}:{row['port']}"
-    return f"refused: {why}; where that is right, the operator can name {host} in packages_hosts"
+    return f"refused: {why}; if that is right, the operator can name {host} in packages_hosts"
 
 
 def ca_files(bundle: bytes) -> tuple[InputFile, ...]:

@@ -222,7 +222,7 @@ class Store:
             "created": time.time(), **facts,
         })  # fmt: skip
         if len(manifest) > MOST_MANIFEST_BYTES:
-            raise StartFailed("packages: they bring more modules than can be listed", step="store")
+            raise StartFailed("packages: they have too many modules to list", step="store")
         # Whoever is cancelled removes the folder afterwards, and not meanwhile.
         return await finish(asyncio.to_thread(self._publish, source, final, manifest))
 

@@ -46,8 +46,7 @@ def uv_arguments(target: Target) -> list[str]:
     baseline = next((release for release in UV_GLIBC if release <= minor), None) if libc == "glibc" else None
     if machine not in MACHINES or (libc == "glibc" and baseline is None):
         raise BackendUnavailable(
-            f"packages: there is no way to choose them for Python {target.version} on {target.platform} with "
-            f"{target.libc}.",
+            f"packages: cannot be resolved for Python {target.version} on {target.platform} with {target.libc}.",
             remedy=f"Use an image for {' or '.join(MACHINES)} with GNU's C library 2.{UV_GLIBC[-1]} or later, or musl.",
         )
     name = f"{machine}-unknown-linux-musl" if libc == "musl" else f"{machine}-manylinux_2_{baseline}"

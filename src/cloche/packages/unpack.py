@@ -52,7 +52,7 @@ class Unpacked:
         names, is_executable = check_path(name), bool(kind & EXECUTABLE)
         kind &= ~EXECUTABLE
         if kind not in self.folders or (kind == SCRIPT and len(names) > 1):
-            raise WrongFrame(f"the file {name[:200]!r} is of no kind that is installed")
+            raise WrongFrame(f"the file {name[:200]!r} is of a kind that is not installed")
         above = list(names)
         last = above.pop()
         folder = os.path.join(self.folder, self.folders[kind], *above)
@@ -84,7 +84,7 @@ class _Nothing:
 
     def write(self, data: bytes) -> None:
         """Raise WrongFrame: there is nothing to be written."""
-        raise WrongFrame(f"{len(data)} bytes came where there are none")
+        raise WrongFrame(f"{len(data)} bytes arrived where none are expected")
 
     def close(self) -> None:
         """Do nothing."""

@@ -40,8 +40,8 @@ _REASONS = (
     ("lock timeout", "another process has been writing for ten seconds; try again"),
     ("full", "the disk is full; make room and try again"),
     ("malformed", "the file is damaged; put a backup in its place"),
-    ("not a database", "the file is no database; put a backup in its place, or name another"),
-    ("readonly", "it may not be written to; change its owner or mode"),
+    ("not a database", "the file is not a database; put a backup in its place, or name another"),
+    ("readonly", "it is not writable; change its owner or mode"),
     ("unable to open", "it cannot be opened; check the folder and its owner"),
 )
 
@@ -268,7 +268,7 @@ def _make_private(path: str) -> None:
     except OSError as error:
         raise InvalidRequest(f"{path} cannot hold records: {error.strerror}; name a file elsewhere") from error
     if not stat.S_ISREG(facts.st_mode):
-        raise InvalidRequest(f"{path} cannot hold records: it is no file")
+        raise InvalidRequest(f"{path} cannot hold records: it is not a file")
     # SQLite rolls back by any hot journal beside the file, whoever wrote it (sqlite.org/atomiccommit.html).
     if (facts.st_mode | around.st_mode) & stat.S_IWOTH:
-        raise InvalidRequest(f"{path}: everybody may write to it or beside it; name one in a folder of your own")
+        raise InvalidRequest(f"{path}: every user may write to it or to its folder; name a file in a private folder")

@@ -146,6 +146,6 @@ def _checked(row: DependencyFile, data: bytes, notes: list[str]) -> Iterator[tup
                 continue
             yield name, version if isinstance(version, str) and _NAME.fullmatch(version) else None
     except ValueError as error:
-        notes.append(f"{row.name}: not read further: {escape_line(str(error))[:200]}")
+        notes.append(f"{row.name}: the rest was not read: {escape_line(str(error))[:200]}")
     if odd:
-        notes.append(f"{row.name}: {odd} entries left out, whose names are none")
+        notes.append(f"{row.name}: {odd} entries with invalid names left out")

@@ -75,7 +75,7 @@ def read_json(data: bytes) -> Mapping[str, Any]:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(document, dict):
-        raise ValueError("it is no mapping")
+        raise ValueError("it is not a mapping")
     return document
 
 
@@ -242,7 +242,7 @@ def _yaml_keys(data: bytes, section: str) -> Iterator[str]:
             if count > MOST_VALUES or depth > MOST_DEPTH:
                 raise ValueError("it has too many values, or is nested too deeply")
             if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-                raise ValueError("anchors (&) and aliases (*) are not taken")
+                raise ValueError("anchors (&) and aliases (*) are not allowed")
             if isinstance(event, yaml.CollectionEndEvent):
                 depth -= 1
                 is_key = True  # if this level is a mapping; only the first two levels matter

@@ -135,7 +135,9 @@ def read_manifest(folder: int) -> DevEnvManifest:
     except FileNotFoundError:
         raise NotFound(f"there is no {FILE} here; `cloche devenv generate` writes one") from None
     except OSError as error:
-        raise InvalidRequest(f"{FILE} cannot be read: {error.strerror}; only a regular file is, and no link") from error
+        raise InvalidRequest(
+            f"{FILE} cannot be read: {error.strerror}; it must be a regular file, not a link"
+        ) from error
     if not data or len(data) > MOST_BYTES:
         raise InvalidRequest(f"{FILE} is empty, or has more than {MOST_BYTES} bytes")
     try:
@@ -160,7 +162,7 @@ def write_manifest(folder: int, manifest: DevEnvManifest) -> None:
 def _read_fields(value: object, where: str, fields: Fields) -> dict[str, Any]:
     """Return the values of a mapping by the names of their fields in Python (snake case)."""
     if not isinstance(value, Mapping):
-        _refuse(where, "is to be a mapping")
+        _refuse(where, "must be a mapping")
     unknown = [str(key) for key in value if key not in fields]
     if unknown:
         named = ", ".join(repr(escape_name(key[:80])) for key in unknown[:10])
@@ -182,13 +184,13 @@ def _refuse(where: str, problem: str) -> NoReturn:
 
 def _version(value: object, where: str) -> int:
     if value != VERSION or isinstance(value, bool):
-        _refuse(where, f"{str(value)[:80]!r} is unknown here; this Cloche reads version {VERSION}")
+        _refuse(where, f"{str(value)[:80]!r} is an unknown version; this Cloche reads version {VERSION}")
     return VERSION
 
 
 def _text(value: object, where: str, max_chars: int = MOST_TEXT) -> str:
     if not isinstance(value, str) or not value or len(value) > max_chars or "\0" in value or not _is_utf8(value):
-        _refuse(where, f"is to be text of 1 to {max_chars} characters")
+        _refuse(where, f"must be text of 1 to {max_chars} characters")
     return value
 
 
@@ -199,7 +201,7 @@ def _is_utf8(text: str) -> bool:
 def _short(value: object, where: str) -> str:
     text = _text(value, where, 256)
     if not text.isprintable():
-        _refuse(where, "is to be text of one line")
+        _refuse(where, "must be text of one line")
     return text
 
 
@@ -209,7 +211,7 @@ def _short_or_none(value: object, where: str) -> str | None:
 
 def _name(value: object, where: str) -> str:
     if not isinstance(value, str) or not _NAME.fullmatch(value):
-        _refuse(where, "is to be 1 to 128 of letters, digits, . _ and -")
+        _refuse(where, "must be 1 to 128 letters, digits, . _ and -")
     return value
 
 
@@ -222,13 +224,13 @@ def _path(value: object, where: str) -> str:
 
 def _time(value: object, where: str) -> str:
     if not isinstance(value, str) or not _TIME.fullmatch(value):
-        _refuse(where, "is to be a time in UTC, such as 2026-01-31T12:00:00Z")
+        _refuse(where, "must be a time in UTC, such as 2026-01-31T12:00:00Z")
     return value
 
 
 def _items(value: object, where: str, max_items: int = MOST_ITEMS) -> Sequence[object]:
     if not isinstance(value, list) or len(value) > max_items:
-        _refuse(where, f"is to be a list of at most {max_items}")
+        _refuse(where, f"must be a list of at most {max_items}")
     return value
 
 
@@ -243,7 +245,7 @@ def _list_of(make: Callable[..., Any], fields: Fields) -> Reader:
 def _command(value: object, where: str) -> tuple[str, ...]:
     command = tuple(_text(item, f"{where}[{number}]") for number, item in enumerate(_items(value, where, MOST_WORDS)))
     if not command:
-        _refuse(where, "is to be a command, a list of words")
+        _refuse(where, "must be a command, a list of words")
     return command
 
 
@@ -255,27 +257,27 @@ def _network(value: object, where: str) -> tuple[str, ...]:
 
 def _env(value: object, where: str) -> dict[str, str]:
     if not isinstance(value, Mapping) or len(value) > MOST_ITEMS:
-        _refuse(where, f"is to be a mapping of at most {MOST_ITEMS} names to texts")
+        _refuse(where, f"must be a mapping of at most {MOST_ITEMS} names to texts")
     for key, text in value.items():
         named = f"{where}.{escape_name(str(key)[:80])}"
         if not isinstance(key, str) or not _VARIABLE.fullmatch(key) or len(key) > MOST_VALUE:
-            _refuse(named, "is no name of a variable: letters, digits and _, not first a digit")
+            _refuse(named, "is not a name of a variable: letters, digits and _, not first a digit")
         if _SECRET.search(key):
             _refuse(named, "a manifest holds no secrets; leave it out, and give it to the program itself")
         if not isinstance(text, str) or len(text) > MOST_VALUE or "\0" in text or not _is_utf8(text):
-            _refuse(named, f"is to be text of at most {MOST_VALUE} characters")
+            _refuse(named, f"must be text of at most {MOST_VALUE} characters")
     return dict(value)
 
 
 def _limits(value: object, where: str) -> dict[str, str | float]:
     if not isinstance(value, Mapping):
-        _refuse(where, "is to be a mapping of limits to amounts")
+        _refuse(where, "must be a mapping of limits to amounts")
     for key, amount in value.items():
         named = f"{where}.{escape_name(str(key)[:80])}"
         if key not in LIMITS:
             _refuse(named, f"unknown limit; {hint_for(str(key), list(LIMITS))}")
         if isinstance(amount, bool) or not isinstance(amount, str | int | float) or len(str(amount)) > 32:
-            _refuse(named, "is to be a number, or text such as 256m or 30s")
+            _refuse(named, "must be a number, or text such as 256m or 30s")
         YAML_READERS[LIMITS[key]](amount, name=named)
     return dict(value)
 

@@ -64,7 +64,7 @@ def _version_in(file: str, data: bytes, read: Callable[[bytes], object], notes: 
     try:
         value = read(data)
     except ValueError as error:
-        line = f"{file}: tells no version: {' '.join(str(error).split())[:200]}"
+        line = f"{file}: has no version: {' '.join(str(error).split())[:200]}"
         if line not in notes:
             notes.append(line)
         return None

@@ -36,7 +36,9 @@ def stored_manifest(database: Database, workspace_path: str, *, project: str = D
         query = select(Manifest).where(Manifest.project == project, Manifest.workspace_path == workspace_path)
         row = session.scalars(query).first()
     if row is None:
-        raise NotFound(f"no manifest is stored for {escape_name(workspace_path)}; generate one, or see the list")
+        raise NotFound(
+            f"no manifest is stored for {escape_name(workspace_path)}; generate one, or list the stored ones"
+        )
     return parse_manifest(row.document)
 
 

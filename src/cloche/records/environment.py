@@ -177,7 +177,7 @@ def _sandbox_of(settings: Settings) -> dict[str, Any]:
 
 def _check_text(name: str, text: str | None, max_chars: int) -> None:
     if text is not None and (len(text) > max_chars or "\0" in text or utf8_safe(text) != text):
-        raise InvalidRequest(f"{name}: it is no text of at most {max_chars} characters")
+        raise InvalidRequest(f"{name}: it is not text of at most {max_chars} characters")
 
 
 # rows and files
@@ -236,7 +236,7 @@ def _listed(row: EnvironmentSnapshot) -> dict[str, Any]:
 
 
 def _unknown(snapshot_id: str) -> NotFound:
-    return NotFound(f"there is no snapshot {snapshot_id}; the list has those that there are")
+    return NotFound(f"there is no snapshot {snapshot_id}; list the snapshots to see their ids")
 
 
 @contextmanager
@@ -291,7 +291,7 @@ def _read_file(database: Database, snapshot_id: str) -> tuple[dict[str, Any], st
         document = json.loads(data)
         project = document.pop("project")
         if document["id"] != snapshot_id or not isinstance(project, str):
-            raise ValueError("it is another snapshot's")
+            raise ValueError("it belongs to another snapshot")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RecordsFailed(f"{snapshot_id}.json is damaged: {error}; restore it, or remove it") from error
     return document, project

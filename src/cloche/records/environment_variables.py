@@ -130,8 +130,9 @@ def _read_key(folder: int) -> bytes | None:
         key = file.read(_KEY_BYTES + 1)
     if len(key) != _KEY_BYTES or stat.S_IMODE(facts.st_mode) & 0o077:
         raise RecordsFailed(
-            f"{_KEY_FILE} beside the records is not {_KEY_BYTES} bytes that its owner alone may read; restore it, or"
-            " remove it: then masked values of older snapshots count as changed"
+            f"{_KEY_FILE} beside the records must have {_KEY_BYTES} bytes and be readable by its owner only; restore "
+            "it,"
+            " or remove it (masked values of older snapshots then count as changed)"
         )
     return key
 

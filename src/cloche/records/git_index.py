@@ -78,7 +78,7 @@ def parse_index(data: bytes, bounds: ReadBudget) -> Folder:
     try:
         magic, version, count = struct.unpack_from(">4sII", data)
         if magic != b"DIRC" or version not in (2, 3, 4):
-            raise Unknown("the index is of a version that is not read here")
+            raise Unknown("the index has an unsupported version")
         if count > MOST_FILES:
             raise Unknown(f"the index has more than {MOST_FILES} files")
         for _ in range(count):
@@ -127,7 +127,7 @@ def _strip_length(data: bytes, offset: int) -> tuple[int, int]:
 
 def _add(root: Folder, path: bytes, entry: IndexEntry, stage: int) -> int:
     if not path:
-        raise Unknown("the index is split over two files, which is not read here")
+        raise Unknown("the index is split over two files, which is not supported")
     *folders, name = path.split(b"/")
     # Names are opened in the folder above: none may lead out of it.
     if len(path) > _MOST_PATH or any(
@@ -152,5 +152,5 @@ def _check_extensions(data: bytes, offset: int) -> None:
     """Raise Unknown for an extension that changes the meaning of entries, such as a split or sparse index."""
     while offset + 8 <= len(data) - 20:
         if not data[offset : offset + 1].isupper():
-            raise Unknown("the index has an extension that is not read here")
+            raise Unknown("the index has an unsupported extension")
         offset += 8 + int.from_bytes(data[offset + 4 : offset + 8], "big")

@@ -50,13 +50,13 @@ class ReadBudget:
     def check_time(self) -> None:
         """Raise Stopped after the deadline."""
         if time.monotonic() > self.deadline:
-            raise Stopped("the time was up before all files were looked at")
+            raise Stopped("there was not enough time to compare all files")
 
     def count_name(self) -> None:
         """Count a name. Raises Stopped for too many, and after the deadline."""
         self.names -= 1
         if self.names < 0:
-            raise Stopped("there are more files than are looked at")
+            raise Stopped("there are too many files to compare all")
         if not self.names & 63:
             self.check_time()
 
@@ -220,7 +220,7 @@ class Objects:
         data, _ = open_regular(f"{name.removesuffix('.idx')}.pack", folder)
         self._opened.callback(os.close, data)
         if _read_at(index, 0, len(_INDEX_MAGIC)) != _INDEX_MAGIC:
-            raise Unknown("a pack's index is of a version that is not read here")
+            raise Unknown("a pack's index has an unsupported version")
         return _Pack(index, data, struct.unpack(">I", _read_at(index, _NAMES_AT - 4, 4))[0])
 
 
@@ -230,7 +230,7 @@ def _unpack(pack: _Pack, offset: int) -> tuple[bytes, bytes]:
     while True:
         number, size, data_offset, base = _header(pack, offset)
         if size > MOST_OBJECT_BYTES or len(deltas) > _MOST_DELTAS or sum(map(len, deltas)) > 4 * MOST_OBJECT_BYTES:
-            raise Unknown("an object in a pack is larger than what is read here")
+            raise Unknown("an object in a pack is too large to be read here")
         data = _inflate(pack.data_fd, data_offset, size)
         if len(data) != size:
             raise Unknown("a pack is damaged")
@@ -316,7 +316,7 @@ def _inflate(fd: int, offset: int, max_bytes: int) -> bytes:
     except zlib.error:
         raise Unknown("an object is damaged") from None
     if len(out) > max_bytes or not unpacker.eof:
-        raise Unknown("an object is damaged, or larger than what is read here")
+        raise Unknown("an object is damaged, or too large to be read here")
     return bytes(out)
 
 

@@ -73,7 +73,9 @@ def read_git_state(folder: int, *, deadline: float | None = None) -> GitState:
         if facts is None:
             return GitState(is_repository=False, reason="there is no .git in this folder")
         if not stat.S_ISDIR(facts.st_mode):
-            return GitState(is_repository=True, is_partial=True, reason=".git is no folder: it is not followed")
+            return GitState(
+                is_repository=True, is_partial=True, reason=".git is a file or a link, which is not followed"
+            )
     except OSError as error:
         raise InvalidRequest(f"the folder cannot be read: {error.strerror}; change its owner or mode") from error
     try:
@@ -99,12 +101,12 @@ def _read(folder: int, git: int, bounds: ReadBudget) -> GitState:
         is_head_known = True
     with bounds.noting(is_last=True):
         if _look(b"commondir", git) is not None:
-            raise Unknown(".git says that its objects stand elsewhere: they are not read")
+            raise Unknown(".git refers to objects elsewhere, which are not read")
         config = _read_config(git)
         if "worktree" in config:
-            raise Unknown("the configuration says that the files stand elsewhere: they are not looked at")
+            raise Unknown("the configuration names another working tree, which is not read")
         if (head is not None and _LONG_NAME.fullmatch(head)) or config.get("objectformat", "sha1") != "sha1":
-            raise Unknown("the names of objects are SHA-256: files are not compared")
+            raise Unknown("the repository uses SHA-256, so files are not compared")
         lines = _status(folder, git, head if is_head_known else b"", config, bounds)
     status_lines = _within_bounds(lines)
     if len(status_lines) < len(lines):
@@ -137,7 +139,7 @@ def _read_head(git: int) -> tuple[str | None, bytes]:
     if not data.startswith(b"ref:") or not _is_ref(text):
         raise Unknown("HEAD is damaged")
     if _look(b"reftable", git) is not None:
-        raise Unknown("refs are kept as a table, which is not read here")
+        raise Unknown("refs are stored as a reftable, which is not supported")
     return text.removeprefix("refs/heads/"), ref
 
 
@@ -370,7 +372,7 @@ class _WorkingTree:
             data = read_small(folder, path, _MOST_RULES)
         rules, is_whole = parse_rules(data or b"", base)
         if not is_whole:
-            self._bounds.note("a file of ignored names has more or longer lines than are read here")
+            self._bounds.note("a .gitignore file has too many lines, or lines that are too long")
         return (rules,)
 
     def _heed_attributes(self, folder: int, path: str) -> None:
@@ -389,7 +391,7 @@ class _WorkingTree:
         if entry.is_intended:
             return "A"
         if entry.mode == SUBMODULE and stat.S_ISDIR(facts.st_mode):
-            self._bounds.note("submodules were not looked into")
+            self._bounds.note("submodules were not compared")
             return None
         if entry.mode == SUBMODULE or (entry.mode == LINK) != stat.S_ISLNK(facts.st_mode):
             return "T"

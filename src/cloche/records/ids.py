@@ -29,7 +29,7 @@ def new_id(kind: str) -> str:
 def check_id(text: str, kind: str) -> str:
     """Return a valid id. Raises InvalidRequest for an invalid one, which must not become a file's name."""
     if _SHAPE.fullmatch(text) is None or not text.startswith(f"{kind}_"):
-        raise InvalidRequest(f"{escape_name(text[:80])} is no id; one looks like {kind}_ and {_LENGTH} characters")
+        raise InvalidRequest(f"{escape_name(text[:80])} is not an id; one looks like {kind}_ and {_LENGTH} characters")
     return text
 
 

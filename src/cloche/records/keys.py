@@ -71,7 +71,7 @@ def create_key(
     """
     checked_scopes = _checked_scopes(scopes)
     if not name.strip() or len(name) > _MOST_NAME or "\0" in name:
-        raise InvalidRequest(f"name: give a key 1 to {_MOST_NAME} characters that name its owner")
+        raise InvalidRequest(f"name: give 1 to {_MOST_NAME} characters that name its owner")
     ends = None if lifetime_s is None else datetime.now(UTC) + timedelta(seconds=lifetime_s)
     expires_at = None if ends is None else ends.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     with database.writing() as session:
@@ -128,7 +128,7 @@ def rotate_key(
     with database.writing() as session:
         old = _row(session, key_id, project)
         if not _facts(old).is_valid:
-            raise Conflict(f"key {escape_name(key_id)} holds no more; make a new one")
+            raise Conflict(f"key {escape_name(key_id)} is no longer valid; make a new one")
         old.revoked_at = now()
         added = _add(session, name=old.name, scopes=old.scopes, expires_at=old.expires_at, project=project)
         session.execute(update(APPROVALS).where(APPROVALS.c.asked_by == old.id).values(asked_by=added[0].id))
@@ -158,7 +158,7 @@ def _checked_scopes(scopes: Iterable[str]) -> tuple[str, ...]:
     unknown = sorted(requested - set(SCOPES))
     if unknown or not requested:
         named = escape_name(unknown[0]) if unknown else "nothing"
-        raise InvalidRequest(f"scopes: {named} is no scope; use some of {', '.join(SCOPES)}")
+        raise InvalidRequest(f"scopes: {named} is not a scope; use some of {', '.join(SCOPES)}")
     return tuple(scope for scope in SCOPES if scope in requested)
 
 

@@ -95,7 +95,7 @@ def tighten(manifest: DevEnvManifest, settings: Settings) -> ManifestTerms:
         if limit < held:
             options[key] = limit
         elif limit > held:
-            notes.append(f"limits.{spelled}: {written} is more than {format_limit(key, held)}, which holds")
+            notes.append(f"limits.{spelled}: {written} is more than {format_limit(key, held)}, the limit that applies")
     commands = [step for step in manifest.setup if _layered(step) is None]
     networks = [step.network for step in commands]
     if commands and all(hosts is not None and INDEX not in hosts for hosts in networks):
@@ -204,7 +204,7 @@ async def _upload(sandbox: AsyncSandbox, folder: int) -> tuple[str, ...]:
         count = (await sandbox.upload(path, "/workspace", leave_out=LEFT_OUT)).left_out
     except InvalidRequest as error:
         raise InvalidRequest(str(error).replace(path, "the workspace").replace("upload: ", "workspace: ")) from error
-    return (f"workspace: {count} entries are not copied: links that lead out, and special files",) if count else ()
+    return (f"workspace: {count} entries are not copied (links that lead out, and special files)",) if count else ()
 
 
 async def _run_step(step: Setup, sandbox: AsyncSandbox, opening: _Opening) -> ProvisionStep:
@@ -234,8 +234,9 @@ async def _command_error(step: Setup, sandbox: AsyncSandbox) -> str:
         return ""
     if result.exit_code == NO_SUCH_PROGRAM and not (await sandbox.exec(["sh", "-c", _IS_THERE, "sh", step.run[0]])).ok:
         return (
-            f"there is no {escape(step.run[0])} in this sandbox; install it on this host where the sandbox shows it "
-            "(/usr/local/bin), or choose a backend with an image that has it, or take the step out of the manifest"
+            f"there is no {escape(step.run[0])} in this sandbox; install it on this host in a folder that the "
+            "sandbox shows "
+            "(/usr/local/bin), choose a backend with an image that has it, or remove the step from the manifest"
         )
     return _what_failed(result)
 

@@ -87,10 +87,10 @@ def render_script(snapshot: Mapping[str, Any]) -> ReplicationScript:
 
 
 _REASONS = {
-    "name": "it is no name that a shell has",
+    "name": "a shell cannot have a variable of this name",
     "length": "it is too long",
-    "encoding": "it is no text that a shell can hold",
-    "shell": "shells set it themselves, or act on it",
+    "encoding": "a shell cannot hold this value",
+    "shell": "shells set it themselves, or react to it",
 }
 
 
@@ -144,6 +144,6 @@ def write_script(folder: int, script: ReplicationScript, *, overwrite: bool = Fa
             os.link(beside, SCRIPT, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
             os.unlink(beside, dir_fd=folder)
     except FileExistsError:
-        raise Conflict(f"{SCRIPT} is there already; say that it is to be overwritten (overwrite)") from None
+        raise Conflict(f"{SCRIPT} exists already; allow to overwrite it (overwrite)") from None
     except OSError as error:
         raise InvalidRequest(f"{SCRIPT} cannot be written: {error.strerror}") from error

@@ -136,7 +136,7 @@ class Reproductions:
         except ClocheError as error:
             return await finished(asyncio.to_thread(self._end, id, {"error": escape(str(error))}, "error"))
         except BaseException as error:
-            reason = f"unexpected {type(error).__name__}; this is a defect of Cloche, and its log has more"
+            reason = f"unexpected {type(error).__name__}; this is a bug of Cloche; its log has the details"
             await finished(asyncio.to_thread(self._end, id, {"error": reason}, "error"))
             raise
         expected = record["expect"]["exitCode"]
@@ -226,17 +226,17 @@ def _text(fields: Mapping[str, Any], name: str, max_chars: int, *, is_needed: bo
     if value is None and not is_needed:
         return ""
     if not isinstance(value, str) or len(value) > max_chars or (is_needed and not value.strip()):
-        raise InvalidRequest(f"{name}: is to be text of {'1 to' if is_needed else 'at most'} {max_chars} characters")
+        raise InvalidRequest(f"{name}: must be text of {'1 to' if is_needed else 'at most'} {max_chars} characters")
     if any("\ud800" <= char <= "\udfff" for char in value):
-        raise InvalidRequest(f"{name}: has characters that no text has, lone surrogates")
+        raise InvalidRequest(f"{name}: has lone surrogates, which text cannot have")
     if name == "sessionId" and "\0" in value:
-        raise InvalidRequest(f"{name}: has a NUL character, which not every database has")
+        raise InvalidRequest(f"{name}: has a NUL character, which not every database can store")
     return value
 
 
 def _language(value: object) -> str:
     if not isinstance(value, str):
-        raise InvalidRequest("language: is to be the name of a language; `cloche languages` lists them")
+        raise InvalidRequest("language: must be the name of a language; `cloche languages` lists them")
     try:
         return language_named(value).name
     except InvalidRequest as error:
@@ -247,10 +247,10 @@ def _exit_code(expect: object) -> int:
     if expect is None:
         return 0
     if not isinstance(expect, Mapping) or set(expect) - {"exitCode"}:
-        raise InvalidRequest("expect: is to be a mapping whose one field is exitCode")
+        raise InvalidRequest("expect: must be a mapping with the single field exitCode")
     code = expect.get("exitCode", 0)
     if isinstance(code, bool) or not isinstance(code, int) or not 0 <= code <= MOST_EXIT_CODE:
-        raise InvalidRequest(f"expect.exitCode: is to be a number from 0 to {MOST_EXIT_CODE}")
+        raise InvalidRequest(f"expect.exitCode: must be a number from 0 to {MOST_EXIT_CODE}")
     return code
 
 
@@ -259,7 +259,7 @@ def _checked_id(id: str) -> str:  # noqa: A002
 
 
 def _not_found(id: str) -> NotFound:  # noqa: A002
-    return NotFound(f"there is no reproduction {id}; see the list")
+    return NotFound(f"there is no reproduction {id}; list the reproductions to see their ids")
 
 
 def _shown(row: Reproduction) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from .workers import is_gone
 
 UNFINISHED = ("queued", "running")
 MOST_RUNS = 100_000  # that are kept
-LOST = "the service ended while this ran; its effects until then are not known"
+LOST = "the service ended during this run; the effects of the run are unknown"
 
 # Of each request.
 _TABLE = cast("Table", Run.__table__)

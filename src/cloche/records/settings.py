@@ -80,7 +80,7 @@ def read_names(spelled: Mapping[str, Any]) -> dict[str, Any]:
         if keyword is None:
             raise InvalidRequest(f"{escape_name(name[:80])}: there is no such setting; use some of {', '.join(NAMES)}")
         if keyword in values:
-            raise InvalidRequest(f"{name}: {names[keyword]} says the same; give one of them")
+            raise InvalidRequest(f"{name}: {names[keyword]} sets the same value; give one of them")
         names[keyword], values[keyword] = name, read_spelling(name, value)
         if value is not None:  # errors use the given name
             ARGUMENT_READERS[keyword](readers.check_length(values[keyword], name=name), name=name)

@@ -126,7 +126,7 @@ class WorkspaceSnapshots:
     def _row(self, session: Session, id_: str) -> WorkspaceSnapshot:
         row = session.get(WorkspaceSnapshot, check_id(id_, KIND), options=[undefer(WorkspaceSnapshot.tree)])
         if row is None or row.project != self._project:
-            raise NotFound(f"there is no snapshot {id_}; list them to see which there are")
+            raise NotFound(f"there is no snapshot {id_}; list the snapshots to see their ids")
         return row
 
     def _insert(self, document: Document) -> Document:
@@ -240,7 +240,7 @@ def _may_prune(document: Document, prune: bool, manifest_only: bool) -> bool:
         raise InvalidRequest("prune: a manifest-only restore removes nothing; leave out one of the two")
     if prune and not ENDED_BY.isdisjoint(document["partialReasons"]):
         why = ", ".join(document["partialReasons"])
-        raise InvalidRequest(f"prune: the snapshot does not know all files ({why}); restore without it")
+        raise InvalidRequest(f"prune: the snapshot does not list all files ({why}); restore without it")
     return prune
 
 

@@ -81,10 +81,10 @@ def is_excluded(path: bytes) -> bool:
 def entries_of(files: object) -> list[Entry]:
     """Return the entries of a document's `files`. Raises InvalidRequest for invalid ones, and for unsafe paths."""
     if not isinstance(files, list):
-        raise InvalidRequest("files: a list is needed")
+        raise InvalidRequest("files: give a list")
     entries = [_entry_of(item) for item in files]
     if len({entry.path for entry in entries}) != len(entries):
-        raise InvalidRequest("files: a path is there twice")
+        raise InvalidRequest("files: a path is given twice")
     return entries
 
 
@@ -108,14 +108,14 @@ def check_path(path: bytes) -> bytes:
     """Return a path whose names stay below a folder. Raises InvalidRequest for any other."""
     names = path.split(b"/")
     if b"\0" in path or len(path) > MOST_PATH_BYTES or not {b"", b".", b".."}.isdisjoint(names):
-        raise InvalidRequest(f"files: {shown(path[:200])} is not the path of something below a folder")
+        raise InvalidRequest(f"files: {shown(path[:200])} is not a relative path below the folder")
     return path
 
 
 def _link_of(item: Mapping[str, Any], path: bytes) -> bytes:
     link = _bytes_of(item, "link")
     if not link or b"\0" in link or len(link) > MOST_PATH_BYTES:
-        raise InvalidRequest(f"files: {shown(path)} is a link to nothing that can be linked to")
+        raise InvalidRequest(f"files: {shown(path)} is a link without a valid target")
     return link
 
 
@@ -128,7 +128,7 @@ def _bytes_of(item: Mapping[str, Any], key: str) -> bytes:
             return base64.b64decode(packed, validate=True)
     except (UnicodeEncodeError, binascii.Error):
         pass  # raised below
-    raise InvalidRequest(f"files: each has {key} (text) or {key}Base64, and one of them alone")
+    raise InvalidRequest(f"files: each has {key} (text) or {key}Base64, and only one of them")
 
 
 def _is_size(size: object) -> bool:

@@ -110,7 +110,10 @@ class ApprovalWatch:
         """Yield a follower that receives every change from now on. Raises Refused (503) for too many, RecordsFailed."""
         if len(self._followers) >= MOST_FOLLOWERS:
             raise Refused(
-                503, "busy", f"{MOST_FOLLOWERS} clients wait for approvals already", headers={"Retry-After": "5"}
+                503,
+                "busy",
+                f"{MOST_FOLLOWERS} clients are waiting for approvals already, the maximum",
+                headers={"Retry-After": "5"},
             )
         follower = Follower(project, number)
         if self.is_closed:

@@ -142,7 +142,9 @@ class Attachment:
     def begin(self, project: str, work: Callable[[Sink], Awaitable[Result]]) -> LiveRun:
         """Start a command or a cell; its first event has its id. Raises Refused (429) for one too many."""
         if len(self.calls) >= MOST_CALLS:
-            raise Refused(429, "too-many-calls", f"{MOST_CALLS} commands and cells go on in sandbox {self.id}")
+            raise Refused(
+                429, "too-many-calls", f"{MOST_CALLS} commands and cells are running in sandbox {self.id}, the maximum"
+            )
         live = LiveRun(id=new_id("call"), project=project, size=0)
         live.events.add("call", {"id": live.id})
         self.calls[live.id] = live
@@ -161,7 +163,7 @@ class Attachment:
         """Return the running command or cell with this id. Raises NotFound."""
         live = self.calls.get(call_id)
         if live is None:
-            raise NotFound(f"no command or cell {escape_name(call_id[:64])} goes on in this worker")
+            raise NotFound(f"no command or cell {escape_name(call_id[:64])} is running in this worker")
         return live
 
     # Processes.
@@ -225,7 +227,8 @@ class Attachment:
                 del self.sessions[unused.id]
         if len(self.sessions) + self.opening + count > MOST_SESSIONS:
             raise Refused(
-                429, "too-many-sessions", f"sandbox {self.id} has {len(self.sessions)} sessions, of {MOST_SESSIONS}",
+                429, "too-many-sessions", f"sandbox {self.id} has {len(self.sessions)} sessions; the maximum is "
+                f"{MOST_SESSIONS}",
                 remedy="close one: DELETE /api/sandboxes/{id}/sessions/{id}",
             )  # fmt: skip
         self.opening += count

@@ -62,7 +62,7 @@ async def identify(service: Service, connection: HTTPConnection) -> Caller:
         text = _key_in(service, connection, header)
         key = await service.identities.of_key(text) if text else None
         if key is None:
-            raise _nobody("this key does not hold: it is wrong, revoked or expired")
+            raise _nobody("this key is not valid: it is wrong, revoked or expired")
         address = connection.client.host if connection.client else ""
         return Caller(project=key.project, scopes=key.scopes, key_id=key.id, address=address)
     caller = await _of_cookie(service, connection)
@@ -106,7 +106,7 @@ async def _find_browser(connection: HTTPConnection) -> Caller:
     """Return the owner of the cookie. Raises Refused: 401, or 403 for a request from another site's page."""
     caller = await _of_cookie(service_of(connection), connection)
     if caller is None:
-        raise _nobody("no cookie was sent that holds")
+        raise _nobody("no valid cookie was sent")
     _note_caller(connection, caller)
     if connection.scope["method"] not in SAFE:
         _check_origin(connection)

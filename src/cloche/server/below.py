@@ -40,7 +40,7 @@ def read_root_path(text: str, route_paths: Iterable[str] = ()) -> str:
     if _SHAPE.fullmatch(root) is None:
         raise InvalidRequest(f"--root-path {escape_name(text)}: write it as /NAME, of letters, digits and ._~-")
     if root.split("/")[1] in {path.split("/")[1] for path in route_paths}:
-        raise InvalidRequest(f"--root-path {escape_name(text)}: the service has paths like that itself; take another")
+        raise InvalidRequest(f"--root-path {escape_name(text)}: the service itself uses that path; choose another")
     return root
 
 

@@ -42,7 +42,7 @@ def parse(data: bytes) -> Any:  # noqa: ANN401 - whatever JSON is
     try:
         return from_json(data, allow_inf_nan=False, cache_strings=False)
     except ValueError as error:
-        raise Refused(422, "invalid-request", f"body: this is no JSON: {error}", field="body") from None
+        raise Refused(422, "invalid-request", f"body: this is not JSON: {error}", field="body") from None
 
 
 def validated(model: type[T], data: object) -> T:

@@ -85,8 +85,8 @@ async def serving(command: ServeCommand) -> None:
     is_secure = _check_tls(command)
     if not (is_secure or command.allows_public or http.is_loopback(command.host)):
         raise InvalidRequest(
-            f"--host {command.host}: keys would pass over the network in the clear; give --tls-certificate and "
-            "--tls-key, or say --allow-public where something in front of it speaks TLS"
+            f"--host {command.host}: keys would cross the network unencrypted; give --tls-certificate and "
+            "--tls-key, or --allow-public if a proxy in front of the service has TLS"
         )
     check_capacity(command.most_sandboxes)
     options = ServiceOptions(
@@ -178,7 +178,7 @@ def read_root(text: str) -> WorkspaceRoot:
     except OSError as error:
         raise InvalidRequest(f"--workspace-root {escape_name(text)}: {error.strerror}") from error
     if not stat.S_ISDIR(status.st_mode):
-        raise InvalidRequest(f"--workspace-root {escape_name(text)}: this is no folder")
+        raise InvalidRequest(f"--workspace-root {escape_name(text)}: this is not a folder")
     return WorkspaceRoot(path=os.path.realpath(path), is_writable=mode == "rw")
 
 
@@ -190,7 +190,10 @@ def _check_worker_address(command: ServeCommand) -> tuple[str, ...]:
     if match is None:
         raise InvalidRequest(f"--worker-address {escape_name(command.worker_address)}: write it as https://HOST:PORT")
     if command.certificate is None:
-        raise InvalidRequest("--worker-address: callers' keys pass over it; give --tls-certificate and --tls-key")
+        raise InvalidRequest(
+            "--worker-address: keys of callers would cross the network unencrypted; give --tls-certificate and "
+            "--tls-key"
+        )
     return (match[1].lower(),)
 
 
@@ -206,7 +209,7 @@ def _read_text(path: str | None) -> str | None:
 
 def _check_tls(command: ServeCommand) -> bool:
     if (command.certificate is None) != (command.key is None):
-        raise InvalidRequest("--tls-certificate and --tls-key belong together; give both")
+        raise InvalidRequest("--tls-certificate and --tls-key must be given together")
     if command.certificate is None or command.key is None:
         return False
     try:

@@ -42,6 +42,6 @@ class Debugging:
             except Exception as error:  # keep polling: the next read may succeed
                 if not is_failing:
                     why = str(error) if isinstance(error, RecordsFailed) else type(error).__name__
-                    log.warning("debug namespaces stay as they are: %s", why)
+                    log.warning("debug namespaces could not be changed: %s", why)
                 is_failing = True
             await asyncio.sleep(POLL_S)

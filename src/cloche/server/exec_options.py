@@ -146,7 +146,7 @@ class WireModel(BaseModel):
         for name, value in data.items():
             field = "backend" if name == "runtime" and _names_backend(data) else cls._spellings.get(name, name)
             if field in spelled:
-                raise _wrong(cls.__name__, name, f"{spelled[field]} says the same; give one of them")
+                raise _wrong(cls.__name__, name, f"{spelled[field]} sets the same value; give one of them")
             unknown += name not in cls._spellings
             if name in cls._spellings or unknown <= MOST_FAULTS:
                 spelled[field] = name
@@ -278,7 +278,7 @@ def decoded(text: str, name: str) -> bytes:
                 raise ValueError("padding within it")
             data += base64.b64decode(text[offset : offset + _DECODED_AT_ONCE], validate=True)
     except (binascii.Error, ValueError) as error:
-        raise InvalidRequest(f"{name}: this is no base64 ({error})") from error
+        raise InvalidRequest(f"{name}: this is not base64 ({error})") from error
     return bytes(data)
 
 
@@ -338,8 +338,8 @@ def check_stays(backend: str, base: Settings) -> None:
     """Raise PolicyDenied if a request would send code to a remote backend that the settings do not name."""
     if backend != base.backend and (row := BACKEND_ROWS.get(backend)) is not None and row.is_remote:
         raise PolicyDenied(
-            f"backend: {backend} sends code to other machines, at the expense of this service's account; that needs a "
-            "key with scope admin, or settings with that backend"
+            f"backend: {backend} sends code to other machines and uses this service's account; that needs a "
+            "key with scope admin, or settings that name this backend"
         )
 
 
@@ -363,7 +363,9 @@ def _ceiling(key: Key, old: Any, base: Settings) -> Any:  # noqa: ANN401 - as ma
 
 
 def _above(name: str, requested: str, ceiling: str) -> PolicyDenied:
-    return PolicyDenied(f"{name}: {requested} is above the service's limit ({ceiling}); ask for less, or the operator")
+    return PolicyDenied(
+        f"{name}: {requested} is above the service's limit ({ceiling}); ask for less, or ask the operator"
+    )
 
 
 def _check_network(own: Policy, base: Settings) -> None:

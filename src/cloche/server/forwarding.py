@@ -72,7 +72,7 @@ class Forwarding:
             worker = await self._elsewhere(scope)
             if worker is not None:
                 if mark is not None:
-                    raise worker_gone(worker, "another one has it by now")
+                    raise worker_gone(worker, "another worker has it now")
                 await self._check(_connection(scope, receive, send))
                 await self._pass_on(worker, scope, receive, noting)
                 return
@@ -141,7 +141,9 @@ class Forwarding:
             if begun:
                 raise
             raise Refused(
-                502, "outcome-unknown", f"worker {peer.name}, which has this, ended or was cut off while it did it"
+                502,
+                "outcome-unknown",
+                f"worker {peer.name}, which has this object, ended or was cut off during the request",
             ) from error
 
     def _headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:

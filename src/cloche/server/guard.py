@@ -91,8 +91,8 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
         response = answer(
-            421, "unknown-host", "this service is not known by the name that the request is for",
-            remedy="let the operator name it: cloche serve --allow-host NAME",
+            421, "unknown-host", "this service does not answer for the host name of the request",
+            remedy="the operator can allow it: cloche serve --allow-host NAME",
         )  # fmt: skip
         await response(scope, receive, _with_headers(send))
 
@@ -224,9 +224,7 @@ class _Body:
                 raise Refused(413, "body-too-large", f"the form has more than {MOST_PAIRS} fields")
         if self._is_held:
             if not self._all_held.has_room(self._whose, len(body)):
-                raise Refused(
-                    503, "busy", "other requests hold all memory there is for bodies", headers={"Retry-After": "2"}
-                )
+                raise Refused(503, "busy", "other requests use all the memory for bodies", headers={"Retry-After": "2"})
             self._all_held.take(self._whose, len(body))
             self.held += len(body)
 

@@ -55,7 +55,7 @@ class Caller:
         """Raise Refused (403) unless the caller has a scope."""
         if not self.has(scope):
             raise Refused(
-                403, "scope-missing", f"this needs a key with scope {scope}; this one has {', '.join(self.scopes)}",
+                403, "scope-missing", f"this needs a key with scope {scope}; this key has {', '.join(self.scopes)}",
                 remedy=f"make one with: cloche keys create NAME --scope {scope}",
             )  # fmt: skip
 

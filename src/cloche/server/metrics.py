@@ -19,9 +19,9 @@ class Metrics:
         registry = self._registry = CollectorRegistry()
         self._runs = Counter("cloche_runs", "Runs that ended", ["status"], registry=registry)
         self._seconds = Histogram("cloche_run_seconds", "Wall clock of runs", buckets=_SECONDS, registry=registry)
-        self._refused = Counter("cloche_runs_refused", "Runs for which there was no room", registry=registry)
-        self._waiting = Gauge("cloche_runs_waiting", "Runs that wait for a place", registry=registry)
-        self._running = Gauge("cloche_runs_running", "Runs that go on", registry=registry)
+        self._refused = Counter("cloche_runs_refused", "Runs refused because the queue was full", registry=registry)
+        self._waiting = Gauge("cloche_runs_waiting", "Runs that wait for their turn", registry=registry)
+        self._running = Gauge("cloche_runs_running", "Runs that are running", registry=registry)
         self._sandboxes = Gauge("cloche_sandboxes_open", "Live sandboxes", registry=registry)
         labels = ["method", "route", "status"]
         self._requests = Counter("cloche_http_requests", "Requests that were answered", labels, registry=registry)

@@ -234,11 +234,11 @@ def audit_chain(settings: Settings, document: Mapping[str, Any]) -> dict[str, An
     audited = document.get("meta", {}).get("audit") or {}
     run = audited.get("run")
     if audit_for(settings) is None or run is None:
-        return {"run": run, "events": [], "faults": [], "why": "the audit log is off, or this run never began"}
+        return {"run": run, "events": [], "faults": [], "why": "the audit log is off, or this run was never started"}
     reading = Reading(folder_for(settings), most_bytes=MOST_AUDIT_BYTES)
     events = list(islice(_of_run(reading, run), MOST_AUDIT_EVENTS))
     faults = [str(fault) for fault in reading.report.faults[:5]]
-    why = "" if events else "its events are further back than the part of the log that is read here; cloche audit show"
+    why = "" if events else "its events are older than the part of the log that is read here; cloche audit show"
     return {"run": run, "events": events, "faults": faults, "why": why}
 
 

@@ -115,7 +115,7 @@ class Peers:
                 await self.refresh()
                 await self.close_of_gone()
             except ClocheError as error:
-                log.warning("the other workers cannot be looked at: %s", error)
+                log.warning("the other workers cannot be listed: %s", error)
 
     async def _note_alive(self) -> None:
         """Increment the heartbeat of this worker, unless all workers share its host (SQLite)."""
@@ -147,7 +147,7 @@ class Peers:
         lost = await asyncio.to_thread(run_records.recover, self._database, self.is_gone)
         lost += await asyncio.to_thread(Reproductions(self._database).recover, self.is_gone)
         if lost:
-            log.warning("%d runs had not ended when their worker did; they are noted as errors", lost)
+            log.warning("%d runs were interrupted by the end of their worker; they are recorded as errors", lost)
         for ended in [peer for peer in self._known.values() if self.is_gone(peer.name)]:
             await self._writer.write(partial(workers.leave, name=ended.name))
             if workers.is_here(ended.name) and ended.address.startswith(UNIX):
@@ -193,7 +193,8 @@ def worker_gone(worker: str, why: str = "") -> Refused:
     reason = f" ({why})" if why else ""
     return Refused(
         503, "worker-gone",
-        f"worker {worker}, which has this, is gone or cannot be reached{reason}; what went on in it, and its sessions, "
-        "ended with it where it is gone",
-        remedy="sandboxes go on: ask again once a worker of the same machine serves", headers={"Retry-After": "5"},
+        f"worker {worker}, which has this object, has ended or cannot be reached{reason}; if it has ended, its runs "
+        "and sessions have ended, too",
+        remedy="sandboxes continue: ask again when a worker of the same machine is running", headers={"Retry-After": "5"
+        "5"},
     )  # fmt: skip

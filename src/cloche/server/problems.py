@@ -113,12 +113,12 @@ def answer_to(error: Exception) -> JSONResponse:
             more = {"kind": error.kind} if isinstance(error, errors.SandboxFileError) and error.kind else {}
             return answer(status, name, reason, remedy=remedy, field=field, headers=headers, more=more)
     if isinstance(error, ClientDisconnect):  # not delivered; only for the log and metrics
-        return answer(HTTPStatus.BAD_REQUEST, "incomplete-body", "the client went away before its body was whole")
+        return answer(HTTPStatus.BAD_REQUEST, "incomplete-body", "the client disconnected before its body was complete")
     if not isinstance(error, errors.ClocheError):
         log.error("an unexpected error", exc_info=error)
     return answer(
-        500, "internal-error", "Cloche failed in a way that its own logic excludes; nothing is known to have run",
-        remedy="look into the service's log, and report it",
+        500, "internal-error", "an internal error of Cloche; it is not known whether anything ran",
+        remedy="see the service's log, and report this as a bug",
     )  # fmt: skip
 
 
@@ -162,16 +162,16 @@ def _fault(fault: Mapping[str, Any]) -> tuple[str, str]:
 RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem, "description": text, "content": {MEDIA_TYPE: {}}}
     for status, text in (
-        (400, "It cannot be read."),
-        (401, "No key, or one that does not hold."),
+        (400, "The request cannot be parsed."),
+        (401, "No key, or an invalid one."),
         (403, "The key's scopes or the rules do not allow it."),
         (404, "There is no record with that id."),
-        (409, "It conflicts with the stored state."),
-        (413, "It is too large."),
+        (409, "The request conflicts with the stored state."),
+        (413, "The request is too large."),
         (422, "A field is wrong."),
         (429, "Too many at once."),
-        (500, "A fault of Cloche."),
+        (500, "An internal error of Cloche."),
         (502, "The outcome is not known."),
-        (503, "It cannot be done now; see Retry-After."),
+        (503, "Not possible now; see Retry-After."),
     )
 }

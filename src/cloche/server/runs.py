@@ -51,7 +51,7 @@ KEPT_S = 60.0  # how long the events of a run that ended can be read
 MOST_KEPT_BYTES = 64 << 20  # of their results and events; beyond it, the oldest are dropped earlier
 NOTE_RUNNING_S, RETRY_S = 1.0, 1.0
 BESIDE_S = 0.1  # delay of a row written in the background, after responses and other runs
-SERVICE_STOPPED = "the service was stopped while this ran"
+SERVICE_STOPPED = "the service was stopped during this run"
 _NOTHING_RAN = (Refused, StartFailed, BackendUnavailable, InvalidRequest, PolicyDenied)
 log = logging.getLogger("cloche.service")
 
@@ -162,7 +162,7 @@ class RunQueue:
         if self.is_closed:
             raise self._no_room("the service is being stopped", 5)
         if not self.has_room(order):
-            raise self._no_room(f"{self.waiting} runs wait already", 2)
+            raise self._no_room(f"{self.waiting} runs are waiting already, the maximum", 2)
         live = LiveRun(id=new_id("run"), project=order.project, size=order.size)
         self._waiting.take(order.api_key)
         self._bytes.take(order.api_key, order.size)
@@ -218,7 +218,11 @@ class RunQueue:
     async def hold(self, api_key: str | None) -> AsyncIterator[None]:
         """Hold a place for other work of a caller that runs code. Raises Refused (503) if none comes free."""
         if self.is_closed or not self._waiting.has_room(api_key):
-            why = "the service is being stopped" if self.is_closed else f"{self.waiting} runs wait already"
+            why = (
+                "the service is being stopped"
+                if self.is_closed
+                else f"{self.waiting} runs are waiting already, the maximum"
+            )
             raise self._no_room(why, 5)
         self._waiting.take(api_key)
         try:
@@ -306,7 +310,7 @@ class RunQueue:
             async with asyncio.timeout_at(ends):
                 await self._places.take(api_key)
         except TimeoutError:
-            raise self._no_room(f"no place came free within {max(0.0, ends - begun):.3g} s", 5) from None
+            raise self._no_room(f"no place became free within {max(0.0, ends - begun):.3g} s", 5) from None
 
     async def _note_failure(self, live: LiveRun, order: RunOrder, error: BaseException) -> None:
         """Record why a run failed. The row of a cancelled run is written, too."""
@@ -338,7 +342,7 @@ class RunQueue:
             await self._writer.write(work)
         except RecordsFailed:
             self._takes_rows = False
-            log.exception("the end of %s is written later", live.id)
+            log.exception("the end of %s will be recorded later", live.id)
             task = asyncio.ensure_future(self._record_later(work))
             self._unwritten.add(task)
             task.add_done_callback(self._unwritten.discard)

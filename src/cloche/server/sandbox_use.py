@@ -65,7 +65,7 @@ EVENTS: dict[int | str, dict[str, Any]] = {
     200: {"description": "Server-sent events.", "content": {"text/event-stream": {}}}
 }
 RESULT_OR_EVENTS: dict[int | str, dict[str, Any]] = {
-    200: {"description": "The whole result.", "content": {"application/json": {}, "text/event-stream": {}}}
+    200: {"description": "The complete result.", "content": {"application/json": {}, "text/event-stream": {}}}
 }
 
 

@@ -442,7 +442,7 @@ class Sandboxes:
             async with asyncio.timeout(timeout_s):
                 await (await task).close()
         except (ClocheError, TimeoutError) as error:
-            log.warning("sandbox %s was not left orderly: %s", sandbox_id, error)
+            log.warning("sandbox %s was not detached properly: %s", sandbox_id, error)
 
     async def tend(self) -> None:
         """Every few seconds, compare rows with the registry, delete old rows, detach from unused sandboxes."""
@@ -451,7 +451,7 @@ class Sandboxes:
                 await self.compare()
                 await self._writer.write(records.forget_ended)
             except ClocheError as error:
-                log.warning("live sandboxes cannot be looked at: %s", error)
+                log.warning("live sandboxes cannot be listed: %s", error)
             await asyncio.to_thread(_own, self._there, self._keep_s)
             before = time.monotonic() - UNUSED_S
             for attachment in self._attachments():
@@ -510,9 +510,9 @@ def _begin(session: Session, *, room: Room, row: Mapping[str, Any], document: Ma
 
 def _check_room(session: Session, room: Room, api_key: str | None) -> None:
     if api_key is not None and records.count_living(session, api_key) >= room.most_of_key:
-        why = f"{room.most_of_key} sandboxes of this key live already, as many as one has"
+        why = f"{room.most_of_key} sandboxes of this key are live already, the maximum of a key"
     elif records.count_living(session) >= room.most:
-        why = f"{room.most} sandboxes live already, as many as the service has (--sandboxes)"
+        why = f"{room.most} sandboxes are live already, the maximum of the service (--sandboxes)"
     else:
         return
     raise Refused(

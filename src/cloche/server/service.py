@@ -129,7 +129,7 @@ class Service:
         Raises Refused (503) if the pool's queue is full.
         """
         if self._files_waiting >= MOST_FILES_WAITING:
-            raise Refused(503, "busy", "others walk through folders already", headers={"Retry-After": "5"})
+            raise Refused(503, "busy", "too many requests are working with host folders", headers={"Retry-After": "5"})
         self._files_waiting += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._files, copy_context().run, work)

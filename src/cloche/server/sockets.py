@@ -31,9 +31,9 @@ def read_object(data: bytes, name: str = "text") -> dict[str, Any]:
         JsonBounds().feed(data)
         message = parse(data)
     except Refused as error:
-        raise BadMessage(f"{name} is JSON here; bytes are binary messages: {error.detail}") from error
+        raise BadMessage(f"{name} must be JSON; send bytes as binary messages: {error.detail}") from error
     if not isinstance(message, dict):
-        raise BadMessage(f"{name} is a JSON object here")
+        raise BadMessage(f"{name} must be a JSON object")
     return message
 
 

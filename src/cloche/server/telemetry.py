@@ -57,7 +57,7 @@ def _check(signals: list[str]) -> None:
         configured = os.environ.get(name) or supported
         if configured != supported:
             raise InvalidRequest(
-                f"{name}={escape_name(configured)}: the service sends {supported} alone; use that, or start it by "
+                f"{name}={escape_name(configured)}: the service supports {supported} only; use that, or start it by "
                 "opentelemetry-instrument, whose SDK it then uses"
             )
 

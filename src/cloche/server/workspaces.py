@@ -25,10 +25,10 @@ def opened_workspace(roots: Sequence[WorkspaceRoot], path: str, *, writes: bool)
     named = _checked(path)
     root, names = _root_of(roots, named)
     if writes and not root.is_writable:
-        raise PolicyDenied(f"workspacePath: {escape_name(root.path)} may be read alone; the operator's roots decide")
+        raise PolicyDenied(f"workspacePath: {escape_name(root.path)} is read-only, as the operator opened it")
     if writes and any(root.path.startswith(f"{named.rstrip('/')}/") and not root.is_writable for root in roots):
         raise PolicyDenied(
-            f"workspacePath: a folder in {escape_name(named)} may be read alone; name one that does not hold it"
+            f"workspacePath: a folder in {escape_name(named)} is read-only; name a folder that does not contain it"
         )
     try:
         top = open_folder(root.path)
@@ -47,7 +47,7 @@ def _below(top: int, names: Sequence[str], named: str) -> Iterator[int]:
         holding = descended(top, names)
         folder = holding.__enter__()
     except OSError as error:
-        why = "it is a link, or behind one" if isinstance(error, NotADirectoryError) else error.strerror
+        why = "it is a link, or lies behind one" if isinstance(error, NotADirectoryError) else error.strerror
         raise InvalidRequest(f"workspacePath: {escape_name(named)}: {why}") from error
     try:
         yield folder
@@ -67,8 +67,8 @@ def _root_of(roots: Sequence[WorkspaceRoot], path: str) -> tuple[WorkspaceRoot, 
         below = path.removeprefix(root.path.rstrip("/") + "/") if path != root.path else ""
         if below != path:
             return root, [name for name in below.split("/") if name]
-    known_roots = ", ".join(escape_name(root.path) for root in roots) or "there is none"
+    known_roots = ", ".join(escape_name(root.path) for root in roots) or "there is no such folder"
     raise PolicyDenied(
         f"workspacePath: {escape_name(path)} is not below a folder that the operator opened ({known_roots}); "
-        "cloche serve --workspace-root names them"
+        "cloche serve --workspace-root opens more"
     )

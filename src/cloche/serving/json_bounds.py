@@ -38,7 +38,7 @@ class JsonBounds:
         self._is_rich = self._is_rich or self._escapes > 0 or not piece.isascii()
         if self._escapes > MOST_ESCAPES or (self._is_rich and self.seen > MOST_RICH):
             raise TooMuch(
-                f"the body has more than {MOST_ESCAPES} escapes, or {MOST_RICH} bytes of which some are no ASCII"
+                f"the body has more than {MOST_ESCAPES} escapes, or {MOST_RICH} bytes with characters beyond ASCII"
             )
         piece = self._without_escapes(piece)
         self._quotes += piece.count(b'"')

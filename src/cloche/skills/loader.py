@@ -174,11 +174,11 @@ def _follow(root: int, path: str, target: str) -> tuple[os.stat_result, bytes]:
     if target.startswith("/") or inside == ".." or inside.startswith("../"):
         raise ValueError(f"is a link to {shown!r}, which leads out of the skill's folder")
     if not LEFT_OUT.isdisjoint(inside.split("/")):
-        raise ValueError(f"is a link to {shown!r}, which is no part of the skill")
+        raise ValueError(f"is a link to {shown!r}, which is not a part of the skill")
     try:
         return _read(root, inside, MOST_FILE_BYTES)
     except OSError:
-        raise ValueError(f"is a link to {shown!r}, which is no plain file of the skill's folder") from None
+        raise ValueError(f"is a link to {shown!r}, which is not a plain file of the skill's folder") from None
 
 
 def _read(fd: int, path: str, max_bytes: int) -> tuple[os.stat_result, bytes]:

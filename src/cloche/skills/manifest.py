@@ -45,7 +45,7 @@ def read_card(data: bytes, folder_name: str) -> tuple[Card | None, list[Fault], 
     document = _mapping(halves[0], CARD, faults)
     if document is None:
         return None, faults, []
-    notes = [f"{CARD}: {key!r} is no key of the format, and is ignored" for key in document if key not in _CARD_KEYS]
+    notes = [f"{CARD}: {key!r} is not a key of the format, and is ignored" for key in document if key not in _CARD_KEYS]
     card = Card(
         name=_skill_name(document, folder_name, faults),
         description=_text(document, "description", MOST_DESCRIPTION, faults, is_needed=True),
@@ -137,7 +137,7 @@ def _skill_name(document: Mapping[str, Any], folder_name: str, faults: Faults) -
     if not name:
         return ""
     if not _NAME.fullmatch(name):
-        problem = f"{name!r} is to be of small letters a-z, digits, and single hyphens between them"
+        problem = f"{name!r} must consist of small letters a-z, digits, and single hyphens between them"
         faults.append(Fault(file=CARD, key="name", problem=problem))
     elif name != folder_name:
         problem = f"{name!r} is not the name of its folder, {folder_name!r}; make them equal"
@@ -151,7 +151,7 @@ def _text(document: Mapping[str, Any], key: str, max_chars: int, faults: Faults,
     if value is None:
         problem = "is missing" if is_needed else ""
     elif not isinstance(value, str):
-        problem = f"is to be text, not {_kind(value)}; put it in quotes"
+        problem = f"must be text, not {_kind(value)}; put it in quotes"
     elif not value.strip():
         problem = "is empty"
     elif len(value) > max_chars:
@@ -165,13 +165,13 @@ def _metadata(value: object, faults: Faults) -> dict[str, str]:
     if value is None:
         return {}
     if not isinstance(value, Mapping) or len(value) > MOST_METADATA:
-        problem = f"is to be a mapping of at most {MOST_METADATA} names to texts"
+        problem = f"must be a mapping of at most {MOST_METADATA} names to texts"
         faults.append(Fault(file=CARD, key="metadata", problem=problem))
         return {}
     entries: dict[str, str] = {}
     for name, item in value.items():
         if isinstance(item, Mapping | list | set | bytes) or len(str(item)) > MOST_TEXT:
-            problem = f"is to be a text of at most {MOST_TEXT} characters"
+            problem = f"must be a text of at most {MOST_TEXT} characters"
             faults.append(Fault(file=CARD, key=f"metadata.{str(name)[:80]}", problem=problem))
         else:
             entries[str(name)] = str(item)
@@ -184,7 +184,7 @@ def _allowed_tools(value: object, faults: Faults) -> tuple[str, ...]:
         return ()
     tools = value.split() if isinstance(value, str) else value
     if not isinstance(tools, list) or not all(isinstance(tool, str) and len(tool) <= MOST_TEXT for tool in tools):
-        problem = "is to be names in one text with blanks between, or a list of names"
+        problem = "must be names in one text with blanks between, or a list of names"
         faults.append(Fault(file=CARD, key="allowed-tools", problem=problem))
         return ()
     return tuple(tools)
@@ -211,7 +211,7 @@ def _by_configuration(value: object, key: str, *, spelled: str | None = None) ->
 
 def _read_limits(value: object, key: str) -> Iterator[Any]:
     if not isinstance(value, Mapping):
-        yield _fault(key, f"is to be a mapping of limits to amounts, not {_kind(value)}")
+        yield _fault(key, f"must be a mapping of limits to amounts, not {_kind(value)}")
         return
     limits: dict[str, float] = {}
     for name, amount in value.items():
@@ -252,7 +252,7 @@ def _read_runtime(value: object, key: str) -> Iterator[Any]:
     except InvalidRequest as error:
         yield _fault(key, str(error))
     except AttributeError:
-        yield _fault(key, f"is to be the name of a language, one of {', '.join(LANGUAGES)}")
+        yield _fault(key, f"must be the name of a language, one of {', '.join(LANGUAGES)}")
 
 
 def _read_preset(value: object, key: str) -> Iterator[Any]:
@@ -265,7 +265,7 @@ def _read_preset(value: object, key: str) -> Iterator[Any]:
 def _read_tools(value: object, key: str) -> Iterator[Any]:
     listed = value.split() if isinstance(value, str) else value
     if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
-        yield _fault(key, "is to be a list of names of tools")
+        yield _fault(key, "must be a list of names of tools")
         return
     for name in listed:
         if name not in TOOLS:
@@ -277,18 +277,18 @@ def _read_entry(value: object, key: str) -> Iterator[Any]:
     if isinstance(value, str) and value.strip():
         yield "entry", value.strip()
     else:
-        yield _fault(key, "is to be the name or the path of a script")
+        yield _fault(key, "must be the name or the path of a script")
 
 
 def _read_scripts(value: object, key: str) -> Iterator[Any]:
     if not isinstance(value, Mapping) or len(value) > MOST_SCRIPTS:
-        yield _fault(key, f"is to be a mapping of at most {MOST_SCRIPTS} names to paths")
+        yield _fault(key, f"must be a mapping of at most {MOST_SCRIPTS} names to paths")
         return
     scripts: dict[str, Mapping[str, str]] = {}
     for name, said in value.items():
         where = f"{key}.{str(name)[:80]}"
         if not isinstance(name, str) or not _SCRIPT_NAME.fullmatch(name):
-            yield _fault(where, "is no name for a script: letters, digits, _ . and -, at most 64")
+            yield _fault(where, "is not a name for a script: letters, digits, _ . and -, at most 64")
             continue
         entry: Any = {"path": said} if isinstance(said, str) else said
         yield from _script_faults(entry, where)
@@ -305,13 +305,13 @@ _SCRIPT_KEYS = ("path", "runtime", "description")
 
 def _script_faults(entry: object, where: str) -> Iterator[Fault]:
     if not isinstance(entry, Mapping):
-        yield _fault(where, f"is to be a path, or a mapping with {', '.join(_SCRIPT_KEYS)}")
+        yield _fault(where, f"must be a path, or a mapping with {', '.join(_SCRIPT_KEYS)}")
         return
     for keyword, value in entry.items():
         if keyword not in _SCRIPT_KEYS:
             yield _fault(f"{where}.{str(keyword)[:80]}", _unknown(str(keyword), _SCRIPT_KEYS))
         elif not isinstance(value, str) or not value.strip() or len(value) > MOST_TEXT:
-            yield _fault(f"{where}.{keyword}", f"is to be a text of at most {MOST_TEXT} characters")
+            yield _fault(f"{where}.{keyword}", f"must be a text of at most {MOST_TEXT} characters")
     if isinstance(entry.get("runtime"), str):
         yield from (
             result for result in _read_runtime(entry["runtime"], f"{where}.runtime") if isinstance(result, Fault)

@@ -186,7 +186,7 @@ def _refused(named: str, why: str, remedy: str) -> InvalidRequest:
 
 def _open(named: str) -> int:
     if not named or "\0" in named:
-        raise InvalidRequest(f'workspace: {escape_name(named)!r} is no path. Name a folder, such as ".".')
+        raise InvalidRequest(f'workspace: {escape_name(named)!r} is not a path. Name a folder, such as ".".')
     try:
         return hostfs.open_folder(os.path.expanduser(named), follows_link=True)
     except NotADirectoryError as error:
@@ -201,8 +201,10 @@ def _real_path(fd: int, named: str) -> str:
         if os.path.isabs(real) and os.path.samestat(os.stat(real), os.fstat(fd)):
             if len(os.fsencode(real)) <= MOST_PATH:
                 return real
-            raise _refused(named, "has too long a path", "Move it higher up.")
-    raise _refused(named, "was moved or removed, or has no path here", "Name a folder that stays.")
+            raise _refused(named, "has a path that is too long", "Move it higher up.")
+    raise _refused(
+        named, "was moved or removed, or has no path here", "Name a folder that is not temporary or removed."
+    )
 
 
 def _identities_above(fd: int) -> list[_Identity]:
@@ -239,13 +241,13 @@ def _refuse_system(real: str, named: str, above: Sequence[_Identity]) -> None:
     remedy = "Name a project's folder."
     for folder in SYSTEM_FOLDERS:
         if real == folder or _identity(folder) == above[0]:
-            raise _refused(named, f"is {folder}, which is the system's" if folder != "/" else "is the root", remedy)
+            raise _refused(named, f"is {folder}, a folder of the system" if folder != "/" else "is the root", remedy)
     is_in_home = any(is_below(real, home) and home.startswith(f"{_HOLDS_HOMES}/") for home in homes())
     for tree in SYSTEM_TREES:
         if tree == _HOLDS_HOMES and is_in_home:
             continue
         if is_below(real, tree) or _identity(tree) in above:
-            raise _refused(named, f"lies in {tree}, which is the system's", remedy)
+            raise _refused(named, f"lies in {tree}, a folder of the system", remedy)
 
 
 def _refuse_homes(real: str, named: str, own: _Identity, owner: int) -> None:
@@ -257,7 +259,7 @@ def _refuse_homes(real: str, named: str, own: _Identity, owner: int) -> None:
         if home == "/":
             continue
         if real == home or _identity(home) == own:
-            raise _refused(named, "is a home, with keys and start-up files in it", remedy)
+            raise _refused(named, "is a home folder, which has keys and start-up files", remedy)
         if is_below(home, real) or own in _around(home):
             raise _refused(named, f"holds the home {escape_name(home)}", remedy)
 
@@ -270,7 +272,7 @@ def _refuse_credentials(real: str, named: str, *, is_git: bool) -> None:
         if is_folder_of_keys:
             raise _refused(named, f"lies in {name}, where credentials are kept", remedy)
     if ".git" in names and not is_git:
-        raise _refused(named, "lies in .git, which git alone works on", "Name the folder that holds it.")
+        raise _refused(named, "lies in .git, which only git may change", "Name the folder that holds it.")
     for home in map(os.path.realpath, homes()):
         for name in sorted(_OF_HOMES):
             if is_below(real, os.path.join(home, name)):
@@ -319,11 +321,11 @@ def _checked_place(mount_path: str, where: str) -> str:
         or os.path.normpath(mount_path) != mount_path
         or "\0" in mount_path
     ):
-        raise InvalidRequest(f'{where} is no plain absolute path; write one such as "/project", or "{SAME}"')
+        raise InvalidRequest(f'{where} is not a plain absolute path; write one such as "/project", or "{SAME}"')
     if len(os.fsencode(mount_path)) > MOST_PATH:
         raise InvalidRequest(f"{where} is too long; {MOST_PATH} bytes are allowed")
     if mount_path in JAIL_FOLDERS or any(is_below(mount_path, tree) for tree in JAIL_TREES):
-        raise InvalidRequest(f'{where} is a place of the sandbox\'s own system; choose another, such as "/project"')
+        raise InvalidRequest(f'{where} belongs to the sandbox\'s own system; choose another path, such as "/project"')
     if mount_path != WORKSPACE and is_below(mount_path, WORKSPACE):
         raise InvalidRequest(f'{where} lies below {WORKSPACE}, which is a link to the folder; write "{WORKSPACE}"')
     return mount_path

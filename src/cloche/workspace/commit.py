@@ -49,7 +49,7 @@ _LATER = "The next commit to this folder, or `cloche gc`, completes or undoes it
 _CHANGED = "it has changed on the host"
 _APPEARED = "it has appeared on the host"
 _GONE = "it is gone on the host"
-_ABOVE = "what is above it is no folder on the host"
+_ABOVE = "its parent is not a folder on the host"
 _FILLED = "its folder on the host has files that the sandbox has not removed"
 log = logging.getLogger("cloche.workspace")
 # errno of a rename or lookup when another process has changed the path.
@@ -248,9 +248,9 @@ class _Plan:
         if change.what == "mode" and change.kind == "file" and old is not None and self._has_one_name(path):
             self._mode_step(path, old, mode)
         elif entry is None or entry.kind != change.kind or entry.problem:
-            raise InvalidRequest(f"the snapshot has no content for {escape_name(path)}; take the changes anew")
+            raise InvalidRequest(f"the snapshot has no content for {escape_name(path)}; make a new diff")
         elif change.kind == "link" and entry.target != os.fsencode(change.target):
-            raise InvalidRequest(f"the snapshot has another target for {escape_name(path)}; take the changes anew")
+            raise InvalidRequest(f"the snapshot has another target for {escape_name(path)}; make a new diff")
         else:
             self.puts.append(
                 _Staged(
@@ -365,11 +365,13 @@ class _Commit:
         try:
             self._write("done", steps=())
         except OSError as error:
-            raise WorkspaceFailed(f"all was written, but not that it was: {error.strerror}. {_LATER}") from error
+            raise WorkspaceFailed(
+                f"all files were written, but the journal was not updated: {error.strerror}. {_LATER}"
+            ) from error
         try:
             self._clear(stage)
         except OSError as error:
-            log.warning("all was written; %s is to be removed later: %s", self.journal.stage, error)
+            log.warning("all files were written; %s is removed later: %s", self.journal.stage, error)
 
     def _undo(self, stage: int, error: BaseException) -> None:
         """Undo all steps after an error, and add a note to it if some host files could not be restored."""
@@ -398,7 +400,7 @@ class _Commit:
         try:
             stage_facts = os.fstat(fd)
             if stage_facts.st_uid != os.geteuid() or os.listdir(fd):
-                raise WorkspaceFailed(f"{name} is not the folder that was made")
+                raise WorkspaceFailed(f"{name} is not the folder that Cloche created")
             os.fchmod(fd, 0o700)
             self._write("staging", stage_ino=stage_facts.st_ino)
         except BaseException:

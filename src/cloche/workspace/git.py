@@ -92,9 +92,7 @@ class _Git:
             complaint = next(
                 (line for line in lines if line.startswith(("fatal:", "error:"))), lines[-1] if lines else ""
             )
-            raise InvalidRequest(
-                f"git {arguments[0]} has failed: {escape_line(complaint)[:300] or f'exit code {code}'}"
-            )
+            raise InvalidRequest(f"git {arguments[0]} failed: {escape_line(complaint)[:300] or f'exit code {code}'}")
         return out
 
     def call(
@@ -207,12 +205,12 @@ def commit_to_branch(
     """
     author_match = _AUTHOR.match(author)
     if author_match is None:
-        raise InvalidRequest(f"the author is to be NAME <MAIL>, not {escape_name(author)}")
+        raise InvalidRequest(f"write the author as NAME <MAIL>, not {escape_name(author)}")
     facts = os.fstat(folder)
     with _opened(folder, (facts.st_uid, facts.st_gid), _discovered(folder)) as git:
         code, prefix, _ = git.call("rev-parse", "--show-prefix")
         if code or git.run("rev-parse", "--is-inside-work-tree") != b"true\n":
-            raise InvalidRequest("the folder is in no git repository that is its owner's, so there can be no branch")
+            raise InvalidRequest("the folder is not in a git repository of its owner, so no branch can be made")
         _check_name(git, f"{_HEADS}{branch}", branch)
         if branch == "@" or git.call("check-ref-format", "--branch", branch)[1] != f"{branch}\n".encode():
             raise InvalidRequest(f"not a name of a branch: {escape_name(branch)}")
@@ -380,7 +378,7 @@ def _is_loose(git: int, reference: bytes) -> bool:
 def _small(snapshot: Snapshot, entry: SnapshotEntry, max_bytes: int) -> bytes:
     """Return the content of a file below the guest's `.git`. Raises InvalidRequest for other types and large files."""
     if entry.kind != "file" or entry.problem:
-        raise InvalidRequest(f"the guest's {_shown(entry.path)} is no file that can be read")
+        raise InvalidRequest(f"the guest's {_shown(entry.path)} is not a file that can be read")
     if entry.size > max_bytes:
         raise InvalidRequest(f"the guest's {_shown(entry.path)} has more than {max_bytes} bytes")
     return b"".join(snapshot.read(entry))
@@ -611,7 +609,7 @@ def _write_blobs(git: _Git, snapshot: Snapshot, changes: Sequence[Change]) -> li
     for number, change in enumerate(changes):
         entry = snapshot.entries.get(os.fsencode(change.path))
         if entry is None or entry.kind != change.kind or entry.problem:
-            raise InvalidRequest(f"the snapshot has no content for {escape_name(change.path)}; take the changes anew")
+            raise InvalidRequest(f"the snapshot has no content for {escape_name(change.path)}; make a new diff")
         is_link = change.kind == "link"
         paths.append(os.path.join(git.temporary, f"blob{number}"))
         digest = _write(git, paths[-1], [entry.target] if is_link else snapshot.read(entry))

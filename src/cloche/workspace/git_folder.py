@@ -157,7 +157,7 @@ def named_outside(folder: int, subfolders: Sequence[str]) -> list[str]:
 
 def _path(text: bytes) -> str:
     if b"\0" in text:
-        raise _refused("what it names is no path")
+        raise _refused("what it names is not a path")
     return os.fsdecode(text.rstrip(b"\r\n"))
 
 
@@ -207,7 +207,7 @@ def _check(git_directory: GitFolder, folder: int) -> None:
         for dir_fd, name, is_kind in kinds:
             facts = hostfs.look(name, dir_fd)
             if facts is None or not is_kind(facts.st_mode):
-                raise _refused(f"{escape_name(git_directory.path)} is no git directory")
+                raise _refused(f"{escape_name(git_directory.path)} is not a git directory")
         owner = os.fstat(folder).st_uid
         if {os.fstat(git_directory.fd).st_uid, os.fstat(git_directory.own).st_uid} != {owner} or os.geteuid() not in (
             0,

@@ -210,7 +210,7 @@ def _ignore_lines(folder: int) -> list[str]:
         return []
     except OSError as error:
         raise InvalidRequest(
-            f"{IGNORE_FILE}: is no file that can be read ({error.strerror}), so what it hides is not known; "
+            f"{IGNORE_FILE}: is not a file that can be read ({error.strerror}), so the hidden paths are unknown; "
             "put a regular file there, or remove it"
         ) from error
     if len(data) > MOST_BYTES:

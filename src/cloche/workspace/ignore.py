@@ -93,12 +93,12 @@ def parse_line(line: bytes) -> IgnoreRule | None:
 
 def _problem(text: bytes) -> str:
     if not text:
-        return "it names nothing"
+        return "it is empty"
     if text.endswith(b"\t"):
         return "it ends with a tab, which would be part of the name"
     for name in text.split(b"/"):
         if name in (b"", b".", b".."):
-            return f'no path has the name "{name.decode()}" in it'
+            return f'no path can contain "{name.decode()}" in it'
     return ""
 
 
@@ -242,7 +242,7 @@ def _joined(tokens: Sequence[object]) -> bytes:
 
 def _expression(token: object) -> bytes:
     if not isinstance(token, bytes):
-        raise TypeError("a token that is no expression")
+        raise TypeError("a token that is not an expression")
     return token
 
 

@@ -207,7 +207,7 @@ def read(records_fd: int, key: str) -> Journal | None:
     try:
         return _parse(json.loads(data))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise WorkspaceFailed(f"the journal {key}.json is refused: it is none of ours") from error
+        raise WorkspaceFailed(f"the journal {key}.json is refused: it was not written by Cloche") from error
 
 
 def find(records_fd: int, folder: os.stat_result) -> tuple[str, Journal] | None:

@@ -62,7 +62,7 @@ def recover_all(state: str) -> list[str]:
             try:
                 sentences.append(_recover_named(records_fd, key))
             except (WorkspaceFailed, OSError) as error:
-                sentences.append(_warn(f"the journal {key}.json was left: {error}"))
+                sentences.append(_warn(f"the journal {key}.json was kept: {error}"))
     return [sentence for sentence in sentences if sentence]
 
 
@@ -75,7 +75,7 @@ def recover_locked(folder: int, records_fd: int, step: StepHook = nothing) -> st
         return ""
     key, journal = named
     if not journal.is_of(facts):
-        return _warn(f"the journal {key}.json was left: it is of another folder")
+        return _warn(f"the journal {key}.json was kept: it is of another folder")
     try:
         with HostTree(folder) as tree:
             return _settle(tree, records_fd, key, journal, step)
@@ -143,10 +143,10 @@ def _recover_named(records_fd: int, key: str) -> str:
         try:
             folder = hostfs.open_folder(journal.path)
         except OSError as error:
-            return _warn(f"the journal {key}.json was left: {escape_name(journal.path)}: {error.strerror}")
+            return _warn(f"the journal {key}.json was kept: {escape_name(journal.path)}: {error.strerror}")
         try:
             if not journal.is_of(os.fstat(folder)):
-                return _warn(f"the journal {key}.json was left: {escape_name(journal.path)} is another folder by now")
+                return _warn(f"the journal {key}.json was kept: {escape_name(journal.path)} is another folder now")
             with HostTree(folder) as tree:
                 return _settle(tree, records_fd, key, journal, nothing)
         finally:
@@ -201,7 +201,7 @@ def undo_durably(
 def kept_sentence(not_restored: list[str]) -> str:
     """Return why a stage stays."""
     if not not_restored:
-        return "since somebody has put files there"
+        return "because other files are there now"
     more = f" and {len(not_restored) - 8} more" if len(not_restored) > 8 else ""
     return f"since it has the host's version of {', '.join(not_restored[:8])}{more}"
 

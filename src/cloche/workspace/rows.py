@@ -49,7 +49,7 @@ class Rows(MutableMapping[bytes, T]):
             with self._lock:
                 return self._base.execute(command, values).fetchall()
         except sqlite3.OperationalError as error:
-            raise OSError(f"what was changed cannot be kept in a temporary file: {error}") from error
+            raise OSError(f"the changes cannot be stored in a temporary file: {error}") from error
 
     def _read(self, sort_key: bytes, row: bytes) -> T:
         path = path_at(sort_key)

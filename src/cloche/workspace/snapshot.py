@@ -37,7 +37,7 @@ MODES = tuple(range(PERMISSIONS + 1))
 # Reasons that the sender may give for a path that it could not send: its code, and the sentence shown.
 PROBLEMS = {
     "unreadable": "it cannot be read inside",
-    "too_large": "it is larger than what may be taken out at once",
+    "too_large": "it is larger than the maximum for one diff",
     "too_deep": "it is too deep, or its path is too long, to be looked into",
     "changed": "it was changed while it was read",
     "mount": "another file system is mounted there",
@@ -156,7 +156,7 @@ class SnapshotReader:
             self._read(file, note)
         count = answer.get("count")
         if type(count) is not int or count != self._count:
-            raise ValueError(f"{self._count} changes came, which is not what was announced")
+            raise ValueError(f"{self._count} changes came, which is not the announced number")
         contents, self._fd = self._fd, -1
         is_partial = bool(answer.get("too_many") or answer.get("skipped"))
         return Snapshot(entries=self._entries, contents=contents, is_whole=self._is_whole, is_partial=is_partial)
@@ -202,7 +202,7 @@ class SnapshotReader:
             if self._rows_bytes > MOST_ROWS_BYTES:
                 raise ValueError(f"the names of the changes have more than {MOST_ROWS_BYTES} bytes")
         elif content is None:
-            raise ValueError("the changes hold content that is no file's")
+            raise ValueError("the changes contain content for an entry that is not a file")
         elif size > MOST_CONTENT_BYTES or self._size + content.size + size > self._max_bytes:
             raise ValueError(f"the changes have more than {self._max_bytes} bytes")
 
@@ -222,7 +222,7 @@ class SnapshotReader:
             raise ValueError("the changes hold a path twice")
         above = entry.path.rpartition(b"/")[0]
         if above not in self._folders and above in self._entries:
-            raise ValueError("the changes hold a path below what is no directory")
+            raise ValueError("the changes hold a path below what is not a directory")
         self._count += 1
         if entry.kind == "directory" and not entry.problem:
             self._folders.add(entry.path)
@@ -269,9 +269,9 @@ def _row(data: bytes) -> Mapping[str, Any]:
     try:
         row = json.loads(data.decode())
     except (ValueError, RecursionError):
-        raise ValueError("a row of the changes is no JSON") from None
+        raise ValueError("a row of the changes is not JSON") from None
     if not isinstance(row, dict):
-        raise ValueError("a row of the changes is no object")
+        raise ValueError("a row of the changes is not an object")
     return row
 
 

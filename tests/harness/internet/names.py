@@ -99,7 +99,7 @@ class Names:
 def read_question(query: bytes) -> Question:
     """Return the one question of a query."""
     if len(query) < 12 or struct.unpack_from("!H", query, 4)[0] != 1:
-        raise ValueError("not one question")
+        raise ValueError("not exactly one question")
     labels, at = [], 12
     while size := query[at]:
         labels.append(query[at + 1 : at + 1 + size].decode("latin-1"))

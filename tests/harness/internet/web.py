@@ -64,7 +64,7 @@ class Reader:
         """Return a line without its end; nothing at the end of the stream."""
         while b"\n" not in self._held:
             if len(self._held) > HEAD_BYTES:
-                raise ValueError("a line without an end")
+                raise ValueError("a line that does not end")
             if not self.more():
                 return None
         line, _, self._held = self._held.partition(b"\n")

@@ -137,7 +137,7 @@ GUESTS = {
     "20 runners": lambda: run_away(20),
     "bomb": bomb,
     "kills others": kill_others,
-    "writes without end": write_without_end,
+    "does not stop writing": write_without_end,
 }
 
 
@@ -162,7 +162,7 @@ def be_reaper(link: int, way: str, name: str, uid: int) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     os.waitpid(guest, os.WUNTRACED)  # by when it has done what it can
     messages.send(link, "ready", {"guest": guest})
-    while name == "writes without end":
+    while name == "does not stop writing":
         os.chmod(held_file(), 0o600)
     messages.receive(link)
     ending.end_scope(lambda _: None)

@@ -54,7 +54,7 @@ def fault(path: str, body: Any) -> str:
     if name not in SCHEMA:
         return f"Invalid request method and/or path: PUT {path}"
     if not isinstance(body, dict):
-        return "the body is no object"
+        return "the body is not an object"
     fields = SCHEMA[name]
     for key in body:
         if key not in fields:

@@ -87,7 +87,7 @@ def test_a_file_that_is_no_queue_is_named(tmp_path: Path) -> None:
     """Before anything waits in it."""
     path = tmp_path / "notes.txt"
     path.write_text("not a database, however long this text may be" * 100)
-    with pytest.raises(InvalidRequest, match=r"notes\.txt is no queue of approvals"):
+    with pytest.raises(InvalidRequest, match=r"notes\.txt is not a queue of approvals"):
         ApprovalQueue(path)
 
 

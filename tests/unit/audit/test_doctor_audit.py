@@ -65,7 +65,7 @@ def test_of_a_long_log_the_end_is_read(folder: Path, monkeypatch: pytest.MonkeyP
     assert state.first > 1
     assert "cloche audit verify reads all" in told(state)
     rewrite(folder, lines_of(folder)[1:])
-    assert "should stand before" in examine_audit().fault
+    assert "are missing before" in examine_audit().fault
     for most in range(1, 700, 23):  # wherever in a line it begins
         monkeypatch.setattr(verify, "MOST_BYTES", most)
         assert examine_audit().fault == ""

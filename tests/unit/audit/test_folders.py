@@ -56,7 +56,7 @@ def test_the_log_goes_to_the_first_folder_that_can_be_had_and_that_is_said_once(
         assert audit.folder == str(expected)
         assert stat.S_IMODE(expected.stat().st_mode) == 0o700
         (said,) = caplog.messages
-        assert said.startswith(f"the audit log is in {expected}, since {places}/home/.local/state/cloche cannot be ")
+        assert said.startswith(f"the audit log is in {expected}, because {places}/home/.local/state/cloche cannot be ")
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(places / "home"))
 
 

@@ -142,7 +142,7 @@ def test_heads_of_any_time_are_found(audit: Audit, folder: Path) -> None:
     text = f"# kept elsewhere\n{links[0]}\n2026-01-01 {links[2]}\n{links[4].hash}\n\n"
     assert verify(str(folder), heads=read_heads(text, name="")).is_whole
     assert not verify(str(folder), heads=[ExpectedHead(seq=None, hash="ab" * 32)]).is_whole
-    with pytest.raises(InvalidRequest, match="no head"):
+    with pytest.raises(InvalidRequest, match="not a head"):
         read_heads("something", name="file")
 
 
@@ -191,7 +191,7 @@ def test_nothing_is_added_to_a_log_whose_end_was_changed(audit: Audit, folder: P
     lines = lines_of(folder)
     lines[-1] = lines[-1].replace(b'"ok"', b'"no"')
     rewrite(folder, lines)
-    with pytest.raises(AuditFailed, match=r"not as it was written.*cloche audit verify"):
+    with pytest.raises(AuditFailed, match=r"its end is damaged.*cloche audit verify"):
         fill(audit, 1)
     assert lines_of(folder) == lines
 
@@ -228,7 +228,7 @@ def test_places_that_are_not_ours_alone_are_refused(tmp_path: Path) -> None:
     (tmp_path / "loose" / "audit.jsonl").chmod(0o644)
     (tmp_path / "open").chmod(0o777)
     reasons = {
-        "link": "symbolic link", "folder-link": "symbolic link", "fifo": "no regular file", "named": "second name",
+        "link": "symbolic link", "folder-link": "symbolic link", "fifo": "not a regular file", "named": "another name",
         "loose": "chmod 600", "open": "chmod go-w", "target": "no folder",
     }  # fmt: skip
     for name, reason in reasons.items():

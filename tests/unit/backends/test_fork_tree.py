@@ -100,7 +100,7 @@ def test_a_clone_that_never_begins_is_not_waited_for_without_end(monkeypatch: py
     monkeypatch.setattr("cloche.backends.local.fork_tree.CLONE_TIMEOUT_S", 0.1)
 
     async def clone() -> None:
-        with pytest.raises(StartFailed, match="a clone of the session has not begun in time"):
+        with pytest.raises(StartFailed, match="a clone of the session did not start in time"):
             await _clone(_Pipes(is_ever_ready=False))
 
     asyncio.run(clone())

@@ -183,7 +183,7 @@ def test_a_workspace_of_another_guest_is_not_looked_at(tmp_path: Path) -> None:
         other.send_as_jail("ready", (elsewhere,))
         os.close(elsewhere)
         other.send_as_jail("started")
-        with pytest.raises(OutcomeUnknown, match="another one's"):
+        with pytest.raises(OutcomeUnknown, match="another guest"):
             await other.attend()
         assert ("ready", 1) not in other.messages
 
@@ -217,7 +217,7 @@ def test_a_failure_of_a_run_that_was_given_up_is_not_the_next_one_s() -> None:
         fd = os.open("/", os.O_RDONLY)
         descriptors = len(os.listdir("/proc/self/fd"))
         other.send()
-        other.report("failed", given_up, fds=(fd,), **failure("nothing was prepared to run in"))
+        other.report("failed", given_up, fds=(fd,), **failure("no sandbox was prepared for the run"))
         attending = asyncio.ensure_future(other.attend())
         await asyncio.sleep(0.05)
         other.send_as_jail("started")

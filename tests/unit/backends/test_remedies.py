@@ -31,11 +31,10 @@ UNIT = (
     "SystemCallFilter= without @mount (docs/deploy.md has a unit)"
 )
 OUTSIDE = (
-    "run Cloche outside of gVisor, where it gives code a gVisor of its own (--backend gvisor, or docker with --runtime "
-    "runsc)"
+    "run Cloche outside of gVisor, where Cloche can start gVisor (--backend gvisor, or docker with --runtime runsc)"
 )
 GVISOR = (
-    "this is gVisor, which has not all that Linux has (seccomp filters are refused: [Errno 22] seccomp: Invalid "
+    "this is gVisor, which lacks features of Linux (seccomp filters are refused: [Errno 22] seccomp: Invalid "
     "argument; and this kernel has no Landlock; and processes cannot be waited for: no child "
     "subreaper: [Errno 22] prctl: Invalid argument)"
 )
@@ -100,7 +99,7 @@ PLACES = {
     ),
     "below somebody's filter": (
         USER, Surroundings(is_filtered=True),
-        "start Cloche without the seccomp filter, or the AppArmor profile, that is on this process",
+        "start Cloche without the seccomp filter, or the AppArmor profile, of this process",
     ),
     "a kernel without namespaces": (
         replace(USER, namespaces="clone: Invalid argument"), Surroundings(),

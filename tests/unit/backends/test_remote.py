@@ -49,8 +49,8 @@ def test_the_key_is_in_no_text_of_an_account() -> None:
         (None, "E2B_API_KEY"),
         (RemoteAccount(provider="e2b"), "E2B_API_KEY"),
         (RemoteAccount(provider="e2b", api_key=Secret(KEY), url="http://example.test"), "https"),
-        (RemoteAccount(provider="e2b", api_key=Secret(KEY), url="https://me:s3cr3t@example.test"), "plain address"),
-        (RemoteAccount(provider="e2b", api_key=Secret(KEY), sandbox_url="https://[::1"), "no address"),
+        (RemoteAccount(provider="e2b", api_key=Secret(KEY), url="https://me:s3cr3t@example.test"), "a user name"),
+        (RemoteAccount(provider="e2b", api_key=Secret(KEY), sandbox_url="https://[::1"), "not an address"),
         (RemoteAccount(provider="e2b", api_key=Secret(KEY), domain="a/b"), "HOST:PORT"),
         (RemoteAccount(provider="e2b", api_key=Secret(KEY), ca_file="/none/here.pem"), "/none/here.pem"),
     ],
@@ -134,7 +134,7 @@ def test_what_is_reserved_is_settled_to_what_it_came_to(tmp_path: Path) -> None:
     now = [MIDNIGHT + 60]
     counter = Counter(account_with(tmp_path, runs_per_day=3, seconds_per_day=100), lambda: now[0])
     first = counter.begin_run(60)
-    with pytest.raises(BackendUnavailable, match=r"60 of 100 seconds.*40 are left and 60 asked.*resets at"):
+    with pytest.raises(BackendUnavailable, match=r"60 of 100 seconds.*40 are left, and 60 are needed.*resets at"):
         counter.begin_run(60)
     first.settle(1.5)
     second = counter.begin_run(60)
@@ -164,7 +164,7 @@ def test_sandboxes_at_once_are_places_that_come_back(tmp_path: Path) -> None:
     now[0] += 700
     counter.open_sandbox(10)
     third.close()
-    with pytest.raises(BackendUnavailable, match="5 of 5 sandboxes of today"):
+    with pytest.raises(BackendUnavailable, match="5 of 5 sandboxes for today"):
         counter.open_sandbox(10)
 
 

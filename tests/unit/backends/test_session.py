@@ -362,7 +362,7 @@ def test_an_end_between_two_cells_is_known_without_asking() -> None:
 
 @pytest.mark.parametrize(
     ("code", "status", "why"),
-    [("nonsense", "signaled", "an invalid message"), ("frames", "output_limit", "more than is read of one cell")],
+    [("nonsense", "signaled", "an invalid message"), ("frames", "output_limit", "more than one cell may send")],
 )
 def test_a_frame_that_cannot_be_ends_the_session(code: str, status: str, why: str) -> None:
     """It is killed, and nothing more is read of it."""

@@ -61,7 +61,7 @@ def run(answer: bytes, folder: str = "") -> _fast_path.Run:
         (close(), "the operation has ended"),
         (event(**STARTED) + close(error={"kind": "other", "message": "no"}), "no"),
         (close(error="x"), "the operation has ended"),
-        (event(**STARTED) + DATA * 5, "more than its window"),
+        (event(**STARTED) + DATA * 5, "data exceeds its window"),
         (event(**STARTED) + wire.frame(wire.DATA, 1), "a piece of 0 bytes"),
         (event(**STARTED) + wire.data_frame(1, 3, b"x"), "stream 3 has no content"),
         (event(**WAITING) * 40, "more events"),

@@ -103,7 +103,7 @@ def test_addresses_are_decided_one_by_one(capsys: pytest.CaptureFixture[str], mo
     )
     answers[:] = ["127.0.0.1"]
     code, rows = decided("a.example", capsys, network_allow="a.example@0.0.0.0/0", resolve=True)
-    assert (code, rows[0]["why"]) == (1, "a.example resolves to 127.0.0.1, a loopback address; no rule opens that")
+    assert (code, rows[0]["why"]) == (1, "a.example resolves to 127.0.0.1, a loopback address; no rule can allow that")
 
 
 def test_a_refused_name_is_not_resolved(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -263,10 +263,10 @@ def test_config_yaml_of_another_program(checkout: Checkout) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("tier: gold\n", "'tier' is taken for another program's"),
+        ("tier: gold\n", "'tier' seems to be another program's"),
         ("sandbox: {enabled: true, timeout: 9000}\n", "no key like 'enabled'"),
-        ("sandbox: !vault x\nbackend: api\n", "the file is taken for another program's"),
-        ("a: sandbox\n---\nb: 1\n", "the file is taken for another program's"),
+        ("sandbox: !vault x\nbackend: api\n", "the file seems to be another program's"),
+        ("a: sandbox\n---\nb: 1\n", "the file seems to be another program's"),
         ("tier: 1 # " + "x" * (1 << 20), "it is ignored"),
         (b"tier: 1 # \xff", "it is ignored"),
     ],
@@ -344,7 +344,7 @@ def test_dotenv_chooses_any_backend_where_the_user_named_it(checkout: Checkout, 
     path = checkout.says(".env", f"SANDBOX_TYPE={backend}\nCLOCHE_TIER=4\nCLOCHE_MEMORY=1g\n")
     refusal = checkout.refusal()
     assert refusal.startswith(f"{path}: ")
-    assert "merely found in the working directory" in refusal
+    assert "found in the working directory may only tighten" in refusal
     assert "name it with --env-file (CLOCHE_ENV_FILE) if it is yours" in refusal
     settings = checkout.load(CLOCHE_ENV_FILE=".env")
     check_runnable(settings)
@@ -414,7 +414,7 @@ def test_wrong_lines_of_dotenv(checkout: Checkout, text: str, named: str) -> Non
 
 
 def test_a_virtual_environment_called_dotenv(checkout: Checkout) -> None:
-    """A folder named .env is not a file of ours."""
+    """A folder named .env is not a lock file of this user."""
     (checkout.cwd / ".env").mkdir()
     assert checkout.load().backend == "local"
 

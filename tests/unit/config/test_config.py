@@ -517,7 +517,7 @@ def test_the_agents_folders_by_name(host: Host) -> None:
     [
         (
             "{memory: agent/memory}",
-            r"roots\.memory: 'agent/memory' is no absolute path; write one, such as ~/agent/memory",
+            r"roots\.memory: 'agent/memory' is not an absolute path; write one, such as ~/agent/memory",
         ),
         ("{secrets: /etc}", "unknown root 'secrets'; known roots: memory, configs"),
         ("/var/lib", "is not a mapping"),

@@ -54,7 +54,7 @@ def test_a_checkout_gives_no_account(folder: Path, name: str) -> None:
 def test_what_a_checkout_asks_of_an_account_is_refused(folder: Path, file: str, text: str) -> None:
     """Where it is clearly meant for us it is an error, which names file and key and repeats no secret."""
     (folder / "cwd" / file).write_text(text)
-    with pytest.raises(InvalidRequest, match=r"merely found") as caught:
+    with pytest.raises(InvalidRequest, match=r"found in the working directory may only tighten") as caught:
         loaded(folder)
     assert THEIRS not in str(caught.value)
 

@@ -146,7 +146,7 @@ def test_two_ceilings_of_the_network_join(one: NetworkCeiling, other: NetworkCei
     [
         ({"mode": "lan"}, "mode: 'lan' is unknown"),
         ({"mode": "open", "hosts": ("a.example",)}, "hosts: mode 'open' has no list of hosts"),
-        ({"mode": "allowlist", "hosts": ("*",)}, "hosts: '*' is every host"),
+        ({"mode": "allowlist", "hosts": ("*",)}, "hosts: '*' means every host"),
         (
             {"mode": "open", "networks": ("127.0.0.0/8",)},
             "networks: '127.0.0.0/8' has the network 127.0.0.0/8, which is",

@@ -47,7 +47,7 @@ def test_names_are_read_from_a_list_and_a_star_stands_for_all() -> None:
     assert read_namespaces("*") == set(NAMESPACES)
     assert read_namespaces("") == set()
     with pytest.raises(
-        InvalidRequest, match=r"CLOCHE_DEBUG: \\x1b\[31m is no debug namespace; use \* or some of jail, "
+        InvalidRequest, match=r"CLOCHE_DEBUG: \\x1b\[31m is not a debug namespace; use \* or some of jail, "
     ):
         check_namespaces(["jail", "\x1b[31m"], where="CLOCHE_DEBUG")
 

@@ -157,7 +157,7 @@ def test_other_lines_are_refused(line: bytes) -> None:
     """A line outside the grammar breaks the stream for good."""
     codec = BashCodec()
     codec.encode_run(1, ":")
-    with pytest.raises(ValueError, match="no answer"):
+    with pytest.raises(ValueError, match="not an answer"):
         codec.feed(line + b"\n")
     with pytest.raises(ValueError, match="before"):
         codec.feed(b"done 1 0\n")
@@ -195,7 +195,7 @@ def test_nul_in_bash_code_is_named() -> None:
 @pytest.mark.parametrize("run_id", [-1, 10**18])
 def test_bash_runs_have_small_numbers(run_id: int) -> None:
     """An id travels as digits, so it is bounded."""
-    with pytest.raises(ValueError, match="no number of a run"):
+    with pytest.raises(ValueError, match="not a number of a run"):
         BashCodec().encode_run(run_id, ":")
 
 

@@ -78,7 +78,7 @@ def test_large_and_small_are_read_alike(data: dict[str, object], rest: dict[str,
     "around", ["%s", '{"a":[%s]}', '{"long":"' + LONG + '","a":[%s]}'], ids=["bare", "in", "large"]
 )
 def test_what_is_no_json_is_refused(text: str, around: str) -> None:
-    """Numbers that JSON has no words for or nobody can print, and halves of characters, are none."""
+    """Numbers that JSON has no words for or nobody can print, and lone surrogates, are none."""
     if "{" in text:
         around = around.replace("%s", '{"b":%s}')
     with pytest.raises(ValueError, match=r"."):

@@ -29,7 +29,7 @@ def test_keys_of_many_parts_are_refused_at_once(text: str) -> None:
     tracemalloc.start()
     begun = time.process_time()
     try:
-        with pytest.raises(ValueError, match="more parts than are read"):
+        with pytest.raises(ValueError, match="too many parts"):
             read_toml(text)
         assert time.process_time() - begun < 1
         assert tracemalloc.get_traced_memory()[1] < 5 * len(text) + (4 << 20)

@@ -53,7 +53,7 @@ def test_what_ran_is_settled_and_what_did_not_is_not_counted(tmp_path: Path) -> 
     with pytest.raises(OutcomeUnknown):
         cloche.run("1", backend=backend, timeout=300)
     assert used(backend) == (2, 3)
-    with pytest.raises(BackendUnavailable, match="seconds of today"):
+    with pytest.raises(BackendUnavailable, match="seconds for today"):
         cloche.run("1", backend=backend, timeout=900)
     assert len(backend.requests) == 3
     assert Counter(backend.told).used_today()["money"] == 0.5

@@ -91,7 +91,7 @@ def test_weak_points_are_named_with_their_reason() -> None:
         network=Measure(state=State.ENFORCED),
         disk=Measure(state=State.ABSENT),
     )
-    assert found.weak_points == ("memory is partial: it can overshoot", "disk is absent: nothing enforces it")
+    assert found.weak_points == ("memory is partial: it can overshoot", "disk is absent: no mechanism enforces it here")
 
 
 def test_a_diagnosis_is_plain_data() -> None:

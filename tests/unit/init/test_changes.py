@@ -95,7 +95,7 @@ def test_bounds_cut_and_are_said(files: Files, tmp_path: Path) -> None:
     os.truncate(files / "a", 1 << 40)
     found = walked(files, tmp_path, most=100).entries
     assert sorted(entry.size for entry in found.values()) == [0, 0, 60]
-    assert {entry.problem for entry in found.values()} == {"", "it is larger than what may be taken out at once"}
+    assert {entry.problem for entry in found.values()} == {"", "it is larger than the maximum for one diff"}
     cut = walked(files, tmp_path, entries=2)
     assert len(cut.entries) == 2
     assert cut.is_partial

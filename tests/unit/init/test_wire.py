@@ -95,11 +95,11 @@ def test_breaking_the_window_is_named() -> None:
     credit.note_received(1, wire.WINDOW_BYTES)
     credit.note_received(2, wire.WINDOW_BYTES)
     for count in (1, 1 << 31):
-        with pytest.raises(wire.WireError, match="stream 1: more than its window"):
+        with pytest.raises(wire.WireError, match="stream 1: data exceeds its window"):
             credit.note_received(1, count)
-        with pytest.raises(wire.WireError, match="stream 1: more than its window"):
+        with pytest.raises(wire.WireError, match="stream 1: data exceeds its window"):
             credit.note_whole(1, count)
-        with pytest.raises(wire.WireError, match="stream 0: a window for what was not sent"):
+        with pytest.raises(wire.WireError, match="stream 0: a window for data that was not sent"):
             credit.note_granted(0, count)
     for stream in (wire.STREAMS, 255):
         for act in (credit.note_received, credit.note_granted):

@@ -54,7 +54,7 @@ def test_who_kills_others_is_ended(way: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_a_reaper_that_guests_hold_up_is_ended(way: str) -> None:
     """One that waits, killed or not, for a lock that they pass among themselves is gone when they are."""
-    found = end(way, "writes without end")
+    found = end(way, "does not stop writing")
     assert (found["outlived"], found["left"]) == (1, 0), found
     assert found["seconds"] < HELD_S, found
 

@@ -121,7 +121,7 @@ def test_a_lock_that_is_no_file_is_refused(runtime: Path, kind: str) -> None:
         os.mkfifo(lock)
     else:
         lock.mkdir()
-    with pytest.raises(BackendUnavailable, match=r"x\.lock is no file of ours"):
+    with pytest.raises(BackendUnavailable, match=r"x\.lock is not a lock file of this user"):
         registry.claim("x")
     assert not (runtime / "target").exists()
     assert [one.name for one in registry.found()] == ["y"]

@@ -177,8 +177,8 @@ BAD = {
     "an end of nothing": [open_frame(1, op="start"), wire.frame(wire.END, 1)],
     "a window that is none": [open_frame(1, op="start"), wire.frame(wire.WINDOW, 1, b"\0")],
     "an event": [open_frame(1, op="start"), wire.frame(wire.EVENT, 1, b"{}")],
-    "an empty piece": [open_frame(1, op="start"), wire.frame(wire.DATA, 1)],
-    "more than the window": [open_frame(1, op="start"), *[wire.data_frame(1, 0, bytes(wire.MOST_DATA))] * 5],
+    "an empty frame": [open_frame(1, op="start"), wire.frame(wire.DATA, 1)],
+    "data exceeds the window": [open_frame(1, op="start"), *[wire.data_frame(1, 0, bytes(wire.MOST_DATA))] * 5],
     "a kind that is none": [wire.HEADER.pack(0, 1, 99)],
     "a frame that is too long": [wire.HEADER.pack(wire.MOST_BODY + 1, 1, wire.OPEN)],
 }
@@ -281,10 +281,10 @@ def test_times_count_from_the_last_client_and_are_told_to_init(tmp_path: Path, m
     *_, info, _, refused = visit.take() or ()
     said = json.loads(info[2])
     assert (said["clients"], said["without_client_s"], said["left_s"], said["keep_s"]) == (0, 30.0, 2570.0, 7200.0)
-    assert b"keep_s is no time" in refused[2]
+    assert b"keep_s is not a duration" in refused[2]
     moment = 4600.0
     scene.relay._check_time()
-    assert scene.relay.ended == "its time is up"
+    assert scene.relay.ended == "its lifetime is over"
     scene.close()
 
 
@@ -315,7 +315,7 @@ def test_without_its_owner_it_ends_unless_somebody_is_in_it(tmp_path: Path, monk
     assert not is_over()
     visit.send(open_frame(2, op="own", owner_s="x"))
     scene.pump()
-    assert b"owner_s is no time" in (visit.take() or ())[-1][2]
+    assert b"owner_s is not a duration" in (visit.take() or ())[-1][2]
     moment = 189.0
     assert is_over()
     assert scene.relay.ended == "its service has not come back"

@@ -44,7 +44,7 @@ def test_a_session_has_one_owner() -> None:
         assert await _has(sessions, handle, "me")
         for other in ("you", None):
             assert not await _has(sessions, handle, other)
-            with pytest.raises(InvalidRequest, match="no such session"):
+            with pytest.raises(InvalidRequest, match="this session does not exist"):
                 await sessions.close(handle, other)
         await sessions.close(handle, "me")
         assert not await _has(sessions, handle, "me")

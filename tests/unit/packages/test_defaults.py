@@ -86,7 +86,7 @@ def test_a_client_that_names_none_is_an_error(says: str, tmp_path: Path, monkeyp
     with pytest.raises(BackendUnavailable, match="registry=") as refused:
         defaults.default_registry(Npm(argv=(client,)))
     Path(client).unlink()
-    with pytest.raises(BackendUnavailable, match="cannot be asked"):
+    with pytest.raises(BackendUnavailable, match="does not report its default"):
         defaults.default_registry(Npm(argv=(client,)))
     assert refused.value.remedy
 

@@ -168,7 +168,7 @@ def test_no_public_index_is_asked_before_a_private_one(host: Path, environ: dict
 
 def test_what_cannot_be_read_is_an_error_without_its_value(host: Path) -> None:
     """A value may hold a password."""
-    with pytest.raises(InvalidRequest, match="no address") as refused:
+    with pytest.raises(InvalidRequest, match="not an address") as refused:
         _find(host, UV_INDEX_URL="me:secret@a.example")
     assert "secret" not in str(refused.value)
     _write(host / "home/.config/uv/uv.toml", "index-url = [")

@@ -26,10 +26,10 @@ def _refused(host: str, port: int, why: str) -> Result:
     [
         (
             "203.0.113.80",
-            "a documentation address; where that is right, the operator can name a.example in packages_hosts",
+            "a documentation address; if that is right, the operator can name a.example in packages_hosts",
         ),
-        ("10.0.0.1", "a private address; where that is right, the operator can name a.example in packages_hosts"),
-        ("127.0.0.1", "a loopback address; no rule opens that"),
+        ("10.0.0.1", "a private address; if that is right, the operator can name a.example in packages_hosts"),
+        ("127.0.0.1", "a loopback address; no rule can allow that"),
     ],
 )
 def test_a_step_that_was_refused_says_why_and_who_can_open_it(address: str, advice: str) -> None:
@@ -42,5 +42,5 @@ def test_a_step_that_was_refused_says_why_and_who_can_open_it(address: str, advi
     assert said == f"packages: cannot resolve: Connection reset; refused: a.example resolves to {address}, {advice}"
     said = str(failed(Step(name="resolve"), _refused("b.example", 8443, rules.decide("b.example", 8443).why)))
     assert said.endswith(
-        "is not in the allowlist; where that is right, the operator can name b.example:8443 in packages_hosts"
+        "is not in the allowlist; if that is right, the operator can name b.example:8443 in packages_hosts"
     )

@@ -18,10 +18,10 @@ HOSTILE = [
     ("package/../other/index.js", tarfile.REGTYPE, "leads out"),
     ("/tmp/outside", tarfile.REGTYPE, "leads out"),
     ("package/..\\outside", tarfile.REGTYPE, "leads out"),
-    ("package/link", tarfile.SYMTYPE, "no regular file"),
-    ("package/link", tarfile.LNKTYPE, "no regular file"),
-    ("package/null", tarfile.CHRTYPE, "no regular file"),
-    ("package/pipe", tarfile.FIFOTYPE, "no regular file"),
+    ("package/link", tarfile.SYMTYPE, "not a regular file"),
+    ("package/link", tarfile.LNKTYPE, "not a regular file"),
+    ("package/null", tarfile.CHRTYPE, "not a regular file"),
+    ("package/pipe", tarfile.FIFOTYPE, "not a regular file"),
 ]
 
 

@@ -82,7 +82,7 @@ def test_several_processes_begin_with_both_at_once(state: Path) -> None:
 def test_the_database_of_a_server_is_no_queue(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says what to name."""
     monkeypatch.setenv("CLOCHE_DATABASE", "postgresql://host/records")
-    with pytest.raises(InvalidRequest, match="CLOCHE_DATABASE names no file; name one for approvals"):
+    with pytest.raises(InvalidRequest, match="CLOCHE_DATABASE is not a file; name one for approvals"):
         ApprovalQueue()
     monkeypatch.setenv("CLOCHE_DATABASE", f"sqlite:///{state}/other.db")
     ApprovalQueue()
@@ -100,7 +100,7 @@ def test_a_critical_row_of_the_service_takes_two_decisions(state: Path) -> None:
     queue.decide(numbers[0], YES)
     entry = queue.entry(numbers[0])
     assert (entry.state, entry.request.is_confirmation) == ("waiting", True)
-    with pytest.raises(InvalidRequest, match="was approved by test, and is to be confirmed"):
+    with pytest.raises(InvalidRequest, match="was approved by test, and must be confirmed"):
         queue.decide(numbers[0], YES)
     queue.decide(numbers[0], YES, is_confirming=True)
     queue.decide(numbers[1], replace(YES, is_approved=False))

@@ -115,9 +115,9 @@ print(_count(database))
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda path: path.write_bytes(b"no database" * 100), "no database"),
+        (lambda path: path.write_bytes(b"not a database" * 100), "no database"),
         (lambda path: path.write_bytes(path.read_bytes()[:4096] + os.urandom(4096) * 20), "damaged|no database"),
-        (lambda path: path.chmod(0o666), "everybody may write"),
+        (lambda path: path.chmod(0o666), "every user may write"),
     ],
     ids=["another file", "damaged", "writable by all"],
 )
@@ -186,6 +186,6 @@ def test_ids_sort_by_time_and_pages_follow_them(location: str) -> None:
 @pytest.mark.parametrize("text", ["", "snap_", "run_01k9z" + "0" * 15, "snap_" + "0" * 19 + "u", "../../etc/passwd"])
 def test_what_is_no_id_names_no_file(text: str) -> None:
     """Only what could be an id of the kind passes."""
-    with pytest.raises(InvalidRequest, match="no id"):
+    with pytest.raises(InvalidRequest, match="not an id"):
         check_id(text, "snap")
     assert check_id(new_id("snap"), "snap").startswith("snap_")

@@ -253,11 +253,11 @@ def test_a_key_that_others_may_read_is_refused(database: Database, workspace: Pa
     key = Path(database.folder, "snapshots.key")
     assert (stat.S_IMODE(key.stat().st_mode), key.stat().st_nlink, len(key.read_bytes())) == (0o600, 1, 32)
     key.chmod(0o640)
-    with pytest.raises(RecordsFailed, match="its owner alone may read"):
+    with pytest.raises(RecordsFailed, match="readable by its owner only"):
         taken(database, workspace)
     key.chmod(0o600)
     key.write_bytes(b"short")
-    with pytest.raises(RecordsFailed, match="is not 32 bytes"):
+    with pytest.raises(RecordsFailed, match="must have 32 bytes"):
         taken(database, workspace)
 
 
@@ -275,7 +275,7 @@ def test_the_list_is_by_session_and_page(database: Database, workspace: Path) ->
 def test_what_is_no_label_is_refused(database: Database, workspace: Path) -> None:
     """Too long, or no text; nothing is written then."""
     for wrong in ({"label": "x" * 201}, {"session_id": "x" * 65}, {"label": "\udcff"}, {"session_id": "\0"}):
-        with pytest.raises(InvalidRequest, match="it is no text of at most"):
+        with pytest.raises(InvalidRequest, match="it is not text of at most"):
             taken(database, workspace, **wrong)
     with pytest.raises(InvalidRequest, match="2001 variables are more than 2000"):
         taken(database, workspace, {f"V{number}": "" for number in range(2001)})
@@ -417,7 +417,7 @@ def test_a_script_takes_the_place_of_nothing_by_itself(tmp_path: Path) -> None:
         at.unlink()
         for place in (lambda: at.write_text("kept"), lambda: at.symlink_to(outside), lambda: at.symlink_to("nowhere")):
             place()
-            with pytest.raises(Conflict, match="is there already"):
+            with pytest.raises(Conflict, match="exists already"):
                 write_script(fd, script)
             write_script(fd, script, overwrite=True)
             assert (at.is_symlink(), at.read_text(), outside.read_text()) == (False, script.text, "kept")

@@ -156,9 +156,10 @@ def test_nothing_that_the_repository_names_is_run(tmp_path: Path, repository: Pa
 
 
 LED_OUT = {
-    "a file that names another folder": ("mv .git ../other; echo 'gitdir: ../other' > .git", ".git is no folder"),
-    "a link": ("mv .git ../other; ln -s ../other .git", ".git is no folder"),
-    "files elsewhere": ("git config core.worktree ../x; mkdir ../x", "the files stand elsewhere"),
+    "a file that names another folder": ("mv .git ../other; echo 'gitdir: ../other' > .git", ".git is a file or a "
+    "link"),
+    "a link": ("mv .git ../other; ln -s ../other .git", ".git is a file or a link"),
+    "files elsewhere": ("git config core.worktree ../x; mkdir ../x", "names another working tree"),
     "objects of another repository": (
         "mv .git/objects ../o; mkdir -p .git/objects/info; echo ../../o > .git/objects/info/alternates",
         "is not in this repository's own folder",
@@ -200,9 +201,9 @@ def test_time_and_number_are_bounded(repository: Path, git: Mapping[str, str], m
     assert found.reason == "there are 1201 lines of status, of which 1000 are kept"
     late = state_of(repository, deadline=time.monotonic() - 1)
     assert late.head == found.head
-    assert late.reason == "the time was up before all files were looked at"
+    assert late.reason == "there was not enough time to compare all files"
     monkeypatch.setattr(git_state, "ReadBudget", lambda deadline: git_objects.ReadBudget(deadline=deadline, names=50))
-    assert state_of(repository).reason == "there are more files than are looked at"
+    assert state_of(repository).reason == "there are too many files to compare all"
 
 
 DAMAGED = {

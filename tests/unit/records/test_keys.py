@@ -24,7 +24,7 @@ def database(location: str) -> Iterator[Database]:
 
 
 def test_a_rotated_key_has_the_old_ones_scopes_and_end(database: Database) -> None:
-    """A key for an hour does not become one for ever, and the old text holds no more."""
+    """A key for an hour does not become one for ever, and the old text no longer valid."""
     old, text = create_key(database, name="agent", scopes=("run",), lifetime_s=3_600)
     new, other = rotate_key(database, old.id)
     assert (new.name, new.scopes, new.expires_at) == ("agent", ("run",), old.expires_at)
@@ -39,7 +39,7 @@ def test_what_holds_no_more_does_not_come_back_by_a_rotation(database: Database)
     revoke_key(database, revoked.id)
     over, _ = create_key(database, name="over", scopes=("run",), lifetime_s=-1)
     for key in (revoked, over):
-        with pytest.raises(Conflict, match="holds no more"):
+        with pytest.raises(Conflict, match="no longer valid"):
             rotate_key(database, key.id)
     assert len(list_keys(database)) == 2
 

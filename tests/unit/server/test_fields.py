@@ -59,7 +59,7 @@ def test_a_run_and_the_settings_take_the_same_names(name: str, model: type[ExecR
 )  # fmt: skip
 def test_two_names_of_the_same_are_an_error(one: str, other: str, value: object) -> None:
     """Whichever came first, the second one is told, in a run and in the settings; so it is with any field's."""
-    given, why = {one: value, other: value}, f"{other}: {one} says the same; give one of them"
+    given, why = {one: value, other: value}, f"{other}: {one} sets the same value; give one of them"
     assert _told(validated, ExecRequest, {"code": "1", **given}) == (422, other, why)
     assert _told(read_names, given)[2] == why
     files = {"code": "1", "returnFiles": True, "return_files": True}

@@ -44,7 +44,7 @@ def test_the_queue_reports_how_runs_ended_and_which_had_no_room(database: Databa
         live = await queue.submit(_order())
         with pytest.raises(PolicyDenied):
             await live.wait()
-        with pytest.raises(Refused, match="wait already"):
+        with pytest.raises(Refused, match="are waiting already"):
             await queue.submit(_order(size=1 << 40))
         return queue
 
@@ -73,8 +73,11 @@ def test_what_the_database_cannot_do_is_counted_and_quotes_no_value(database: Da
 @pytest.mark.parametrize(
     ("variables", "told"),
     [
-        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "OTEL_EXPORTER_OTLP_PROTOCOL=grpc: the service sends http/protobuf"),
-        ({"OTEL_TRACES_EXPORTER": "console"}, "OTEL_TRACES_EXPORTER=console: the service sends otlp alone"),
+        (
+            {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
+            "OTEL_EXPORTER_OTLP_PROTOCOL=grpc: the service supports http/protobuf",
+        ),
+        ({"OTEL_TRACES_EXPORTER": "console"}, "OTEL_TRACES_EXPORTER=console: the service supports otlp only"),
     ],
 )
 def test_what_telemetry_cannot_do_is_wrong_usage(

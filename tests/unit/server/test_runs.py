@@ -76,7 +76,7 @@ def test_a_refused_run_is_told_of(tmp_path: Path) -> None:
         holding = await queue.submit(_order(hold))
         await _until(lambda: queue.running == 1)
         waiting = await queue.submit(_order(hold, asked={"code": "late"}))
-        with pytest.raises(Refused, match="1 runs wait already"):
+        with pytest.raises(Refused, match="1 runs are waiting already"):
             await queue.submit(_order(hold, asked={"code": "full"}))
         await asyncio.wait({waiting.task})
         go.set()
@@ -163,12 +163,12 @@ def test_who_waits_too_long_is_refused_and_noted(tmp_path: Path) -> None:
 
     async def attempt(queue: RunQueue) -> None:
         live = [await queue.submit(_order(forever)) for _ in range(default_count())]
-        with pytest.raises(Refused, match="no place came free"):
+        with pytest.raises(Refused, match="no place became free"):
             await live[-1].wait()
         await queue.drain(0)
 
     errors = [row.document["error"] for row in _rows(_try(tmp_path, attempt, deadline_s=0.05))]
-    waited = "no place came free within 0.05 s; nothing was run"
+    waited = "no place became free within 0.05 s; nothing was run"
     assert sorted(errors) == sorted([*[runs.SERVICE_STOPPED] * (default_count() - 1), waited])
 
 

@@ -127,7 +127,7 @@ def test_a_preset_is_below_what_the_skill_says_itself() -> None:
             "packages",
             "auto is above your ceilings.packages (none)",
         ),
-        ({"packages": ("git+https://evil.example/x",)}, {}, "packages", "names a place to take it from"),
+        ({"packages": ("git+https://evil.example/x",)}, {}, "packages", "names a place to download from"),
         ({"runtime": "csharp"}, {}, "runtime", "csharp is not allowed here (allowed: python, "),
         ({"runtime": "bash"}, {"policy": Policy(languages=("python",))}, "runtime", "bash is not allowed here"),
         ({"tools": ("os.execute",)}, {}, "tools", "tier 3 has no os.execute"),

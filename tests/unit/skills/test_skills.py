@@ -127,9 +127,9 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x]\n" + "".join(
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (BOMB, "anchors (&) and aliases (*) are not taken"),
-        ("base: &b {memory: 1g}\nlimits:\n  <<: *b\n", "anchors (&) and aliases (*) are not taken"),
-        ("runtime: &anchor python\n", "anchors (&) and aliases (*) are not taken"),
+        (BOMB, "anchors (&) and aliases (*) are not allowed"),
+        ("base: &b {memory: 1g}\nlimits:\n  <<: *b\n", "anchors (&) and aliases (*) are not allowed"),
+        ("runtime: &anchor python\n", "anchors (&) and aliases (*) are not allowed"),
         ("limits: " + "[" * 5000 + "]" * 5000, "nested deeper than 8 levels"),
         ("limits: " + "{a: " * 12 + "1" + "}" * 12, "nested deeper than 8 levels"),
         ("runtime: !!python/object/apply:os.system ['touch pwned']\n", "could not determine a constructor"),
@@ -166,12 +166,12 @@ def test_hostile_yaml_is_refused_quickly(tmp_path: Path, text: str, told: str) -
         (b"---\nname: \xff\n---\n", "not UTF-8 (byte 10)"),
         (b"---\nname: demo\ndescription: x\n---\n" + b"x" * 300_000, "more than 262144 bytes"),
         (b"---\n" + b"a: 1\n" * 20_000 + b"---\n", "front matter of more than"),
-        (b"---\nname: demo\ndescription: [1]\n---\n", "description: is to be text, not a list"),
+        (b"---\nname: demo\ndescription: [1]\n---\n", "description: must be text, not a list"),
         (b"---\nname: demo\ndescription: '  '\n---\n", "description: is empty"),
         (b"---\nname: demo\ndescription: " + b"x" * 1025 + b"\n---\n", "has 1025 characters; at most 1024"),
         (b"---\nname: demo2\ndescription: x\n---\n", "not the name of its folder, 'demo'"),
         (b"---\nname: " + b"a" * 65 + b"\ndescription: x\n---\n", "has 65 characters; at most 64"),
-        (b"---\nname: demo\ndescription: x\nmetadata: {a: {b: c}}\n---\n", "metadata.a: is to be a text"),
+        (b"---\nname: demo\ndescription: x\nmetadata: {a: {b: c}}\n---\n", "metadata.a: must be a text"),
         (b"---\nname: demo\ndescription: x\nmetadata: {a: 0x" + b"f" * 5000 + b"}\n---\n", "line 4: the number is too"),
     ],
 )
@@ -186,7 +186,7 @@ def test_an_unknown_key_of_the_card_is_a_remark(tmp_path: Path) -> None:
     """Others write keys of their own there; they mean nothing here."""
     folder = write_skill(tmp_path, card=CARD.format(name="demo").replace("---\n\n", "user-invocable: true\n---\n\n"))
     skill = load_skill(folder, Settings())
-    assert skill.notes == ("SKILL.md: 'user-invocable' is no key of the format, and is ignored",)
+    assert skill.notes == ("SKILL.md: 'user-invocable' is not a key of the format, and is ignored",)
 
 
 def _bind(path: Path) -> None:
@@ -204,9 +204,9 @@ def _link(folder: Path, target: str) -> None:
         (lambda folder: _link(folder, "/etc/passwd"), "leads out of the skill's folder"),
         (lambda folder: _link(folder, "../outside.txt"), "leads out of the skill's folder"),
         (lambda folder: _link(folder, "scripts/../../outside.txt"), "leads out of the skill's folder"),
-        (lambda folder: _link(folder, "scripts"), "no plain file of the skill's folder"),
-        (lambda folder: _link(folder, "thing"), "no plain file of the skill's folder"),
-        (lambda folder: _link(folder, "nothing"), "no plain file of the skill's folder"),
+        (lambda folder: _link(folder, "scripts"), "not a plain file of the skill's folder"),
+        (lambda folder: _link(folder, "thing"), "not a plain file of the skill's folder"),
+        (lambda folder: _link(folder, "nothing"), "not a plain file of the skill's folder"),
         (lambda folder: os.symlink("..", folder / "up"), "leads out of the skill's folder"),
         (lambda folder: os.link(folder.parent / "outside.txt", folder / "thing"), "hard link"),
         (lambda folder: os.mkfifo(folder / "thing"), "is a pipe"),
@@ -292,7 +292,7 @@ def test_a_link_brings_nothing_that_stays_behind(tmp_path: Path) -> None:
     os.symlink(".git/config", folder / "notes.txt")
     examined = examine_skill(str(folder))
     assert [str(fault) for fault in examined.faults] == [
-        "notes.txt: is a link to '.git/config', which is no part of the skill"
+        "notes.txt: is a link to '.git/config', which is not a part of the skill"
     ]
     assert examined.skill is not None
     assert all(b"secret" not in file.data for file in examined.skill.files)

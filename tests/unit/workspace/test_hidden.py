@@ -203,7 +203,7 @@ def test_a_fifo_does_not_stop_the_walk(tmp_path: Path) -> None:
 def test_an_ignore_file_that_is_no_file_is_refused(tmp_path: Path, make: object) -> None:
     """What it would hide is not known, so nothing is shown."""
     make(tmp_path / ".clocheignore")  # type: ignore[operator]
-    with pytest.raises(InvalidRequest, match="clocheignore: is no file that can be read"):
+    with pytest.raises(InvalidRequest, match="clocheignore: is not a file that can be read"):
         _find(tmp_path)
 
 

@@ -59,7 +59,8 @@ class ClocheBackend(AccountBackend):
         key = account.api_key.reveal()
         if not key.isascii() or not key.isprintable() or " " in key:
             raise BackendUnavailable(
-                "backend 'cloche': the key has characters that no key has.", remedy="Copy the key anew, without blanks."
+                "backend 'cloche': the key has characters that a key cannot have.",
+                remedy="Copy the key again, without blanks.",
             )
         return account
 

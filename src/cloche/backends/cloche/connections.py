@@ -60,8 +60,8 @@ class _Connections:
         wires = self._wires.setdefault(account, [])
         if len(wires) >= MOST_WIRES:
             raise BackendUnavailable(
-                f"backend 'cloche': {MOST_WIRES} connections to {account.host} carry as many calls as they may.",
-                remedy="End processes, watches and connections to ports that are not used any more.",
+                f"backend 'cloche': {MOST_WIRES} connections to {account.host} carry the maximum number of calls.",
+                remedy="End processes, watches and connections to ports that are no longer used.",
             )
         try:
             wire = await _open(account)

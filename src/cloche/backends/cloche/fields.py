@@ -66,7 +66,7 @@ def _check_own(values: Policy | Limits, names: tuple[str, ...]) -> None:
     for name in names:
         if getattr(values, name) != getattr(_USUAL[type(values)], name):
             raise InvalidRequest(
-                f"{name}: backend 'cloche' cannot ask a service for {getattr(values, name)!r}, which it settles by "
+                f"{name}: backend 'cloche' cannot request {getattr(values, name)!r} from a service, which decides this "
                 "itself; leave it out"
             )
 
@@ -109,7 +109,7 @@ def _file_field(file: InputFile) -> dict[str, str]:
 def mode_field(mode: int) -> str:
     """Return permission bits as the wire writes them. Raises InvalidRequest."""
     if type(mode) is not int or not 0 <= mode <= 0o777:
-        raise InvalidRequest(f"mode: {mode!r} cannot be had at a service; give permission bits up to 0o777")
+        raise InvalidRequest(f"mode: {mode!r} is not possible at a service; give permission bits up to 0o777")
     return f"{mode:03o}"
 
 
@@ -121,7 +121,7 @@ def path_fields(path: str) -> dict[str, str]:
     try:
         encoded = full_path.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
-        raise InvalidRequest(f"path: {path!r} is none: it cannot be encoded") from error
+        raise InvalidRequest(f"path: {path!r} cannot be encoded") from error
     try:
         encoded.decode()
     except UnicodeDecodeError:

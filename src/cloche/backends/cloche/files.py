@@ -57,7 +57,7 @@ class RemoteFiles(SandboxCalls):
                         )
                     pieces.append(piece)
         except TimeoutError as error:
-            raise SandboxFileError(f"{path}: not done in {FILE_S:g} s", path=path, kind="timeout") from error
+            raise SandboxFileError(f"{path}: not finished within {FILE_S:g} s", path=path, kind="timeout") from error
         return b"".join(pieces)
 
     async def read_stream(self, path: str, *, offset: int = 0, count: int | None = None) -> AsyncIterator[bytes]:
@@ -197,7 +197,7 @@ class RemoteFiles(SandboxCalls):
             call.end(IN)
             await outcome(call, self.account, "a file was written", timeout_s=FILE_S, path=path, where=self.where())
         except TimeoutError as error:
-            raise SandboxFileError(f"{path}: not done in {FILE_S:g} s", path=path, kind="timeout") from error
+            raise SandboxFileError(f"{path}: not finished within {FILE_S:g} s", path=path, kind="timeout") from error
         finally:
             call.cancel()
 
@@ -260,7 +260,7 @@ class RemoteFiles(SandboxCalls):
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise remote_error(
-                "cloche", Failure.BAD_ANSWER, detail="this describes no file", account=self.account
+                "cloche", Failure.BAD_ANSWER, detail="this does not describe a file", account=self.account
             ) from error
 
 
@@ -300,7 +300,7 @@ class RemoteWatch:
                     await self._more.wait()
         except TimeoutError as error:
             raise SandboxFileError(
-                f"{self._path}: not done in {FILE_S:g} s", path=self._path, kind="timeout"
+                f"{self._path}: not finished within {FILE_S:g} s", path=self._path, kind="timeout"
             ) from error
         if not self._has_begun:
             await outcome(self._call, self._account, "a folder was watched", timeout_s=FILE_S, path=self._path)
@@ -357,7 +357,7 @@ def _natural(name: str, value: int) -> int:
 def _text(path: str, name: str) -> dict[str, str]:
     fields = path_fields(path)
     if "path" not in fields:
-        raise InvalidRequest(f"{name}: {path!r} is no UTF-8, which a service cannot do this with")
+        raise InvalidRequest(f"{name}: {path!r} is not UTF-8, which a service does not support here")
     return {name: fields["path"]}
 
 

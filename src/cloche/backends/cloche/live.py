@@ -276,7 +276,7 @@ class RemoteSandbox(RemoteFiles):
                 "clients": answer.get("clients"),
             }
             return {**facts, "is_paused": answer.get("state") == "paused"}
-        raise InvalidRequest(f"{op}: this is settled when a sandbox is opened at a service")
+        raise InvalidRequest(f"{op}: at a service this is decided when the sandbox is opened")
 
     async def kill(self) -> None:
         """End the sandbox for all clients, and wait until everything of it is removed."""

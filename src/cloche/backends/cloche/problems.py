@@ -57,7 +57,9 @@ def error_of(refused: CallRefused, account: RemoteAccount, *, path: str | None =
     if kind == "backend-unavailable":
         return BackendUnavailable(f"the service at {account.host}: {detail}", remedy=remedy)
     if kind == "cancelled":
-        return OutcomeUnknown(f"the service at {account.host} has cancelled this: {message}; look there before a retry")
+        return OutcomeUnknown(
+            f"the service at {account.host} has cancelled this: {message}; check its state before you retry"
+        )
     status = problem.get("status")
     status = status if type(status) is int and 400 <= status < 600 else None
     failure = _FAILURES.get(kind) or (by_status(status) if status is not None else Failure.BAD_ANSWER)
@@ -83,11 +85,11 @@ def lost(error: LinkLost, account: RemoteAccount, action: str, where: str = "") 
     look = f" {where}" if where else ""
     return OutcomeUnknown(
         f"backend 'cloche': the connection to {account.host} was lost ({detail}) while {action}, which may or may not "
-        f"have been done.{look} Do not repeat it blindly."
+        f"have been done.{look} Check before you repeat it."
     )
 
 
 def late(account: RemoteAccount, action: str, where: str = "") -> OutcomeUnknown:
     """Return the error for an answer that did not arrive in time."""
     look = f" {where}" if where else ""
-    return OutcomeUnknown(f"backend 'cloche': {account.host} did not say in time how {action} ended.{look}")
+    return OutcomeUnknown(f"backend 'cloche': {account.host} did not report in time how {action} ended.{look}")

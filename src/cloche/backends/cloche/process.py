@@ -61,12 +61,12 @@ class RemoteProcess:
             raise
         if not self.id and not call.closed.done():
             call.cancel()
-            raise OutcomeUnknown(f"the service did not say that it had started a process. {self._sandbox.where()}")
+            raise OutcomeUnknown(f"the service did not report the start of a process. {self._sandbox.where()}")
         if not self.id:
             await outcome(
                 call, account, "a process was started", timeout_s=START_S, path=self._cwd, where=self._sandbox.where()
             )
-            raise OutcomeUnknown(f"a process ended without having begun. {self._sandbox.where()}")
+            raise OutcomeUnknown(f"a process ended without a start. {self._sandbox.where()}")
         self._announce()
         loop = asyncio.get_running_loop()
         self._started_at = loop.time()
@@ -174,7 +174,7 @@ class RemoteProcess:
             await self._keep_time(self._end, self._timeout_s)
         answer = await asyncio.shield(self._end)
         if answer.get("isDetached") is True:
-            raise Detached(f"process {self.id} was let go; attach to it by its id")
+            raise Detached(f"process {self.id} was detached; attach to it by its id")
         return answer
 
     async def _keep_time(self, end: asyncio.Task[dict[str, Any]], timeout_s: float) -> None:

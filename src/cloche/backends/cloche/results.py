@@ -35,8 +35,8 @@ class ResultReader:
     def wrong(self) -> OutcomeUnknown:
         """Return the error for an invalid result of code that was sent."""
         return OutcomeUnknown(
-            f"backend 'cloche': the answer of {self._account.host} is not what the protocol says: what came is no "
-            "result. The code may or may not have run; do not repeat it blindly."
+            f"backend 'cloche': the answer of {self._account.host} does not follow the protocol: it is not a "
+            "result. The code may or may not have run; check before you repeat it."
         )
 
     def read(
@@ -244,5 +244,5 @@ def files_saver(spool: Spool, records: Sequence[FileRecord]) -> SaveFiles | None
         ranges[record.path] = ByteRange(offset=offset, size=record.size, sha256=record.sha256)
         offset += record.size
     if offset != spool.size:
-        raise ValueError("the files that came are not those of the result")
+        raise ValueError("the received files are not those of the result")
     return keep(spool, ranges, tuple(records))

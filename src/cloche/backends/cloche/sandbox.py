@@ -313,7 +313,7 @@ async def in_time(call: Call, path: str) -> AsyncIterator[None]:
         async with asyncio.timeout(FILE_S):
             yield
     except TimeoutError as error:
-        raise SandboxFileError(f"{path}: not done in {FILE_S:g} s", path=path, kind="timeout") from error
+        raise SandboxFileError(f"{path}: not finished within {FILE_S:g} s", path=path, kind="timeout") from error
     finally:
         call.cancel()
 

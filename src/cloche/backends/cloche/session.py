@@ -29,7 +29,7 @@ class RemoteSession:
         self._opened_in, self._read_result, self._is_apart = sandbox, read_result, is_apart
         self.id = facts.get("id")
         if not isinstance(self.id, str) or not 0 < len(self.id) <= 256:
-            raise remote_error("cloche", Failure.BAD_ANSWER, detail="this is no session", account=sandbox.account)
+            raise remote_error("cloche", Failure.BAD_ANSWER, detail="this is not a session", account=sandbox.account)
         self._runtime, self._why = "", ""
         self._is_alive = True
         self._note(facts)

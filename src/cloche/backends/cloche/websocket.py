@@ -102,7 +102,7 @@ class WebSocket(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - it is TCP
         self._transport = transport
         if not self._is_secure and not ipaddress.ip_address(transport.get_extra_info("peername")[0]).is_loopback:
-            self._end(Failure.TLS, "the name leads to no loopback address")
+            self._end(Failure.TLS, "the name does not resolve to a loopback address")
             return
         request = self._ws.connect()
         request.headers["Authorization"] = f"Bearer {self._account.api_key.reveal()}"
@@ -170,7 +170,7 @@ class WebSocket(asyncio.Protocol):
         if self._has_ended:
             return
         if self._ws.parser_exc is not None:
-            self._end(Failure.BAD_ANSWER, "a frame makes no sense")
+            self._end(Failure.BAD_ANSWER, "a frame is invalid")
         elif self._ws.handshake_exc is not None:
             self._end(Failure.BAD_ANSWER, "the answer is not a web socket")
         else:

@@ -125,14 +125,14 @@ class Call(Channel):
     def take_data(self, stream: int, data: memoryview) -> None:
         """Assemble JSON, and pass on other data."""
         if stream not in (OUT, ERR, JSON) or stream in self._ended or not data:
-            raise wire.WireError(f"stream {stream}: content after its end, an empty piece, or the stream is ours")
+            raise wire.WireError(f"stream {stream}: data after its end, an empty frame, or a stream of the client")
         if stream != JSON:
             self.on_data(stream, bytes(data))
             return
         self.connection.hold(len(data))
         self._json += data
         if len(self._json) > MOST_JSON:
-            raise wire.WireError("a result beyond all bounds")
+            raise wire.WireError("a result that is too large")
         self.grant(JSON, len(data))
 
     def take_end(self, stream: int) -> None:
@@ -186,7 +186,7 @@ class Call(Channel):
             async with asyncio.timeout(self.connection.account.stall_s):
                 return await super().sendable(stream)
         except TimeoutError:
-            self.connection.lose(Failure.TIMEOUT, "the fields of a call are not taken")
+            self.connection.lose(Failure.TIMEOUT, "the service does not read the fields of a call")
             return 0
 
     def cancel(self) -> None:
@@ -215,8 +215,8 @@ class Call(Channel):
         try:
             return await asyncio.to_thread(read_json, result)
         except ValueError as error:
-            self.connection.lose(Failure.BAD_ANSWER, "a result is no JSON")
-            raise LinkLost(Failure.BAD_ANSWER, "a result is no JSON") from error
+            self.connection.lose(Failure.BAD_ANSWER, "a result is not JSON")
+            raise LinkLost(Failure.BAD_ANSWER, "a result is not JSON") from error
 
 
 class Wire:
@@ -331,7 +331,7 @@ class Wire:
             if kind == wire.CLOSE:
                 self._let_go(call)
         elif kind not in (wire.DATA, wire.END, wire.WINDOW):
-            raise wire.WireError("an answer to what was not asked")
+            raise wire.WireError("an answer without a request")
 
     def _break(self, error: ValueError) -> None:
         self.lose(Failure.BAD_ANSWER, str(error))
@@ -347,7 +347,7 @@ class Wire:
         calls = bounds.get("calls") if isinstance(bounds, dict) else None
         if hello.get("wire") != SERVICE_WIRE or type(calls) is not int or calls < 1 or self._hello.done():
             raise wire.WireError(
-                f"its wire is not version {SERVICE_WIRE}: have the same version of Cloche on both sides"
+                f"its wire is not version {SERVICE_WIRE}: use the same version of Cloche on both sides"
             )
         self.most_calls = calls
         self._hello.set_result(None)
@@ -356,7 +356,7 @@ class Wire:
         """Add to the number of buffered JSON bytes. Raises WireError beyond the bound."""
         self._held += count
         if self._held > MOST_HELD:
-            raise wire.WireError("results beyond all bounds")
+            raise wire.WireError("results that are too large")
 
     # What goes.
 

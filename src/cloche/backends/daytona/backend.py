@@ -20,7 +20,7 @@ from .client import DaytonaClient, checked
 from .sandbox import DaytonaLiveSandbox, DaytonaMachine, DaytonaOpenSandbox, wait_for_all
 
 NETWORKS: tuple[NetworkMode, ...] = ("off", "open")
-_THERE = "as far as the provider's kernel does what it says"
+_THERE = "if the provider's kernel works as documented"
 
 
 def _partial(mechanism: str, reason: str) -> Measure:
@@ -32,16 +32,18 @@ def daytona_controls(network: str = "off") -> Mapping[Control, Measure]:
     changes = {
         Control.MEMORY: _partial(
             "RLIMIT_DATA of each process; private memory of all is summed inside every 20 ms",
-            "it can be overshot in between, shared memory is not seen, and the whole is the provider's",
+            "the limit can be exceeded in between, shared memory is not counted, and the total limit is the provider's",
         ),
         Control.PIDS: _partial("RLIMIT_NPROC of an id of its own", _THERE),
         Control.DISK: _partial(
-            "RLIMIT_FSIZE; a file system in memory with a size where root there may mount one",
-            "where it may not, files together can fill the sandbox's own disk",
+            "RLIMIT_FSIZE; a file system in memory with a fixed size, if root there may mount one",
+            "if it may not, all files together can fill the sandbox's own disk",
         ),
     }
     if network == "open":
-        changes[Control.NETWORK] = _partial("the provider's network", "it reaches whatever the provider lets through")
+        changes[Control.NETWORK] = _partial(
+            "the provider's network", "it can reach any address that the provider allows"
+        )
     return claimed_controls("Daytona", changes)
 
 
@@ -111,7 +113,7 @@ class DaytonaBackend(AccountBackend):
         enforcement = claimed_enforcement(Level.VM, daytona_controls(policy.network))
         check_claims(
             policy, enforcement, backend=self.name, networks=NETWORKS,
-            network="at Daytona it is off or open: its own lists have no ports and no names that are looked up here",
-            level="Daytona says of its sandboxes: that is vm. Use another backend for less",
+            network="at Daytona it is off or open: its own lists have neither ports nor host names",
+            level="Daytona claims (vm). Use another backend for a lower one",
         )  # fmt: skip
         return account, enforcement

@@ -216,7 +216,7 @@ class DaytonaClient:
         response = getattr(answered, "response", answered)
         async with response:
             if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-                raise self.error(Failure.BAD_ANSWER, "an answer in a coding that was not asked for")
+                raise self.error(Failure.BAD_ANSWER, "an answer in an encoding that was not requested")
             data = bytearray()
             async for piece in response.content.iter_any():
                 data += piece
@@ -246,7 +246,7 @@ class DaytonaClient:
                     f"the sandbox at Daytona did not start, it is {sandbox.state!r}{reason}", step="create"
                 )
             if self.is_given_up:
-                raise StartFailed("the sandbox was closed before it was up; open another one", step="create")
+                raise StartFailed("the sandbox was closed before it had started; open another one", step="create")
             await asyncio.sleep(POLL_S)
             sandbox = self._described(await self._ask("get_sandbox", sandbox_id_or_name=sandbox.id))
         if not sandbox.toolbox:
@@ -302,7 +302,7 @@ class DaytonaClient:
             page = await self._ask("list_sandboxes", cursor=cursor, limit=PAGE)
             items = page.get("items") if isinstance(page, dict) else None
             if not isinstance(items, list):
-                raise self.error(Failure.BAD_ANSWER, "a list of sandboxes that is none")
+                raise self.error(Failure.BAD_ANSWER, "an invalid list of sandboxes")
             sandboxes += [sandbox for sandbox in map(self._described, items[:PAGE]) if label in sandbox.labels]
             cursor = page.get("nextCursor")
             if not isinstance(cursor, str) or not cursor:

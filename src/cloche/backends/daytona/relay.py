@@ -75,7 +75,7 @@ def free_ids() -> tuple[int, int]:
     used_ids = {row.pw_uid for row in pwd.getpwall()} | {row.pw_gid for row in pwd.getpwall()}
     free = [number for number in range(FIRST_ID, LAST_ID) if number not in used_ids][:2]
     if len(free) < 2:
-        raise RelayRefused("every id is taken")
+        raise RelayRefused("every id is in use")
     return free[0], free[1]
 
 
@@ -276,9 +276,7 @@ def main() -> None:
     settings = json.loads(read_exactly(int(read_exactly(9))))
     try:
         if os.getuid() != 0:
-            raise RelayRefused(
-                "whoever runs there is not root, so programs could not be kept apart from what watches them"
-            )
+            raise RelayRefused("the user there is not root, so programs could not be isolated from their supervisor")
         if sys.version_info[:2] < tuple(settings["least_python"]):
             raise RelayRefused(f"its Python is {sys.version.split()[0]}, which is too old")
         uid, own = free_ids()

@@ -83,7 +83,7 @@ class DaytonaMachine:
         if ticket is not None:
             ticket.note_id(sandbox.id)
         if self.is_lost:  # `end` was called meanwhile
-            raise StartFailed("the sandbox was closed before it was up; open another one", step="create")
+            raise StartFailed("the sandbox was closed before it had started; open another one", step="create")
         wire, contents = self._boot(prepares=True)
         with self._turn:
             self._first = wire
@@ -223,7 +223,7 @@ class DaytonaOpenSandbox(HostedSandbox[DaytonaContainer]):
     _machine: DaytonaMachine
 
     _loses_notice_of_start = True
-    _advice = "It may have run to its end there: what it did outside of its sandbox has to be looked for"
+    _advice = "It may have run to its end there: check its effects outside of the sandbox"
 
     def __init__(
         self, *, new_machine: Callable[[], DaytonaMachine], policy: Policy, limits: Limits, enforcement: Enforcement

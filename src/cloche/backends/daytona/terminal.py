@@ -68,7 +68,7 @@ class TerminalWire:
         try:
             contents = json.loads(body)
         except (ValueError, RecursionError):
-            raise StartFailed("a sandbox at Daytona says what makes no sense of what is in it", step="boot") from None
+            raise StartFailed("a sandbox at Daytona sent an invalid description of its contents", step="boot") from None
         return contents if isinstance(contents, dict) else {}
 
     def send(self, data: bytes) -> None:
@@ -79,7 +79,7 @@ class TerminalWire:
             try:
                 call(lambda piece=piece: self._send_data(piece), STALL_S)  # type: ignore[misc]
             except TimeoutError as error:
-                raise ConnectionError("the sandbox takes nothing") from error
+                raise ConnectionError("the sandbox does not read its input") from error
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
         """Yield the output of the first process until it ends. Raises OSError."""
@@ -198,7 +198,7 @@ class TerminalWire:
         while len(self._received) >= 5:
             end = 5 + int.from_bytes(self._received[1:5], "big")
             if end > MOST_FRAME:
-                raise ValueError("what comes from the sandbox makes no sense")
+                raise ValueError("the sandbox sent invalid data")
             if len(self._received) < end:
                 return
             kind, body = bytes(self._received[:1]), bytes(self._received[5:end])
@@ -206,20 +206,20 @@ class TerminalWire:
             if kind == TAKEN:
                 self._left += int(body)
                 if not 0 <= self._left <= WINDOW:
-                    raise ValueError("it takes what it was not sent")
+                    raise ValueError("it acknowledged data that was not sent")
                 self._may_send.set()
             elif kind in _STREAMS and not body:
-                raise ValueError("it writes nothing")
+                raise ValueError("it sends no output")
             else:
                 self._came += 5 + len(body)
                 if self._came - self._took > MOST_UNREAD:
-                    raise ValueError("it writes more than it may")
+                    raise ValueError("it exceeded its window")
                 self._queue.put((kind, body))
 
     def _find_mark(self) -> None:
         start = self._received.find(MARK)
         if start < 0 and len(self._received) > MOST_BEFORE:
-            raise ValueError("its shell writes without end")
+            raise ValueError("its shell does not stop writing")
         if start >= 0 and self._has_mark is not None:
             self._before = bytes(self._received[:start])
             del self._received[: start + len(MARK)]

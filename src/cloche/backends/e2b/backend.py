@@ -34,12 +34,13 @@ CONTROLS = claimed_controls(
         Control.CPU: Measure(
             state=State.PARTIAL,
             mechanism="the processors of the template, claimed by E2B",
-            reason="a sandbox cannot be asked for another number",
+            reason="a sandbox cannot have another number",
         ),
         Control.MEMORY: Measure(
             state=State.PARTIAL,
-            mechanism="sums of the processes' own memory, every 20 ms, by our first process there; the template's size",
-            reason="what they share is not counted, and the machine may be smaller than the limit",
+            mechanism="sums of the processes' own memory, every 20 ms, by Cloche's first process there; the "
+            "template's size",
+            reason="shared memory is not counted, and the machine may be smaller than the limit",
         ),
     },
 )
@@ -75,7 +76,7 @@ class E2BBackend(AccountBackend):
         if policy.users:
             raise BackendUnavailable(
                 f'backend "{self.name}": a sandbox has one user.',
-                remedy='Leave users out; or use backend "local" or "docker".',
+                remedy='Leave users out, or use backend "local" or "docker".',
             )
         machine, enforcement = await asyncio.to_thread(self._planned, policy, limits, is_live=True)
         sandbox = E2BLiveSandbox(machine=machine, policy=policy, limits=limits, enforcement=enforcement)
@@ -105,13 +106,13 @@ class E2BBackend(AccountBackend):
         check_claims(
             policy, enforcement, backend=self.name, networks=NETWORKS,
             network="E2B has off, open, and lists of hosts",
-            level="E2B claims of its machines: that is vm. Use another backend for less",
+            level="E2B claims (vm). Use another backend for a lower one",
         )  # fmt: skip
         if limits.timeout_s > account.lifetime_s:
             raise BackendUnavailable(
                 f'backend "e2b": a run may take {limits.timeout_s:g} s, and a sandbox ends there after '
                 f"{account.lifetime_s:g} s.",
-                remedy="Allow a run less time, or raise e2b.lifetime as far as the provider lets you.",
+                remedy="Use a shorter time-out, or raise e2b.lifetime as far as the provider allows.",
             )
         homes = (HOME,) if is_live and policy.user != "nobody" else ()
         plan = plan_sandbox(

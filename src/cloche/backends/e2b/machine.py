@@ -144,8 +144,8 @@ def allowed_hosts(policy: Policy) -> tuple[str, ...]:
 
 def _inexpressible(feature: str, text: str) -> BackendUnavailable:
     return BackendUnavailable(
-        f'backend "e2b": its rules of the network cannot express {feature} ({text}).',
-        remedy='Name hosts alone, on ports 80 and 443; or use network "open" or "off", or another backend.',
+        f'backend "e2b": its network rules cannot express {feature} ({text}).',
+        remedy='Name only hosts, for ports 80 and 443; or use network "open" or "off", or another backend.',
     )
 
 
@@ -257,7 +257,7 @@ class E2BMachine:
 
     def _end_unknown(self) -> None:
         """End the sandbox with this machine's name, if one was created and the answer was lost."""
-        with suppress_logged(log, "it is not known whether a sandbox was made; it would end with its time", Exception):
+        with suppress_logged(log, "a sandbox may have been created; it ends after its lifetime", Exception):
             for name, _ in list_sandboxes(self.provider, {NAME_LABEL: self._ours}):
                 kill_sandbox(self.provider, name)
 
@@ -279,14 +279,14 @@ class E2BMachine:
         """Run a program to its end and return its standard output. Raises BackendUnavailable or StartFailed."""
         wire = self.start(arguments, user="", sends=False)
         output = b""
-        late = threading.Timer(LOOK_S, wire.fail, (TimeoutError("it does not end in time"),))
+        late = threading.Timer(LOOK_S, wire.fail, (TimeoutError("it did not end in time"),))
         late.daemon = True
         late.start()
         try:
             for stream, piece in wire.pieces():
                 output += piece if stream == OUTPUT else b""
                 if len(output) > MOST_LOOKED_BYTES:
-                    raise StartFailed("a sandbox at E2B says more than it was asked", step="look")
+                    raise StartFailed("a sandbox at E2B sends more than was requested", step="look")
         except OSError as error:
             raise StartFailed(f"a sandbox at E2B is gone: {error}", step="look") from error
         finally:
@@ -319,7 +319,7 @@ class E2BMachine:
         for wire in list(self._wires):
             wire.fail(ConnectionError("the sandbox at E2B was ended"))
         if sandbox is not None:
-            with suppress_logged(log, "a sandbox at E2B may be left, until its time is up", Exception):
+            with suppress_logged(log, "a sandbox at E2B may remain until the end of its lifetime", Exception):
                 kill_sandbox(self.provider, self.provider.check_name(sandbox.sandbox_id))
         if ticket is not None:
             with suppress_logged(log, "the end of a sandbox could not be counted", BackendUnavailable):

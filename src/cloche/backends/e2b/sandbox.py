@@ -66,7 +66,7 @@ class E2BContainer(SharingContainer[LookedInto]):
         if self.is_lost:
             return
         if self._wire is not None:
-            with suppress_logged(log, "a container could not be killed, and its sandbox will be", OSError):
+            with suppress_logged(log, "a container could not be killed, so its sandbox is killed", OSError):
                 self.end()
                 if self._over.wait(END_S):
                     return
@@ -85,7 +85,7 @@ class E2BOpenSandbox(SharedSandbox[LookedInto, E2BContainer]):
     """Run requests in a sandbox at E2B, one at a time, beside sessions; see core.protocols.OpenSandbox."""
 
     _loses_notice_of_start = True
-    _advice = "It may have reached the end of its time, or the connection was lost. Do not run the code again blindly"
+    _advice = "It may have reached the end of its lifetime, or the connection was lost. Check the effects before you run the code again"
 
     def __init__(self, *, machine: E2BMachine, policy: Policy, limits: Limits, enforcement: Enforcement):
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)

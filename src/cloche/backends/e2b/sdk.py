@@ -73,7 +73,7 @@ def find_package() -> Any:
     except (ImportError, ValueError) as error:  # it raises ValueError for invalid E2B_* variables
         raise BackendUnavailable(
             f'backend "e2b": the package {PACKAGE} cannot be used ({error}).',
-            remedy=f'Install the extra that brings a version that can: "pip install cloche[{EXTRA}]".',
+            remedy=f'Install the extra, which brings a suitable version: "pip install cloche[{EXTRA}]".',
         ) from error
     return package
 
@@ -109,7 +109,7 @@ class Provider:
         if transport is not self.transport:
             raise BackendUnavailable(
                 'backend "e2b": this version of its package keeps connections in a way that Cloche does not know.',
-                remedy="Install one that was tried: pip install 'e2b>=2.45.1,<=2.63'.",
+                remedy="Install a tested one: pip install 'e2b>=2.45.1,<=2.63'.",
             )
 
     def options(self) -> dict[str, Any]:
@@ -182,11 +182,11 @@ class Provider:
         )
         if not domain:
             raise BackendUnavailable(
-                'backend "e2b": the account has the address of an API, and none of its sandboxes.',
+                'backend "e2b": the account has the address of an API, but no address of its sandboxes.',
                 remedy="Set e2b.domain, or e2b.sandbox_url, in your configuration.",
             )
         if not _HOST.fullmatch(domain.lower()):
-            raise self.failure(Failure.BAD_ANSWER, detail="the domain of the sandbox is none")
+            raise self.failure(Failure.BAD_ANSWER, detail="the domain of the sandbox is invalid")
         if self._is_known(domain):
             return f"https://sandbox.{domain}"
         return f"https://{ENVD_PORT}-{name}.{domain}"
@@ -202,7 +202,7 @@ class Provider:
         Raises BackendUnavailable if it is invalid.
         """
         if not isinstance(text, str) or not _NAME.fullmatch(text):
-            raise self.failure(Failure.BAD_ANSWER, detail="the name of the sandbox is none")
+            raise self.failure(Failure.BAD_ANSWER, detail="the name of the sandbox is invalid")
         return text
 
 
@@ -268,7 +268,7 @@ class AccountTransport:
             except OSError as error:
                 raise self._provider.failure(Failure.NO_NETWORK, detail=last_words(error)) from error
             except ValueError as error:
-                raise self._provider.failure(Failure.BAD_ANSWER, detail="the address is none") from error
+                raise self._provider.failure(Failure.BAD_ANSWER, detail="the address is invalid") from error
             except Exception as error:  # an error of pyqwest: a broken connection or invalid HTTP
                 raise self._provider.failure(Failure.BAD_ANSWER, detail=last_words(error)) from error
         raise AssertionError("unreachable")
@@ -320,7 +320,7 @@ def last_words(error: BaseException) -> str:
 def _message(kind: str, body: bytes) -> str:
     """Return the error message of an API answer. A page that a proxy made has none."""
     if "json" not in kind:
-        return "the answer is not of its API" if body else ""
+        return "the answer does not follow its API" if body else ""
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):

@@ -55,10 +55,10 @@ class ProcessWire:
         try:
             kind, first = _event(await anext(events))
             if kind != "start":
-                raise provider.failure(Failure.BAD_ANSWER, detail="a process began with something else")
+                raise provider.failure(Failure.BAD_ANSWER, detail="the first message of a process is not its start")
             return cls(provider, client, events, int(first.pid))
         except StopAsyncIteration:
-            raise provider.failure(Failure.BAD_ANSWER, detail="a process has no beginning") from None
+            raise provider.failure(Failure.BAD_ANSWER, detail="a process has not started") from None
         except BaseException:
             await events.aclose()
             raise
@@ -67,7 +67,7 @@ class ProcessWire:
         """Queue `data` for sending. Raises OSError if the process has ended or has read nothing for `STALL_S`."""
         with self._turn:
             if not self._turn.wait_for(lambda: len(self._unsent) < MOST_UNSENT or self._error, STALL_S):
-                raise TimeoutError("a process at E2B takes nothing")
+                raise TimeoutError("a process at E2B does not read its input")
             if self._error is not None or self._is_shut_down:
                 raise ConnectionError(str(self._error) if self._error else "its input was ended")
             self._unsent += data
@@ -138,7 +138,7 @@ class ProcessWire:
                 raise self._error or ConnectionError("it was closed")
             return _event(coming.result())
         except StopAsyncIteration:
-            raise self._provider.failure(Failure.BAD_ANSWER, detail="a process has no end") from None
+            raise self._provider.failure(Failure.BAD_ANSWER, detail="a process did not report its end") from None
         finally:
             for task in (coming, failing):
                 task.cancel()

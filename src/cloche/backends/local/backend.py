@@ -123,8 +123,10 @@ class LocalBackend:
         """Return the reason why a folder cannot be shown copy-on-write; see core.changes.SupportsHostFolder."""
         host = self._host()
         if (host.level() if level is None else level) is not Level.JAIL:
-            return "level jail has such views alone"
-        return f"this host has no id-mapped mounts: {host.idmapped}" if host.owns_ids and host.idmapped else ""
+            return "only level jail has such views"
+        return (
+            f"this host does not support id-mapped mounts: {host.idmapped}" if host.owns_ids and host.idmapped else ""
+        )
 
     def open_live(self, policy: Policy, limits: Limits) -> AbstractAsyncContextManager[LocalLiveSandbox]:
         """Open a live sandbox; nothing is started before it is used.
@@ -162,7 +164,7 @@ class LocalBackend:
     def _make(self, policy: Policy, limits: Limits) -> LocalOpenSandbox:
         if policy.on_network == "ask" and policy.network in SERVED:
             raise InvalidRequest(
-                'on_network: "ask" is for a live sandbox, which has somebody to ask (sandbox.network.ask, or a '
+                'on_network: "ask" needs a live sandbox with an approver (sandbox.network.ask, or a '
                 "toolbox's approver); leave it out for single runs"
             )
         host, enforcement = self._settle(policy)
@@ -174,7 +176,7 @@ class LocalBackend:
         if why:
             raise BackendUnavailable(
                 f"{why}.",
-                remedy=f"{_remedy(host) if host.level() < Level.JAIL else 'Ask for no other level, or for jail.'} "
+                remedy=f"{_remedy(host) if host.level() < Level.JAIL else 'Leave level out, or use level jail.'} "
                 "Without live=True, runs take turns at any level.",
             )
         sandbox_class = _live_class(enforcement.level)
@@ -195,7 +197,7 @@ class LocalBackend:
         if self._plain is None or self._plain[0] is not host:
             self._plain = (
                 host,
-                replace(host, ids=None, ids_reason="the files of a workspace are the user's"),
+                replace(host, ids=None, ids_reason="files of a workspace belong to the user"),
             )
         return self._plain[1]
 
@@ -325,7 +327,7 @@ def _networks(level: Level) -> tuple[NetworkMode, ...]:
 def _why_no_network(level: Level) -> str:
     """Return the reason why the network must be off at a level; empty if it need not be."""
     if level < Level.CONFINED:
-        return "the local backend has the network off, by an allowlist or open, at levels jail and confined alone"
+        return "the local backend has a network (allowlist, open) or none only at levels jail and confined"
     return why_unread_memory() if level is Level.CONFINED else ""
 
 

@@ -29,11 +29,11 @@ from .session import LocalSession
 SCOPES_ABI = 6  # the Landlock ABI from which a domain can block signals to outside processes (landlock(7))
 ONE_UID = (
     "a live sandbox at level confined needs an id of its own or Landlock's scopes (Linux 6.12 or later): this "
-    "host gives an ordinary user one id, and its kernel lets programs of one id signal each other"
+    "host gives an ordinary user one id, and its kernel allows programs with the same id to signal each other"
 )
 NO_SERVERS = "a sandbox at level confined has no servers: a port that a program listens on would be the host's own"
-NO_WATCHES = "watch: level confined watches no files: inotify would tell of the host's as well"
-NO_CLONES = "checkpoints: level confined has none, as a clone needs namespaces"
+NO_WATCHES = "watch: level confined cannot watch files: inotify would report files of the host as well"
+NO_CLONES = "checkpoints: level confined has none, because a clone needs namespaces"
 
 
 def why_no_life(host: Host) -> str:

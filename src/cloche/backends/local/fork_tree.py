@@ -148,7 +148,7 @@ class ForkTree:
             await self._first_of(answer, parent.pipes.link.lost, self.end, longest_s=self._answer_s)
             if not answer.done():
                 has_ended = parent.pipes.link.lost.done() or self.end.done()
-                why = "ended" if has_ended else "did not answer (a task in it that never awaits, say)"
+                why = "ended" if has_ended else "did not answer (perhaps a task in it never awaits)"
                 raise StartFailed(f"the session {why} while it was cloned{_stderr_tail(parent.pipes)}")
             error = answer.result().get("error")
             if error is not None:
@@ -203,7 +203,7 @@ class ForkTree:
         pipes = node.pipes
         await self._first_of(pipes.link.ready, pipes.link.lost, self.end)
         if not pipes.link.ready.done():
-            why = "ended while it began" if pipes.link.lost.done() or self.end.done() else "has not begun in time"
+            why = "ended during its start" if pipes.link.lost.done() or self.end.done() else "did not start in time"
             raise StartFailed(f"a clone of the session {why}{_stderr_tail(pipes)}")
 
     def _cgroup(self) -> Mapping[str, Any] | None:

@@ -29,7 +29,7 @@ from cloche.jail.work_folder import clear_remains
 
 log = logging.getLogger("cloche.jail")
 CLOSE_TIMEOUT_S = 10.0
-LEFT_EMPTY = "what is left of a helper stays, which is named after us and empty"
+LEFT_EMPTY = "an empty control group of a helper remains"
 EXIT_TIMEOUT_S, POLL_S = 10.0, 0.002
 STOPPED_S = 1.0  # after the time-out of a run, when its helper is given up if it is stopped
 LATE_S = 90.0  # the same in any case: building a sandbox may take 60 s, and its clock starts with the program

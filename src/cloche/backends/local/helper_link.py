@@ -55,7 +55,7 @@ def _fail(end: asyncio.Future[dict[str, Any]], error: Exception) -> None:
     That a program has started may be among what could not be taken, so nobody may start it again.
     """
     if isinstance(error, OSError):
-        why = OutcomeUnknown(with_limit(f"the run cannot be followed, and may have run: {error}", error.errno))
+        why = OutcomeUnknown(with_limit(f"the run cannot be observed, and may have run: {error}", error.errno))
         why.__cause__, error = error, why
     if not end.done():
         end.set_exception(error)
@@ -398,7 +398,7 @@ class HelperConnection:
             body = {"at": started_at}
             run.take("status", "started", body)
             if self._guest_workspace and os.fstat(self._guest_workspace[0]).st_dev != device:
-                raise OutcomeUnknown("the workspace that came with the guest is another one's; its files are not read")
+                raise OutcomeUnknown("the workspace descriptor belongs to another guest; its files are not read")
             on_message("ready", {"seconds": handoff.seconds}, self._take_guest_workspace())
             on_message("started", body, [])
 
@@ -476,7 +476,7 @@ class HelperConnection:
     def notify(self, tag: str, **body: str | bool | int | dict[str, Any]) -> None:
         """Send the helper a message without an answer; a helper that is gone is ignored."""
         if self._link is not None:
-            with suppress_logged(log, "the helper is gone, as its link will say", OSError):
+            with suppress_logged(log, "the helper is gone; its link will report that", OSError):
                 messages.send(self._link.fileno(), tag, body)
 
     async def ask(self, tag: str, payload: Mapping[str, Any] | None = None, **body: Any) -> list[int]:  # noqa: ANN401
@@ -554,7 +554,7 @@ class HelperConnection:
         if link is not None:
             with suppress_logged(log, "the helper had closed its link first", OSError):
                 link.shutdown(socket.SHUT_WR)
-            with suppress_logged(log, "the helper takes its time to end", TimeoutError):
+            with suppress_logged(log, "the helper is slow to end", TimeoutError):
                 self._is_lost |= await helper_ends.end_slot(link, self.helper_pid)
             link.close()
         if self._is_lost and self._slot is not None and self._slot.spec is not None:

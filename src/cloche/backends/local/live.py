@@ -106,7 +106,7 @@ os.unlink(__file__)
 """
 SHARES = (
     "this session shares its sandbox with others, so it has no checkpoints and no forks; open one with "
-    "checkpoints=True, which has a copy of the files and a process namespace of its own"
+    "checkpoints=True, which gets a copy of the files and a separate process namespace"
 )
 
 
@@ -605,8 +605,8 @@ class LocalLiveSandbox(LiveSandbox):
         if len(archive) > MOST_COPIED_BYTES:
             size = format_size(MOST_COPIED_BYTES)
             raise SandboxFileTooLarge(
-                f"/workspace: more than {size}, which a session with checkpoints cannot have a copy of; move what it "
-                "does not need out of /workspace",
+                f"/workspace: more than {size}, too much to copy for a session with checkpoints; move files that "
+                "it does not need out of /workspace",
                 path="/workspace",
             )
         result = await apart.run(Request(code=UNPACKS, stdin=bytes(archive), timeout_s=UNPACK_S))

@@ -256,8 +256,9 @@ def closed_folder(paths: Sequence[str]) -> str:
 def closed_to_guests(folder: str) -> str:
     """Return the message for a root without CAP_DAC_READ_SEARCH whose guest, another user, cannot search a folder."""
     return (
-        f"{folder} is closed to the sandbox's user, and what runs the code lies in it; without the capability "
-        f"DAC_READ_SEARCH root cannot let it in. To fix it: chmod o+x {folder}, or install that elsewhere (below /opt "
+        f"{folder} is not accessible to the sandbox's user, but the interpreter lies in it; root without the "
+        "capability "
+        f"DAC_READ_SEARCH cannot grant access. To fix it: chmod o+x {folder}, or install that elsewhere (below /opt "
         "or /usr; packages of sandboxes go where XDG_DATA_HOME says, for example /var/lib); a container may be started "
         "with --cap-add DAC_READ_SEARCH"
     )
@@ -266,7 +267,7 @@ def closed_to_guests(folder: str) -> str:
 def show_folder(run: Run, spec: Spec, folder: HostFolder, host: Host) -> None:
     """Show a live sandbox a folder of the host copy-on-write, and others read-only.
 
-    For root, their files appear as the guest's own. Raises BackendUnavailable if this host has no id-mapped mounts.
+    For root, their files appear as the guest's own. Raises BackendUnavailable if this host does not support id-mapped mounts.
     """
     mount_point = folder.at.lstrip("/")
     links = [("symlink", folder.at, "workspace")] if mount_point != "workspace" else []
@@ -284,7 +285,7 @@ def _overlay(
     register, source = "", folder.opened_as or folder.path
     if host.owns_ids:
         if host.idmapped:
-            raise BackendUnavailable(f"workspace: this host has no id-mapped mounts: {host.idmapped}")
+            raise BackendUnavailable(f"workspace: this host does not support id-mapped mounts: {host.idmapped}")
         run.private = [*run.private, source]
         run.owners = {**run.owners, source: folder.owner}
         register = private_register(source)

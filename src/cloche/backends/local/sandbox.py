@@ -259,8 +259,7 @@ class LocalOpenSandbox:
         async with self._turn:
             if any(other_session is not session and not other_session.has_ended for other_session in self._sessions):
                 raise InvalidRequest(
-                    "this sandbox has another open session, which works in the same files; "
-                    "close it, or use two sandboxes"
+                    "another session is open in this sandbox, with the same files; close it, or use two sandboxes"
                 )
             yield
 
@@ -285,9 +284,7 @@ class LocalOpenSandbox:
                 inputs, timeout_s=timeout_s, halted=self._halted, is_last=self._is_last
             )
         except OSError as error:
-            raise OutcomeUnknown(
-                with_limit(f"the program's files cannot be looked at: {error}", error.errno)
-            ) from error
+            raise OutcomeUnknown(with_limit(f"the program's files cannot be listed: {error}", error.errno)) from error
 
     @contextlib.asynccontextmanager
     async def _halted(self) -> AsyncIterator[None]:
@@ -527,7 +524,7 @@ class LocalOpenSandbox:
             return ended
         except asyncio.CancelledError:
             connection.kill(KillCause.CANCELLED)
-            with suppress_logged(log, "how a cancelled run ended, which nobody waits for any more", Exception):
+            with suppress_logged(log, "the end of a cancelled run", Exception):
                 await finish(connection.attend(on_message))
             raise
         except StartFailed as error:

@@ -170,7 +170,7 @@ class LocalTransport:
         if sending is not None:
             await become_task()
             with suppress_logged(
-                log, "the interpreter does not read what it is asked, as its cell will show", TimeoutError
+                log, "the interpreter does not read its input; its cell will report that", TimeoutError
             ):
                 await asyncio.wait_for(sending, ACK_TIMEOUT_S)
 
@@ -178,7 +178,7 @@ class LocalTransport:
         """Wait until the helper, which handles messages in order, has sent the last cell's signals."""
         await become_task()
         with suppress_logged(
-            log, "a session's helper does not answer, as its next cell will show", OSError, TimeoutError
+            log, "a session's helper does not answer; its next cell will report that", OSError, TimeoutError
         ):
             await asyncio.wait_for(fork_tree.connection.ask("echo"), ACK_TIMEOUT_S)
 
@@ -396,7 +396,7 @@ class LocalSession(Session):
             raise BackendUnavailable(self._program.why_no_forks())
         if self.fork_tree is None or not self._can_fork:
             raise BackendUnavailable(
-                "checkpoints and forks need level jail and a writable /tmp; this sandbox has not both"
+                "checkpoints and forks need level jail and a writable /tmp, which this sandbox lacks"
             )
         if needs_life and not self.is_alive:
             raise InvalidRequest(f"this session has ended{self._why()}; roll it back, restart it, or open another one")

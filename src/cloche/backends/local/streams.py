@@ -375,10 +375,10 @@ class SessionPipes(StreamSet):
         answer = self.link.expect(request_id)
         sending = self.send(encode({"op": "fork", "id": request_id, "flags": FORK_FLAGS}))
         if sending is not None:
-            with suppress_logged(log, "the interpreter does not read what it is asked", TimeoutError):
+            with suppress_logged(log, "the interpreter does not read its input", TimeoutError):
                 await asyncio.wait_for(sending, timeout_s)
         _, *ends = clone_pipes.guest_ends()
-        with suppress_logged(log, "the interpreter is gone, as the answer will say", OSError):
+        with suppress_logged(log, "the interpreter is gone; the answer will report that", OSError):
             socket.send_fds(self._socket, [b"f"], ends)
         return answer
 
@@ -388,7 +388,7 @@ class SessionPipes(StreamSet):
 
     def go(self, *, is_fork: bool) -> None:
         """Let a clone continue once it has its namespaces and mounts; it answers when it is ready."""
-        with suppress_logged(log, "the clone is gone, as its link will say", OSError):
+        with suppress_logged(log, "the clone is gone; its link will report that", OSError):
             self._socket.send(encode({"op": "go", "is_fork": is_fork}))
 
     def send(self, data: bytes) -> Awaitable[None] | None:
@@ -411,7 +411,7 @@ class SessionPipes(StreamSet):
         except OSError as error:
             self.link.lose(f"the link is gone: {error}")
         except asyncio.CancelledError:
-            self.link.lose("a cell was sent in part")
+            self.link.lose("a cell was sent only in part")
             raise
         finally:
             sending.cancel()

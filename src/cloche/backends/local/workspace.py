@@ -385,7 +385,7 @@ def list_paths(root_fd: int, path: str, until: Until) -> tuple[str, ...]:
     finally:
         os.close(fd)
     if why := walk.reasons & {"time", "entries", "paths"}:
-        text = f"there is too much below {path!r} to list it ({', '.join(sorted(why))}); list a folder below it"
+        text = f"{path!r} has too many entries to list ({', '.join(sorted(why))}); list a folder below it"
         raise SandboxFileTooLarge(text, path=path)
     return tuple(sorted(paths))
 
@@ -409,7 +409,7 @@ class _KeptMount:
             fd = open_regular(self._fd, record.path)
         except FileNotFoundError as error:
             raise SandboxFileNotFound(
-                f"{record.path!r} is no longer in the workspace: what ran there since has removed it; save the files "
+                f"{record.path!r} is no longer in the workspace: a later run there removed it; save the files "
                 "of a cell before the next one, or pass out=DIR to the cell",
                 path=record.path,
             ) from error
@@ -520,7 +520,7 @@ class Workspace:
                     raise OSError(errno.EBADF, "the sandbox was closed meanwhile")
             except OSError as error:
                 raise OutcomeUnknown(
-                    f"the code has run, and its files cannot be read: {error.strerror or error}"
+                    f"the code has run, but its files cannot be read: {error.strerror or error}"
                 ) from error
             self._is_shown = True
         return self._shown

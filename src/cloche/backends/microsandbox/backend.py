@@ -35,7 +35,7 @@ from .sandbox import MicrosandboxOpenSandbox
 
 PROBE_S = 5.0
 FOLDERS = ("dev", "etc", "proc", "root", "run", "sys", "tmp")  # mount points of any system
-USE_OTHERS = 'Or another backend: "microvm" needs no KVM, "local" nothing at all.'
+USE_OTHERS = 'Or use another backend: "microvm" works without KVM, "local" needs nothing.'
 SCRIPT = """
 import asyncio, sys
 import microsandbox
@@ -54,18 +54,18 @@ IMAGE = LANGUAGES["python"].image  # our first process needs Python
 def check_host(package: Any) -> None:
     """Raise BackendUnavailable if microsandbox cannot run machines on this host."""
     if platform.system() != "Linux":
-        raise _refusal(f"this is {platform.system()}, and Cloche uses it on Linux alone")
+        raise _refusal(f"this is {platform.system()}, but Cloche uses it on Linux only")
     kind = str(package.default_backend_kind())
     if kind != "local":
         raise BackendUnavailable(
-            f'backend "microsandbox": it is set to run machines elsewhere ({kind}), and Cloche uses this host alone.',
-            remedy="Unset its cloud profile: code leaves this machine only when it is told to.",
+            f'backend "microsandbox": it is set to run machines elsewhere ({kind}), but Cloche uses only this host.',
+            remedy="Unset its cloud profile: code leaves this machine only with a backend chosen for that.",
         )
     if reason := why_no_kvm():
         raise _refusal(reason)
     reason = why_not(SCRIPT, package.version())
     if reason:
-        raise _refusal(f"no machine got up on KVM within {PROBE_S:g} s ({reason})")
+        raise _refusal(f"no machine started on KVM within {PROBE_S:g} s ({reason})")
 
 
 def _refusal(reason: str) -> BackendUnavailable:
@@ -170,7 +170,7 @@ class MicrosandboxBackend:
         try:
             return call(lambda: _clear(package), END_S * 4)
         except (package.MicrosandboxError, OSError) as error:
-            raise BackendUnavailable(f"microsandbox does not tell its machines: {error}") from error
+            raise BackendUnavailable(f"microsandbox does not list its machines: {error}") from error
 
     def _package(self) -> Any:
         if self._given is not None:
@@ -203,7 +203,7 @@ def _check(policy: Policy, enforcement: Enforcement) -> None:
     check_policy(
         policy,
         enforcement,
-        network="on microsandbox it is off only",
-        level="a virtual machine gives: that is vm. Use another backend for less",
+        network="microsandbox has no network",
+        level="a virtual machine gives (vm). Use another backend for a lower one",
         lacks=lambda missing: BackendUnavailable(f'backend "microsandbox": {missing}.', remedy=NEEDS_KVM),
     )

@@ -163,7 +163,9 @@ class MicrosandboxMachine:
             output = self._run("/bin/sh", ["-c", LOOK, "look", *PROGRAMS], str(self.plan.user))
         except (self.package.MicrosandboxError, OSError) as error:
             self.end()
-            raise StartFailed(f"a machine of microsandbox did not get ready: {_message(error)}", step="boot") from error
+            raise StartFailed(
+                f"a machine of microsandbox did not become ready: {_message(error)}", step="boot"
+            ) from error
         except BaseException:
             self.end()
             raise

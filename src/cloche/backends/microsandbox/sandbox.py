@@ -70,7 +70,7 @@ class MicrosandboxOpenSandbox(HostedSandbox[MicrosandboxContainer]):
             self._image = self._machine.create()
         elif request is not None and image_name != self._image.name:
             raise InvalidRequest(
-                f"this sandbox is a machine of image {self._image.name!r}, and image {image_name!r} is asked for; "
+                f"this sandbox is a machine of image {self._image.name!r}, but image {image_name!r} is requested; "
                 "open another sandbox for it"
             )
         return self._image

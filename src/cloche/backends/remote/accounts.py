@@ -43,9 +43,9 @@ def check_account(
         if text and (why := why_no_address(text)):
             raise refused(f"{name} {why}", "Correct it: https://HOST[:PORT].")
     if account.domain and not _DOMAIN.fullmatch(account.domain):
-        raise refused("domain is none", "Correct it: HOST or HOST:PORT.")
+        raise refused("domain is not a host name", "Correct it: HOST or HOST:PORT.")
     if account.silence_s < LEAST_SILENCE_S:
-        raise refused(f"silence is {account.silence_s:g} s", f"Give both sides time: {LEAST_SILENCE_S:g} s or more.")
+        raise refused(f"silence is {account.silence_s:g} s", f"Use {LEAST_SILENCE_S:g} s or more.")
     if account.ca_file and not os.path.isfile(account.ca_file):
         raise refused(f"ca_file: there is no file {account.ca_file}", "Correct the path, or leave it out.")
     return account

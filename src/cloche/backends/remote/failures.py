@@ -18,14 +18,14 @@ class Failure(enum.Enum):
 
     UNAUTHORIZED = ("it does not accept the key", "Check that the key is whole, not revoked, and of this provider.")
     FORBIDDEN = ("the key may not do this", "Use a key with the rights for it, or ask its owner.")
-    RATE_LIMITED = ("it had too many requests", "Wait, and ask again.")
+    RATE_LIMITED = ("it received too many requests", "Wait, then try again.")
     QUOTA = ("the account's own quota is used up", "Wait until it resets, end sandboxes, or raise it at the provider.")
-    REGION = ("the region is not one where it has room", "Configure another region, or leave it out.")
+    REGION = ("the region has no capacity", "Configure another region, or leave it out.")
     NO_NETWORK = ("it cannot be reached", "Check the address, the network of this host and its name server.")
-    TLS = ("its certificate is not what was expected", "Check the address, the clock, and ca_file of a private CA.")
-    BAD_ANSWER = ("its answer is not what the protocol says", "Check the address; a proxy may have answered.")
+    TLS = ("its certificate cannot be verified", "Check the address, the clock, and ca_file of a private CA.")
+    BAD_ANSWER = ("its answer does not follow the protocol", "Check the address; a proxy may have answered.")
     SERVER = ("it failed", "Try again later, and see the provider's status page.")
-    NOT_FOUND = ("it has no such thing", "It may have ended; open another sandbox. Check template and address.")
+    NOT_FOUND = ("it does not know this object", "It may have ended; open another sandbox. Check template and address.")
     TIMEOUT = ("it did not answer in time", "Try again later.")
 
     def __init__(self, sentence: str, remedy: str):

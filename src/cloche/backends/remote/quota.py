@@ -181,7 +181,7 @@ class Counter:
             return
         remaining = max(0.0, limit - used)
         raise self._refused(
-            f"{used:g} of {limit:g} {name} of today are used, {remaining:g} are left and {more:g} asked for",
+            f"{used:g} of {limit:g} {name} for today are used, {remaining:g} are left, and {more:g} are needed",
             f"It resets at {_next_day(self._now())} UTC; or raise {self._account.provider}.{name}_per_day.",
         )
 
@@ -211,7 +211,7 @@ class Counter:
         except (OSError, sqlite3.Error) as error:
             raise self._refused(
                 f"the use of the account cannot be counted in {file} ({error})",
-                "Nothing runs there without that: free the disk or move the damaged file away.",
+                "Nothing runs there without the counter: free disk space, or move the damaged file away.",
             ) from error
         finally:
             if database is not None:
@@ -227,7 +227,7 @@ def counter_for(account: RemoteAccount) -> Counter | None:
         return None
     if account.quota_file is None:
         raise BackendUnavailable(
-            f"backend {account.provider!r}: a quota is configured, and this user has no home folder for its counter.",
+            f"backend {account.provider!r}: a quota is configured, but this user has no home folder for its counter.",
             remedy="Set XDG_STATE_HOME to a folder that stays, or leave the quota out.",
         )
     return Counter(account)

@@ -505,7 +505,10 @@ def _children_memory() -> Finding:
 def _outside_id() -> Finding:
     """Become an unused id, as root does for every sandbox."""
     if os.geteuid() != 0:
-        return False, f"an ordinary user (uid {os.geteuid()}) keeps their own id, but for a range in /etc/subuid"
+        return (
+            False,
+            f"an ordinary user (uid {os.geteuid()}) keeps their own id, unless /etc/subuid has a range for them",
+        )
     return _answer(_in_child(lambda: os.setresuid(PROBE_ID, PROBE_ID, PROBE_ID)), f"from {PROBE_ID}")
 
 

@@ -22,7 +22,7 @@ def metadata(path: str) -> bytes:
             if entry.filename.count("/") == 1 and entry.filename.endswith(".dist-info/METADATA")
         ]
         if len(members) != 1:
-            sys.exit("it has no metadata, or several")
+            sys.exit("it does not have exactly one set of metadata")
         with wheel.open(members[0]) as file:
             return file.read(MOST_METADATA)
 

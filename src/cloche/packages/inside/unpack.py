@@ -57,7 +57,7 @@ class Output:
         self._files -= 1
         self._bytes -= size
         if self._files < 0 or self._bytes < 0:
-            sys.exit("the wheels hold too many files, or too large ones")
+            sys.exit("the wheels contain too many files, or files that are too large")
         name = path.encode()
         self._out.write(FRAME.pack(kind, len(name), size) + name)
 
@@ -95,7 +95,7 @@ def unpack(path: str, python: str, out: Output) -> list[tuple[str, bytes]]:
             if entry.is_dir():
                 continue
             if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
-                sys.exit(f"{os.path.basename(path)} holds {entry.filename[:200]!r}, which is no regular file")
+                sys.exit(f"{os.path.basename(path)} holds {entry.filename[:200]!r}, which is not a regular file")
             destination = place_of(entry.filename)
             if destination is None:
                 continue
@@ -115,11 +115,11 @@ def unpack(path: str, python: str, out: Output) -> list[tuple[str, bytes]]:
 
 
 def read(wheel: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
-    """Return a file whole. Exits where it is not as large as it says."""
+    """Return a file whole. Exits where it does not have the declared size."""
     with wheel.open(entry) as file:
         data = file.read(MOST_SOURCE + 1)
     if len(data) != entry.file_size:
-        sys.exit(f"{entry.filename[:200]!r} is larger than it says")
+        sys.exit(f"{entry.filename[:200]!r} is larger than declared")
     return data
 
 
@@ -132,7 +132,7 @@ def copy(wheel: zipfile.ZipFile, entry: zipfile.ZipInfo, kind: int, name: str, o
             left_bytes -= len(piece)
             out.write(piece)
         if left_bytes or file.read(1):
-            sys.exit(f"{entry.filename[:200]!r} is not as large as it says")
+            sys.exit(f"{entry.filename[:200]!r} does not have the declared size")
 
 
 def first_line(python: str) -> bytes:

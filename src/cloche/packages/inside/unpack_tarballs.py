@@ -45,7 +45,7 @@ class TarballOutput:
         self._files -= 1
         self._bytes -= size
         if self._files < 0 or self._bytes < 0:
-            sys.exit("the packages hold too many files, or too large ones")
+            sys.exit("the packages contain too many files, or files that are too large")
         name = path.encode()
         self._out.write(FRAME.pack(kind, len(name), size) + name)
 
@@ -70,7 +70,7 @@ def files_in(path: str) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo, str]
             if entry.isdir():
                 continue
             if entry.type not in REGULAR or entry.issparse():
-                sys.exit(f"{said(path)} holds {entry.name[:200]!r}, which is no regular file")
+                sys.exit(f"{said(path)} holds {entry.name[:200]!r}, which is not a regular file")
             names = [name for name in entry.name.split("/") if name != "."]
             if "\\" in entry.name or "\0" in entry.name or any(name in ("", "..") for name in names):
                 sys.exit(f"{said(path)} holds a file with the name {entry.name[:200]!r}, which leads out of it")
@@ -111,11 +111,11 @@ def commands_in(description: object) -> Iterator[tuple[str, str]]:
 
 
 def read(tarball: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
-    """Return a file whole. Exits where it is not as large as it says."""
+    """Return a file whole. Exits where it does not have the declared size."""
     file = tarball.extractfile(entry)
     data = file.read(entry.size) if file is not None else b""
     if len(data) != entry.size:
-        sys.exit(f"{entry.name[:200]!r} is not as large as it says")
+        sys.exit(f"{entry.name[:200]!r} does not have the declared size")
     return data
 
 
@@ -148,7 +148,7 @@ def copy(tarball: tarfile.TarFile, entry: tarfile.TarInfo, kind: int, name: str,
         left_bytes -= len(piece)
         out.write(piece)
     if left_bytes:
-        sys.exit(f"{entry.name[:200]!r} is not as large as it says")
+        sys.exit(f"{entry.name[:200]!r} does not have the declared size")
 
 
 def main() -> None:

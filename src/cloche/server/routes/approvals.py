@@ -48,7 +48,7 @@ MOST_CAUGHT_UP = 500
 Onlooker = Annotated[Caller, needs("read", "approve")]
 Asker = Annotated[Caller, needs("read", "approve", "run")]
 Number = Annotated[int, Path(ge=1, lt=1 << 63)]
-Wait = Annotated[float, Query(ge=0, le=MOST_WAIT_S, description="Wait so many seconds.")]
+Wait = Annotated[float, Query(ge=0, le=MOST_WAIT_S, description="How many seconds to wait.")]
 
 
 class NewApproval(WireModel):
@@ -81,7 +81,7 @@ class Word(WireModel):
     remember: bool = False
 
 
-_NO_JSON: dict[str, Any] = {**RESPONSES[413], "description": "It is no JSON."}
+_NO_JSON: dict[str, Any] = {**RESPONSES[413], "description": "It is not JSON."}
 _BODY = {
     "requestBody": {
         "required": True,
@@ -134,8 +134,8 @@ def _request_text(request: ApprovalRequest, last: ApprovalRequest | None) -> str
 def _add(session: Session, new: records.NewRequest) -> Entry:
     if records.count_waiting(session, asked_by=new.asked_by) >= MOST_WAITING:
         raise Refused(
-            429, "too-many-waiting", f"{MOST_WAITING} requests of this key wait already",
-            remedy="wait until some of them are decided about", headers={"Retry-After": "10"},
+            429, "too-many-waiting", f"{MOST_WAITING} requests of this key are waiting already, the maximum",
+            remedy="wait until some of them are decided", headers={"Retry-After": "10"},
         )  # fmt: skip
     return records.ask(session, new)
 
@@ -151,7 +151,7 @@ async def approvals(
 ) -> Response:
     """List approvals, the newest first. `wait` returns the waiting ones as soon as there are any."""
     if wait and (status not in (None, "waiting") or cursor is not None):
-        raise InvalidRequest("wait: it is for what waits; leave status and cursor out")
+        raise InvalidRequest("wait: it works for waiting requests only; leave status and cursor out")
     page = partial(
         records.list_approvals, project=caller.project, status="waiting" if wait else status, limit=limit, cursor=cursor
     )
@@ -163,7 +163,7 @@ async def approvals(
 
 @router.get(
     "/events", response_class=HeldStream,
-    responses={**RESPONSES, 200: {"description": "Events, as they come.", "content": {"text/event-stream": {}}}},
+    responses={**RESPONSES, 200: {"description": "Events as they happen.", "content": {"text/event-stream": {}}}},
 )  # fmt: skip
 async def events(
     caller: Onlooker, service: TheService, last_event_id: Annotated[int | None, Header(ge=0, lt=1 << 63)] = None
@@ -214,7 +214,7 @@ def _find(session: Session, *, number: int, caller: Caller) -> Entry:
     """Return a request that a caller may see. Raises NotFound."""
     entry = records.find(session, number, project=caller.project)
     if not (caller.has("read") or caller.has("approve") or entry.asked_by == caller.name):
-        raise NotFound(f"there is no approval {number} of yours")
+        raise NotFound(f"you have no approval {number}")
     return entry
 
 
@@ -277,13 +277,18 @@ def _note(
 def _check(entry: Entry, caller: Caller, decision: Decision, *, is_confirming: bool) -> None:
     if caller.key_id is not None and caller.key_id == entry.asked_by:
         raise Refused(
-            403, "own-request", "this key has made the request, and so does not decide about it",
+            403, "own-request", "this key made the request, so it may not decide about it",
             remedy="another user must decide: with another key with scope approve, or the page",
         )  # fmt: skip
     if decision.is_remembered and (entry.request.risk is not Risk.HIGH or not decision.is_approved):
-        raise Refused(422, "invalid-request", "remember: only a high call that is approved can be", field="remember")
+        raise Refused(
+            422,
+            "invalid-request",
+            "remember: only an approval of a call of risk high can be remembered",
+            field="remember",
+        )
     if entry.state == "waiting" and decision.is_approved and entry.request.is_confirmation != is_confirming:
-        how = "was approved, and is to be confirmed" if entry.request.is_confirmation else "is to be approved first"
+        how = "was approved, and must be confirmed" if entry.request.is_confirmation else "must be approved first"
         verb = "confirm" if entry.request.is_confirmation else "approve"
         raise Refused(
             409, "not-waiting", f"approval {entry.number} {how}", remedy=f"POST /api/approvals/{entry.number}/{verb}"
@@ -293,7 +298,7 @@ def _check(entry: Entry, caller: Caller, decision: Decision, *, is_confirming: b
 def _check_other_person(entry: Entry, decision: Decision) -> None:
     if entry.first_decision is not None and entry.first_decision.by == decision.by:
         raise Refused(
-            403, "same-person", f"{decision.by} has approved this call, and so does not confirm it",
+            403, "same-person", f"{decision.by} approved this call, so they may not confirm it",
             remedy="another user must confirm: with another key with scope approve (approvals.two_people asks for it)",
         )  # fmt: skip
 

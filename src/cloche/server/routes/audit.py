@@ -118,7 +118,7 @@ async def check(caller: Admin, service: TheService, asked: Heads | None = None) 
 async def _folder(service: Service, caller: Caller) -> str:
     """Return the folder of the log. Raises Refused (409) if the audit is off, PolicyDenied for another project."""
     if caller.project != DEFAULT_PROJECT:
-        raise PolicyDenied("the audit log is of all projects, and so is the operator's; ask the operator")
+        raise PolicyDenied("the audit log covers all projects, so only the operator may read it; ask the operator")
     audit = audit_for(await service.settings())
     if audit is None:
         raise Refused(
@@ -132,7 +132,7 @@ async def _folder(service: Service, caller: Caller) -> str:
 async def one_of_few() -> AsyncIterator[None]:
     """Hold one of `MOST_AT_ONCE` places, since reading takes much processor time. Raises Refused (503)."""
     if not _reading.acquire(blocking=False):
-        raise Refused(503, "busy", "the audit log is being read for others", headers={"Retry-After": "2"})
+        raise Refused(503, "busy", "the audit log is being read for other requests", headers={"Retry-After": "2"})
     try:
         yield
     finally:

@@ -69,7 +69,7 @@ _BODY = {
 
 _EVENTS: dict[str, Any] = {"description": "Server-sent events.", "content": {"text/event-stream": {}}}
 _ANSWERS: dict[int | str, dict[str, Any]] = {
-    200: {"description": "The whole result.", "content": {"application/json": {}, "text/event-stream": {}}},
+    200: {"description": "The complete result.", "content": {"application/json": {}, "text/event-stream": {}}},
     202: {"description": "It was queued.", "content": {"application/json": {"example": {"id": "run_…"}}}},
     415: {"model": Problem, "description": "Neither JSON nor a form.", "content": {MEDIA_TYPE: {}}},
 }
@@ -312,6 +312,6 @@ async def cancel(run_id: str, caller: Runner, service: TheService) -> dict[str, 
         await asyncio.wait({live.task})
     facts = await service.read(lambda session: run_records.find(session, run_id, project=caller.project))
     if facts.status in run_records.UNFINISHED:
-        raise NotFound(f"run {run_id} is of another worker; ask that one, or wait")
+        raise NotFound(f"run {run_id} is of another worker; ask that worker, or wait")
     why = {"error": facts.document["error"]} if "error" in facts.document else {}  # such as that its worker is gone
     return {"id": facts.id, "status": facts.status, **why}

@@ -123,7 +123,7 @@ async def change_debug(request: Request, caller: Browser, service: TheService) -
     """Switch the checked debug namespaces on, and all others off."""
     chosen = {str(namespace) for namespace in (await request.form()).getlist("namespace")}
     if unknown := chosen - set(NAMESPACES):
-        raise InvalidRequest(f"namespace: there are {', '.join(NAMESPACES)}, and no {len(unknown)} others")
+        raise InvalidRequest(f"namespace: there are {', '.join(NAMESPACES)}, and {len(unknown)} names are unknown")
     await switch(service, {name: name in chosen for name in NAMESPACES}, by=caller.name)
     return RedirectResponse("/settings", 303)
 
@@ -134,7 +134,7 @@ async def make_key(request: Request, caller: Browser, service: TheService) -> HT
     form = await request.form()
     lifetime = str(form.get("days", ""))
     if lifetime not in LIFETIMES:
-        raise InvalidRequest("days: choose one of those offered")
+        raise InvalidRequest("days: choose one of the offered values")
     scopes = [str(scope) for scope in form.getlist("scope")]
     key, text = await asyncio.to_thread(
         create_key, service.database, name=str(form.get("name", "")), scopes=scopes,

@@ -162,7 +162,7 @@ async def restore(request: Request, snapshot_id: str, caller: Browser, service: 
     path = str(form.get("workspacePath", ""))
     restoration = await _in_folder(service, path, work, writes=True)
     results = await asyncio.to_thread(show_files, {"files": restoration["results"]})
-    outcome = f"{len(restoration['results'])} files were looked at; {restoration['manifest']} says what was done"
+    outcome = f"{len(restoration['results'])} files were processed; {restoration['manifest']} lists the results"
     return await _snapshot_page(request, snapshot_id, caller, service, said=outcome, results=results)
 
 

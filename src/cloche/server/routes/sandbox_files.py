@@ -37,9 +37,9 @@ _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 _RAW = {"requestBody": {"required": True, "content": {"application/octet-stream": {"schema": {"type": "string"}}}}}
 _BYTES: dict[str, Any] = {"application/octet-stream": {}}
 _CONTENT: dict[int | str, dict[str, Any]] = {
-    200: {"description": "The whole of it.", "content": _BYTES},
-    206: {"description": "The requested part of it.", "content": _BYTES},
-    416: {**RESPONSES[422], "description": "It has no such part."},
+    200: {"description": "The whole file.", "content": _BYTES},
+    206: {"description": "The requested part of the file.", "content": _BYTES},
+    416: {**RESPONSES[422], "description": "The file has no such part."},
 }
 _ARCHIVE: dict[int | str, dict[str, Any]] = {
     200: {"description": "A tar archive.", "content": {"application/x-tar": {}}}
@@ -258,7 +258,7 @@ def _uploading() -> Iterator[None]:
     try:
         yield
     except ClientDisconnect as error:
-        raise Refused(400, "incomplete-body", "the body ended before it was whole; nothing was replaced") from error
+        raise Refused(400, "incomplete-body", "the body ended too early; no file was replaced") from error
 
 
 @router.get("/changes", responses={**RESPONSES, **EVENTS}, response_class=Response)

@@ -107,7 +107,7 @@ async def find(use: Use, process_id: str) -> ProcessInfo:
     for process in await use.sandbox.processes():
         if process.id == process_id:
             return process
-    raise NotFound(f"there is no process {escape_name(process_id[:64])} in sandbox {use.held.id}, or none any more")
+    raise NotFound(f"there is no process {escape_name(process_id[:64])} in sandbox {use.held.id}, or no longer")
 
 
 @router.get("/{process_id}", responses=RESPONSES)
@@ -206,7 +206,7 @@ async def write(process_id: str, use: Running, body: Input) -> dict[str, Any]:
                 is_read = not data or await shared.process.write(data)
         except TimeoutError:
             raise Refused(
-                409, "not-read", f"the process has not read all of it within {INPUT_S:g} s; some it may have read"
+                409, "not-read", f"the process did not read all input within {INPUT_S:g} s; it may have read a part"
             ) from None
         if body.end:
             await shared.process.close_stdin()
@@ -232,7 +232,7 @@ async def kill(process_id: str, use: Running) -> dict[str, Any]:
     return as_dict(await find(use, process_id))
 
 
-@router.post("/{process_id}/wait", responses={**RESPONSES, 202: {"description": "It goes on."}})
+@router.post("/{process_id}/wait", responses={**RESPONSES, 202: {"description": "It is still running."}})
 async def wait(
     process_id: str, use: Running, seconds: Annotated[float, Query(ge=0, le=MOST_WAIT_S)] = 30.0
 ) -> Response:

@@ -90,13 +90,13 @@ class SandboxExec(WireModel):
     @model_validator(mode="after")
     def _is_one(self) -> Self:
         if self.code is not None and (self.shell is not None or self.cwd is not None or self.user is not None):
-            raise ValueError("shell, cwd and user are for commands; leave code out, or these")
+            raise ValueError("shell, cwd and user are for commands; leave out code, or leave out these")
         if self.code is None and (not self.argv) == (self.shell is None):
             raise ValueError("give code, or argv, or shell")
         if self.shell is not None and (self.files or self.collect is not None):
             raise ValueError("files and collect are for code and argv; write and read files at /files")
         if (self.files or self.collect is not None) and (self.cwd is not None or self.user is not None):
-            raise ValueError("files and collect go with neither cwd nor user; write and read files at /files")
+            raise ValueError("files and collect cannot be combined with cwd or user; write and read files at /files")
         if self.stdin is not None and self.stdin_base64 is not None:
             raise ValueError("give stdin or stdinBase64, not both")
         return self
@@ -151,7 +151,9 @@ def _times(body: NewSandbox, caller: Caller) -> Terms:
     """Return the times of a sandbox. Raises PolicyDenied for a lifetime beyond the caller's permission."""
     lifetime_s = LIFETIME_S if body.lifetime is None else parse_duration(body.lifetime, name="lifetime")
     if lifetime_s > MOST_LIFETIME_S and not caller.has("admin"):
-        raise PolicyDenied(f"lifetime: {lifetime_s:g} s is more than {MOST_LIFETIME_S:g} s; ask for less, or an admin")
+        raise PolicyDenied(
+            f"lifetime: {lifetime_s:g} s is more than {MOST_LIFETIME_S:g} s; ask for less, or ask an admin"
+        )
     return Terms(
         lifetime_s=lifetime_s,
         idle_s=None if body.idle is None else parse_duration(body.idle, name="idle"),
@@ -163,7 +165,7 @@ def _times(body: NewSandbox, caller: Caller) -> Terms:
 async def sandboxes(
     caller: Reader,
     service: TheService,
-    label: Annotated[list[str] | None, Query(max_length=8, description="key=value; each must be met")] = None,
+    label: Annotated[list[str] | None, Query(max_length=8, description="key=value; a sandbox must match each")] = None,
     state: Annotated[list[str] | None, Query(max_length=4)] = None,
     name: Annotated[str | None, Query(max_length=64)] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,

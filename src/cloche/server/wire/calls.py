@@ -128,7 +128,7 @@ class Call(Streams):
         pieces.clear()
         fields = await parse_apart(text)
         if not isinstance(fields, dict):
-            raise Refused(400, "bad-request", f"what came on stream {JSON} is no JSON object")
+            raise Refused(400, "bad-request", f"what came on stream {JSON} is not a JSON object")
         return fields
 
     # To the client.
