@@ -124,7 +124,7 @@ def test_python_and_npm_have_a_layer_each(
             assert sandbox.run('console.log(require("two")[0])', language="javascript").stdout == "two\n"
             with sandbox.session(language="javascript") as session:
                 assert session.run('require("two")[0]').value == "two"
-            with pytest.raises(InvalidRequest, match=r"as it is opened: Sandbox\(packages=\['npm:two'\]\)"):
+            with pytest.raises(InvalidRequest, match=r"when it is opened: Sandbox\(packages=\['npm:two'\]\)"):
                 sandbox.install("npm:two")
         assert len(Store().layers()) == 2
         options = ["packages", "lock", "one", "npm:two", "--output", str(lock)]

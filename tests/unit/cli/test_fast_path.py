@@ -64,7 +64,7 @@ def run(answer: bytes, folder: str = "") -> _fast_path.Run:
         (event(**STARTED) + DATA * 5, "data exceeds its window"),
         (event(**STARTED) + wire.frame(wire.DATA, 1), "a piece of 0 bytes"),
         (event(**STARTED) + wire.data_frame(1, 3, b"x"), "stream 3 has no content"),
-        (event(**WAITING) * 40, "more events"),
+        (event(**WAITING) * 40, "too many events"),
         (wire.frame(wire.EVENT, 1, b"[" * 60_000), "protocol"),
         (wire.frame(wire.EVENT, 1, b"[]"), "no JSON object"),
         (wire.frame(wire.EVENT, 1, b'{"x": ' + b"1" * 60_000 + b"}"), "protocol"),

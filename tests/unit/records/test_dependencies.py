@@ -262,8 +262,7 @@ HOSTILE = {
     "large manifest": ("pyproject.toml", b"#" * (MOST_MANIFEST_BYTES + 1), f"more than {MOST_MANIFEST_BYTES} bytes"),
     "quotes": ("bun.lock", b'"' * 8_000_000, "texts"),
     "invalid UTF-8": ("package.json", b'{"dependencies": {"\xff": "1"}}', "codec can't decode"),
-    "lone surrogate": ("package.json", b'{"dependencies": {"\\ud800": "1.0.0"}}', "1 entries with invalid names left "
-    "out"),
+    "lone surrogate": ("package.json", b'{"dependencies": {"\\ud800": "1.0.0"}}', "1 entries with invalid names"),
     "not a mapping": ("package.json", b"[1]", "not a mapping"),
     "blanks": ("Gemfile", (b"gem" + b" " * 4000 + b"x\n") * 60, ""),
     "giant line": ("yarn.lock", b'"a' * 8_000_000, ""),

@@ -156,8 +156,7 @@ def test_nothing_that_the_repository_names_is_run(tmp_path: Path, repository: Pa
 
 
 LED_OUT = {
-    "a file that names another folder": ("mv .git ../other; echo 'gitdir: ../other' > .git", ".git is a file or a "
-    "link"),
+    "a file that names another folder": ("mv .git ../other; echo 'gitdir: ../other' > .git", ".git is a file"),
     "a link": ("mv .git ../other; ln -s ../other .git", ".git is a file or a link"),
     "files elsewhere": ("git config core.worktree ../x; mkdir ../x", "names another working tree"),
     "objects of another repository": (

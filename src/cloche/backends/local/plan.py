@@ -267,7 +267,7 @@ def closed_to_guests(folder: str) -> str:
 def show_folder(run: Run, spec: Spec, folder: HostFolder, host: Host) -> None:
     """Show a live sandbox a folder of the host copy-on-write, and others read-only.
 
-    For root, their files appear as the guest's own. Raises BackendUnavailable if this host does not support id-mapped mounts.
+    For root, their files appear as the guest's own. Raises BackendUnavailable without id-mapped mounts.
     """
     mount_point = folder.at.lstrip("/")
     links = [("symlink", folder.at, "workspace")] if mount_point != "workspace" else []
