@@ -115,8 +115,8 @@ print(_count(database))
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda path: path.write_bytes(b"not a database" * 100), "no database"),
-        (lambda path: path.write_bytes(path.read_bytes()[:4096] + os.urandom(4096) * 20), "damaged|no database"),
+        (lambda path: path.write_bytes(b"not a database" * 100), "not a database"),
+        (lambda path: path.write_bytes(path.read_bytes()[:4096] + os.urandom(4096) * 20), "damaged|not a database"),
         (lambda path: path.chmod(0o666), "every user may write"),
     ],
     ids=["another file", "damaged", "writable by all"],
