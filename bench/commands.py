@@ -14,7 +14,7 @@ from functools import partial
 from itertools import chain
 
 import cloche
-from cloche.bench.harness import BenchmarkFailed, Case, LeftOut, Measurement, timed
+from cloche.bench.harness import BenchmarkFailed, Case, SkippedCase, Measurement, timed
 from cloche.bench.scenarios import CODE, COLD, PLAIN, Cases, Scenario, library_call, output_of, plain
 from cloche.config.options import SandboxOptions
 
@@ -170,7 +170,7 @@ def _own_time(command: list[str], env: dict[str, str] | None) -> Measurement:
 def pandas_table(setting: Setting, _: ExitStack) -> Cases:
     """Enter who prints a small DataFrame, Cloche with pandas already loaded and without."""
     if importlib.util.find_spec("pandas") is None:
-        yield LeftOut(name="pandas", reason="pandas is not installed here (pip install pandas)")
+        yield SkippedCase(name="pandas", reason="pandas is not installed here (pip install pandas)")
         return
     command = [sys.executable, "-c", PANDAS_CODE]
     # As many processors as the plain one may use: what is compared is not the default quota.

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import cloche
-from cloche.bench.harness import BenchmarkFailed, Case, LeftOut, Measurement
+from cloche.bench.harness import BenchmarkFailed, Case, SkippedCase, Measurement
 from cloche.bench.scenarios import CODE, PLAIN, Cases, Scenario, bubblewrap, measure_warm, plain, wait_until_warm
 
 from .sessions import crowd_report, descendants
@@ -135,7 +135,7 @@ def forwarded_port(_: Setting, stack: ExitStack) -> Cases:
     sandbox = stack.enter_context(cloche.Sandbox(live=True, cpus=2))
     server = stack.enter_context(sandbox.start(["python3", "-c", SERVER]))
     if server.stdout.read() != b"ready\n":
-        yield LeftOut(name=FORWARDED, reason="the server inside does not start")
+        yield SkippedCase(name=FORWARDED, reason="the server inside does not start")
         return
     forward = stack.enter_context(sandbox.forward(PORT))
     yield Case(

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from cloche.bench import burst
-from cloche.bench.harness import BenchmarkFailed, Case, LeftOut, Measurement, drain_pool, reason_of, timed
+from cloche.bench.harness import BenchmarkFailed, Case, SkippedCase, Measurement, drain_pool, reason_of, timed
 from cloche.bench.scenarios import (
     CODE,
     PLAIN,
@@ -278,7 +278,7 @@ def containers(setting: Setting, stack: ExitStack) -> Cases:
         (GVISOR_WARM, DOCKER_RUN_GVISOR, {"backend": "gvisor"}),
     ):
         if runtime not in there:
-            yield LeftOut(name=name, reason=f'"{runtime}", which it would be held against, cannot run here')
+            yield SkippedCase(name=name, reason=f'"{runtime}", which it would be held against, cannot run here')
             continue
         words = "".join(f", {key}={value!r}" for key, value in asked.items())
         options = cast(SandboxOptions, {**asked, "image": setting.image})
@@ -300,7 +300,7 @@ def _present(known: tuple[Peer, ...], setting: Setting, stack: ExitStack) -> Cas
             command = peer.command(setting)
             yield _driven(peer, command, env, stack) if peer.is_driven else _command(peer, command, env)
         except (PeerFailed, BenchmarkFailed, OSError, subprocess.TimeoutExpired) as error:
-            yield LeftOut(name=peer.name, reason=f"cannot run here: {reason_of(error)}")
+            yield SkippedCase(name=peer.name, reason=f"cannot run here: {reason_of(error)}")
 
 
 PEERS_EVENT = Scenario(

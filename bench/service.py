@@ -29,7 +29,7 @@ from sqlalchemy import insert, select
 
 from cloche.records.database import Database
 from cloche.records.ids import new_id
-from cloche.records.tables import Run
+from cloche.records.tables import StoredRun
 from tests.harness.service import Service, serving
 from tests.harness.wire_client import WireClient, wired
 
@@ -222,11 +222,11 @@ def _add_runs(service: Service, count: int) -> None:
     """Write runs down as a worker does, with the result of a real one; every hundredth timed out, in one session."""
     database = Database(service.database)
     with database.reading() as session:
-        row = session.scalars(select(Run).where(Run.status == "ok").limit(1)).one()
+        row = session.scalars(select(StoredRun).where(StoredRun.status == "ok").limit(1)).one()
     common = {"project": row.project, "worker": row.worker, "document": row.document, "created_at": row.created_at}
     kinds = [{"status": "timeout", "session_id": "one"}, *[{"status": "ok", "session_id": None}] * 99]
     with database.writing() as session:
-        session.execute(insert(Run), [{**common, **kinds[n % 100], "id": new_id("run")} for n in range(count)])
+        session.execute(insert(StoredRun), [{**common, **kinds[n % 100], "id": new_id("run")} for n in range(count)])
     database.close()
 
 

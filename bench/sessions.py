@@ -22,7 +22,7 @@ from cloche.bench.harness import (
     THREADS,
     BenchmarkFailed,
     Case,
-    LeftOut,
+    SkippedCase,
     Measurement,
     memory_of,
     processes_below,
@@ -73,12 +73,12 @@ def session_with_data(_: Setting, stack: ExitStack) -> Cases:
     yield plain()
     missing = [name for name in ("numpy", "pandas") if importlib.util.find_spec(name) is None]
     if missing:
-        yield LeftOut(name="sessions with data", reason=f"{missing[0]} is not installed here (pip install pandas)")
+        yield SkippedCase(name="sessions with data", reason=f"{missing[0]} is not installed here (pip install pandas)")
         return
     yield _table(stack)
     free = available_bytes()
     if free < LARGE_NEEDS_BYTES:
-        yield LeftOut(name=ROLLBACK, reason=f"{_gib(LARGE_NEEDS_BYTES)} of memory must be free; {_gib(free)} are")
+        yield SkippedCase(name=ROLLBACK, reason=f"{_gib(LARGE_NEEDS_BYTES)} of memory must be free; {_gib(free)} are")
         return
     large = LargeSession(stack)
     for name, turn, call in (

@@ -10,7 +10,7 @@ from cloche.core.record import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting(scenarios.Setting):
+class Setting(scenarios.BenchSize):
     """Say how large the benchmark is. `import_path` is for children that need Cloche.
 
     `sessions` is how many are open at once; 0 leaves that out.

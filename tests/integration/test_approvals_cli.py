@@ -19,7 +19,7 @@ from rich.console import Console
 
 from cloche import ApprovalDenied, InvalidRequest
 from cloche.agent.approval import ApprovalEvent, ApprovalRequest, Decided, Gate, Risk
-from cloche.agent.queue import ApprovalQueue, Entry
+from cloche.agent.queue import ApprovalQueue, QueueEntry
 from cloche.agent.queue_file import default_path
 from cloche.agent.terminal import show_request
 from cloche.cli.agent import decide, list_approvals, show_approval, watch
@@ -43,7 +43,7 @@ def queue(tmp_path: Path) -> str:
     return path
 
 
-def waiting(queue: str) -> Entry:
+def waiting(queue: str) -> QueueEntry:
     """Wait until something waits, and return the oldest."""
     deadline = time.monotonic() + 60
     while not (found := ApprovalQueue(queue).waiting()):

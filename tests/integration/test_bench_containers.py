@@ -11,14 +11,14 @@ import pytest
 
 from bench.peers import DOCKER_COLD, DOCKER_RUN, DOCKER_RUN_GVISOR, DOCKER_WARM, GVISOR_WARM, containers
 from bench.setting import Setting
-from cloche.bench.harness import Case, LeftOut, measure_interleaved
+from cloche.bench.harness import Case, SkippedCase, measure_interleaved
 from tests.harness.containers import ROOT, Daemon
 
 pytestmark = [pytest.mark.soak, pytest.mark.root]
 IMAGE = "cloche-bench:test"
 
 
-def entered(folder: Path, stack: ExitStack) -> list[Case | LeftOut]:
+def entered(folder: Path, stack: ExitStack) -> list[Case | SkippedCase]:
     """Return who takes part with a folder of peers."""
     return list(containers(Setting(rounds=1, runs=1, image=IMAGE, peers_folder=folder), stack))
 
@@ -36,7 +36,7 @@ def test_cloche_is_held_against_docker_run(gvisor: Daemon, tmp_path: Path) -> No
         times, failed = measure_interleaved(present, 1, warm_up=1)
     assert failed == {}
     assert set(times) >= {DOCKER_RUN, DOCKER_RUN_GVISOR, DOCKER_COLD, DOCKER_WARM, GVISOR_WARM}
-    assert {one.name: "not installed" in one.reason for one in found if isinstance(one, LeftOut)} == {
+    assert {one.name: "not installed" in one.reason for one in found if isinstance(one, SkippedCase)} == {
         "llm-sandbox, docker": True, "llm-sandbox, docker pool": True,
     }  # fmt: skip
 
@@ -45,6 +45,6 @@ def test_without_an_image_nobody_takes_part(tmp_path: Path) -> None:
     """Each is left out with the reason, and no daemon is asked."""
     with ExitStack() as stack:
         found = entered(tmp_path, stack)
-    reasons = {one.name: one.reason for one in found if isinstance(one, LeftOut)}
+    reasons = {one.name: one.reason for one in found if isinstance(one, SkippedCase)}
     assert {DOCKER_RUN, DOCKER_RUN_GVISOR, DOCKER_COLD, DOCKER_WARM, GVISOR_WARM} <= set(reasons)
     assert "scripts/bench_peers.sh builds one" in reasons[DOCKER_RUN]

@@ -25,8 +25,8 @@ from cloche.bench.burst import burst
 from cloche.bench.harness import (
     BenchmarkFailed,
     Case,
-    LeftOut,
     Measurement,
+    SkippedCase,
     Times,
     measure_interleaved,
     percentile,
@@ -142,7 +142,7 @@ def test_without_a_daemon_dockers_client_is_left_out(tmp_path: Path, monkeypatch
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with ExitStack() as stack:
         found = list(peers.containers(Setting(rounds=1, runs=1, image="image", peers_folder=tmp_path), stack))
-    reasons = {one.name: one.reason for one in found if isinstance(one, LeftOut)}
+    reasons = {one.name: one.reason for one in found if isinstance(one, SkippedCase)}
     assert [one.name for one in found if isinstance(one, Case)] == ["plain subprocess"]
     for name in (peers.DOCKER_RUN, peers.DOCKER_RUN_GVISOR):
         assert "Cannot connect to the daemon" in reasons[name]

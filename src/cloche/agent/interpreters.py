@@ -155,7 +155,7 @@ class Share:
     owner: str | None = None
 
 
-class Interpreter:
+class PooledInterpreter:
     """The interpreter of one language, as an entry of the pool."""
 
     def __init__(self, language: str, *, owner: str | None, idle_s: float):
@@ -225,7 +225,7 @@ class Interpreters:
 
     def __init__(self, share: Share, languages: Collection[str], collect: Sequence[str]):
         self._share, self._languages, self._collect = share, frozenset(languages), collect
-        self._by_language: dict[str, Interpreter] = {}
+        self._by_language: dict[str, PooledInterpreter] = {}
         self._without_interpreter: dict[str, str] = {}  # languages whose interpreter could not be started, and why
         self._run_lock = asyncio.Lock()
 
@@ -252,7 +252,7 @@ class Interpreters:
     ) -> CallResult:
         session = self._by_language.get(language)
         if session is None:
-            session = Interpreter(language, owner=self._share.owner, idle_s=self._share.room.idle_s)
+            session = PooledInterpreter(language, owner=self._share.owner, idle_s=self._share.room.idle_s)
             self._by_language[language] = session
         async with self._share.room.hold_entry(session):
             try:

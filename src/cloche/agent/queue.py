@@ -70,7 +70,7 @@ class FirstDecision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class QueueEntry:
     """Hold one request of the queue: its number, its beginning and end (seconds since 1970), the decision or None.
 
     `asked_by` is the key of the service's client, None for a process of this machine; `decided_from` an address.
@@ -159,26 +159,26 @@ class ApprovalQueue:
             raise
         return decision
 
-    def waiting(self) -> list[Entry]:
+    def waiting(self) -> list[QueueEntry]:
         """Return what waits for a decision, the oldest first."""
         return self._entries("WHERE decision IS NULL AND expires_at > ?", time.time())
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[QueueEntry]:
         """Return waiting and ended requests, the oldest first."""
         return self._entries("")
 
-    def entry(self, number: int) -> Entry:
+    def entry(self, number: int) -> QueueEntry:
         """Return one by its number. Raises InvalidRequest for an unknown or removed one."""
         entries = self._entries("WHERE id = ?", number) if number < 1 << 63 else []
         if not entries:
             raise InvalidRequest(f"there is no approval {number} in {self._path}; `cloche approvals list` shows them")
         return entries[0]
 
-    def _entries(self, which: str, *values: object) -> list[Entry]:
+    def _entries(self, which: str, *values: object) -> list[QueueEntry]:
         with opened(self._path) as database:
             return self._read(database, which, *values)
 
-    def _read(self, database: sqlite3.Connection, which: str, *values: object) -> list[Entry]:
+    def _read(self, database: sqlite3.Connection, which: str, *values: object) -> list[QueueEntry]:
         query = f"SELECT {', '.join(FIELDS)} FROM approvals {which} ORDER BY id"  # noqa: S608
         return [entry for row in database.execute(query, values) if (entry := entry_of(row)) is not None]
 
@@ -237,12 +237,12 @@ def changes_since(last: ApprovalRequest, request: ApprovalRequest) -> str:
     return changes_between(last, _read_request(as_text(request)))
 
 
-def entry_of(row: Sequence[Any]) -> Entry | None:
+def entry_of(row: Sequence[Any]) -> QueueEntry | None:
     """Return the entry of a row (FIELDS); None for one that cannot be read, which shall hide no other."""
     fields = dict(zip(FIELDS, row, strict=True))
     try:
         first, request = _read_first(fields["first_decision"]), _read_request(fields["request"])
-        return Entry(
+        return QueueEntry(
             number=fields["id"], project=str(fields["project"]), asked_by=fields["asked_by"],
             asked_at=float(fields["asked_at"]), expires_at=float(fields["expires_at"]),
             request=request if first is None else replace(request, is_confirmation=True), first_decision=first,

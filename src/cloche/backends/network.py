@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cloche.core.enforcement import NetworkMode
 from cloche.core.errors import ClocheError, StartFailed
 from cloche.core.policy import Policy
-from cloche.egress.client import Network, OwnNetwork, join_network, open_network, operator_proxies
+from cloche.egress.client import OwnNetwork, SandboxNetwork, join_network, open_network, operator_proxies
 from cloche.egress.ledger import Sum
 from cloche.egress.windows import SharedNetwork
 from cloche.jail.network import NAME_SERVER, open_sockets
@@ -87,7 +87,7 @@ def network_variables(policy: Policy) -> Mapping[str, str]:
     return NO_RETRIES if policy.network == "off" else authority_variables(policy)
 
 
-def new_network(rules: NetworkRules, *, asks: bool = False) -> Network:
+def new_network(rules: NetworkRules, *, asks: bool = False) -> SandboxNetwork:
     """Return a network with these rules; with `asks`, it asks about hosts that no rule names. Raises StartFailed."""
     try:
         return open_network(rules, proxies=operator_proxies(), asks=asks)
@@ -130,19 +130,19 @@ async def join_shared_network(policy: Policy, join: Callable[[], socket.socket])
     return SharedNetwork(network, policy.network_rules().parse(**rules), so_far)
 
 
-def _close_joined(joining: asyncio.Task[tuple[Network, dict[str, Any], Sum]]) -> None:
+def _close_joined(joining: asyncio.Task[tuple[SandboxNetwork, dict[str, Any], Sum]]) -> None:
     if not joining.cancelled() and joining.exception() is None:
         joining.result()[0].close()
 
 
-def _lost_network(policy: Policy) -> tuple[Network, NetworkRules]:
+def _lost_network(policy: Policy) -> tuple[SandboxNetwork, NetworkRules]:
     (ours, server_end), (jail_end, another) = (
         socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)
     )
     for end in (server_end, another):
         end.close()
     ours.setblocking(False)
-    return Network(jail_end, ours), policy.network_rules()
+    return SandboxNetwork(jail_end, ours), policy.network_rules()
 
 
 def _no_process(error: OSError) -> StartFailed:
@@ -150,7 +150,7 @@ def _no_process(error: OSError) -> StartFailed:
     return StartFailed(message, step="network", errno=error.errno)
 
 
-def serve_namespace(pid: int, mark: str, rules: NetworkRules) -> Network:
+def serve_namespace(pid: int, mark: str, rules: NetworkRules) -> SandboxNetwork:
     """Return a network whose sockets are made from outside, in the network namespace of a container's process.
 
     The process's control group must contain `mark` in its name, because a daemon on another machine numbers its

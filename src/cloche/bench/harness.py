@@ -80,7 +80,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
+class SkippedCase:
     """Name a case that cannot be measured here, and why."""
 
     name: str

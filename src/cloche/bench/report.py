@@ -20,7 +20,7 @@ from cloche.testing.conformance.subject import leaks
 from .harness import (
     THREADS,
     Case,
-    LeftOut,
+    SkippedCase,
     adopting_orphans,
     drain_pool,
     full_speed,
@@ -30,7 +30,7 @@ from .harness import (
     reason_of,
     row,
 )
-from .scenarios import CODE, EVENTS, Scenario, Setting
+from .scenarios import CODE, EVENTS, BenchSize, Scenario
 
 Report = dict[str, Any]
 Tell = Callable[[str], None]
@@ -44,7 +44,7 @@ OURS, OTHERS = "#2f6f4f", "#52606d"
 
 
 def measure(
-    setting: Setting,
+    setting: BenchSize,
     report: Report,
     log: Tell,
     show_event: Callable[[Report], None] = lambda _: None,
@@ -61,7 +61,7 @@ def measure(
 
 def run_events(
     events: Iterable[Scenario],
-    setting: Setting,
+    setting: BenchSize,
     report: Report,
     log: Tell,
     show_event: Callable[[Report], None] = lambda _: None,
@@ -88,18 +88,18 @@ def _host() -> dict[str, Any]:
     }
 
 
-def _run_scenario(event: Scenario, setting: Setting, log: Tell) -> Report:
+def _run_scenario(event: Scenario, setting: BenchSize, log: Tell) -> Report:
     rounds = event.rounds(setting.rounds)
     log(f"{event.title}: {rounds} rounds")
     drain_pool()
     with ExitStack() as stack:
-        entered: list[Case | LeftOut] = []
+        entered: list[Case | SkippedCase] = []
         try:
             entered.extend(event.enter(setting, stack))  # keeps cases yielded before an error
         except BackendUnavailable as error:
-            entered.append(LeftOut(name=f"the rest of {event.title}", reason=reason_of(error)))
+            entered.append(SkippedCase(name=f"the rest of {event.title}", reason=reason_of(error)))
         present = [entry for entry in entered if isinstance(entry, Case)]
-        left_out = {entry.name: entry.reason for entry in entered if isinstance(entry, LeftOut)}
+        left_out = {entry.name: entry.reason for entry in entered if isinstance(entry, SkippedCase)}
         times, failed = measure_interleaved(present, rounds, reference=event.reference)
         reference = times.get(event.reference)
         rows = {
@@ -125,7 +125,7 @@ def _run_scenario(event: Scenario, setting: Setting, log: Tell) -> Report:
     }
 
 
-def _looked(look: Callable[[Setting], dict[str, Any]], setting: Setting) -> dict[str, Any]:
+def _looked(look: Callable[[BenchSize], dict[str, Any]], setting: BenchSize) -> dict[str, Any]:
     try:
         return look(setting)
     except BackendUnavailable as error:  # a feature that this host lacks

@@ -22,7 +22,7 @@ from cloche.config.options import SandboxOptions
 from cloche.core.record import dataclass, field
 from cloche.core.result import Result, Status
 
-from .harness import BenchmarkFailed, Case, LeftOut, Measurement, no_preparation, timed
+from .harness import BenchmarkFailed, Case, Measurement, SkippedCase, no_preparation, timed
 
 CODE = "print(1)"
 WARM_TIMEOUT_S = 30.0
@@ -34,14 +34,14 @@ ON_DEMAND = "cloche, on demand"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class BenchSize:
     """Hold the size of the benchmark. `runs` is the number of runs at full speed."""
 
     rounds: int
     runs: int
 
 
-Cases = Iterator[Case | LeftOut]
+Cases = Iterator[Case | SkippedCase]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,20 +54,20 @@ class Scenario:
 
     name: str
     title: str
-    enter: Callable[[Setting, ExitStack], Cases]
+    enter: Callable[[BenchSize, ExitStack], Cases]
     reference: str = PLAIN
     share: float = 1.0
     least: int = 1
     at_full_speed: tuple[str, ...] = ()
     speed_limit_s: float = 30.0  # most seconds at full speed per case
-    also: Mapping[str, Callable[[Setting], dict[str, Any]]] = field(default_factory=dict)
+    also: Mapping[str, Callable[[BenchSize], dict[str, Any]]] = field(default_factory=dict)
     looks_at_memory: bool = False  # of warm processes, after all turns
 
     def rounds(self, requested: int) -> int:
         return max(min(requested, self.least), int(requested * self.share))
 
 
-def smallest_program(_: Setting, stack: ExitStack) -> Cases:
+def smallest_program(_: BenchSize, stack: ExitStack) -> Cases:
     """Yield cases of print(1): no isolation, bubblewrap, and Cloche cold, warm and in an open sandbox, in two ways."""
     yield plain()
     yield bubblewrap()
@@ -93,11 +93,11 @@ def plain() -> Case:
     )
 
 
-def bubblewrap() -> Case | LeftOut:
+def bubblewrap() -> Case | SkippedCase:
     """Return a call of bubblewrap with a jail's namespaces and view of the host."""
     program = shutil.which("bwrap")
     if program is None:
-        return LeftOut(name=BUBBLEWRAP, reason="bwrap is not installed here")
+        return SkippedCase(name=BUBBLEWRAP, reason="bwrap is not installed here")
     command = [program, *_bubblewrap_options(), sys.executable, "-c", CODE]
     return Case(
         name=BUBBLEWRAP,

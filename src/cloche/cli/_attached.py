@@ -21,7 +21,7 @@ from cloche.execution.processes import SHELL
 
 from ._review import tell_folder
 from ._terminal import TerminalFilter, TerminalModes
-from .output import Writer
+from .output import GuestWriter
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -111,8 +111,8 @@ async def _carry(
         await process.close_stdin()
     try:
         await asyncio.gather(
-            _pass_out(process.stdout, Writer(1, is_raw=has_terminal), shown),
-            _pass_out(process.stderr, Writer(2, is_raw=has_terminal)),
+            _pass_out(process.stdout, GuestWriter(1, is_raw=has_terminal), shown),
+            _pass_out(process.stderr, GuestWriter(2, is_raw=has_terminal)),
         )
         return await process.wait()
     finally:
@@ -154,7 +154,7 @@ async def _read() -> bytes:
         return b""
 
 
-async def _pass_out(stream: OpenStream, writer: Writer, shown: TerminalFilter | None = None) -> None:
+async def _pass_out(stream: OpenStream, writer: GuestWriter, shown: TerminalFilter | None = None) -> None:
     loop = asyncio.get_running_loop()
     async for piece in stream:
         data = piece if shown is None else shown.feed(piece)

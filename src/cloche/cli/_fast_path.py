@@ -42,7 +42,7 @@ CHECKOUT_FILES = ("config.yaml", "cloche.yaml")
 ADVISED = (b"ptrace", b"ensurepip")
 
 
-def run_named(arguments: list[str]) -> Run | None:
+def run_named(arguments: list[str]) -> FastRun | None:
     """Run `NAME -- COMMAND` and return the run; None if the fast path does not apply and nothing was started."""
     cwd, arguments = (
         (arguments[1], arguments[2:]) if arguments[:1] == ["--cwd"] and arguments[1:] else ("/workspace", arguments)
@@ -64,7 +64,7 @@ def run_named(arguments: list[str]) -> Run | None:
     if link is None or environment is None:
         return None
     _end_orderly()
-    return Run(sandbox, link, command, environment, cwd, folder).run()
+    return FastRun(sandbox, link, command, environment, cwd, folder).run()
 
 
 def is_configured() -> bool:
@@ -155,7 +155,7 @@ class _Failed(Exception):
         self.error = error
 
 
-class Run:
+class FastRun:
     """Run one command: the request, and its result so far."""
 
     def __init__(
@@ -182,7 +182,7 @@ class Run:
         self.began_at = 0.0
         self.facts: dict[str, Any] = {}
 
-    def run(self) -> Run | None:
+    def run(self) -> FastRun | None:
         """Run the command to its end; return None if nothing was started."""
         if self.folder and not self._record_start():
             return None

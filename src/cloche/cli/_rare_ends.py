@@ -19,18 +19,18 @@ from cloche.execution.toolchains import advise
 from cloche.keeper.attach import read_entry
 
 from . import run as run_command
-from ._fast_path import NOT_FOUND, Run, tell_unread_input
+from ._fast_path import NOT_FOUND, FastRun, tell_unread_input
 from .output import OutputFailed, exit_code_of, guarded, log_to_say
 
 
-def tell(run: Run) -> int:
+def tell(run: FastRun) -> int:
     """Record the end of a command, report it, and return the exit code."""
     switch_on("cli")
     log_to_say()
     return guarded(lambda: _record(run))
 
 
-def _record(run: Run) -> int:
+def _record(run: FastRun) -> int:
     stopped = run.stopped
     if run.failure is not None:
         process = str(run.events[0].get("id", "")) if run.events else None
@@ -43,7 +43,7 @@ def _record(run: Run) -> int:
     raise _noted(run, stopped, recorded=asyncio.CancelledError())
 
 
-def _noted(run: Run, error: BaseException, *, recorded: BaseException) -> BaseException:
+def _noted(run: FastRun, error: BaseException, *, recorded: BaseException) -> BaseException:
     """Write `recorded` to the audit log and return `error`."""
     with suppress(ClocheError):
         audit = _prepared(run).audit
@@ -53,12 +53,12 @@ def _noted(run: Run, error: BaseException, *, recorded: BaseException) -> BaseEx
     return error
 
 
-def _prepared(run: Run) -> Prepared:
+def _prepared(run: FastRun) -> Prepared:
     entry = read_entry(run.found.name, run.found.entry)
     return replace(prepare(backend=entry.backend), policy=entry.policy, limits=entry.limits)
 
 
-def _conclude(run: Run) -> int:
+def _conclude(run: FastRun) -> int:
     prepared, ended = _prepared(run), run.events[1]
     result = command_result(
         ended, KillCause.OUTPUT_LIMIT if run.is_flooded else None,

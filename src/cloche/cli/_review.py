@@ -25,7 +25,7 @@ MOST_ROWS, MOST_LINES, MOST_LINE_CHARS, MOST_NAMES = 200, 2000, 400, 5
 FOLDER_OPTIONS = ("workspace", "workspace_at", "workspace_disk", "workspace_hide", "workspace_read")
 
 
-class Answer(NamedTuple):
+class ReviewAnswer(NamedTuple):
     """Hold the paths to write, the confirmed dangerous paths, and the declined paths.
 
     A path includes everything below it, so declined paths must be passed on by name.
@@ -107,7 +107,7 @@ def _row(change: Change) -> str:
     return f"{SIGNS[change.what]} {name}" + (f"   [{escape('; '.join(notes))}]" if notes else "")
 
 
-def ask(diff: Diff, folder: str, read: Callable[[str], str] = input) -> Answer | None:
+def ask(diff: Diff, folder: str, read: Callable[[str], str] = input) -> ReviewAnswer | None:
     """Ask which changes to write, all or one by one, and once per reason for dangerous ones; return None for none."""
     show_diff(diff)
     if diff.conflicts:
@@ -128,7 +128,7 @@ def ask(diff: Diff, folder: str, read: Callable[[str], str] = input) -> Answer |
     paths = tuple(change.path for change in chosen if not change.dangers or change.path in agreed)
     accepted = set(paths)
     declined = tuple(change.path for change in diff.changes if change.path not in accepted)
-    return Answer(paths, tuple(dangerous), declined) if paths else None
+    return ReviewAnswer(paths, tuple(dangerous), declined) if paths else None
 
 
 def _agreed(reason: str, changes: Sequence[Change], read: Callable[[str], str]) -> list[str]:
@@ -207,7 +207,7 @@ async def settle_attached(sandbox: AsyncSandbox, *, review: bool) -> None:
         tell_committed(await sandbox.commit(diff, dangerous=answer.dangerous, theirs=answer.declined))
 
 
-def _settled(diff: Diff, notes: Mapping[str, Any], *, review: bool) -> Answer | None:
+def _settled(diff: Diff, notes: Mapping[str, Any], *, review: bool) -> ReviewAnswer | None:
     folder = str(notes.get("workspace", {}).get("path", ""))
     if not diff.changes:
         return None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cloche.agent.answers import Answer
     from cloche.agent.approval import ApprovalRequest, Approver, Decision, Risk
     from cloche.agent.catalog import Tool
-    from cloche.agent.queue import ApprovalQueue, Entry
+    from cloche.agent.queue import ApprovalQueue, QueueEntry
     from cloche.config.options import SandboxOptions
 
 EXIT_TOOL_FAILED = 1
@@ -326,7 +326,7 @@ def _opened(queue: str | None) -> Iterator[ApprovalQueue]:
         raise InvalidRequest(f"{named or default_path()} cannot be used as a queue of approvals: {error}") from error
 
 
-def _row(entry: Entry) -> dict[str, Any]:
+def _row(entry: QueueEntry) -> dict[str, Any]:
     request = entry.request
     text = escape_line(request.call)
     return {
@@ -340,18 +340,18 @@ def _row(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _time_left(entry: Entry) -> str:
+def _time_left(entry: QueueEntry) -> str:
     return f"{max(0, round(entry.expires_at - time.time()))} s"
 
 
-def _decided(entry: Entry) -> str:
+def _decided(entry: QueueEntry) -> str:
     if entry.decision is None:
         return ""
     reason = f": {escape(str(entry.decision.reason))}" if entry.decision.reason else ""
     return f" by {escape(str(entry.decision.by))}{reason}"
 
 
-def _as_dict(entry: Entry) -> dict[str, Any]:
+def _as_dict(entry: QueueEntry) -> dict[str, Any]:
     from cloche.agent.queue import as_dict
     from cloche.agent.terminal import describe_rules
 

@@ -12,7 +12,7 @@ import click
 
 from cloche import __version__
 
-from .options import Group
+from .options import CommandGroup
 
 # The order of the listing; other commands come last.
 ORDER = (
@@ -23,7 +23,7 @@ ORDER = (
 )  # fmt: skip
 
 
-class _Root(Group):
+class _Root(CommandGroup):
     """Import the module of a command when the command is called, and all modules when they are listed."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's own

@@ -46,7 +46,7 @@ class BenchCommand:
 def bench(command: BenchCommand) -> int:
     """Measure, print each table when it is complete, write the files; return 1 if something is left behind."""
     from cloche.bench.report import check_plot, measure, write_plot
-    from cloche.bench.scenarios import Setting
+    from cloche.bench.scenarios import BenchSize
 
     from ._bench_report import show_end, show_event, show_head
 
@@ -54,7 +54,7 @@ def bench(command: BenchCommand) -> int:
         raise InvalidRequest("--rounds and --runs must be at least 1")
     if command.plot_file:
         check_plot(command.plot_file)
-    setting = Setting(rounds=command.rounds, runs=command.runs or RUNS_PER_ROUND * command.rounds)
+    setting = BenchSize(rounds=command.rounds, runs=command.runs or RUNS_PER_ROUND * command.rounds)
     report: Report = {}
 
     def show(event: Report) -> None:

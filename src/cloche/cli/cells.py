@@ -19,7 +19,7 @@ from cloche.core.events import Cleared, Displayed, Event, OutputChunk, Stream
 from cloche.core.limits import format_size
 from cloche.core.result import Output, Result, Status
 
-from .output import Writer, say
+from .output import GuestWriter, say
 from .run import NOTES
 
 # Types that are saved as files, with their suffixes; everything else is shown as text.
@@ -54,7 +54,7 @@ class CellPrinter:
     """Print the output of cells; `out` is the folder for images and HTML."""
 
     def __init__(self, out: str | None = None) -> None:
-        self._streams: dict[Stream, Writer] = {"stdout": Writer(1), "stderr": Writer(2, is_red=True)}
+        self._streams: dict[Stream, GuestWriter] = {"stdout": GuestWriter(1), "stderr": GuestWriter(2, is_red=True)}
         self._out = out
         self._number = self._displayed = 0
         self._replaced: set[int] = set()

@@ -17,7 +17,7 @@ from .output import Row, show
 if TYPE_CHECKING:
     from cloche.config.keys import Settings
     from cloche.config.options import SandboxOptions
-    from cloche.core.network import Address, Decision, NetworkRules
+    from cloche.core.network import Address, HostDecision, NetworkRules
 
 EXIT_REFUSED = 1
 _TLS_PORT = 443
@@ -78,7 +78,7 @@ def _rows(host: str, port: int, settings: Settings, *, is_resolved: bool) -> Ite
         yield _row(host, port, is_allowed=not why, why=why or decision.why, address=address, **origin)
 
 
-def _decided_addresses(rules: NetworkRules, decision: Decision, host: str, port: int) -> Iterator[tuple[str, str]]:
+def _decided_addresses(rules: NetworkRules, decision: HostDecision, host: str, port: int) -> Iterator[tuple[str, str]]:
     """Yield each address of a name with the reason for its refusal, empty if it is allowed."""
     try:
         addresses = _addresses(host, port)
@@ -94,7 +94,7 @@ def _addresses(host: str, port: int) -> list[Address]:
     return [ip_address(text) for text in dict.fromkeys(str(entry[4][0]) for entry in addresses)]
 
 
-def _origin(decision: Decision, settings: Settings) -> str:
+def _origin(decision: HostDecision, settings: Settings) -> str:
     """Return the source of the rule that decided; without a rule, the source of the mode."""
     if decision.rule is None:
         return settings.origins.get("network", "")

@@ -48,7 +48,7 @@ class Command(click.Command):
         ctx.exit(guarded(lambda: int(click.Command.invoke(self, ctx)), debug=debug, as_json=as_json))
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """List commands in the order of their declaration."""
 
     command_class = Command
@@ -84,7 +84,7 @@ class Group(click.Group):
             raise click.UsageError(f"{text} Did you mean {similar}?" if similar else text, ctx) from None
 
 
-Group.group_class = Group
+CommandGroup.group_class = CommandGroup
 
 
 class _Argument(click.Argument):

@@ -161,7 +161,7 @@ def _discard_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-class Writer:
+class GuestWriter:
     """Write one stream of the guest to a descriptor of this process, completely and without a buffer.
 
     On a terminal it is escaped unless `is_raw`, and red with `is_red` unless NO_COLOR is set.

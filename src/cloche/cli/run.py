@@ -34,7 +34,7 @@ from .options import (
     program_options,
     sandbox_options,
 )
-from .output import Writer, exit_code_of, log_to_stderr, say, showing_progress
+from .output import GuestWriter, exit_code_of, log_to_stderr, say, showing_progress
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -185,7 +185,7 @@ def _run(
 
 def run_and_report(start: Callable[..., Result], *, as_json: bool, debug: bool) -> int:
     """Call `start` with the callbacks of a run, pass its output on, report its end; return its exit code."""
-    writers: dict[Stream, Writer] = {"stdout": Writer(1), "stderr": Writer(2)}
+    writers: dict[Stream, GuestWriter] = {"stdout": GuestWriter(1), "stderr": GuestWriter(2)}
     with showing_progress():
         result = start(
             on_output=None if as_json else lambda stream, data: writers[stream].write(data),

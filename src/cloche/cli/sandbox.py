@@ -19,8 +19,8 @@ from ._named import NamedCommand, check_may_end, for_each, visit
 from ._review import tell_folder
 from .app import root
 from .exec import run_command, without_dashes
-from .options import Group, argument, flag, folder_options, json_option, option, sandbox_options, users_option
-from .output import Writer, say, show, showing_progress
+from .options import CommandGroup, argument, flag, folder_options, json_option, option, sandbox_options, users_option
+from .output import GuestWriter, say, show, showing_progress
 from .run import read_files, read_pairs
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ COMMAND = {"allow_interspersed_args": False}
 MOST_PORT, MOST_DIGITS = (1 << 16) - 1, 5
 
 
-class _Sandboxes(Group):
+class _Sandboxes(CommandGroup):
     """Hold the commands below, and some of the root's commands."""
 
     again = ("run", "session")
@@ -200,7 +200,7 @@ def _logs(name: str, process: str) -> int:
     with Sandbox.attach(name) as sandbox:
         streams = sandbox.logs(process)
     for fd, data in zip((1, 2), streams, strict=True):
-        writer = Writer(fd)
+        writer = GuestWriter(fd)
         writer.write(data)
         writer.finish()
     return 0

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cloche.config.keys import Settings
     from cloche.config.options import SandboxOptions
     from cloche.skills.loader import Examined
-    from cloche.skills.run import Terms
+    from cloche.skills.run import SkillTerms
     from cloche.skills.skill import Fault, Skill
 
 EXIT_FAULTY = 1
@@ -174,7 +174,7 @@ def _line(row: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _print_skill(examined: Examined, terms: Terms | None, faults: tuple[Fault, ...]) -> None:
+def _print_skill(examined: Examined, terms: SkillTerms | None, faults: tuple[Fault, ...]) -> None:
     if examined.skill is not None and terms is not None:
         _print_card(examined.skill)
         rows = [
@@ -220,7 +220,7 @@ def _print_card(skill: Skill) -> None:
             print(f"{escape_line(label) + ':':<15} {escape_line(text)}")
 
 
-def _as_json(examined: Examined, terms: Terms | None, faults: tuple[Fault, ...]) -> dict[str, Any]:
+def _as_json(examined: Examined, terms: SkillTerms | None, faults: tuple[Fault, ...]) -> dict[str, Any]:
     from cloche.core.record import asdict
 
     skill = examined.skill

@@ -40,7 +40,7 @@ from .record import dataclass, field, replace
 __all__ = [
     "DEFAULT_PORTS",
     "Address",
-    "Decision",
+    "HostDecision",
     "Network",
     "NetworkMode",
     "NetworkRules",
@@ -304,7 +304,7 @@ def _with_article(kind: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class HostDecision:
     """Say whether a host may be reached on a port, with a sentence for the caller, and the rule that decided."""
 
     is_allowed: bool
@@ -424,7 +424,7 @@ class NetworkRules:
         address = parse_address(host)
         return self._denying(str(address) if address is not None else host, address, port) is not None
 
-    def decide(self, host: str, port: int) -> Decision:
+    def decide(self, host: str, port: int) -> HostDecision:
         """Say whether a host may be reached, before it is resolved; `host` is a name or an address in any spelling.
 
         A name's addresses are decided on afterwards, each by `decide_address` with the rule of this decision.
@@ -442,7 +442,7 @@ class NetworkRules:
         matching = tuple(self._allowed.named(name))
         rule = _added_up([rule for rule in matching if rule.covers(port)])
         if rule is not None:
-            return Decision(is_allowed=True, why=f"{name}:{port} is allowed by {escape_name(rule.text)}", rule=rule)
+            return HostDecision(is_allowed=True, why=f"{name}:{port} is allowed by {escape_name(rule.text)}", rule=rule)
         if self.mode == "open":
             return self._decide_open(name, address, port)
         return _refused(self._why_not_listed(name, port, matching))
@@ -490,7 +490,7 @@ class NetworkRules:
         rules = (*self._denied.named(name), *(self._denied.containing(address) if address is not None else ()))
         return next((rule for rule in rules if rule.covers(port)), None)
 
-    def _decide_open(self, name: str, address: Address | None, port: int) -> Decision:
+    def _decide_open(self, name: str, address: Address | None, port: int) -> HostDecision:
         if _is_loopback_name(name):
             return _refused(f"{name} is the sandbox itself; it is reached on its own loopback only")
         if address is not None and (reason := self.decide_address(None, address, host=name, port=port)):
@@ -502,7 +502,7 @@ class NetworkRules:
                 f" in network_ports, or {name}:{port} in network_allow"
             )
         condition = "" if address is not None else ", if its address is public"
-        return Decision(is_allowed=True, why=f"{name}:{port} is allowed by network 'open'{condition}")
+        return HostDecision(is_allowed=True, why=f"{name}:{port} is allowed by network 'open'{condition}")
 
     def _why_not_listed(self, name: str, port: int, matching: tuple[Rule, ...]) -> str:
         if matching:
@@ -534,8 +534,8 @@ def parse_ports(ports: object, *, name: str = "network_ports") -> tuple[int, ...
     return tuple(sorted(checked))
 
 
-def _refused(why: str, rule: Rule | None = None) -> Decision:
-    return Decision(is_allowed=False, why=why, rule=rule)
+def _refused(why: str, rule: Rule | None = None) -> HostDecision:
+    return HostDecision(is_allowed=False, why=why, rule=rule)
 
 
 def _added_up(rules: list[Rule]) -> Rule | None:

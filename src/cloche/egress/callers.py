@@ -23,7 +23,7 @@ MOST_QUESTIONS, MOST_ASKED = 32, 1024  # of the callers: at once, and in all
 WANTED_AGAIN_S = 10.0  # after who stands in was started
 
 
-class Caller:
+class EgressCaller:
     """Hold one caller, by its end of the link: its unsent messages, whether it decides, whether it is a stand-in."""
 
     def __init__(self, end: int, *, stands_in: bool = False):
@@ -37,11 +37,11 @@ class Callers:
     """Hold the callers of one sandbox. The first is at the control end: a keeper, where the sandbox `is_kept`."""
 
     def __init__(self, control: int, *, is_kept: bool):
-        self.control, self.is_kept = Caller(control), is_kept
-        self.by_end: dict[int, Caller] = {control: self.control}
+        self.control, self.is_kept = EgressCaller(control), is_kept
+        self.by_end: dict[int, EgressCaller] = {control: self.control}
         self.history = Sum(KEPT_ROWS)  # of one that is kept, for who comes in
 
-    def attached(self) -> list[Caller]:
+    def attached(self) -> list[EgressCaller]:
         """Return those who use the sandbox."""
         return [
             caller
@@ -49,7 +49,7 @@ class Callers:
             if not (caller.stands_in or (self.is_kept and caller is self.control))
         ]
 
-    def standing_in(self) -> list[Caller]:
+    def standing_in(self) -> list[EgressCaller]:
         """Return the stand-ins that decide while no caller is attached."""
         return [caller for caller in self.by_end.values() if caller.stands_in and caller.decides]
 
@@ -74,7 +74,7 @@ class Callers:
         return True
 
 
-class Question:
+class HostQuestion:
     """Hold one question: its host and port, the callers that have yet to answer, and the answer."""
 
     def __init__(self, number: int, host: str, port: int):
@@ -88,8 +88,8 @@ class Questions:
 
     def __init__(self, callers: Callers):
         self._callers = callers
-        self._by_key: dict[str, Question] = {}  # also those that were answered for good
-        self._open: dict[int, Question] = {}
+        self._by_key: dict[str, HostQuestion] = {}  # also those that were answered for good
+        self._open: dict[int, HostQuestion] = {}
         self._last_number = 0
         self._wanted_at, self._is_wanted = -WANTED_AGAIN_S, False
 
@@ -101,7 +101,7 @@ class Questions:
             if len(self._by_key) >= MOST_ASKED or len(self._open) >= MOST_QUESTIONS:
                 return False
             self._last_number += 1
-            question = self._by_key[key] = self._open[self._last_number] = Question(self._last_number, host, port)
+            question = self._by_key[key] = self._open[self._last_number] = HostQuestion(self._last_number, host, port)
             self._put(question)
         try:
             async with asyncio.timeout(ASK_S):
@@ -109,7 +109,7 @@ class Questions:
         except TimeoutError:
             return False
 
-    def _put(self, question: Question) -> None:
+    def _put(self, question: HostQuestion) -> None:
         """Send a question to the callers that decide; without any it has ended, for now."""
         attached = self._callers.attached()
         whom = [caller for caller in attached if caller.decides] if attached else self._callers.standing_in()
@@ -118,7 +118,7 @@ class Questions:
         if not question.asked and (attached or not self._want()):
             self._end(question, is_allowed=False, is_final=False)
 
-    def _tell(self, caller: Caller, question: Question) -> None:
+    def _tell(self, caller: EgressCaller, question: HostQuestion) -> None:
         if caller.end in question.asked:
             return
         body = {"number": question.number, "host": question.host, "port": question.port}
@@ -135,14 +135,14 @@ class Questions:
             self._is_wanted = self._callers.tell_one(self._callers.control.end, "wanted", {})
         return self._is_wanted
 
-    def put_to(self, caller: Caller) -> None:
+    def put_to(self, caller: EgressCaller) -> None:
         """Send the open questions to a caller that decides from now on."""
         caller.decides = True
         self._is_wanted = self._is_wanted and not caller.stands_in
         for question in list(self._open.values()):
             self._tell(caller, question)
 
-    def lose(self, caller: Caller) -> None:
+    def lose(self, caller: EgressCaller) -> None:
         """Send the unanswered questions of a lost caller to others."""
         self._is_wanted = self._is_wanted and not caller.stands_in
         for question in list(self._open.values()):
@@ -163,7 +163,7 @@ class Questions:
         if is_final or not question.asked:
             self._end(question, is_allowed=is_allowed, is_final=is_final)
 
-    def _end(self, question: Question, *, is_allowed: bool, is_final: bool) -> None:
+    def _end(self, question: HostQuestion, *, is_allowed: bool, is_final: bool) -> None:
         del self._open[question.number]
         if not is_final:
             del self._by_key[f"{question.host}:{question.port}"]

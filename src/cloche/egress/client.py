@@ -77,7 +77,7 @@ class Traffic:
         return notes
 
 
-class Network:
+class SandboxNetwork:
     """Be one sandbox's network in the egress process: the target of pid 1's sockets, requests and reports.
 
     `jail_end` is the descriptor for the helper, which keeps a copy. Use from one event loop at a time.
@@ -87,7 +87,7 @@ class Network:
         self._jail_end, self._control, self._owner = jail_end, control, os.getpid()
         self._numbers = itertools.count(1)
         self.on_message: OnMessage | None = None
-        self.on_close: Callable[[Network], None] = lambda _: None
+        self.on_close: Callable[[SandboxNetwork], None] = lambda _: None
 
     @property
     def jail_end(self) -> int:
@@ -179,7 +179,7 @@ class _Process:
     """Be the egress process. Raises OSError where it cannot be started."""
 
     def __init__(self) -> None:
-        self.networks: weakref.WeakSet[Network] = weakref.WeakSet()  # that are open
+        self.networks: weakref.WeakSet[SandboxNetwork] = weakref.WeakSet()  # that are open
         if sys.platform != "linux":
             raise OSError(errno.ENOSYS, f"it needs Linux, and this is {system_name(sys.platform)}")
         boot, program = RESET_SIGNALS + BOOT.format(paths=_module_paths()), egress_filter(os.uname().machine)
@@ -204,10 +204,12 @@ class _Process:
     def is_alive(self) -> bool:
         return self.process.poll() is None
 
-    def open(self, rules: NetworkRules, proxies: Mapping[str, str], *, asks: bool, is_kept: bool = False) -> Network:
+    def open(
+        self, rules: NetworkRules, proxies: Mapping[str, str], *, asks: bool, is_kept: bool = False
+    ) -> SandboxNetwork:
         ours, jail_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        network = Network(jail_end, control)
+        network = SandboxNetwork(jail_end, control)
         control.setblocking(False)
         try:
             with ours, theirs:
@@ -275,7 +277,7 @@ class OwnNetwork:
         self._process.end()
 
 
-def join_network(control: socket.socket) -> tuple[Network, dict[str, Any], Sum]:
+def join_network(control: socket.socket) -> tuple[SandboxNetwork, dict[str, Any], Sum]:
     """Return the network of a sandbox that is kept, by a link to its egress process.
 
     With it come the rules in force, and the traffic so far. Blocks. Raises OSError.
@@ -295,7 +297,7 @@ def join_network(control: socket.socket) -> tuple[Network, dict[str, Any], Sum]:
     so_far = Sum(KEPT_ROWS)
     if body["history"] is not None:
         so_far.add(body["history"])
-    return Network(jail_end, control), body["rules"], so_far
+    return SandboxNetwork(jail_end, control), body["rules"], so_far
 
 
 _process: _Process | None = None
@@ -306,7 +308,9 @@ _released: list[_Process] = []  # children of this process, to be taken note of 
 _lock = threading.RLock()
 
 
-def open_network(rules: NetworkRules, *, proxies: Mapping[str, str] | None = None, asks: bool = False) -> Network:
+def open_network(
+    rules: NetworkRules, *, proxies: Mapping[str, str] | None = None, asks: bool = False
+) -> SandboxNetwork:
     """Open a network with these rules, and start the egress process where it is not there.
 
     `proxies` are upstream ones, by `http`, `https` and `no`, as the variables of the same names have them. It `asks`

@@ -36,7 +36,7 @@ _HOST_LABEL = re.compile(rb"[A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class DnsAnswer:
     """Hold a message for the guest, and the name of its question.
 
     `name` is in lower case, without a dot at its end; empty for an unreadable or a reverse question.
@@ -56,7 +56,7 @@ class _Question:
     edns_version: int | None
 
 
-def answer(query: bytes, address_of: Callable[[str], str | None], *, is_stream: bool) -> Answer | None:
+def answer(query: bytes, address_of: Callable[[str], str | None], *, is_stream: bool) -> DnsAnswer | None:
     """Return the answer to a message; None for one that gets no answer: not DNS, or itself an answer.
 
     `address_of` returns the IPv4 address that a name has in the jail, None for one that is not allowed. It is called at
@@ -161,7 +161,7 @@ def _shown(byte: int) -> str:
 def _answer(
     number: int, flags: int, code: int, question: _Question | None = None, *, is_stream: bool, name: str = "",
     address: str | None = None,
-) -> Answer:  # fmt: skip
+) -> DnsAnswer:  # fmt: skip
     """Write a message. Its flags keep those of the question, and claim recursion: resolvers complain without it."""
     query_flags = flags & (_OPCODE | _RECURSION_DESIRED)
     answer_flags = query_flags | _RESPONSE | _AUTHORITATIVE | _RECURSION_AVAILABLE | (code & 0xF)
@@ -175,4 +175,4 @@ def _answer(
         records += b"\0" + _RECORD.pack(_OPT, _PAYLOAD_BYTES, code >> 4 << 24, 0)
     message = header + (question.section if question is not None else b"") + records
     length = len(message).to_bytes(2, "big") if is_stream else b""
-    return Answer(data=length + message, name=name, is_known=bool(name) and code == _NOERROR)
+    return DnsAnswer(data=length + message, name=name, is_known=bool(name) and code == _NOERROR)

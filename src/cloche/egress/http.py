@@ -17,7 +17,16 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from .errors import Refused
-from .http_request import MOST_HEAD_BYTES, AnswerReader, Body, HeadFinder, Place, Rejected, Request, read_request
+from .http_request import (
+    MOST_HEAD_BYTES,
+    AnswerReader,
+    Body,
+    HeadFinder,
+    HttpRequest,
+    Rejected,
+    RequestTarget,
+    read_request,
+)
 from .stream import Stream, Turns, idle_limit, sharing, splice
 
 HEAD_S = 30.0
@@ -48,7 +57,7 @@ async def relay(
     other.example", and returns the sentence that the guest reads. `proxied` writes targets as a proxy needs them.
     `turns` are shared with the guest's other connections. Returns at the end of the connection, for any cause.
     """
-    target = Place(host=host, port=port, is_proxied=proxied)
+    target = RequestTarget(host=host, port=port, is_proxied=proxied)
     connection = _Connection(guest, target, connect, refuse, head_s, turns or Turns())
     try:
         async with idle_limit(idle_s) as note:
@@ -153,13 +162,13 @@ class _Upstream:
     shows it. `passing` is done when the host sends no more, or the connection is no longer HTTP.
     """
 
-    def __init__(self, stream: Stream, guest: _Guest, request: Request, note: Callable[[], None], turns: Turns):
+    def __init__(self, stream: Stream, guest: _Guest, request: HttpRequest, note: Callable[[], None], turns: Turns):
         self.stream, self._turns = stream, turns
         self._guest, self._note = guest, note
         self.expect(request)
         self.passing = asyncio.create_task(self._pass_answers())
 
-    def expect(self, request: Request) -> None:
+    def expect(self, request: HttpRequest) -> None:
         """Take note of a request that is about to be sent."""
         self.answer = AnswerReader(request)
         self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -201,8 +210,8 @@ class _Connection:
     """One connection of a guest."""
 
     def __init__(
-        self, guest: Stream, place: Place, connect: Callable[[], Awaitable[Stream]], refuse: Callable[[str], str],
-        head_s: float, turns: Turns,
+        self, guest: Stream, place: RequestTarget, connect: Callable[[], Awaitable[Stream]],
+        refuse: Callable[[str], str], head_s: float, turns: Turns,
     ):  # fmt: skip
         self._guest, self._place = _Guest(guest), place
         self._connect, self._refuse, self._head_s, self._turns = connect, refuse, head_s, turns
@@ -244,7 +253,7 @@ class _Connection:
                 raise _Failed(408, f"the request's header did not arrive within {self._head_s:g} s") from None
             self.note()
 
-    async def _exchange(self, request: Request, body: Body) -> bool:
+    async def _exchange(self, request: HttpRequest, body: Body) -> bool:
         """Pass on a request and its answer; say whether another one may follow."""
         if self._upstream is None:
             self._upstream = _Upstream(await self._open(), self._guest, request, self.note, self._turns)

@@ -49,7 +49,7 @@ class Rejected(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RequestTarget:
     """Say whom requests of a connection are for, and whether they go there by a proxy of the operator's."""
 
     host: str
@@ -68,7 +68,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class HttpRequest:
     """Hold one request: its head as it goes upstream, and what its answer and its connection depend on."""
 
     method: bytes
@@ -123,7 +123,7 @@ def _shown(data: bytes | bytearray) -> str:
     )
 
 
-def read_request(head: bytes, target: Place) -> tuple[Request, Body]:
+def read_request(head: bytes, target: RequestTarget) -> tuple[HttpRequest, Body]:
     """Return a request that may go upstream, and the reader of its body. Raises Rejected for any other.
 
     `head` is what `HeadFinder` found, with its end.
@@ -176,7 +176,7 @@ def _is_chunked(single: Mapping[bytes, bytes]) -> bool:
     return coding is not None
 
 
-def _decide(event: h11.Request, single: Mapping[bytes, bytes], place: Place) -> Request:
+def _decide(event: h11.Request, single: Mapping[bytes, bytes], place: RequestTarget) -> HttpRequest:
     """Check a request's target, and write the request anew."""
     if event.method.upper() == b"CONNECT":
         raise Rejected(403, f"CONNECT to {_shown(event.target)}")
@@ -190,7 +190,7 @@ def _decide(event: h11.Request, single: Mapping[bytes, bytes], place: Place) -> 
     headers = [header for header in event.headers.raw_items() if header[0].lower() not in _NOT_PASSED]
     if is_old:  # what keeps a connection open was never one thing before HTTP/1.1
         headers = [*(header for header in headers if header[0].lower() != b"connection"), (b"Connection", b"close")]
-    return Request(
+    return HttpRequest(
         method=event.method,
         head=_write(event, target, [(b"Host", place.authority.encode()), *headers]),
         is_upgrade=is_upgrade,
@@ -198,7 +198,7 @@ def _decide(event: h11.Request, single: Mapping[bytes, bytes], place: Place) -> 
     )
 
 
-def _target(event: h11.Request, place: Place) -> str:
+def _target(event: h11.Request, place: RequestTarget) -> str:
     """Return the target for upstream: a path, or all of it for a proxy."""
     target = event.target.decode("ascii")
     path = target
@@ -275,7 +275,7 @@ Progress = Literal["open", "complete", "last", "switched", "unknown"]
 class AnswerReader:
     """Follow the bytes of an answer, which others pass on as they are, to know how far it is."""
 
-    def __init__(self, request: Request):
+    def __init__(self, request: HttpRequest):
         self._connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=MOST_ANSWER_HEAD_BYTES)
         upgrade = [(b"Connection", b"Upgrade"), (b"Upgrade", b"websocket")] if request.is_upgrade else []
         # What was sent matters to h11 only as far as the form of the answer depends on it.

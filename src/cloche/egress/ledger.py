@@ -15,7 +15,7 @@ _COUNTED = ("connections", "sent", "received")
 _Key = tuple[str, int, str]
 
 
-class Row:
+class LedgerRow:
     """Count the connections to one host and port that went well, failed for one reason, or were refused for one."""
 
     __slots__ = ("connections", "host", "is_allowed", "port", "received", "sent", "why")
@@ -38,10 +38,10 @@ class Ledger:
 
     def __init__(self, on_full: Callable[[], None] | None = None) -> None:
         self._on_full = on_full
-        self._rows: dict[tuple[str, int, str, bool], Row] = {}
+        self._rows: dict[tuple[str, int, str, bool], LedgerRow] = {}
         self._unlisted = 0
 
-    def row(self, host: str, port: int, why: str = "", *, is_allowed: bool = True) -> Row:
+    def row(self, host: str, port: int, why: str = "", *, is_allowed: bool = True) -> LedgerRow:
         """Count a connection, and return its row, which counts its bytes.
 
         Without room for another row, that is the common row of all such connections; for a refusal, a row that is
@@ -55,13 +55,13 @@ class Ledger:
             key = (MORE_HOSTS, 0, "", True) if is_allowed else key
         row = self._rows.get(key)
         if row is None:
-            row = Row(*key[:3], is_allowed=is_allowed)
+            row = LedgerRow(*key[:3], is_allowed=is_allowed)
             if is_allowed or has_room(self._rows, is_allowed=False):
                 self._rows[key] = row
         row.connections += 1
         return row
 
-    def take(self, live: set[Row]) -> dict[str, Any]:
+    def take(self, live: set[LedgerRow]) -> dict[str, Any]:
         """Return all rows, and begin anew; `live` ones, of connections that go on, count from nothing."""
         rows = [row.as_wire() for row in self._rows.values() if row.connections or row.sent or row.received]
         unlisted, self._unlisted = self._unlisted, 0

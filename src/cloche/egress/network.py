@@ -28,11 +28,11 @@ from cloche.core.network import NetworkRules, Rule
 from cloche.jail import messages
 
 from . import dns
-from .callers import MOST_CALLERS, Caller, Callers, Questions
+from .callers import MOST_CALLERS, Callers, EgressCaller, Questions
 from .client_hello import NoServerName, NotTls, read_server_name
 from .errors import Failed, Refused
 from .http import relay
-from .ledger import Ledger, Row, Sum
+from .ledger import Ledger, LedgerRow, Sum
 from .names import Names
 from .stream import SocketStream, Turns, splice
 from .upstream import Proxies, connect
@@ -65,13 +65,13 @@ class Pace:
         return max(0.0, -self._left / self._per_s)
 
 
-class Connection:
+class GuestConnection:
     """Hold one connection of the guest: its target, its row, the task that serves it."""
 
-    def __init__(self, jail: Jail, host: str, port: int, buffer_bytes: int):
+    def __init__(self, jail: JailNetwork, host: str, port: int, buffer_bytes: int):
         self.jail, self.host, self.port = jail, host, port
         self.buffer_bytes = buffer_bytes  # of the kernel's for each socket and direction, 0 for as it likes
-        self.row: Row | None = None
+        self.row: LedgerRow | None = None
         self.name = ""  # in TLS, where the connection is to an address
         self.address: Address | None = None  # that it was made to
         self.is_approved = False  # by somebody, and by no rule
@@ -88,10 +88,10 @@ class Connection:
             self._counted = now
 
 
-_all_connections: set[Connection] = set()  # of every sandbox
+_all_connections: set[GuestConnection] = set()  # of every sandbox
 
 
-class Jail:
+class JailNetwork:
     """Hold the sockets of one jail, and the names that are known in it. One that took its place knows none of them."""
 
     def __init__(self, sockets: list[socket.socket], own_names: Sequence[str] = ()):
@@ -110,8 +110,8 @@ class GuestNetwork:
         self._callers = Callers(control, is_kept=bool(body["is_kept"]))
         self._questions = Questions(self._callers)
         self._ledger = Ledger(self._collect if self._callers.is_kept else None)
-        self._jails: dict[int, Jail] = {}
-        self._connections: set[Connection] = set()
+        self._jails: dict[int, JailNetwork] = {}
+        self._connections: set[GuestConnection] = set()
         self._most_connections, self._most_of_all = most_connections()
         self._name_streams = 0
         self._lookups = asyncio.Semaphore(MOST_LOOKUPS)
@@ -143,7 +143,7 @@ class GuestNetwork:
             return
         self._drop(body["jail"])
         if tag == "begin":
-            self._jails[body["jail"]] = Jail([], body["names"])
+            self._jails[body["jail"]] = JailNetwork([], body["names"])
         if tag != "sockets":
             return
         if len(sockets) == 2 + len(body["ports"]):
@@ -152,7 +152,7 @@ class GuestNetwork:
             self.end()
 
     def _serve_jail(self, number: int, sockets: list[socket.socket], ports: list[int]) -> None:
-        jail = self._jails[number] = Jail(sockets)
+        jail = self._jails[number] = JailNetwork(sockets)
         names, streams, *served = sockets
         self._listen(names, functools.partial(self._answer_datagrams, jail))
         self._listen(streams, functools.partial(self._accept_name_stream, jail))
@@ -198,7 +198,7 @@ class GuestNetwork:
         except OSError:
             tag, body, fds = "", {}, []
         if tag == "caller" and fds and caller == self._control and len(self._callers.by_end) < MOST_CALLERS:
-            self._let_in(Caller(fds.pop(), stands_in=bool(body.get("stands_in"))))
+            self._let_in(EgressCaller(fds.pop(), stands_in=bool(body.get("stands_in"))))
         for fd in fds:
             os.close(fd)
         if tag == "further":
@@ -214,7 +214,7 @@ class GuestNetwork:
         elif not tag:
             self._let_go(caller)
 
-    def _let_in(self, caller: Caller) -> None:
+    def _let_in(self, caller: EgressCaller) -> None:
         """Serve another caller; it first gets the rules in force and the traffic so far."""
         self._collect()
         self._callers.by_end[caller.end] = caller
@@ -278,7 +278,7 @@ class GuestNetwork:
             if connection.task is not None and not self._may_go_on(connection):
                 connection.task.cancel()
 
-    def _may_go_on(self, connection: Connection) -> bool:
+    def _may_go_on(self, connection: GuestConnection) -> bool:
         """Tell whether the rules of now allow a connection, as far as it has come."""
         decision = self._rules.decide(connection.host, connection.port)
         is_approved = connection.is_approved and not self._rules.denies(connection.host, connection.port)
@@ -318,7 +318,7 @@ class GuestNetwork:
 
     # Names.
 
-    def _answer(self, jail: Jail, question: bytes, *, is_stream: bool) -> bytes | None:
+    def _answer(self, jail: JailNetwork, question: bytes, *, is_stream: bool) -> bytes | None:
         """Answer a DNS question, without a lookup: a name is resolved when a connection comes."""
 
         def address_of(name: str) -> str | None:
@@ -334,7 +334,7 @@ class GuestNetwork:
             self._note_refusal(answer.name, DNS_PORT, why if not decision.is_allowed else TOO_MANY_NAMES)
         return answer.data
 
-    def _answer_datagrams(self, jail: Jail, names: socket.socket) -> float:
+    def _answer_datagrams(self, jail: JailNetwork, names: socket.socket) -> float:
         for _ in range(AT_ONCE):
             try:
                 question, sender = names.recvfrom(MOST_DATAGRAM)
@@ -350,14 +350,14 @@ class GuestNetwork:
                 return pause_s
         return 0.0
 
-    def _accept_name_stream(self, jail: Jail, listener: socket.socket) -> float:
+    def _accept_name_stream(self, jail: JailNetwork, listener: socket.socket) -> float:
         accepted = _accepted(listener)
         if accepted is None:
             return NO_ROOM_S
         self._begin_name_stream(jail, accepted)
         return self._connection_pace.wait_s(self._loop.time())
 
-    def _begin_name_stream(self, jail: Jail, guest_socket: socket.socket) -> None:
+    def _begin_name_stream(self, jail: JailNetwork, guest_socket: socket.socket) -> None:
         if self._name_streams >= MOST_NAME_STREAMS:
             _reset(guest_socket)
         else:
@@ -367,13 +367,13 @@ class GuestNetwork:
     def _end_name_stream(self, _: asyncio.Task[None]) -> None:
         self._name_streams -= 1  # also of one that was cancelled before it began
 
-    def _begin(self, jail: Jail, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _begin(self, jail: JailNetwork, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
         jail.tasks.add(task)
         task.add_done_callback(jail.tasks.discard)
         return task
 
-    async def _serve_name_stream(self, jail: Jail, guest_socket: socket.socket) -> None:
+    async def _serve_name_stream(self, jail: JailNetwork, guest_socket: socket.socket) -> None:
         """Answer questions that come with their lengths."""
         try:
             async with asyncio.timeout(NAME_STREAM_S):
@@ -393,14 +393,14 @@ class GuestNetwork:
 
     # Connections.
 
-    def _accept(self, jail: Jail, port: int, listener: socket.socket) -> float:
+    def _accept(self, jail: JailNetwork, port: int, listener: socket.socket) -> float:
         accepted = _accepted(listener)
         if accepted is None:
             return NO_ROOM_S
         self._begin_connection(jail, accepted, accepted.getsockname()[0], port)
         return self._connection_pace.wait_s(self._loop.time())
 
-    def _begin_connection(self, jail: Jail, guest_socket: socket.socket, address: str, port: int) -> None:
+    def _begin_connection(self, jail: JailNetwork, guest_socket: socket.socket, address: str, port: int) -> None:
         self._turns.note(self._loop.time())
         host = jail.names.name_of(address) or address
         if address.startswith("127."):  # for a server of the guest's own, which is not there
@@ -412,17 +412,17 @@ class GuestNetwork:
             _reset(guest_socket)
         else:
             is_many = len(self._connections) >= FEW_CONNECTIONS
-            connection = Connection(jail, host, port, BUFFER_BYTES if is_many else 0)
+            connection = GuestConnection(jail, host, port, BUFFER_BYTES if is_many else 0)
             self._connections.add(connection)
             _all_connections.add(connection)
             connection.task = self._begin(jail, self._serve(connection, guest_socket))
             connection.task.add_done_callback(lambda _: self._forget(connection))
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, connection: GuestConnection) -> None:
         self._connections.discard(connection)
         _all_connections.discard(connection)
 
-    async def _serve(self, connection: Connection, guest_socket: socket.socket) -> None:
+    async def _serve(self, connection: GuestConnection, guest_socket: socket.socket) -> None:
         """Serve a connection to its end. A refused or failed one is reset, plain HTTP after an answer."""
         guest = connection.guest = SocketStream(guest_socket, self._turns, connection.buffer_bytes)
         try:
@@ -450,7 +450,7 @@ class GuestNetwork:
             guest.close()
             connection.count()
 
-    async def _decide(self, connection: Connection) -> Rule | None:
+    async def _decide(self, connection: GuestConnection) -> Rule | None:
         """Return the rule of the allow list for a connection, if there is one. Raises Refused."""
         if Names.is_ours(connection.host):
             raise Refused(f"{connection.host} belongs to no name of this sandbox; look the name up again")
@@ -465,7 +465,7 @@ class GuestNetwork:
                 return None
         raise Refused(decision.why)
 
-    def _why_never(self, connection: Connection) -> str:
+    def _why_never(self, connection: GuestConnection) -> str:
         """Say why a yes would not open an address; then the approver is not asked. Names are looked up after it."""
         address = parse_address(connection.host)
         return (
@@ -474,7 +474,7 @@ class GuestNetwork:
             else self._rules.decide_address(None, address, host=connection.host, port=connection.port)
         )
 
-    async def _carry(self, connection: Connection, guest: SocketStream) -> None:
+    async def _carry(self, connection: GuestConnection, guest: SocketStream) -> None:
         """Carry bytes both ways; where the guest's first ones are of TLS, they must name the host."""
         rule = await self._decide(connection)
         first = await self._read_hello(connection, guest) if connection.port == TLS_PORT else b""
@@ -488,7 +488,7 @@ class GuestNetwork:
         finally:
             upstream.close()
 
-    async def _read_hello(self, connection: Connection, guest: SocketStream) -> bytes:
+    async def _read_hello(self, connection: GuestConnection, guest: SocketStream) -> bytes:
         """Return the bytes of a complete hello that names the host. Raises Refused for anything else."""
         data, name = b"", None
         async with asyncio.timeout(HELLO_S):
@@ -506,7 +506,7 @@ class GuestNetwork:
                     raise Refused(f"{target}: the data is not TLS, which port 443 requires") from None
         return data
 
-    def _name_in(self, connection: Connection, data: bytes) -> str | None:
+    def _name_in(self, connection: GuestConnection, data: bytes) -> str | None:
         """Return the host's name from the first bytes, None while more are needed. Raises Refused, NotTls."""
         is_address = parse_address(connection.host) is not None
         try:
@@ -525,7 +525,7 @@ class GuestNetwork:
             raise Refused(f"{name} (the server name in TLS) is not {connection.host}, the host of the connection")
         return name
 
-    async def _read_first(self, connection: Connection, guest: SocketStream, upstream: SocketStream) -> bytes:
+    async def _read_first(self, connection: GuestConnection, guest: SocketStream, upstream: SocketStream) -> bytes:
         """Return the guest's first bytes, a whole hello where it is one; nothing where the server speaks first."""
         if not await _speaks_first(guest, upstream):
             return b""
@@ -540,7 +540,7 @@ class GuestNetwork:
                     return data
         return data
 
-    async def _connect(self, connection: Connection, rule: Rule | None) -> SocketStream:
+    async def _connect(self, connection: GuestConnection, rule: Rule | None) -> SocketStream:
         """Connect to the host. Raises Refused, Failed."""
         upstream_socket, connection.address = await connect(
             connection.host, connection.port, rules=self._rules, rule=rule, proxies=self._proxies, lookups=self._lookups
@@ -551,7 +551,7 @@ class GuestNetwork:
         connection.row = self._ledger.row(connection.host, connection.port)
         return SocketStream(upstream_socket, self._turns, connection.buffer_bytes)
 
-    async def _carry_http(self, connection: Connection, guest: SocketStream) -> None:
+    async def _carry_http(self, connection: GuestConnection, guest: SocketStream) -> None:
         """Carry plain HTTP, and decide about each request; the guest reads why one is refused."""
 
         async def connect_to_host() -> SocketStream:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from cloche.core.errors import InvalidRequest
 
-from .client import REPORT_S, Network, Traffic
+from .client import REPORT_S, SandboxNetwork, Traffic
 from .ledger import Sum
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class SharedNetwork:
     That of a kept sandbox begins with the traffic `so_far`.
     """
 
-    def __init__(self, network: Network, rules: NetworkRules, so_far: Sum | None = None):
+    def __init__(self, network: SandboxNetwork, rules: NetworkRules, so_far: Sum | None = None):
         self.network, self.rules = network, rules
         self._decide: Decide | None = None
         self._deciding: dict[int, asyncio.Task[None]] = {}

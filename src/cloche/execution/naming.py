@@ -103,7 +103,7 @@ class NameOperations(LiveOperations):
                 entry["asking"], stand_in = _asking(prepared), _stand_in(self._terms.name)
             if prepared.policy.host_folder is not None:
                 entry["folder_environment"] = variables_for(prepared.policy.host_folder)
-            keeping = attach.Keeping(self._terms, entry, stand_in)
+            keeping = attach.KeeperClaim(self._terms, entry, stand_in)
             return _naming_backend(prepared.backend).open_kept(prepared.policy, prepared.limits, keeping)
         return super()._opening()
 

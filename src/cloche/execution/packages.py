@@ -36,7 +36,7 @@ from cloche.core.protocols import Backend
 from cloche.core.record import dataclass, replace
 from cloche.core.suppressed import suppress_logged
 from cloche.packages.index import find_index
-from cloche.packages.install import Approve, Installed, Terms, check_rules, install
+from cloche.packages.install import Approve, Installed, InstallTerms, check_rules, install
 from cloche.packages.lock import read_lock, read_text
 from cloche.packages.npm import Npm
 from cloche.packages.npm_names import PREFIX, is_npm
@@ -318,13 +318,13 @@ def rules_of(settings: Settings) -> Rules:
     )  # fmt: skip
 
 
-def terms_of(settings: Settings, interpreter: Interpreter | None = None) -> Terms:
+def terms_of(settings: Settings, interpreter: Interpreter | None = None) -> InstallTerms:
     """Return the terms for installing packages with these settings; blocks. Raises InvalidRequest."""
     rules = rules_of(settings)
     locked = read_lock(settings.packages_lock) if settings.packages_lock else None
     index = replace(find_index(), file_hosts=settings.packages_hosts)
     target = interpreter.target if interpreter is not None else own_target()
-    return Terms(
+    return InstallTerms(
         rules=rules, index=index, target=target, store=shared_store(), locked=locked, find_npm=_find_npm,
         most_bytes=settings.packages_keep_bytes, most_layers=settings.packages_keep_count,
     )  # fmt: skip

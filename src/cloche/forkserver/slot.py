@@ -275,7 +275,7 @@ START_S = 0.005  # of processor time, at least, that it takes to have another gu
 MOST_SPENT = 0.5  # of a quota
 
 
-class Network(Protocol):
+class SlotNetwork(Protocol):
     """Be the server of the network of a slot's jails, as far as a slot uses it."""
 
     @property
@@ -306,7 +306,7 @@ class Slot:
         self._counted: dict[str, int] = {}  # the figures of the control group that are no longer any run's own
         self._gauges = Gauges(Cgroup(cgroup["version"], cgroup["folders"])) if cgroup is not None else None
         self._spent_s = 0.0  # of processor time, since the quota was filled
-        self.network: Network | None = None
+        self.network: SlotNetwork | None = None
         self.folder = ""
         self.rebuilds = True
         self.kept_bytes = 0
@@ -379,7 +379,7 @@ class Slot:
 
     def prepare(
         self, key: Hashable, building: Building, body: Mapping[str, Any], *, is_prefork: bool, rebuilds: bool,
-        workspace: int = -1, network: Network | None = None,
+        workspace: int = -1, network: SlotNetwork | None = None,
     ) -> None:  # fmt: skip
         """Have the helper build the jail that `key` names, with the mount of a workspace where there is one.
 
@@ -467,7 +467,7 @@ class Slot:
             self.handoff.close()
         self.handoff = handoff
 
-    def change_network(self, network: Network | None) -> None:
+    def change_network(self, network: SlotNetwork | None) -> None:
         """Have another network, or none; the one before is closed."""
         if self.network is not None:
             self.network.close()

@@ -217,7 +217,7 @@ def _wrong(message: str, name: bytes = b"") -> Refusal:
     return Refusal("invalid", f"the archive {message}", os.fsdecode(name))
 
 
-class Member:
+class ArchiveMember:
     """Hold an archive's entry for one file; its content can be read until the next entry is read."""
 
     __slots__ = ("kind", "link", "mode", "mtime", "name", "read", "size")
@@ -248,7 +248,7 @@ class _Members:
     def __iter__(self) -> _Members:
         return self
 
-    def __next__(self) -> Member:
+    def __next__(self) -> ArchiveMember:
         fields: dict[bytes, bytes] = {}
         while True:
             while self.left:
@@ -262,7 +262,7 @@ class _Members:
             _check_sum(block)
             kind = block[156:157]
             if kind not in (LONG_NAME, LONG_LINK, EXTENDED, GLOBAL):
-                member = Member(block, fields, self.read)
+                member = ArchiveMember(block, fields, self.read)
                 if member.kind == FILE:
                     self.left, self.padding = member.size, -member.size % BLOCK
                 return member
@@ -348,7 +348,7 @@ class _Unpacking:
         self.last = (b"", os.dup(self.top))  # the folder that was used last
         self.folders: list[tuple[bytes, int, int]] = []  # set last, for their modes may forbid later members
 
-    def extract(self, member: Member) -> None:
+    def extract(self, member: ArchiveMember) -> None:
         """Put one member where it belongs."""
         name = self._checked(member.name)
         if not name:  # the folder itself
@@ -404,7 +404,7 @@ class _Unpacking:
         except FileNotFoundError:
             pass
 
-    def _place_hard_link(self, member: Member, last: bytes) -> None:
+    def _place_hard_link(self, member: ArchiveMember, last: bytes) -> None:
         folder_fd = os.dup(self.last[1])
         try:
             folder, _, name = self._checked(member.link).rpartition(b"/")
@@ -432,7 +432,7 @@ def _enter(name: bytes, folder_fd: int, path: bytes) -> int:
     return os.open(name, FOLDER, dir_fd=folder_fd)
 
 
-def _place_file(member: Member, name: bytes, folder_fd: int) -> None:
+def _place_file(member: ArchiveMember, name: bytes, folder_fd: int) -> None:
     """Write a file beside, and rename it when it is complete."""
     fd, unfinished = open_unfinished(folder_fd)
     try:

@@ -107,14 +107,14 @@ def _address(text: str, family: int) -> str:
     return str(_socket.inet_ntop(family, data))
 
 
-def connect(owner: PortOwner, channel: int, port: int, *, hands_out: bool) -> Connection:
+def connect(owner: PortOwner, channel: int, port: int, *, hands_out: bool) -> PortConnection:
     """Begin to connect to a server on loopback. Raises OSError, ValueError."""
     if not 0 < port < 1 << 16:
         raise ValueError(f"port {port}")
-    return Connection(owner, channel, port, hands_out=hands_out)
+    return PortConnection(owner, channel, port, hands_out=hands_out)
 
 
-class Connection:
+class PortConnection:
     """Pass bytes between the client and a server inside, or hand the socket out, where the host can."""
 
     def __init__(self, owner: PortOwner, channel: int, port: int, *, hands_out: bool):

@@ -52,7 +52,7 @@ ENOSPC, EUSERS = 28, 87
 TOO_DEEP = "namespaces that are nested as deep as the kernel lets them be; go on in a new session"
 
 
-class Cell:
+class CellResult:
     """Hold the result of one cell; `exit_code` is that of an equal script."""
 
     def __init__(self) -> None:
@@ -259,7 +259,7 @@ class Session:
         self._printed_before = _printed()
         return answer
 
-    def _value(self, cell: Cell) -> dict[str, Any]:
+    def _value(self, cell: CellResult) -> dict[str, Any]:
         """Return the message of a cell's value: itself as far as JSON goes, or a repr; and its displays."""
         text = result_value.as_json(cell.value, 0)
         shown_value: dict[str, Any] = {}
@@ -271,9 +271,9 @@ class Session:
         shown = (cell.data or {}).get("text/plain") or text_of(cell.value)  # its bundle may be large, and shown already
         return {**shown_value, "value_repr": str(shown)[: result_value.MAX_VALUE_BYTES]}
 
-    def _run(self, code: str) -> Cell:
+    def _run(self, code: str) -> CellResult:
         """Run a cell to any end; errors are printed as the interpreter prints them."""
-        cell = Cell()
+        cell = CellResult()
         self.count += 1
         self.history.append(code)
         _signal.signal(_signal.SIGINT, self._on_interrupt)
@@ -296,7 +296,7 @@ class Session:
             self._take_error(cell, error)
         return cell
 
-    def _look_at(self, cell: Cell, code: str) -> None:
+    def _look_at(self, cell: CellResult, code: str) -> None:
         """Keep a cell's value, and its display unless a semicolon ends the cell or the value displays itself."""
         if cell.value is None:
             return
@@ -312,7 +312,7 @@ class Session:
         """Run a text for a magic, inside the cell that runs; return its value, or raise."""
         return self._execute(source)
 
-    def _take_error(self, cell: Cell, error: BaseException) -> None:
+    def _take_error(self, cell: CellResult, error: BaseException) -> None:
         if isinstance(error, SystemExit):
             cell.exit_code = oneshot._exit_code(error.code)
             return

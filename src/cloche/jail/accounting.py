@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .fork_tree import ForkTree
+    from .fork_tree import ForkTreeServer
     from .messages import Spec
     from .sandbox_state import SandboxState
 
@@ -63,7 +63,7 @@ class Accounting:
         """Return the seconds until the next look."""
         return max(self.tick_s, self._next_at - monotonic())
 
-    def exceeded(self, state: SandboxState, reaper: int, forks: ForkTree | None) -> str:
+    def exceeded(self, state: SandboxState, reaper: int, forks: ForkTreeServer | None) -> str:
         """Return the limit that a run is over, as the cause of its end, "" for none; forks over theirs are killed."""
         if state.spec.accounting and self._is_memory_exceeded(state, reaper, forks):
             return "" if forks is not None and forks.kill_exceeding() else "out_of_memory"
@@ -73,7 +73,7 @@ class Accounting:
             forks.check_memory(state.spec.memory_bytes)
         return ""
 
-    def _is_memory_exceeded(self, state: SandboxState, reaper: int, forks: ForkTree | None) -> bool:
+    def _is_memory_exceeded(self, state: SandboxState, reaper: int, forks: ForkTreeServer | None) -> bool:
         """Sum the memory of all below `reaper`: a cheap figure first, the fair one only when that is over.
 
         Not where only a sum over several sessions could be had: each of them is looked at by itself.

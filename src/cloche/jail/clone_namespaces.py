@@ -1,11 +1,11 @@
 """Give a clone of a live session its own ids, mounts and files, and check from outside its remains of its parent.
 
 Theory of operation: a clone starts in namespaces without any rights: its ids are not mapped, and it sees its parent's
-files. Two worker processes of the helper (`Worker`) correct this while clone and parent are stopped. The first enters
-the parent's user namespace, which will own the clone's namespaces, and copies the host's mounts, because a file system
-such as /proc can only be made where a complete one is visible. It makes /workspace, /tmp and /dev/shm and copies the
-parent's files. The second is its child in the clone's process namespace, since a /proc shows the namespace of the
-process that made it; it puts everything in place, and brings the loopback device up.
+files. Two worker processes of the helper (`NamespaceWorker`) correct this while clone and parent are stopped. The
+first enters the parent's user namespace, which will own the clone's namespaces, and copies the host's mounts, because
+a file system such as /proc can only be made where a complete one is visible. It makes /workspace, /tmp and /dev/shm
+and copies the parent's files. The second is its child in the clone's process namespace, since a /proc shows the
+namespace of the process that made it; it puts everything in place, and brings the loopback device up.
 
 Files are copied by descriptors alone: a guest chose their names and may have chosen them to mislead. Folders, regular
 files with their holes, links and fifos are copied, with modes and times. Sockets and devices are left out, and of
@@ -116,7 +116,7 @@ def _close(*fds: int) -> None:
 SIGKILL = 9
 
 
-class Worker:
+class NamespaceWorker:
     """Be a worker process, while the caller goes on; `finish` must be called, or its two parts.
 
     `link` can be read from when it is done.
@@ -169,15 +169,17 @@ class Worker:
         return fds
 
 
-def new_builder(spec: Spec, network_link: int = -1) -> Worker:
+def new_builder(spec: Spec, network_link: int = -1) -> NamespaceWorker:
     """Start the builder of a clone's mounts, before the clone exists; `start_building` or `kill` must follow.
 
     It sends the sockets of the clone's network over `network_link`, if the clone has one.
     """
-    return Worker(lambda link: _build(spec, link, network_link))
+    return NamespaceWorker(lambda link: _build(spec, link, network_link))
 
 
-def start_building(builder: Worker, steps: dict[str, list[Step]], parent: int, clone: int, number: int) -> None:
+def start_building(
+    builder: NamespaceWorker, steps: dict[str, list[Step]], parent: int, clone: int, number: int
+) -> None:
     """Begin to give `clone` ids, mounts and files like those of `parent`; both are stopped.
 
     The result is the new workspace's mounts. `number` is the clone's among all of its session, `steps` are those of
@@ -233,7 +235,7 @@ def _outside(
         posix.close(source)
     call("setns", processes, 0)
     # A child alone is in the process namespace that was entered.
-    return Worker(lambda _: _inside(steps, registers, open_network)).finish()
+    return NamespaceWorker(lambda _: _inside(steps, registers, open_network)).finish()
 
 
 def _inside(steps: dict[str, list[Step]], registers: dict[str, int], open_network: Callable[[], None]) -> list[int]:

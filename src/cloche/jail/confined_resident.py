@@ -28,7 +28,18 @@ from .ending import PATIENCE_S, end_by_walk, enter_scope
 from .guest import load_notify
 from .pid1 import ChildWatcher, never_freed
 from .pss import PssSum
-from .resident import LEFT, SIGCHLD, SIGKILL, SIGSTOP, Become, Forked, Resident, ResidentSupervisor, now, parent_of
+from .resident import (
+    LEFT,
+    SIGCHLD,
+    SIGKILL,
+    SIGSTOP,
+    Become,
+    Resident,
+    ResidentFork,
+    ResidentSupervisor,
+    now,
+    parent_of,
+)
 from .steps import INIT_ID, OUTSIDE_ID
 from .syscalls import MACHINE, NUMBERS, PR_SET_CHILD_SUBREAPER, WNOHANG, close_range, ppoll, prctl, socketpair, wait4
 
@@ -156,7 +167,7 @@ class ConfinedResident(Resident):
     def _give_terminal(self, slave: int) -> None:
         """Do nothing: the guests' effective id has made it."""
 
-    def _fork(self, early_order: tuple[dict[str, Any], dict[int, int]] | None) -> Forked:
+    def _fork(self, early_order: tuple[dict[str, Any], dict[int, int]] | None) -> ResidentFork:
         ours, theirs = socketpair()
         try:
             pid = posix.fork()
@@ -288,7 +299,7 @@ class _Usage:
         self.ru_utime, self.ru_stime, self.ru_maxrss = user_s, system_s, most_kib
 
 
-class ConfinedForked(Forked):
+class ConfinedForked(ResidentFork):
     """Hold init's state of a guest: its reaper, and the link to that."""
 
     host: ConfinedResident

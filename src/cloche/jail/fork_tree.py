@@ -7,7 +7,7 @@ clones continue, and stays so until all of them have ended. This module checks f
 no other process may be in its process namespace, and a clone may hold none of its parent's descriptors. The checks of
 one clone, and the building of its mounts, are in `clone_namespaces`.
 
-`Move` puts a clone into its own control group.
+`CgroupMove` puts a clone into its own control group.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from . import messages, procfs
 from .cgroups import Cgroup
 from .clone_namespaces import (
     ForkTreeError,
-    Worker,
+    NamespaceWorker,
     check_is_apart,
     check_rest,
     new_builder,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from .sandbox_state import SandboxState
 
 
-class Move:
+class CgroupMove:
     """Make a control group for a clone before there is one, and move the clone in once it is known.
 
     To move another process the kernel takes a lock, and if the lock was unused for a while it waits for an RCU grace
@@ -51,7 +51,7 @@ class Move:
 
     def __init__(self, cgroup: dict[str, Any]):
         self.group, self._amounts = Cgroup(cgroup["version"], cgroup["folders"]), cgroup["amounts"]
-        self._worker: Worker | None = Worker(self._work)
+        self._worker: NamespaceWorker | None = NamespaceWorker(self._work)
 
     def _work(self, link: int) -> None:
         self.group.create(**self._amounts)
@@ -65,7 +65,7 @@ class Move:
         if self._worker is not None:
             self._worker.send("move", {"pid": pid})
 
-    def finish(self, ended: list[Worker]) -> Cgroup:
+    def finish(self, ended: list[NamespaceWorker]) -> Cgroup:
         """Wait until it is inside, and return the group; the worker is to be reaped. Raises OSError."""
         worker, self._worker = self._worker, None
         if worker is not None:
@@ -77,7 +77,7 @@ class Move:
         """Remove the group, which is not needed any more."""
         if self._worker is not None:
             self._worker.send("cancel")
-        ended: list[Worker] = []
+        ended: list[NamespaceWorker] = []
         try:
             self.finish(ended)
         except OSError:
@@ -98,10 +98,10 @@ PROCESSES_OF_A_NODE = 2
 URGENT = ("", "kill", "pace", "interrupt", "signal")
 
 
-class Node:
+class ForkNode:
     """Hold one interpreter: `init` is pid 1 around it, `guest` is itself; the first has no `parent` (None)."""
 
-    def __init__(self, init: int, parent: Node | None, cgroup: Cgroup | None):
+    def __init__(self, init: int, parent: ForkNode | None, cgroup: Cgroup | None):
         self.init, self.parent, self.cgroup = init, parent, cgroup
         self.guest = 0
         self.ended = posix.pidfd_open(init) if hasattr(posix, "pidfd_open") and parent is not None else -1
@@ -123,7 +123,7 @@ class Node:
         return self.guest
 
 
-class ForkTree:
+class ForkTreeServer:
     """Handle the caller's requests for the nodes of one session. Answers carry the number of the question.
 
     `link` leads to the `reaper` of the first node. `look_after_others` keeps their limits until a descriptor can be
@@ -132,13 +132,13 @@ class ForkTree:
 
     def __init__(self, state: SandboxState, link: int, reaper: int, look_after_others: Callable[[int], None]):
         self.state, self.link, self.look_after_others = state, link, look_after_others
-        self.nodes: dict[int, Node] = {ORIGIN: Node(reaper, None, None)}
+        self.nodes: dict[int, ForkNode] = {ORIGIN: ForkNode(reaper, None, None)}
         self.is_busy = False
         self.halts: dict[int, Halt] = {}  # by the number of the node; forks may be looked at at once
-        self.ended: list[Worker] = []  # those that are done, and yet to be reaped
+        self.ended: list[NamespaceWorker] = []  # those that are done, and yet to be reaped
         # By the number of the clone that has no mounts of its own yet:
-        self.moves: dict[int, Move] = {}
-        self.builders: dict[int, Worker] = {}
+        self.moves: dict[int, CgroupMove] = {}
+        self.builders: dict[int, NamespaceWorker] = {}
 
     def handle(self, tag: str, body: dict[str, Any]) -> None:
         """Handle a request, and answer it; "echo" has no other effect."""
@@ -148,7 +148,7 @@ class ForkTree:
             if tag == "arm":
                 self._arm(self._node(body["node"]))
             elif tag == "group":
-                self.moves[body["clone"]] = Move(body["cgroup"])
+                self.moves[body["clone"]] = CgroupMove(body["cgroup"])
             elif tag == "set_up":
                 fds = self._set_up_clones(body)
             elif tag == "set_up_spare":
@@ -183,7 +183,7 @@ class ForkTree:
         if node is not None:
             self._signal(node, SIGINT, to_group=True)
 
-    def _signal(self, node: Node, number: int, *, to_group: bool) -> None:
+    def _signal(self, node: ForkNode, number: int, *, to_group: bool) -> None:
         guest = node.interpreter()
         if not guest:
             return
@@ -232,7 +232,7 @@ class ForkTree:
                 self._exceed(number, node)
         return self.has_forks
 
-    def _exceed(self, number: int, node: Node) -> None:
+    def _exceed(self, number: int, node: ForkNode) -> None:
         if not node.is_doomed:
             node.is_doomed = True
             self.state.send("exceeded", {"node": number})
@@ -262,12 +262,12 @@ class ForkTree:
         if move is not None:
             move.give_up()
 
-    def _node(self, number: int) -> Node:
+    def _node(self, number: int) -> ForkNode:
         if number not in self.nodes:
             raise ForkTreeError("it has ended")
         return self.nodes[number]
 
-    def _arm(self, node: Node) -> None:
+    def _arm(self, node: ForkNode) -> None:
         """Let the interpreter of `node` clone itself once."""
         guest = node.interpreter()
         if not guest:
@@ -281,7 +281,7 @@ class ForkTree:
         known_inits = {node.init for node in self.nodes.values()}
         fresh: list[int] = []
         mounts: list[int] = []
-        workers: list[Worker] = []
+        workers: list[NamespaceWorker] = []
         try:
             guest = parent.interpreter()
             if not guest:
@@ -299,7 +299,7 @@ class ForkTree:
                 raise ForkTreeError("a process that the session started is still running")
             for clone in body["clones"]:
                 pid = self._find(fresh, clone["holds"], body["bound"])
-                self.nodes[clone["node"]] = Node(pid, parent, None)
+                self.nodes[clone["node"]] = ForkNode(pid, parent, None)
                 if clone["node"] in self.moves:
                     self.moves[clone["node"]].begin(pid)
                 if not clone["is_spare"]:
@@ -359,11 +359,11 @@ class ForkTree:
         except OSError:
             pass  # it is started when it is needed, and that request gets the error
 
-    def _builder(self, clone: int) -> Worker:
+    def _builder(self, clone: int) -> NamespaceWorker:
         """Return the builder of a clone's mounts, started ahead or now."""
         return self.builders.pop(clone, None) or new_builder(self.state.spec, self.state.network_link)
 
-    def _await(self, worker: Worker) -> None:
+    def _await(self, worker: NamespaceWorker) -> None:
         """Wait for a worker process that may take its time, and look after the other runs meanwhile."""
         self.is_busy = True
         try:
@@ -391,7 +391,7 @@ class ForkTree:
                 surplus = ", ".join(name for name in open_names if name not in expected) or "a descriptor twice"
         raise ForkTreeError(f"the clone holds something of its parent's open: {surplus or 'it closed its own link'}")
 
-    def _freeze(self, node: Node) -> None:
+    def _freeze(self, node: ForkNode) -> None:
         guest = node.interpreter()
         if not guest:
             raise ForkTreeError("its interpreter has ended")
@@ -400,7 +400,7 @@ class ForkTree:
             self._keep_origin(is_on=True)
         _stop(*([node.init, guest] if node.parent is not None else [guest]))  # pid 1 of a clone is the guest's too
 
-    def _thaw(self, node: Node) -> None:
+    def _thaw(self, node: ForkNode) -> None:
         if any(other_node.parent is node for other_node in self.nodes.values()):
             raise ForkTreeError("a fork of it is still open")
         node.is_frozen = False
@@ -451,7 +451,7 @@ class ForkTree:
             raise ForkTreeError("it does not die")
         self._forget(number, node)
 
-    def _counters(self, node: Node) -> dict[str, int]:
+    def _counters(self, node: ForkNode) -> dict[str, int]:
         """Return how often limits were hit: a fork's own, or those of the group that it shares."""
         shared, before = self.state.cgroup, self.state.before
         own = _group_of(node)
@@ -465,7 +465,7 @@ class ForkTree:
         if cgroup is not None and spec.cgroup is not None:
             cgroup.allow_pids(spec.cgroup["amounts"]["pids"] + PROCESSES_OF_A_NODE * (len(self.nodes) + count))
 
-    def _forget(self, number: int, node: Node) -> None:
+    def _forget(self, number: int, node: ForkNode) -> None:
         if node.ended >= 0:
             posix.close(node.ended)
         if node.cgroup is not None:
@@ -475,9 +475,9 @@ class ForkTree:
         self.nodes.pop(number, None)
 
 
-def _group_of(node: Node) -> Cgroup | None:
+def _group_of(node: ForkNode) -> Cgroup | None:
     """Return the control group of a node's fork; None for a node in the session's group."""
-    above: Node | None = node
+    above: ForkNode | None = node
     while above is not None and above.cgroup is None:
         above = above.parent
     return above.cgroup if above is not None else None
@@ -505,7 +505,7 @@ def _kill(pid: int) -> None:
         pass
 
 
-def _kill_clone(node: Node) -> None:
+def _kill_clone(node: ForkNode) -> None:
     """Kill a clone by its pid descriptor: its number may be reused once it has ended."""
     try:
         _signal.pidfd_send_signal(node.ended, SIGKILL)

@@ -111,7 +111,7 @@ class Helper(SandboxState):
         """
         if self.status < 0:
             return None
-        state = shared_status.State(self.status)
+        state = shared_status.PreforkState(self.status)
         is_meant = state.ended != state.ordered if tag == "clock" else state.ordered == body["number"]
         if state.ordered <= self.concluded or not is_meant:
             return None

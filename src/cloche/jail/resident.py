@@ -247,7 +247,7 @@ class Resident(CommandParent):
         self.building = building
         self.own_mounts, self.root_steps = order["own_mounts"], order["root_steps"]
         self.asked: list[Callable[[str, int], None]] = []  # callbacks that wait for the cause of a failure
-        self.spares: dict[int, Forked] = {}  # guests that wait, by their pids
+        self.spares: dict[int, ResidentFork] = {}  # guests that wait, by their pids
         self.oom_kills = self.pids_hits = 0
         messages.send(self.link, "started", {"at": monotonic(), "seconds": []})
         try:
@@ -291,7 +291,7 @@ class Resident(CommandParent):
 
     # The methods of `init.loop.Host`.
 
-    def fork(self, order: dict[str, Any], streams: dict[int, int]) -> Forked:
+    def fork(self, order: dict[str, Any], streams: dict[int, int]) -> ResidentFork:
         """Give the order to a guest that waits, or to a new one."""
         is_session = REQUESTS in streams and order.get("python") is not None
         if is_session:
@@ -352,9 +352,9 @@ class Resident(CommandParent):
         for spare in self.spares.values():
             spare.end()
 
-    def _fork(self, early_order: tuple[dict[str, Any], dict[int, int]] | None) -> Forked:
+    def _fork(self, early_order: tuple[dict[str, Any], dict[int, int]] | None) -> ResidentFork:
         is_shared = self._enter_mark(early_order is not None and is_own(early_order[0]))
-        mark = Mark(is_shared=is_shared)
+        mark = NamespaceMark(is_shared=is_shared)
         links: tuple[int, ...] = ()
         try:
             ours, theirs = links = socketpair()
@@ -372,7 +372,7 @@ class Resident(CommandParent):
         posix.close(theirs)
         if is_shared:
             mark.number = OWN_MARKS - pid
-        return Forked(self, pid, mark, ours)
+        return ResidentFork(self, pid, mark, ours)
 
     def _enter_mark(self, is_ours: bool) -> bool:
         """Enter a new namespace of the host name; tell whether none was left, and it is that of our own programs.
@@ -493,7 +493,7 @@ class Resident(CommandParent):
         messages.send(self.link, "why")
 
 
-class Mark:
+class NamespaceMark:
     """Hold the namespace that marks a process, so that no other one gets its number meanwhile."""
 
     def __init__(self, *, is_shared: bool = False) -> None:
@@ -507,10 +507,10 @@ class Mark:
             self.fd = -1
 
 
-class Forked:
+class ResidentFork:
     """Hold pid 1's state of a process that it forked: its mark, and the link for its failure."""
 
-    def __init__(self, host: Resident, pid: int, mark: Mark, link: int):
+    def __init__(self, host: Resident, pid: int, mark: NamespaceMark, link: int):
         self.host, self.pid, self.mark, self.link = host, pid, mark, link
         self.error: dict[str, Any] = {}
         self.denied = 0  # system calls that the policy blocked, of it and its descendants

@@ -126,7 +126,7 @@ def start_of(file: int, number: int) -> tuple[float, int]:
     return (_read_uint(data, 8) / _NS, _read_uint(data, 16)) if has_started else (0.0, 0)
 
 
-class State:
+class PreforkState:
     """Tell how things stand with the runs of a prefork jail: their numbers, 0 before the first; times in seconds."""
 
     def __init__(self, file: int):

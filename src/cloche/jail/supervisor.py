@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from typing import Any, TypeAlias
 
     from .cgroups import Cgroup
-    from .fork_tree import ForkTree
+    from .fork_tree import ForkTreeServer
     from .sandbox_state import SandboxState
 
     Usage: TypeAlias = tuple[float, float, int]  # seconds as user and as system, the largest process in KiB
@@ -125,7 +125,7 @@ class Supervisor:
         self.run, self.ready = RunState(), ReadyMessage()
         self.accounting = Accounting(self._ask_for_sum if self.spec.level == "confined" else None)
         self.is_guest_waiting = False
-        self.fork_tree: ForkTree | None = None
+        self.fork_tree: ForkTreeServer | None = None
         self.later: list[tuple[str, dict[str, Any]]] = []  # messages that can wait until the fork tree is at rest
 
     def start(
@@ -534,9 +534,9 @@ class Supervisor:
     def _handle_for_forks(self, tag: str, body: dict[str, Any]) -> None:
         """Handle a request for a session or one of its clones."""
         if self.fork_tree is None:
-            from .fork_tree import ForkTree
+            from .fork_tree import ForkTreeServer
 
-            self.fork_tree = ForkTree(self.state, self.link, self.reaper, self.look_after_others)
+            self.fork_tree = ForkTreeServer(self.state, self.link, self.reaper, self.look_after_others)
         if tag == "interrupt":
             self.fork_tree.interrupt(body["node"])
         else:
@@ -597,7 +597,7 @@ class PreforkSupervisor(Supervisor):
         """
         run, state = self.run, self.state
         shared_status.clear_timer(state.timer)
-        read_state = shared_status.State(state.status)
+        read_state = shared_status.PreforkState(state.status)
         if read_state.started:
             state.keep_workspace(-1)  # the first guest has attached it, and handed another mount on
         if not run.started_at and read_state.started == run.number:

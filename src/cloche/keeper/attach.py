@@ -85,7 +85,7 @@ def owned_by(owner: Owner) -> Iterator[None]:
         _owner.reset(token)
 
 
-class Keeping:
+class KeeperClaim:
     """Claim a name, and hand the sandbox opened under it over to a keeper; see `core.protocols.Keeping`.
 
     `stand_in` has the `command` and `env` of the process that the keeper starts to answer network requests while no

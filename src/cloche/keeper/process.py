@@ -15,7 +15,7 @@ import os
 import time
 
 from . import plain_json, relay
-from .relay import POLLIN, Client, Relay, awake, now
+from .relay import POLLIN, Client, FrameRelay, awake, now
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Keeper:
         self.had_clients = False
         self.opener = 0  # the number of the first client
         self.told: float | None = -1.0
-        self.relay = Relay(wire, json, fds["init"], fds["listening"], self)
+        self.relay = FrameRelay(wire, json, fds["init"], fds["listening"], self)
         helper, network = fds.get("helper", -1), fds.get("network", -1)
         if helper >= 0:
             os.set_blocking(helper, False)

@@ -67,7 +67,7 @@ def peer_uid(link: _socket.socket) -> int:
 class Peer:
     """One connection with a buffer of unsent data."""
 
-    def __init__(self, relay: Relay, fd: int):
+    def __init__(self, relay: FrameRelay, fd: int):
         self.relay, self.fd = relay, fd
         self.frames = relay.wire.FrameBuffer()
         self.unsent: list[bytes] = []
@@ -137,7 +137,7 @@ class Peer:
 class Client(Peer):
     """One client: its number, and the channels that it has opened."""
 
-    def __init__(self, relay: Relay, fd: int, number: int):
+    def __init__(self, relay: FrameRelay, fd: int, number: int):
         super().__init__(relay, fd)
         self.number = number
         self.channels: dict[int, Any] = {}  # by number, each with the credit that init gives
@@ -150,7 +150,7 @@ class Client(Peer):
         return self.is_greeted and not self.is_visit
 
 
-class Relay:
+class FrameRelay:
     """Pass frames on. `wire` is the codec, `init` the socket to the sandbox, `listening` the clients' socket."""
 
     def __init__(self, wire: Any, json: Any, init: int, listening: int, owner: RelayOwner):  # noqa: ANN401 - modules

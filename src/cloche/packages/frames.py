@@ -22,7 +22,7 @@ class WrongFrame(ValueError):
     """Report an invalid frame."""
 
 
-class Target(Protocol):
+class FileSink(Protocol):
     """Take the content of one file."""
 
     def write(self, data: bytes, /) -> object:
@@ -48,10 +48,10 @@ class Reader:
     Raises WrongFrame, and the errors of `begin`.
     """
 
-    def __init__(self, begin: Callable[[int, str, int], Target], bounds: Bounds) -> None:
+    def __init__(self, begin: Callable[[int, str, int], FileSink], bounds: Bounds) -> None:
         self._begin, self._bounds = begin, bounds
         self._waiting = bytearray()
-        self._target: Target | None = None
+        self._target: FileSink | None = None
         self._left = 0
         self.files = self.total_bytes = 0
 

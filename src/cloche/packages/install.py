@@ -39,7 +39,7 @@ Approve = Callable[[Sequence[str]], Awaitable[bool]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class InstallTerms:
     """Set the terms of an installation: rules, index, interpreter and store.
 
     `locked` is the required pinned set, None to resolve one. `resolves_again` ignores earlier resolutions of the same
@@ -60,7 +60,7 @@ class Terms:
     approve: Approve | None = None
     find_npm: Callable[[], Npm] | None = None
 
-    def part(self, *, is_npm: bool) -> Terms:
+    def part(self, *, is_npm: bool) -> InstallTerms:
         """Return the terms for packages of npm's, or of Python's."""
         locked = self.locked.part(is_npm=is_npm) if self.locked is not None else None
         if not is_npm:
@@ -79,7 +79,7 @@ class Terms:
         return set_key(requirements, self.target, (*terms, *built))
 
     @property
-    def without_builds(self) -> Terms:
+    def without_builds(self) -> InstallTerms:
         """Return the terms on which a source is built: from wheels, and with nothing that is there already."""
         return replace(self, rules=replace(self.rules, build=()), locked=None, fixed=())
 
@@ -122,7 +122,7 @@ class Installed:
 
 
 async def install(
-    backend: Backend, policy: Policy, requirements: Sequence[Requirement], terms: Terms | None = None
+    backend: Backend, policy: Policy, requirements: Sequence[Requirement], terms: InstallTerms | None = None
 ) -> Installed:
     """Return the layers that meet the requirements, made now unless the store has them.
 
@@ -130,7 +130,7 @@ async def install(
     for requirements that cannot be met, StartFailed and BackendUnavailable for a failure or a missing program; then no
     package was installed.
     """
-    terms = Terms() if terms is None else terms
+    terms = InstallTerms() if terms is None else terms
     await check_rules(terms.rules, requirements, terms.approve)
     if terms.locked is not None:
         terms.locked.check(requirements, terms.target)
@@ -146,7 +146,7 @@ async def install(
 
 
 async def _install_some(
-    backend: Backend, policy: Policy, requirements: tuple[Requirement, ...], terms: Terms
+    backend: Backend, policy: Policy, requirements: tuple[Requirement, ...], terms: InstallTerms
 ) -> Installed:
     """Return the layer for packages of one kind."""
     key = terms.key(requirements)
@@ -173,19 +173,19 @@ async def check_rules(rules: Rules, requirements: Sequence[Requirement], approve
         raise refuse_unlisted(unlisted)
 
 
-def _find(key: str, terms: Terms) -> Layer | None:
+def _find(key: str, terms: InstallTerms) -> Layer | None:
     layer = terms.store.find(key)
     return _usable(layer, terms) if layer is not None else None
 
 
-def _usable(layer: Layer, terms: Terms) -> Layer | None:
+def _usable(layer: Layer, terms: InstallTerms) -> Layer | None:
     """Return a layer that is kept from being removed; None where it is gone. Raises PolicyDenied."""
     terms.rules.check_denied(pin.name for pinned in layer.pins for pin in (pinned, *pinned.build))
     return layer if terms.store.use(layer) else None
 
 
 async def _make(
-    backend: Backend, policy: Policy, requirements: Sequence[Requirement], terms: Terms
+    backend: Backend, policy: Policy, requirements: Sequence[Requirement], terms: InstallTerms
 ) -> tuple[Layer, bool]:
     terms = await _with_default(backend, policy, requirements, terms)
     async with _workshop(backend, policy, terms) as workshop:
@@ -194,7 +194,7 @@ async def _make(
 
 
 @asynccontextmanager
-async def _workshop(backend: Backend, policy: Policy, terms: Terms) -> AsyncIterator[Workshop | None]:
+async def _workshop(backend: Backend, policy: Policy, terms: InstallTerms) -> AsyncIterator[Workshop | None]:
     """Give what builds from source, where that may be."""
     if isinstance(terms.index, Registry) or not terms.rules.build:
         yield None
@@ -213,7 +213,7 @@ async def _workshop(backend: Backend, policy: Policy, terms: Terms) -> AsyncIter
 
 
 async def _layer_of(
-    backend: Backend, policy: Policy, pins: Sequence[Pin], terms: Terms, workshop: Workshop | None = None
+    backend: Backend, policy: Policy, pins: Sequence[Pin], terms: InstallTerms, workshop: Workshop | None = None
 ) -> tuple[Layer, bool]:
     """Return the layer of the pins, and whether it was made now."""
     key = layer_key(pins, terms.target)
@@ -228,7 +228,9 @@ async def _layer_of(
             return layer, True
 
 
-async def _with_default(backend: Backend, policy: Policy, requirements: Sequence[Requirement], terms: Terms) -> Terms:
+async def _with_default(
+    backend: Backend, policy: Policy, requirements: Sequence[Requirement], terms: InstallTerms
+) -> InstallTerms:
     """Return the terms with the client's own default index or registry."""
     if not isinstance(terms.index, Registry):
         if not requirements:
@@ -237,14 +239,18 @@ async def _with_default(backend: Backend, policy: Policy, requirements: Sequence
     return replace(terms, index=await with_default_registry(terms.index, _npm(terms)))
 
 
-def _npm(terms: Terms) -> Npm:
+def _npm(terms: InstallTerms) -> Npm:
     if terms.find_npm is None:
         raise BackendUnavailable("packages: npm cannot be started here.")
     return terms.find_npm()
 
 
 async def _pinned(
-    backend: Backend, policy: Policy, requirements: Sequence[Requirement], terms: Terms, workshop: Workshop | None
+    backend: Backend,
+    policy: Policy,
+    requirements: Sequence[Requirement],
+    terms: InstallTerms,
+    workshop: Workshop | None,
 ) -> tuple[Pin, ...]:
     if isinstance(terms.index, Registry):
         return await _pinned_npm(backend, policy, requirements, terms, terms.index)
@@ -262,7 +268,7 @@ async def _pinned(
 
 
 async def _pinned_npm(
-    backend: Backend, policy: Policy, requirements: Sequence[Requirement], terms: Terms, registry: Registry
+    backend: Backend, policy: Policy, requirements: Sequence[Requirement], terms: InstallTerms, registry: Registry
 ) -> tuple[Pin, ...]:
     if terms.locked is not None:
         return await resolve_locked(backend, policy, requirements, terms.locked, _npm(terms), registry, terms.rules)
@@ -270,7 +276,7 @@ async def _pinned_npm(
 
 
 async def _make_layer(
-    backend: Backend, policy: Policy, pins: Sequence[Pin], key: str, terms: Terms, workshop: Workshop | None
+    backend: Backend, policy: Policy, pins: Sequence[Pin], key: str, terms: InstallTerms, workshop: Workshop | None
 ) -> Layer:
     store = terms.store
     async with store.making() as folder:
@@ -295,7 +301,7 @@ async def _built(pin: Pin, workshop: Workshop | None, folder: str) -> str:
 
 
 async def _unpacked(
-    backend: Backend, policy: Policy, pins: Sequence[Pin], built: Sequence[str], terms: Terms, folder: str,
+    backend: Backend, policy: Policy, pins: Sequence[Pin], built: Sequence[str], terms: InstallTerms, folder: str,
     layer_folder: str, shown: str,
 ) -> Unpacked:  # fmt: skip
     """Download into a folder, and unpack for programs that will find it as `shown`."""

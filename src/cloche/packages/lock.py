@@ -72,7 +72,9 @@ class Locked:
         lacking = sorted(resolved[identity].text for identity in resolved.keys() - mine.keys())
         idle = sorted(mine[identity].text for identity in mine.keys() - resolved.keys())
         if lacking:
-            raise InvalidRequest(f"packages: {self.file} does not pin {', '.join(lacking)}, but a requested package needs that; {_AGAIN}")
+            raise InvalidRequest(
+                f"packages: {self.file} does not pin {', '.join(lacking)}, but a requested package needs that; {_AGAIN}"
+            )
         if idle and not self.is_build:
             raise InvalidRequest(
                 f"packages: {self.file} pins {', '.join(idle)}, which no requested package needs; {_AGAIN}"

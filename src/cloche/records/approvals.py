@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, func, insert, select, text
 from sqlalchemy.orm import Session
 
 from cloche.agent.approval import ApprovalRequest, Decision
-from cloche.agent.queue import DECIDE, FORGET, Entry, as_text, entry_of, forgetting
+from cloche.agent.queue import DECIDE, FORGET, QueueEntry, as_text, entry_of, forgetting
 from cloche.agent.queue_file import FIELDS
 from cloche.agent.terminal import describe_rules
 from cloche.core.errors import InvalidRequest, NotFound
@@ -41,7 +41,7 @@ class NewRequest:
     patience_s: float
 
 
-def ask(session: Session, new: NewRequest) -> Entry:
+def ask(session: Session, new: NewRequest) -> QueueEntry:
     """Add a request, and delete those that ended long ago."""
     now = time.time()
     session.execute(text(FORGET), forgetting(now))
@@ -78,7 +78,7 @@ def last_of_tool(session: Session, tool: str, *, project: str) -> ApprovalReques
     return next((entry.request for entry in entries if entry is not None and entry.request.tool == tool), None)
 
 
-def find(session: Session, number: int, *, project: str) -> Entry:
+def find(session: Session, number: int, *, project: str) -> QueueEntry:
     """Return one request. Raises NotFound, also for another project's."""
     query = select(*_COLUMNS).where(_OF.id == number, _OF.project == project)
     row = session.execute(query).first()
@@ -88,7 +88,7 @@ def find(session: Session, number: int, *, project: str) -> Entry:
     return entry
 
 
-def decide(session: Session, entry: Entry, decision: Decision, *, is_confirming: bool, address: str) -> None:
+def decide(session: Session, entry: QueueEntry, decision: Decision, *, is_confirming: bool, address: str) -> None:
     """Store a decision about an entry that was read in this write transaction. Raises NotWaiting."""
     session.execute(text(DECIDE), entry.decided(decision, is_confirming=is_confirming, address=address))
 
@@ -140,7 +140,7 @@ def newest_version(session: Session) -> int:
 
 def changed_after(
     session: Session, version: int, *, limit: int, project: str | None = None
-) -> tuple[int, Sequence[Entry]]:
+) -> tuple[int, Sequence[QueueEntry]]:
     """Return the entries changed since a version, of one project or all, each once with its current state.
 
     The number in front is the version of the last of them.
@@ -152,7 +152,7 @@ def changed_after(
     return rows[-1][-1] if rows else version, [entry for row in rows if (entry := entry_of(row)) is not None]
 
 
-def waiting(session: Session, *, limit: int, project: str | None = None) -> Sequence[Entry]:
+def waiting(session: Session, *, limit: int, project: str | None = None) -> Sequence[QueueEntry]:
     """Return the waiting requests of one project or all, in the order of their last change."""
     query = select(*_COLUMNS).where(_condition("waiting")).order_by(_OF.version).limit(limit)
     if project is not None:
@@ -165,7 +165,7 @@ def request_text(request: ApprovalRequest) -> str:
     return as_text(request)
 
 
-def as_wire(entry: Entry, *, is_whole: bool = False) -> dict[str, Any]:
+def as_wire(entry: QueueEntry, *, is_whole: bool = False) -> dict[str, Any]:
     """Return an entry in the wire's format, with all arguments, rules and changes if `is_whole`."""
     request, decision, first = entry.request, entry.decision, entry.first_decision
     runs_on = request.rules.get("runs_on")

@@ -19,7 +19,7 @@ from cloche.core.record import dataclass
 from .database import Database
 from .ids import check_id, moment, now
 from .statements import Encoded, Statement, Statements
-from .tables import Run
+from .tables import StoredRun
 from .workers import is_gone
 
 UNFINISHED = ("queued", "running")
@@ -27,7 +27,7 @@ MOST_RUNS = 100_000  # that are kept
 LOST = "the service ended during this run; the effects of the run are unknown"
 
 # Of each request.
-_TABLE = cast("Table", Run.__table__)
+_TABLE = cast("Table", StoredRun.__table__)
 _COLUMNS = tuple(_TABLE.c.keys())
 _BEGIN = Statement(insert(_TABLE), columns=_COLUMNS)
 _FINISH = Statement(
@@ -79,7 +79,7 @@ def begin(
 
 def note_running(session: Session, *, id: str) -> None:  # noqa: A002
     """Set a queued run to `running`."""
-    session.execute(update(Run).where(Run.id == id, Run.status == "queued").values(status="running"))
+    session.execute(update(StoredRun).where(StoredRun.id == id, StoredRun.status == "queued").values(status="running"))
 
 
 def finish(*, id: str, status: str, document: Encoded | Mapping[str, Any]) -> Statements:  # noqa: A002
@@ -94,7 +94,7 @@ def give_key_back(*, id: str) -> Statements:  # noqa: A002
 
 def find(session: Session, run_id: str, *, project: str) -> RunFacts:
     """Return one run. Raises NotFound, also for another project's."""
-    row = session.get(Run, check_id(run_id, "run"))
+    row = session.get(StoredRun, check_id(run_id, "run"))
     if row is None or row.project != project:
         raise NotFound(f"there is no run {escape_name(run_id)}; GET /api/runs lists them")
     return facts(row)
@@ -103,22 +103,24 @@ def find(session: Session, run_id: str, *, project: str) -> RunFacts:
 def asked_for(session: Session, run_id: str, *, project: str) -> Mapping[str, Any] | None:
     """Return the stored part of a run's request, if any. Raises NotFound, also for another project's."""
     find(session, run_id, project=project)
-    return session.scalar(select(Run.asked).where(Run.id == run_id))
+    return session.scalar(select(StoredRun.asked).where(StoredRun.id == run_id))
 
 
 def unfinished_worker(session: Session, run_id: str) -> str | None:
     """Return the worker of an unfinished run, None for any other."""
-    return session.scalar(select(Run.worker).where(Run.id == run_id, Run.status.in_(UNFINISHED)))
+    return session.scalar(select(StoredRun.worker).where(StoredRun.id == run_id, StoredRun.status.in_(UNFINISHED)))
 
 
 def find_repeated(session: Session, *, project: str, api_key: str | None, idempotency_key: str) -> RunFacts | None:
     """Return the earlier run with the same idempotency key."""
-    query = select(Run).where(Run.project == project, Run.api_key == api_key, Run.idempotency_key == idempotency_key)
+    query = select(StoredRun).where(
+        StoredRun.project == project, StoredRun.api_key == api_key, StoredRun.idempotency_key == idempotency_key
+    )
     row = session.scalars(query).first()
     return None if row is None else facts(row)
 
 
-def facts(row: Run) -> RunFacts:
+def facts(row: StoredRun) -> RunFacts:
     """Return a row as plain values."""
     return RunFacts(
         id=row.id, project=row.project, status=row.status, created_at=row.created_at, ended_at=row.ended_at,
@@ -129,23 +131,25 @@ def facts(row: Run) -> RunFacts:
 def forget_old(session: Session, *, retention_s: float, max_runs: int = MOST_RUNS) -> int:
     """Delete runs that ended before the retention, and the oldest beyond `max_runs`; return their number."""
     before = moment(time.time() - retention_s)
-    ended = delete(Run).where(Run.status.not_in(UNFINISHED))
-    count = cast("CursorResult[Any]", session.execute(ended.where(Run.ended_at < before))).rowcount
-    oldest_kept = session.scalar(select(Run.id).order_by(Run.id.desc()).offset(max_runs - 1).limit(1))
+    ended = delete(StoredRun).where(StoredRun.status.not_in(UNFINISHED))
+    count = cast("CursorResult[Any]", session.execute(ended.where(StoredRun.ended_at < before))).rowcount
+    oldest_kept = session.scalar(select(StoredRun.id).order_by(StoredRun.id.desc()).offset(max_runs - 1).limit(1))
     if oldest_kept is not None:
-        count += cast("CursorResult[Any]", session.execute(ended.where(Run.id < oldest_kept))).rowcount
+        count += cast("CursorResult[Any]", session.execute(ended.where(StoredRun.id < oldest_kept))).rowcount
     return count
 
 
 def recover(database: Database, is_gone: Callable[[str], bool] = is_gone) -> int:
     """Close the runs of workers that have ended, as `error` with the reason; return their number."""
     with database.reading() as session:
-        names = session.scalars(select(Run.worker).where(Run.status.in_(UNFINISHED)).distinct()).all()
+        names = session.scalars(select(StoredRun.worker).where(StoredRun.status.in_(UNFINISHED)).distinct()).all()
     ended_workers = [name for name in names if is_gone(name)]
     if not ended_workers:
         return 0
     with database.writing() as session:
-        rows = session.scalars(select(Run).where(Run.status.in_(UNFINISHED), Run.worker.in_(ended_workers))).all()
+        rows = session.scalars(
+            select(StoredRun).where(StoredRun.status.in_(UNFINISHED), StoredRun.worker.in_(ended_workers))
+        ).all()
         for row in rows:
             row.status, row.ended_at, row.document = "error", now(), {**row.document, "error": LOST}
         return len(rows)

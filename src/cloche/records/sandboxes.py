@@ -18,7 +18,7 @@ from cloche.core.escape import escape_name
 from cloche.core.record import dataclass
 
 from .ids import check_id, now
-from .tables import LiveSandbox
+from .tables import StoredSandbox
 
 STARTING, RUNNING, PAUSED, ENDED = STATES = ("starting", "running", "paused", "ended")
 KEEPER, WORKER = "keeper", "worker"  # the process that holds a sandbox open
@@ -58,7 +58,7 @@ def begin(
 ) -> None:  # fmt: skip
     """Add a row with status `starting`."""
     session.execute(
-        insert(LiveSandbox).values(
+        insert(StoredSandbox).values(
             id=id, project=project, created_at=now(), name=name, status=STARTING, api_key=api_key, worker=worker,
             document=dict(document),
         )
@@ -70,31 +70,31 @@ def note(session: Session, sandbox_id: str, status: str, document: Mapping[str, 
     values: dict[str, Any] = {"status": status}
     if document is not None:
         values["document"] = dict(document)
-    living = (LiveSandbox.id == sandbox_id, LiveSandbox.status != ENDED)
-    session.execute(update(LiveSandbox).where(*living).values(**values))
+    living = (StoredSandbox.id == sandbox_id, StoredSandbox.status != ENDED)
+    session.execute(update(StoredSandbox).where(*living).values(**values))
 
 
 def end(session: Session, sandbox_id: str) -> bool:
     """Store that a sandbox has ended; return whether that is new."""
-    living = (LiveSandbox.id == sandbox_id, LiveSandbox.status != ENDED)
-    changed = session.execute(update(LiveSandbox).where(*living).values(status=ENDED, ended_at=now()))
+    living = (StoredSandbox.id == sandbox_id, StoredSandbox.status != ENDED)
+    changed = session.execute(update(StoredSandbox).where(*living).values(status=ENDED, ended_at=now()))
     return bool(cast("Any", changed).rowcount)
 
 
 def forget(session: Session, sandbox_id: str) -> None:
     """Delete the row of a sandbox that was not created."""
-    session.execute(delete(LiveSandbox).where(LiveSandbox.id == sandbox_id))
+    session.execute(delete(StoredSandbox).where(StoredSandbox.id == sandbox_id))
 
 
 def forget_ended(session: Session) -> None:
     """Delete the rows of sandboxes that ended long ago."""
     before = (datetime.now(UTC) - timedelta(seconds=KEPT_S)).isoformat(timespec="milliseconds")
-    session.execute(delete(LiveSandbox).where(LiveSandbox.ended_at < before.replace("+00:00", "Z")))
+    session.execute(delete(StoredSandbox).where(StoredSandbox.ended_at < before.replace("+00:00", "Z")))
 
 
 def find(session: Session, sandbox_id: str, *, project: str) -> SandboxFacts:
     """Return one sandbox. Raises NotFound, also for another project's."""
-    row = session.get(LiveSandbox, check_id(sandbox_id, "sb"))
+    row = session.get(StoredSandbox, check_id(sandbox_id, "sb"))
     if row is None or row.project != project:
         raise NotFound(f"there is no sandbox {escape_name(sandbox_id)}; GET /api/sandboxes lists them")
     return facts(row)
@@ -102,39 +102,43 @@ def find(session: Session, sandbox_id: str, *, project: str) -> SandboxFacts:
 
 def living(session: Session) -> list[SandboxFacts]:
     """Return all sandboxes that are not recorded as ended."""
-    return [facts(row) for row in session.scalars(select(LiveSandbox).where(LiveSandbox.status != ENDED))]
+    return [facts(row) for row in session.scalars(select(StoredSandbox).where(StoredSandbox.status != ENDED))]
 
 
 def worker_of(session: Session, sandbox_id: str) -> tuple[str, str] | None:
     """Return the worker of a sandbox and its status, None for an unknown one."""
-    row = session.execute(select(LiveSandbox.worker, LiveSandbox.status).where(LiveSandbox.id == sandbox_id)).first()
+    row = session.execute(
+        select(StoredSandbox.worker, StoredSandbox.status).where(StoredSandbox.id == sandbox_id)
+    ).first()
     return None if row is None else (row[0], row[1])
 
 
 def take_over(session: Session, sandbox_id: str, *, of: str, by: str) -> None:
     """Move a sandbox from worker `of` to worker `by`, unless another worker has already taken it over."""
-    session.execute(update(LiveSandbox).where(LiveSandbox.id == sandbox_id, LiveSandbox.worker == of).values(worker=by))
+    session.execute(
+        update(StoredSandbox).where(StoredSandbox.id == sandbox_id, StoredSandbox.worker == of).values(worker=by)
+    )
 
 
 def count_living(session: Session, api_key: str | None = None) -> int:
     """Return the number of sandboxes that have not ended, in total or of one key."""
-    query = select(func.count()).select_from(LiveSandbox).where(LiveSandbox.status != ENDED)
-    return session.scalar(query if api_key is None else query.where(LiveSandbox.api_key == api_key)) or 0
+    query = select(func.count()).select_from(StoredSandbox).where(StoredSandbox.status != ENDED)
+    return session.scalar(query if api_key is None else query.where(StoredSandbox.api_key == api_key)) or 0
 
 
 def conditions(labels: Mapping[str, str], states: Collection[str], name: str | None) -> Sequence[ColumnElement[bool]]:
     """Return the conditions for a list: each label's value, any of the states, and the name."""
     clauses: list[ColumnElement[bool]] = [
-        LiveSandbox.document[("labels", label)].as_string() == value for label, value in labels.items()
+        StoredSandbox.document[("labels", label)].as_string() == value for label, value in labels.items()
     ]
     if states:
-        clauses.append(LiveSandbox.status.in_(list(states)))
+        clauses.append(StoredSandbox.status.in_(list(states)))
     if name is not None:
-        clauses.append(LiveSandbox.document["name"].as_string() == name)
+        clauses.append(StoredSandbox.document["name"].as_string() == name)
     return clauses
 
 
-def facts(row: LiveSandbox) -> SandboxFacts:
+def facts(row: StoredSandbox) -> SandboxFacts:
     """Return a row as plain values."""
     return SandboxFacts(
         id=row.id, project=row.project, name=row.name, status=row.status, created_at=row.created_at,

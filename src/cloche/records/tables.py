@@ -112,7 +112,7 @@ class DebugNamespace(Table):
     changed_by: Mapped[str] = mapped_column(String(64))
 
 
-class Run(Documented, Table):
+class StoredRun(Documented, Table):
     """A run: `queued`, `running`, then the result's status. `worker` runs it, which matters after a crash.
 
     `asked` is the stored part of its request, loaded on access.
@@ -170,7 +170,7 @@ class Reproduction(Documented, Table):
     worker: Mapped[str | None] = mapped_column(String(64))
 
 
-class LiveSandbox(Owned, Table):
+class StoredSandbox(Owned, Table):
     """A sandbox of the service: its name in the keepers' registry, its owner and labels.
 
     `starting` while its `worker` opens it, then `running` or `paused`, finally `ended`.
@@ -198,7 +198,7 @@ APPROVALS = sqlalchemy.Table(
 )
 
 
-Index("runs_by_status", Run.project, Run.status, Run.id)
+Index("runs_by_status", StoredRun.project, StoredRun.status, StoredRun.id)
 
 # Lists select by project, optionally by the caller's label, and return the newest first.
 for _table in Table.metadata.tables.values():

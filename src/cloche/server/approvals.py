@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy.orm import Session
 
-from cloche.agent.queue import Entry
+from cloche.agent.queue import QueueEntry
 from cloche.core.errors import ClocheError
 from cloche.core.record import dataclass
 from cloche.records import approvals as records
@@ -47,7 +47,7 @@ class ApprovalChange:
     data: str
 
 
-def change_of(entry: Entry) -> ApprovalChange:
+def change_of(entry: QueueEntry) -> ApprovalChange:
     """Return the last change of a row: asked, confirm (a second approval is needed), decided, or expired."""
     name = {"waiting": "asked", "expired": "expired"}.get(entry.state, "decided")
     if name == "asked" and entry.first_decision is not None:
@@ -171,7 +171,7 @@ class ApprovalWatch:
         self._version, entries = records.changed_after(session, self._version, limit=MOST_AT_ONCE)
         return [self._noted(entry) for entry in entries]
 
-    def _noted(self, entry: Entry) -> ApprovalChange:
+    def _noted(self, entry: QueueEntry) -> ApprovalChange:
         self._open.pop(entry.number, None)
         if entry.state == "waiting" and len(self._open) < MOST_OPEN:
             self._open[entry.number] = (entry.expires_at, entry.project)
@@ -196,5 +196,5 @@ class ApprovalWatch:
                 follower.tell(change)
 
 
-def _look_first(session: Session) -> tuple[int, Sequence[Entry]]:
+def _look_first(session: Session) -> tuple[int, Sequence[QueueEntry]]:
     return records.newest_version(session), records.waiting(session, limit=MOST_OPEN)

@@ -23,7 +23,7 @@ from cloche.execution.sandbox import AsyncSandbox, AsyncSession
 from cloche.records.ids import new_id, now
 from cloche.records.results import result_as_wire
 
-from .events import LiveRun
+from .events import ActiveRun
 from .problems import Refused
 from .results import event_as_wire
 
@@ -84,7 +84,7 @@ class Attachment:
     opening: int = 0  # sessions being opened
     opened_at: float = field(default_factory=time.monotonic)
     used_at: float = field(default_factory=time.monotonic)
-    calls: dict[str, LiveRun] = field(default_factory=dict)
+    calls: dict[str, ActiveRun] = field(default_factory=dict)
     sessions: dict[str, HeldSession] = field(default_factory=dict)
     questions: TakesAnswers | None = None
     _processes: dict[str, asyncio.Task[SharedProcess]] = field(default_factory=dict)
@@ -139,27 +139,27 @@ class Attachment:
 
     # Commands and cells.
 
-    def begin(self, project: str, work: Callable[[Sink], Awaitable[Result]]) -> LiveRun:
+    def begin(self, project: str, work: Callable[[Sink], Awaitable[Result]]) -> ActiveRun:
         """Start a command or a cell; its first event has its id. Raises Refused (429) for one too many."""
         if len(self.calls) >= MOST_CALLS:
             raise Refused(
                 429, "too-many-calls", f"{MOST_CALLS} commands and cells are running in sandbox {self.id}, the maximum"
             )
-        live = LiveRun(id=new_id("call"), project=project, size=0)
+        live = ActiveRun(id=new_id("call"), project=project, size=0)
         live.events.add("call", {"id": live.id})
         self.calls[live.id] = live
         live.task = asyncio.ensure_future(_run(live, work))
         live.task.add_done_callback(lambda _: self._ended(live))
         return live
 
-    def _ended(self, live: LiveRun) -> None:
+    def _ended(self, live: ActiveRun) -> None:
         self.calls.pop(live.id, None)
         live.events.end()
         self.used_at = time.monotonic()
         if live.task is not None and not live.task.cancelled():
             live.task.exception()  # marks it as retrieved: not every call has a waiter
 
-    def call(self, call_id: str) -> LiveRun:
+    def call(self, call_id: str) -> ActiveRun:
         """Return the running command or cell with this id. Raises NotFound."""
         live = self.calls.get(call_id)
         if live is None:
@@ -252,7 +252,7 @@ async def _ready(shared: SharedProcess) -> SharedProcess:
     return shared
 
 
-async def _run(live: LiveRun, work: Callable[[Sink], Awaitable[Result]]) -> str:
+async def _run(live: ActiveRun, work: Callable[[Sink], Awaitable[Result]]) -> str:
     def tell(event: Event) -> None:
         if (wire_event := event_as_wire(event)) is not None:
             live.events.add(*wire_event)

@@ -24,7 +24,7 @@ FEW_BYTES = 1 << 20  # parsed on the event loop
 _AS_FILES = "send files in base64, more of them as a form or an archive"
 
 
-class JsonBounds(Counted):
+class BodyBounds(Counted):
     """Count the bytes and items of one JSON text, and refuse one that exceeds the bounds."""
 
     __slots__ = ()

@@ -105,7 +105,7 @@ class EventLog:
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class LiveRun:
+class ActiveRun:
     """Hold a run of this worker: its events, and the task that returns its document as JSON text."""
 
     id: str
@@ -132,7 +132,7 @@ class LiveRun:
             self.task.cancel()
 
 
-async def wait_or_cancel(request: Request, live: LiveRun) -> str:
+async def wait_or_cancel(request: Request, live: ActiveRun) -> str:
     """Return the run's document; kill the run if the client disconnects or the wait is cancelled. Raises Refused."""
     assert live.task is not None  # noqa: S101 - set by the code that creates it
     try:

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cloche.core.errors import ClocheError
 
-from .bodies import MOST_JSON, JsonBounds
+from .bodies import MOST_JSON, BodyBounds
 from .html import answer as answer_to
 from .identities import Caller
 from .observe import CALLER
@@ -194,7 +194,7 @@ class _Body:
     ):  # fmt: skip
         self._all_held, self._whose, self._receive, self._most = all_held, whose, receive, max_bytes
         self._is_held, self._kind = is_held, kind
-        self._bounds = JsonBounds()
+        self._bounds = BodyBounds()
         self.held = self._seen = self._pairs = 0
         self._left, self._is_last = memoryview(b""), True  # the remainder of a form's message
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from starlette.datastructures import FormData, UploadFile
 
-from cloche.agent.queue import Entry
+from cloche.agent.queue import QueueEntry
 from cloche.agent.terminal import changes_told, what_changes_are
 from cloche.audit.log import audit_for, folder_for
 from cloche.audit.verify import Reading
@@ -254,7 +254,7 @@ def _of_run(reading: Reading, run: str) -> Any:  # noqa: ANN401 - a generator of
 # approvals
 
 
-def show_approval(entry: Entry) -> dict[str, Any]:
+def show_approval(entry: QueueEntry) -> dict[str, Any]:
     """Return an approval request for the page."""
     request, first = entry.request, entry.first_decision
     arguments = [(name, _readable(value)) for name, value in request.arguments.items()]

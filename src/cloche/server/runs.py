@@ -39,7 +39,7 @@ from cloche.records.results import as_json, result_as_wire
 from cloche.records.statements import Encoded, Statements
 from cloche.records.writer import Writer
 
-from .events import LiveRun
+from .events import ActiveRun
 from .places import Places
 from .problems import Refused
 from .results import event_as_wire, read_files
@@ -118,7 +118,7 @@ class RunQueue:
         self._deadline_s = deadline_s
         self._places = Places(default_count())
         self._waiting, self._bytes = Shares(queue_limit), Shares(MOST_QUEUED_BYTES)
-        self._live: dict[str, LiveRun] = {}
+        self._live: dict[str, ActiveRun] = {}
         self._kept: dict[str, int] = {}  # bytes of those that ended, the oldest first
         self.running = self._kept_bytes = 0
         self._unwritten: set[asyncio.Task[None]] = set()  # ends that could not be written
@@ -133,7 +133,7 @@ class RunQueue:
         """Return the number of waiting runs."""
         return self._waiting.held
 
-    def find(self, run_id: str, project: str) -> LiveRun | None:
+    def find(self, run_id: str, project: str) -> ActiveRun | None:
         """Return a run of this worker that is unfinished or ended within `KEPT_S`."""
         live = self._live.get(run_id)
         return live if live is not None and live.project == project else None
@@ -142,7 +142,7 @@ class RunQueue:
         """Tell whether `find` knows a run, in any project."""
         return run_id in self._live
 
-    def begun(self) -> list[LiveRun]:
+    def begun(self) -> list[ActiveRun]:
         """Return the runs of this worker that have left the queue and are unfinished."""
         return [live for live in self._live.values() if live.is_begun and not live.events.is_over]
 
@@ -150,7 +150,7 @@ class RunQueue:
         """Tell whether `submit` would queue a run now."""
         return self._waiting.has_room(order.api_key) and self._bytes.has_room(order.api_key, order.size)
 
-    async def submit(self, order: RunOrder) -> LiveRun:
+    async def submit(self, order: RunOrder) -> ActiveRun:
         """Queue a run once its row is committed. Raises Refused (503) if the queue is full, IntegrityError."""
         try:
             return await self._submit(order)
@@ -158,12 +158,12 @@ class RunQueue:
             await self._note_refusal(error, **_described(order))
             raise
 
-    async def _submit(self, order: RunOrder) -> LiveRun:
+    async def _submit(self, order: RunOrder) -> ActiveRun:
         if self.is_closed:
             raise self._no_room("the service is being stopped", 5)
         if not self.has_room(order):
             raise self._no_room(f"{self.waiting} runs are waiting already, the maximum", 2)
-        live = LiveRun(id=new_id("run"), project=order.project, size=order.size)
+        live = ActiveRun(id=new_id("run"), project=order.project, size=order.size)
         self._waiting.take(order.api_key)
         self._bytes.take(order.api_key, order.size)
         try:
@@ -179,7 +179,7 @@ class RunQueue:
         live.task.add_done_callback(lambda _: self._ended(live, has_events=order.has_events))
         return live
 
-    async def _begin_row(self, live: LiveRun, order: RunOrder) -> None:
+    async def _begin_row(self, live: ActiveRun, order: RunOrder) -> None:
         live.has_row = True
         try:
             await self._writer.write(_begin(live, order, self._worker))
@@ -188,7 +188,7 @@ class RunQueue:
             raise
         self._takes_rows = True
 
-    def _begin_beside(self, live: LiveRun, order: RunOrder) -> None:
+    def _begin_beside(self, live: ActiveRun, order: RunOrder) -> None:
         if not live.has_row:
             self._write_beside(self._begin_row(live, order))
 
@@ -257,7 +257,7 @@ class RunQueue:
         self._waiting.give_back(order.api_key)
         self._bytes.give_back(order.api_key, order.size)
 
-    async def _run(self, live: LiveRun, order: RunOrder) -> str:
+    async def _run(self, live: ActiveRun, order: RunOrder) -> str:
         try:
             with _queue_span(live.id):
                 await self._take_place(order)
@@ -312,7 +312,7 @@ class RunQueue:
         except TimeoutError:
             raise self._no_room(f"no place became free within {max(0.0, ends - begun):.3g} s", 5) from None
 
-    async def _note_failure(self, live: LiveRun, order: RunOrder, error: BaseException) -> None:
+    async def _note_failure(self, live: ActiveRun, order: RunOrder, error: BaseException) -> None:
         """Record why a run failed. The row of a cancelled run is written, too."""
         if not isinstance(error, asyncio.CancelledError):
             await self._note_refusal(error, api_run=live.id, **_described(order))
@@ -328,7 +328,7 @@ class RunQueue:
         await self._record(live, order, status, document, gives_key_back=_never_ran(live, error))
 
     async def _record(
-        self, live: LiveRun, order: RunOrder, status: str, document: Encoded | Mapping[str, Any],
+        self, live: ActiveRun, order: RunOrder, status: str, document: Encoded | Mapping[str, Any],
         *, gives_key_back: bool = False,
     ) -> None:  # fmt: skip
         """Write the end of a run. If the database fails, retry in the background; the client still gets the result."""
@@ -359,7 +359,7 @@ class RunQueue:
         with suppress(RecordsFailed):  # the write of the end reports it
             await self._writer.write(partial(run_records.note_running, id=run_id))
 
-    def _note_end(self, live: LiveRun, status: str, seconds: float | None) -> None:
+    def _note_end(self, live: ActiveRun, status: str, seconds: float | None) -> None:
         log.debug("%s ended: %s", live.id, status)
         self._observer.run_ended(status, seconds)
 
@@ -367,12 +367,12 @@ class RunQueue:
         self._observer.run_refused()
         return _no_room(why, seconds)
 
-    def _tell(self, live: LiveRun, event: Event) -> None:
+    def _tell(self, live: ActiveRun, event: Event) -> None:
         live.has_started = True  # as the first event shows
         if (wire_event := event_as_wire(event)) is not None:
             live.events.add(*wire_event)
 
-    def _ended(self, live: LiveRun, *, has_events: bool) -> None:
+    def _ended(self, live: ActiveRun, *, has_events: bool) -> None:
         live.events.end()
         if live.task is not None and not live.task.cancelled():
             live.task.exception()  # marks it as retrieved: not every run has a waiter
@@ -390,12 +390,12 @@ class RunQueue:
         self._kept_bytes -= self._kept.pop(run_id, 0)
 
 
-def _never_ran(live: LiveRun, error: BaseException) -> bool:
+def _never_ran(live: ActiveRun, error: BaseException) -> bool:
     """Tell whether it is certain that none of a run's code ran."""
     return not live.is_begun or (isinstance(error, _NOTHING_RAN) and not live.has_started)
 
 
-def _begin(live: LiveRun, order: RunOrder, worker: str) -> Statements:
+def _begin(live: ActiveRun, order: RunOrder, worker: str) -> Statements:
     return run_records.begin(
         id=live.id, project=order.project, worker=worker, session_id=order.session_id, api_key=order.api_key,
         idempotency_key=order.idempotency_key, request_sha256=order.request_sha256, summary=order.summary,
@@ -403,7 +403,7 @@ def _begin(live: LiveRun, order: RunOrder, worker: str) -> Statements:
     )  # fmt: skip
 
 
-async def _encode_apart(live: LiveRun, order: RunOrder, _run_id: str, result: Result) -> tuple[str, Encoded]:
+async def _encode_apart(live: ActiveRun, order: RunOrder, _run_id: str, result: Result) -> tuple[str, Encoded]:
     """Encode a result, a large one in a thread, so that the event loop is not blocked."""
     size = len(result.stdout_bytes) + len(result.stderr_bytes)
     if order.returns_files or size > FEW_BYTES or result.outputs or len(result.files) > FEW_FILES or result.value:

@@ -12,7 +12,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from cloche.core.errors import ClocheError
 
 from .auth import find_caller
-from .bodies import JsonBounds, parse
+from .bodies import BodyBounds, parse
 from .problems import Refused
 
 LOOK_EVERY_S = 5.0  # between two checks of the key
@@ -28,7 +28,7 @@ class BadMessage(Exception):
 def read_object(data: bytes, name: str = "text") -> dict[str, Any]:
     """Return the JSON object of a message, bounded before it is parsed. Raises BadMessage, which calls it `name`."""
     try:
-        JsonBounds().feed(data)
+        BodyBounds().feed(data)
         message = parse(data)
     except Refused as error:
         raise BadMessage(f"{name} must be JSON; send bytes as binary messages: {error.detail}") from error

@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.responses import StreamingResponse
 
-from .events import LiveRun, server_sent
+from .events import ActiveRun, server_sent
 
 
 class HeldStream(StreamingResponse):
@@ -33,7 +33,7 @@ class HeldStream(StreamingResponse):
                 await self._pieces.aclose()
 
 
-def event_stream(live: LiveRun) -> HeldStream:
+def event_stream(live: ActiveRun) -> HeldStream:
     """Return the events of a call as a response. The call is cancelled when the client disconnects."""
     stack = AsyncExitStack()
     stack.callback(lambda: None if live.events.is_over else live.cancel())

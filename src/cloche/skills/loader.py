@@ -27,7 +27,7 @@ from cloche.core.record import dataclass, field
 from cloche.core.request import InputFile
 
 from .manifest import MOST_CARD_BYTES, read_card, read_manifest
-from .skill import CARD, MANIFEST, Card, Fault, InvalidSkill, Manifest, Script, Skill
+from .skill import CARD, MANIFEST, Card, Fault, InvalidSkill, Script, Skill, SkillManifest
 
 MOST_FILES = 2000
 MOST_BYTES = 32 * MIB
@@ -307,7 +307,7 @@ def examine_skill(folder: str) -> Examined:
     files = {file.path: file for file in gathered.files}
     faults = list(gathered.faults)
     card, notes = _read_card(files, folder, faults)
-    manifest = Manifest()
+    manifest = SkillManifest()
     if MANIFEST in files:
         manifest, found = read_manifest(files[MANIFEST].data)
         faults += found
@@ -355,7 +355,7 @@ def _read_card(files: Mapping[str, InputFile], folder: str, faults: list[Fault])
     return card, notes
 
 
-def _scripts(manifest: Manifest, files: Mapping[str, InputFile], faults: list[Fault]) -> Iterator[Script]:
+def _scripts(manifest: SkillManifest, files: Mapping[str, InputFile], faults: list[Fault]) -> Iterator[Script]:
     """Yield the scripts of the manifest; without any, the files below `scripts` with a known language."""
     for name, entry in manifest.scripts.items():
         key = f"scripts.{name}"
@@ -369,7 +369,7 @@ def _scripts(manifest: Manifest, files: Mapping[str, InputFile], faults: list[Fa
         yield from _unnamed_scripts(manifest, files)
 
 
-def _unnamed_scripts(manifest: Manifest, files: Mapping[str, InputFile]) -> Iterator[Script]:
+def _unnamed_scripts(manifest: SkillManifest, files: Mapping[str, InputFile]) -> Iterator[Script]:
     named = {manifest.entry} & set(files) if manifest.entry is not None else set()
     for path in sorted({*named, *(path for path in files if path.startswith(f"{SCRIPTS}/"))}, key=str):
         language = _language(None, path, files, "", [])
@@ -409,7 +409,7 @@ def _language(
     return None
 
 
-def _check_entry(manifest: Manifest, scripts: tuple[Script, ...], faults: list[Fault]) -> None:
+def _check_entry(manifest: SkillManifest, scripts: tuple[Script, ...], faults: list[Fault]) -> None:
     entry = manifest.entry
     if entry is None:
         return

@@ -19,7 +19,7 @@ from cloche.core.limits import KIB, REQUESTED_LIMITS
 from cloche.core.policy import preset_named
 from cloche.core.record import fields
 
-from .skill import CARD, MANIFEST, Asked, Card, Fault, Manifest
+from .skill import CARD, MANIFEST, Card, Fault, SkillManifest, SkillRequests
 
 MOST_CARD_BYTES = 256 * KIB
 MOST_MANIFEST_BYTES = 64 * KIB
@@ -58,13 +58,13 @@ def read_card(data: bytes, folder_name: str) -> tuple[Card | None, list[Fault], 
     return card, faults, notes
 
 
-def read_manifest(data: bytes) -> tuple[Manifest, list[Fault]]:
+def read_manifest(data: bytes) -> tuple[SkillManifest, list[Fault]]:
     """Return what `cloche-skill.yaml` says, and all its faults."""
     faults: Faults = []
     text = _decoded(data, MANIFEST, MOST_MANIFEST_BYTES, faults)
     document = _mapping(text, MANIFEST, faults) if text is not None else None
     if document is None:
-        return Manifest(), faults
+        return SkillManifest(), faults
     values: dict[str, Any] = {}
     for key, value in document.items():
         reader = _MANIFEST_READERS.get(key)
@@ -72,9 +72,9 @@ def read_manifest(data: bytes) -> tuple[Manifest, list[Fault]]:
             faults.append(Fault(file=MANIFEST, key=key[:80], problem=_unknown(key, _MANIFEST_READERS)))
         elif value is not None:
             values |= _tried(reader, value, key, faults)
-    requests = {spec.name: values[spec.name] for spec in fields(Asked) if spec.name in values}
-    return Manifest(
-        asked=Asked(**requests),
+    requests = {spec.name: values[spec.name] for spec in fields(SkillRequests) if spec.name in values}
+    return SkillManifest(
+        asked=SkillRequests(**requests),
         runtime=values.get("runtime"),
         entry=values.get("entry"),
         scripts=values.get("scripts", {}),

@@ -40,7 +40,7 @@ from cloche.packages.requirements import parse_requirements
 from cloche.sync_run import blocking
 
 from .manifest import LIMIT_KEYS
-from .skill import MANIFEST, Asked, Fault, Script, Skill
+from .skill import MANIFEST, Fault, Script, Skill, SkillRequests
 
 if TYPE_CHECKING:
     from cloche.core.ceilings import PackageList
@@ -68,7 +68,7 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class SkillTerms:
     """Hold the outcome: the table, and the keywords of the run.
 
     `limits` has the amounts of the keys that a run takes as keywords, in bytes, seconds, CPUs and numbers; `require`
@@ -88,7 +88,7 @@ class Terms:
 
 def decide_terms(
     skill: Skill, settings: Settings, *, checkout: Collection[Origin] = (), script: Script | None = None
-) -> Terms:
+) -> SkillTerms:
     """Return the terms for a skill, or one script of it. `checkout` are the origins that may only tighten."""
     requests = skill.manifest.asked
     requested = requested_limits(requests)
@@ -108,7 +108,7 @@ def decide_terms(
     refused = tuple(
         Fault(file=MANIFEST if term.asked else "", key=term.key, problem=term.why) for term in table if term.is_refused
     )
-    return Terms(
+    return SkillTerms(
         table=tuple(table),
         limits=limits,
         require=_words(required.result),
@@ -119,7 +119,7 @@ def decide_terms(
     )
 
 
-def requested_limits(requests: Asked) -> dict[str, float]:
+def requested_limits(requests: SkillRequests) -> dict[str, float]:
     """Return the amounts that a skill requests: its preset's, overridden by its own."""
     preset = PRESETS[requests.preset].limits if requests.preset is not None else {}
     return {_KEY_OF_LIMIT[field]: amount for field, amount in preset.items()} | dict(requests.limits)
@@ -161,7 +161,7 @@ def _decide_limit(
     return requested, ""
 
 
-def _network(requests: Asked, settings: Settings, checkout: Collection[Origin]) -> Term:
+def _network(requests: SkillRequests, settings: Settings, checkout: Collection[Origin]) -> Term:
     """Grant the hosts that a skill names where the operator's policy or ceiling covers each of them; never more."""
     mode, hosts = requests.network, requests.hosts
     if mode is None and requests.preset is not None:
@@ -214,7 +214,7 @@ def _why_no_network(mode: str | None, hosts: tuple[str, ...], settings: Settings
     return ""
 
 
-def _packages(requests: Asked, settings: Settings) -> Term:
+def _packages(requests: SkillRequests, settings: Settings) -> Term:
     """Return the packages to install: the skill's, else the configured ones, within the operator's lists."""
     held, origin = settings.policy.packages, settings.origins.get("packages", DEFAULT)
     packages = requests.packages or held
@@ -264,7 +264,7 @@ def _runtimes(scripts: tuple[Script, ...], settings: Settings) -> Iterator[Term]
         )  # fmt: skip
 
 
-def _tools(requests: Asked, settings: Settings) -> Iterator[Term]:
+def _tools(requests: SkillRequests, settings: Settings) -> Iterator[Term]:
     """Yield a term where the skill needs tools: the tier has all of them, or the skill is refused."""
     if not requests.tools:
         return
@@ -279,7 +279,7 @@ def _tools(requests: Asked, settings: Settings) -> Iterator[Term]:
     )  # fmt: skip
 
 
-def _require(requests: Asked, settings: Settings) -> Term:
+def _require(requests: SkillRequests, settings: Settings) -> Term:
     """Join what both require: the higher level, and all controls."""
     policy, tier = settings.policy, TIERS.get(settings.tier or 0)
     levels = [level for level in (policy.require_level, requests.require_level) if level is not None]
@@ -323,7 +323,7 @@ def _words(result: str) -> tuple[str, ...]:
     return () if result in ("", "none") else tuple(result.split(", "))
 
 
-def terms_for(skill: Skill, script: Script | None = None, /, **options: Unpack[SandboxOptions]) -> Terms:
+def terms_for(skill: Skill, script: Script | None = None, /, **options: Unpack[SandboxOptions]) -> SkillTerms:
     """Return what holds for a skill here, with the keywords of `cloche.run`.
 
     Raises InvalidRequest for keywords or a configuration that is wrong.
@@ -344,7 +344,7 @@ def _settings_for(options: SandboxOptions) -> Settings:
     return settings
 
 
-def _agree(skill: Skill, settings: Settings, options: SandboxOptions, script: Script | None) -> Terms:
+def _agree(skill: Skill, settings: Settings, options: SandboxOptions, script: Script | None) -> SkillTerms:
     paths = ConfigPaths(environ=os.environ, config_file=options.get("config"))
     return decide_terms(skill, settings, checkout=checkout_origins(paths), script=script)
 
@@ -388,7 +388,7 @@ async def arun_skill(
 run_skill = blocking(arun_skill, name="run_skill", module=__name__)
 
 
-def _agreed(options: SandboxOptions, terms: Terms) -> SandboxOptions:
+def _agreed(options: SandboxOptions, terms: SkillTerms) -> SandboxOptions:
     """Return the keywords of the run: the caller's, with the terms in place of those they decide.
 
     A skill that was granted hosts reaches these. The network is set to off only where another setting says so or it

@@ -48,7 +48,7 @@ class Script:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class SkillRequests:
     """Hold the requests of a skill; None and empty request nothing.
 
     `limits` is keyed by configuration keys (`memory`, `timeout`, ...), in bytes, seconds, CPUs and numbers.
@@ -78,10 +78,10 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class SkillManifest:
     """Hold what `cloche-skill.yaml` says. `scripts` maps names to path, runtime and description as they are written."""
 
-    asked: Asked = field(default_factory=Asked)
+    asked: SkillRequests = field(default_factory=SkillRequests)
     runtime: str | None = None
     entry: str | None = None
     scripts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class Skill:
     """
 
     card: Card
-    manifest: Manifest
+    manifest: SkillManifest
     folder: str
     scripts: tuple[Script, ...] = ()
     files: tuple[InputFile, ...] = field(default=(), repr=False)

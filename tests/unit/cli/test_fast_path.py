@@ -31,7 +31,7 @@ def close(**said: object) -> bytes:
     return wire.json_frame(wire.CLOSE, 1, **said)
 
 
-def run(answer: bytes, folder: str = "") -> _fast_path.Run:
+def run(answer: bytes, folder: str = "") -> _fast_path.FastRun:
     """Run a command in a sandbox that answers so, and then nothing more."""
     controls = {"controls": {"time": {"state": "enforced"}}, "level": "jail"}
     entry = {"limits": Limits().as_dict(), "policy": {"network": "off"}, "enforcement": controls}
@@ -45,7 +45,7 @@ def run(answer: bytes, folder: str = "") -> _fast_path.Run:
     sending = threading.Thread(target=send)
     sending.start()
     with ours:
-        made = _fast_path.Run(Found(name="x", path="/", entry=entry), ours, ["true"], {}, "/workspace", folder)
+        made = _fast_path.FastRun(Found(name="x", path="/", entry=entry), ours, ["true"], {}, "/workspace", folder)
         found = made.run()
         assert found is made
     sending.join()

@@ -8,7 +8,7 @@ import pytest
 
 from cloche.agent.catalog import FOLDER_TOOLS
 from cloche.agent.host_folder import ShownDiffs
-from cloche.agent.queue import Entry
+from cloche.agent.queue import QueueEntry
 from cloche.agent.terminal import describe_rules
 from cloche.cli._review import ask, show_diff
 from cloche.core.changes import Change, Diff
@@ -74,7 +74,7 @@ def test_reasons_are_counted_where_changes_are_shown(diff: Diff, capsys: pytest.
     assert request.rules["dangers"] == [f"{EDITOR}: 2", f"{BUILD}: 20"]
     assert f"dangerous: {EDITOR}: 2; {BUILD}: 20" in describe_rules(request)
     assert [".vscode" in row for row in request.rules["changes"]] == [True, True, *[False] * 21]
-    shown_on_page = show_approval(Entry(number=1, asked_at=0, expires_at=1, request=request))
+    shown_on_page = show_approval(QueueEntry(number=1, asked_at=0, expires_at=1, request=request))
     names = [name for name, _ in (*shown_on_page["short"], *shown_on_page["long"])]
     assert names[-2:] == ["dangerous", "changes to the folder"]
     assert not any("dangers" in name for name, _ in shown_on_page["rules"])

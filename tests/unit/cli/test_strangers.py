@@ -13,7 +13,7 @@ from cloche.agent.approval import ApprovalRequest, Risk
 from cloche.agent.terminal import show_request
 from cloche.audit.verify import AuditState
 from cloche.cli.audit import _row, _write
-from cloche.cli.output import PlainFormatter, Writer, guarded, say, show
+from cloche.cli.output import GuestWriter, PlainFormatter, guarded, say, show
 from cloche.cli.run import conclude_fix
 from cloche.cli.session import print_line
 from cloche.cli.skill import check_skill, show_skills
@@ -115,7 +115,7 @@ def test_a_program_on_a_terminal() -> None:
     """What a program prints reaches a terminal without escapes; only to the beginning of its line it may go back."""
     ours, theirs = pty.openpty()
     try:
-        Writer(theirs).write(f"50%\r{EVIL}\n".encode("utf-8", "replace"))
+        GuestWriter(theirs).write(f"50%\r{EVIL}\n".encode("utf-8", "replace"))
         shown = os.read(ours, 10_000).decode()
     finally:
         os.close(ours)

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cloche.egress.callers import WANTED_AGAIN_S, Caller, Callers, Questions
+from cloche.egress.callers import WANTED_AGAIN_S, Callers, EgressCaller, Questions
 from cloche.jail import messages
 
 
@@ -18,7 +18,7 @@ def callers(*, is_kept: bool, others: int = 0) -> Iterator[tuple[Callers, list[i
     pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(others + 1)]
     found = Callers(pairs[0][0].fileno(), is_kept=is_kept)
     for ours, _ in pairs[1:]:
-        found.by_end[ours.fileno()] = Caller(ours.fileno())
+        found.by_end[ours.fileno()] = EgressCaller(ours.fileno())
     try:
         yield found, [theirs.fileno() for _, theirs in pairs]
     finally:

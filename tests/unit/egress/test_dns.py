@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cloche.egress.dns import MOST_BYTES, TTL_S, Answer, answer, take_message
+from cloche.egress.dns import MOST_BYTES, TTL_S, DnsAnswer, answer, take_message
 
 KNOWN = {"good.example": "198.18.0.7", "_service.good.example": "198.18.0.8"}
 NOERROR, FORMERR, NXDOMAIN, NOTIMP = 0, 1, 3, 4
@@ -42,7 +42,7 @@ class Read(NamedTuple):
     records: bytes
 
 
-def read(found: Answer | None, question_bytes: int) -> Read:
+def read(found: DnsAnswer | None, question_bytes: int) -> Read:
     """Read an answer to our number."""
     assert found is not None
     number, flags, *counts = struct.unpack_from("!6H", found.data)
@@ -52,7 +52,7 @@ def read(found: Answer | None, question_bytes: int) -> Read:
     return Read(flags & 0xF, flags & ~0xF, rest[:size], tuple(counts), rest[size:])
 
 
-def answered(query: bytes) -> tuple[Answer | None, list[str]]:
+def answered(query: bytes) -> tuple[DnsAnswer | None, list[str]]:
     """Answer over UDP; return also which names were asked for."""
     asked: list[str] = []
 
@@ -70,7 +70,7 @@ def test_a_known_name_has_its_address_and_keeps_the_case_of_the_question() -> No
     record = b"\xc0\x0c" + struct.pack("!HHIH", A, 1, TTL_S, 4) + bytes([198, 18, 0, 7])
     assert read(found, len(query) - 12) == Read(NOERROR, 0x8580, query[12:], (1, 1, 0, 0), record)
     assert asked == ["good.example"]
-    assert found == Answer(data=found.data if found else b"", name="good.example", is_known=True)
+    assert found == DnsAnswer(data=found.data if found else b"", name="good.example", is_known=True)
 
 
 @pytest.mark.parametrize("type_", [AAAA, 2, 5, 6, 15, 16, 33, 64, 65, 255, 65535])

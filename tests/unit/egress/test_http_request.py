@@ -7,9 +7,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cloche.egress.http_request import AnswerReader, Body, HeadFinder, Place, Rejected, Request, read_request
+from cloche.egress.http_request import (
+    AnswerReader,
+    Body,
+    HeadFinder,
+    HttpRequest,
+    Rejected,
+    RequestTarget,
+    read_request,
+)
 
-PLACE = Place(host="good.example", port=80)
+PLACE = RequestTarget(host="good.example", port=80)
 PIECES = [
     b"GET / HTTP/1.1\r\n", b"POST http://good.example/ HTTP/1.1\r\n", b"GET /x HTTP/1.0\r\n", b"Host: good.example\r\n",
     b"hOST: evil.example\r\n", b"Content-Length: 3\r\n", b"content-length:4\r\n", b"Transfer-Encoding: chunked\r\n",
@@ -33,7 +41,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
     return [data[i:j] for i, j in itertools.pairwise(ends)]
 
 
-def read(pieces: list[bytes]) -> tuple[Request, Body] | None:
+def read(pieces: list[bytes]) -> tuple[HttpRequest, Body] | None:
     """Read a head as it comes in pieces; None for one that is rejected, or has no end."""
     buffer, finder = bytearray(), HeadFinder()
     try:
@@ -96,9 +104,9 @@ def test_a_body_in_chunks_is_the_same_however_it_comes(body: bytes, cuts: list[i
     assert feed([body]) == feed(cut(body, cuts))
 
 
-def request(method: bytes = b"GET", *, is_upgrade: bool = False) -> Request:
+def request(method: bytes = b"GET", *, is_upgrade: bool = False) -> HttpRequest:
     """Return a request of which only what matters for the answer is true."""
-    return Request(method=method, head=b"", is_upgrade=is_upgrade, is_last=False)
+    return HttpRequest(method=method, head=b"", is_upgrade=is_upgrade, is_last=False)
 
 
 UPGRADE = request(is_upgrade=True)
@@ -134,7 +142,7 @@ SWITCH = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n"
         (UPGRADE, b"HTTP/1.1 426 Upgrade Required\r\nContent-Length: 0\r\n\r\n", "complete"),
     ],
 )
-def test_an_answer_ends_where_it_ends(asked: Request, answer: bytes, progress: str) -> None:
+def test_an_answer_ends_where_it_ends(asked: HttpRequest, answer: bytes, progress: str) -> None:
     """However it comes, only a complete answer lets a request follow, and only an asked 101 ends HTTP."""
     at_once, in_bytes = AnswerReader(asked), AnswerReader(asked)
     at_once.feed(answer)

@@ -158,7 +158,7 @@ def test_the_shared_status_passes_it_on() -> None:
         shared_status.note_start(file, 7, 3.0, 0)
         shared_status.note_end(file, 7)
         assert shared_status.dirty_pages(file) == b"x" * 32
-        state = shared_status.State(file)
+        state = shared_status.PreforkState(file)
         assert (state.ordered, state.timeout_s, state.rebuilds, state.started, state.ended) == (7, 1.0, True, 7, 7)
         assert shared_status.is_under_load(file)
         assert shared_status.rebuilds(file)

@@ -29,7 +29,7 @@ def is_off(timer: int, timeout_s: float) -> bool:
 
 def test_a_new_shared_status_knows_of_no_run(made: tuple[int, int]) -> None:
     """Runs are counted from 1."""
-    state = shared_status.State(made[0])
+    state = shared_status.PreforkState(made[0])
     assert (state.ordered, state.started, state.ended) == (0, 0, 0)
 
 
@@ -40,7 +40,7 @@ def test_order_start_and_end_are_kept_apart(made: tuple[int, int]) -> None:
         shared_status.note_order(file, number, 1.5, rebuilds=number > 1)
         shared_status.note_start(file, number, 1234.25, 7)
     shared_status.note_end(file, 1)
-    state = shared_status.State(file)
+    state = shared_status.PreforkState(file)
     assert (state.ordered, state.timeout_s, state.rebuilds) == (2**40, 1.5, True)
     assert (state.started, state.started_at, state.ended) == (2**40, 1234.25, 1)
 
@@ -61,7 +61,7 @@ def test_no_half_of_an_order_is_read(made: tuple[int, int]) -> None:
     writer.start()
     try:
         for _ in range(5000):
-            state = shared_status.State(file)
+            state = shared_status.PreforkState(file)
             assert state.timeout_s == state.ordered
     finally:
         is_over.set()

@@ -13,7 +13,7 @@ from cloche.records import runs
 from cloche.records.database import Database
 from cloche.records.ids import moment, new_id
 from cloche.records.statements import Encoded
-from cloche.records.tables import Run
+from cloche.records.tables import StoredRun
 from cloche.records.writer import Writer
 
 
@@ -25,13 +25,13 @@ def test_old_runs_are_forgotten_and_unfinished_ones_are_not(location: str) -> No
         for days, status in ((40, "ok"), (40, "queued"), (3, "ok"), (2, "error"), (1, "ok")):
             ended = None if status == "queued" else moment(now - days * 86_400)
             row = {"project": "default", "created_at": moment(now), "session_id": None, "worker": "w", "document": {}}
-            session.add(Run(id=new_id("run"), status=status, ended_at=ended, **row))
+            session.add(StoredRun(id=new_id("run"), status=status, ended_at=ended, **row))
             session.flush()
             time.sleep(0.002)  # ids sort by milliseconds
     with database.writing() as session:
         assert runs.forget_old(session, retention_s=30 * 86_400, max_runs=2) == 2
     with database.reading() as session:
-        assert [row.status for row in session.query(Run).order_by(Run.id)] == ["queued", "error", "ok"]
+        assert [row.status for row in session.query(StoredRun).order_by(StoredRun.id)] == ["queued", "error", "ok"]
     database.close()
 
 
@@ -77,7 +77,7 @@ def test_rows_of_runs_need_no_session(tmp_path: Path, monkeypatch: pytest.Monkey
     (repeated,) = asyncio.run(write(work(0)))
     assert (type(repeated).__name__, opened, len(by_driver)) == ("IntegrityError", [], 2)
     with database.writing() as session:
-        session.query(Run).delete()
+        session.query(StoredRun).delete()
         for number in range(2):
             work(number)(session)
     assert rows() == by_driver

@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 
 from cloche.core.errors import InvalidRequest
 from cloche.server import app
-from cloche.server.bodies import JsonBounds, JsonRoute, validated
+from cloche.server.bodies import BodyBounds, JsonRoute, validated
 from cloche.server.exec_options import MOST_FAULTS, WireModel, decoded
 from cloche.server.guard import Guard
 from cloche.server.identities import Caller
@@ -55,7 +55,7 @@ def test_what_is_counted_is_what_would_be_made() -> None:
     for _ in range(500):
         value = _value(chance, 4)
         text = json.dumps(value, ensure_ascii=chance.random() < 0.5).encode()
-        bounds = JsonBounds()
+        bounds = BodyBounds()
         cuts = sorted(chance.choices(range(len(text) + 1), k=chance.randrange(8)))
         for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
             bounds.feed(text[begin:end])
@@ -66,7 +66,7 @@ def test_what_is_counted_is_what_would_be_made() -> None:
 @pytest.mark.parametrize("piece", [1 << 10, 1 << 18])
 def test_too_much_is_refused_while_it_comes(shape: str, piece: int) -> None:
     """No shape gets more past than the bound and one piece; the rest is never looked at."""
-    text, bounds = SHAPES[shape](), JsonBounds()
+    text, bounds = SHAPES[shape](), BodyBounds()
 
     def feed() -> None:
         for begin in range(0, len(text), piece):
@@ -84,7 +84,7 @@ def test_what_is_as_large_as_it_may_be_passes() -> None:
     file = {"path": "folder/name.txt", "base64": "YWJj" * 10, "mode": "644"}
     program = "print('a, b: [c] {d}')\n" * 100_000
     for value in ({"files": [file] * 2_500}, {"code": program}, {"files": [{**file, "base64": "YWJj" * (7 << 20)}]}):
-        JsonBounds().feed(json.dumps(value).encode())
+        BodyBounds().feed(json.dumps(value).encode())
 
 
 def test_no_json_is_parsed_that_was_not_counted() -> None:

@@ -12,8 +12,8 @@ from cloche.core.ceilings import NetworkCeiling
 from cloche.core.enforcement import Control, Level
 from cloche.core.limits import GIB, MIB, Limits
 from cloche.core.policy import Policy
-from cloche.skills.run import Term, Terms, decide_terms
-from cloche.skills.skill import Asked, Card, Manifest, Script, Skill
+from cloche.skills.run import SkillTerms, Term, decide_terms
+from cloche.skills.skill import Card, Script, Skill, SkillManifest, SkillRequests
 
 FILE, CHECKOUT = Origin("/home/op/.config/cloche/cloche.yaml"), Origin("/srv/checkout/cloche.yaml")
 
@@ -22,13 +22,13 @@ def skill_asking(*, runtime: str = "python", **asked: Any) -> Skill:
     """Return a skill of one script."""
     return Skill(
         card=Card(name="demo", description="What it is for."),
-        manifest=Manifest(asked=Asked(**asked)),
+        manifest=SkillManifest(asked=SkillRequests(**asked)),
         folder="/skills/demo",
         scripts=(Script(name="go", path="scripts/go", runtime=runtime),),
     )
 
 
-def term(terms: Terms, key: str) -> Term:
+def term(terms: SkillTerms, key: str) -> Term:
     """Return the one row of a key."""
     (found,) = [one for one in terms.table if one.key == key]
     return found
@@ -177,7 +177,7 @@ def test_a_skill_of_the_operators_own_may_have_the_host() -> None:
     """Where tier 4 or an argument says the host, a skill that is marked as trusted runs there; none marks itself."""
     settings = Settings(tier=4, backend="none", policy=Policy(trusted=True))
     assert term(decide_terms(skill_asking(), settings), "backend").result == "none"
-    assert "trusted" not in Asked.__dataclass_fields__
+    assert "trusted" not in SkillRequests.__dataclass_fields__
 
 
 def test_what_both_require_is_joined() -> None:
@@ -270,5 +270,5 @@ def test_one_script_is_judged_by_its_own_language() -> None:
     """A sibling that may not run here does not stand in the way."""
     settings = Settings(policy=Policy(languages=("python",)))
     two = (Script(name="a", path="a.py", runtime="python"), Script(name="b", path="b.rb", runtime="ruby"))
-    skill = Skill(card=Card(name="x", description="x"), manifest=Manifest(), folder="/x", scripts=two)
+    skill = Skill(card=Card(name="x", description="x"), manifest=SkillManifest(), folder="/x", scripts=two)
     assert [len(decide_terms(skill, settings, script=script).refusals) for script in (None, *two)] == [1, 0, 1]

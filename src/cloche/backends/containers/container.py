@@ -23,7 +23,7 @@ from cloche.core.events import Stream
 from cloche.core.guest_json import as_text, decode
 from cloche.core.result import Observed
 from cloche.core.suppressed import suppress_logged
-from cloche.egress.client import Network
+from cloche.egress.client import SandboxNetwork
 
 from ..layout import STARTUP_FILE, startup_text
 from ..live_files import LiveFiles
@@ -247,7 +247,7 @@ class Container(ABC, Generic[G]):
         self.is_lost = self.is_given_up = False
         self.started_at, self.start_s = time.time(), 0.0
         self._listener: Listener | None = None
-        self.network: Network | None = None  # set if the network is served
+        self.network: SandboxNetwork | None = None  # set if the network is served
         self._ready = threading.Event()
         self._ready_message: Mapping[str, Any] = {}
         self._link: ContainerLink | None = None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloche import hostfs
 from cloche.core.errors import StartFailed
-from cloche.egress.client import Network
+from cloche.egress.client import SandboxNetwork
 from cloche.jail import messages
 
 from ..garbage_collection import owner
@@ -36,7 +36,7 @@ HAND_OUT_S = 60.0
 MEMORY_BYTES, PIDS, MOST_SOCKETS = 64 << 20, 16, 128
 
 
-def serve_container(daemon: Daemon, container: str, image: DockerImage, rules: NetworkRules) -> Network:
+def serve_container(daemon: Daemon, container: str, image: DockerImage, rules: NetworkRules) -> SandboxNetwork:
     """Return a network whose sockets are in the network namespace of a started container. Blocks.
 
     Raises StartFailed.

@@ -85,7 +85,10 @@ class E2BOpenSandbox(SharedSandbox[LookedInto, E2BContainer]):
     """Run requests in a sandbox at E2B, one at a time, beside sessions; see core.protocols.OpenSandbox."""
 
     _loses_notice_of_start = True
-    _advice = "It may have reached the end of its lifetime, or the connection was lost. Check the effects before you run the code again"
+    _advice = (
+        "It may have reached the end of its lifetime, or the connection was lost. Check the effects before you "
+        "run the code again"
+    )
 
     def __init__(self, *, machine: E2BMachine, policy: Policy, limits: Limits, enforcement: Enforcement):
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)

@@ -25,7 +25,7 @@ from typing import Any
 from cloche.core.errors import StartFailed
 from cloche.core.result import KillCause, Observed
 from cloche.core.suppressed import suppress_logged
-from cloche.egress.client import Network
+from cloche.egress.client import SandboxNetwork
 from cloche.jail import messages
 from cloche.jail.cgroups import Cgroup
 from cloche.jail.setup.launch import start_shim
@@ -82,7 +82,9 @@ class ShimClient:
             self.close()
             raise
 
-    def start(self, plan: RunscPlan, streams: Sequence[int], on_end: OnEnd, network: Network | None = None) -> int:
+    def start(
+        self, plan: RunscPlan, streams: Sequence[int], on_end: OnEnd, network: SandboxNetwork | None = None
+    ) -> int:
         """Start a container with these standard streams and return its number. Raises StartFailed.
 
         `on_end` is called in another thread.

@@ -70,7 +70,7 @@ class WarmJail:
         """
         return self.base_key if self.rules is None else (self.base_key, egress.process_id())
 
-    def open_network(self) -> egress.Network | None:
+    def open_network(self) -> egress.SandboxNetwork | None:
         """Return a network for jails of this kind; None if they have no network. Raises OSError."""
         return egress.open_network(self.rules, proxies=operator_proxies()) if self.rules is not None else None
 

@@ -21,7 +21,7 @@ from cloche.core.record import replace
 from cloche.core.request import InputFile, Request
 from cloche.core.result import KillCause, Result, decide
 from cloche.core.suppressed import suppress_logged
-from cloche.egress.client import Network, Traffic
+from cloche.egress.client import SandboxNetwork, Traffic
 from cloche.jail.messages import Building, Run, Spec
 from cloche.jail.user_namespaces import Claim, claim_outside_id
 
@@ -86,7 +86,7 @@ class LocalOpenSandbox:
         self._gives_fonts = enforcement.level is Level.JAIL and "/tmp" in policy.writable_paths
         self._claim: Claim | None = None
         self._sessions: list[LocalSession] = []
-        self._network: Network | None = None  # of runs in a helper without a slot
+        self._network: SandboxNetwork | None = None  # of runs in a helper without a slot
 
     def expect_single_run(self) -> None:
         """Announce that the next run is the last one: the helper then clears up while the result is assembled."""
@@ -484,7 +484,7 @@ class LocalOpenSandbox:
         A jail that is reused was given no socket by this run, so there is nothing to report.
         """
         of_slot = self._slot.network if self._slot is not None else None
-        network = of_slot if isinstance(of_slot, Network) else self._network
+        network = of_slot if isinstance(of_slot, SandboxNetwork) else self._network
         is_unused = self._start.kind != "own" and ended["ended"] is not None and not ended["ended"]["is_worn"]
         if network is None or is_unused:
             return Traffic()

@@ -41,16 +41,16 @@ if __name__ == "__main__":
 """
 
 
-class Output:
+class FrameOutput:
     """Write frames, and count them."""
 
     def __init__(self, fd: int, most_files: int, most_bytes: int) -> None:
         self._out = os.fdopen(fd, "wb", buffering=1 << 20, closefd=False)
         self._files, self._bytes = most_files, most_bytes
 
-    def to(self, fd: int) -> Output:
+    def to(self, fd: int) -> FrameOutput:
         """Return an output to another file, with the rest of the bounds."""
-        return Output(fd, self._files, self._bytes)
+        return FrameOutput(fd, self._files, self._bytes)
 
     def begin(self, kind: int, path: str, size: int) -> None:
         """Begin a file. Exits where there are too many, or too large ones."""
@@ -86,7 +86,7 @@ def place_of(name: str) -> tuple[int, str] | None:
     return None if kind is None else (kind, "/".join(names[2:]))
 
 
-def unpack(path: str, python: str, out: Output) -> list[tuple[str, bytes]]:
+def unpack(path: str, python: str, out: FrameOutput) -> list[tuple[str, bytes]]:
     """Write the files of a wheel; return its Python sources with their paths."""
     sources = []
     with zipfile.ZipFile(path) as wheel:
@@ -123,7 +123,7 @@ def read(wheel: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
     return data
 
 
-def copy(wheel: zipfile.ZipFile, entry: zipfile.ZipInfo, kind: int, name: str, out: Output) -> None:
+def copy(wheel: zipfile.ZipFile, entry: zipfile.ZipInfo, kind: int, name: str, out: FrameOutput) -> None:
     """Write a file piece by piece."""
     left_bytes = entry.file_size
     out.begin(kind, name, left_bytes)
@@ -148,7 +148,7 @@ def with_interpreter(data: bytes, python: str) -> bytes:
     return first_line(python) + body if newline and head.startswith(b"#!python") else data
 
 
-def write_scripts(text: str, python: str, out: Output) -> None:
+def write_scripts(text: str, python: str, out: FrameOutput) -> None:
     """Write the console scripts of a wheel's entry points."""
     parser = configparser.RawConfigParser(delimiters=("=",), strict=False)
     parser.optionxform = str  # type: ignore[assignment, method-assign]
@@ -164,7 +164,7 @@ def write_scripts(text: str, python: str, out: Output) -> None:
                 out.put(SCRIPT, name, first_line(python) + body.encode())
 
 
-def compile_all(sources: list[tuple[str, bytes]], site: str, out: Output) -> None:
+def compile_all(sources: list[tuple[str, bytes]], site: str, out: FrameOutput) -> None:
     """Write the bytecode of sources, under the names that the importing interpreter looks for.
 
     Each processor takes a share. If a compiler crashes, none of its share is written.
@@ -191,7 +191,7 @@ def compile_all(sources: list[tuple[str, bytes]], site: str, out: Output) -> Non
         file.close()
 
 
-def compile_share(sources: list[tuple[str, bytes]], site: str, fd: int, limits: Output) -> None:
+def compile_share(sources: list[tuple[str, bytes]], site: str, fd: int, limits: FrameOutput) -> None:
     """Write bytecode to a file."""
     magic = importlib.util.MAGIC_NUMBER + UNCHECKED
     out = limits.to(fd)
@@ -211,7 +211,7 @@ def main() -> None:
     """Write everything."""
     warnings.simplefilter("ignore")
     asked = json.load(sys.stdin)
-    out = Output(1, asked["most_files"], asked["most_bytes"])
+    out = FrameOutput(1, asked["most_files"], asked["most_bytes"])
     sources = []
     for path in asked["wheels"]:
         try:

@@ -19,7 +19,7 @@ from pydantic import ConfigDict, Field, StringConstraints
 from sqlalchemy.orm import Session
 
 from cloche.agent.approval import PATIENCE_S, ApprovalRequest, Decided, Decision, Risk
-from cloche.agent.queue import Entry, NotWaiting, changes_since
+from cloche.agent.queue import NotWaiting, QueueEntry, changes_since
 from cloche.agent.toolbox import record_decision
 from cloche.audit.log import Audit, acting, audit_for
 from cloche.core.errors import InvalidRequest, NotFound, RecordsFailed
@@ -131,7 +131,7 @@ def _request_text(request: ApprovalRequest, last: ApprovalRequest | None) -> str
     return records.request_text(replace(request, changes=changes))
 
 
-def _add(session: Session, new: records.NewRequest) -> Entry:
+def _add(session: Session, new: records.NewRequest) -> QueueEntry:
     if records.count_waiting(session, asked_by=new.asked_by) >= MOST_WAITING:
         raise Refused(
             429, "too-many-waiting", f"{MOST_WAITING} requests of this key are waiting already, the maximum",
@@ -210,7 +210,7 @@ async def deny(number: Number, caller: Approver, service: TheService, word: Word
     return await _decide(service, caller, number, word, is_approved=False, is_confirming=False)
 
 
-def _find(session: Session, *, number: int, caller: Caller) -> Entry:
+def _find(session: Session, *, number: int, caller: Caller) -> QueueEntry:
     """Return a request that a caller may see. Raises NotFound."""
     entry = records.find(session, number, project=caller.project)
     if not (caller.has("read") or caller.has("approve") or entry.asked_by == caller.name):
@@ -243,7 +243,7 @@ async def _decide(
 
 async def decide(
     service: Service, caller: Caller, number: int, remark: Word, *, is_approved: bool, is_confirming: bool
-) -> Entry:
+) -> QueueEntry:
     """Decide about a request, and return its new state. Raises Refused, NotFound, AuditFailed."""
     decision = Decision(is_approved=is_approved, by=caller.name, reason=remark.reason, is_remembered=remark.remember)
     settings = await service.settings()
@@ -258,7 +258,7 @@ async def decide(
 def _note(
     service: Service, caller: Caller, number: int, decision: Decision, audit: Audit | None, *, is_confirming: bool,
     takes_two_people: bool,
-) -> Entry:  # fmt: skip
+) -> QueueEntry:  # fmt: skip
     """Store a decision and its audit event in one transaction. Raises Refused, NotFound, AuditFailed."""
     try:
         with service.database.writing() as session:
@@ -274,7 +274,7 @@ def _note(
         raise Refused(409, "not-waiting", str(error)) from error
 
 
-def _check(entry: Entry, caller: Caller, decision: Decision, *, is_confirming: bool) -> None:
+def _check(entry: QueueEntry, caller: Caller, decision: Decision, *, is_confirming: bool) -> None:
     if caller.key_id is not None and caller.key_id == entry.asked_by:
         raise Refused(
             403, "own-request", "this key made the request, so it may not decide about it",
@@ -295,7 +295,7 @@ def _check(entry: Entry, caller: Caller, decision: Decision, *, is_confirming: b
         )
 
 
-def _check_other_person(entry: Entry, decision: Decision) -> None:
+def _check_other_person(entry: QueueEntry, decision: Decision) -> None:
     if entry.first_decision is not None and entry.first_decision.by == decision.by:
         raise Refused(
             403, "same-person", f"{decision.by} approved this call, so they may not confirm it",
@@ -337,7 +337,7 @@ def _caught_up(session: Session, *, project: str, after: int | None) -> tuple[in
     return newest, [change_of(entry) for entry in entries]
 
 
-async def _answer(entry: Entry, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+async def _answer(entry: QueueEntry, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return await _as_json(records.as_wire(entry, is_whole=True), status=status, headers=headers)
 
 

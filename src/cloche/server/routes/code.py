@@ -27,10 +27,10 @@ from cloche.execution.run import arun
 from cloche.records import runs as run_records
 from cloche.records.lists import list_page
 from cloche.records.results import as_json
-from cloche.records.tables import Run
+from cloche.records.tables import StoredRun
 
 from ..auth import Reader, Runner, TheService
-from ..bodies import MOST_JSON, JsonBounds, JsonRoute, parse, validated
+from ..bodies import MOST_JSON, BodyBounds, JsonRoute, parse, validated
 from ..events import as_sent, server_sent, wait_or_cancel
 from ..exec_options import (
     MOST_PATH,
@@ -213,7 +213,7 @@ async def _read_request(request: Request, digest: Digest | None) -> tuple[ExecRe
 async def _read_form(request: Request, digest: Digest | None) -> tuple[ExecRequest, dict[str, bytes], int]:
     async with request.form(max_files=1_000, max_fields=10, max_part_size=MOST_JSON) as form:
         text = str(form.get("request", "")).encode()
-        JsonBounds().feed(text)
+        BodyBounds().feed(text)
         exec_request, files, size = validated(ExecRequest, parse(text)), {}, len(text)
         if digest is not None:
             digest.update(exec_request.model_dump_json().encode())
@@ -270,8 +270,8 @@ async def runs(
 
     def read(session: DatabaseSession) -> str:
         page = list_page(
-            session, Run, project=caller.project, show=lambda row: run_records.facts(row).as_dict(), limit=limit,
-            cursor=cursor, session_id=session_id, status=status, large=Run.document,
+            session, StoredRun, project=caller.project, show=lambda row: run_records.facts(row).as_dict(), limit=limit,
+            cursor=cursor, session_id=session_id, status=status, large=StoredRun.document,
         )  # fmt: skip
         return as_json(page)
 

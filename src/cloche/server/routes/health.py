@@ -11,7 +11,7 @@ from sqlalchemy import delete, false, func, select
 from sqlalchemy.orm import Session
 
 from cloche.core.errors import RecordsFailed
-from cloche.records.tables import LiveSandbox
+from cloche.records.tables import StoredSandbox
 
 from ..auth import Reader, TheService
 from ..problems import RESPONSES, Refused
@@ -59,7 +59,7 @@ def _look(service: Service) -> asyncio.Future[int | None]:
 def _room(session: Session) -> int | None:
     """Return the free bytes for a database in a file, once a write was possible."""
     # A DELETE of no rows takes the lock of a writer, and changes nothing.
-    session.execute(delete(LiveSandbox).where(false()))
+    session.execute(delete(StoredSandbox).where(false()))
     bind = session.get_bind()
     if bind.dialect.name != "sqlite" or bind.engine.url.database is None:
         return None
@@ -71,7 +71,7 @@ def _room(session: Session) -> int | None:
 async def metrics(_: Reader, service: TheService) -> Response:
     """Return metrics in Prometheus' text format."""
     try:
-        sandboxes = await service.read(lambda session: session.scalar(select(func.count()).select_from(LiveSandbox)))
+        sandboxes = await service.read(lambda session: session.scalar(select(func.count()).select_from(StoredSandbox)))
     except RecordsFailed:  # it is counted, and must not hide the other metrics
         sandboxes = None
     content, kind = service.metrics.render(service.runs, sandboxes=sandboxes)

@@ -16,7 +16,7 @@ from cloche.core.protocols import SupportsLanguageNames
 from cloche.execution.prepare import prepare_in_thread
 from cloche.records import runs as run_records
 from cloche.records.lists import list_page
-from cloche.records.tables import Run
+from cloche.records.tables import StoredRun
 
 from .. import below
 from ..auth import COOKIE, Browser, TheService
@@ -142,8 +142,9 @@ async def activity(
     """Show the running, waiting and past runs."""
     page = await service.read(
         lambda records: list_page(
-            records, Run, project=caller.project, show=lambda row: show_row(run_records.facts(row)), limit=PER_PAGE,
-            cursor=cursor or None, session_id=session or None, status=status or None, large=Run.document,
+            records, StoredRun, project=caller.project, show=lambda row: show_row(run_records.facts(row)),
+            limit=PER_PAGE, cursor=cursor or None, session_id=session or None, status=status or None,
+            large=StoredRun.document,
         )
     )  # fmt: skip
     items: list[dict[str, Any]] = page["items"]
@@ -165,7 +166,7 @@ async def _now(service: Service, project: str) -> dict[str, Any]:
 
     def read(status: str) -> Any:  # noqa: ANN401 - work for `read`
         return lambda records: list_page(
-            records, Run, project=project, show=lambda row: show_row(run_records.facts(row)), status=status
+            records, StoredRun, project=project, show=lambda row: show_row(run_records.facts(row)), status=status
         )["items"]
 
     rows = [row for status in run_records.UNFINISHED for row in await service.read(read(status))]

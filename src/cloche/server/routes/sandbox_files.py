@@ -25,7 +25,7 @@ from cloche.execution.paths import AsyncWatch, file_time
 from cloche.records.ids import new_id
 
 from ..bodies import JsonRoute
-from ..events import LiveRun
+from ..events import ActiveRun
 from ..exec_options import Amount, WireModel, decoded
 from ..problems import RESPONSES, Refused
 from ..sandbox_use import EVENTS, Reading, Running, Use
@@ -268,13 +268,13 @@ async def changes(use: Reading, path: Path, recursive: bool = False, timeout: Ti
     `timeout` applies until the watch is set up.
     """
     watch = await use.sandbox.watch(path, recursive=recursive, timeout=timeout)
-    live = LiveRun(id=new_id("call"), project=use.caller.project, size=0)
+    live = ActiveRun(id=new_id("call"), project=use.caller.project, size=0)
     live.task = asyncio.ensure_future(_tell(watch, live))
     use.service.sandboxes.note_stream(live.task)
     return event_stream(live)
 
 
-async def _tell(watch: AsyncWatch, live: LiveRun) -> str:
+async def _tell(watch: AsyncWatch, live: ActiveRun) -> str:
     live.events.add("watching", {})
     try:
         async with watch:

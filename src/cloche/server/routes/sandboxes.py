@@ -19,7 +19,7 @@ from cloche.keeper.registry import check_name
 from cloche.records import sandboxes as records
 from cloche.records.lists import list_page
 from cloche.records.results import camel
-from cloche.records.tables import LiveSandbox
+from cloche.records.tables import StoredSandbox
 
 from ..auth import Reader, Runner, TheService
 from ..bodies import JsonRoute
@@ -176,7 +176,7 @@ async def sandboxes(
     await service.sandboxes.compare()
     return await service.read(
         lambda session: list_page(
-            session, LiveSandbox, project=caller.project, show=lambda row: records.facts(row).as_dict(), limit=limit,
+            session, StoredSandbox, project=caller.project, show=lambda row: records.facts(row).as_dict(), limit=limit,
             cursor=cursor, where=where,
         )
     )  # fmt: skip

@@ -14,7 +14,7 @@ from cloche.init import wire
 from cloche.records.results import as_json
 
 from ...core.record import dataclass
-from ..bodies import JsonBounds, parse_apart
+from ..bodies import BodyBounds, parse_apart
 from ..exec_options import WireModel
 from ..guard import MOST_UPLOAD
 from ..identities import Caller
@@ -117,7 +117,7 @@ class Call(Streams):
 
     async def read_fields(self, service: Service) -> dict[str, Any]:
         """Return fields that are sent in pieces, accounted until the call ends. Raises Refused."""
-        pieces, bounds = list[bytes](), JsonBounds()
+        pieces, bounds = list[bytes](), BodyBounds()
         async for piece in self.pieces(JSON):
             if bounds.seen + len(piece) > MOST_FIELDS:
                 raise Refused(413, "body-too-large", f"the fields of this call have more than {MOST_FIELDS} bytes")

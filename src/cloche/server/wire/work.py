@@ -26,7 +26,7 @@ from cloche.keeper.attach import find_kept
 from cloche.records.results import camel
 
 from ..attachments import SharedProcess, encode_result
-from ..events import HEARTBEAT_S, LiveRun
+from ..events import HEARTBEAT_S, ActiveRun
 from ..exec_options import Amount, ExecRequest, RunFields, WireModel, Word
 from ..problems import Refused
 from ..routes import sandbox_files as files
@@ -344,14 +344,14 @@ async def _tell(call: Call, request: CallRequest, work: Callable[[Sink], Awaitab
         return await live.wait()
 
 
-async def _tell_events(call: Call, live: LiveRun) -> None:
+async def _tell_events(call: Call, live: ActiveRun) -> None:
     async for event in live.events.read(0, heartbeat_s=HEARTBEAT_S):
         if event is not None and event.name not in ("result", "error"):  # these end the call
             await call.event(event.name, event.data)
 
 
 @asynccontextmanager
-async def _ended_with(live: LiveRun) -> AsyncIterator[None]:
+async def _ended_with(live: ActiveRun) -> AsyncIterator[None]:
     """Kill the run if it is unfinished after the body."""
     try:
         yield
