@@ -212,7 +212,9 @@ def _first_folder(_state: str, _home: str, runtime: str, _temporary: str) -> str
         raise failed
     where = f"{default} cannot be written" if default else why
     if not _was_used(os.path.join(fallback, NAME)):
-        log.warning("the audit log is in %s, because %s; name a permanent folder with CLOCHE_AUDIT=/FOLDER", fallback, where)
+        log.warning(
+            "the audit log is in %s, because %s; name a permanent folder with CLOCHE_AUDIT=/FOLDER", fallback, where
+        )
     return fallback
 
 
