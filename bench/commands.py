@@ -14,7 +14,7 @@ from functools import partial
 from itertools import chain
 
 import cloche
-from cloche.bench.harness import BenchmarkFailed, Case, SkippedCase, Measurement, timed
+from cloche.bench.harness import BenchmarkFailed, Case, Measurement, SkippedCase, timed
 from cloche.bench.scenarios import CODE, COLD, PLAIN, Cases, Scenario, library_call, output_of, plain
 from cloche.config.options import SandboxOptions
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import cloche
-from cloche.bench.harness import BenchmarkFailed, Case, SkippedCase, Measurement
+from cloche.bench.harness import BenchmarkFailed, Case, Measurement, SkippedCase
 from cloche.bench.scenarios import CODE, PLAIN, Cases, Scenario, bubblewrap, measure_warm, plain, wait_until_warm
 
 from .sessions import crowd_report, descendants

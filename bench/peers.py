@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from cloche.bench import burst
-from cloche.bench.harness import BenchmarkFailed, Case, SkippedCase, Measurement, drain_pool, reason_of, timed
+from cloche.bench.harness import BenchmarkFailed, Case, Measurement, SkippedCase, drain_pool, reason_of, timed
 from cloche.bench.scenarios import (
     CODE,
     PLAIN,
