@@ -4,16 +4,18 @@ Theory of operation: `_Splitter` walks through the condition of an assert. What 
 program and what is taken from its result is sent inside as source; each such expression becomes a placeholder.
 Literals, operators and a few functions stay outside, where `_Evaluator` computes them from the values that came back.
 So an expected value is never sent inside. Where that cannot be promised (a method or a function of another
-module that gets a result and a literal), the assert is an error.
+module that gets a result and a literal, or a value that no code of the program's makes), the assert is an error.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
 import copy
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .comparison import are_equal
@@ -27,6 +29,11 @@ MAX_DIGITS = 400  # of a number that is read from text, or rounded
 _TYPES: Mapping[str, Any] = {
     kind.__name__: kind for kind in (int, float, str, bytes, bool, list, tuple, set, frozenset, dict)
 }
+_PROGRAM = "program"  # the module that a program is inside
+# Classes that tests use without an import of their own, beside Python's own names.
+_CLASSES = frozenset(
+    ("Counter", "OrderedDict", "defaultdict", "deque", "Decimal", "Fraction", "date", "datetime", "timedelta")
+)
 _CONSTANTS: Mapping[str, float] = {"math.pi": math.pi, "math.e": math.e, "math.inf": math.inf, "math.nan": math.nan}
 
 
@@ -137,7 +144,10 @@ class _Reader:
 
     def _read_import(self, statement: ast.Import | ast.ImportFrom) -> None:
         self._imports.append(ast.unparse(statement))
-        self._imported |= {(name.asname or name.name).split(".")[0] for name in statement.names}
+        module = statement.module if isinstance(statement, ast.ImportFrom) else None
+        for name in statement.names:
+            if (module or name.name) != _PROGRAM:
+                self._imported.add((name.asname or name.name).split(".")[0])
 
     def _substituted(self, node: ast.expr) -> ast.expr:
         names = self._names
@@ -159,6 +169,7 @@ class _Reader:
         condition = splitter.split_truth(test)
         if not splitter.calls:
             raise _not_taken_apart(statement, "it calls nothing of the program")
+        splitter.refuse_value_made_inside()
         _check_literals(condition, statement)
         self._assertions.append(
             Assertion(
@@ -225,6 +236,7 @@ class _Splitter:
 
     def __init__(self, statement: ast.stmt, imported: set[str]) -> None:
         self.calls: list[str] = []
+        self._sent: list[ast.expr] = []
         self._statement, self._imported = statement, imported
 
     def split_truth(self, test: ast.expr) -> ast.expr:
@@ -232,8 +244,41 @@ class _Splitter:
         self._refuse_comparing_call(test)
         condition = self.split(test)
         if not self.calls:
-            condition = _OutermostCall(self).visit(test)
+            condition = _OutermostCall(self, self._named_as_known(test)).visit(test)
         return condition
+
+    def _named_as_known(self, test: ast.expr) -> ast.Call | None:
+        """Return the one call of a known function that may be the program's, None where only types are called."""
+        calls = [part for part in ast.walk(test) if isinstance(part, ast.Call) and _dotted(part.func) not in _MAKERS]
+        if len(calls) > 1:
+            names = " and ".join(_dotted(call.func) for call in calls[:2])
+            raise _not_taken_apart(self._statement, f"which of {names} is the program's cannot be told")
+        return calls[0] if calls else None
+
+    def refuse_value_made_inside(self) -> None:
+        """Refuse `assert f(2) == math.sqrt(2)`: what a result is compared with would be made inside."""
+        if len(self._sent) < 2:
+            return
+        for node in self._sent:
+            if "*" in self._imported or not self._has_own_name(node):
+                raise _not_taken_apart(
+                    self._statement, f"{ast.unparse(node)[:40]!r} would be computed inside; write its value"
+                )
+
+    def _has_own_name(self, node: ast.expr) -> bool:
+        """Tell whether an expression has a name that is the program's: neither imported, nor Python's, nor bound there.
+
+        With a star import no name is known.
+        """
+        parts = list(ast.walk(node))
+        bound = {part.arg for part in parts if isinstance(part, ast.arg)}
+        bound |= {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+        modules = {
+            part.value.id for part in parts if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name)
+        } & sys.stdlib_module_names
+        others = self._imported | bound | modules | _CLASSES
+        names = {part.id for part in parts if isinstance(part, ast.Name)}
+        return any(name not in others and not hasattr(builtins, name) for name in names)
 
     def split(self, node: ast.expr) -> ast.expr:
         if self._is_inside(node):
@@ -263,6 +308,7 @@ class _Splitter:
 
     def _send(self, node: ast.expr) -> ast.expr:
         self._check_sent(node)
+        self._sent.append(node)
         self.calls.append(ast.unparse(node))
         return ast.copy_location(ast.Name(id=f"#{len(self.calls) - 1}", ctx=ast.Load()), node)
 
@@ -316,40 +362,68 @@ class _Splitter:
             if gets_result and not _dotted(receiver) and not _is_new_object(receiver) and name != "join":
                 return True
         is_foreign = _dotted(call.func).split(".")[0] in self._imported
-        return is_foreign and len(arguments) > 1 and gets_result
+        return is_foreign and self._gets_result_and_more(call)
+
+    def _gets_result_and_more(self, call: ast.Call) -> bool:
+        """Tell whether a call gets a result and something beside it, also as items of a list or the like."""
+        arguments = list(_items_of([*call.args, *(word.value for word in call.keywords)]))
+        return len(arguments) > 1 and any(map(self._has_call, arguments))
 
     def _refuse_comparing_call(self, test: ast.expr) -> None:
         """Refuse `assert same(f(1), 2)`: the one that compares would be inside."""
-        while isinstance(test, ast.UnaryOp) or _is_compared_with_truth(test):
-            test = test.operand if isinstance(test, ast.UnaryOp) else test.left  # type: ignore[attr-defined]
-        if not isinstance(test, ast.Call) or not self._is_inside(test):
-            return
-        arguments = [*test.args, *(word.value for word in test.keywords)]
-        if len(arguments) > 1 and any(map(self._has_call, arguments)):
-            raise _not_taken_apart(self._statement, "the function that compares would be the program's own")
+        for call in _calls_for_truth(test):
+            if self._is_inside(call) and self._gets_result_and_more(call):
+                raise _not_taken_apart(self._statement, "the function that compares would be the program's own")
+
+
+def _items_of(nodes: Iterable[ast.expr]) -> Iterator[ast.expr]:
+    """Yield expressions, and in place of displays their items."""
+    for node in nodes:
+        if isinstance(node, ast.List | ast.Tuple | ast.Set):
+            yield from _items_of(node.elts)
+        elif isinstance(node, ast.Dict):
+            yield from _items_of(node.values)
+        else:
+            yield node
+
+
+def _calls_for_truth(test: ast.expr) -> Iterator[ast.Call]:
+    """Yield the calls of whose result an assert asks the truth alone."""
+    if isinstance(test, ast.UnaryOp):
+        yield from _calls_for_truth(test.operand)
+    elif isinstance(test, ast.BoolOp):
+        for part in test.values:
+            yield from _calls_for_truth(part)
+    elif isinstance(test, ast.Compare) and len(test.comparators) == 1:
+        sides = (test.left, test.comparators[0])
+        if any(isinstance(side, ast.Constant) and isinstance(side.value, bool) for side in sides):
+            for side in sides:
+                yield from _calls_for_truth(side)
+    elif isinstance(test, ast.Call) and _dotted(test.func) in _TRUTHS:
+        for part in _items_of(test.args):
+            yield from _calls_for_truth(part)
+    elif isinstance(test, ast.Call):
+        yield test
 
 
 class _OutermostCall(ast.NodeTransformer):
-    """Send the outermost calls inside."""
+    """Send the program's call inside; where it is not known, the outermost ones."""
 
-    def __init__(self, splitter: _Splitter) -> None:
-        self._splitter = splitter
+    def __init__(self, splitter: _Splitter, own: ast.Call | None) -> None:
+        self._splitter, self._own = splitter, own
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
-        """Look at the left side alone: what it is compared with stays outside."""
+        """Look at the left side alone, unless the call is known: what it is compared with stays outside."""
+        if self._own is not None:
+            return self.generic_visit(node)  # type: ignore[return-value]
         left = self.visit(node.left)
         return ast.copy_location(ast.Compare(left=left, ops=node.ops, comparators=node.comparators), node)
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         """Send this call."""
+        if self._own not in (None, node):
+            return self.generic_visit(node)  # type: ignore[return-value]
         return self._splitter.send_outermost(node)
-
-
-def _is_compared_with_truth(test: ast.expr) -> bool:
-    if not isinstance(test, ast.Compare) or len(test.comparators) != 1:
-        return False
-    right = test.comparators[0]
-    return isinstance(right, ast.Constant) and isinstance(right.value, bool)
 
 
 def _is_new_object(node: ast.expr) -> bool:
@@ -498,6 +572,8 @@ _CONVERSIONS = frozenset(
     ("abs", "round", "len", "sum", "min", "max", "sorted", "all", "any", "bool", "int", "float", "list", "tuple", "set",
      "frozenset", "dict", "str", "repr", "next", "iter")
 )  # fmt: skip
+_MAKERS = frozenset((*_TYPES, "range", "isinstance", "type", "pytest.approx", "approx"))  # of expected values
+_TRUTHS = frozenset(("all", "any", "bool"))
 
 
 class _Evaluator:

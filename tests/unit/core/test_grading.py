@@ -98,6 +98,11 @@ TAKEN_APART = [
     ("assert ','.join(f(1)) == 'a'", ["','.join(f(1))"], ["a"], ["b"]),
     ("assert sum([1, 2]) == 3", ["sum([1, 2])"], [3], [4]),
     ("assert answer == 3", ["answer"], [3], [4]),
+    ("assert pytest.approx(3) == sum([1, 2])", ["sum([1, 2])"], [3.0], [4]),
+    ("assert set(sorted([1, 2])) == {1, 2}", ["sorted([1, 2])"], [[2, 1]], [[2]]),
+    ("from program import f\nassert f(1) == f(2)", ["f(1)", "f(2)"], [1, 1], [1, 2]),
+    ("assert gcd(gcd(12, 8), 3) == 1", ["gcd(gcd(12, 8), 3)"], [1], [2]),
+    ("import math\nassert f(math.sqrt(2)) == 2", ["f(math.sqrt(2))"], [2], [1]),
     ("def check(candidate):\n    assert True\n    assert candidate(1) == 2\n\ncheck(f)", ["f(1)"], [2], [3]),
 ]  # fmt: skip
 
@@ -130,6 +135,14 @@ def test_and_makes_several_cases() -> None:
 "assert f(3) == str(5) + 'a'", "assert f(1) == 2 ** 10**9", "assert f(1) == [0] * 10**9",
         "assert f(1) == 1 << 10**9", "assert f(1) @ f(2) == 3", "assert f(1) == 1 + 'a'",
         "assert max(*f(3)) == 5", "assert {**f(3)} == {}",
+        "import math\nassert f(2) == math.sqrt(2)", "assert f(2) == math.sqrt(2)", "assert f(255) == hex(255)",
+        "from string import digits\nassert f(2) == digits", "assert f(1) == 'a-b'.upper()",
+        "assert f(1) == '{}-{}'.format(1, 2)", "assert f(1) == list(map(lambda x: x + 1, [1, 2]))",
+        "from collections import Counter\nassert Counter(f(1)) == Counter([1, 2])", "assert f(1) == Counter([1, 2])",
+        "from math import *\nassert f(2) == sqrt(2)", "x = math.sqrt(2)\nassert f(2) == x",
+        "assert abs(sum([1, 2]) - 3) < 1e-6", "assert math.isclose(sum([1, 2]), 3)", "assert len([1]) == sum([1])",
+        "assert all([same(f(1), 3)])", "assert bool(same(f(1), 3))", "assert True == same(f(1), 3)",
+        "assert same([f(1), 3])", "assert all(map(same, f(1), [3]))", "import math\nassert math.fsum([f(1), -3]) == 0",
     ],
 )  # fmt: skip
 def test_what_cannot_be_taken_apart_is_an_error(text: str) -> None:
