@@ -248,3 +248,26 @@ def test_one_id_needs_scopes() -> None:
     assert "Linux 6.12" in why_no_life(old)
     assert why_no_life(replace(old, landlock_abi=6)) == ""
     assert why_no_life(replace(old, owns_ids=True)) == ""
+
+
+HANDLER = r"""
+import os, shutil, subprocess, sys
+PROGRAM = '''
+import ctypes, signal, struct
+signal.signal(signal.SIGCHLD, lambda *_: None)
+action = ctypes.create_string_buffer(152)
+ctypes.CDLL(None).sigaction(signal.SIGCHLD, None, action)
+print(struct.unpack_from("i", action, 136)[0] & 0x10000000)
+'''
+for name in ("dash", "other"):
+    shutil.copy(os.path.realpath("/proc/self/exe"), name)
+    subprocess.run([f"./{name}", "-S", "-c", PROGRAM], env={"PYTHONHOME": sys.base_prefix}, check=True)
+"""
+
+
+def test_no_end_of_a_child_interrupts_the_fork_of_a_shell(opened: cloche.Sandbox) -> None:
+    """Where forks wait for a count of the tree, a shell's handler of SIGCHLD restarts calls, and no other."""
+    for result in (opened.run(HANDLER), cloche.run(HANDLER, level="confined", timeout=LONG_S)):
+        pids = result.enforcement["pids"]
+        restarts = 0x10000000 if "seccomp asks" in pids.mechanism else 0
+        assert result.stdout.split() == [str(restarts), "0"], (result.stdout, result.stderr, pids)

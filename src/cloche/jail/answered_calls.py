@@ -84,6 +84,18 @@ class HeldCall:
             raise OSError(ENAMETOOLONG if len(data) == max_bytes else EFAULT, "no end of it in the guest's memory")
         return data
 
+    def write(self, address: int, data: bytes) -> None:
+        """Write into the guest's memory, as the guest itself could. Raises OSError."""
+        memory = posix.open("mem", posix.O_WRONLY | posix.O_CLOEXEC, dir_fd=self._folder)
+        try:
+            posix.pwrite(memory, data, address)
+        finally:
+            posix.close(memory)
+
+    def program(self) -> bytes:
+        """Return the path of the guest's program, which the guest chooses."""
+        return self._link(b"exe")
+
     def open_descriptor(self, number: int) -> int:
         """Return a descriptor (O_PATH) of the guest's open file of this number. Raises OSError: EBADF."""
         try:

@@ -65,7 +65,7 @@ INIT = 1
 # Calls that evade the limits without control groups: segments that no process has attached are in no process's memory,
 # and a process may leave its processors.
 UNCOUNTED = ("shmget", "sched_setaffinity")
-FORKS = ("clone", "fork", "vfork")
+FORKS, SIGCHLD = ("clone", "fork", "vfork"), 17
 # Calls that change metadata by a path, or by a descriptor that may be open for reading only: Landlock handles none.
 METADATA = (
     "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "lchown", "fchown", "fchownat", "utime", "utimes", "futimesat",
@@ -148,7 +148,8 @@ def build_filter(
       connected, and no object that other processes share.
     - `one_uid`: the guest has its user's own uid; calls that change metadata notify.
     - `counted`: control groups count the guest's processes and memory. Without them the calls of `UNCOUNTED` are
-      refused, sizes of socket buffers are not changed, and with `one_uid` each new process notifies.
+      refused, sizes of socket buffers are not changed, and with `one_uid` each new process notifies, and each new
+      handler of SIGCHLD.
     - `network`: sockets of TCP and UDP and their connections notify (`network_calls`).
     - `landlock` is its version, where it alone protects files: accesses that an old version does not handle are
       refused.
@@ -167,6 +168,7 @@ def build_filter(
         special |= {name: [_ASKED] for name in METADATA} | {"ioctl": _ioctl_block((), one_uid=True)}
     if one_uid and not counted:
         special |= {name: [*special.get(name, [_ALLOWED])[:-1], (BPF_RET, 0, 0, ASK_IF_HEARD)] for name in FORKS}
+        special["rt_sigaction"] = [_argument(0), *_if_any((SIGCHLD,), (BPF_RET, 0, 0, ASK_IF_HEARD)), _ALLOWED]
     if network:
         special |= _connected_blocks()
     if not counted:
@@ -490,7 +492,7 @@ def answered_calls(
     """Return the calls of such a filter that have an answerer: numbers and names, by module."""
     names_by_module = {
         "metadata_calls": METADATA if one_uid else (),
-        "task_count": FORKS if one_uid and not counted else (),
+        "task_count": (*FORKS, "rt_sigaction") if one_uid and not counted else (),
         "network_calls": NETWORK_CALLS if network else (),
     }
     table = ALLOWED[machine]
