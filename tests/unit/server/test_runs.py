@@ -52,7 +52,7 @@ def _try(
 
 def _rows(database: Database) -> list[records.RunFacts]:
     with database.reading() as session:
-        return [records.facts(row) for row in session.query(records.Run).order_by("id")]
+        return [records.facts(row) for row in session.query(records.StoredRun).order_by("id")]
 
 
 async def _until(holds: Callable[[], bool]) -> None:
