@@ -276,6 +276,11 @@ def test_bodies_of_attackers(service: Service, client: httpx.Client) -> None:
             answer = client.post(path, content=body)
             wanted = {200: 422}.get(status, status) if path == "/run_jupyter" else status  # it has no cells
             assert answer.status_code == wanted, (path, body[:60], answer.text[:200])
+    many = b'{"code": "1", "language": "python", "x": [' + b"{}," * 400_000 + b"{}]}"
+    for kind in ("multipart/form-data; boundary=b", "application/x-www-form-urlencoded", "text/plain"):
+        for body in (many, json.dumps(good).encode()):  # as a form, its values are not counted
+            answer = client.post("/run_code", content=body, headers={"Content-Type": kind})
+            assert answer.status_code == (413 if (kind, body) == ("text/plain", many) else 415), kind
     assert "an unexpected error" not in service.log.read_text()
     assert client.get("/v1/ping").json() == "pong"
 

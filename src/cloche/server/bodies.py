@@ -58,8 +58,11 @@ class JsonRequest(Request):
     """A request that parses its JSON once and then frees its body."""
 
     async def json(self) -> Any:  # noqa: ANN401 - whatever JSON is
-        """Return the parsed body. Raises Refused (422)."""
+        """Return the parsed body. Raises Refused: 415 for what was not counted as JSON while it came, 422."""
         if not hasattr(self, "_json"):
+            kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if kind not in ("", "application/json") and not kind.endswith("+json"):
+                raise Refused(415, "unsupported-media-type", "send application/json")
             self._json = await parse_apart(await self.body())
             self._body = b""
         return self._json
