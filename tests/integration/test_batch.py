@@ -156,6 +156,14 @@ def test_a_wrong_keyword_is_refused_at_once(wrong: dict[str, object]) -> None:
     """Before a program is pulled."""
     with pytest.raises(cloche.InvalidRequest):
         cloche.map(endless(), **wrong)  # type: ignore[call-overload]
+    for late in (
+        {"language": "cobol"},
+        {"files": {"a": Path("/nowhere")}},
+        {"env": {"": "a"}},
+        {"toolchains": ["/no"]},
+    ):
+        with pytest.raises(cloche.InvalidRequest):
+            next(cloche.map(endless(), return_errors=True, **late))  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="concurency"):
         cloche.map(endless(), concurency=3)  # type: ignore[call-overload]
 

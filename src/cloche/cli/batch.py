@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from cloche.config.options import SandboxOptions
     from cloche.execution.batch_file import FileBatch
+    from cloche.execution.batch_rows import BatchSummary
 
 EXIT_INCOMPLETE = 1
 DRAWN_EVERY_S, TOLD_EVERY_S = 0.25, 10.0
@@ -68,15 +69,18 @@ def _run(
     """
     import asyncio
 
-    from cloche.execution.batch import BatchSettings
+    from cloche.execution.batch import BatchSettings, check_keywords
     from cloche.execution.batch_file import FileBatch, FileBatchSettings, open_source
 
     from .run import read_files, read_pairs
 
+    if out == "-":
+        raise InvalidRequest("--out: give a file; results must be in one, to be resumed")
     if retry_lost and not resume:
         raise InvalidRequest("--retry-lost is for --resume; give --resume, too")
     keywords = {"language": language, "env": read_pairs(env), "files": read_files(file)}
-    BatchSettings(concurrency=concurrency, retries=retries)  # wrong numbers are an error before a file is made
+    BatchSettings(concurrency=concurrency, retries=retries)  # wrong options are an error before a file is made
+    keywords["files"] = asyncio.run(check_keywords(keywords, options))  # the same files for all programs
     settings = FileBatchSettings(
         source=source, out=out, is_resumed=resume, retries_lost=retry_lost, is_idempotent=idempotent, is_full=full,
         concurrency=concurrency, retries=retries, keywords=keywords, options=options,
@@ -100,7 +104,7 @@ async def _run_shown(running: FileBatch, display: Display) -> int:
         received.append(number)
         running.stop()
         if len(received) == 1:
-            display.tell(f"ending: {len(running.running)} programs run; a second Ctrl-C ends them at once")
+            display.tell(f"{_count(len(running.running), 'program')} may still end; a second Ctrl-C kills them at once")
 
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
@@ -133,10 +137,22 @@ def _conclude(running: FileBatch, number: int, *, as_json: bool) -> int:
             say(str(running.failure))
         say(f"{running.summary.rows} of {running.rows} programs have a row; go on with: {_command_to_resume()}")
         return 128 + number if number else EXIT_FAILED
-    lost = running.summary.errors["lost"]
-    if lost:
-        say(f"lost, since they may have run: {lost} programs; --resume --retry-lost runs them again")
+    _say_errors(running.summary)
     return 0 if running.summary.is_complete else EXIT_INCOMPLETE
+
+
+def _say_errors(summary: BatchSummary) -> None:
+    """Say which row is invalid, and what to do about the lost ones."""
+    if summary.first_invalid is not None:
+        line, message = summary.first_invalid
+        say(f"{_count(summary.errors['invalid'], 'row')} invalid; the first is line {line}: {message}")
+    if summary.errors["lost"]:
+        lost = _count(summary.errors["lost"], "program")
+        say(f"{lost} may have run, and the results are lost; --resume --retry-lost runs them again")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _command_to_resume() -> str:

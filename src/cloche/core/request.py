@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from .errors import InvalidRequest
 from .languages import PROGRAM_FILES
@@ -173,6 +173,14 @@ def _check_unique(files: tuple[InputFile, ...]) -> None:
         if file.path in paths:
             raise InvalidRequest(f"file {file.path!r} is given twice")
         paths.add(file.path)
+    for file in files:
+        if "/" in file.path and (above := next((p for p in _parents(file.path) if p in paths), None)) is not None:
+            raise InvalidRequest(f"file {above!r} cannot also be the folder of file {file.path!r}")
+
+
+def _parents(path: str) -> Iterator[str]:
+    while path := posixpath.dirname(path):
+        yield path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,14 +22,16 @@ from cloche.config.options import SandboxOptions
 from cloche.config.settings import list_options_in_signature
 from cloche.core.batch import BatchOrder, Outcome, delay_s, may_try_again, read_program
 from cloche.core.errors import ClocheError, InternalError, InvalidRequest
+from cloche.core.languages import language_named
 from cloche.core.loops import check_event_loop, finish
 from cloche.core.record import dataclass, field
+from cloche.core.request import InputFile, Request
 from cloche.core.result import Result
 
 from .concurrency import Slots, batch_slots, default_count
-from .inputs import Files
+from .inputs import Files, read_argv, read_env, read_stdin
 from .prepare import prepare_in_thread
-from .run import arun
+from .run import arun, gather
 
 T = TypeVar("T", bound=Outcome)
 
@@ -100,7 +102,7 @@ class BatchRuns:
     async def begin(self, feed: AsyncIterator[Any] | None = None) -> None:
         """Check the sandbox's keywords; with `feed`, start the task that pulls from it."""
         self._loop = asyncio.get_running_loop()
-        await prepare_in_thread(**self._settings.options)
+        await check_keywords(self._settings.keywords, self._settings.options)
         if feed is not None:
             self._add(self._pull(feed))
 
@@ -356,6 +358,25 @@ def amap(
         return_errors=return_errors, on_result=on_result, keywords=keywords, options=options,
     )  # fmt: skip
     return AsyncBatch(programs, settings)
+
+
+async def check_keywords(keywords: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, InputFile]:
+    """Return the call's files by path. Raises InvalidRequest for a keyword that is wrong whatever the programs are."""
+    prepared = await prepare_in_thread(**options)
+    if prepared.settings.toolchains:
+        from .toolchains import with_toolchains  # needed by some runs only
+
+        await with_toolchains(prepared)
+    inputs = await gather(keywords.get("files"), prepared.limits)
+    request = Request(
+        code="",
+        language=language_named(keywords.get("language", "python")).name,
+        argv=read_argv(keywords.get("argv", ())),
+        stdin=read_stdin(keywords.get("stdin")),
+        env=read_env(keywords.get("env")),
+        files=inputs.files,
+    )
+    return {file.path: file for file in request.files}
 
 
 def read_input(programs: object) -> tuple[Iterator[Any], AsyncIterator[Any] | None]:

@@ -94,6 +94,16 @@ def open_source(name: str, folder: str) -> Iterator[tuple[BinaryIO, BatchInput]]
 
 
 def _copied(stream: BinaryIO, folder: str) -> IO[bytes]:
+    try:
+        return _copy(stream, folder)
+    except OSError as error:
+        raise InvalidRequest(
+            f"cannot copy the programs to an unnamed file in {folder!r}: {error.strerror}; give them as a file, which "
+            "needs no copy"
+        ) from error
+
+
+def _copy(stream: BinaryIO, folder: str) -> IO[bytes]:
     copy = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - the caller closes it
     try:
         while chunk := stream.read(_CHUNK):

@@ -10,6 +10,7 @@ import binascii
 import heapq
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
@@ -28,6 +29,8 @@ _RESULT_FIELDS = ("status", "exit_code", "stdout", "stderr", "duration", "trunca
 _BUCKETS_PER_E = 50  # of durations: each is 2 % wider than the one before
 _SHORTEST_S = 1e-6
 MOST_SLOWEST = 5
+# Where some readers break lines, and what terminals take for commands; JSON leaves them as they are.
+_ESCAPED = re.compile(r"[\x7f-\x9f\u2028\u2029]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +65,11 @@ def read_row(data: bytes | None, *, index: int, line: int) -> InputRow:
     if data is None:
         return InputRow(index=index, line=line, why=f"the line has more than {MAX_ROW_BYTES >> 20} MiB")
     try:
-        value = json.loads(data)
+        value = json.loads(str(data.rstrip(b"\r\n"), "utf-8"))
+    except UnicodeDecodeError as error:
+        return InputRow(index=index, line=line, why=f"not UTF-8: {error.reason} at byte {error.start}")
+    except json.JSONDecodeError as error:
+        return InputRow(index=index, line=line, why=f"not JSON: {error.msg} at character {error.pos}")
     except (ValueError, RecursionError) as error:
         return InputRow(index=index, line=line, why=f"not JSON: {error}"[:MOST_MESSAGE_CHARS])
     if not isinstance(value, dict):
@@ -155,9 +162,14 @@ def _head(row: InputRow) -> dict[str, Any]:
 def encode_row(row: Mapping[str, Any]) -> bytes:
     """Return a row as a line of JSON, which begins with `begins_row`."""
     try:
-        return json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n"
+        text = json.dumps(row, ensure_ascii=False, default=str)
+        return (text if text.isascii() else _ESCAPED.sub(_escaped, text)).encode() + b"\n"
     except UnicodeEncodeError:  # a lone surrogate, which an id can have
         return json.dumps(row, default=str).encode() + b"\n"
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return f"\\u{ord(match[0]):04x}"
 
 
 def begins_row(index: int) -> bytes:
@@ -178,6 +190,7 @@ class BatchSummary:
         self.errors: Counter[str] = Counter()
         self._durations: Counter[int] = Counter()  # by bucket
         self._slowest: list[tuple[float, int, str]] = []  # a heap
+        self.first_invalid: tuple[int, str] | None = None  # line and message
 
     @property
     def rows(self) -> int:
@@ -195,6 +208,9 @@ class BatchSummary:
             self.statuses[str(row["status"])] += 1
         if "error" in row:
             self.errors[str(row["error"])] += 1
+        if row.get("error") == INVALID:
+            invalid = (int(row["line"]), str(row["message"]))
+            self.first_invalid = min(self.first_invalid or invalid, invalid)
         duration = row.get("duration")
         if not isinstance(duration, int | float):
             return

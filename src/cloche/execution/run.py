@@ -190,7 +190,7 @@ async def prepare_request(
     with refusals(prepared.settings, language=language, code=code):
         name = check_language(prepared.policy, language if code is not None else COMMAND_LANGUAGE)
         findings = await screen(prepared.policy.screen, name, code) if code is not None else ()
-    inputs = NO_INPUTS if files is None else await _gather(files, prepared.limits)
+    inputs = NO_INPUTS if files is None else await gather(files, prepared.limits)
     request = Request(
         code=code,
         language=name,
@@ -209,7 +209,7 @@ async def prepare_request(
     return PreparedRequest(request=request, notes=notes)
 
 
-async def _gather(files: Files | None, limits: Limits) -> Inputs:
+async def gather(files: Files | None, limits: Limits) -> Inputs:
     """Read given files; host files are read in a thread, so that other runs do not wait for the disk."""
     if not has_host_files(files):
         return gather_files(files, max_bytes=limits.disk_bytes, max_files=limits.inodes)

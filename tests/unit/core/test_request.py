@@ -25,6 +25,10 @@ from cloche.core.request import MAX_ARGV_BYTES, MAX_ONE_ARGUMENT_BYTES, InputFil
             {"code": "x", "files": (InputFile(path="a", data=b""), InputFile(path="./a", data=b""))},
             "'a' is given twice",
         ),
+        (
+            {"code": "x", "files": (InputFile(path="a/b/c", data=b""), InputFile(path="a", data=b""))},
+            "file 'a' cannot also be the folder of file 'a/b/c'",
+        ),
     ],
 )
 def test_wrong_requests_are_named(fields: dict[str, Any], named: str) -> None:

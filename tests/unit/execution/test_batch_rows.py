@@ -36,9 +36,10 @@ def test_a_row_is_a_program() -> None:
     ("line", "told"),
     [
         (None, "128 MiB"),
-        (b"{", "not JSON"),
+        (b"{\n", "not JSON: Expecting property name enclosed in double quotes at character 1"),
         (b"[" * 100_000, "not JSON"),
-        (b"\xff\xfe", "not JSON"),
+        (b"\xff\xfe", "not UTF-8: invalid start byte at byte 0"),
+        (b'{"id": ' + b"1" * 5000 + b"}", "not JSON"),
         (b"[]", "not a JSON object"),
         (b'{"id": "a"}', "give `code`"),
         (b'{"code": "1", "cod": 2}', "unknown key 'cod'"),
@@ -81,12 +82,15 @@ def test_a_failure_of_cloche_is_never_a_status(
 
 
 def test_a_row_is_one_line_whatever_is_in_it() -> None:
-    """Line ends, null bytes and lone surrogates are escaped; a row keeps to the space that is reserved for it."""
-    text = "\n\x00\x85\u2028\x7f" + "\x01" * 1000
+    """Line ends of any reader, controls and lone surrogates are escaped; a row keeps to the space reserved for it."""
+    text = "\n\x00\x85\u2028\u2029\x7f\x9b2J\xe9" + "\x01" * 1000
     row = outcome_row(InputRow(index=0, line=1, id="\ud800"), Result(text, text, 0, 0.1), is_full=False)
     line = encode_row(row)
     assert line.count(b"\n") == 1
-    assert b"\x00" not in line
+    assert len(line.decode().splitlines()) == 1
+    shown = encode_row(row | {"id": 0}).decode()
+    assert not set("\x00\x7f\x85\x9b\u2028\u2029") & set(shown)
+    assert "\xe9" in shown
     assert json.loads(line)["stdout"] == text
     assert len(line) <= batch_rows.most_row_bytes(len(text.encode()))
 
@@ -101,6 +105,7 @@ def test_the_summary_counts_and_measures_in_bounded_memory() -> None:
     summary.add(outcome_row(InputRow(index=2, line=3), InvalidRequest(""), is_full=False))
     told = summary.as_dict()
     assert told["rows"] == 10_002
+    assert summary.first_invalid == (3, "")
     assert told["statuses"] == {"ok": 5000, "error": 5000, "invalid": 1}
     assert told["errors"] == {"lost": 1, "invalid": 1}
     assert told["p50"] == pytest.approx(5.0, rel=0.02)
