@@ -269,5 +269,5 @@ def test_no_end_of_a_child_interrupts_the_fork_of_a_shell(opened: cloche.Sandbox
     """Where forks wait for a count of the tree, a shell's handler of SIGCHLD restarts calls, and no other."""
     for result in (opened.run(HANDLER), cloche.run(HANDLER, level="confined", timeout=LONG_S)):
         pids = result.enforcement["pids"]
-        restarts = 0x10000000 if "seccomp asks" in pids.mechanism else 0
+        restarts = 0x10000000 if "seccomp notifies" in pids.mechanism else 0
         assert result.stdout.split() == [str(restarts), "0"], (result.stdout, result.stderr, pids)

@@ -271,7 +271,7 @@ HOSTILE: dict[str, tuple[str, dict[str, object], str]] = {
     "an error": (SHOUTS, {}, "the last words"),
     "for ever": ("def build_wheel(*more): __import__('time').sleep(600)", {}, "longer than 3 s"),
     "a flood": (FLOODS, {}, "output_limit"),
-    "a frame of its own": (FORGES, {}, "no wheel"),
+    "a frame of its own": (FORGES, {}, "not a wheel"),
     "what needs an address": ("", {"requires": ["evil @ https://evil.example/x.whl"]}, "names a place"),
     "a build that needs an address": (ASKS.format("'x @ https://evil.example/x'"), {}, "names a place"),
     "a build that needs ever more": (EVER_MORE, {}, "build requirements do not end"),

@@ -68,7 +68,7 @@ def test_an_environment_is_recorded_compared_and_set_again(cloche: Cloche, tmp_p
         ["sh", "-c", f'. {script}; printf %s "$A"'], capture_output=True, text=True, check=True, env={}
     )
     assert done.stdout == "it's $HOME\nagain"
-    assert "is there already" in cloche("snapshot", "replicate", one, code=125).stderr
+    assert "exists already" in cloche("snapshot", "replicate", one, code=125).stderr
     told = json.loads(cloche("snapshot", "replicate", one, "--overwrite", "--json").stdout)
     assert told == {"path": script.name, "variables": 1, "placeholders": ["B_TOKEN"], "skipped": []}
     everything = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())

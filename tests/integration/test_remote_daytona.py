@@ -339,7 +339,7 @@ def test_this_host_is_not_reached_through_the_provider(server: DaytonaServer, ac
     ("frames", "why"),
     [
         ((OUT, bytes(PIECE), 10_000), "exceeded its window"),
-        ((OUT, b"", 1), "writes nothing"),
+        ((OUT, b"", 1), "sends no output"),
         ((TAKEN, b"1", 1), "was not sent"),
         ((TAKEN, b"-9999999", 1), "was not sent"),
         ((TAKEN, b"9" * 5000, 1), "digits"),
@@ -645,7 +645,7 @@ def test_what_is_not_given_is_refused(account: RemoteAccount) -> None:
 
     wrong: list[tuple[Policy, str]] = [
         (Policy(network="allowlist", network_allow=("example.org",)), "off or open"),
-        (Policy(level=Level.JAIL), "that is vm"),
+        (Policy(level=Level.JAIL), "claims .vm"),
         (Policy(require_level=Level.VM), "only claimed"),
     ]
     for policy, words in wrong:
