@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -564,6 +566,50 @@ def test_what_a_service_does_not_take_keeps_nobody(certificates: Path, monkeypat
         asyncio.run(asyncio.wait_for(attempt(account), 30))
         with pytest.raises(OutcomeUnknown, match="does not read the fields of a call"):
             asyncio.run(asyncio.wait_for(cloche.arun("#" * (1 << 20), backend=ClocheBackend(account)), 30))
+
+
+def test_a_file_larger_than_the_disk_is_not_asked_for(certificates: Path) -> None:
+    """Whatever size a service says: such a file would fill the memory here."""
+    record = {"path": "a", "size": 1 << 40, "sha256": "0" * 64}
+    asked: list[int] = []
+
+    def talk(connection: ServerConnection) -> None:
+        connection.send(done(files=[record])(call_of(connection, "run")))
+        asked.append(call_of(connection, "file.read"))
+
+    async def attempt(account: RemoteAccount) -> Result:
+        opened = live.RemoteSandbox(account, "sb_1", Policy(), Limits())
+        return await asyncio.wait_for(opened.run(Request(code="1")), PATIENCE_S)
+
+    with posing(certificates, talk) as (account, _):
+        ran = asyncio.run(attempt(account))
+    assert (ran.files, ran.meta["files_partial"], asked) == ((), "access", [])
+
+
+def test_a_large_file_of_a_result_is_not_held_in_memory(account: RemoteAccount, tmp_path: Path) -> None:
+    """It goes from the service to the disk, between small ones."""
+    code = (
+        "import os\nfor name, size in (('a', 3), ('b', 40 << 20), ('c', 5)): open(name, 'wb').write(os.urandom(size))"
+    )
+
+    async def attempt() -> Result:
+        async with cloche.AsyncSandbox(live=True, backend=ClocheBackend(account)) as box:
+            await box.run("1")
+            tracemalloc.start()
+            return await box.run(code, collect=["*"])
+
+    try:
+        ran = asyncio.run(attempt())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    ran.save(tmp_path)
+    sizes = {file.path: file.size for file in ran.files}
+    assert sizes == {"a": 3, "b": 40 << 20, "c": 5}
+    assert {hashlib.sha256((tmp_path / file.path).read_bytes()).hexdigest() for file in ran.files} == {
+        file.sha256 for file in ran.files
+    }
+    assert peak < 24 << 20
 
 
 def test_a_pause_without_end_ends_with_the_lifetime(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,12 @@ class Spool:
             self.file.write(before.getvalue())
         self.file.write(data)
 
+    def cut(self, size: int) -> None:
+        """Drop all bytes but the first `size`."""
+        self.file.truncate(size)
+        self.file.seek(size)
+        self.size = size
+
     def take_names(self, size: object) -> list[str]:
         """Cut the last `size` bytes off the archive and return the NUL-separated paths in them; empty for an
         invalid size.

@@ -38,8 +38,8 @@ class OpenedSandbox(OpenLiveSandbox, SupportsFileStreams, Protocol):
 class TakesAnswers(Protocol):
     """Take the answers to a sandbox's questions about hosts."""
 
-    def answer(self, number: int, *, allow: bool) -> bool:
-        """Take an answer; return False if the question does not wait for one."""
+    def answer(self, number: int, *, allow: bool, key_id: str | None) -> bool:
+        """Take an answer; return False if the question does not wait for one, or not of this key."""
         ...
 
 

@@ -12,7 +12,7 @@ from cloche.server.service import ServiceOptions, opened
 from cloche.server.wire.calls import Call, CallRequest, Nothing
 from cloche.server.wire.questions import Questions
 
-ADMIN = Caller(project="default", scopes=("run", "admin"))
+ADMIN = Caller(project="default", scopes=("run", "admin"), key_id="admin")
 RUNNER = Caller(project="default", scopes=("run",))
 
 
@@ -28,7 +28,7 @@ class Client:
 
 
 def test_silence_and_too_many_questions_refuse(tmp_path: Path) -> None:
-    """A yes opens one host; no answer in time, one question too many, the call's end and a key's own bounds do not."""
+    """A yes opens one host; silence, one question too many, the call's end, a key's bounds and other keys do not."""
 
     async def work() -> None:
         async with opened(str(tmp_path / "records" / "r.db"), ServiceOptions(drain_s=1)) as service:
@@ -48,9 +48,10 @@ def test_silence_and_too_many_questions_refuse(tmp_path: Path) -> None:
                 while client.events < MOST_QUESTIONS:  # noqa: ASYNC110 - sent by tasks
                     await asyncio.sleep(0.01)
             assert await questions.decide("b.example", 443) is False
-            assert questions.answer(1, allow=True)
+            assert not questions.answer(1, allow=True, key_id="runner")  # it could not open the host itself
+            assert questions.answer(1, allow=True, key_id="admin")
             assert await waiting[0] is True
-            assert not questions.answer(1, allow=True)
+            assert not questions.answer(1, allow=True, key_id="admin")
             questions.close()
             assert await asyncio.gather(*waiting[1:]) == [False] * (MOST_QUESTIONS - 1)
             assert await questions.decide("c.example", 443) is False

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
+import hashlib
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from cloche.core.errors import InvalidRequest, SandboxFileError, SandboxFileTooLarge
 from cloche.core.languages import is_program_file
+from cloche.core.loops import finish
 from cloche.core.processes import FileChange, FileInfo
 from cloche.core.remote import RemoteAccount
 from cloche.core.request import InputFile
@@ -31,6 +34,7 @@ from .wire import IN, JSON, OUT, Call
 
 MOST_PACKED = 32 << 20  # maximum size of files written as one archive
 FETCHED_AT_ONCE = 8
+FETCH_S = 600.0  # for all files of a result
 Content = bytes | bytearray | memoryview | AsyncIterable[bytes]
 
 
@@ -62,11 +66,15 @@ class RemoteFiles(SandboxCalls):
 
     async def read_stream(self, path: str, *, offset: int = 0, count: int | None = None) -> AsyncIterator[bytes]:
         """Yield a file's content in pieces; close the iterator to stop earlier."""
+        async with contextlib.aclosing(self._pieces(path, offset=offset, count=count)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    def _pieces(self, path: str, *, offset: int = 0, count: int | None = None) -> AsyncGenerator[bytes]:
         fields = {**path_fields(path), "offset": _natural("offset", offset)}
         if count is not None:
             fields["count"] = _natural("count", count)
-        async for piece in self._content("file.read", path, fields):
-            yield piece
+        return self._content("file.read", path, fields)
 
     async def pack_path(self, path: str, take: Callable[[bytes], None]) -> int:
         """Pass a folder as a tar archive to `take`; return the number of files left out."""
@@ -118,7 +126,7 @@ class RemoteFiles(SandboxCalls):
         path: str,
         fields: Mapping[str, Any],
         note: Callable[[Mapping[str, Any]], None] = lambda _: None,
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes]:
         call = await begin(self.account, verb, {"sandbox": self.id, **fields})
         stream = incoming(call, OUT)
         size = 0
@@ -137,27 +145,54 @@ class RemoteFiles(SandboxCalls):
         self, records: Sequence[FileRecord], max_bytes: int
     ) -> tuple[tuple[FileRecord, ...], SaveFiles | None]:
         """Return those of a result's files that are unchanged since, and the function that saves them."""
-        spool, unchanged, free = Spool(max_bytes), list[FileRecord](), asyncio.Semaphore(FETCHED_AT_ONCE)
-
-        async def fetch(record: FileRecord) -> bytes | None:
-            async with free:
-                try:
-                    return await self.read_path(record.path, max_bytes=record.size)
-                except SandboxFileError:
-                    return None
-
-        index, size = 0, 0
-        while index < len(records):  # in batches, to bound the memory
-            batch: list[FileRecord] = []
-            while index < len(records) and len(batch) < FETCHED_AT_ONCE:
-                batch.append(records[index])
-                index += 1
-            for record, data in zip(batch, await asyncio.gather(*map(fetch, batch)), strict=True):
-                if data is not None and _is(record, data) and size + record.size <= max_bytes:
-                    size += record.size
-                    await asyncio.to_thread(spool.add, data)
-                    unchanged.append(record)
+        spool, unchanged, loop = Spool(max_bytes), list[FileRecord](), asyncio.get_running_loop()
+        ends = loop.time() + FETCH_S
+        batch, batch_bytes = list[FileRecord](), 0
+        for record in records:
+            if record.size > max_bytes - spool.size - batch_bytes or loop.time() > ends:
+                continue
+            if batch and (len(batch) == FETCHED_AT_ONCE or batch_bytes + record.size > MOST_PACKED):
+                unchanged += await self._fetch_all(batch, spool)
+                batch, batch_bytes = [], 0
+            if record.size > MOST_PACKED:
+                unchanged += [record] if await self._fetch(record, spool) else []
+            else:
+                batch.append(record)
+                batch_bytes += record.size
+        unchanged += await self._fetch_all(batch, spool)
         return tuple(unchanged), files_saver(spool, unchanged)
+
+    async def _fetch_all(self, records: Sequence[FileRecord], spool: Spool) -> list[FileRecord]:
+        """Add small files to a spool; return those that are unchanged."""
+
+        async def fetched(record: FileRecord) -> bytes | None:
+            try:
+                return await self.read_path(record.path, max_bytes=record.size)
+            except SandboxFileError:
+                return None
+
+        unchanged = []
+        for record, data in zip(records, await asyncio.gather(*map(fetched, records)), strict=True):
+            if data is not None and _is(record, data):
+                await asyncio.to_thread(spool.add, data)
+                unchanged.append(record)
+        return unchanged
+
+    async def _fetch(self, record: FileRecord, spool: Spool) -> bool:
+        """Add a large file to a spool, piece by piece; tell whether it is unchanged."""
+        before, digest = spool.size, hashlib.sha256()
+        with contextlib.suppress(SandboxFileError, TimeoutError):
+            async with asyncio.timeout(FILE_S), contextlib.aclosing(self._pieces(record.path)) as pieces:
+                async for piece in pieces:
+                    if spool.size - before + len(piece) > record.size:
+                        break
+                    digest.update(piece)
+                    await finish(asyncio.to_thread(spool.add, piece))
+                else:
+                    if spool.size - before == record.size and digest.hexdigest() == record.sha256:
+                        return True
+        await asyncio.to_thread(spool.cut, before)
+        return False
 
     # Content in.
 
@@ -343,8 +378,6 @@ def incoming(call: Call, channel: int) -> ByteStream:
 
 
 def _is(record: FileRecord, data: bytes) -> bool:
-    import hashlib
-
     return len(data) == record.size and hashlib.sha256(data).hexdigest() == record.sha256
 
 

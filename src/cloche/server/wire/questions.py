@@ -64,10 +64,13 @@ class Questions:
             return False
         return True
 
-    def answer(self, number: int, *, allow: bool) -> bool:
-        """Take an answer; return False if the question does not wait for one."""
+    def answer(self, number: int, *, allow: bool, key_id: str | None) -> bool:
+        """Take an answer; return False if the question does not wait for one, or not of this key.
+
+        A host is asked about if the key that asks may open it. Another key may have fewer permissions.
+        """
         waiting = self._waiting.get(number)
-        if waiting is None or waiting.done():
+        if waiting is None or waiting.done() or key_id != self._request.caller.key_id:
             return False
         waiting.set_result(allow)
         return True
@@ -100,7 +103,7 @@ async def ask(call: Call, request: CallRequest) -> object:
 async def answer(_: Call, request: CallRequest) -> object:
     """Answer a question."""
     given: Answer = request.fields
-    questions = use_of(request).held.questions
-    if questions is None or not questions.answer(given.question, allow=given.allow):
-        raise NotFound(f"question {given.question} does not wait for an answer, or not any more")
+    questions, key_id = use_of(request).held.questions, request.caller.key_id
+    if questions is None or not questions.answer(given.question, allow=given.allow, key_id=key_id):
+        raise NotFound(f"question {given.question} does not wait for an answer of this key, or not any more")
     return {}
