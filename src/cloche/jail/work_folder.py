@@ -175,7 +175,7 @@ class WorkFolder:
             try:
                 _empty_folder(fd, deadline)
                 os.utime(fd)
-                if _attributes(fd) != attributes:
+                if os.listdir(fd) or _attributes(fd) != attributes:  # files may be left where the time was over
                     return False
             finally:
                 os.close(fd)

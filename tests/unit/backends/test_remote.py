@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cloche.backends.cloche.fields import MOST_OUTPUT, limits_of
 from cloche.backends.cloche.wire import read_json
 from cloche.backends.remote.accounts import check_account
 from cloche.backends.remote.claims import check_claims, claimed_controls, claimed_enforcement
@@ -18,6 +19,7 @@ from cloche.backends.remote.failures import Failure, by_status, remote_error, sc
 from cloche.backends.remote.quota import Counter, counter_for
 from cloche.core.enforcement import Control, Level, State
 from cloche.core.errors import BackendUnavailable
+from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.remote import Quota, RemoteAccount, Secret
 
@@ -240,3 +242,14 @@ def test_a_service_keeps_nobody_by_numbers(number: str) -> None:
         read_json(f"[{','.join([number] * 3_000)}]".encode())
     assert time.process_time() - begun < 1
     assert read_json(f"[{'1' * 4_000}, 0.1]".encode()) == [int("1" * 4_000), 0.1]
+
+
+def test_a_service_does_not_say_how_much_is_held_here() -> None:
+    """The limits that it reports are shown; invalid ones, and those of the caller's own memory and disk, are not."""
+    asked = Limits(disk_bytes=100 << 20)
+    limits = limits_of({"pids": 7, "outputBytes": 1 << 50, "diskBytes": 1 << 50, "timeoutS": 99.5}, asked)
+    assert (limits.pids, limits.timeout_s) == (7, 99.5)
+    assert (limits.output_bytes, limits.disk_bytes) == (MOST_OUTPUT, asked.disk_bytes)
+    assert limits_of({"outputBytes": 1 << 20}, asked).output_bytes == 1 << 20
+    for wrong in (-1, 10**400, 1e300, float("nan")):
+        assert limits_of({"pids": wrong}, asked) == asked, wrong

@@ -10,6 +10,7 @@ import pytest
 
 from cloche.backends.local.workspace import Workspace
 from cloche.core.limits import Limits
+from cloche.jail import work_folder
 from cloche.jail.syscalls import attempt
 from cloche.jail.work_folder import SPARE, WorkFolder
 
@@ -77,6 +78,16 @@ def test_a_folder_serves_again_as_if_it_were_new(folder: WorkFolder) -> None:
     after = os.stat(folder.workspace)
     assert (after.st_mode, after.st_size, os.listdir(folder.workspace)) == (before.st_mode, before.st_size, [])
     assert min(after.st_atime, after.st_mtime) >= int(before.st_mtime)
+
+
+def test_a_folder_that_takes_too_long_to_empty_serves_no_other_run(
+    folder: WorkFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A guest may leave so much in its workspace that no time is left for its files in /tmp."""
+    folder.note_new()
+    Path(folder.tmp, "left").write_text("for the next run")
+    monkeypatch.setattr(work_folder, "RENEWAL_S", -1.0)
+    assert not folder.renew(folder.folder)
 
 
 @pytest.mark.parametrize("change", ["size", "flags"])

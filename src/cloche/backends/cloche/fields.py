@@ -134,11 +134,22 @@ def encoded_path(path: str) -> dict[str, str]:
     return {"pathBase64": base64.b64encode(path.encode("utf-8", "surrogateescape")).decode()}
 
 
+MOST_OUTPUT = 64 << 20
+
+
 def limits_of(reported: Mapping[str, Any], requested: Limits) -> Limits:
-    """Return the limits that a service reports, and the requested ones where it reports none."""
+    """Return the limits that a service reports, and the requested ones where it reports none, or no valid ones.
+
+    What is held here has bounds of its own: the requested disk, and `MOST_OUTPUT` of a stream if no more is requested.
+    """
     names = {field.name: _camel(field.name) for field in fields(Limits)}
     changes = {name: reported[wire] for name, wire in names.items() if type(reported.get(wire)) in (int, float)}
-    return requested.with_changes(**changes)
+    bounds = {"output_bytes": max(requested.output_bytes, MOST_OUTPUT), "disk_bytes": requested.disk_bytes}
+    held = {name: min(changes[name], bound) for name, bound in bounds.items() if name in changes}
+    try:
+        return requested.with_changes(**{**changes, **held})
+    except (InvalidRequest, TypeError, ValueError, OverflowError):
+        return requested
 
 
 def _camel(name: str) -> str:

@@ -113,7 +113,7 @@ class RemoteSandbox(RemoteFiles):
         return await self._run(request, sink)
 
     async def _run(self, request: Request, sink: Sink | None) -> Result:
-        timeout_s = request.timeout_s or self.limits.timeout_s
+        timeout_s = min(request.timeout_s or self.limits.timeout_s, self.account.lifetime_s)
         files = request.files
         if not fits_call(request):
             await self.write_files(files)
