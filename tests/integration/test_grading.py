@@ -87,6 +87,8 @@ def test_a_contest_problem_in_several_languages() -> None:
     verdict = cloche.check("read a b; echo $((a + b)); exit 3", cases, language="bash", stop_at_first=True)
     assert [case.outcome for case in verdict.cases] == ["failed", "not_run"]
     assert verdict.why == "case 1: the program ended with exit code 3"
+    verdict = cloche.check("raise SystemExit('\\x1b[2J\\x9b')", cases)
+    assert verdict.why == r"case 1: the program ended with exit code 1: \x1b[2J\x9b"
     with pytest.raises(cloche.InvalidRequest, match="for Python"):
         cloche.check("", "assert f(1) == 2", language="bash")
 

@@ -75,7 +75,9 @@ def read_case_lines(name: str) -> list[Any]:
 
 def _read_line(line: str, number: int) -> Any:  # noqa: ANN401 - any JSON
     try:
-        return json.loads(line)
+        return json.loads(line.rstrip("\r\n"))
+    except json.JSONDecodeError as error:
+        raise InvalidRequest(f"--cases: line {number} is not JSON: {error.msg} at character {error.pos}") from None
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"--cases: line {number} is not JSON: {error}") from None
 

@@ -16,6 +16,7 @@ are never replaced.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import json
@@ -26,6 +27,7 @@ from contextlib import ExitStack, suppress
 from typing import Any, BinaryIO, Self
 
 from cloche.core.errors import ClocheError, InvalidRequest
+from cloche.core.limits import format_size
 from cloche.core.record import dataclass
 
 from .batch_rows import LOST, START_FAILED, begins_row, encode_row
@@ -148,7 +150,9 @@ class BatchStore:
         try:
             self._journal.reserve(row_bytes)
         except OSError as error:
-            raise self._failed(self._journal_path, error) from error
+            advice = "; a lower --concurrency or --output-limit needs less" if error.errno == errno.ENOSPC else ""
+            more = f" (for the rows of programs that run, {format_size(2 * row_bytes)}){advice}"
+            raise self._failed(self._journal_path, error, more) from error
 
     def start(self, index: int) -> None:
         """Note that a program starts that must not run twice. Raises BatchFilesFailed."""

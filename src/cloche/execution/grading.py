@@ -28,7 +28,7 @@ from cloche.core.errors import (
     OutcomeUnknown,
     StartFailed,
 )
-from cloche.core.escape import utf8_safe
+from cloche.core.escape import escape, utf8_safe
 from cloche.core.grading import (
     MAX_OUTPUT_CHARS,
     MAX_WHY_CHARS,
@@ -186,7 +186,7 @@ def _bad_end(result: Result) -> str:
 
 def _last_line(result: Result) -> str:
     lines = result.stderr[-MAX_WHY_CHARS:].strip().splitlines()
-    return f": {lines[-1]}" if lines else ""
+    return f": {escape(lines[-1])}" if lines else ""
 
 
 def _cut(why: str) -> str:
