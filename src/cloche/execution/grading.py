@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import importlib.resources
 import marshal
 from collections.abc import Callable, Iterable, Mapping
 from importlib.util import MAGIC_NUMBER
@@ -218,6 +217,8 @@ def _guest_program() -> str:
 
 @functools.cache
 def _guest_text(name: str) -> str:
+    import importlib.resources  # with `tempfile` and `random`, which a first sandbox does without
+
     return importlib.resources.files("cloche.interpreter").joinpath(f"{name}.py").read_text("utf-8")
 
 
