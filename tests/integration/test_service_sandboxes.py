@@ -555,6 +555,8 @@ def test_a_sandbox_with_a_lease_ends_after_its_last_use(service: Service) -> Non
             assert kind_of(client.post(f"{address}/exec", json={"shell": "true"})) == (409, "sandbox-ended")
         short = client.post("/api/sandboxes", json={"lease": "10m", "lifetime": "1s"}).json()["id"]
         until(lambda: client.get(f"/api/sandboxes/{short}").json()["state"] == "ended")
+        for lease in ("1us", 0.9):  # the service would look at it as often
+            assert kind_of(client.post("/api/sandboxes", json={"lease": lease})) == (422, "invalid-request")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

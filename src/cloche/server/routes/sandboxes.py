@@ -34,6 +34,7 @@ from .code import allowed_options
 
 router = APIRouter(prefix="/api/sandboxes", tags=["sandboxes"], route_class=JsonRoute)
 LIFETIME_S, MOST_LIFETIME_S = 3_600.0, 24 * 3_600.0  # below scope admin
+LEAST_LEASE_S = 1.0
 MOST_LABELS = 32
 MOST_ROWS = 256  # of traffic, of each kind
 _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,62})")
@@ -154,10 +155,13 @@ def _times(body: NewSandbox, caller: Caller) -> Terms:
         raise PolicyDenied(
             f"lifetime: {lifetime_s:g} s is more than {MOST_LIFETIME_S:g} s; ask for less, or ask an admin"
         )
+    lease_s = None if body.lease is None else parse_duration(body.lease, name="lease")
+    if lease_s is not None and lease_s < LEAST_LEASE_S:  # it is looked at as often
+        raise InvalidRequest(f"lease: {lease_s:g} s is too short; give at least {LEAST_LEASE_S:g} s")
     return Terms(
         lifetime_s=lifetime_s,
         idle_s=None if body.idle is None else parse_duration(body.idle, name="idle"),
-        lease_s=None if body.lease is None else parse_duration(body.lease, name="lease"),
+        lease_s=lease_s,
     )
 
 
