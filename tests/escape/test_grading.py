@@ -143,6 +143,38 @@ threading.Thread(target=spin).start()
 def solve(n):
     return 1
 """,
+    "shared memory filled": """
+import ctypes, re
+def solve(n):
+    for line in open("/proc/self/maps"):
+        first, last, access = re.match(r"([0-9a-f]+)-([0-9a-f]+) (\\S+)", line).groups()
+        if access.startswith("rw") and access[3] == "s":
+            ctypes.memset(int(first, 16), 0, int(last, 16) - int(first, 16))
+    return 1
+""",
+    "sockets shut down": """
+import array, os, socket
+def solve(n):
+    for fd in range(64):
+        try:
+            link = socket.socket(fileno=os.dup(fd))
+            link.sendmsg([b"x" * 9], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1]))])
+            link.shutdown(2)
+        except OSError:
+            pass
+    os._exit(0)
+""",
+    "the parts and calls of the sender": """
+import sys
+def solve(n):
+    frame = sys._getframe(1)
+    while frame:
+        for name, value in list(frame.f_locals.items()):
+            if name in ("parts", "calls") and isinstance(value, list):
+                value[:] = [b"=1\\n", b"T\\n"] if name == "parts" else []
+        frame = frame.f_back
+    return True
+""",
     "recursion": "import sys\nsys.setrecursionlimit(10**9)\ndef solve(n):\n    return solve(n)\n",
     "nesting": "def solve(n):\n    x = []\n    for _ in range(100000):\n        x = [x]\n    return x\n",
     "a list that holds itself": "def solve(n):\n    x = []\n    x.append(x)\n    return x\n",

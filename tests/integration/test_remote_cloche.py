@@ -557,9 +557,9 @@ def test_what_a_service_does_not_take_keeps_nobody(certificates: Path, monkeypat
 
     async def attempt(account: RemoteAccount) -> None:
         async with ClocheBackend(account).open(Policy(), Limits()) as opened:
-            with pytest.raises(SandboxFileError, match="not done in"):
+            with pytest.raises(SandboxFileError, match="not finished within"):
                 await opened.write_file("a", bytes(1 << 20))
-            with pytest.raises(SandboxFileError, match="not done in"):
+            with pytest.raises(SandboxFileError, match="not finished within"):
                 await opened.read_file("a", max_bytes=9)
 
     with posing(certificates, talk) as (account, _):

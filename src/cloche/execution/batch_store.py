@@ -260,7 +260,9 @@ class BatchStore:
     def _rewrite_journal(self, rows: Iterable[tuple[int, bytes]]) -> None:
         """Replace the journal by one with these rows and the programs that have started."""
         beside = f"{self._journal_path}.new"
-        fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        with suppress(FileNotFoundError):
+            os.unlink(beside)  # of a killed process, or of another user, who would have it open
+        fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         new, held = _AppendedFile(fd, 0), {}
         try:
             head = {"format": FORMAT, "sha256": self._source.sha256, "rows": self._source.rows}

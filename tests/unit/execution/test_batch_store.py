@@ -128,6 +128,19 @@ def test_rows_that_never_ran_run_again_and_lost_ones_if_wanted(batch: Batch) -> 
     assert b"lost" not in batch.out.read_bytes()
 
 
+def test_what_lies_where_the_journal_is_written_is_not_written_to(batch: Batch) -> None:
+    """In a folder of several users it may be another name of any file, or a file that another user has open."""
+    precious = batch.journal.with_name("precious")
+    precious.write_text("kept")
+    beside = batch.journal.with_name(f"{batch.journal.name}.new")
+    for link in (beside.hardlink_to, beside.symlink_to):
+        link(precious)
+        with batch.open(is_resumed=True) as store:
+            store.end(0, row(0))
+        assert precious.read_text() == "kept"
+        assert not os.path.lexists(beside)
+
+
 def test_the_journal_does_not_grow_with_the_results(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is written anew when its rows are in the results; held rows and starts stay in it."""
     monkeypatch.setattr(batch_store, "LONGEST_JOURNAL_BYTES", 4096)
