@@ -12,6 +12,8 @@ from __future__ import annotations
 import ast
 import builtins
 import copy
+import inspect
+import itertools
 import math
 import operator
 import sys
@@ -338,6 +340,8 @@ class _Splitter:
         is_starred = any(isinstance(argument, ast.Starred) for argument in node.args)
         if is_starred or _dotted(node.func) not in _FUNCTIONS or None in [word.arg for word in node.keywords]:
             raise self._unknown(node)
+        if not _takes(_FUNCTIONS[_dotted(node.func)], node):
+            raise _not_taken_apart(self._statement, f"{ast.unparse(node)[:40]!r} has arguments that are not known")
         keywords = [ast.keyword(arg=word.arg, value=self.split(word.value)) for word in node.keywords]
         arguments = [self.split(argument) for argument in node.args]
         return ast.copy_location(ast.Call(func=node.func, args=arguments, keywords=keywords), node)
@@ -439,6 +443,15 @@ def _dotted(node: ast.expr) -> str:
     return ""
 
 
+def _takes(function: Callable[..., Any], call: ast.Call) -> bool:
+    """Tell whether a function takes that many arguments and those keywords, as far as it has a signature."""
+    try:
+        inspect.signature(function).bind(*call.args, **{word.arg or "": word.value for word in call.keywords})
+    except (TypeError, ValueError) as error:
+        return isinstance(error, ValueError)  # it has no signature
+    return True
+
+
 _SPLIT_NODES = (
     ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.List, ast.Tuple, ast.Set, ast.Dict,
 )  # fmt: skip
@@ -522,13 +535,14 @@ def _approximation(number: object, rel: float = 1e-6, abs: float = 1e-12) -> App
     return Approximation(number=number, rel=rel, abs=abs)
 
 
-def _convert_number(kind: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def convert(value: object) -> Any:  # noqa: ANN401 - a number
-        if isinstance(value, str | bytes) and len(value) > MAX_DIGITS:
-            raise WrongValue("a text is too long to be read as a number")
-        return kind(value)
+def _int(value: Any = 0, base: int | None = None) -> int:  # noqa: ANN401 - a plain value
+    return int(_short(value)) if base is None else int(_short(value), base)
 
-    return convert
+
+def _short(value: Any) -> Any:  # noqa: ANN401 - a plain value
+    if isinstance(value, str | bytes) and len(value) > MAX_DIGITS:
+        raise WrongValue("a text is too long to be read as a number")
+    return value
 
 
 def _range(*bounds: int) -> range:
@@ -538,10 +552,10 @@ def _range(*bounds: int) -> range:
     return numbers
 
 
-def _round(number: Any, digits: int | None = None) -> Any:  # noqa: ANN401 - plain values
-    if digits is not None and abs(digits) > MAX_DIGITS:
+def _round(number: Any, ndigits: int | None = None) -> Any:  # noqa: ANN401 - plain values
+    if ndigits is not None and abs(ndigits) > MAX_DIGITS:
         raise WrongValue(f"a number is rounded to more than {MAX_DIGITS} digits")
-    return round(_number(number), digits)
+    return round(_number(number), ndigits)
 
 
 def _items(kind: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -555,17 +569,19 @@ def _items(kind: Callable[[Any], Any]) -> Callable[..., Any]:
     return make
 
 
-def _sum(values: Any) -> Any:  # noqa: ANN401 - plain values
-    return _bounded(sum(map(_number, values)))
+def _sum(values: Any, start: Any = 0) -> Any:  # noqa: ANN401 - plain values
+    if isinstance(start, list) and all(isinstance(value, list) for value in values):
+        return [*start, *itertools.chain.from_iterable(values)]  # sum() would copy the list each time
+    return _bounded(sum(map(_number, values), _number(start)))
 
 
 # What is called outside, on the literals of a test and on values that came back. With one argument, a call of the
 # program, a conversion is made inside: it may be a generator.
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "abs": abs, "round": _round, "len": len, "sum": _sum, "min": min, "max": max, "sorted": sorted, "all": all,
-    "any": any, "isinstance": isinstance, "type": type, "bool": bool, "int": _convert_number(int),
-    "float": _convert_number(float), "list": list, "tuple": tuple, "set": _items(set), "frozenset": _items(frozenset),
-    "dict": _items(dict), "range": _range,
+    "any": any, "isinstance": isinstance, "type": type, "bool": bool, "int": _int,
+    "float": lambda value=0: float(_short(value)), "list": list, "tuple": tuple, "set": _items(set),
+    "frozenset": _items(frozenset), "dict": _items(dict), "range": _range,
     "math.isclose": math.isclose, "isclose": math.isclose, "pytest.approx": _approximation, "approx": _approximation,
 }  # fmt: skip
 _CONVERSIONS = frozenset(
