@@ -49,6 +49,21 @@ def test_a_run_finds_nothing_of_the_one_before() -> None:
         assert second.stdout != first.stdout, "the folder has the same name"
 
 
+MARKS = """
+import fcntl, os
+for path in (".", os.environ["TMPDIR"]):
+    try:
+        fcntl.ioctl(os.open(path, os.O_RDONLY), 0x40087602, b"marked??")  # FS_IOC_SETVERSION
+    except OSError as error:
+        print(error.errno)
+"""
+
+
+def test_a_run_writes_no_number_into_its_folders() -> None:
+    """They may serve another run, and the number of an inode's generation would stay."""
+    assert run_pooled(MARKS, **CONFINED).stdout.split() == ["1"] * 2
+
+
 def test_what_a_run_leaves_running_is_ended_before_the_result() -> None:
     """Also where it has left its session: nobody outlives it by a moment."""
     word = f"left-{os.getpid()}"

@@ -14,7 +14,7 @@ from cloche.jail import work_folder
 from cloche.jail.syscalls import attempt
 from cloche.jail.work_folder import SPARE, WorkFolder
 
-FS_IOC_SETFLAGS = 0x40086602
+FS_IOC_SETFLAGS, FS_IOC_SETVERSION = 0x40086602, 0x40087602
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_folder_that_takes_too_long_to_empty_serves_no_other_run(
     assert not folder.renew(folder.folder)
 
 
-@pytest.mark.parametrize("change", ["size", "flags"])
+@pytest.mark.parametrize("change", ["size", "flags", "generation"])
 def test_a_folder_that_shows_its_past_serves_no_other_run(folder: WorkFolder, change: str) -> None:
     """Many entries leave a folder large on most file systems, and a flag stays where a file system has flags."""
     folder.note_new()
@@ -103,9 +103,10 @@ def test_a_folder_that_shows_its_past_serves_no_other_run(folder: WorkFolder, ch
             Path(folder.tmp, f"{number:0201}").touch()
         is_changed = os.stat(folder.tmp).st_size != before
     else:
-        is_changed = attempt("ioctl", opened, FS_IOC_SETFLAGS, (0x80).to_bytes(8, "little")) == 0  # no times of reading
+        request = FS_IOC_SETFLAGS if change == "flags" else FS_IOC_SETVERSION
+        is_changed = attempt("ioctl", opened, request, (0x80).to_bytes(8, "little")) == 0  # no times of reading
     os.close(opened)
     for name in os.listdir(folder.tmp):
         Path(folder.tmp, name).unlink()
-    is_changed = is_changed and (change == "flags" or os.stat(folder.tmp).st_size != before)
+    is_changed = is_changed and (change != "size" or os.stat(folder.tmp).st_size != before)
     assert folder.renew(folder.folder) is not is_changed

@@ -78,8 +78,9 @@ METADATA = (
 SETS_ATTRIBUTE, SIZE_OF_ATTRIBUTE, MOST_ATTRIBUTE = ("setxattr", "lsetxattr", "fsetxattr"), 3, 512
 ATTRIBUTES = (*SETS_ATTRIBUTE, "removexattr", "lremovexattr", "fremovexattr")
 NETWORK_CALLS = ("socket", "connect", "bind")
-# TIOCSTI and TIOCLINUX type into a terminal, TIOCCONS and TIOCSETD redirect it.
-REFUSED_IOCTLS = (0x5412, 0x541C, 0x541D, 0x5423)
+# TIOCSTI and TIOCLINUX type into a terminal, TIOCCONS and TIOCSETD redirect it. FS_IOC_SETVERSION writes a number into
+# an inode by any readable file: into the caller's, or into a folder that serves another run.
+REFUSED_IOCTLS = (0x5412, 0x541C, 0x541D, 0x5423, 0x40087602)
 # Common ioctls of file systems have one letter as their type. Some change the file system or its user's keys by any
 # readable file: with FS_IOC_REMOVE_ENCRYPTION_KEY (fscrypt) a guest could lock the caller's home. So only flags may be
 # read and set.
