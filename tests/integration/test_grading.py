@@ -71,6 +71,7 @@ def nothing(x): x.append(1)
     kinds = [None, True, -7, 2**100, -0.0, math.inf, "é\ud800", b"\xff", (1,), {2}, frozenset({3}), {"a": [1]}]
     tests = [
         "assert Solution().count('aab') == {'a': 2, 'b': 1}", "assert pair() == (1, 2.5) and pair().x == 1",
+        "assert Solution().count('aab').keys() == {'a', 'b'}", "assert Solution().count('a').items() == {('a', 1)}",
         "assert list(numbers(3)) == [0, 1, 2]", "assert nothing([]) is None", "assert sum(numbers(5)) == 10",
         {"call": "kinds", "result": kinds},
         {"call": "pair", "result": (1, 2.5000001), "tolerance": 1e-3},

@@ -558,13 +558,13 @@ def _round(number: Any, ndigits: int | None = None) -> Any:  # noqa: ANN401 - pl
     return round(_number(number), ndigits)
 
 
-def _items(kind: Callable[[Any], Any]) -> Callable[..., Any]:
+def _items(kind: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that makes a set, of so few items that equal hashes cost little."""
 
-    def make(values: Any = ()) -> Any:  # noqa: ANN401 - plain values
-        if len(values) > MAX_ITEMS:
+    def make(values: Any = (), **named: Any) -> Any:  # noqa: ANN401 - plain values
+        if len(values) + len(named) > MAX_ITEMS:
             raise WrongValue(f"a set that is made outside would have more than {MAX_ITEMS} items")
-        return kind(values)
+        return kind(values, **named)
 
     return make
 

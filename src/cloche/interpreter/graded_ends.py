@@ -22,6 +22,7 @@ _PLAIN: "Any" = (
     (frozenset, lambda value: frozenset(set.__or__(set(), value))),
     (dict, dict.copy),
 )
+_VIEWS: "Any" = (type({}.keys()), type({}.items()))  # equal to sets
 
 
 class NotData(Exception):
@@ -30,6 +31,8 @@ class NotData(Exception):
 
 def plain(value: "Any", kind: type, depth: int) -> "Any":
     """Return the data of a value whose class is derived from a plain one, without a method of that class."""
+    if kind in _VIEWS:
+        return set(value)
     for base, convert in _PLAIN:
         if kind is base and kind is not bytearray:
             raise NotData(f"a result has too many parts, or is nested too deeply ({depth})")
