@@ -31,7 +31,8 @@ EAGAIN, ENOENT = 11, 2
 MOST_TRIES = 100
 STARTUP = "startup"
 SPARE = "-spare"  # ending of a folder's name that waits to be used again
-FS_IOC_GETFLAGS, FS_IOC_GETVERSION = 0x80086601, 0x80087601
+# FS_IOC_GETFLAGS, FS_IOC_GETVERSION, FS_IOC_FSGETXATTR: of the last one's answer, what XFS keeps for new files, too
+QUESTIONS = (0x80086601, 0x80087601, 0x801C581F)
 PASSABLE = 0o711  # a known name below can be opened, and no other user can list them
 READABLE = 0o755  # the guest may have an id of its own
 
@@ -260,13 +261,13 @@ def _attributes(folder_fd: int) -> tuple[int, ...]:
     """Return what a process with a folder's id can change at it, except its times; one with entries has more links."""
     state = os.fstat(folder_fd)
     own = (state.st_mode, state.st_uid, state.st_gid, state.st_nlink, state.st_size, state.st_blocks)
-    return (*own, *(_answer(folder_fd, question) for question in (FS_IOC_GETFLAGS, FS_IOC_GETVERSION)))
+    return (*own, *(_answer(folder_fd, question) for question in QUESTIONS))
 
 
 def _answer(fd: int, question: int) -> int:
-    """Return the number that an ioctl of file systems answers; -1 where it is not supported."""
-    number = fresh(8)
-    return int.from_bytes(number[:4], "little") if attempt("ioctl", fd, question, number) >= 0 else -1
+    """Return what an ioctl of file systems answers, as a number; -1 where it is not supported."""
+    answer = fresh(question >> 16 & 0x3FFF)
+    return int.from_bytes(answer, "little") if attempt("ioctl", fd, question, answer) >= 0 else -1
 
 
 def _remove_one(name: str, folder_fd: int) -> None:
