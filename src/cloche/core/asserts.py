@@ -365,7 +365,7 @@ class _Splitter:
                 return True
             if gets_result and not _dotted(receiver) and not _is_new_object(receiver) and name != "join":
                 return True
-        is_foreign = _dotted(call.func).split(".")[0] in self._imported
+        is_foreign = any(isinstance(part, ast.Name) and part.id in self._imported for part in ast.walk(call.func))
         return is_foreign and self._gets_result_and_more(call)
 
     def _gets_result_and_more(self, call: ast.Call) -> bool:

@@ -107,6 +107,8 @@ TAKEN_APART = [
     ("assert set(sorted([1, 2])) == {1, 2}", ["sorted([1, 2])"], [[2, 1]], [[2]]),
     ("from program import f\nassert f(1) == f(2)", ["f(1)", "f(2)"], [1, 1], [1, 2]),
     ("assert gcd(gcd(12, 8), 3) == 1", ["gcd(gcd(12, 8), 3)"], [1], [2]),
+    ("from x import Counter\nassert Counter(f(1)).most_common(1) == [(1, 2)]", ["Counter(f(1)).most_common(1)"],
+     [[(1, 2)]], [[]]),
     ("import math\nassert f(math.sqrt(2)) == 2", ["f(math.sqrt(2))"], [2], [1]),
     ("def check(candidate):\n    assert True\n    assert candidate(1) == 2\n\ncheck(f)", ["f(1)"], [2], [3]),
 ]  # fmt: skip
@@ -148,6 +150,7 @@ def test_and_makes_several_cases() -> None:
         "from math import *\nassert f(2) == sqrt(2)", "x = math.sqrt(2)\nassert f(2) == x",
         "assert abs(sum([1, 2]) - 3) < 1e-6", "assert math.isclose(sum([1, 2]), 3)", "assert len([1]) == sum([1])",
         "assert all([same(f(1), 3)])", "assert bool(same(f(1), 3))", "assert True == same(f(1), 3)",
+        "from unittest import TestCase\nassert TestCase().assertEqual(f(1), 5) is None",
         "assert same([f(1), 3])", "assert all(map(same, f(1), [3]))", "import math\nassert math.fsum([f(1), -3]) == 0",
     ],
 )  # fmt: skip
