@@ -92,6 +92,13 @@ def temporary_folder() -> str:
     )
 
 
+def write_whole(fd: int, data: bytes) -> None:
+    """Write all of `data`. Raises OSError where the disk is full: a single call of write(2) may write less."""
+    unwritten = memoryview(data)
+    while unwritten:
+        unwritten = unwritten[os.write(fd, unwritten) :]
+
+
 def open_folder(path: str | os.PathLike[str], dir_fd: int | None = None, *, follows_link: bool = False) -> int:
     """Return a descriptor of a folder, relative to `dir_fd` if given. `follows_link` is for a path that the user named.
 

@@ -17,7 +17,6 @@ CLAIMED = "what a service says of itself is claimed: it may be required with acc
 DEVIATIONS = {
     **dict.fromkeys(("out of memory in children", "output limit", "flood on stderr", "output is true"), OWN_LIMIT),
     "cell floods": OWN_LIMIT,
-    "stdin of 52428800": "a run brings 20 MiB",
     "require": CLAIMED,
     "capabilities agree": "nobody is asked before the first run, so what a service says comes with its results",
 }

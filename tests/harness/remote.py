@@ -124,8 +124,11 @@ def posing(
     answer: tuple[int, dict[str, str], bytes] | None = None,
     *,
     version: int = SERVICE_WIRE,
+    streamed: int | None = None,
 ) -> Iterator[tuple[RemoteAccount, list[str]]]:
     """Pose as a service over TLS: greet with a `version` of the wire, then `talk`.
+
+    It takes `streamed` bytes of files with a run; None is an older one, which takes no stream.
 
     Or `answer` the first request by status, headers and body. The list has the path of each request.
     """
@@ -140,7 +143,9 @@ def posing(
 
     def handle(connection: ServerConnection) -> None:
         with suppress(ConnectionClosed, OSError):
-            bounds = {"frame": 65536, "window": 262144, "calls": 64}
+            bounds = {"frame": 65536, "window": 262144, "calls": 64} | (
+                {} if streamed is None else {"streamed": streamed}
+            )
             connection.send(json.dumps({"hello": {"wire": version, "version": "1", "bounds": bounds}}))
             talk(connection)
 

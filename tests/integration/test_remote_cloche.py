@@ -35,7 +35,7 @@ from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.processes import ProcessRequest
 from cloche.core.remote import Quota, RemoteAccount, Secret
-from cloche.core.request import Request
+from cloche.core.request import InputFile, Request
 from cloche.core.result import Result
 from cloche.init import wire
 from tests.harness.containers import make_certificates
@@ -816,3 +816,141 @@ def test_what_callers_that_were_killed_left_is_ended(
     asyncio.run(own())
     assert backend.collect_garbage() == []
     assert look(served, "/api/sandboxes?state=running")["items"] == []
+
+
+# Files and input beyond what the fields of a run carry.
+
+MIB = 1 << 20
+COPIES = """
+import os, shutil, sys
+shutil.copyfile("large", "out")
+print(len(os.listdir("many")), len(sys.stdin.buffer.read()), oct(os.stat("tool").st_mode)[-3:])
+os.remove("many/1")
+open("many/2", "a").write("changed")
+"""
+
+
+def large_files(folder: Path) -> dict[str, Any]:
+    """Return files that are too large and too many for fields."""
+    many = folder / "many"
+    many.mkdir()
+    for number in range(3_000):
+        (many / str(number)).write_text(str(number))
+    (folder / "large").write_bytes(os.urandom(MIB) * 38)
+    return {"large": folder / "large", "many": many, "tool": InputFile(path="tool", data=b"#!", mode=0o755)}
+
+
+def held_open(service: Service) -> list[str]:
+    """Return what unnamed files of runs the service has open."""
+    folder = Path(f"/proc/{service.process.pid}/fd")
+    names = []
+    for fd in folder.iterdir():
+        with contextlib.suppress(OSError):
+            names.append(os.readlink(fd))
+    return [name for name in names if "/#" in name or ("/cloche-" in name and name.endswith("(deleted)"))]
+
+
+def test_files_and_input_of_any_size_pass_both_ways(
+    served: tuple[Service, RemoteAccount], account: RemoteAccount, tmp_path: Path
+) -> None:
+    """40 MiB, 3,000 files and 21 MiB of input go in, 38 MiB come out: the result is as here, nothing is left."""
+    files, stdin = large_files(tmp_path), b"i" * (21 * MIB)
+    here = cloche.run(COPIES, files=files, stdin=stdin)
+    there = run(account, COPIES, files=files, stdin=stdin, out=tmp_path / "out")
+    assert (there.status, there.stdout, there.stderr) == (here.status, "3000 22020096 755\n", here.stderr)
+    assert there.files == here.files
+    assert sorted(file.path for file in there.files) == ["many/2", "out"]
+    assert (tmp_path / "out" / "out").read_bytes() == (tmp_path / "large").read_bytes()
+    number = there.meta["remote"]["sandbox"]
+    assert look(served, f"/api/runs/{number}")["status"] == "ok"
+    assert held_open(served[0]) == []
+
+
+def test_input_of_any_size_goes_into_a_workspace_and_files_do_not(account: RemoteAccount) -> None:
+    """Several runs share what the service holds open; large files are refused before anything is sent."""
+    with cloche.Sandbox(backend=ClocheBackend(account), live=False) as several:
+        size = "import sys; print(len(sys.stdin.buffer.read()))"
+        assert several.run(size, stdin=bytes(21 * MIB)).stdout == f"{21 * MIB}\n"
+        with pytest.raises(InvalidRequest, match="only with a single run; write them into a live sandbox"):
+            several.run(size, files={"a": bytes(21 * MIB)})
+
+
+def test_a_connection_that_is_cut_while_files_are_sent(
+    served: tuple[Service, RemoteAccount], account: RemoteAccount
+) -> None:
+    """Nothing has run, and that is said; the service lets go of what came, and the next run goes on."""
+    with relayed(account) as (relay, through):
+        assert run(through).ok
+        relay.passed.clear()
+
+        def cut() -> None:
+            relay.passed.wait(PATIENCE_S)
+            relay.cut()
+
+        cutting = threading.Thread(target=cut)
+        cutting.start()
+        with pytest.raises(BackendUnavailable, match="while files were sent; nothing has run"):
+            run(through, files={"a": bytes(200 * MIB)})
+        cutting.join()
+    until(lambda: not held_open(served[0]))
+    assert run(account).ok
+
+
+def test_a_caller_that_is_cancelled_while_files_are_sent(
+    served: tuple[Service, RemoteAccount], account: RemoteAccount
+) -> None:
+    """The call is ended there, and what came is let go."""
+
+    async def attempt() -> None:
+        running = asyncio.ensure_future(cloche.arun("1", files={"a": bytes(200 * MIB)}, backend=ClocheBackend(account)))
+        await asyncio.to_thread(until, lambda: bool(held_open(served[0])))
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(attempt())
+    until(lambda: not held_open(served[0]))
+
+
+@pytest.mark.parametrize(
+    ("streamed", "error", "said"),
+    [
+        (None, InvalidRequest, "the older Cloche at .* does not take with a run"),
+        (MIB, InvalidRequest, "takes 1048576 with a run"),
+        (1 << 40, BackendUnavailable, "has taken no more of a run's files"),
+    ],
+    ids=["older", "less", "stalls"],
+)
+def test_a_service_that_does_not_take_files(
+    certificates: Path, monkeypatch: pytest.MonkeyPatch, streamed: int | None, error: type[Exception], said: str
+) -> None:
+    """One that knows no stream, or takes less, gets none of it; one that stops taking is given up, and nothing ran."""
+    monkeypatch.setattr(RemoteAccount, "stall_s", 0.3)
+    monkeypatch.setattr(RemoteAccount, "cancel_s", 0.1)
+    with posing(certificates, frames(), streamed=streamed) as (account, _), pytest.raises(error, match=said):
+        run(account, files={"a": bytes(21 * MIB)})
+
+
+def test_a_service_that_sends_more_than_the_disk_fills_none_here(certificates: Path) -> None:
+    """The rest is dropped as it comes, and the result says that its files are not whole."""
+
+    def flood(connection: ServerConnection) -> None:
+        number, window = call_of(connection), wire.WINDOW_BYTES
+        for _ in range(3 * MIB // wire.MOST_DATA):
+            while window < wire.MOST_DATA:
+                for kind, _, body in wire.FrameBuffer(last_kind=wire.PONG).feed(bytes(connection.recv())):  # type: ignore[arg-type]
+                    window += wire.read_grant(body)[1] if kind == wire.WINDOW else 0
+            connection.send(wire.data_frame(number, 1, bytes(wire.MOST_DATA)))
+            window -= wire.MOST_DATA
+        connection.send(done(files=[{"path": "a", "size": 3 * MIB, "sha256": "0" * 64}])(number))
+        connection.recv()
+
+    with posing(certificates, flood) as (account, _):
+        there = run(account, disk="2m")
+    assert (there.files, there.meta["files_partial"]) == ((), "bytes")
+
+
+def test_files_that_do_not_fit_into_the_disk_there_are_the_callers_error(account: RemoteAccount) -> None:
+    """Small files take more of the disk than their bytes: the run is refused when it is full, and nothing has run."""
+    with pytest.raises(InvalidRequest, match=r"disk is full.*nothing has run"):
+        run(account, files={f"d/{number}": b"x" for number in range(3_000)}, disk="1m")

@@ -18,6 +18,8 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from cloche.backends.archive import archive_pieces
+from cloche.core.request import InputFile
 from cloche.init import wire as frames
 from tests.harness.service import Service, serving
 from tests.harness.wire_client import ERR, IN, JSON, OUT, CallFailed, WireClient, wired
@@ -451,3 +453,48 @@ async def test_the_workspace_of_a_session_has_files(wire: WireClient, sandbox: s
     assert await reading.read() == b"1"
     assert await failure(wire, "file.stat", sandbox=sandbox, path="/workspace/mine") == (404, "file-not-found")
     await wire.do("session.close", sandbox=sandbox, session=session)
+
+
+@wire_test
+async def test_files_of_a_run_on_a_stream_are_checked_before_it_runs(wire: WireClient, sandbox: str) -> None:
+    """An archive with its input runs; one that is longer, cut, too large, or leads elsewhere is refused, and so are
+    sizes beside the same fields, and files of a workspace.
+    """
+
+    def archive(name: str, content: bytes = b"here") -> bytes:
+        return b"".join(map(bytes, archive_pieces([_named(name, content)])))
+
+    async def refusal(data: bytes, *, archiveSize: int = 0, **fields: Any) -> tuple[int, str]:  # noqa: N803 - a field
+        call = await wire.begin("code.exec", code="1", archiveSize=archiveSize, **fields)
+        sending = asyncio.ensure_future(call.send(data))
+        with pytest.raises(CallFailed) as failed:
+            await call.result
+        sending.cancel()
+        return failed.value.kind
+
+    whole = archive("d/a")
+    code = "import sys; print(open('d/a').read(), sys.stdin.read()); open('b', 'w').write('new')"
+    call = await wire.begin("code.exec", code=code, archiveSize=len(whole), stdinSize=3, returnFiles=True)
+    await call.send(whole + b"abc")
+    content, result = await call.read(OUT), await call.result
+    assert (result["status"], result["stdout"], content) == ("ok", "here abc\n", b"new")
+    assert [file["path"] for file in result["files"]] == ["b"]
+    assert await refusal(whole + b"more", archiveSize=len(whole)) == (413, "body-too-large")
+    assert await refusal(whole[:-1], archiveSize=len(whole)) == (422, "invalid-request")
+    assert await refusal(b"", archiveSize=1 << 40) == (413, "body-too-large")
+    assert await refusal(b"", stdinSize=51 * MIB) == (413, "body-too-large")
+    assert await refusal(archive("../a"), archiveSize=len(whole)) == (422, "invalid-request")
+    same = {"files": [{"path": "x", "text": ""}]}
+    assert await refusal(b"", archiveSize=1, **same) == (422, "invalid-request")
+    keeping = await wire.begin("workspace.open")
+    workspace = (await keeping.event())[1]["id"]
+    refused = await failure(wire, "workspace.run", workspace=workspace, code="1", archiveSize=1024)
+    assert refused == (422, "invalid-request")
+    await keeping.cancel()
+
+
+def _named(name: str, content: bytes) -> InputFile:
+    """Return a file with any name."""
+    file = InputFile(path="a", data=content)
+    object.__setattr__(file, "path", name)
+    return file

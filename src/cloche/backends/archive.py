@@ -24,7 +24,7 @@ from cloche.core.languages import is_program_file
 from cloche.core.record import dataclass
 from cloche.core.request import InputFile, workspace_path
 from cloche.core.result import FileRecord, SaveFiles
-from cloche.core.tar import ENCODING, ERRORS, members, read_at
+from cloche.core.tar import BLOCK, ENCODING, ERRORS, members, read_at
 from cloche.init.patterns import matches
 
 from .saved_files import CHUNK_BYTES, REASONS, Changes, ContentSource, Slice, Until, copy_out
@@ -49,6 +49,29 @@ def pack(files: Sequence[InputFile]) -> bytes:
             member.size, member.mode = len(file.data), stat.S_IMODE(file.mode)
             archive.addfile(member, io.BytesIO(file.data))
     return packed.getvalue()
+
+
+def archive_pieces(files: Sequence[InputFile], count: int = CHUNK_BYTES) -> Iterator[bytes | memoryview]:
+    """Yield an archive of `files` in pieces of at most `count` bytes of content, which are views."""
+    for file in files:
+        yield _header(file)
+        content = memoryview(file.data)
+        for offset in range(0, len(content), count):
+            yield content[offset : offset + count]
+        if len(content) % BLOCK:
+            yield bytes(BLOCK - len(content) % BLOCK)
+    yield bytes(2 * BLOCK)
+
+
+def archive_size(files: Sequence[InputFile]) -> int:
+    """Return the number of bytes of the archive of `files`."""
+    return sum(len(_header(file)) + -(-len(file.data) // BLOCK) * BLOCK for file in files) + 2 * BLOCK
+
+
+def _header(file: InputFile) -> bytes:
+    member = tarfile.TarInfo(file.path)
+    member.size, member.mode = len(file.data), stat.S_IMODE(file.mode)
+    return member.tobuf(tarfile.GNU_FORMAT, ENCODING, ERRORS)
 
 
 class Spool:

@@ -193,6 +193,13 @@ class SupportsGrantedDisk(Protocol):
 
 
 @runtime_checkable
+class SupportsStreamedFiles(Protocol):
+    """Be a backend that sends the files of a run piece by piece: their data may be a view of a file on disk."""
+
+    streams_files: bool
+
+
+@runtime_checkable
 class SupportsChanges(Protocol):
     """Report changes in a folder of a live sandbox."""
 

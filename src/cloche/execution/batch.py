@@ -367,7 +367,7 @@ async def check_keywords(keywords: Mapping[str, Any], options: Mapping[str, Any]
         from .toolchains import with_toolchains  # needed by some runs only
 
         await with_toolchains(prepared)
-    inputs = await gather(keywords.get("files"), prepared.limits)
+    inputs = await gather(keywords.get("files"), prepared)
     request = Request(
         code="",
         language=language_named(keywords.get("language", "python")).name,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import BinaryIO, cast
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.limits import format_size
@@ -23,6 +24,8 @@ Files = Mapping[str, Content] | Sequence[str | os.PathLike[str]]
 _CONTENT = (bytes, bytearray, memoryview, str, os.PathLike, InputFile)
 
 MOST_WALKED = 200_000  # far above the limit of files: folders may be moved during the walk
+MOST_IN_MEMORY = 16 << 20  # bytes of host files; more are copied to a file where the backend sends them as a stream
+_COPIED_AT_ONCE = 1 << 20
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # open(2): O_NONBLOCK does not wait for a FIFO's writer
 
 
@@ -34,6 +37,49 @@ class Inputs:
     left_out: tuple[str, ...] = ()
 
 
+class _Copies:
+    """Copy large host files into one unnamed file, and return their content as views of its mapping.
+
+    It is a copy because nobody else can shorten it: reading beyond the end of a mapped file is fatal (SIGBUS). Its
+    blocks are allocated by writing, so a full disk is an error there.
+    """
+
+    def __init__(self, max_bytes: int):
+        import mmap
+        import tempfile
+
+        from cloche.hostfs import temporary_folder
+
+        folder = temporary_folder()
+        self._file = tempfile.TemporaryFile(prefix="cloche-", dir=folder, buffering=0)  # noqa: SIM115 - see `close`
+        os.ftruncate(self._file.fileno(), max_bytes)
+        self._view = memoryview(mmap.mmap(self._file.fileno(), max_bytes, access=mmap.ACCESS_READ))
+        self._size = 0
+
+    def close(self) -> None:
+        """Close the file; its mapping, and so the views, remain."""
+        self._file.close()
+
+    def add(self, source: BinaryIO, size: int) -> bytes:
+        """Return at most `size` bytes of a file, as a view."""
+        begin = self._size
+        while size and (piece := source.read(min(size, _COPIED_AT_ONCE))):
+            self._write(piece)
+            self._size, size = self._size + len(piece), size - len(piece)
+        return cast("bytes", self._view[begin : self._size])
+
+    def _write(self, piece: bytes) -> None:
+        from cloche.hostfs import write_whole
+
+        try:
+            write_whole(self._file.fileno(), piece)
+        except OSError as error:
+            raise InvalidRequest(
+                f"files: they cannot be copied to the folder for temporary files: {error.strerror}; make room, or "
+                "name another folder in TMPDIR"
+            ) from error
+
+
 @dataclass(slots=True)
 class _Budget:
     """Limit what is read, so that a huge tree is refused before it is in memory."""
@@ -41,6 +87,9 @@ class _Budget:
     bytes_left: int
     files_left: int
     max_bytes: int
+    maps: bool = False
+    in_memory: int = 0
+    copies: _Copies | None = None
 
     def spend(self, size: int, *, source: str) -> None:
         self.bytes_left -= size
@@ -53,10 +102,31 @@ class _Budget:
         if self.files_left < 0:
             raise InvalidRequest(f"files: {source!r} is one file too many for the workspace; pass fewer files")
 
+    def read(self, source: BinaryIO, size: int) -> bytes:
+        """Return the content of a host file that was accounted: in memory, or as a view of a copy on disk."""
+        self.in_memory += size
+        if not self.maps or self.in_memory <= MOST_IN_MEMORY:
+            return source.read(size)
+        self.in_memory -= size
+        if self.copies is None:
+            self.copies = _Copies(self.max_bytes)
+        return self.copies.add(source, size)
 
-def gather_files(files: Files | None, *, max_bytes: int, max_files: int = 32_768) -> Inputs:
-    """Read `files` into memory, within limits. Raises InvalidRequest naming the offending file."""
-    budget = _Budget(bytes_left=max_bytes, files_left=max_files, max_bytes=max_bytes)
+
+def gather_files(files: Files | None, *, max_bytes: int, max_files: int = 32_768, maps: bool = False) -> Inputs:
+    """Read `files` into memory, within limits. Raises InvalidRequest naming the offending file.
+
+    With `maps`, host files beyond `MOST_IN_MEMORY` are copied to a file, and their data is a memoryview of it.
+    """
+    budget = _Budget(bytes_left=max_bytes, files_left=max_files, max_bytes=max_bytes, maps=maps)
+    try:
+        return _gather(files, budget)
+    finally:
+        if budget.copies is not None:
+            budget.copies.close()
+
+
+def _gather(files: Files | None, budget: _Budget) -> Inputs:
     gathered: list[InputFile] = []
     left_out: list[str] = []
     for path, content in _pairs(files):
@@ -161,7 +231,7 @@ def _read(path: str, host: str, budget: _Budget, root: str = "") -> InputFile | 
         if root and not _stays_below(f"/proc/self/fd/{fd}", root):
             return None  # replaced by a link since it was checked
         budget.spend(facts.st_size, source=host)
-        data = opened.read(facts.st_size)
+        data = budget.read(opened, facts.st_size)
     return InputFile(path=path, data=data, mode=0o755 if facts.st_mode & 0o100 else 0o644)
 
 

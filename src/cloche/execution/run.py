@@ -28,10 +28,14 @@ from cloche.core.enforcement import Level
 from cloche.core.errors import InvalidRequest, PolicyDenied, SandboxFileError
 from cloche.core.events import Ended, Event, NetworkRefused, OutputChunk, Sink, Started, Stream
 from cloche.core.languages import language_named
-from cloche.core.limits import Limits
 from cloche.core.loops import become_task, check_event_loop, with_sink
 from cloche.core.policy import HOST_BACKENDS, Policy
-from cloche.core.protocols import OpenSandbox, SupportsBatchFiles, SupportsSingleRun, SupportsStreaming
+from cloche.core.protocols import (
+    OpenSandbox,
+    SupportsBatchFiles,
+    SupportsSingleRun,
+    SupportsStreaming,
+)
 from cloche.core.record import dataclass, replace
 from cloche.core.request import InputFile, Request, read_patterns
 from cloche.core.result import Result
@@ -190,7 +194,7 @@ async def prepare_request(
     with refusals(prepared.settings, language=language, code=code):
         name = check_language(prepared.policy, language if code is not None else COMMAND_LANGUAGE)
         findings = await screen(prepared.policy.screen, name, code) if code is not None else ()
-    inputs = NO_INPUTS if files is None else await gather(files, prepared.limits)
+    inputs = NO_INPUTS if files is None else await gather(files, prepared)
     request = Request(
         code=code,
         language=name,
@@ -209,11 +213,15 @@ async def prepare_request(
     return PreparedRequest(request=request, notes=notes)
 
 
-async def gather(files: Files | None, limits: Limits) -> Inputs:
+async def gather(files: Files | None, prepared: Prepared) -> Inputs:
     """Read given files; host files are read in a thread, so that other runs do not wait for the disk."""
+    limits = prepared.limits
     if not has_host_files(files):
         return gather_files(files, max_bytes=limits.disk_bytes, max_files=limits.inodes)
-    return await asyncio.to_thread(gather_files, files, max_bytes=limits.disk_bytes, max_files=limits.inodes)
+    from cloche.core.changes import SupportsStreamedFiles  # needed by some runs only
+
+    maps = isinstance(prepared.backend, SupportsStreamedFiles) and prepared.backend.streams_files
+    return await asyncio.to_thread(gather_files, files, max_bytes=limits.disk_bytes, max_files=limits.inodes, maps=maps)
 
 
 def check_language(policy: Policy, language: str) -> str:

@@ -183,3 +183,21 @@ def test_a_tree_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "a" / "b" / "c").mkdir()
     with pytest.raises(InvalidRequest, match="more than 3 files and folders"):
         gather({"d": tmp_path})
+
+
+def test_large_host_files_are_copied_to_disk_for_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the bound their data is a view of a copy, which stays as it was when the file is shortened; an empty one
+    is empty, and bytes that the caller gives are not copied.
+    """
+    monkeypatch.setattr(inputs, "MOST_IN_MEMORY", 4)
+    given = b"given"
+    for name, data in {"small": b"1234", "large": b"5" * 5000, "empty": b"", "last": b"67"}.items():
+        (tmp_path / name).write_bytes(data)
+    files = {name: tmp_path / name for name in ("small", "large", "empty", "last")}
+    found = {
+        file.path: file.data for file in gather_files({**files, "given": given}, max_bytes=1 << 20, maps=True).files
+    }
+    (tmp_path / "large").write_bytes(b"")
+    assert found == {"small": b"1234", "large": b"5" * 5000, "empty": b"", "last": b"67", "given": given}
+    assert [name for name, data in found.items() if isinstance(data, memoryview)] == ["large", "last"]
+    assert found["given"] is given

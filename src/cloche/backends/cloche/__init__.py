@@ -5,6 +5,7 @@
 | `backend` | the backend: its claims, and the sandboxes that it opens |
 | `fields` | policy, limits and requests as fields of the wire; values that cannot be sent are refused |
 | `sandbox` | throwaway sandboxes |
+| `inputs` | files and input of a run that are too large for its fields |
 | `live`, `process`, `files`, `session` | live sandboxes, and their contents |
 | `calls` | calls about one sandbox |
 | `results` | results of the wire, checked, as `Result` |

@@ -37,7 +37,7 @@ class ClocheBackend(AccountBackend):
     """Run code at another machine's service, over its wire. Controls are claimed by the service."""
 
     name = NAME
-    is_disk_granted = installs_packages = True
+    is_disk_granted = installs_packages = streams_files = True
     _image = ""  # by digest; without one the service chooses
 
     def with_images(self, images: Mapping[str, str]) -> ClocheBackend:

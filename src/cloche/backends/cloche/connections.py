@@ -116,12 +116,17 @@ async def begin(
     on_data: TakeData | None = None,
 ) -> Call:
     """Begin a call over a kept or new connection. Raises BackendUnavailable, InvalidRequest."""
+    return await begin_on(await connected(account), verb, fields, on_event=on_event, on_data=on_data)
+
+
+async def connected(account: RemoteAccount) -> Wire:
+    """Return a kept or new connection that accepts another call. Raises BackendUnavailable."""
     await become_task()
     loop = asyncio.get_running_loop()
     connections = _of_loops.get(loop)
     if connections is None:
         connections = _of_loops[loop] = _Connections()
-    return await begin_on(await connections.wire(account), verb, fields, on_event=on_event, on_data=on_data)
+    return await connections.wire(account)
 
 
 async def begin_on(

@@ -77,11 +77,16 @@ def fits_call(request: Request) -> bool:
     return size <= MOST_SENT and len(request.files) <= MOST_FILES
 
 
-def run_fields(request: Request, files: tuple[InputFile, ...]) -> dict[str, Any]:
-    """Return the fields of a run with these files. Raises InvalidRequest."""
+def fits_fields(files: tuple[InputFile, ...]) -> bool:
+    """Return whether files fit into the fields of a call, in bytes and number."""
+    return len(files) <= MOST_FILES and sum(len(file.data) for file in files) <= MOST_SENT
+
+
+def run_fields(request: Request, files: tuple[InputFile, ...], *, has_stdin: bool = True) -> dict[str, Any]:
+    """Return the fields of a run with these files, and its input unless that is streamed. Raises InvalidRequest."""
     if request.source_path is not None:
         raise InvalidRequest("source_path: backend 'cloche' cannot say where the code lies; run it as a command")
-    if len(request.stdin) > MOST_SENT:
+    if has_stdin and len(request.stdin) > MOST_SENT:
         raise InvalidRequest(
             f"stdin: {len(request.stdin)} bytes are more than {MOST_SENT}, which backend 'cloche' sends"
         )
@@ -90,7 +95,7 @@ def run_fields(request: Request, files: tuple[InputFile, ...]) -> dict[str, Any]
         fields["code"] = request.code
     if request.argv:
         fields["argv"] = list(request.argv)
-    if request.stdin:
+    if request.stdin and has_stdin:
         fields["stdinBase64"] = base64.b64encode(request.stdin).decode()
     if request.env:
         fields["env"] = dict(request.env)

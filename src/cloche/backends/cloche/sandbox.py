@@ -23,9 +23,10 @@ from ..archive import Spool
 from ..live_files import FILE_S
 from ..remote.failures import Failure, RemoteUnavailable
 from ..remote.quota import counter_for
-from .connections import begin, begin_on, outcome
+from .connections import begin, begin_on, connected, outcome
 from .fields import MOST_FILES, MOST_SENT, encoded_path, fits_call, path_fields, run_fields
 from .files import incoming
+from .inputs import StreamedInputs, check_taken, send_inputs, streamed_fields
 from .results import ResultReader, files_saver, read_output, read_records
 from .wire import IN, OUT, Call, TakeEvent
 
@@ -192,44 +193,55 @@ class ThrowawaySandbox:
         return self._workspace
 
     async def _run(self, request: Request, sink: Sink | None) -> Result:
-        if not fits_call(request):
-            raise InvalidRequest(
-                f"files and stdin have more than {MOST_SENT} bytes, or are more than {MOST_FILES} files, which backend "
-                "'cloche' sends with a run; write them into a live sandbox"
-            )
-        fields = {**run_fields(request, request.files), "returnFiles": True, **({"stream": True} if sink else {})}
+        inputs: StreamedInputs | None = None
+        if fits_call(request):
+            fields = run_fields(request, request.files)
+        else:
+            inputs, fields = streamed_fields(request)
+        fields = {**fields, "returnFiles": True, **({"stream": True} if sink else {})}
         timeout_s = request.timeout_s or self._limits.timeout_s
         if not self._is_single or self._workspace is not None:
+            _check_for_workspace(inputs)
             workspace = await self._opened()
-            return await self._finished("workspace.run", fields, timeout_s, sink, workspace.begin)
+            return await self._finished("workspace.run", fields, inputs, timeout_s, sink, workspace.begin)
         async with counted_sandbox(self._account, timeout_s + GRACE_S) as note:
             begin_here = functools.partial(begin, self._account)
-            result = await self._finished("code.exec", {**self._options, **fields}, timeout_s, sink, begin_here)
+            fields = {**self._options, **fields}
+            result = await self._finished("code.exec", fields, inputs, timeout_s, sink, begin_here)
             note(result.meta["remote"]["sandbox"])
             return result
 
     async def _finished(
-        self, verb: str, fields: Mapping[str, Any], timeout_s: float, sink: Sink | None, begin_here: Begin
+        self,
+        verb: str,
+        fields: Mapping[str, Any],
+        inputs: StreamedInputs | None,
+        timeout_s: float,
+        sink: Sink | None,
+        begin_here: Begin,
     ) -> Result:
         """Run by one call, and return its result with the files received before it."""
-        events, spool = RunEvents(sink), Spool(self._limits.disk_bytes)
+        if inputs is not None:
+            check_taken(inputs, (await connected(self._account)).most_streamed, self._account)
+        events, files = RunEvents(sink), _ReceivedFiles(self._limits.disk_bytes)
         call = await begin_here(verb, fields, on_event=events.take)
-        is_kept = True
-
-        def take(channel: int, data: bytes) -> None:
-            nonlocal is_kept
-            if channel == OUT and is_kept:
-                try:
-                    spool.add(data)
-                except (ValueError, OSError):
-                    is_kept = False
-            call.grant(channel, len(data))
-
-        call.on_data = take
+        files.follow(call)
+        if inputs is not None:
+            await self._send(call, inputs)
         answer = await run_outcome(
-            call, self._account, "code ran", timeout_s=timeout_s + GRACE_S, where=lambda: self._where(events.id)
-        )
-        return events.note(self._result(answer, spool, is_kept=is_kept))
+            call, self._account, "code ran", timeout_s=timeout_s + GRACE_S, where=lambda: self._where(events.id),
+            is_held=files.have_grown,
+        )  # fmt: skip
+        return events.note(self._result(answer, files.spool, is_kept=files.is_kept))
+
+    async def _send(self, call: Call, inputs: StreamedInputs) -> None:
+        """Send files and input; if that fails or is cancelled, the call is ended, and its end awaited."""
+        try:
+            await send_inputs(call, inputs, self._account)
+        except BaseException:
+            call.cancel()
+            await finish(asyncio.wait([call.closed], timeout=self._account.cancel_s))
+            raise
 
     def _where(self, run_id: str) -> str:
         if not run_id:
@@ -246,6 +258,47 @@ class ThrowawaySandbox:
         result = self._reader.read(answer)
         result.meta["files_partial"] = "bytes"
         return result
+
+
+def _check_for_workspace(inputs: StreamedInputs | None) -> None:
+    if inputs is not None and inputs.files:
+        raise InvalidRequest(
+            f"files have more than {MOST_SENT} bytes, or are more than {MOST_FILES}, which backend 'cloche' sends only "
+            "with a single run; write them into a live sandbox"
+        )
+
+
+class _ReceivedFiles:
+    """Receive the contents of a result's files into a spool, up to the disk limit; more is dropped."""
+
+    def __init__(self, max_bytes: int):
+        self.spool, self.is_kept, self._most = Spool(max_bytes), True, max_bytes
+        self._seen = 0
+
+    def follow(self, call: Call) -> None:
+        """Take the content of a call."""
+
+        def take(channel: int, data: bytes) -> None:
+            if channel == OUT and self.is_kept:
+                self._add(data)
+            call.grant(channel, len(data))
+
+        call.on_data = take
+
+    def _add(self, data: bytes) -> None:
+        try:
+            self.is_kept = self.spool.size + len(data) <= self._most
+            if self.is_kept:
+                self.spool.add(data)
+        except (ValueError, OSError):  # a full disk
+            self.is_kept = False
+        if not self.is_kept:
+            self.spool.file.close()
+
+    async def have_grown(self) -> bool:
+        """Tell whether content was kept since the last call of this, so that waiting goes on."""
+        seen, self._seen = self._seen, self.spool.size
+        return self.is_kept and self._seen > seen
 
 
 class Begin(Protocol):

@@ -232,6 +232,7 @@ class Wire:
         self.calls: dict[int, Call] = {}
         self._number, self._held = 0, 0
         self.most_calls = 1
+        self.most_streamed = 0  # bytes of files and input of a run; 0 for a service that takes no stream of them
         self._hello: asyncio.Future[None] = self._loop.create_future()
         self._pong: asyncio.Future[None] | None = None
         self._heard_at = self._loop.time()
@@ -350,6 +351,8 @@ class Wire:
                 f"its wire is not version {SERVICE_WIRE}: use the same version of Cloche on both sides"
             )
         self.most_calls = calls
+        streamed = bounds.get("streamed") if isinstance(bounds, dict) else None
+        self.most_streamed = streamed if type(streamed) is int and streamed > 0 else 0
         self._hello.set_result(None)
 
     def hold(self, count: int) -> None:

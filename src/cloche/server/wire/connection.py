@@ -27,8 +27,10 @@ from ..observe import CALLER
 from ..problems import Refused, response_to
 from ..sandbox_use import using
 from ..service import Service
+from ..shares import Shares
 from ..sockets import GOING_AWAY, BadMessage, carry, read_object
 from .calls import JSON, Call, CallRequest
+from .load import MOST_SPOOLED
 from .verbs import VERBS, Verb
 
 SILENCE_HEADER = "cloche-silence"
@@ -209,6 +211,7 @@ def _silence_of(websocket: WebSocket) -> float:
 
 def _hello() -> str:
     bounds = {"frame": wire.MOST_DATA, "window": wire.WINDOW_BYTES, "calls": MOST_CALLS}
+    bounds["streamed"] = Shares(MOST_SPOOLED).most_of_one
     return json.dumps({"hello": {"wire": SERVICE_WIRE, "version": __version__, "bounds": bounds}})
 
 

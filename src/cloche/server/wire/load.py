@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,6 +20,7 @@ MOST_CONNECTIONS = 32  # each with a window for every stream of its calls
 MOST_HELD = 128 << 20  # bytes of buffered fields and files
 MOST_SPOOLED = 8 << 30  # bytes of files on this machine's disk
 MOST_WORKSPACES = 64
+ROOM_S, LOOK_S = 60.0, 0.1  # wait for room on disk; between two looks
 
 
 @dataclass(slots=True)
@@ -58,6 +60,17 @@ class WireLoad:
         if not self.spooled.has_room(whose, size):
             raise Refused(503, "busy", "other calls hold all disk there is for them", headers={"Retry-After": "5"})
         self.spooled.take(whose, size)
+
+    async def spool_later(self, whose: str | None, size: int) -> bool:
+        """Account bytes on disk for a key once there is room; return False if there is none within `ROOM_S`."""
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + ROOM_S
+        while not self.spooled.has_room(whose, size):
+            if size > self.spooled.most_of_one or loop.time() > ends:
+                return False
+            await asyncio.sleep(LOOK_S)
+        self.spooled.take(whose, size)
+        return True
 
     @contextmanager
     def workspace(self, caller: Caller, sandbox: AsyncSandbox) -> Iterator[str]:

@@ -14,7 +14,7 @@ from ..routes import sandbox_files as files
 from ..routes import sandbox_processes as processes
 from ..routes import sandbox_sessions as sessions
 from ..routes import sandboxes
-from . import copies, questions, work
+from . import copies, inputs, questions, work
 from .calls import Call, CallRequest, Nothing
 
 Work = Callable[[Call, CallRequest], Awaitable[object]]
@@ -55,9 +55,9 @@ VERBS: Mapping[str, Verb] = {
     "sandbox.pause": Verb("run", _as_route(sandboxes.pause)),
     "sandbox.resume": Verb("run", _as_route(sandboxes.resume)),
     "sandbox.end": Verb("run", work.end, is_inside=False),
-    "code.exec": Verb("run", work.run_apart, work.WireExec, of=(), is_inside=False),
+    "code.exec": Verb("run", inputs.run_apart, work.WireExec, of=(), is_inside=False),
     "workspace.open": Verb("run", work.open_workspace, OptionFields, of=(), is_inside=False),
-    "workspace.run": Verb("run", work.run_in_workspace, work.WorkspaceRun, of=IN_WORKSPACE, is_inside=False),
+    "workspace.run": Verb("run", inputs.run_in_workspace, work.WorkspaceRun, of=IN_WORKSPACE, is_inside=False),
     "workspace.read": Verb("read", work.read_in_workspace, work.WholeFile, of=IN_WORKSPACE, is_inside=False),
     "workspace.write": Verb("run", work.write_in_workspace, work.AtPath, of=IN_WORKSPACE, is_inside=False),
     "run": Verb("run", work.run, sandboxes.SandboxExec),

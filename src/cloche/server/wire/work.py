@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import os
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -12,8 +13,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
+from cloche import hostfs
 from cloche.core.errors import InvalidRequest
 from cloche.core.events import Sink
+from cloche.core.loops import finish
 from cloche.core.processes import Detached
 from cloche.core.record import replace
 from cloche.core.remote import MOST_FIELDS
@@ -60,9 +63,19 @@ class WireSandbox(sandboxes.NewSandbox):
 
 
 class WireRun(RunFields):
-    """What to run. With `stream`, its events are sent while it runs."""
+    """What to run. With `stream`, its events are sent while it runs.
+
+    `archive_size` bytes of a tar archive of its files and then `stdin_size` bytes of input come on stream 0.
+    """
 
     stream: bool = False
+    archive_size: Annotated[int, Field(ge=0)] = 0
+    stdin_size: Annotated[int, Field(ge=0)] = 0
+
+    @property
+    def has_stream(self) -> bool:
+        """Tell whether files or input come on stream 0."""
+        return bool(self.archive_size or self.stdin_size)
 
 
 class WireExec(ExecRequest, WireRun):
@@ -211,12 +224,13 @@ async def run_apart(call: Call, request: CallRequest) -> object:
 
     It is in the list of runs, by the id in the first event.
     """
-    return await _queued(
+    return await queued(
         call, request, await make_order(request.service, request.caller, request.fields, size=call.held)
     )
 
 
-async def _queued(call: Call, request: CallRequest, order: RunOrder) -> str:
+async def queued(call: Call, request: CallRequest, order: RunOrder) -> str:
+    """Queue a run, and send its events and files; return its result as JSON."""
     fields: WireRun = request.fields
     results: list[Result] = []
 
@@ -232,11 +246,29 @@ async def _queued(call: Call, request: CallRequest, order: RunOrder) -> str:
         if fields.stream:
             await _tell_events(call, live)
         await live.wait()
-        if fields.return_files and results[0].files:
-            await call.send_all(OUT, _contents(results[0]))
-    if results[0].files or len(results[0].stdout_bytes) > PIECE:
-        return await asyncio.to_thread(encode_result, live.id, results[0])
-    return encode_result(live.id, results[0], live.plain)
+        result = results[0]
+        if fields.return_files and result.files:
+            result = await _send_files(call, request, result)
+    if result is not results[0] or result.files or len(result.stdout_bytes) > PIECE:
+        return await asyncio.to_thread(encode_result, live.id, result)
+    return encode_result(live.id, result, live.plain)
+
+
+async def _send_files(call: Call, request: CallRequest, result: Result) -> Result:
+    """Send a result's files and return it; without them if this machine's disk has no room for them in time."""
+    load, size = request.service.wire, sum(file.size for file in result.files)
+    without_files = replace(result, files=(), save_files=None, meta={**result.meta, "files_partial": "bytes"})
+    if not await load.spool_later(call.whose, size):
+        return without_files
+    try:
+        await call.send_all(OUT, _contents(result))
+    except OSError as error:  # of the copy, before anything was sent
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        return without_files
+    finally:
+        load.spooled.give_back(call.whose, size)
+    return result
 
 
 async def open_workspace(call: Call, request: CallRequest) -> object:
@@ -254,7 +286,9 @@ def _workspace(request: CallRequest) -> AsyncSandbox:
     return request.service.wire.find_workspace(request.ids["workspace"], request.caller.project)
 
 
-async def run_in_workspace(call: Call, request: CallRequest) -> object:
+async def run_in_workspace(
+    call: Call, request: CallRequest, read_stdin: Callable[[], Awaitable[bytes]] | None = None
+) -> object:
     """Run code or a command in a workspace, as `code.exec` does in a fresh sandbox."""
     fields: WorkspaceRun = request.fields
     sandbox, arguments = _workspace(request), await fields.run_arguments()
@@ -262,6 +296,8 @@ async def run_in_workspace(call: Call, request: CallRequest) -> object:
         await allowed_options(request.service, request.caller, {"timeout": fields.timeout})
 
     async def start(sink: Sink | None) -> Result:
+        if read_stdin is not None:
+            arguments["stdin"] = await read_stdin()
         return await sandbox.run(**arguments, timeout=fields.timeout, on_event=sink)
 
     order = RunOrder(
@@ -269,7 +305,7 @@ async def run_in_workspace(call: Call, request: CallRequest) -> object:
         size=call.held, summary={"sessionId": fields.session_id, "language": fields.language},
         asked=fields.stored_fields(),
     )  # fmt: skip
-    return await _queued(call, request, order)
+    return await queued(call, request, order)
 
 
 async def read_in_workspace(call: Call, request: CallRequest) -> object:
@@ -320,10 +356,10 @@ async def _take_whole(call: Call, request: CallRequest, write: Callable[[str, by
 
 async def _contents(result: Result) -> AsyncIterator[bytes]:
     """Yield the contents of a result's files, one after the other."""
-    with tempfile.TemporaryDirectory(prefix="cloche-files-") as folder:
-        for path in await asyncio.to_thread(result.save, folder):
+    with tempfile.TemporaryDirectory(prefix="cloche-files-", dir=hostfs.temporary_folder()) as folder:
+        for path in await finish(asyncio.to_thread(result.save, folder)):
             with open(os.path.join(folder, path), "rb") as source:  # noqa: ASYNC230 - a file that was just written
-                while piece := await asyncio.to_thread(source.read, PIECE):
+                while piece := await finish(asyncio.to_thread(source.read, PIECE)):
                     yield piece
 
 
