@@ -103,7 +103,7 @@ def test_whatever_runs_is_counted_and_recorded_with_its_account(backend: Any, tm
             for one in results:
                 assert account.as_dict().items() <= one.meta["remote"].items()
             for again in (sandbox.run("1"), sandbox.exec(["true"]), sandbox.start(["true"])):
-                with pytest.raises(BackendUnavailable, match="5 of 5 runs of today are used"):
+                with pytest.raises(BackendUnavailable, match="5 of 5 runs for today are used"):
                     await again
 
     asyncio.run(main())

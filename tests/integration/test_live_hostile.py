@@ -136,9 +136,9 @@ def test_what_is_stopped_all_the_same_ends_with_the_time_of_the_sandbox() -> Non
             stopping = threading.Thread(target=stop_all_inside, args=(over,))
             stopping.start()
             try:
-                with pytest.raises(SandboxFileError, match="not done in 3 s"):
+                with pytest.raises(SandboxFileError, match="not finished within 3 s"):
                     await sandbox.write_path("file", bytes(48 << 20))
-                with pytest.raises(SandboxFileError, match="not done in 3 s"):
+                with pytest.raises(SandboxFileError, match="not finished within 3 s"):
                     await sandbox.write_path("file", pieces())
             finally:
                 over.set()

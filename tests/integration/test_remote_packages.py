@@ -41,7 +41,7 @@ def service(index: PackageIndex, tmp_path: Path) -> Iterator[Service]:
     (home / "cloche").mkdir()
     (home / "cloche" / "cloche.yaml").write_text("sandbox: {packages_allow: [one]}")
     variables: dict[str, Any] = {
-        "program": ("tests.harness.serve_outside", "serve", "--port", "0"), "UV_DEFAULT_INDEX": index.url,
+        "module": "tests.harness.serve_outside", "UV_DEFAULT_INDEX": index.url,
         "PYTHONPATH": os.pathsep.join(sys.path), "XDG_DATA_HOME": str(home / "data"),
     }  # fmt: skip
     with serving(home, **variables) as found:
@@ -78,7 +78,7 @@ def test_a_service_says_what_it_does_not_permit(index: PackageIndex, service: Se
     with service.client(service.new_key("run")) as client:
         body = {"code": "1", "packages": ["one"]}
         refused = client.post("/api/code/exec", json={**body, "packagesLock": "nothing"})
-        assert (refused.status_code, "no lock file" in refused.json()["detail"]) == (422, True), refused.text
+        assert (refused.status_code, "not a lock file" in refused.json()["detail"]) == (422, True), refused.text
         refused = client.post("/api/code/exec", json={**body, "packagesLock": "x" * (1 << 19)})
         assert (refused.status_code, refused.json()["field"]) == (422, "packagesLock"), refused.text
 

@@ -170,8 +170,8 @@ def test_ours_is_the_sandboxs_and_theirs_the_hosts(host: Path, state: Path) -> N
         (file("untouched"), "it has appeared"),
         (file("nothing", what="modified"), "it is gone"),
         (file("untouched", what="modified", old_size=3), "it has changed"),
-        (file("untouched/below"), "no folder"),
-        (file("old-link/below"), "no folder"),
+        (file("untouched/below"), "not a folder"),
+        (file("old-link/below"), "not a folder"),
         (file("kept", what="modified"), "not removed"),
     ],
 )

@@ -155,8 +155,8 @@ class _Reader:
         names = self._names
 
         class Substitution(ast.NodeTransformer):
-            def visit_Name(self, name: ast.Name) -> ast.expr:
-                return copy.deepcopy(names.get(name.id, name))
+            def visit_Name(self, node: ast.Name) -> ast.expr:
+                return copy.deepcopy(names.get(node.id, node))
 
         return Substitution().visit(node)  # type: ignore[no-any-return]
 

@@ -191,7 +191,7 @@ def _parsed(data: bytes, path: str) -> Locked:
     except InvalidRequest:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InvalidRequest(f"packages: {path} is no lock file of Cloche's: {error}") from None
+        raise InvalidRequest(f"packages: {path} is not a lock file of Cloche's: {error}") from None
 
 
 def _pins(rows: object) -> tuple[Pin, ...]:
@@ -206,7 +206,7 @@ def _pin(row: Mapping[str, object]) -> Pin:
         raise TypeError("a size is no number")
     name, version = str(row["name"]), str(row["version"])
     if not location and not (NAME.fullmatch(name) and is_version(version)):
-        raise ValueError(f"{name[:80]!r} {version[:40]!r} is no package with its version")
+        raise ValueError(f"{name[:80]!r} {version[:40]!r} is not a package with its version")
     return Pin(
         name=name,
         version=version,

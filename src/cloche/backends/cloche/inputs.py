@@ -105,7 +105,7 @@ async def send_inputs(call: Call, inputs: StreamedInputs, account: RemoteAccount
 
 def _let_go(piece: bytes | memoryview) -> None:
     """Unmap the pages of a mapped file that were read, so that they do not count as this process's memory."""
-    mapping = piece.obj if isinstance(piece, memoryview) else None
+    mapping: Any = piece.obj if isinstance(piece, memoryview) else None
     if "mmap" in sys.modules and isinstance(mapping, sys.modules["mmap"].mmap):
         with contextlib.suppress(OSError):
             mapping.madvise(sys.modules["mmap"].MADV_DONTNEED)

@@ -102,7 +102,7 @@ class ContainerWire(Protocol):
 class ByteReceiver(Protocol):
     """Receiver of a container's standard output, called in its reading thread."""
 
-    def take(self, data: bytes) -> None:
+    def take(self, data: bytes, /) -> None:
         """Handle a piece. May block, which delays further pieces."""
         ...
 
