@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "cloche"
 CORE = {"core"}
 BELOW_MECHANISM = CORE | {"hostfs"}
 MECHANISM = {"init", "channels", "jail", "jail/setup", "interpreter", "forkserver", "egress"}
-BELOW_CONFIG = BELOW_MECHANISM | MECHANISM | {"backends"}
+BELOW_CONFIG = BELOW_MECHANISM | MECHANISM | {"backends", "fleets"}
 KEEPER = {"keeper", "keeper/registry", "keeper/attach"}
 BELOW_EXECUTION = BELOW_CONFIG | KEEPER | {"config", "audit", "blocking", "packages", "workspace"}
 BELOW_SYNC = BELOW_EXECUTION | {"execution"}
@@ -39,7 +39,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "interpreter": set(),
     "forkserver": BELOW_MECHANISM | {"jail", "jail/setup", "interpreter"},
     "egress": BELOW_MECHANISM | {"jail", "jail/setup"},  # its table of system calls
-    "backends": BELOW_MECHANISM | MECHANISM,
+    "fleets": BELOW_MECHANISM,
+    "backends": BELOW_MECHANISM | MECHANISM | {"fleets"},
     "backends/containers/inside": {"interpreter", "init"},
     "keeper": set(),
     "keeper/registry": BELOW_MECHANISM | {"keeper"},

@@ -106,6 +106,18 @@ class OutcomeUnknown(ClocheError):
     """Report a link lost after the code was sent: it may or may not have run. Do not retry blindly."""
 
 
+class NodeLost(OutcomeUnknown):
+    """Report a node that was lost, or a lease that is over, with everything that ran there.
+
+    `node` and `lease` name them.
+    """
+
+    def __init__(self, message: str, *, node: str = "", lease: str = ""):
+        super().__init__(message)
+        self.node = node
+        self.lease = lease
+
+
 class InternalError(ClocheError):
     """Blame Cloche: something happened that its own logic excludes."""
 
