@@ -12,6 +12,8 @@ A row of a file is followed by its content, in frames, and by an end: a content 
 In an overlay's upper layer a character device 0:0 is a whiteout, `user.overlay.opaque` with the value `y` on a folder
 hides all below it in the lower layers, and `user.overlay.origin` marks files that were copied up. With a time `since`
 the folder is a copy that was complete then: a file without a change after it is `unchanged`, and a folder `copied`.
+A folder that may have been moved after it counts as new with all below it: rename(2) changes the times of the moved
+folder and of the folders that it leaves and enters, and of nothing below.
 
 Nothing but folders and regular files is opened, through no link and by the descriptor of the folder above.
 """
@@ -63,12 +65,12 @@ def walk(top: int, order: dict[str, Any], into: int) -> dict[str, Any]:
 
 
 class _Folder:
-    """Hold one folder during the walk."""
+    """Hold one folder during the walk: whether it has changed since the copy, and may have been moved."""
 
-    __slots__ = ("entries", "fd", "prefix")
+    __slots__ = ("entries", "fd", "has_changed", "may_be_moved", "prefix")
 
-    def __init__(self, fd: int, prefix: bytes):
-        self.fd, self.prefix = fd, prefix
+    def __init__(self, fd: int, prefix: bytes, *, has_changed: bool, may_be_moved: bool):
+        self.fd, self.prefix, self.has_changed, self.may_be_moved = fd, prefix, has_changed, may_be_moved
         self.entries = os.scandir(fd)
 
     def close(self) -> None:
@@ -92,8 +94,9 @@ class _Sending:
 
     def send(self, top: int) -> None:
         """Send rows for all that is below an open folder."""
-        self.device = os.fstat(top).st_dev
-        open_folders = [_Folder(os.dup(top), b"")]
+        state = os.fstat(top)
+        self.device = state.st_dev
+        open_folders = [_Folder(os.dup(top), b"", has_changed=not self._is_old(state), may_be_moved=False)]
         try:
             while open_folders and not self.is_cut:
                 folder = open_folders[-1]
@@ -105,6 +108,9 @@ class _Sending:
         finally:
             for folder in open_folders:
                 folder.close()
+
+    def _is_old(self, state: os.stat_result) -> bool:
+        return self.since is not None and state.st_ctime_ns < self.since
 
     def _send_entry(self, folder: _Folder, name: bytes, depth: int) -> _Folder | None:
         """Send the row of one name; return the folder to enter, if it is one."""
@@ -121,10 +127,9 @@ class _Sending:
             return None
         kind = stat.S_IFMT(state.st_mode)
         row: dict[str, Any] = {"path": pack(path), "mode": stat.S_IMODE(state.st_mode)}
-        is_old = self.since is not None and state.st_ctime_ns < self.since
         if kind == stat.S_IFDIR:
-            return self._send_folder(folder, name, row, state, is_old=is_old, depth=depth)
-        if is_old and kind in (stat.S_IFREG, stat.S_IFLNK):
+            return self._send_folder(folder, name, row, state, depth=depth)
+        if self._is_old(state) and not folder.may_be_moved and kind in (stat.S_IFREG, stat.S_IFLNK):
             self._row({**row, "kind": "unchanged"})
         elif kind == stat.S_IFREG:
             self._send_file(folder, name, row)
@@ -137,7 +142,7 @@ class _Sending:
         return None
 
     def _send_folder(
-        self, folder: _Folder, name: bytes, row: dict[str, Any], state: os.stat_result, *, is_old: bool, depth: int
+        self, folder: _Folder, name: bytes, row: dict[str, Any], state: os.stat_result, *, depth: int
     ) -> _Folder | None:
         row["kind"] = "directory"
         if name in self.names:
@@ -147,17 +152,19 @@ class _Sending:
         if is_mount or depth >= MOST_DEPTH or len(folder.prefix) + len(name) > MOST_FOLDER_BYTES:
             self._row({**row, "problem": "mount" if is_mount else "too_deep"})
             return None
-        fd = -1
+        has_changed, fd = not self._is_old(state), -1
+        may_be_moved = folder.may_be_moved or (has_changed and folder.has_changed)
         try:
             fd = os.open(name, FOLDER, dir_fd=folder.fd)
-            below = _Folder(fd, folder.prefix + name + b"/")
+            below = _Folder(fd, folder.prefix + name + b"/", has_changed=has_changed, may_be_moved=may_be_moved)
         except OSError:
             if fd >= 0:
                 os.close(fd)
             self._row({**row, "problem": "unreadable"})
             return None
         row["opaque"] = self.since is None and _attribute(fd, OPAQUE) == b"y"
-        row["copied"] = is_old if self.since is not None else _attribute(fd, ORIGIN) is not None
+        is_as_copied = not (has_changed or may_be_moved)
+        row["copied"] = is_as_copied if self.since is not None else _attribute(fd, ORIGIN) is not None
         self._row(row)
         return below
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import stat
@@ -86,6 +87,22 @@ def test_what_is_old_in_a_copy_is_unchanged(files: Files, tmp_path: Path) -> Non
     }  # fmt: skip
     assert found[b"e"].is_copied
     assert not found[b"d"].is_copied
+
+
+def test_what_was_moved_with_its_folder_has_its_content(files: Files, tmp_path: Path) -> None:
+    """The times of a file do not change when a folder above it is renamed, so neither path nor time say what it is."""
+    for path in ("a/deep/x", "b/deep/x", "c/y"):
+        files.write(path, path.encode(), parents=True)
+    time.sleep(0.02)
+    since = time.time_ns()
+    time.sleep(0.02)
+    for old, new in (("a", "t"), ("b", "a"), ("t", "b")):
+        os.rename(files / old, files / new)
+    found = walked(files, tmp_path, since=since)
+    assert {path: entry.kind for path, entry in found.entries.items() if entry.kind != "directory"} == {
+        b"a/deep/x": "file", b"b/deep/x": "file", b"c/y": "unchanged",
+    }  # fmt: skip
+    assert found.entries[b"a/deep/x"].sha256 == hashlib.sha256(b"b/deep/x").hexdigest()
 
 
 def test_bounds_cut_and_are_said(files: Files, tmp_path: Path) -> None:
