@@ -43,6 +43,8 @@ PYTEST = ("-m", "pytest", "-p", "no:cacheprovider", "-q")
 FOR_OTHER = ("forkserver", "interpreter", "init", "jail", "keeper", "blocking", "core/test_record.py", "test_sync.py")
 # The kernel's part, and that of pandas and matplotlib, which no Python changes.
 FOR_ONE = ("jail/test_ending.py", "jail/test_metadata_calls.py", "interpreter/test_rich.py")
+# With the packages of requirements/frameworks/ray.txt, in an environment of their own.
+OF_RAY = ("tests/integration/test_ray.py",)
 FOR_OTHER += ("test_connections.py", "records/test_database.py", "test_hostfs.py", "backends/test_live_session.py")
 
 
@@ -357,8 +359,12 @@ def places(user: Path, temporary: Path, area: str) -> list[Place]:
     """Return all of `make test`; of an area what this user does with this Python."""
     files = files_of(area)
     units = [file for file in files if file.startswith("tests/unit/")]
-    rest = [file for file in files if file not in units]
+    rest = [file for file in files if file not in (*units, *OF_RAY)]
     found = [Place("all", here(), rest, temporary), Place("units", here(), units, temporary, at_most=2)]
+    if IS_ROOT and (of_ray := [file for file in files if file in OF_RAY]):  # a node's namespaces need root
+        python = f"{ROOT}/build/frameworks/ray/bin/python"
+        install = ["scripts/frameworks.sh", "ray", "build/frameworks/ray"]
+        found.append(Place("ray", here(python), of_ray, temporary, install=install, at_most=1))
     if area:
         return found
     if IS_ROOT:

@@ -22,7 +22,10 @@ uv pip compile --quiet --no-config --no-deps --universal --python-version 3.11 -
 for file in frameworks/*.in; do
     name=$(basename "$file" .in)
     [[ $name != tests ]] || continue
-    uv pip compile --quiet --no-config --universal --python-version 3.11 --no-header --no-annotate \
+    # Ray's is part of `make test`, so its files are held by their hashes.
+    hashes=()
+    [[ $name != ray ]] || hashes=(--generate-hashes)
+    uv pip compile "${hashes[@]}" --quiet --no-config --universal --python-version 3.11 --no-header --no-annotate \
         --no-emit-index-url --no-emit-find-links --constraints build.txt --constraints runtime.txt "$@" \
         "frameworks/$name.in" frameworks/tests.in runtime.in build.in --output-file "frameworks/$name.txt"
 done

@@ -56,7 +56,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     "batches": (*LONG, "-m", LOCAL, *BATCHES),
     "signals": ("--timeout", "0", "-m", "not soak", *SIGNALS),
 }
-ALL_AREAS = (*AREAS, "other-python", "frameworks")
+ALL_AREAS = (*AREAS, "other-python", "frameworks", "fleet")
 # The suites that frameworks publish, each in an environment of its own; what pytest is told beside, and the tests.
 FRAMEWORKS: dict[str, tuple[str, ...]] = {
     "inspect_ai": ("tests/frameworks/test_inspect_ai.py",),
@@ -67,6 +67,8 @@ FRAMEWORKS: dict[str, tuple[str, ...]] = {
     "verifiers": ("tests/frameworks/test_verifiers.py",),
 }
 # What notebooks use: libraries that show things, and Jupyter.
+# Ray, on nodes in namespaces.
+FLEET = {"ray": ("-m", "soak or not soak", "tests/integration/test_ray.py", "tests/soak/test_fleet.py")}
 NOTEBOOKS = {"notebooks": ("tests/frameworks/test_nbconvert.py",)}
 # The packages of E2B and Daytona at the lower bounds of their extras.
 OLDER = {"remote_older": tuple(path for path in REMOTE if "cloche" not in path)}
@@ -98,7 +100,7 @@ def jobs_of(area: str, user: Path, temporary: Path) -> list[Job]:
     if area in ("", "other-python"):
         younger = [version for version in YOUNGER if shutil.which(f"python{version}")]
         jobs += [other_python(version, temporary) for version in (OTHER, *younger)]
-    of_areas = {"frameworks": FRAMEWORKS, "remote": OLDER, "sessions": NOTEBOOKS}
+    of_areas = {"frameworks": FRAMEWORKS, "remote": OLDER, "sessions": NOTEBOOKS, "fleet": FLEET}
     with_packages = {name: tests for key, rows in of_areas.items() if area in ("", key) for name, tests in rows.items()}
     return [*jobs, *of_frameworks(user, temporary, with_packages)]
 
