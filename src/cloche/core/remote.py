@@ -56,13 +56,25 @@ class Quota:
     money_per_day: float | None = None
 
 
+@dataclass(slots=True, kw_only=True)
+class LeasedPlace:
+    """Name a lease on a node of a fleet; `credential` is replaced when the lease is renewed."""
+
+    engine: str
+    node: str
+    lease: str
+    credential: Secret = field(repr=False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteAccount:
-    """Hold the settings of one provider: `e2b`, `daytona`, or `cloche`, another machine's service.
+    """Hold the settings of one provider: `e2b`, `daytona`, `cloche`, another machine's service, or a fleet's engine.
 
-    `url` is that of its API; `domain` and `sandbox_url` are E2B's, `organisation` and `region` Daytona's. `template` is
-    what sandboxes are made from. `ca_file` is trusted in place of the system's certificates. The provider keeps a
-    sandbox for at most `lifetime_s`. A connection that carries a call and has been silent for `silence_s` is lost; both
+    `url` is that of its API; `domain` and `sandbox_url` are E2B's, `organisation` and `region` Daytona's.
+    `template` is what sandboxes are made from. `ca_file` is trusted in place of the system's certificates, and
+    `certificate`, the SHA-256 of one in hex, in place of both. `place` is a lease on a node of a fleet: all leases
+    on a node share its connections, so it does not count when accounts are compared. The provider keeps a sandbox
+    for at most `lifetime_s`. A connection that carries a call and has been silent for `silence_s` is lost; both
     sides send pings before that, and the other times of the wire are multiples of it. A live sandbox at `cloche`
     ends `lease_s` after its client is lost; with 0 a process of its own keeps it there. `quota_file` holds the
     counters; without one nothing is counted.
@@ -82,6 +94,8 @@ class RemoteAccount:
     lease_s: float = LEASE_S
     quota: Quota = Quota()
     quota_file: str | None = None
+    certificate: str = ""
+    place: LeasedPlace | None = field(default=None, repr=False, compare=False)
 
     @property
     def look_s(self) -> float:
@@ -110,12 +124,15 @@ class RemoteAccount:
 
     @property
     def id(self) -> str:
-        """Name the account without its key: the provider, and the beginning of the key's SHA-256."""
+        """Name the account without its key: the provider, and the beginning of the key's SHA-256, or a fleet's node."""
+        if self.place is not None:
+            return f"{self.provider}:{self.place.node}"
         return f"{self.provider}:{hashlib.sha256(self.api_key.reveal().encode()).hexdigest()[:12]}"
 
     def as_dict(self) -> dict[str, str]:
         """Return where the code goes and with which account, as results and the audit log say it."""
-        return {"provider": self.provider, "account": self.id, "host": self.host}
+        where = {"provider": self.provider, "account": self.id, "host": self.host}
+        return where if self.place is None else {**where, "node": self.place.node, "lease": self.place.lease}
 
     @property
     def host(self) -> str:

@@ -60,7 +60,8 @@ class _Connections:
         wires = self._wires.setdefault(account, [])
         if len(wires) >= MOST_WIRES:
             raise BackendUnavailable(
-                f"backend 'cloche': {MOST_WIRES} connections to {account.host} carry the maximum number of calls.",
+                f"backend {account.provider!r}: {MOST_WIRES} connections to {account.host} carry the maximum number of "
+                "calls.",
                 remedy="End processes, watches and connections to ports that are no longer used.",
             )
         try:
@@ -116,7 +117,7 @@ async def begin(
     on_data: TakeData | None = None,
 ) -> Call:
     """Begin a call over a kept or new connection. Raises BackendUnavailable, InvalidRequest."""
-    return await begin_on(await connected(account), verb, fields, on_event=on_event, on_data=on_data)
+    return await begin_on(await connected(account), account, verb, fields, on_event=on_event, on_data=on_data)
 
 
 async def connected(account: RemoteAccount) -> Wire:
@@ -131,15 +132,17 @@ async def connected(account: RemoteAccount) -> Wire:
 
 async def begin_on(
     wire: Wire,
+    account: RemoteAccount,
     verb: str,
     fields: Mapping[str, Any],
     *,
     on_event: TakeEvent | None = None,
     on_data: TakeData | None = None,
 ) -> Call:
-    """Begin a call over one connection. Raises InvalidRequest."""
+    """Begin a call over one connection, with the credential of the account's lease. Raises InvalidRequest."""
+    credential = None if account.place is None else account.place.credential
     try:
-        return await wire.begin(verb, fields, on_event=on_event, on_data=on_data)
+        return await wire.begin(verb, fields, credential=credential, on_event=on_event, on_data=on_data)
     except ValueError as error:
         raise InvalidRequest(
             f"the data of this call is too large or not JSON ({error}); write files instead"

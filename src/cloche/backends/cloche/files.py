@@ -136,7 +136,9 @@ class RemoteFiles(SandboxCalls):
                 yield piece
             answer = await outcome(call, self.account, "a file was read", timeout_s=FILE_S, path=path)
             if answer.get("size") != size:
-                raise remote_error("cloche", Failure.BAD_ANSWER, detail="content is missing", account=self.account)
+                raise remote_error(
+                    self.account.provider, Failure.BAD_ANSWER, detail="content is missing", account=self.account
+                )
             note(answer)
         finally:
             call.cancel()
@@ -295,7 +297,7 @@ class RemoteFiles(SandboxCalls):
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise remote_error(
-                "cloche", Failure.BAD_ANSWER, detail="this does not describe a file", account=self.account
+                self.account.provider, Failure.BAD_ANSWER, detail="this does not describe a file", account=self.account
             ) from error
 
 

@@ -91,14 +91,14 @@ async def send_inputs(call: Call, inputs: StreamedInputs, account: RemoteAccount
                 is_sent = await call.send(IN, memoryview(block))
         except TimeoutError as late:
             raise BackendUnavailable(
-                f"backend 'cloche': {account.host} has taken no more of a run's files for {account.stall_s:g} s; "
-                "nothing has run."
+                f"backend {account.provider!r}: {account.host} has taken no more of a run's files for "
+                f"{account.stall_s:g} s; nothing has run."
             ) from late
         if not is_sent:
             error = call.closed.exception()
             if isinstance(error, LinkLost):
                 detail = f"{error.detail}, while files were sent; nothing has run"
-                raise remote_error("cloche", error.failure, detail=detail, account=account) from error
+                raise remote_error(account.provider, error.failure, detail=detail, account=account) from error
             return
     call.end(IN)
 

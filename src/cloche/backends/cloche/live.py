@@ -58,7 +58,7 @@ async def opened(
         )  # fmt: skip
         sandbox_id = facts.get("id")
         if not isinstance(sandbox_id, str) or not _ID.fullmatch(sandbox_id):
-            raise remote_error("cloche", Failure.BAD_ANSWER, detail="this is no sandbox", account=account)
+            raise remote_error(account.provider, Failure.BAD_ANSWER, detail="this is no sandbox", account=account)
         note(sandbox_id)
         sandbox = RemoteSandbox(account, sandbox_id, policy, limits_of(_object(facts.get("limits")), limits))
         holding = asyncio.ensure_future(_hold(account, sandbox_id)) if account.lease_s else None

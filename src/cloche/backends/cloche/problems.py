@@ -10,12 +10,13 @@ from cloche.core.errors import (
     BackendUnavailable,
     ClocheError,
     InvalidRequest,
+    NodeLost,
     OutcomeUnknown,
     PolicyDenied,
     SandboxFileError,
     StartFailed,
 )
-from cloche.core.remote import RemoteAccount
+from cloche.core.remote import LeasedPlace, RemoteAccount
 
 from ..live_files import FILE_ERRORS
 from ..remote.failures import Failure, by_status, remote_error, scrub
@@ -54,6 +55,8 @@ def error_of(refused: CallRefused, account: RemoteAccount, *, path: str | None =
         return ConnectionRefusedError(detail)
     if kind in _SIMPLE:
         return _SIMPLE[kind](by)
+    if kind == "lease-over" and account.place is not None:
+        return _node_lost(account.place, message)
     if kind == "backend-unavailable":
         return BackendUnavailable(f"the service at {account.host}: {detail}", remedy=remedy)
     if kind == "cancelled":
@@ -64,9 +67,18 @@ def error_of(refused: CallRefused, account: RemoteAccount, *, path: str | None =
     status = status if type(status) is int and 400 <= status < 600 else None
     failure = _FAILURES.get(kind) or (by_status(status) if status is not None else Failure.BAD_ANSWER)
     return remote_error(
-        "cloche", failure, detail=message, status=status, retry_after_s=_seconds(problem.get("retryAfter")),
+        account.provider, failure, detail=message, status=status, retry_after_s=_seconds(problem.get("retryAfter")),
         account=account,
     )  # fmt: skip
+
+
+def _node_lost(place: LeasedPlace, why: str) -> NodeLost:
+    return NodeLost(
+        f"backend {place.engine!r}: node {place.node} or lease {place.lease} on it is lost, with its sandboxes, "
+        f"processes and files: {why}. What was under way may have run; open another sandbox.",
+        node=place.node,
+        lease=place.lease,
+    )
 
 
 def _text(problem: Mapping[str, Any], name: str, account: RemoteAccount) -> str:
@@ -82,14 +94,18 @@ def _seconds(value: object) -> float | None:
 def lost(error: LinkLost, account: RemoteAccount, action: str, where: str = "") -> OutcomeUnknown:
     """Return the error for a connection lost after a call was sent; `where` says where to look."""
     detail = scrub(error.detail, account)
+    if account.place is not None:
+        return _node_lost(account.place, f"the connection to it was lost ({detail}) while {action}")
     look = f" {where}" if where else ""
     return OutcomeUnknown(
-        f"backend 'cloche': the connection to {account.host} was lost ({detail}) while {action}, which may or may not "
-        f"have been done.{look} Check before you repeat it."
+        f"backend {account.provider!r}: the connection to {account.host} was lost ({detail}) while {action}, "
+        f"which may or may not have been done.{look} Check before you repeat it."
     )
 
 
 def late(account: RemoteAccount, action: str, where: str = "") -> OutcomeUnknown:
     """Return the error for an answer that did not arrive in time."""
     look = f" {where}" if where else ""
-    return OutcomeUnknown(f"backend 'cloche': {account.host} did not report in time how {action} ended.{look}")
+    return OutcomeUnknown(
+        f"backend {account.provider!r}: {account.host} did not report in time how {action} ended.{look}"
+    )

@@ -35,8 +35,8 @@ class ResultReader:
     def wrong(self) -> OutcomeUnknown:
         """Return the error for an invalid result of code that was sent."""
         return OutcomeUnknown(
-            f"backend 'cloche': the answer of {self._account.host} does not follow the protocol: it is not a "
-            "result. The code may or may not have run; check before you repeat it."
+            f"backend {self._account.provider!r}: the answer of {self._account.host} does not follow the protocol: "
+            "it is not a result. The code may or may not have run; check before you repeat it."
         )
 
     def read(
@@ -94,7 +94,7 @@ class ResultReader:
         remote = {**self._account.as_dict(), "sandbox": sandbox}
         if isinstance(reported.get("backend"), str):
             remote["backend"] = scrub(reported["backend"], self._account)
-        meta = {**reported, "backend": "cloche", "level_source": "claimed", "remote": remote}
+        meta = {**reported, "backend": self._account.provider, "level_source": "claimed", "remote": remote}
         if "network" in meta:
             rows = meta["network"]
             meta["network"] = [row for row in rows if _is_traffic(row)] if isinstance(rows, list) else []

@@ -318,7 +318,8 @@ class _Workspace:
         """Begin a call about the workspace. Raises BackendUnavailable if it has ended."""
         if self._call.closed.done():
             await outcome(self._call, self._account, "a workspace was kept", timeout_s=0.0)
-        return await begin_on(self._call.connection, verb, {"workspace": self.id, **fields}, on_event=on_event)
+        fields = {"workspace": self.id, **fields}
+        return await begin_on(self._call.connection, self._account, verb, fields, on_event=on_event)
 
     async def close(self) -> None:
         """Close the workspace and wait until that is done."""

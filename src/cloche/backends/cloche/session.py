@@ -29,7 +29,9 @@ class RemoteSession:
         self._opened_in, self._read_result, self._is_apart = sandbox, read_result, is_apart
         self.id = facts.get("id")
         if not isinstance(self.id, str) or not 0 < len(self.id) <= 256:
-            raise remote_error("cloche", Failure.BAD_ANSWER, detail="this is not a session", account=sandbox.account)
+            raise remote_error(
+                sandbox.account.provider, Failure.BAD_ANSWER, detail="this is not a session", account=sandbox.account
+            )
         self._runtime, self._why = "", ""
         self._is_alive = True
         self._note(facts)
@@ -119,7 +121,10 @@ class RemoteSession:
         forks = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
         if len(forks) != count:
             raise remote_error(
-                "cloche", Failure.BAD_ANSWER, detail=f"{len(forks)} forks of {count}", account=self._opened_in.account
+                self._opened_in.account.provider,
+                Failure.BAD_ANSWER,
+                detail=f"{len(forks)} forks of {count}",
+                account=self._opened_in.account,
             )
         return [RemoteSession(self._opened_in, row, self._read_result, is_apart=True) for row in forks]
 

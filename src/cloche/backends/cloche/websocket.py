@@ -8,6 +8,7 @@ environment: no proxy, no certificates except the system's or those of `ca_file`
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import ipaddress
 import json
 import logging
@@ -60,6 +61,9 @@ def _context(account: RemoteAccount) -> ssl.SSLContext:
     """Return a new TLS context. `ssl.create_default_context` would write session keys to SSLKEYLOGFILE."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if account.certificate:  # compared after the handshake, before anything is sent
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return context
     if not account.ca_file:
         context.load_default_certs()
         return context
@@ -67,7 +71,7 @@ def _context(account: RemoteAccount) -> ssl.SSLContext:
         context.load_verify_locations(cafile=account.ca_file)
     except OSError as error:  # also ssl.SSLError
         raise BackendUnavailable(
-            f"backend 'cloche': ca_file {account.ca_file!r} cannot be used: {error.strerror or error}.",
+            f"backend {account.provider!r}: ca_file {account.ca_file!r} cannot be used: {error.strerror or error}.",
             remedy="Name a file with certificates in PEM.",
         ) from error
     return context
@@ -104,8 +108,12 @@ class WebSocket(asyncio.Protocol):
         if not self._is_secure and not ipaddress.ip_address(transport.get_extra_info("peername")[0]).is_loopback:
             self._end(Failure.TLS, "the name does not resolve to a loopback address")
             return
+        if self._account.certificate and _certificate_of(transport) != self._account.certificate:
+            self._end(Failure.TLS, "it is not the certificate of this lease's node")
+            return
         request = self._ws.connect()
-        request.headers["Authorization"] = f"Bearer {self._account.api_key.reveal()}"
+        if key := self._account.api_key.reveal():
+            request.headers["Authorization"] = f"Bearer {key}"
         request.headers["Cloche-Silence"] = (
             f"{self._account.silence_s:g}"  # the service treats this client as dead after this silence
         )
@@ -195,8 +203,8 @@ class WebSocket(asyncio.Protocol):
             self._end(Failure.BAD_ANSWER, "the answer is not a web socket")
             return
         error = remote_error(
-            "cloche", by_status(response.status_code), status=response.status_code, detail=_detail(response),
-            retry_after_s=_retry_after(response), account=self._account,
+            self._account.provider, by_status(response.status_code), status=response.status_code,
+            detail=_detail(response), retry_after_s=_retry_after(response), account=self._account,
         )  # fmt: skip
         self.opened.set_exception(error)
         self._end(error.failure, "")
@@ -261,12 +269,19 @@ class WebSocket(asyncio.Protocol):
     def _end(self, failure: Failure, why: str) -> None:
         self.is_open, self._has_ended = False, True
         if not self.opened.done():
-            self.opened.set_exception(remote_error("cloche", failure, detail=why, account=self._account))
+            self.opened.set_exception(remote_error(self._account.provider, failure, detail=why, account=self._account))
         self.opened.exception()  # mark as retrieved, in case it is not awaited
         if self._transport is not None:
             self._transport.abort()  # close() would need another iteration of the loop, which may have ended
         on_end, self.on_end = self.on_end, lambda *_: None
         on_end(failure, why)
+
+
+def _certificate_of(transport: asyncio.Transport) -> str:
+    """Return the SHA-256 of the other side's certificate, in hex; empty without TLS."""
+    tls = transport.get_extra_info("ssl_object")
+    certificate = None if tls is None else tls.getpeercert(binary_form=True)
+    return hashlib.sha256(certificate).hexdigest() if certificate else ""
 
 
 def _detail(response: Response) -> str:
@@ -312,7 +327,7 @@ async def connect(account: RemoteAccount, on_message: Callable[[bytes, bool], No
         failure, detail = _failure_of(error)
         if failure is None:
             raise
-        raise remote_error("cloche", failure, detail=detail, account=account) from error
+        raise remote_error(account.provider, failure, detail=detail, account=account) from error
 
 
 def _failure_of(error: BaseException) -> tuple[Failure | None, str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from cloche.channels import Channel, FrameTurns
 from cloche.core.guest_json import check_parts, finite, refuse_constant
-from cloche.core.remote import LOOKS, MOST_FIELDS, MOST_INLINE, MOST_MESSAGE, SERVICE_WIRE, RemoteAccount
+from cloche.core.remote import LOOKS, MOST_FIELDS, MOST_INLINE, MOST_MESSAGE, SERVICE_WIRE, RemoteAccount, Secret
 from cloche.init import wire
 
 from ..remote.failures import Failure, remote_error
@@ -251,9 +251,11 @@ class Wire:
                 await self._hello
         except TimeoutError:
             self._close()
-            raise remote_error("cloche", Failure.TIMEOUT, account=self.account) from None
+            raise remote_error(self.account.provider, Failure.TIMEOUT, account=self.account) from None
         except LinkLost as error:
-            raise remote_error("cloche", error.failure, detail=error.detail, account=self.account) from error
+            raise remote_error(
+                self.account.provider, error.failure, detail=error.detail, account=self.account
+            ) from error
         except BaseException:
             self._close()
             raise
@@ -280,23 +282,28 @@ class Wire:
         verb: str,
         fields: Mapping[str, Any],
         *,
+        credential: Secret | None = None,
         on_event: TakeEvent | None = None,
         on_data: TakeData | None = None,
     ) -> Call:
-        """Begin a call. Raises ValueError for fields that are too large."""
+        """Begin a call, with the credential of a lease where the service is a node. Raises ValueError for fields that
+        are too large.
+        """
         text = json.dumps(fields, allow_nan=False)
         if len(text) > MOST_FIELDS:
             raise ValueError(f"{len(text)} bytes of JSON, where {MOST_FIELDS} are the most")
         self._number = self._number % MOST_NUMBER + 1
         while self._number in self.calls:
             self._number = self._number % MOST_NUMBER + 1
+        right = {} if credential is None else {"credential": credential.reveal()}
         call = self.calls[self._number] = Call(self, self._number, on_event=on_event, on_data=on_data)
         self._watch()
         if len(text) <= MOST_INLINE:
-            body = f'{{"verb": {json.dumps(verb)}{", " if fields else ""}{text[1:]}'
+            head = json.dumps({"verb": verb, **right})
+            body = f"{head[:-1]}{', ' if fields else ''}{text[1:]}"
             self.send(wire.frame(wire.OPEN, call.number, body.encode()))
             return call
-        self.send(wire.json_frame(wire.OPEN, call.number, verb=verb, fieldsOn=JSON))
+        self.send(wire.json_frame(wire.OPEN, call.number, verb=verb, fieldsOn=JSON, **right))
         try:
             if await call.send(JSON, text.encode()):
                 call.end(JSON)

@@ -1,0 +1,114 @@
+"""Backends over a fleet: each sandbox has a place on a node, by a lease, and runs there over the wire.
+
+The engine says where; what a sandbox can do is the same as at a service (`backend="cloche"`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from abc import abstractmethod
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import ClassVar
+
+from cloche.core.fleet import Fleet, LeaseSpec
+from cloche.core.limits import Limits
+from cloche.core.loops import become_task
+from cloche.core.policy import Policy
+from cloche.core.record import replace
+from cloche.core.remote import RemoteAccount
+from cloche.fleets.leases import HeldLease, Leases, no_engine
+
+from ..remote.failures import Failure, RemoteUnavailable
+from .backend import ClocheBackend
+from .connections import connected
+from .live import RemoteSandbox
+from .sandbox import ThrowawaySandbox
+
+MOST_TRIES = 3  # leases in a row whose node does not answer
+_UNREACHABLE = (Failure.NO_NETWORK, Failure.TIMEOUT, Failure.TLS)
+_of_processes: dict[tuple[str, RemoteAccount, int], Leases] = {}
+
+
+class LeasedBackend(ClocheBackend):
+    """Run code on the nodes of a fleet. The `url` of its account is the fleet's address, and may be empty."""
+
+    package: ClassVar[str]  # that is imported for the engine
+
+    @abstractmethod
+    async def connect(self, account: RemoteAccount) -> Fleet:
+        """Return the fleet. Raises BackendUnavailable."""
+
+    def _checked(self) -> RemoteAccount:
+        for package, extra in (("websockets", "remote"), ("cryptography", "node"), (self.package, self.name)):
+            if importlib.util.find_spec(package) is None:
+                raise no_engine(self.name, package, extra)
+        return self._account or RemoteAccount(provider=self.name)
+
+    @asynccontextmanager
+    async def open(self, policy: Policy, limits: Limits) -> AsyncIterator[ThrowawaySandbox]:
+        """Open a throwaway sandbox on a node. Raises InvalidRequest, BackendUnavailable."""
+        self._settled(policy, limits)  # what is refused anyway takes no place
+        async with self._leased(limits, is_live=False) as node, node.open(policy, limits) as sandbox:
+            yield sandbox
+
+    def open_live(self, policy: Policy, limits: Limits) -> AbstractAsyncContextManager[RemoteSandbox]:
+        """Open a live sandbox on a node."""
+        return self._living_on_node(policy, limits)
+
+    @asynccontextmanager
+    async def _living_on_node(self, policy: Policy, limits: Limits) -> AsyncIterator[RemoteSandbox]:
+        self._settled(policy, limits)
+        async with self._leased(limits, is_live=True) as node, node.open_live(policy, limits) as sandbox:
+            yield sandbox
+
+    @asynccontextmanager
+    async def _leased(self, limits: Limits, *, is_live: bool) -> AsyncIterator[_NodeBackend]:
+        """Yield the backend of a place whose node answers. A place that may hold something is not used again."""
+        await become_task()
+        leases = self._leases()
+        held, account = await self._reachable(leases, LeaseSpec(cpus=limits.cpus, memory_bytes=limits.memory_bytes))
+        is_used_up = True
+        try:
+            yield _NodeBackend(account, self._image)
+            is_used_up = is_live
+        finally:
+            leases.give_back(held, is_used_up=is_used_up)
+
+    async def _reachable(self, leases: Leases, spec: LeaseSpec) -> tuple[HeldLease, RemoteAccount]:
+        """Take a place. Raises BackendUnavailable, also where several nodes in a row do not answer."""
+        tries_left = MOST_TRIES
+        while True:
+            held = await leases.take(spec)
+            place = {"url": held.lease.address, "certificate": held.lease.certificate, "place": held.place}
+            account = replace(self._checked(), **place)  # type: ignore[arg-type]  # a field each
+            tries_left -= 1
+            try:
+                await connected(account)
+            except BaseException as error:
+                leases.give_back(held, is_used_up=True)
+                is_away = isinstance(error, RemoteUnavailable) and error.failure in _UNREACHABLE
+                if not is_away or not tries_left:
+                    raise
+            else:
+                return held, account
+
+    def _leases(self) -> Leases:
+        account = self._checked()
+        key = self.name, account, os.getpid()
+        leases = _of_processes.get(key)
+        if leases is None:
+            leases = _of_processes[key] = Leases(lambda: self.connect(account), key=account.organisation)
+        return leases
+
+
+class _NodeBackend(ClocheBackend):
+    """Run code at the node of a lease, whose account needs no key."""
+
+    def __init__(self, account: RemoteAccount, image: str):
+        super().__init__(account)
+        self._leased_account, self._image = account, image
+
+    def _checked(self) -> RemoteAccount:
+        return self._leased_account

@@ -1,0 +1,202 @@
+"""Leases that a process holds: taken for one sandbox after the other, renewed, and given back.
+
+Theory of operation: a blocking call runs its event loop only while it waits, so nothing in that loop could renew a
+lease between calls. One thread with a loop of its own talks to the fleet. A lease that is given back waits `IDLE_S` for
+the next sandbox that needs the same, and is then released: so many programs one after the other, as in `cloche.map`,
+hold a lease per worker and not one per program. A lease that cannot be renewed is lost, and not used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any
+
+from cloche.core.errors import BackendUnavailable, ClocheError, NodeLost
+from cloche.core.fleet import TTL_S, Fleet, Lease, LeaseSpec
+from cloche.core.remote import LeasedPlace
+
+IDLE_S = 1.0
+MARGIN_S = 5.0  # a lease that ends sooner is renewed before it is used
+AT_EXIT_S = 2.0
+log = logging.getLogger("cloche.fleet")
+
+
+class HeldLease:
+    """A lease that this process holds; its `place` always has the newest credential."""
+
+    def __init__(self, spec: LeaseSpec, lease: Lease):
+        self.spec, self.lease = spec, lease
+        self.place = LeasedPlace(engine=lease.engine, node=lease.node, lease=lease.id, credential=lease.credential)
+        self.is_lost = False
+        self.renewing: asyncio.Task[None] | None = None
+        self.releasing: asyncio.TimerHandle | None = None
+
+    def renewed(self, lease: Lease) -> None:
+        """Note a later end."""
+        self.lease, self.place.credential = lease, lease.credential
+
+    @property
+    def is_usable(self) -> bool:
+        """Tell whether it is neither lost nor about to end."""
+        return not self.is_lost and self.lease.until - time.time() > MARGIN_S
+
+
+class Leases:
+    """Hold the leases of one fleet for this process. `connect` returns the fleet; it is called once, in the thread."""
+
+    def __init__(self, connect: Callable[[], Awaitable[Fleet]], *, ttl_s: float = TTL_S, key: str = ""):
+        self._connect, self._ttl_s, self._pid = connect, ttl_s, os.getpid()
+        self._key = key or f"{os.getuid()}@{socket.gethostname()}"
+        self._lock = threading.Lock()
+        self._idle: dict[LeaseSpec, deque[HeldLease]] = {}
+        self._held: set[HeldLease] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._fleet: asyncio.Future[Fleet] | None = None
+
+    async def take(self, spec: LeaseSpec) -> HeldLease:
+        """Return a lease: one that waits, or a new one. Raises BackendUnavailable."""
+        held = self._waiting(spec)
+        if held is not None:
+            return held
+        granted: list[HeldLease] = []
+        try:
+            return await asyncio.wrap_future(
+                asyncio.run_coroutine_threadsafe(self._new(spec, granted), self._running_loop())
+            )
+        except asyncio.CancelledError:  # it may have been granted at the same moment
+            self._soon(self._release_all(granted))
+            raise
+
+    def _waiting(self, spec: LeaseSpec) -> HeldLease | None:
+        with self._lock:
+            idle = self._idle.get(spec)
+            while idle:
+                held = idle.pop()  # the last one used: its node is warm
+                if held.is_usable:
+                    return held
+                self._soon(self._release(held))
+        return None
+
+    def give_back(self, held: HeldLease, *, is_used_up: bool = False) -> None:
+        """Let a lease wait for the next sandbox. One that is lost, or whose sandbox lived, is released at once."""
+        with self._lock:
+            if is_used_up or not held.is_usable:
+                self._soon(self._release(held))
+                return
+            self._idle.setdefault(held.spec, deque()).append(held)
+        self._soon(self._release_later(held))
+
+    def close(self) -> None:
+        """Release all leases, and disconnect. Blocks, for at most `AT_EXIT_S`. A later `take` connects anew."""
+        atexit.unregister(self.close)
+        with self._lock:
+            loop, self._loop = self._loop, None
+        if loop is None or os.getpid() != self._pid:  # a forked child has no such thread
+            return
+        closing = asyncio.run_coroutine_threadsafe(self._close(), loop)
+        try:
+            closing.result(AT_EXIT_S)
+        except Exception as error:  # they end by their own time
+            log.debug("leases were left to their end: %s", error)
+        loop.call_soon_threadsafe(loop.stop)
+
+    # In the thread.
+
+    async def _connected(self) -> Fleet:
+        if self._fleet is None or (self._fleet.done() and self._fleet.exception() is not None):
+            self._fleet = asyncio.ensure_future(self._connect())
+        return await asyncio.shield(self._fleet)
+
+    async def _new(self, spec: LeaseSpec, granted: list[HeldLease]) -> HeldLease:
+        fleet = await self._connected()
+        held = HeldLease(spec, await fleet.lease(spec, ttl_s=self._ttl_s, key=self._key))
+        held.renewing = asyncio.ensure_future(self._renew(held))
+        self._held.add(held)
+        granted.append(held)
+        return held
+
+    async def _renew(self, held: HeldLease) -> None:
+        """Renew a lease at a third of its time, for as long as it is held."""
+        while True:
+            await asyncio.sleep(self._ttl_s / 3)
+            try:
+                held.renewed(await (await self._connected()).renew(held.lease, ttl_s=self._ttl_s))
+            except NodeLost as error:
+                held.is_lost = True
+                log.warning("%s", error)
+                return
+            except (ClocheError, OSError) as error:  # it is tried again, until the lease has ended
+                log.debug("lease %s was not renewed: %s", held.lease.id, error)
+
+    async def _release_later(self, held: HeldLease) -> None:
+        if held.releasing is not None:
+            held.releasing.cancel()
+        held.releasing = asyncio.get_running_loop().call_later(IDLE_S, self._release_idle, held)
+
+    def _release_idle(self, held: HeldLease) -> None:
+        with self._lock:
+            idle = self._idle.get(held.spec, deque())
+            if held not in idle:
+                return
+            idle.remove(held)
+        asyncio.ensure_future(self._release(held))  # noqa: RUF006 - kept in `_held` until it is done
+
+    async def _release(self, held: HeldLease) -> None:
+        if held.renewing is not None:
+            held.renewing.cancel()
+        try:
+            await (await self._connected()).release(held.lease)
+        except (ClocheError, OSError) as error:
+            log.debug("lease %s was left to its end: %s", held.lease.id, error)
+        finally:
+            self._held.discard(held)
+
+    async def _release_all(self, leases: Iterable[HeldLease]) -> None:
+        await asyncio.gather(*(self._release(held) for held in leases), return_exceptions=True)
+
+    async def _close(self) -> None:
+        await self._release_all(list(self._held))
+        if self._fleet is not None:
+            await (await self._fleet).close()
+
+    # The thread itself.
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._fleet = None
+                threading.Thread(target=_run, args=(self._loop,), name="cloche-leases", daemon=True).start()
+                atexit.register(self.close)
+            return self._loop
+
+    def _soon(self, work: Coroutine[Any, Any, object]) -> None:
+        """Start work in the thread; after `close` all leases were released anyway."""
+        if self._loop is None:
+            work.close()
+        else:
+            asyncio.run_coroutine_threadsafe(work, self._loop)
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop until it is stopped, then close it."""
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+def no_engine(name: str, package: str, extra: str) -> BackendUnavailable:
+    """Return the error for an engine whose package is missing."""
+    return BackendUnavailable(
+        f"backend {name!r}: the package {package} is not installed.",
+        remedy=f'Install the extra that brings it: "pip install cloche[{extra}]".',
+    )
