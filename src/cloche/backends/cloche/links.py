@@ -1,0 +1,73 @@
+"""A coordinator's link to the server of a node: the verbs of role `coordinator`, over the wire; see fleets.engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cloche.core.remote import LeasedPlace, RemoteAccount, Secret
+from cloche.fleets.engine import EngineNode, NodeReport
+
+from .connections import ask
+
+SILENCE_S = 3.0
+ANSWER_S = 3.0
+MOST_TEXT = 256
+MOST_LEASES, MOST_DIGESTS = 100_000, 1024
+
+
+class WireLink:
+    """Call one node's server. Each call has a fresh credential; all go over one kept connection."""
+
+    def __init__(self, node: EngineNode, credential: Callable[[], Secret], *, engine: str = "fleet"):
+        self._place = LeasedPlace(engine=engine, node=node.id, lease="", credential=Secret())
+        self._credential = credential
+        self._account = RemoteAccount(
+            provider=engine, url=node.address, certificate=node.certificate, place=self._place, silence_s=SILENCE_S
+        )
+
+    async def _ask(self, verb: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON
+        self._place.credential = self._credential()
+        return await ask(self._account, verb, fields, timeout_s=ANSWER_S)
+
+    async def status(self) -> NodeReport:
+        """Return what the node reports. Raises ClocheError, OSError."""
+        answer = await self._ask("node.status")
+        leases, digests = answer.get("leases"), answer.get("digests")
+        return NodeReport(
+            version=_text(answer, "version"),
+            boot=_text(answer, "boot"),
+            level=_text(answer, "level"),
+            python=_text(answer, "python"),
+            leases=leases if type(leases) is int and leases >= 0 else 0,
+            digests=tuple(str(digest)[:MOST_TEXT] for digest in digests[:MOST_DIGESTS])
+            if isinstance(digests, list)
+            else (),
+        )
+
+    async def keep(self, denied: Sequence[str], ttl_s: float) -> None:
+        """Say that the coordinator lives, and which addresses no guest may reach."""
+        await self._ask("node.keep", denied=list(denied), ttl=ttl_s)
+
+    async def leases(self) -> Mapping[str, float]:
+        """Return the ends of the node's leases by id; what is not a lease is left out."""
+        rows = (await self._ask("node.leases")).get("leases")
+        if not isinstance(rows, dict) or len(rows) > MOST_LEASES:
+            return {}
+        return {name: float(ends) for name, ends in rows.items() if type(ends) in (int, float)}
+
+    async def release(self, lease: str) -> None:
+        """End a lease at the node."""
+        await self._ask("node.release", lease=lease)
+
+    async def drain(self) -> None:
+        """Let the node accept no further lease."""
+        await self._ask("node.drain")
+
+    async def close(self) -> None:
+        """Let go of the connection, which is closed once it is idle."""
+
+
+def _text(answer: Mapping[str, Any], name: str) -> str:
+    text = answer.get(name)
+    return text[:MOST_TEXT] if isinstance(text, str) else ""
