@@ -1,0 +1,243 @@
+"""Where a lease has room: the nodes of a fleet, their blocks, and a search for the least loaded one.
+
+Theory of operation: `FreeTree` is a segment tree over the nodes. A leaf has the free processors and memory of a node
+and its load; an inner place has the maximum of the free amounts and the minimum of the loads below it. A search
+descends to the least loaded side first, and leaves out a side without room, or without a lower load than the best so
+far. With nodes of one kind it visits one path; its answer is exact for all others, too.
+
+Amounts are integers (thousandths of a processor, bytes), so that sums come back to zero.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from math import ceil, inf
+from typing import Literal, NamedTuple
+
+from cloche.core.record import dataclass, field
+
+MOST_DIGESTS = 256  # remembered for each node
+MOST_CANDIDATES = 64  # nodes with a digest that are looked at for one lease
+NodePhase = Literal["starting", "ready", "draining"]
+
+
+class Size(NamedTuple):
+    """An amount of thousandths of a processor, and of bytes of memory."""
+
+    cpus_m: int
+    memory: int
+
+    @classmethod
+    def of(cls, cpus: float, memory_bytes: int) -> Size:
+        """Return the amount, rounded up to the next thousandth."""
+        return cls(max(ceil(cpus * 1000 - 1e-6), 0), max(memory_bytes, 0))
+
+    @property
+    def cpus(self) -> float:
+        """Return the processors."""
+        return self.cpus_m / 1000
+
+    def fits(self, free: Size) -> bool:
+        """Tell whether there is that much."""
+        return self.cpus_m <= free.cpus_m and self.memory <= free.memory
+
+    def plus(self, added: Size) -> Size:
+        """Return the sum."""
+        return Size(self.cpus_m + added.cpus_m, self.memory + added.memory)
+
+    def minus(self, taken: Size) -> Size:
+        """Return the difference; its amounts may be negative."""
+        return Size(self.cpus_m - taken.cpus_m, self.memory - taken.memory)
+
+    def least(self, limit: Size) -> Size:
+        """Return the smaller amount of each kind."""
+        return Size(min(self.cpus_m, limit.cpus_m), min(self.memory, limit.memory))
+
+    def most(self, floor: Size) -> Size:
+        """Return the larger amount of each kind."""
+        return Size(max(self.cpus_m, floor.cpus_m), max(self.memory, floor.memory))
+
+    def __str__(self) -> str:
+        return f"{self.cpus:g} processors and {self.memory / (1 << 20):,.0f} MiB of memory"
+
+
+NOTHING = Size(0, 0)
+
+
+@dataclass(slots=True, kw_only=True)
+class HeldBlock:
+    """A block of a node; `needed_at` is when leases last filled the node up to it."""
+
+    id: str
+    size: Size
+    needed_at: float
+
+
+@dataclass(slots=True, kw_only=True)
+class PlacedNode:
+    """What is used, reserved and promised on a node. Leases of a node may use all its blocks alike.
+
+    `share` is the most that the fleet may use, `reserved` the sum of the blocks, `used` that of the leases. `asked` is
+    the sum of the blocks that the engine was asked for, and `promised` that of the requests `promises`, which wait for
+    those blocks, or for a node that starts.
+    """
+
+    id: str
+    index: int
+    share: Size
+    phase: NodePhase = "starting"
+    reserved: Size = NOTHING
+    used: Size = NOTHING
+    asked: Size = NOTHING
+    promised: Size = NOTHING
+    blocks: dict[str, HeldBlock] = field(default_factory=dict)
+    leases: set[str] = field(default_factory=set)
+    promises: dict[str, Size] = field(default_factory=dict)
+    digests: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    asks_again_at: float = 0.0
+
+    @property
+    def free(self) -> Size:
+        """Return what can be sublet now."""
+        return self.reserved.minus(self.used)
+
+    @property
+    def room(self) -> Size:
+        """Return what could be sublet to further requests, with the blocks that the node still has place for."""
+        return self.share.minus(self.used).minus(self.promised)
+
+    @property
+    def spare(self) -> Size:
+        """Return what will be free and is not promised, once the blocks that were asked for are there."""
+        return self.reserved.plus(self.asked).minus(self.used).minus(self.promised)
+
+    @property
+    def load(self) -> float:
+        """Return the used part of the share, of the scarcer kind."""
+        cpus, memory = self.share
+        return max(self.used.cpus_m / cpus if cpus else 1.0, self.used.memory / memory if memory else 1.0)
+
+    def block_for(self, size: Size, unit: Size) -> Size:
+        """Return how large a block has to be for a request of this size; `unit` is the usual size of a block."""
+        space = self.share.minus(self.reserved).minus(self.asked)
+        return size.minus(self.spare.most(NOTHING)).most(unit).least(space).most(NOTHING)
+
+    def unneeded(self, now: float, idle_s: float) -> list[str]:
+        """Return the blocks without which all leases have had room for `idle_s`, and note those that are needed."""
+        idle, sum_before = [], NOTHING
+        for block in self.blocks.values():
+            is_needed = not self.used.fits(sum_before)
+            if is_needed:
+                block.needed_at = now
+            if not is_needed and now - block.needed_at >= idle_s:
+                idle.append(block.id)
+            else:
+                sum_before = sum_before.plus(block.size)
+        return idle
+
+
+class FreeTree:
+    """Find the least loaded node that has room, by the index of the node."""
+
+    def __init__(self) -> None:
+        self._leaves = 1
+        self._clear()
+
+    def _clear(self) -> None:
+        self._cpus, self._memory = [-1] * (2 * self._leaves), [-1] * (2 * self._leaves)
+        self._load = [inf] * (2 * self._leaves)
+
+    def set(self, index: int, free: Size | None, load: float) -> None:
+        """Note what a node has free; None takes it out of all searches."""
+        if index >= self._leaves:
+            self._grow(index + 1)
+        place = index + self._leaves
+        self._cpus[place], self._memory[place] = (-1, -1) if free is None else free
+        self._load[place] = inf if free is None else load
+        self._raise_from(place >> 1)
+
+    def _raise_from(self, place: int) -> None:
+        cpus, memory, loads = self._cpus, self._memory, self._load
+        while place:
+            left, right = 2 * place, 2 * place + 1
+            most_cpus, most_memory = max(cpus[left], cpus[right]), max(memory[left], memory[right])
+            load = min(loads[left], loads[right])
+            if cpus[place] == most_cpus and memory[place] == most_memory and loads[place] == load:
+                return
+            cpus[place], memory[place], loads[place] = most_cpus, most_memory, load
+            place >>= 1
+
+    def _grow(self, wanted: int) -> None:
+        before = [column[self._leaves :] for column in (self._cpus, self._memory, self._load)]
+        while self._leaves < wanted:
+            self._leaves *= 2
+        self._clear()
+        for column, values in zip((self._cpus, self._memory, self._load), before, strict=True):
+            column[self._leaves : self._leaves + len(values)] = values  # type: ignore[index]
+        for place in range(self._leaves - 1, 0, -1):
+            self._raise_only(place)
+
+    def _raise_only(self, place: int) -> None:
+        left, right = 2 * place, 2 * place + 1
+        self._cpus[place] = max(self._cpus[left], self._cpus[right])
+        self._memory[place] = max(self._memory[left], self._memory[right])
+        self._load[place] = min(self._load[left], self._load[right])
+
+    @property
+    def has_any(self) -> bool:
+        """Tell whether any node has anything free."""
+        return self._cpus[1] > 0 and self._memory[1] > 0
+
+    def find(self, size: Size) -> int | None:
+        """Return the index of the least loaded node with that much free."""
+        (wanted_cpus, wanted_memory), (cpus, memory, loads) = size, (self._cpus, self._memory, self._load)
+        best, best_load, places = None, inf, [1]
+        while places:
+            place = places.pop()
+            if cpus[place] < wanted_cpus or memory[place] < wanted_memory or loads[place] >= best_load:
+                continue
+            if place >= self._leaves:
+                best, best_load = place - self._leaves, loads[place]
+                continue
+            left, right = 2 * place, 2 * place + 1
+            places += (right, left) if loads[left] <= loads[right] else (left, right)
+        return best
+
+
+class Digests:
+    """Which nodes have which digests, the newest of each node."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, OrderedDict[str, PlacedNode]] = {}
+
+    def note(self, node: PlacedNode, digests: tuple[str, ...]) -> None:
+        """Note that a node has these, and forget its oldest ones."""
+        for digest in digests[:MOST_DIGESTS]:
+            node.digests[digest] = None
+            node.digests.move_to_end(digest)
+            self._nodes.setdefault(digest, OrderedDict())[node.id] = node
+        while len(node.digests) > MOST_DIGESTS:
+            self._forget(node, node.digests.popitem(last=False)[0])
+
+    def forget(self, node: PlacedNode) -> None:
+        """Note that a node has none."""
+        while node.digests:
+            self._forget(node, node.digests.popitem()[0])
+
+    def _forget(self, node: PlacedNode, digest: str) -> None:
+        nodes = self._nodes[digest]
+        del nodes[node.id]
+        if not nodes:
+            del self._nodes[digest]
+
+    def candidates(self, digests: tuple[str, ...]) -> list[PlacedNode]:
+        """Return nodes that have a digest, those with more of them first, and turn to others at the next call."""
+        counts: dict[str, int] = {}
+        nodes: dict[str, PlacedNode] = {}
+        for digest in digests[:MOST_DIGESTS]:
+            have = self._nodes.get(digest, OrderedDict())
+            for node in [node for node, _ in zip(have.values(), range(MOST_CANDIDATES), strict=False)]:
+                counts[node.id] = counts.get(node.id, 0) + 1
+                nodes[node.id] = node
+                have.move_to_end(node.id)
+        return sorted(nodes.values(), key=lambda node: (-counts[node.id], node.load))

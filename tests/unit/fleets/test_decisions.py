@@ -1,0 +1,265 @@
+"""The rules of a coordinator: what holds after any sequence of events, and one claim for each rule."""
+
+from collections import defaultdict
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from cloche.fleets.decisions import (
+    Action,
+    AskBlock,
+    Decisions,
+    EndLease,
+    GiveBack,
+    Grant,
+    Refuse,
+    Rules,
+    Sublet,
+)
+from cloche.fleets.placing import NOTHING, Size
+from cloche.fleets.waiting import LeaseRequest
+
+MIB = 1 << 20
+SHARES = [Size(1000, 512 * MIB), Size(4000, 2048 * MIB), Size(8000, 1024 * MIB)]
+SIZES = [Size(500, 128 * MIB), Size(1000, 512 * MIB), Size(3000, 256 * MIB), Size(16_000, 128 * MIB)]
+KEYS = ["a", "b", "c"]
+QUOTA = 6
+
+
+def total(sizes: Any) -> Size:
+    amount = NOTHING
+    for size in sizes:
+        amount = amount.plus(size)
+    return amount
+
+
+class FleetEvents(RuleBasedStateMachine):
+    """Any order of requests, ends, nodes that come and go, answers of the engine, and restarts of the coordinator."""
+
+    has_blocks = True
+    scaling_s = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self.ids = 1000.0, count(1)
+        self.rules = Rules(
+            quota=QUOTA, has_blocks=self.has_blocks, scaling_s=self.scaling_s, block_idle_s=20.0, patience_s=4.0
+        )
+        self.waiting: dict[str, list[str]] = defaultdict(list)
+        self.requests: dict[str, LeaseRequest] = {}
+        self.held: dict[str, tuple[str, float]] = {}
+        self.blocks: dict[str, tuple[str, Size]] = {}
+        self.asks: dict[int, AskBlock] = {}
+        self.ended: set[str] = set()
+        self.decisions = Decisions(self.rules)
+        self.decisions.resume(self.now)
+
+    def carry_out(self, actions: list[Action]) -> None:
+        for action in actions:
+            getattr(self, f"take_{type(action).__name__}")(action)
+
+    def take_Grant(self, grant: Grant) -> None:
+        request = grant.request
+        assert request.id not in self.held | dict.fromkeys(self.ended), "a lease is granted once"
+        assert self.waiting[request.key][0] == request.id, "the requests of a key are granted in order of arrival"
+        self.waiting[request.key].pop(0)
+        assert grant.until == self.now + request.ttl_s
+        assert self.decisions.nodes[grant.node].phase == "ready"
+        self.held[request.id] = (grant.node, grant.until)
+
+    def take_Refuse(self, refusal: Refuse) -> None:
+        assert refusal.reason.endswith(".")
+        assert refusal.remedy
+        if refusal.kind in ("quota", "full"):
+            assert len(self.of_key(refusal.request.key)) >= QUOTA
+        if refusal.kind == "unmet":
+            assert self.now - refusal.request.arrived >= self.rules.unmet_s
+        if refusal.request.id in self.waiting[refusal.request.key]:
+            self.waiting[refusal.request.key].remove(refusal.request.id)
+        self.ended.add(refusal.request.id)
+
+    def take_EndLease(self, end: EndLease) -> None:
+        assert self.held.pop(end.lease)[0] == end.node
+        self.ended.add(end.lease)
+
+    def take_AskBlock(self, ask: AskBlock) -> None:
+        assert ask.size != NOTHING
+        assert ask.ask not in self.asks
+        self.asks[ask.ask] = ask
+
+    def take_GiveBack(self, back: GiveBack) -> None:
+        assert self.blocks.pop(back.block)[0] == back.node
+
+    def of_key(self, key: str) -> list[str]:
+        return self.waiting[key] + [lease for lease in self.held if self.requests[lease].key == key]
+
+    def lease(self, data: st.DataObject) -> str:
+        return data.draw(st.sampled_from(sorted(self.held)))
+
+    @rule(share=st.sampled_from(SHARES))
+    def join(self, share: Size) -> None:
+        name = f"n{next(self.ids)}"
+        if len(self.decisions.nodes) < 4:
+            self.carry_out(self.decisions.node_known(name, share, self.now))
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.decisions.nodes)
+    def become_ready(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.decisions.nodes)))
+        self.carry_out(self.decisions.node_ready(name, self.now, digests=("d1",)))
+
+    @rule(data=st.data(), is_lost=st.booleans())
+    @precondition(lambda self: len(self.decisions.nodes) > 1)
+    def leave(self, data: st.DataObject, is_lost: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.decisions.nodes)))
+        step = self.decisions.node_lost if is_lost else self.decisions.node_drained
+        self.carry_out(step(name, self.now))
+        assert not is_lost or not any(node == name for node, _ in [*self.held.values(), *self.blocks.values()])
+
+    @rule(
+        key=st.sampled_from(KEYS), size=st.sampled_from(SIZES), prefers=st.sampled_from([(), ("d1",), ("d2",)]),
+        ttl_s=st.sampled_from([5.0, 60.0]), wait_s=st.sampled_from([3.0, 60.0]),
+    )  # fmt: skip
+    def ask(self, key: str, size: Size, prefers: tuple[str, ...], ttl_s: float, wait_s: float) -> None:
+        name = f"l{next(self.ids)}"
+        request = LeaseRequest(
+            id=name, key=key, size=size, prefers=prefers, ttl_s=ttl_s, arrived=self.now, wait_s=wait_s
+        )
+        self.requests[name] = request
+        is_full = len(self.of_key(key)) >= QUOTA
+        if not is_full:
+            self.waiting[key].append(name)
+        self.carry_out(self.decisions.ask(request, self.now))
+        assert is_full == (name in self.ended)
+
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        names = [name for names in self.waiting.values() for name in names]
+        if names:
+            name = data.draw(st.sampled_from(names))
+            self.waiting[self.requests[name].key].remove(name)
+            self.ended.add(name)
+            self.carry_out(self.decisions.cancel(name, self.now))
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.held)
+    def release(self, data: st.DataObject) -> None:
+        name = self.lease(data)
+        self.carry_out(self.decisions.release(name, self.now))
+        assert name in self.ended
+        assert self.decisions.release(name, self.now) == [], "a second release is without effect"
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.held)
+    def renew(self, data: st.DataObject) -> None:
+        name = self.lease(data)
+        node, until = self.held[name]
+        renewed = self.decisions.renew(name, 30.0, self.now)
+        assert renewed == (max(until, self.now + 30.0) if until > self.now else None)
+        self.held[name] = (node, renewed or until)
+
+    @rule(data=st.data(), is_given=st.booleans())
+    @precondition(lambda self: self.asks)
+    def answer(self, data: st.DataObject, is_given: bool) -> None:
+        ask = self.asks.pop(data.draw(st.sampled_from(sorted(self.asks))))
+        node = ask.node or data.draw(st.sampled_from(["elsewhere", *sorted(self.decisions.nodes)]))
+        if not is_given:
+            self.carry_out(self.decisions.block_refused(ask.ask, self.now))
+            return
+        block = f"b{next(self.ids)}"
+        self.blocks[block] = (node, ask.size)
+        self.carry_out(self.decisions.block_taken(ask.ask, block, node, ask.size, self.now))
+
+    @rule(seconds=st.sampled_from([0.5, 1.0, 5.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.carry_out(self.decisions.tick(self.now))
+        assert all(until > self.now for _, until in self.held.values()), "no lease outlives its end"
+        for names in self.waiting.values():
+            assert all(self.now < self.requests[name].arrived + self.requests[name].wait_s for name in names)
+
+    @rule()
+    def restart(self) -> None:
+        """Rebuild from the engine's table and the nodes' own lists; requests that waited are lost with their link."""
+        nodes = {name: node.share for name, node in self.decisions.nodes.items()}
+        self.decisions = Decisions(self.rules)
+        self.asks.clear()
+        self.waiting.clear()
+        for name, share in nodes.items():
+            self.carry_out(self.decisions.node_known(name, share, self.now))
+        for block, (node, size) in list(self.blocks.items()):
+            self.carry_out(self.decisions.block_found(block, node, size, self.now))
+        for name in nodes:
+            listed = [
+                (Sublet(id=lease, key=self.requests[lease].key, node=name, size=self.requests[lease].size), until)
+                for lease, (node, until) in self.held.items()
+                if node == name
+            ]
+            self.carry_out(self.decisions.adopt(name, listed, self.now))
+            self.carry_out(self.decisions.node_ready(name, self.now))
+        self.carry_out(self.decisions.resume(self.now))
+
+    @invariant()
+    def the_same_leases_are_held(self) -> None:
+        assert {name: lease.node for name, lease in self.decisions.leases.items()} == {
+            name: node for name, (node, _) in self.held.items()
+        }
+        assert sorted(request.id for request in self.decisions.waiting) == sorted(sum(self.waiting.values(), []))
+
+    @invariant()
+    def no_node_is_over_its_capacity(self) -> None:
+        for name, node in self.decisions.nodes.items():
+            used = total(self.requests[lease].size for lease, (where, _) in self.held.items() if where == name)
+            blocks = total(size for where, size in self.blocks.values() if where == name)
+            assert used == node.used
+            assert used.fits(node.reserved)
+            assert node.reserved.plus(node.asked).fits(node.share)
+            assert not self.has_blocks or blocks == node.reserved
+
+    @invariant()
+    def quotas_hold(self) -> None:
+        assert all(len(self.of_key(key)) <= QUOTA for key in KEYS)
+
+    @invariant()
+    def no_request_waits_beside_a_free_node(self) -> None:
+        kept = self.decisions._kept
+        ready = [node for node in self.decisions.nodes.values() if node.phase == "ready"]
+        for names in filter(None, self.waiting.values()):
+            request = self.requests[names[0]]
+            for node in ready:
+                if kept is None or kept[1] is not node or kept[0] is request:
+                    assert not request.size.fits(node.free)
+
+    @invariant()
+    def no_request_waits_beside_space_for_a_block(self) -> None:
+        """Whoever has no room is promised some: all that could be asked for is asked for, or the engine refused."""
+        asked = [node for node in self.decisions.nodes.values() if node.phase == "ready" and not node.asks_again_at]
+        for size in self.decisions._unpromised if self.has_blocks else ():
+            for node in asked:
+                assert self.decisions._is_kept(node) or not size.fits(node.room)
+
+
+class EventsWithoutBlocks(FleetEvents):
+    """The same with an engine that reserves nothing."""
+
+    has_blocks = False
+
+
+class EventsWithAutoscaler(FleetEvents):
+    """The same with an engine that brings machines."""
+
+    scaling_s = 30.0
+
+
+MACHINE_SETTINGS = settings(
+    max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+)
+for machine in (FleetEvents, EventsWithoutBlocks, EventsWithAutoscaler):
+    machine.TestCase.settings = MACHINE_SETTINGS
+TestFleetEvents = FleetEvents.TestCase
+TestEventsWithoutBlocks = EventsWithoutBlocks.TestCase
+TestEventsWithAutoscaler = EventsWithAutoscaler.TestCase
