@@ -119,8 +119,11 @@ class NodeLink(Protocol):
         """Return what the node reports."""
         ...
 
-    async def keep(self, denied: Sequence[str], ttl_s: float) -> None:
-        """Say that the coordinator lives, for `ttl_s`, and replace the addresses that no guest may reach."""
+    async def keep(self, denied: Sequence[str], ttl_s: float, leases: Mapping[str, float]) -> None:
+        """Say that the coordinator lives, for `ttl_s`, and replace the addresses that no guest may reach.
+
+        `leases` has the later ends of renewed leases, in seconds since 1970; a node ignores those it does not hold.
+        """
         ...
 
     async def leases(self) -> Mapping[str, float]:

@@ -4,7 +4,6 @@ from collections import defaultdict
 from itertools import count
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -31,6 +30,7 @@ QUOTA = 6
 
 
 def total(sizes: Any) -> Size:
+    """Return the sum of sizes."""
     amount = NOTHING
     for size in sizes:
         amount = amount.plus(size)
@@ -60,9 +60,15 @@ class FleetEvents(RuleBasedStateMachine):
 
     def carry_out(self, actions: list[Action]) -> None:
         for action in actions:
-            getattr(self, f"take_{type(action).__name__}")(action)
+            self.handlers()[type(action)](action)
 
-    def take_Grant(self, grant: Grant) -> None:
+    def handlers(self) -> dict[type, Any]:
+        return {
+            Grant: self.granted, Refuse: self.refused, EndLease: self.lease_ended, AskBlock: self.block_asked,
+            GiveBack: self.block_given_back,
+        }  # fmt: skip
+
+    def granted(self, grant: Grant) -> None:
         request = grant.request
         assert request.id not in self.held | dict.fromkeys(self.ended), "a lease is granted once"
         assert self.waiting[request.key][0] == request.id, "the requests of a key are granted in order of arrival"
@@ -71,7 +77,7 @@ class FleetEvents(RuleBasedStateMachine):
         assert self.decisions.nodes[grant.node].phase == "ready"
         self.held[request.id] = (grant.node, grant.until)
 
-    def take_Refuse(self, refusal: Refuse) -> None:
+    def refused(self, refusal: Refuse) -> None:
         assert refusal.reason.endswith(".")
         assert refusal.remedy
         if refusal.kind in ("quota", "full"):
@@ -82,16 +88,16 @@ class FleetEvents(RuleBasedStateMachine):
             self.waiting[refusal.request.key].remove(refusal.request.id)
         self.ended.add(refusal.request.id)
 
-    def take_EndLease(self, end: EndLease) -> None:
+    def lease_ended(self, end: EndLease) -> None:
         assert self.held.pop(end.lease)[0] == end.node
         self.ended.add(end.lease)
 
-    def take_AskBlock(self, ask: AskBlock) -> None:
+    def block_asked(self, ask: AskBlock) -> None:
         assert ask.size != NOTHING
         assert ask.ask not in self.asks
         self.asks[ask.ask] = ask
 
-    def take_GiveBack(self, back: GiveBack) -> None:
+    def block_given_back(self, back: GiveBack) -> None:
         assert self.blocks.pop(back.block)[0] == back.node
 
     def of_key(self, key: str) -> list[str]:
@@ -208,7 +214,9 @@ class FleetEvents(RuleBasedStateMachine):
         assert {name: lease.node for name, lease in self.decisions.leases.items()} == {
             name: node for name, (node, _) in self.held.items()
         }
-        assert sorted(request.id for request in self.decisions.waiting) == sorted(sum(self.waiting.values(), []))
+        assert sorted(request.id for request in self.decisions.waiting) == sorted(
+            name for names in self.waiting.values() for name in names
+        )
 
     @invariant()
     def no_node_is_over_its_capacity(self) -> None:
