@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import signal
@@ -151,6 +152,54 @@ def test_rules_of_the_network_are_changed_and_told(service: Service) -> None:
             "mode": "allowlist", "allow": ["example.org", "files.example.org"], "deny": ["example.org"], "traffic": [],
         }  # fmt: skip
         assert admin.get(f"{address}/network").json() == told
+
+
+CONNECT = "python3 -c 'import socket; socket.create_connection((\"{}\", 443), timeout=30)'"  # sends nothing
+
+
+@pytest.mark.parametrize("lease", [{}, {"lease": "10m"}], ids=["kept", "held"])
+def test_hosts_without_a_rule_are_asked_about(service: Service, lease: dict[str, str]) -> None:
+    """By events to one client, whose answers are in the audit log; without a client or an answer, they are refused."""
+    with service.client() as admin, service.client() as other, service.client(service.new_key("run")) as runner:
+        asking = {"network": "allowlist", "networkAllow": [], "onNetwork": "ask", "lifetime": "10m", **lease}
+        address = f"/api/sandboxes/{admin.post('/api/sandboxes', json=asking).json()['id']}"
+        questions = f"{address}/network/questions"
+        assert kind_of(admin.post(f"{questions}/1", json={"allow": True})) == (404, "not-found")
+
+        def attempt(host: str) -> str:
+            return str(admin.post(f"{address}/processes", json={"shell": CONNECT.format(host)}).json()["id"])
+
+        def refusal(host: str) -> str:
+            rows = {row["host"]: row["why"] for row in admin.get(f"{address}/network").json()["traffic"]}
+            return rows.get(host, "")
+
+        attempt("no.example")
+        until(lambda: refusal("no.example"))
+        question = {"question": 1, "host": "no.example", "port": 443}
+        with other.stream("GET", questions) as answer:
+            found = events(answer.iter_lines())
+            assert next(found) == ("asking", {})
+            assert kind_of(admin.get(questions)) == (409, "followed")
+            going = attempt("no.example")
+            assert next(found) == ("question", question)
+        assert admin.post(f"{address}/processes/{going}/wait").status_code == 200  # the client has left
+        with other.stream("GET", questions) as answer:
+            found = events(answer.iter_lines())
+            attempt("no.example")
+            assert list(itertools.islice(found, 2)) == [("asking", {}), ("question", question)]
+            assert kind_of(runner.post(f"{questions}/1", json={"allow": True})) == (404, "not-found")
+            admin.post(f"{questions}/1", json={"allow": False}).raise_for_status()
+            attempt("yes.example")
+            assert next(found)[1]["host"] == "yes.example"
+            assert admin.post(f"{questions}/2", json={"allow": True}).json() == {"question": 2, "allow": True}
+            assert kind_of(admin.post(f"{questions}/2", json={"allow": False})) == (404, "not-found")
+            until(lambda: refusal("yes.example"))
+            assert admin.delete(address).json()["state"] == "ended"
+            assert list(found) == [("ended", {})]
+        told = admin.get("/api/audit", params={"limit": 20}).json()["items"]
+        answered = [(one["kind"], one["host"], one["sandbox"]) for one in told if one.get("tool") == "network"][:2]
+        number = address.rpartition("/")[2]
+        assert answered == [("approval", "yes.example", number), ("denial", "no.example", number)]
 
 
 def test_a_key_that_reads_does_not_run(service: Service, sandbox: str) -> None:

@@ -21,6 +21,7 @@ MAY_BE_UNAVAILABLE = 503  # a backend or a place: an answer that is meant
 # What does not end by itself, or has no answer to look at.
 ENDLESS = (
     "/api/approvals/events", "/api/runs/{run_id}/events", "/api/sandboxes/{sandbox_id}/changes",
+    "/api/sandboxes/{sandbox_id}/network/questions",
     "/api/sandboxes/{sandbox_id}/processes/{process_id}/output",
 )  # fmt: skip
 

@@ -153,7 +153,7 @@ class SupportsNetwork(Protocol):
         """Decide by further rules, beside those of other callers, and close connections that the rules do not allow."""
         ...
 
-    def decide_network(self, decide: Callable[[str, int], Awaitable[bool]]) -> None:
+    def decide_network(self, decide: Callable[[str, int], Awaitable[bool | None]]) -> None:
         """Set the function that decides about hosts and ports without a rule, where the policy asks."""
         ...
 

@@ -59,21 +59,22 @@ class AsyncNetwork:
         self._check(new)
         await self._live.change_network(allow=allow, deny=deny)
 
-    def ask(self, decide: Callable[[str, int], Awaitable[bool]]) -> None:
+    def ask(self, decide: Callable[[str, int], Awaitable[bool | None]]) -> None:
         """Let `decide` approve each host and port that no rule names; it is called once for each.
 
         The sandbox needs `on_network="ask"`. The guest's connection waits meanwhile, at most five minutes. `decide` is
         not called for denied hosts, for those that no rule could allow or that exceed the operator's ceiling, nor for
         addresses that are not public, which approval does not open. A name is resolved after approval, and may have
-        such an address. A connection tried before `decide` was set is decided when it is tried again. Raises
-        InvalidRequest for a sandbox without `on_network="ask"`.
+        such an address. A connection tried before `decide` was set is decided when it is tried again. None refuses
+        a connection, too, and `decide` is called again for the next one. Raises InvalidRequest for a sandbox without
+        `on_network="ask"`.
         """
         if self._policy.on_network != "ask":
             raise InvalidRequest(
                 'network.ask: this sandbox refuses hosts without a rule; open it with on_network="ask"'
             )
 
-        async def decide_within_ceiling(host: str, port: int) -> bool:
+        async def decide_within_ceiling(host: str, port: int) -> bool | None:
             return may_be_asked(self._check, host, port) and await decide(host, port)
 
         self._live.decide_network(decide_within_ceiling)

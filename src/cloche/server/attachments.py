@@ -35,11 +35,19 @@ class OpenedSandbox(OpenLiveSandbox, SupportsFileStreams, Protocol):
     """The interface of an open sandbox that the service needs."""
 
 
-class TakesAnswers(Protocol):
-    """Take the answers to a sandbox's questions about hosts."""
+class HostQuestion:
+    """Hold a question about a host and port until its answer: None is no answer."""
 
-    def answer(self, number: int, *, allow: bool, key_id: str | None) -> bool:
-        """Take an answer; return False if the question does not wait for one, or not of this key."""
+    def __init__(self, host: str, port: int):
+        self.host, self.port, self.is_taken = host, port, False
+        self.answer: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
+
+
+class HoldsQuestions(Protocol):
+    """Hold a sandbox's questions about hosts, which wait for an answer."""
+
+    def take(self, number: int, *, key_id: str | None) -> HostQuestion | None:
+        """Return a question for its first answer; None if it does not wait for one, or not of this key."""
         ...
 
 
@@ -86,7 +94,7 @@ class Attachment:
     used_at: float = field(default_factory=time.monotonic)
     calls: dict[str, ActiveRun] = field(default_factory=dict)
     sessions: dict[str, HeldSession] = field(default_factory=dict)
-    questions: TakesAnswers | None = None
+    questions: HoldsQuestions | None = None
     _processes: dict[str, asyncio.Task[SharedProcess]] = field(default_factory=dict)
 
     @property

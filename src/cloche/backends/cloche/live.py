@@ -243,7 +243,7 @@ class RemoteSandbox(RemoteFiles):
                 await self.ask_inside(verb, {"rules": list(further)})
         self._rules = self._rules.with_further(allow=allow, deny=deny)
 
-    def decide_network(self, decide: Callable[[str, int], Awaitable[bool]]) -> None:
+    def decide_network(self, decide: Callable[[str, int], Awaitable[bool | None]]) -> None:
         """Let `decide` answer for hosts that no rule names; see core.protocols.SupportsNetwork."""
         if self._answering is None:
             self._answering = Answering(self, decide)

@@ -15,7 +15,7 @@ from .calls import SandboxCalls
 from .connections import begin, outcome
 
 MOST_HOST, AGAIN_S = 253, 2.0
-Decide = Callable[[str, int], Awaitable[bool]]
+Decide = Callable[[str, int], Awaitable[bool | None]]
 log = logging.getLogger("cloche.live")
 
 

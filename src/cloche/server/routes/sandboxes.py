@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
@@ -55,6 +55,7 @@ class NewSandbox(OptionFields):
     """A sandbox to open. It ends after `lifetime`, or after `idle` without processes and calls.
 
     With `lease` it ends also when it has not been used for so long, and with the service's process: no keeper holds it.
+    With `onNetwork` `ask`, a client decides about hosts that no rule names: see `…/network/questions`.
     """
 
     model_config = ConfigDict(
@@ -68,6 +69,7 @@ class NewSandbox(OptionFields):
     lease: Amount | None = None
     files: list[InFile] = Field(default_factory=list)
     workspace: WorkspaceFolder | None = None
+    on_network: Literal["ask", "refuse"] | None = None
 
 
 class SandboxExec(WireModel):

@@ -46,7 +46,7 @@ def _as_route(route: Callable[..., Awaitable[object]]) -> Work:
 
 
 VERBS: Mapping[str, Verb] = {
-    "sandbox.open": Verb("run", work.open_sandbox, work.WireSandbox, of=(), is_inside=False),
+    "sandbox.open": Verb("run", work.open_sandbox, sandboxes.NewSandbox, of=(), is_inside=False),
     "sandbox.list": Verb("read", work.list_sandboxes, work.Listing, of=(), is_inside=False),
     "sandbox.look": Verb("read", work.look, is_inside=False),
     "sandbox.attach": Verb("read", work.attach),

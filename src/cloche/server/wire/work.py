@@ -56,12 +56,6 @@ class Listing(WireModel):
     cursor: Word | None = None
 
 
-class WireSandbox(sandboxes.NewSandbox):
-    """A sandbox to open. With `onNetwork`, hosts without a rule are asked about by `network.ask`."""
-
-    on_network: Literal["ask", "refuse"] | None = None
-
-
 class WireRun(RunFields):
     """What to run. With `stream`, its events are sent while it runs.
 
