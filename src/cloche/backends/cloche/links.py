@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cloche.core.remote import LeasedPlace, RemoteAccount, Secret
-from cloche.fleets.engine import EngineNode, NodeReport
+from cloche.fleets.engine import EngineNode, NodeLink, NodeReport
 
 from .connections import ask
 
@@ -45,9 +45,9 @@ class WireLink:
             else (),
         )
 
-    async def keep(self, denied: Sequence[str], ttl_s: float) -> None:
-        """Say that the coordinator lives, and which addresses no guest may reach."""
-        await self._ask("node.keep", denied=list(denied), ttl=ttl_s)
+    async def keep(self, denied: Sequence[str], ttl_s: float, leases: Mapping[str, float]) -> None:
+        """Say that the coordinator lives, which addresses no guest may reach, and the later ends of leases."""
+        await self._ask("node.keep", denied=list(denied), ttl=ttl_s, leases=dict(leases))
 
     async def leases(self) -> Mapping[str, float]:
         """Return the ends of the node's leases by id; what is not a lease is left out."""
@@ -66,6 +66,11 @@ class WireLink:
 
     async def close(self) -> None:
         """Let go of the connection, which is closed once it is idle."""
+
+
+def link_to(node: EngineNode, credential: Callable[[], Secret]) -> NodeLink:
+    """Return the link to a node; see fleets.engine.LinkTo."""
+    return WireLink(node, credential)
 
 
 def _text(answer: Mapping[str, Any], name: str) -> str:
