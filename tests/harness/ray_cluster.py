@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +48,11 @@ QUIET = ("--disable-usage-stats", "--object-store-memory=80000000", "--num-cpus=
 class RayCluster:
     """Hold a cluster of Ray: `start`, `kill`, `cut`, `mend` nodes, and run programs on one of them."""
 
-    def __init__(self, python: str = sys.executable):
+    def __init__(self, python: str = sys.executable, variables: Mapping[str, str] | None = None):
         self.folder = Path(tempfile.mkdtemp(prefix="cr-", dir="/tmp"))  # names of sockets are short
         self.python, self.pids = python, dict[int, int]()
         self._switch = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(self.folder), python],
+            [sys.executable, "-m", __name__, str(self.folder), python, json.dumps(variables or {})],
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
 
@@ -127,8 +127,8 @@ def _environment(folder: Path) -> dict[str, str]:
 class _Node:
     """Hold a node on the side of the switch: its process, its pid 1, its cable and its control group."""
 
-    def __init__(self, folder: Path, number: int, python: str):
-        self.number, self._folder, self._python = number, folder, python
+    def __init__(self, folder: Path, number: int, python: str, variables: Mapping[str, str]):
+        self.number, self._folder, self._python, self._variables = number, folder, python, variables
         self.cable = f"node{number}"
         self._group = GROUPS / f"cloche-ray-{os.getpid()}-{number}"
         self.outer = self.pid = self._told = 0
@@ -196,8 +196,8 @@ class _Node:
         subprocess.run(["sh", "-ec", "\n".join(f"mount {words}" for words in mounts)], check=True)
         _ip("link set lo up", "link set eth0 up", f"address add {NETWORK}{self.number}/24 dev eth0")
         done = subprocess.run(
-            self._ray(), env=_environment(self._folder), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, check=False, timeout=STARTED_S,
+            self._ray(), env=_environment(self._folder) | self._variables, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=STARTED_S,
         )  # fmt: skip
         os.write(told, b"ready" if done.returncode == 0 else f"ray start: {done.stdout}".encode()[-4000:])
         os.close(told)
@@ -247,11 +247,15 @@ def _remove_group(folder: Path) -> None:
             time.sleep(0.01)
 
 
-def main(folder: str, python: str) -> None:
+def main(folder: str, python: str, variables: str) -> None:
     """Be the switch until standard input ends."""
     from cloche.jail.syscalls import CLONE_NEWNET, unshare
 
     place, nodes = Path(folder), dict[int, _Node]()
+
+    def make(number: int) -> _Node:
+        return _Node(place, number, python, json.loads(variables))
+
     (place / "own").mkdir()
     (place / "token").write_text(secrets.token_hex(32))
     (place / "token").chmod(0o600)
@@ -259,19 +263,19 @@ def main(folder: str, python: str) -> None:
     _ip("link add bridge type bridge", "link set bridge up", "link set lo up")
     try:
         for line in sys.stdin:
-            print(json.dumps(_obey(nodes, place, python, json.loads(line))), flush=True)
+            print(json.dumps(_obey(nodes, make, json.loads(line))), flush=True)
     finally:
         for node in nodes.values():
             node.kill()
         shutil.rmtree(place)
 
 
-def _obey(nodes: dict[int, _Node], place: Path, python: str, order: Mapping[str, Any]) -> dict[str, Any]:
+def _obey(nodes: dict[int, _Node], make: Callable[[int], _Node], order: Mapping[str, Any]) -> dict[str, Any]:
     number = order["number"]
     try:
         match order["do"]:
             case "start":
-                started = {each: _Node(place, each, python) for each in number}
+                started = {each: make(each) for each in number}
                 nodes |= started
                 for node in started.values():
                     node.start()
