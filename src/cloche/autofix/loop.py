@@ -23,7 +23,7 @@ from typing import Protocol, runtime_checkable
 
 from cloche.agent.answers import what_happened
 from cloche.blocking.calls import in_own_thread
-from cloche.config.keys import AutoFixSettings
+from cloche.config.autofix_settings import AutoFixSettings
 from cloche.config.readers import parse_rounds
 from cloche.config.settings import load_settings
 from cloche.core.enforcement import Level, State

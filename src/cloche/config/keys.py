@@ -10,7 +10,6 @@ one source, two spellings may set the same key only to the same value. Everythin
 from __future__ import annotations
 
 import operator
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -18,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, get_args
 
 from cloche.core.errors import InvalidRequest
+from cloche.core.fleet import FleetSettings
 from cloche.core.languages import LANGUAGES
 from cloche.core.limits import (
     LIMITS,
@@ -30,16 +30,14 @@ from cloche.core.limits import (
 )
 from cloche.core.policy import Fallback, OnNetwork, Policy, ScreenMode, parse_backend, parse_tier
 from cloche.core.record import dataclass, field
-from cloche.core.remote import Secret
 
 from . import readers
+from .autofix_settings import AutoFixSettings
 from .options import Prefer, SandboxOptions
 from .origins import DEFAULT, ConfiguredValue, Layer, Origin, with_value
 from .readers import ANY_LANGUAGE, Parser, Reader, Values
 
 AUTO = "auto"
-# OPENAI_API_KEY is only sent to this host, over TLS.
-OPENAI_HOST, OPENAI_KEY = "api.openai.com", "OPENAI_API_KEY"
 # Variable names that the providers define, by key; other keys get names of the form CLOCHE_PROVIDER_KEY.
 REMOTE_VARIABLES: Mapping[str, Mapping[str, str]] = {
     "e2b": {
@@ -61,34 +59,6 @@ _USER = re.compile(r"//[^/]*@")  # user and password of a URL; the user of the a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AutoFixSettings:
-    """The model endpoint of auto-fix, and its limits: seconds and tokens of all rounds together."""
-
-    base_url: str = ""
-    model: str = ""
-    api_key: Secret = field(default=Secret(), repr=False)
-    max_rounds: int = 4
-    token_budget: int = 100_000
-    time_budget_s: float = 300.0
-
-    def key_for_endpoint(self) -> str:
-        """Return the key, or, if none is set and the endpoint is OpenAI's, the value of OPENAI_API_KEY."""
-        if self.api_key or not _is_openai(self.base_url):
-            return self.api_key.reveal()
-        return os.environ.get(OPENAI_KEY, "")
-
-
-def _is_openai(base_url: str) -> bool:
-    from urllib.parse import urlsplit
-
-    try:
-        url = urlsplit(base_url)
-    except ValueError:
-        return False  # the request refuses an invalid address
-    return url.scheme == "https" and url.hostname == OPENAI_HOST
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The resolved configuration.
 
@@ -107,6 +77,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     policy: Policy = field(default_factory=Policy)
     autofix: AutoFixSettings = field(default_factory=AutoFixSettings)
+    fleet: FleetSettings = field(default_factory=FleetSettings)
     ceilings: Mapping[str, Any] = field(default_factory=dict)
     images: Mapping[str, str] = field(default_factory=dict)
     audit: bool | None = None
@@ -303,6 +274,14 @@ def _autofix(name: str, parse: Parser, where: str = "", **more: Any) -> Key:  # 
     return Key(
         name=f"autofix.{name}", variable=f"CLOCHE_AUTOFIX_{name.upper()}", parse=parse,
         settings_field=f"autofix.{where or name}", **more,
+    )  # fmt: skip
+
+
+def _fleet(name: str, parse: Parser, where: str = "", **more: Any) -> Key:  # noqa: ANN401 - fields of Key
+    """Return a key of the fleet. A file in the working directory cannot set it."""
+    return Key(
+        name=f"fleet.{name}", variable=f"CLOCHE_FLEET_{name.upper()}", parse=parse,
+        settings_field=f"fleet.{where or name}", **more,
     )  # fmt: skip
 
 
@@ -534,6 +513,13 @@ KEYS: tuple[Key, ...] = (
     Key(name="approvals.two_people", variable="CLOCHE_APPROVALS_TWO_PEOPLE", parse=readers.parse_switch,
         settings_field="approvals_two_people", is_looser=lambda new, old: old and not new),
     *_remotes(),
+    _section("fleet"),
+    _fleet("address", readers.parse_line, render=_render_address),
+    _fleet("share", readers.parse_share),
+    _fleet("reserve_cpu", readers.parse_switch),
+    _fleet("ttl", parse_duration, "ttl_s", render=_seconds),
+    _fleet("idle", parse_duration, "idle_s", render=_seconds),
+    _fleet("quota", readers.parse_total_count),
     Key(name="image", read=lambda value, *, name: {f"image.{ANY_LANGUAGE}": readers.parse_image(value, name=name)}),
     Key(name="images", read=readers.read_images),
     *map(_image, (ANY_LANGUAGE, *LANGUAGES)),

@@ -305,6 +305,17 @@ def parse_rounds(value: object, *, name: str) -> int:
     return rounds
 
 
+def parse_share(value: object, *, name: str) -> float:
+    """Return a part of a whole: a number above 0, and 1 at most."""
+    try:
+        share = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else 0.0
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise InvalidRequest(f"{name}: {value!r} is no part of a whole; give a number above 0, and 1 at most")
+    return share
+
+
 def parse_line(value: object, *, name: str) -> str:
     """Return text of one line; messages do not repeat it."""
     if not isinstance(value, str) or not value.strip() or not value.strip().isprintable():

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cloche.core.enforcement import Level
 from cloche.core.errors import InvalidRequest, PolicyDenied
+from cloche.core.fleet import FleetSettings
 from cloche.core.limits import Limits
 from cloche.core.policy import TIERS, Policy
 
-from .keys import CEILING_FIELDS, KEYS, AutoFixSettings, Settings
+from .autofix_settings import AutoFixSettings
+from .keys import CEILING_FIELDS, KEYS, Settings
 from .options import SandboxOptions
 from .origins import ARGUMENT, ConfiguredValue, Layer, Origin
 from .resolve import effective_network, resolve_settings
@@ -79,7 +81,7 @@ def load_settings(
 def _build_settings(options: Mapping[str, Any], config_paths: ConfigPaths) -> Settings:
     resolved, ceilings = resolve_settings(options, config_paths)
     fields_by_section: dict[str, dict[str, Any]] = {
-        name: {} for name in ("", "limits", "policy", "autofix", "images", "roots", "remotes")
+        name: {} for name in ("", "limits", "policy", "autofix", "fleet", "images", "roots", "remotes")
     }
     for key in KEYS:
         if key.settings_field and key.name in resolved:
@@ -95,6 +97,7 @@ def _build_settings(options: Mapping[str, Any], config_paths: ConfigPaths) -> Se
         limits=Limits(**fields_by_section["limits"]),
         policy=Policy(**policy),
         autofix=AutoFixSettings(**fields_by_section["autofix"]),
+        fleet=FleetSettings(**fields_by_section["fleet"]),
         ceilings=MappingProxyType({CEILING_FIELDS[name]: ceiling.value for name, ceiling in ceilings.items()}),
         images=MappingProxyType(fields_by_section["images"]),
         roots=MappingProxyType({root: folder for root, folder in fields_by_section["roots"].items() if folder}),

@@ -32,6 +32,7 @@ NAMESPACES: Mapping[str, str] = {
     "microvm": "virtual machines of QEMU and Firecracker",
     "microsandbox": "virtual machines of microsandbox",
     "remote": "sandboxes at providers and at other services",
+    "fleet": "nodes of a fleet, and leases on them",
     "audit": "the audit log and what is kept beside it",
     "agent": "tools, approvals and repair by a model",
 }

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cloche.config.keys import AutoFixSettings, Settings
+from cloche.config.autofix_settings import AutoFixSettings
+from cloche.config.keys import Settings
 from cloche.config.readers import Secret
 from cloche.config.settings import load_settings
 from cloche.core.errors import InvalidRequest

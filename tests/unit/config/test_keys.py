@@ -8,8 +8,10 @@ from dataclasses import fields
 
 import pytest
 
-from cloche.config.keys import CEILING_FIELDS, KEYS, LIMIT_FIELDS, AutoFixSettings, Settings
+from cloche.config.autofix_settings import AutoFixSettings
+from cloche.config.keys import CEILING_FIELDS, KEYS, LIMIT_FIELDS, Settings
 from cloche.config.origins import ARGUMENT, DEFAULT, Origin
+from cloche.core.fleet import FleetSettings
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 
@@ -18,7 +20,7 @@ def test_every_setting_has_a_row() -> None:
     """No field of the settings is left out: each is filled by a row, but for those that no source may set."""
     rows = {key.settings_field for key in KEYS if key.settings_field}
     own = {spec.name for spec in fields(Settings)}
-    parts = {"limits": Limits, "policy": Policy, "autofix": AutoFixSettings}
+    parts = {"limits": Limits, "policy": Policy, "autofix": AutoFixSettings, "fleet": FleetSettings}
     named = {f"{part}.{spec.name}" for part, kind in parts.items() for spec in fields(kind)}
     assert own - rows == {*parts, "ceilings", "images", "roots", "remotes", "origins"}
     assert named - rows == {

@@ -19,6 +19,7 @@ COORDINATOR = "coordinator"
 ANSWER_S = 20.0
 log = logging.getLogger("cloche.fleet")
 _lock = threading.Lock()
+_is_own = False
 # Ray's blocking calls have threads of their own: one that hangs holds up no other work of this process.
 _threads = ThreadPoolExecutor(8, "cloche-ray")
 
@@ -34,25 +35,42 @@ def imported() -> Any:  # noqa: ANN401 - a module
     return ray
 
 
-def join(address: str = "") -> None:
-    """Join the cluster at an address, else at RAY_ADDRESS, else start Ray on this machine; blocks.
+def join(address: str = "", *, starts: bool = True) -> None:
+    """Join the cluster at an address, else the one that Ray finds (RAY_ADDRESS, or one on this machine); blocks.
 
-    A process that has joined one stays there. Raises BackendUnavailable.
+    Where there is none, `starts` starts Ray on this machine, for this process. A process that has joined one stays
+    there. Raises BackendUnavailable.
     """
     ray = imported()
-    address = address or os.environ.get("RAY_ADDRESS", "")
     with _lock:
         if ray.is_initialized():
             return
-        if not address:
-            os.environ.setdefault("RAY_SCHEDULER_EVENTS", "0")
-            log.warning("RAY_ADDRESS is not set: a Ray of this machine alone is started, and ends with this process.")
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": NAMESPACE}
         try:
-            ray.init(address or "local", **quiet, **({} if address else {"include_dashboard": False}))
+            ray.init(address or "auto", **quiet)
+        except ConnectionError as error:
+            if address or os.environ.get("RAY_ADDRESS") or not starts:
+                raise unjoined(address, error) from error
+            _start_here(ray, quiet)
         except Exception as error:
             raise unjoined(address, error) from error
         _silence(ray)
+
+
+def _start_here(ray: Any, quiet: dict[str, Any]) -> None:  # noqa: ANN401 - a module
+    global _is_own
+    log.warning("There is no Ray cluster (RAY_ADDRESS is not set): Ray is started here, and ends with this process.")
+    os.environ.setdefault("RAY_SCHEDULER_EVENTS", "0")
+    try:
+        ray.init("local", include_dashboard=False, **quiet)
+    except Exception as error:
+        raise unjoined("", error) from error
+    _is_own = True
+
+
+def is_own() -> bool:
+    """Tell whether this process has started its Ray, which ends with it."""
+    return _is_own
 
 
 def _silence(ray: Any) -> None:  # noqa: ANN401 - a module
@@ -65,11 +83,16 @@ def _silence(ray: Any) -> None:  # noqa: ANN401 - a module
 def unjoined(address: str, error: Exception) -> BackendUnavailable:
     """Return the error of a cluster that cannot be joined."""
     first = str(error).strip().partition("\n")[0]
-    if "Version mismatch" in str(error):
+    address = address or os.environ.get("RAY_ADDRESS", "")
+    if not address:
+        return BackendUnavailable(
+            "no Ray cluster was found.", remedy='Set RAY_ADDRESS or fleet.address, or start one: "ray start --head".'
+        )
+    if "ersion mismatch" in str(error):
         remedy = "Use the cluster's versions of Python and Ray, or reach its fleet from outside with backend=cloche."
     else:
-        remedy = 'Look at "ray status" there, and set RAY_ADDRESS, and RAY_AUTH_TOKEN if the cluster asks for it.'
-    return BackendUnavailable(f"Ray at {address or 'this machine'} cannot be joined: {first}", remedy=remedy)
+        remedy = 'Look at "ray status" there, and set RAY_AUTH_TOKEN if the cluster asks for a token.'
+    return BackendUnavailable(f"Ray at {address} cannot be joined: {first}", remedy=remedy)
 
 
 async def in_thread(function: Callable[..., T], *args: Any, **options: Any) -> T:  # noqa: ANN401 - of any call

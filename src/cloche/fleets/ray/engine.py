@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cloche.core.errors import BackendUnavailable
-from cloche.core.record import dataclass
+from cloche.core.fleet import FleetSettings
 
 from ..engine import Block, EngineNode
 from . import cluster, supervisor
@@ -28,22 +28,13 @@ LEAST_CPUS = 0.001  # a group must ask for something
 _DONE, _HOPELESS = "CREATED", "INFEASIBLE"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RaySettings:
-    """What an operator sets for a fleet on Ray; `share` is the part of a node's processors and memory for leases."""
-
-    share: float = 0.5
-    reserve_cpu: bool = False
-    scaling_s: float = 0.0
-
-
 class RayEngine:
     """Implement Engine on the cluster that this process has joined."""
 
     name, has_blocks = "ray", True
 
-    def __init__(self, settings: RaySettings, version: str, words: Sequence[str] = ()):
-        self.scaling_s, self._settings, self._version = settings.scaling_s, settings, version
+    def __init__(self, settings: FleetSettings, version: str, words: Sequence[str] = (), scaling_s: float = 0.0):
+        self.scaling_s, self._settings, self._version = scaling_s, settings, version
         self._words, self._key = list(words), ""
         self._servers: dict[str, Mapping[str, Any]] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
@@ -77,7 +68,7 @@ class RayEngine:
             address=str(server.get("address", "")),
             certificate=str(server.get("certificate", "")),
             boot=str(server.get("boot", "")),
-            hosts=(row["NodeManagerAddress"],),
+            hosts=tuple(dict.fromkeys((row["NodeManagerAddress"], *server.get("hosts", ())))),
             reason=reason,
         )
 
@@ -104,7 +95,8 @@ class RayEngine:
             "name": name_of(node), "namespace": cluster.NAMESPACE, "lifetime": "detached", "get_if_exists": True,
             "enable_task_events": False, "scheduling_strategy": _only_on(node),
         }  # fmt: skip
-        words = ["--public-key", self._key, "--host", host, *self._words]
+        listen = f"[{host}]:0" if ":" in host else f"{host}:0"
+        words = ["--public-key", self._key, "--listen", listen, "--backend", "local", *self._words]
         return remote.options(**options).remote(node, self._version, words)
 
     async def blocks(self) -> Sequence[Block]:

@@ -8,6 +8,8 @@ its own. A file in the state folder says which process it is, so the next actor 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
+import itertools
 import json
 import os
 import signal
@@ -19,8 +21,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 SERVES_S, ENDS_S, LOOK_S, AGAIN_S = 60.0, 10.0, 0.5, 2.0
+ABANDONED_S = 900.0  # without a question of a coordinator, all of the node ends
 MOST_LOG = 1 << 20
-UNSEEN = ("RAY_", "CLOCHE_")  # variables that no server of a node gets
+UNSEEN = ("RAY_", "CLOCHE_", "SANDBOX_TYPE")  # variables that no server of a node gets
 # Runs in a fresh interpreter: become an orphan in its own session, without the worker's signal mask and OOM score.
 STARTER = """
 import os, signal, sys
@@ -48,6 +51,7 @@ class Supervisor:
     def __init__(self, node: str, version: str, words: list[str]):
         self._node, self._version, self._words = node, version, words
         self._folder = state_folder(node)
+        self._asked_at = time.monotonic()
         self._state: dict[str, object] = {"reason": "its server is starting"}
         self._is_ended = threading.Event()
         self._thread = threading.Thread(target=self._supervise, daemon=True)
@@ -55,16 +59,19 @@ class Supervisor:
 
     def state(self) -> dict[str, object]:
         """Return the server's address, certificate, boot and pid, or the reason why there is none."""
+        self._asked_at = time.monotonic()
         return self._state
 
     def stop(self) -> None:
         """End the server, and do not start it again."""
         self._is_ended.set()
         self._thread.join(SERVES_S + ENDS_S)
+        self._end_server()
+
+    def _end_server(self) -> None:
         if running := self._running():
             end(running)
-        for name in ("server.json", "key"):
-            (self._folder / name).unlink(missing_ok=True)
+        (self._folder / "server.json").unlink(missing_ok=True)
         self._state = {"reason": "its server was ended"}
 
     def _supervise(self) -> None:
@@ -74,6 +81,10 @@ class Supervisor:
             except Exception as error:  # said to the coordinator, and tried again
                 self._state = {"reason": f"its server does not start: {error}"}
             self._is_ended.wait(AGAIN_S if "reason" in self._state else LOOK_S)
+            if time.monotonic() - self._asked_at > ABANDONED_S:
+                self._is_ended.set()
+                self._end_server()
+                end_this_actor()
 
     def _look(self) -> dict[str, object]:
         if reason := unfit(self._version):
@@ -91,7 +102,7 @@ class Supervisor:
         if server.get("words") != self._words:
             end(server)
             return {}
-        return {name: value for name, value in server.items() if name != "words"}
+        return {name: value for name, value in server.items() if name != "words"} | {"hosts": addresses()}
 
     def _start(self) -> dict[str, object]:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -100,6 +111,7 @@ class Supervisor:
             log.unlink()
         out = self._folder / "out"
         command = [sys.executable, "-I", "-S", "-c", STARTER, sys.executable, "-m", "cloche", "node", *self._words]
+        command += ["--state", str(self._folder / "node")]
         with out.open("wb") as stdout, log.open("ab") as stderr:
             subprocess.run(
                 command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, cwd=self._folder, check=True,
@@ -110,7 +122,7 @@ class Supervisor:
         temporary = self._folder / "server.json.new"
         temporary.write_text(json.dumps(server | {"words": self._words}))
         temporary.rename(self._folder / "server.json")
-        return server
+        return server | {"hosts": addresses()}
 
     def _serving(self, out: Path, log: Path) -> dict[str, object]:
         """Wait for the line that the server prints once it serves."""
@@ -144,6 +156,26 @@ def unfit(version: str) -> str:
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a node's server: nothing of Ray's, no account of Cloche's."""
     return {name: value for name, value in variables.items() if not name.startswith(UNSEEN)}
+
+
+def addresses() -> list[str]:
+    """Return this machine's addresses, which no guest of any node may reach."""
+    here = set()
+    lines = Path("/proc/net/fib_trie").read_text().splitlines()
+    for before, line in itertools.pairwise(lines):
+        if "host LOCAL" in line:
+            here.add(before.split()[-1])
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            here.add(str(ipaddress.IPv6Address(bytes.fromhex(line.split()[0]))))
+    return sorted(text for text in here if not ipaddress.ip_address(text).is_loopback)
+
+
+def end_this_actor() -> None:
+    """End the actor that this runs in, for good."""
+    import ray
+
+    ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
 
 def state_folder(node: str) -> Path:
