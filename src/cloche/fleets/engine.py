@@ -106,6 +106,7 @@ class NodeReport:
     python: str = ""
     leases: int = 0
     digests: tuple[str, ...] = ()
+    is_draining: bool = False
 
 
 class NodeLink(Protocol):

@@ -39,6 +39,7 @@ class WireLink:
             boot=_text(answer, "boot"),
             level=_text(answer, "level"),
             python=_text(answer, "python"),
+            is_draining=answer.get("isDraining") is True,
             leases=leases if type(leases) is int and leases >= 0 else 0,
             digests=tuple(str(digest)[:MOST_TEXT] for digest in digests[:MOST_DIGESTS])
             if isinstance(digests, list)

@@ -1,0 +1,584 @@
+"""A fleet's coordinator: carries out what `decisions.py` decides, with an engine and a link to each node.
+
+Theory of operation: all state of leases is in `Decisions`, which is asked without waiting; so no two tasks see it half
+changed. Its actions begin tasks here: blocks are asked for and given back, leases end at their nodes, callers get
+answers. One task follows the engine's nodes, one calls `tick`, and each node has those of `TendedNode`.
+
+A coordinator may die at any time. The next one reads the engine's nodes and blocks, asks each node for its leases, and
+grants nothing before all nodes have answered or failed to. A lease that no node has heard of yet is known again when
+its holder renews it, by its credential, which has this fleet's signature.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest, NodeLost, NotFound
+from cloche.core.fleet import (
+    LEAST_TTL_S,
+    TTL_S,
+    EventKind,
+    FleetEvent,
+    FleetStatus,
+    Lease,
+    LeaseSpec,
+    NodeInfo,
+    NodeState,
+)
+from cloche.core.remote import Secret
+
+from .decisions import Action, AskBlock, Decisions, EndLease, GiveBack, Grant, Refuse, Rules
+from .engine import Engine, EngineNode, LinkTo, NodeReport
+from .events import EventReader, EventReaders
+from .lease_ids import key_tag, new_lease_id, size_of, sublet_of
+from .placing import Size
+from .signing import BadCredential, Claim, Signer, Verifier
+from .tending import STALL_S, TendedNode, Timing
+from .waiting import LeaseRequest
+
+MOST_TTL_S, MOST_WAIT_S = 86_400.0, 86_400.0
+MOST_PREFERRED = 64
+COORDINATOR_S = 60.0  # of a credential for a node's own verbs
+DENIED_S = 600.0  # after a node has left, guests may not reach its addresses for that long
+GIVE_BACK_TRIES = 3
+PULSE_S = 0.25
+log = logging.getLogger("cloche.fleet")
+_EVENT_OF_END: Mapping[str, EventKind] = {"released": "release", "expired": "expired", "node-lost": "node-lost"}
+
+
+class Coordinator:
+    """Grant leases on the nodes of an engine. It implements Fleet and FleetOperator.
+
+    `version` is that of this Cloche; a node with another one takes no lease. Without it no versions are compared.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        link_to: LinkTo,
+        *,
+        signer: Signer,
+        quota: int | None = None,
+        version: str = "",
+        timing: Timing | None = None,
+        rules: Rules | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ):
+        self.engine, self.timing = engine.name, timing or Timing()
+        rules = rules or Rules(quota=quota, has_blocks=engine.has_blocks, scaling_s=engine.scaling_s)
+        self.decisions = Decisions(rules)
+        self._engine, self._link_to, self._signer, self._version = engine, link_to, signer, version
+        self.clock, self._wall = clock, wall
+        self._listed: dict[str, EngineNode] = {}
+        self._tended: dict[str, TendedNode] = {}
+        self._draining: set[str] = set()
+        self._hosts: dict[str, float] = {}  # addresses of nodes, and when they were last listed
+        self._waiters: dict[str, asyncio.Future[Lease]] = {}
+        self._readers = EventReaders()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._starting: asyncio.Task[None] | None = None
+        self._recovered, self._changed = asyncio.Event(), asyncio.Event()
+        self._looking = asyncio.Lock()
+        self._pulse_at = self._stalled_at = 0.0
+        self._is_closed = False
+
+    # Start and end
+
+    async def start(self) -> None:
+        """Connect to the engine, and take over what an earlier coordinator left. Raises BackendUnavailable."""
+        if self._starting is None or (self._starting.done() and self._starting.exception() is not None):
+            self._starting = asyncio.create_task(self._start())
+        await asyncio.shield(self._starting)
+
+    async def _start(self) -> None:
+        self._pulse_at = self.decisions.busy_at = self.clock()
+        await self._engine.start(self._signer.public_key)
+        await self._look(is_first=True)
+        for block in await self._engine.blocks() if self._engine.has_blocks else ():
+            size = Size.of(block.cpus, block.memory_bytes)
+            self._carry_out(self.decisions.block_found(block.id, block.node, size, self.clock()))
+        self._begin(self._follow_engine())
+        self._begin(self._tick())
+        self._begin(self._pulse())
+        await asyncio.gather(*(node.tried() for node in list(self._tended.values())))
+        self._carry_out(self.decisions.resume(self.clock()))
+        self._recovered.set()
+
+    async def up(self) -> FleetStatus:
+        """Start, and return the state once a node is ready. Raises BackendUnavailable."""
+        await self.start()
+        try:
+            async with asyncio.timeout(max(self.timing.ready_s, self._engine.scaling_s)):
+                while not any(node.phase == "ready" for node in self.decisions.nodes.values()):
+                    await self._next_change()
+        except TimeoutError:
+            raise BackendUnavailable(
+                f"no node of engine {self.engine} is ready after {self.timing.ready_s:g} s.{self._unready()}",
+                remedy="Mend a node, or add one.",
+            ) from None
+        return await self.status()
+
+    async def down(self) -> None:
+        """End all leases, blocks and node servers."""
+        now = self.clock()
+        self._is_closed = True
+        for request in list(self.decisions.waiting):
+            self._carry_out(self.decisions.cancel(request.id, now))
+        for lease in list(self.decisions.leases):
+            self._carry_out(self.decisions.release(lease, now))
+        await asyncio.gather(*(node.ended() for node in self._tended.values()))
+        await self._end_tasks()
+        await self._engine.stop()
+        await self._engine.close()
+
+    async def close(self) -> None:
+        """Disconnect. Leases, blocks and node servers live on, for the next coordinator."""
+        await self._end_tasks()
+        await self._engine.close()
+
+    async def _end_tasks(self) -> None:
+        self._is_closed = True
+        tasks = [*self._tasks, *([] if self._starting is None else [self._starting])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(node.close() for node in self._tended.values()))
+        self._tended.clear()
+        error = BackendUnavailable("the fleet was closed.", remedy="Connect to a fleet again.")
+        for waiter in self._waiters.values():
+            _refuse_waiter(waiter, error)
+        self._readers.close()
+
+    async def _next_change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("the coordinator: %r", task.exception(), exc_info=task.exception())
+
+    # Leases
+
+    async def lease(
+        self, spec: LeaseSpec, *, ttl_s: float = TTL_S, key: str = "", labels: Mapping[str, str] | None = None
+    ) -> Lease:
+        """Wait for a place. Raises BackendUnavailable, InvalidRequest."""
+        del labels  # nothing is chosen by them yet
+        request = self._request(spec, ttl_s, key)
+        if self._is_closed:
+            raise BackendUnavailable("the fleet was closed.", remedy="Connect to a fleet again.")
+        waiter: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        self._waiters[request.id] = waiter
+        try:
+            self._carry_out(self.decisions.ask(request, request.arrived))
+            return await waiter
+        except asyncio.CancelledError:
+            now = self.clock()
+            self._carry_out(self.decisions.cancel(request.id, now) + self.decisions.release(request.id, now))
+            raise
+        finally:
+            self._waiters.pop(request.id, None)
+
+    def _request(self, spec: LeaseSpec, ttl_s: float, key: str) -> LeaseRequest:
+        _check(spec, ttl_s)
+        size, tag = size_of(spec.cpus, spec.memory_bytes), key_tag(key)
+        return LeaseRequest(
+            id=new_lease_id(size, tag),
+            key=tag,
+            size=size,
+            prefers=tuple(spec.prefers[:MOST_PREFERRED]),
+            ttl_s=ttl_s,
+            arrived=self.clock(),
+            wait_s=spec.wait_s,
+        )
+
+    async def renew(self, lease: Lease, *, ttl_s: float = TTL_S) -> Lease:
+        """Return the same lease with a later end. Raises NodeLost for one that is over."""
+        _check(LeaseSpec(), ttl_s)
+        await self._recovered.wait()
+        now = self.clock()
+        end = self.decisions.renew(lease.id, ttl_s, now)
+        if end is None and self._adopt_by_credential(lease):
+            end = self.decisions.renew(lease.id, ttl_s, now)
+        sublet = self.decisions.leases.get(lease.id)
+        if end is None or sublet is None:
+            raise NodeLost(
+                f"lease {lease.id} on node {lease.node} is over, with everything that ran there; take another lease.",
+                node=lease.node,
+                lease=lease.id,
+            )
+        renewed = self._signed(lease.id, sublet.node, end)
+        self._tended[sublet.node].renew(lease.id, renewed.until)
+        return renewed
+
+    def _adopt_by_credential(self, lease: Lease) -> bool:
+        """Take a lease over that no node has reported, if its credential is of this fleet and its node answers."""
+        tended, sublet = self._tended.get(lease.node), sublet_of(lease.id, lease.node)
+        if tended is None or not tended.is_ready or sublet is None or lease.id in tended.ending:
+            return False
+        verifier = Verifier(self._signer.public_key, tended.node.certificate)
+        try:
+            claim = verifier.check(lease.credential.reveal(), now=self._wall())
+        except BadCredential:
+            return False
+        if claim.lease != lease.id or claim.role != "lease":
+            return False
+        now = self.clock()
+        self._carry_out(self.decisions.adopt(lease.node, [(sublet, now + claim.until - self._wall())], now))
+        return True
+
+    async def release(self, lease: Lease) -> None:
+        """Give a place back. Without effect for one that is over."""
+        await self._recovered.wait()
+        now = self.clock()
+        until = now + min(max(lease.until - self._wall(), 0.0), MOST_TTL_S)
+        is_known = lease.id in self.decisions.leases
+        self._carry_out(self.decisions.release(lease.id, now, until=until))
+        tended = self._tended.get(lease.node)
+        if not is_known and until > now and tended is not None and sublet_of(lease.id, lease.node) is not None:
+            tended.end(lease.id)
+
+    def _signed(self, lease: str, node: str, end: float) -> Lease:
+        server = self._tended[node].node
+        until = self._wall() + end - self.clock()
+        claim = Claim(lease=lease, until=until, certificate=server.certificate)
+        return Lease(
+            id=lease,
+            engine=self.engine,
+            node=node,
+            address=server.address,
+            certificate=server.certificate,
+            credential=self._signer.credential(claim),
+            until=until,
+        )
+
+    # What is seen
+
+    async def nodes(self) -> Sequence[NodeInfo]:
+        """Return the nodes."""
+        return tuple(self._described(node) for node in self._listed.values())
+
+    def _described(self, node: EngineNode) -> NodeInfo:
+        tended, placed = self._tended.get(node.id), self.decisions.nodes.get(node.id)
+        report = None if tended is None else tended.report
+        state: NodeState = "starting"
+        if placed is not None:
+            state = placed.phase
+        elif tended is not None and tended.was_ready:
+            state = "lost"
+        return NodeInfo(
+            id=node.id,
+            address=node.address,
+            state=state,
+            cpus=node.cpus,
+            memory_bytes=node.memory_bytes,
+            leases=0 if placed is None else len(placed.leases),
+            version="" if report is None else report.version,
+            level="" if report is None else report.level,
+            reason=node.reason or ("" if tended is None else tended.reason),
+        )
+
+    async def status(self) -> FleetStatus:
+        """Return nodes and counts."""
+        return FleetStatus(
+            engine=self.engine,
+            nodes=tuple(await self.nodes()),
+            leases=len(self.decisions.leases),
+            waiting=len(self.decisions.waiting),
+            granted=self.decisions.granted,
+            refused=self.decisions.refused,
+            version=self._version,
+        )
+
+    def watch(self) -> EventReader:
+        """Iterate over events from now on. A reader that falls behind misses the oldest."""
+        return self._readers.open()
+
+    @property
+    def idle_s(self) -> float:
+        """Return how long there has been no lease and no request."""
+        is_busy = bool(self.decisions.leases or self.decisions.waiting)
+        return 0.0 if is_busy else self.clock() - self.decisions.busy_at
+
+    def _tell(self, kind: EventKind, *, node: str = "", lease: str = "", detail: str = "") -> None:
+        self._readers.put(FleetEvent(kind=kind, at=self._wall(), node=node, lease=lease, detail=detail))
+
+    # Nodes
+
+    async def drain(self, node: str, *, timeout_s: float | None = None) -> None:
+        """Give a node no further lease, and wait until it has none. Raises NotFound, TimeoutError."""
+        if node not in self._listed:
+            raise NotFound(f"the fleet has no node {node}; its nodes are {', '.join(sorted(self._listed)) or 'none'}")
+        self._draining.add(node)
+        if node in self.decisions.nodes:
+            self._carry_out(self.decisions.node_drained(node, self.clock()))
+        async with asyncio.timeout(timeout_s):
+            while (placed := self.decisions.nodes.get(node)) is not None and placed.leases:
+                await self._next_change()
+        tended = self._tended.get(node)
+        if tended is not None and tended.is_ready:
+            await tended.ended()
+            await self._drain_server(tended)
+        self._tell("node-drained", node=node)
+
+    async def _drain_server(self, tended: TendedNode) -> None:
+        """Let an empty node's server refuse leases, too; before that it would refuse those that are not used yet."""
+        try:
+            await tended.drain()
+        except (ClocheError, OSError) as error:
+            log.warning("node %s is drained, but does not know it: %s", tended.node.id, error)
+
+    async def _follow_engine(self) -> None:
+        while True:
+            await asyncio.sleep(self.timing.beat_s)
+            try:
+                await self._look()
+            except Exception as error:  # the nodes that are known go on
+                log.error("the nodes of engine %s: %r", self.engine, error, exc_info=error)
+
+    async def _look(self, *, is_first: bool = False) -> None:
+        """Bring the nodes up to date with the engine's; they stay as they are while the engine does not answer."""
+        async with self._looking:
+            try:
+                async with asyncio.timeout(max(self.timing.silence_s, 10 * self.timing.beat_s)):
+                    listed = {node.id: node for node in await self._engine.nodes()}
+            except Exception as error:
+                log.warning("engine %s does not list its nodes: %r", self.engine, error)
+                if is_first:
+                    raise _unlisted(self.engine, error) from error
+                return
+            self._note_hosts(listed.values())
+            before, self._listed = self._listed, listed
+            for name in before.keys() - listed.keys():
+                self._forget(name, "the engine has it no longer")
+            for name, node in listed.items():
+                self._take_up(name, node)
+            self._changed.set()
+
+    def _take_up(self, name: str, node: EngineNode) -> None:
+        tended = self._tended.get(name)
+        if tended is not None and (node.reason or (node.address and _server_of(tended.node) != _server_of(node))):
+            self._forget(name, node.reason or "its server has started again")
+            tended = None
+        if node.reason:
+            self._lose(name, node.reason)
+            return
+        if tended is not None and node.address:
+            tended.node = node
+        if name in self.decisions.nodes or tended is None:
+            share = Size.of(node.cpus, node.memory_bytes)
+            self._carry_out(self.decisions.node_known(name, share, self.clock()))
+        if tended is None and node.address and node.certificate:
+            self._tended[name] = TendedNode(self, node, self._link_to, self._own_credentials(node.certificate))
+
+    def _own_credentials(self, certificate: str) -> Callable[[], Secret]:
+        """Return a function that returns a credential for a node's own verbs, the same for a while."""
+        until, credential = 0.0, Secret()
+
+        def fresh() -> Secret:
+            nonlocal until, credential
+            if until - self._wall() < COORDINATOR_S / 2:
+                until = self._wall() + COORDINATOR_S
+                claim = Claim(lease="coordinator", until=until, certificate=certificate, role="coordinator")
+                credential = self._signer.credential(claim)
+            return credential
+
+        return fresh
+
+    def _forget(self, name: str, reason: str) -> None:
+        """End all that there is of a node, or of its server before it started again."""
+        tended = self._tended.pop(name, None)
+        self._lose(name, reason)
+        if tended is not None:
+            now = self.clock()
+            for lease in tended.ending:
+                self.decisions.release(lease, now, until=now + self.timing.alone_s)
+            self._begin(tended.close())
+
+    def _lose(self, name: str, reason: str) -> None:
+        if name in self.decisions.nodes:
+            self._carry_out(self.decisions.node_lost(name, self.clock()))
+            self._tell("node-lost", node=name, detail=reason)
+
+    def _note_hosts(self, nodes: Iterable[EngineNode]) -> None:
+        now = self.clock()
+        for node in nodes:
+            for host in (*node.hosts, _host_of(node.address)):
+                if host:
+                    self._hosts[host] = now
+        self._hosts = {host: at for host, at in self._hosts.items() if now - at < DENIED_S}
+
+    # What a node's task calls
+
+    def denied(self) -> Sequence[str]:
+        """Return the addresses of all nodes."""
+        return sorted(self._hosts)
+
+    def node_answers(self, node: TendedNode, report: NodeReport, leases: Mapping[str, float]) -> None:
+        """Let a node take leases. Raises BackendUnavailable for one of another version."""
+        name, now = node.node.id, self.clock()
+        if self._tended.get(name) is not node:
+            return
+        if self._version and report.version != self._version:
+            self._lose(name, "another version")
+            raise BackendUnavailable(
+                f"the node has Cloche {report.version}, and the coordinator {self._version}.",
+                remedy="Install the same version there.",
+            )
+        share = Size.of(node.node.cpus, node.node.memory_bytes)
+        self._carry_out(self.decisions.node_known(name, share, now))
+        sublets = [(sublet_of(lease, name), now + until - self._wall()) for lease, until in leases.items()]
+        self._carry_out(self.decisions.adopt(name, [(sublet, end) for sublet, end in sublets if sublet], now))
+        node.is_ready = True
+        if report.is_draining:
+            self._draining.add(name)
+        if name in self._draining:
+            self._carry_out(self.decisions.node_drained(name, now))
+            return
+        self._carry_out(self.decisions.node_ready(name, now, digests=report.digests))
+        self._tell("node-up", node=name, detail=report.version)
+
+    def node_is_silent(self, node: TendedNode) -> None:
+        """End the leases of a node that does not answer."""
+        if self._tended.get(node.node.id) is node:
+            self._lose(node.node.id, node.reason)
+
+    def has_stalled(self) -> bool:
+        """Tell whether this event loop stood still within the last moments, so that it could hear no node."""
+        now = self.clock()
+        return now - self._pulse_at > STALL_S or now - self._stalled_at < STALL_S
+
+    async def _pulse(self) -> None:
+        while True:
+            self._pulse_at = self.clock()
+            await asyncio.sleep(PULSE_S)
+            now = self.clock()
+            if now - self._pulse_at > STALL_S:
+                self._stalled_at = now
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self.timing.tick_s)
+            try:
+                self._carry_out(self.decisions.tick(self.clock()))
+            except Exception as error:  # the next tick does what is due
+                log.error("the coordinator: %r", error, exc_info=error)
+
+    # Actions
+
+    def _carry_out(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            self._HANDLERS[type(action)](self, action)
+        self._changed.set()
+
+    def _grant(self, grant: Grant) -> None:
+        waiter = self._waiters.get(grant.request.id)
+        if waiter is None or waiter.done():  # its caller was cancelled, and gives it back
+            return
+        waiter.set_result(self._signed(grant.request.id, grant.node, grant.until))
+        self._tell("lease", node=grant.node, lease=grant.request.id)
+
+    def _refuse(self, refusal: Refuse) -> None:
+        reason = refusal.reason + (self._unready() if refusal.kind in ("unmet", "late") else "")
+        waiter = self._waiters.get(refusal.request.id)
+        if waiter is not None:
+            _refuse_waiter(waiter, BackendUnavailable(reason, remedy=refusal.remedy))
+        self._tell("refused", lease=refusal.request.id, detail=reason)
+
+    def _unready(self) -> str:
+        """Return a sentence about the nodes that take no lease."""
+        unready = [info for info in map(self._described, self._listed.values()) if info.state != "ready"]
+        shown = [f"{info.id} ({info.state}{f': {info.reason}' if info.reason else ''})" for info in unready[:5]]
+        more = f" and {len(unready) - 5} others" if len(unready) > 5 else ""
+        return f" Nodes that take no lease: {', '.join(shown)}{more}." if shown else ""
+
+    def _end_lease(self, end: EndLease) -> None:
+        tended = self._tended.get(end.node)
+        if tended is not None and end.kind != "node-lost":
+            tended.end(end.lease)
+        if end.kind in _EVENT_OF_END:
+            self._tell(_EVENT_OF_END[end.kind], node=end.node, lease=end.lease)
+
+    def _ask_block(self, ask: AskBlock) -> None:
+        self._begin(self._take_block(ask))
+
+    async def _take_block(self, ask: AskBlock) -> None:
+        limit_s = self.timing.block_s if ask.node else self._engine.scaling_s + self.timing.block_s
+        try:
+            async with asyncio.timeout(limit_s):
+                block = await self._engine.take_block(node=ask.node, cpus=ask.size.cpus, memory_bytes=ask.size.memory)
+        except Exception as error:
+            where = f"on node {ask.node}" if ask.node else "on any machine"
+            log.warning("engine %s gave no block %s: %r", self.engine, where, error)
+            self._carry_out(self.decisions.block_refused(ask.ask, self.clock()))
+            return
+        if block.node not in self.decisions.nodes:
+            await self._look()
+        size = Size.of(block.cpus, block.memory_bytes)
+        self._carry_out(self.decisions.block_taken(ask.ask, block.id, block.node, size, self.clock()))
+
+    def _give_back(self, back: GiveBack) -> None:
+        self._begin(self._return_block(back))
+
+    async def _return_block(self, back: GiveBack) -> None:
+        for tries_left in reversed(range(GIVE_BACK_TRIES)):
+            try:
+                async with asyncio.timeout(self.timing.block_s):
+                    await self._engine.give_back(back.block)
+                return
+            except Exception as error:
+                log.warning("engine %s keeps block %s: %r", self.engine, back.block, error)
+            await asyncio.sleep(self.timing.beat_s if tries_left else 0)
+
+    _HANDLERS: Mapping[type[Action], Callable[[Coordinator, Any], None]] = {
+        Grant: _grant, Refuse: _refuse, EndLease: _end_lease, AskBlock: _ask_block, GiveBack: _give_back,
+    }  # fmt: skip
+
+
+def _check(spec: LeaseSpec, ttl_s: float) -> None:
+    if not LEAST_TTL_S <= ttl_s <= MOST_TTL_S:
+        raise InvalidRequest(f"ttl_s of a lease must be {LEAST_TTL_S:g} to {MOST_TTL_S:g}, not {ttl_s!r}")
+    if not 0 < spec.cpus < 1e6 or not 0 < spec.memory_bytes < 1 << 50:
+        raise InvalidRequest(
+            f"a lease needs processors and memory above 0, not {spec.cpus!r} and {spec.memory_bytes!r}"
+        )
+    if not 0 <= spec.wait_s <= MOST_WAIT_S:
+        raise InvalidRequest(f"wait_s must be 0 to {MOST_WAIT_S:g}, not {spec.wait_s!r}")
+
+
+def _refuse_waiter(waiter: asyncio.Future[Lease], error: ClocheError) -> None:
+    if not waiter.done():
+        waiter.set_exception(error)
+
+
+def _unlisted(engine: str, error: Exception) -> ClocheError:
+    if isinstance(error, ClocheError):
+        return error
+    reason = f"engine {engine} does not list its nodes: {str(error) or type(error).__name__}."
+    return BackendUnavailable(reason, remedy="Look at the engine, and start again.")
+
+
+def _server_of(node: EngineNode) -> tuple[str, str, str]:
+    return node.address, node.certificate, node.boot
+
+
+def _host_of(address: str) -> str:
+    """Return the address of a node's server if it is an IP address; names are of no use below a packet filter."""
+    host = urlsplit(address).hostname or ""
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return host

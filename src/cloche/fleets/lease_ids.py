@@ -1,0 +1,41 @@
+"""Ids of leases, which say what a lease takes and whose it is: a coordinator that starts again learns it from nodes.
+
+`ls_RANDOM_CPUS_MIB_KEY`: thousandths of processors, MiB of memory, and a hash of the key. A credential signs the id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+
+from .decisions import Sublet
+from .placing import Size
+
+MIB = 1 << 20
+_ID = re.compile(r"ls_[0-9a-f]{20}_([0-9]{1,9})_([0-9]{1,9})_([0-9a-f]{16})")
+
+
+def key_tag(key: str) -> str:
+    """Return the hash of a key, by which leases are counted."""
+    return hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:16]
+
+
+def size_of(cpus: float, memory_bytes: int) -> Size:
+    """Return the size of a lease: at least a thousandth of a processor, and whole MiB."""
+    size = Size.of(cpus, memory_bytes)
+    return Size(max(size.cpus_m, 1), max(-(-size.memory // MIB), 1) * MIB)
+
+
+def new_lease_id(size: Size, tag: str) -> str:
+    """Return a new id."""
+    return f"ls_{secrets.token_hex(10)}_{size.cpus_m}_{size.memory // MIB}_{tag}"
+
+
+def sublet_of(lease: str, node: str) -> Sublet | None:
+    """Return what an id says; None for one that is not of this kind."""
+    match = _ID.fullmatch(lease)
+    if match is None:
+        return None
+    size = Size(int(match[1]), int(match[2]) * MIB)
+    return Sublet(id=lease, key=match[3], node=node, size=size)

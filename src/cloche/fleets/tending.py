@@ -1,0 +1,204 @@
+"""The coordinator's side of one node: its link, its heartbeat, and the leases that are to end there.
+
+Theory of operation: one task for each node connects, reads what the node is and which leases it holds, and then sends
+a heartbeat each second. A node that answers nothing for `silence_s` is lost; the task then tries to connect again, for
+as long as the engine has the node. A second task ends leases. An end that could not be sent is kept, and sent before
+the node's leases are read again, so that no lease that was released comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from cloche.core.record import dataclass
+from cloche.core.remote import Secret
+
+from .engine import EngineNode, LinkTo, NodeLink, NodeReport
+
+ENDS_AT_ONCE = 16  # leases of a node
+CLOSE_S = 1.0
+STALL_S = 1.0  # of this event loop, after which silence is not the node's fault
+log = logging.getLogger("cloche.fleet")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Settings of a coordinator, in seconds.
+
+    Nodes and engine are looked at every `beat_s`; a node is lost after `silence_s`. Without a heartbeat for `alone_s` a
+    node ends its leases. A block on a node has to come within `block_s`; `up` waits for a node for `ready_s`.
+    """
+
+    beat_s: float = 1.0
+    silence_s: float = 3.0
+    tick_s: float = 0.5
+    alone_s: float = 60.0
+    block_s: float = 30.0
+    ready_s: float = 60.0
+    end_s: float = 5.0
+
+
+class NodeOwner(Protocol):
+    """The coordinator, as a node sees it."""
+
+    timing: Timing
+
+    def clock(self) -> float:
+        """Return the time in seconds."""
+        ...
+
+    def has_stalled(self) -> bool:
+        """Tell whether this event loop has just stood still."""
+        ...
+
+    def denied(self) -> Sequence[str]:
+        """Return the addresses that no guest may reach."""
+        ...
+
+    def node_answers(self, node: TendedNode, report: NodeReport, leases: Mapping[str, float]) -> None:
+        """Take a node that answers, with the ends of its leases. Raises BackendUnavailable for a useless one."""
+        ...
+
+    def node_is_silent(self, node: TendedNode) -> None:
+        """Take note of a node that does not answer any longer."""
+        ...
+
+
+class TendedNode:
+    """Tend one node's server until it is closed."""
+
+    def __init__(self, owner: NodeOwner, node: EngineNode, link_to: LinkTo, credential: Callable[[], Secret]):
+        self.node, self._owner = node, owner
+        self._link_to, self._credential = link_to, credential
+        self.report: NodeReport | None = None
+        self.is_ready = self.was_ready = False
+        self.reason = ""
+        self.ending: dict[str, None] = {}
+        self._renewed: dict[str, float] = {}
+        self._has_ends, self._all_ended, self._first_try = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._all_ended.set()
+        self._link: NodeLink | None = None
+        self._tasks = [asyncio.create_task(self._tend()), asyncio.create_task(self._end_leases())]
+
+    async def tried(self) -> None:
+        """Wait until it has answered, or failed to."""
+        await self._first_try.wait()
+
+    def end(self, lease: str) -> None:
+        """End a lease at the node, soon."""
+        self.ending[lease] = None
+        self._renewed.pop(lease, None)
+        self._all_ended.clear()
+        self._has_ends.set()
+
+    def renew(self, lease: str, until: float) -> None:
+        """Let the node know a later end with the next heartbeat."""
+        self._renewed[lease] = until
+
+    async def drain(self) -> None:
+        """Let the node accept no further lease. Raises ClocheError, OSError, TimeoutError."""
+        async with asyncio.timeout(self._owner.timing.silence_s):
+            await self._connected().drain()
+
+    async def ended(self) -> None:
+        """Wait for `end_s` at most until the leases that are to end have ended at the node, if it answers."""
+        if self.is_ready:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._owner.timing.end_s):
+                    await self._all_ended.wait()
+
+    async def close(self) -> None:
+        """Stop."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._first_try.set()
+        await self._close_link()
+
+    async def _close_link(self) -> None:
+        link, self._link = self._link, None
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                if link is not None:
+                    await link.close()
+        except Exception as error:
+            log.debug("the link to node %s: %s", self.node.id, error)
+
+    def _connected(self) -> NodeLink:
+        if self._link is None:
+            raise ConnectionError(f"node {self.node.id} is not connected")
+        return self._link
+
+    async def _tend(self) -> None:
+        while True:
+            try:
+                await self._connect()
+                self._first_try.set()
+                await self._beat()
+            except Exception as error:
+                self._note(error)
+            if self.is_ready:
+                self.is_ready = False
+                self._owner.node_is_silent(self)
+            self._all_ended.set()
+            self._first_try.set()
+            await self._close_link()
+            await asyncio.sleep(self._owner.timing.beat_s)
+
+    def _note(self, error: Exception) -> None:
+        reason = str(error) or type(error).__name__
+        if isinstance(error, TimeoutError):
+            reason = f"it has not answered for {self._owner.timing.silence_s:g} s"
+        if reason != self.reason:
+            log.warning("node %s: %s", self.node.id, reason)
+        self.reason = reason
+
+    async def _connect(self) -> None:
+        async with asyncio.timeout(self._owner.timing.silence_s):
+            link = self._link = self._link_to(self.node, self._credential)
+            self.report = await link.status()
+            await link.keep(self._owner.denied(), self._owner.timing.alone_s, {})
+            for lease in list(self.ending):
+                await self._release(lease)
+            leases = await link.leases()
+        self._owner.node_answers(self, self.report, leases)
+        self.is_ready = self.was_ready = True
+        self.reason = ""
+        self._has_ends.set()
+
+    async def _beat(self) -> None:
+        """Send heartbeats until the node is silent. Raises its last error."""
+        timing, heard_at = self._owner.timing, self._owner.clock()
+        while True:
+            await asyncio.sleep(timing.beat_s)
+            renewed, self._renewed = self._renewed, {}
+            try:
+                async with asyncio.timeout(max(heard_at + timing.silence_s - self._owner.clock(), 0.0)):
+                    await self._connected().keep(self._owner.denied(), timing.alone_s, renewed)
+                heard_at = self._owner.clock()
+            except Exception:
+                self._renewed = renewed | self._renewed
+                if self._owner.has_stalled():
+                    heard_at = self._owner.clock()
+                elif self._owner.clock() - heard_at >= timing.silence_s - timing.beat_s / 10:
+                    raise
+
+    async def _end_leases(self) -> None:
+        while True:
+            await self._has_ends.wait()
+            self._has_ends.clear()
+            while self.is_ready and self.ending:
+                leases = list(self.ending)[:ENDS_AT_ONCE]
+                results = await asyncio.gather(*map(self._release, leases), return_exceptions=True)
+                if any(results):
+                    await asyncio.sleep(self._owner.timing.beat_s)
+
+    async def _release(self, lease: str) -> None:
+        await self._connected().release(lease)
+        self.ending.pop(lease, None)
+        if not self.ending:
+            self._all_ended.set()
