@@ -1,0 +1,447 @@
+"""The coordinator, with an engine and nodes in memory, and a clock that jumps."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+from typing import Any
+
+import pytest
+
+from cloche.core.errors import BackendUnavailable, InvalidRequest, NodeLost, NotFound
+from cloche.core.fleet import FleetEvent, Lease, LeaseSpec
+from cloche.core.record import replace
+from cloche.core.remote import Secret
+from cloche.fleets.coordinator import Coordinator
+from cloche.fleets.decisions import Rules
+from cloche.fleets.engine import Block, EngineNode, NodeReport
+from cloche.fleets.events import MOST_EVENTS
+from cloche.fleets.signing import Claim, Signer, Verifier
+
+from ...harness.virtual_loop import run_virtually
+
+GIB = 1 << 30
+SIGNER = Signer()
+START = 1_700_000_000.0
+
+
+def now() -> float:
+    """Return the virtual time as seconds since 1970."""
+    return START + asyncio.get_running_loop().time()
+
+
+class Machine:
+    """A node's server: what it holds, and how it can fail."""
+
+    def __init__(self, name: str, number: int, cpus: float):
+        self.node = EngineNode(
+            id=name, cpus=cpus, memory_bytes=8 * GIB, address=f"https://10.0.0.{number}:700", boot="1",
+            certificate=f"{number:064x}", hosts=(f"10.1.0.{number}",),
+        )  # fmt: skip
+        self.verifier = Verifier(SIGNER.public_key, self.node.certificate)
+        self.leases: dict[str, float] = {}
+        self.ended: list[str] = []
+        self.denied: Sequence[str] = ()
+        self.is_cut = self.is_draining = False
+        self.version = "1.0"
+
+    def use(self, lease: Lease) -> None:
+        """Make a first call with a lease."""
+        claim = self.verifier.check(lease.credential.reveal(), now=now())
+        assert (claim.lease, claim.role) == (lease.id, "lease")
+        assert claim.lease not in self.ended
+        self.leases[claim.lease] = claim.until
+
+
+class Link:
+    """A link to a machine: calls hang while it is cut."""
+
+    def __init__(self, machine: Machine, credential: Callable[[], Secret]):
+        self._machine, self._credential = machine, credential
+
+    async def _machine_there(self) -> Machine:
+        if self._machine.is_cut:
+            await asyncio.Event().wait()
+        claim = self._machine.verifier.check(self._credential().reveal(), now=now())
+        assert claim.role == "coordinator"
+        return self._machine
+
+    async def status(self) -> NodeReport:
+        machine = await self._machine_there()
+        return NodeReport(version=machine.version, is_draining=machine.is_draining)
+
+    async def keep(self, denied: Sequence[str], ttl_s: float, leases: Mapping[str, float]) -> None:
+        machine = await self._machine_there()
+        machine.denied = denied
+        machine.leases.update({lease: until for lease, until in leases.items() if lease in machine.leases})
+
+    async def leases(self) -> Mapping[str, float]:
+        return dict((await self._machine_there()).leases)
+
+    async def release(self, lease: str) -> None:
+        machine = await self._machine_there()
+        machine.leases.pop(lease, None)
+        machine.ended.append(lease)
+
+    async def drain(self) -> None:
+        (await self._machine_there()).is_draining = True
+
+    async def close(self) -> None:
+        pass
+
+
+class Machines:
+    """An engine: machines, and blocks on them."""
+
+    name = "test"
+
+    def __init__(self, *cpus: float, has_blocks: bool = True, scaling_s: float = 0.0):
+        self.has_blocks, self.scaling_s = has_blocks, scaling_s
+        self._numbers = count(1)
+        self.machines: dict[str, Machine] = {}
+        self.held: dict[str, Block] = {}
+        self.block_s, self.is_broken, self.is_stopped, self.tries = 0.01, False, False, 0
+        for amount in cpus:
+            self.add(amount)
+
+    def add(self, cpus: float) -> Machine:
+        """Add a machine."""
+        number = next(self._numbers)
+        machine = self.machines[f"n{number}"] = Machine(f"n{number}", number, cpus)
+        return machine
+
+    def link(self, node: EngineNode, credential: Callable[[], Secret]) -> Link:
+        """Connect."""
+        return Link(self.machines[node.id], credential)
+
+    async def start(self, public_key: str) -> None:
+        assert public_key == SIGNER.public_key
+
+    async def nodes(self) -> Sequence[EngineNode]:
+        if self.is_broken:
+            raise RuntimeError("no answer")
+        return [machine.node for machine in self.machines.values()]
+
+    async def blocks(self) -> Sequence[Block]:
+        return list(self.held.values())
+
+    async def take_block(self, *, node: str, cpus: float, memory_bytes: int) -> Block:
+        self.tries += 1
+        await asyncio.sleep(self.block_s)
+        if self.is_broken:
+            raise BackendUnavailable("no room")
+        where = node or self.add(8.0).node.id
+        block = Block(id=f"b{next(self._numbers)}", node=where, cpus=cpus, memory_bytes=memory_bytes)
+        self.held[block.id] = block
+        return block
+
+    async def give_back(self, block: str) -> None:
+        self.held.pop(block, None)
+
+    async def stop(self) -> None:
+        self.held.clear()
+        self.is_stopped = True
+
+    async def close(self) -> None:
+        pass
+
+
+def coordinator_of(engine: Machines, **options: Any) -> Coordinator:
+    """Return a coordinator with the virtual clock."""
+    loop = asyncio.get_running_loop()
+    return Coordinator(engine, engine.link, signer=SIGNER, clock=loop.time, wall=now, **options)
+
+
+def virtually(*cpus: float, **options: Any) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[[], None]]:
+    """Run a test in virtual time, with an engine of such machines, and a coordinator that is up."""
+    of_engine = {name: options.pop(name) for name in ("has_blocks", "scaling_s") if name in options}
+
+    def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[[], None]:
+        async def work() -> None:
+            engine = Machines(*cpus, **of_engine)
+            coordinator = coordinator_of(engine, **options)
+            await coordinator.start()
+            await test(engine, coordinator)
+            await coordinator.close()
+            assert asyncio.all_tasks() == {asyncio.current_task()}, "no task is left"
+
+        def run() -> None:
+            run_virtually(work())
+
+        run.__doc__, run.__name__ = test.__doc__, test.__name__
+        return run
+
+    return decorate
+
+
+async def seconds(amount: float) -> None:
+    """Let virtual time pass."""
+    await asyncio.sleep(amount)
+
+
+@virtually(2, 2)
+async def test_a_lease_opens_its_node_alone_and_ends_there(engine: Machines, fleet: Coordinator) -> None:
+    """Leases spread over the nodes; each opens its own node alone, and a release, also a second one, ends it there."""
+    first, second = [await fleet.lease(LeaseSpec()) for _ in range(2)]
+    assert {first.node, second.node} == {"n1", "n2"}
+    engine.machines[first.node].use(first)
+    with pytest.raises(ValueError, match="another node"):
+        engine.machines[second.node].verifier.check(first.credential.reveal(), now=now())
+    await fleet.release(first)
+    await fleet.release(first)
+    await seconds(1)
+    assert first.id in engine.machines[first.node].ended
+    assert not engine.machines[first.node].leases
+    assert (await fleet.status()).leases == 1
+
+
+@virtually(2, has_blocks=False)
+async def test_those_that_wait_are_served_in_order(engine: Machines, fleet: Coordinator) -> None:
+    """Five that wait for the one place get it in the order in which they came."""
+    held, order = await fleet.lease(LeaseSpec(cpus=2)), list[int]()
+
+    async def wait_for(number: int) -> None:
+        lease = await fleet.lease(LeaseSpec(cpus=2))
+        order.append(number)
+        await fleet.release(lease)
+
+    tasks = [asyncio.create_task(wait_for(number)) for number in range(5)]
+    await seconds(5)
+    assert (await fleet.status()).waiting == 5
+    await fleet.release(held)
+    await asyncio.gather(*tasks)
+    assert order == [0, 1, 2, 3, 4]
+
+
+@virtually(1)
+async def test_a_cancelled_caller_holds_nothing(engine: Machines, fleet: Coordinator) -> None:
+    """A caller that is cancelled holds nothing, whether it waited or was just granted a lease."""
+    held = await fleet.lease(LeaseSpec())
+    waiting = asyncio.create_task(fleet.lease(LeaseSpec()))
+    await seconds(1)
+    await fleet.release(held)  # grants it; the task has not run yet
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    early = asyncio.create_task(fleet.lease(LeaseSpec(cpus=1)))
+    late = asyncio.create_task(fleet.lease(LeaseSpec(cpus=1)))
+    await seconds(1)
+    late.cancel()
+    await fleet.release(await early)
+    await seconds(1)
+    status = await fleet.status()
+    assert (status.leases, status.waiting) == (0, 0)
+
+
+@virtually(4, 1)
+async def test_a_cut_link_ends_the_leases_of_its_node(engine: Machines, fleet: Coordinator) -> None:
+    """A node that is silent is lost within 4 s; its leases are over, and end there when the link is back."""
+    events = fleet.watch()
+    lease = await fleet.lease(LeaseSpec(cpus=2))
+    machine = engine.machines[lease.node]
+    machine.use(lease)
+    machine.is_cut, cut_at = True, now()
+    async for event in events:
+        if event.kind == "node-lost":
+            break
+    assert (event.node, now() - cut_at <= 4.2) == (lease.node, True)
+    with pytest.raises(NodeLost, match=f"node {lease.node} is over") as raised:
+        await fleet.renew(lease)
+    assert raised.value.lease == lease.id
+    assert [info.state for info in await fleet.nodes() if info.id == lease.node] == ["lost"]
+    machine.is_cut = False
+    await seconds(8)
+    assert machine.leases == {}
+    with pytest.raises(NodeLost):
+        await fleet.renew(lease)
+    assert (await fleet.lease(LeaseSpec(cpus=2))).node == lease.node
+
+
+@virtually(4, 4)
+async def test_a_new_coordinator_knows_what_the_last_one_granted(engine: Machines, fleet: Coordinator) -> None:
+    """After a coordinator's death the next one has the same leases, blocks and quotas, also of a lease not yet used."""
+    leases = [await fleet.lease(LeaseSpec(cpus=3, memory_bytes=GIB), key="a") for _ in range(2)]
+    engine.machines[leases[0].node].use(leases[0])
+    unused = leases[1]
+    blocks = dict(engine.held)
+    await fleet.close()
+    heir = coordinator_of(engine, quota=2)
+    await heir.start()
+    assert engine.held == blocks
+    assert set(heir.decisions.leases) == {leases[0].id}
+    forged = replace(unused, credential=Signer().credential(Claim(lease=unused.id, until=9e9, certificate="")))
+    with pytest.raises(NodeLost):
+        await heir.renew(forged)
+    renewed = [await heir.renew(lease, ttl_s=120.0) for lease in leases]
+    assert [lease.id for lease in renewed] == [lease.id for lease in leases]
+    assert heir.decisions.leases == fleet.decisions.leases
+    with pytest.raises(BackendUnavailable, match="quota of 2"):
+        await heir.lease(LeaseSpec(), key="a")
+    with pytest.raises(BackendUnavailable, match="3 processors"):
+        await heir.lease(LeaseSpec(cpus=3, wait_s=2), key="b")
+    for lease in renewed:
+        await heir.release(lease)
+    await heir.close()
+
+
+@virtually(1, 4)
+async def test_a_request_that_no_node_can_meet_is_refused(engine: Machines, fleet: Coordinator) -> None:
+    """It is refused within 3 s, with the amount asked for, the largest nodes, and those that take no lease."""
+    engine.machines["n1"].node = replace(engine.machines["n1"].node, reason="it has no Cloche; install it")
+    began = now()
+    with pytest.raises(BackendUnavailable) as raised:
+        await fleet.lease(LeaseSpec(cpus=16))
+    assert now() - began <= 3.0
+    for part in ("16 processors and 512 MiB", "4 processors and 8,192 MiB", "n1 (starting: it has no Cloche"):
+        assert part in str(raised.value)
+
+
+@virtually(1)
+async def test_a_request_that_waits_too_long_is_refused(engine: Machines, fleet: Coordinator) -> None:
+    """`wait_s` bounds the time in the queue; wrong amounts are refused at once."""
+    lease, began = await fleet.lease(LeaseSpec()), now()
+    keeping = asyncio.create_task(seconds(9))
+    with pytest.raises(BackendUnavailable, match="within 9 s: 1 leases are held on 1 nodes"):
+        await fleet.lease(LeaseSpec(wait_s=9))
+    assert 9 <= now() - began <= 10
+    await keeping
+    for spec, ttl_s in ((LeaseSpec(), 1.0), (LeaseSpec(cpus=0), 60.0), (LeaseSpec(cpus=float("nan")), 60.0)):
+        with pytest.raises(InvalidRequest):
+            await fleet.lease(spec, ttl_s=ttl_s)
+    await fleet.release(lease)
+
+
+@virtually(1)
+async def test_an_autoscaler_brings_what_is_missing(engine: Machines, fleet: Coordinator) -> None:
+    """With an autoscaler the engine is asked for a block on any machine, and the lease is on the new one."""
+    await fleet.close()
+    engine.scaling_s, engine.block_s = 60.0, 20.0
+    scaled = coordinator_of(engine)
+    await scaled.start()
+    lease = await scaled.lease(LeaseSpec(cpus=6))
+    assert lease.node == next(reversed(engine.machines))
+    await scaled.close()
+
+
+@virtually(1)
+async def test_all_nodes_refuse_guests_the_addresses_of_all(engine: Machines, fleet: Coordinator) -> None:
+    """Each node knows the addresses of all, a second after another one joined."""
+    engine.add(1.0)
+    await seconds(2.5)
+    expected = ["10.0.0.1", "10.0.0.2", "10.1.0.1", "10.1.0.2"]
+    assert [machine.denied for machine in engine.machines.values()] == [expected, expected]
+
+
+@virtually(1, 1)
+async def test_a_drained_node_is_empty_before_it_refuses(engine: Machines, fleet: Coordinator) -> None:
+    """A drained node gets no further lease; its server refuses leases once it is empty, also after a restart."""
+    held = await fleet.lease(LeaseSpec())
+    with pytest.raises(TimeoutError):
+        await fleet.drain(held.node, timeout_s=2)
+    other = await fleet.lease(LeaseSpec())
+    assert other.node != held.node
+    machine = engine.machines[held.node]
+    machine.use(held)
+    assert not machine.is_draining
+    draining = asyncio.create_task(fleet.drain(held.node))
+    await fleet.release(held)
+    await draining
+    assert machine.is_draining
+    assert [block.node for block in engine.held.values()] == [other.node]
+    with pytest.raises(BackendUnavailable):
+        await fleet.lease(LeaseSpec(wait_s=3))
+    heir = coordinator_of(engine)
+    await heir.start()
+    assert [info.state for info in await heir.nodes() if info.id == held.node] == ["draining"]
+    await heir.close()
+    with pytest.raises(NotFound, match="no node n9"):
+        await fleet.drain("n9")
+
+
+@virtually(4)
+async def test_renewed_leases_end_later_at_their_nodes(engine: Machines, fleet: Coordinator) -> None:
+    """A renewed lease has a later end, which its node learns with the next heartbeat; others end by their time."""
+    renewed, forgotten = [await fleet.lease(LeaseSpec(), ttl_s=10) for _ in range(2)]
+    machine = engine.machines["n1"]
+    machine.use(renewed)
+    machine.use(forgotten)
+    later = await fleet.renew(renewed, ttl_s=30)
+    await seconds(1.5)
+    assert machine.leases == {renewed.id: later.until, forgotten.id: forgotten.until}
+    await seconds(10)
+    assert machine.ended == [forgotten.id]
+    with pytest.raises(NodeLost):
+        await fleet.renew(forgotten)
+
+
+@virtually(4)
+async def test_an_engine_that_fails_is_asked_again(engine: Machines, fleet: Coordinator) -> None:
+    """While the engine does not answer, leases live on; a request waits until there is a block for it."""
+    lease = await fleet.lease(LeaseSpec())
+    engine.is_broken = True
+    waiting = asyncio.create_task(fleet.lease(LeaseSpec(cpus=2)))
+    await seconds(20)
+    assert not waiting.done()
+    assert 3 <= engine.tries <= 7, "it is asked every few seconds"
+    await fleet.renew(lease)
+    engine.is_broken = False
+    await waiting
+
+
+@virtually(4, version="2.0")
+async def test_a_server_of_another_version_takes_no_lease(engine: Machines, fleet: Coordinator) -> None:
+    """It is named with its version; once it has started again with the right one, it is used."""
+    with pytest.raises(BackendUnavailable, match=r"no node takes leases.*the node has Cloche 1\.0"):
+        await fleet.lease(LeaseSpec(wait_s=9))
+    machine = engine.machines["n1"]
+    machine.version = "2.0"
+    assert (await fleet.up()).nodes[0].state == "ready"
+    lease = await fleet.lease(LeaseSpec())
+    machine.node = replace(machine.node, boot="2", certificate="f" * 64)
+    machine.verifier = Verifier(SIGNER.public_key, "f" * 64)
+    await seconds(3)
+    with pytest.raises(NodeLost):
+        await fleet.renew(lease)
+
+
+@virtually(4)
+async def test_down_ends_everything(engine: Machines, fleet: Coordinator) -> None:
+    """All leases end at their nodes, the engine has no block, and requests that wait are refused."""
+    lease = await fleet.lease(LeaseSpec(cpus=4))
+    engine.machines["n1"].use(lease)
+    waiting = asyncio.create_task(fleet.lease(LeaseSpec()))
+    await seconds(1)
+    await fleet.down()
+    assert (engine.machines["n1"].ended, engine.held, engine.is_stopped) == ([lease.id], {}, True)
+    for refused in (waiting, fleet.lease(LeaseSpec())):
+        with pytest.raises(BackendUnavailable, match="closed"):
+            await refused
+
+
+@virtually(4, has_blocks=False)
+async def test_a_slow_reader_misses_the_oldest_events(engine: Machines, fleet: Coordinator) -> None:
+    """A reader that falls behind has the newest events; one that is closed ends."""
+    reader, events = fleet.watch(), list[FleetEvent]()
+    for _ in range(MOST_EVENTS):
+        lease = await fleet.lease(LeaseSpec())
+        await fleet.release(lease)
+    await fleet.close()
+    async for event in reader:
+        events.append(event)
+    assert len(events) == MOST_EVENTS
+    assert (events[-1].kind, events[-1].lease) == ("release", lease.id)
+
+
+@virtually(4, rules=Rules(block_idle_s=30.0))
+async def test_idle_blocks_go_back(engine: Machines, fleet: Coordinator) -> None:
+    """A block without leases goes back after a while, and the fleet says for how long it has been idle."""
+    lease = await fleet.lease(LeaseSpec())
+    await seconds(60)
+    assert len(engine.held) == 1
+    with suppress(NodeLost):
+        await fleet.release(lease)
+    await seconds(20)
+    assert len(engine.held) == 1
+    await seconds(15)
+    assert engine.held == {}
+    assert 30 <= fleet.idle_s <= 36
