@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import itertools
 import json
@@ -319,6 +320,46 @@ def test_a_folder_travels_as_an_archive(runner: httpx.Client, sandbox: str) -> N
     refused = runner.put(f"{sandbox}/files/archive", params={"path": "/tmp/copy"}, content=hostile.getvalue())
     assert refused.status_code == 409
     assert shell(runner, sandbox, "ls /tmp/escaped /escaped; true")["stdout"] == ""
+
+
+def test_changes_since_a_mark(runner: httpx.Client, sandbox: str) -> None:
+    """Each kind by its path, also what a moved folder holds; the content as an archive; what is no mark is 422."""
+    at, mark_path = "/workspace/marked", {"path": "/workspace/marked"}
+    shell(
+        runner,
+        sandbox,
+        "mkdir -p marked/d marked/gone; cd marked; for f in a b c d/x d/y gone/z; do echo $f > $f; done",
+    )
+    shell(runner, sandbox, r"cd marked; ln -s a link; echo odd > $(printf '\377')")
+    mark = runner.get(f"{sandbox}/files/mark", params=mark_path).json()
+    assert set(mark["entries"]) == {"a", "b", "c", "d", "d/x", "d/y", "gone", "gone/z", "link"}
+    nothing = {"items": [], "leftOut": [], "nextCursor": None, "isPartial": False}
+    assert runner.post(f"{sandbox}/files/changes", json=mark).json() == nothing
+    shell(
+        runner, sandbox, "cd marked; echo new > a; touch b; chmod 600 c; rm -r gone; mv d e; ln -sfn b link; "
+        r"mkfifo pipe; rm $(printf '\377'); echo made > $(printf '\376')",
+    )  # fmt: skip
+    answer = runner.post(f"{sandbox}/files/changes", json=mark).json()
+    told = {one.get("path", one.get("pathBase64")): one for one in answer["items"]}
+    assert {path: one["what"] for path, one in told.items()} == {
+        "a": "modified", "c": "mode", "d": "removed", "d/x": "removed", "d/y": "removed", "e": "created",
+        "e/x": "created", "e/y": "created", "gone": "removed", "gone/z": "removed", "link": "modified",
+        "pipe": "created", "/w==": "removed", "/g==": "created",
+    }  # fmt: skip
+    digest = hashlib.sha256(b"new\n").hexdigest()
+    assert told["a"] == {
+        "path": "a", "what": "modified", "type": "file", "mode": "0644", "size": 4, "sha256": digest,
+        "oldType": "file", "oldMode": "0644",
+    }  # fmt: skip
+    assert (told["c"]["mode"], told["c"]["oldMode"], told["link"]["target"]) == ("0600", "0644", "b")
+    packed = runner.post(f"{sandbox}/files/changes/archive", json=mark)
+    with tarfile.open(fileobj=io.BytesIO(packed.content)) as archive:
+        assert archive.getnames() == ["a", "c", "e", "e/x", "e/y", "link", "\udcfe"]
+        assert archive.extractfile("e/x").read() == b"d/x\n"  # type: ignore[union-attr]
+    for wrong in ({"since": "0"}, {"entries": {"a": "file"}}, {"path": None}, {"since": "9" * 19}):
+        assert runner.post(f"{sandbox}/files/changes", json={**mark, **wrong}).status_code == 422, wrong
+    assert kind_of(runner.get(f"{sandbox}/files/mark", params={"path": f"{at}/none"})) == (404, "file-not-found")
+    shell(runner, sandbox, "rm -r marked")
 
 
 def test_a_path_never_leads_to_this_machine(runner: httpx.Client, sandbox: str, tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ from .service import Service
 # The modules of `routes/`, each with a `router`.
 ROUTES: Sequence[str] = (
     "code", "sandbox", "debug", "sandboxes", "sandbox_processes", "sandbox_sessions", "sandbox_files", "sandbox_folder",
-    "sandbox_streams", "sandbox_questions", "wire", "snapshots", "workspace", "devenv", "repro", "keys", "links",
-    "approvals", "audit", "health",
+    "sandbox_marks", "sandbox_streams", "sandbox_questions", "wire", "snapshots", "workspace", "devenv", "repro",
+    "keys", "links", "approvals", "audit", "health",
 )  # fmt: skip
 FUSION_ROUTES: Sequence[str] = ("sandbox_fusion",)  # with --sandbox-fusion
 PAGE_ROUTES: Sequence[str] = ("pages", "page_approvals", "page_sandboxes", "page_snapshots", "page_settings")

@@ -33,7 +33,9 @@ PIECE = 16 << 10  # of a form, parsed in one turn of the event loop
 MOST_HELD = 256 << 20  # of all bodies together
 MOST_UPLOAD = 1 << 30  # of one file into a sandbox
 UPLOADS = re.compile(r"/api/sandboxes/[^/]+/files/(content|archive)")
-_WITH_FILES = re.compile(r"/run(_code|_jupyter)?|/api/code/exec|/api/sandboxes(/[^/]+/(exec|processes/[^/]+/stdin))?")
+_WITH_FILES = re.compile(
+    r"/run(_code|_jupyter)?|/api/code/exec|/api/sandboxes(/[^/]+/(exec|processes/[^/]+/stdin|files/changes(/archive)?))?"
+)
 SEND_S = 30.0  # a client that does not read for so long is disconnected
 LOOK_EVERY_S = 5.0  # checks the key of a long response
 _CHARSETS = frozenset({"utf-8", "utf8", "us-ascii"})

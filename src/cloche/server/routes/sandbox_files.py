@@ -41,7 +41,7 @@ _CONTENT: dict[int | str, dict[str, Any]] = {
     206: {"description": "The requested part of the file.", "content": _BYTES},
     416: {**RESPONSES[422], "description": "The file has no such part."},
 }
-_ARCHIVE: dict[int | str, dict[str, Any]] = {
+ARCHIVE: dict[int | str, dict[str, Any]] = {
     200: {"description": "A tar archive.", "content": {"application/x-tar": {}}}
 }
 
@@ -87,7 +87,8 @@ class Move(WireModel):
     timeout: Amount | None = None
 
 
-def _named(name: str, key: str = "name") -> dict[str, str]:
+def named(name: str, key: str = "name") -> dict[str, str]:
+    """Return a name under a key, in base64 under another one if it is not UTF-8."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -97,9 +98,9 @@ def _named(name: str, key: str = "name") -> dict[str, str]:
 
 def as_dict(info: FileInfo) -> dict[str, Any]:
     """Return plain data in the wire's format."""
-    link = {**_named(info.target, "target"), "leadsTo": info.leads_to} if info.type == "link" else {}
+    link = {**named(info.target, "target"), "leadsTo": info.leads_to} if info.type == "link" else {}
     return {
-        **_named(info.name), "type": info.type, "size": info.size, "mode": f"{info.mode:04o}", "mtime": info.mtime,
+        **named(info.name), "type": info.type, "size": info.size, "mode": f"{info.mode:04o}", "mtime": info.mtime,
         "uid": info.uid, "gid": info.gid, **link,
     }  # fmt: skip
 
@@ -222,7 +223,7 @@ async def write(
         return as_dict(await use.sandbox.stat(path))
 
 
-@router.get("/files/archive", responses={**RESPONSES, **_ARCHIVE}, response_class=Response)
+@router.get("/files/archive", responses={**RESPONSES, **ARCHIVE}, response_class=Response)
 async def pack(use: Reading, path: Path, timeout: Timeout = None) -> Response:
     """Return a folder or a file as a tar archive. `timeout` applies until its first bytes."""
     async with file_time(path, timeout):
@@ -289,5 +290,5 @@ async def _tell(watch: AsyncWatch, live: ActiveRun) -> str:
 
 def change_as_dict(change: FileChange) -> dict[str, Any]:
     """Return plain data in the wire's format."""
-    target = _named(change.target, "target") if change.target else {}
-    return {"kind": change.kind, **_named(change.path, "path"), **target, "isDirectory": change.is_directory}
+    target = named(change.target, "target") if change.target else {}
+    return {"kind": change.kind, **named(change.path, "path"), **target, "isDirectory": change.is_directory}

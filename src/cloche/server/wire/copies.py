@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Annotated, Any, BinaryIO, cast
+from typing import Annotated, Any, BinaryIO
 
 from pydantic import Field
 
 from cloche import hostfs
-from cloche.core.changes import SupportsChanges
 from cloche.core.loops import finish
 
-from ..problems import Refused
-from ..sandbox_use import Use
+from .. import sandbox_changes
+from ..sandbox_changes import MOST_SINCE, natural
 from .calls import OUT, Call, CallRequest
 from .work import PIECE, AtPath, use_of
 
-MOST_SINCE, MOST_BYTES, MOST_ENTRIES = 1 << 62, 1 << 40, 1_000_000
-ROWS_BYTES, PER_ENTRY_BYTES = 256 << 20, 16  # of names and frames beside the content
+MOST_BYTES, MOST_ENTRIES = 1 << 40, 1_000_000
 
 
 class ChangesSince(AtPath):
@@ -37,54 +35,34 @@ class ChangesSince(AtPath):
 
 async def clock(_: Call, request: CallRequest) -> object:
     """Return the time, in ns, that a file of the sandbox changed now would get."""
-    answer = await use_of(request).held.live.ask("clock")
-    return {"ns": _count(answer.get("ns"))}
+    return {"ns": await sandbox_changes.clock_ns(use_of(request))}
 
 
 async def changes(call: Call, request: CallRequest) -> object:
     """Send the changes in a copy, as `cloche.workspace.snapshot` reads them."""
-    use = use_of(request)
+    use, asked = use_of(request), request.fields
     with tempfile.TemporaryFile(dir=hostfs.temporary_folder()) as spool:
         size = 0
         try:
             answer: dict[str, Any] = {}
-            async for piece in _changed(use, request.fields, answer):
-                request.service.wire.spool(call.whose, len(piece))
-                size += len(piece)
-                await finish(asyncio.to_thread(spool.write, piece))
+            report = sandbox_changes.changed(
+                use, asked.read(), since=asked.since, most=asked.most, entries=asked.entries, answer=answer
+            )
+            async with aclosing(report) as pieces:  # until then the processes inside are stopped
+                async for piece in pieces:
+                    request.service.wire.spool(call.whose, len(piece))
+                    size += len(piece)
+                    await finish(asyncio.to_thread(spool.write, piece))
             sent = await call.send_all(OUT, _pieces(spool))
         finally:
             request.service.wire.spooled.give_back(call.whose, size)
     return {
-        "size": sent, "count": _count(answer.get("count")), "tooMany": bool(answer.get("too_many")),
-        "skipped": _count(answer.get("skipped")),
+        "size": sent, "count": natural(answer.get("count")), "tooMany": bool(answer.get("too_many")),
+        "skipped": natural(answer.get("skipped")),
     }  # fmt: skip
-
-
-async def _changed(use: Use, asked: ChangesSince, answer: dict[str, Any]) -> AsyncIterator[bytes]:
-    """Yield the sandbox's report, and fill `answer`. Raises Refused (413) for more than there may be."""
-    live = use.held.live
-    if not isinstance(live, SupportsChanges):
-        raise Refused(409, "backend-unavailable", f"backend {use.sandbox.backend!r} reports no changes of files")
-    most = min(asked.most, use.sandbox.limits.disk_bytes)
-    left = most + most // 256 + ROWS_BYTES + PER_ENTRY_BYTES * asked.entries
-    stream = live.changes_stream(
-        asked.read(), since=asked.since, max_bytes=most, max_entries=asked.entries, note_answer=answer.update
-    )
-    async with aclosing(cast("AsyncGenerator[bytes]", stream)) as pieces:
-        async for piece in pieces:
-            left -= len(piece)
-            if left < 0:
-                raise Refused(413, "body-too-large", f"the changes have more than {most} bytes")
-            yield piece
 
 
 async def _pieces(spool: BinaryIO) -> AsyncIterator[bytes]:
     spool.seek(0)
     while piece := await finish(asyncio.to_thread(spool.read, PIECE)):
         yield piece
-
-
-def _count(value: object) -> int:
-    """Return a number that a sandbox said, 0 for anything else."""
-    return value if type(value) is int and 0 <= value < MOST_SINCE else 0

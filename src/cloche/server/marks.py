@@ -1,0 +1,107 @@
+"""What was changed in a folder of a sandbox since a mark: a list of its files with hashes, which the client keeps.
+
+Theory of operation: a mark has a text for each path, such as `file 0644 9f86…`, and a time of the sandbox's clock.
+Later the sandbox reports its files as for a copy of a client's folder (`init.changes`): files without a change after
+that time have no content, the others are hashed here. A path whose text differs has changed. Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tarfile
+from collections.abc import Collection, Iterator, Mapping
+from typing import Literal
+
+from cloche.core.record import dataclass, field
+from cloche.workspace.snapshot import Snapshot, SnapshotEntry
+
+ENTRY_PATTERN = r"^(file|link|directory|other) [0-7]{4}( [0-9a-f]{64})?$"
+NOT_IN_MARK = "it is as old as the mark, which does not have it"
+BLOCK = tarfile.BLOCKSIZE
+FileType = Literal["file", "link", "directory", "other"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileDifference:
+    """Say what became of a path: `what` is created, modified, removed or mode; a removed one has its old text only."""
+
+    path: bytes
+    what: Literal["created", "modified", "removed", "mode"]
+    old: str = ""
+    entry: SnapshotEntry | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Differences:
+    """Hold the differences by path, and why paths are left out. If partial, removed paths are not known."""
+
+    rows: tuple[FileDifference, ...] = ()
+    left_out: Mapping[bytes, str] = field(default_factory=dict)
+    is_partial: bool = False
+
+
+def entry_text(entry: SnapshotEntry) -> str:
+    """Return the text of a path in a mark: type, permission bits, and the SHA-256 of its content or target."""
+    digest = hashlib.sha256(entry.target).hexdigest() if entry.kind == "link" else entry.sha256
+    return f"{entry.kind} {entry.mode:04o} {digest}".rstrip()
+
+
+def compare(before: Mapping[bytes, str], now: Snapshot) -> Differences:
+    """Return what differs from a mark, in the order of paths."""
+    rows, left_out = list[FileDifference](), dict[bytes, str]()
+    for path, entry in now.entries.items():
+        if entry.problem:
+            left_out[path] = entry.problem
+        elif entry.kind == "unchanged":
+            if path not in before:
+                left_out[path] = NOT_IN_MARK
+        elif (difference := _difference(path, before.get(path), entry)) is not None:
+            rows.append(difference)
+    if not now.is_partial:
+        gone = (path for path in before if path not in now.entries and not _is_below(path, left_out))
+        rows += [FileDifference(path=path, what="removed", old=before[path]) for path in gone]
+    rows.sort(key=lambda row: row.path)
+    return Differences(rows=tuple(rows), left_out=left_out, is_partial=now.is_partial)
+
+
+def _difference(path: bytes, old: str | None, entry: SnapshotEntry) -> FileDifference | None:
+    if old is None:
+        return FileDifference(path=path, what="created", entry=entry)
+    new = entry_text(entry)
+    if old == new:
+        return None
+    is_mode = _without_mode(old) == _without_mode(new)
+    return FileDifference(path=path, what="mode" if is_mode else "modified", old=old, entry=entry)
+
+
+def _without_mode(text: str) -> list[str]:
+    kind, _, *digest = text.split(" ")
+    return [kind, *digest]
+
+
+def _is_below(path: bytes, folders: Collection[bytes]) -> bool:
+    """Tell whether a path is below one of the folders, which could not be looked into."""
+    while path := path.rpartition(b"/")[0]:
+        if path in folders:
+            return True
+    return False
+
+
+def archive(differences: Differences, now: Snapshot) -> Iterator[bytes]:
+    """Yield a tar archive of what was created and modified, with the content of the snapshot."""
+    for row in differences.rows:
+        if (entry := row.entry) is not None and entry.kind != "other":
+            yield _header(entry)
+            if entry.kind == "file":
+                yield from now.read(entry)
+                yield bytes(-entry.size % BLOCK)
+    yield bytes(2 * BLOCK)
+
+
+def _header(entry: SnapshotEntry) -> bytes:
+    member = tarfile.TarInfo(os.fsdecode(entry.path))
+    member.type = {"link": tarfile.SYMTYPE, "directory": tarfile.DIRTYPE}.get(entry.kind, tarfile.REGTYPE)
+    member.mode, member.linkname = entry.mode & 0o777, os.fsdecode(entry.target)
+    member.size = entry.size if entry.kind == "file" else 0
+    return member.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
