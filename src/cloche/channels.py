@@ -1,7 +1,7 @@
 """One channel of the wire on an event loop, and frames handled in bounded turns.
 
 The protocol is `cloche.init.wire`. It is used by `backends.init_link`, which connects to a sandbox, and by the client
-(`backends.cloche`) and the server (`server.wire`) of a service.
+(`backends.cloche`) and the server (`wire`) of a service.
 """
 
 from __future__ import annotations

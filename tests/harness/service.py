@@ -67,7 +67,7 @@ def environment(home: Path) -> dict[str, str]:
 
 # What a service imports takes most of its start.
 MODULES = (
-    "cloche.server.app", "cloche.server.command", "cloche.server.log", "cloche.server.wire.connection",
+    "cloche.server.app", "cloche.server.command", "cloche.server.log", "cloche.wire.connection",
     "cloche.serving.http", "cloche.records.provision", "cloche.config.settings", "alembic.config", "uvicorn",
     "uvicorn.loops.auto", "uvicorn.protocols.http.auto", "websockets.server",
 )  # fmt: skip

@@ -303,10 +303,10 @@ from cloche.config.settings import load_settings
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.records.devenv import LIMITS
-from cloche.server.exec_options import ExecRequest
 from cloche.server.routes.page_settings import FIELDS
 from cloche.server.routes.sandbox import shown_values
 from cloche.skills.manifest import LIMIT_KEYS
+from cloche.wire.exec_options import ExecRequest
 settings = load_settings({"open_files": 9})
 request = ExecRequest.model_validate({"code": "1", "openFilesLimit": 8})
 print(json.dumps([

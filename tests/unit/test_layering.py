@@ -25,7 +25,10 @@ BELOW_EXECUTION = BELOW_CONFIG | KEEPER | {"config", "audit", "blocking", "packa
 BELOW_SYNC = BELOW_EXECUTION | {"execution"}
 BELOW_AGENT = BELOW_SYNC | {"sync", "sync_run", "sync_batch"}
 # "face" is `cloche/__init__.py`, the public names themselves.
-BELOW_DOORS = BELOW_AGENT | {"agent", "skills", "autofix", "records", "serving", "testing", "face"}
+RECORD_FORMATS = {"records/ids", "records/results"}  # of records, without a database
+BELOW_DOORS = BELOW_AGENT | RECORD_FORMATS | {
+    "agent", "skills", "autofix", "records", "serving", "wire", "testing", "face",
+}  # fmt: skip
 
 # layer -> the layers it may import; itself always, except that a backend never imports another. A layer is a module, or
 # a folder, also one inside of another layer.
@@ -59,8 +62,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "agent": BELOW_AGENT,
     "skills": BELOW_AGENT | {"agent"},
     "autofix": BELOW_AGENT | {"agent"},
-    "records": BELOW_AGENT | {"agent"},
+    "records/ids": CORE,
+    "records/results": CORE,
+    "records": BELOW_AGENT | RECORD_FORMATS | {"agent"},
     "serving": CORE,
+    "wire": BELOW_AGENT | RECORD_FORMATS | {"agent", "serving"},
     "cli": BELOW_DOORS,
     "mcp": BELOW_DOORS,
     "server": BELOW_DOORS,
@@ -73,6 +79,9 @@ STANDARD_LIBRARY_ONLY = {
     "core", "hostfs", "init", "keeper", "jail", "jail/setup", "interpreter", "forkserver", "backends/containers/inside",
     "packages/inside",
 }  # fmt: skip
+# What a node imports: no web framework, and no database.
+WITHOUT_FRAMEWORKS = {"wire"}
+FRAMEWORKS = {"fastapi", "starlette", "uvicorn", "sqlalchemy", "alembic"}
 # In helpers and containers these are top-level packages, also by their own name, and there is nothing else of ours.
 RELATIVE_ONLY = {"init", "keeper", "jail", "jail/setup", "interpreter", "backends/containers/inside"}
 # What several backends use, and so belongs to none.
@@ -137,6 +146,9 @@ WRONG_ARROWS = [
     ("bench/report.py", "from cloche.cli.output import show"),
     ("mcp/command.py", "from cloche.cli.run import read_code"),
     ("server/app.py", "from ..mcp import tools"),
+    ("wire/work.py", "from cloche.server import service"),
+    ("wire/work.py", "def late():\n    from starlette.requests import Request"),
+    ("wire/work.py", "from cloche.records import database"),
     ("__init__.py", "from cloche.cli import main"),
     ("helpers/text.py", "import cloche.core"),
 ]
@@ -160,6 +172,7 @@ ALLOWED_ARROWS = [
     ("execution/registry.py", "from cloche.backends.local import LocalBackend"),
     ("skills/run.py", "from cloche.agent.toolbox import Toolbox\nfrom cloche.sync import Sandbox"),
     ("cli/run.py", "import cloche\nimport rich\nfrom cloche import Sandbox, autofix, hostfs, sync, testing"),
+    ("wire/work.py", "import pydantic\nfrom cloche.records.ids import new_id"),
     ("cli/serve.py", "from cloche.mcp.command import serve"),
     ("cli/bench.py", "def late():\n    from cloche.bench.report import measure"),
     ("mcp/server.py", "import mcp.server\nfrom cloche.agent.toolbox import Toolbox"),
@@ -229,6 +242,8 @@ def wrong_arrow(path: Path, package: Path, found: Import) -> str | None:
     elif first != "cloche":
         if found.is_relative or (source in STANDARD_LIBRARY_ONLY and first not in sys.stdlib_module_names):
             return f"{source} uses the standard library alone, not {found.target}"
+        if source in WITHOUT_FRAMEWORKS and first in FRAMEWORKS:
+            return f"{source} needs no web framework and no database, not {found.target}"
         return None
     elif source in RELATIVE_ONLY and not found.is_relative:
         return f"{source} imports relatively only, not {found.target}"

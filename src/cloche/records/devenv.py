@@ -18,13 +18,13 @@ from cloche.config.keys import YAML_READERS
 from cloche.config.readers import hint_for, parse_hosts
 from cloche.core.errors import InvalidRequest, NotFound
 from cloche.core.escape import escape_name
+from cloche.core.letter_case import camel
 from cloche.core.limits import REQUESTED_LIMITS
 from cloche.core.record import dataclass, field
 
 from .dependency_files import read_json
 from .devenv_detection import DetectedLanguage, detect_languages, detect_setup, sources_of
 from .ids import now
-from .results import camel
 
 FILE = "cloche-devenv.json"
 VERSION = 1

@@ -5,18 +5,16 @@ sockets and HTML. A worker keeps only current work in memory; everything else is
 the operator's configured limits.
 
 - `command.py`: `cloche serve`; `service.py`: the state of one worker; `app.py`: the application with its middleware.
-- `auth.py`: authentication and scopes; `guard.py`: host names, body sizes, headers; `bodies.py`: bounded JSON bodies;
-  `problems.py`: errors.
+- `auth.py`: authentication and scopes; `guard.py`: host names, body sizes, headers; `bodies.py`: routes with JSON;
+  `problems.py`: errors as responses.
 - `below.py`: serving below a root path, behind a proxy.
 - `observe.py`: the log line, metrics and span of each request; `log.py`, `metrics.py`, `telemetry.py`, `debugging.py`:
   observability for the operator.
-- `exec_options.py`: the options that a caller may set for a run; `runs.py`: the queue; `places.py`: fair turns;
-  `results.py`: results in the wire's format.
+- `run_rows.py`: the rows of runs; their queue, like all that the routes share with the wire, is in `cloche.wire`.
 - `approvals.py`: one database poller for all clients that wait for approvals; `streams.py`: streamed responses.
-- `sandboxes.py`: sandboxes that outlive a request; `attachments.py`: a worker's attachment to one of them;
-  `sandbox_use.py`: its use by one request.
+- `sandboxes.py`: sandboxes that outlive a request; `sandbox_use.py`: the use of one by one request.
 - `peers.py`: the other workers of the database; `forwarding.py`, `forwarded_sockets.py`: requests forwarded to them.
-- `events.py`: the events of a run, as server-sent events.
+- `events.py`: requests that wait for runs, and server-sent events; `sockets.py`: web sockets.
 - The page: `pages.py`, values for the templates; `html.py`, templates and static files; `terminal.py`, a guest's output
   as HTML.
 - `routes/`: one file for each group of paths.

@@ -24,8 +24,7 @@ from cloche.agent.queue import QueueEntry
 from cloche.core.errors import ClocheError
 from cloche.core.record import dataclass
 from cloche.records import approvals as records
-
-from .problems import Refused
+from cloche.wire.problems import Refused
 
 POLL_S, POLL_AFTER_FAILURE_S = 0.2, 2.0
 MOST_FOLLOWERS, MOST_BUFFERED = 1_000, 256

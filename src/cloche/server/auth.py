@@ -17,10 +17,11 @@ from starlette.requests import HTTPConnection
 from cloche.audit.log import act_for
 from cloche.records.keys import SCOPES
 from cloche.records.tables import DEFAULT_PROJECT
+from cloche.wire.callers import Caller
+from cloche.wire.problems import Refused
 
-from .identities import Caller, csrf_token
+from .identities import csrf_token
 from .observe import CALLER
-from .problems import Refused
 from .sandbox_fusion import PATHS
 from .service import Service
 

@@ -13,10 +13,11 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
+from cloche.wire.callers import Caller
+
 from .auth import find_caller
 from .bodies import JsonRequest
 from .html import answer
-from .identities import Caller
 from .routes import code, sandbox_fusion
 from .sandbox_fusion import RUN_CODE, RUN_JUPYTER
 from .service import Service

@@ -19,9 +19,10 @@ from starlette.types import Receive, Scope, Send
 
 from cloche.core.remote import MOST_MESSAGE
 from cloche.records.workers import WorkerFacts
+from cloche.wire.sockets import FAILED, GOING_AWAY
 
 from .peers import worker_gone
-from .sockets import CLOSE_S, FAILED, GOING_AWAY
+from .sockets import CLOSE_S
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection

@@ -24,11 +24,11 @@ from starlette.websockets import WebSocket
 
 from cloche.core.errors import ClocheError
 from cloche.records.workers import WorkerFacts, is_here
+from cloche.wire.problems import Refused
 
 from .forwarded_sockets import KEEPALIVE, pass_on_socket
 from .html import answer as answer_to
 from .peers import MARK, UNIX, Peers, reached, worker_gone
-from .problems import Refused
 
 if TYPE_CHECKING:
     import httpx

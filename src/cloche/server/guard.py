@@ -18,13 +18,15 @@ from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cloche.core.errors import ClocheError
+from cloche.wire.bodies import BodyBounds
+from cloche.wire.callers import Caller
+from cloche.wire.problems import Refused
+from cloche.wire.shares import Shares
 
-from .bodies import MOST_JSON, BodyBounds
+from .bodies import MOST_JSON
 from .html import answer as answer_to
-from .identities import Caller
 from .observe import CALLER
-from .problems import Refused, answer
-from .shares import Shares
+from .problems import answer
 
 MOST_BODY = 32 << 20  # of a request with files
 MOST_BODY_OF_NOBODY = 4 << 10  # before authentication

@@ -28,10 +28,12 @@ from starlette.requests import HTTPConnection
 from cloche.core.errors import ClocheError, NotFound
 from cloche.core.record import dataclass
 from cloche.records.approvals import count_open
+from cloche.wire.callers import Caller
+from cloche.wire.problems import InvalidFields, Refused
 
 from . import below, problems
 from .auth import CSRF_FIELD, SAFE, service_of
-from .identities import Caller, csrf_token
+from .identities import csrf_token
 from .observe import CALLER
 from .terminal import bounded, render_terminal
 
@@ -159,15 +161,15 @@ class PageRoute(APIRoute):
         async def with_pages(request: Request) -> Response:
             try:
                 return await handle(request)
-            except (problems.Refused, ClocheError, RequestValidationError, HTTPException) as error:
-                return await _problem_page(request, error)
+            except (Refused, InvalidFields, ClocheError, RequestValidationError, HTTPException) as error:
+                return await _problem_page(request, problems.original(error))
 
         return with_pages
 
 
 async def _problem_page(request: Request, error: Exception) -> Response:
     await _note_refusal(request, error)
-    is_ours = isinstance(error, problems.Refused)
+    is_ours = isinstance(error, Refused)
     if isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND and not is_ours:
         error = NotFound("there is no page at this address")
     response = problems.response_to(error)
@@ -192,6 +194,7 @@ def _ways_on(request: Request) -> list[tuple[str, str]]:
 
 async def answer(request: Request, error: Exception) -> Response:
     """Return the response to any error: a page for a browser, else problem details."""
+    error = problems.original(error)
     is_page = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/")
     if is_page:
         return await _problem_page(request, error)

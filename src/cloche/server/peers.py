@@ -33,8 +33,7 @@ from cloche.records.ids import new_id
 from cloche.records.reproductions import Reproductions
 from cloche.records.workers import WorkerFacts
 from cloche.records.writer import Writer
-
-from .problems import Refused
+from cloche.wire.problems import Refused
 
 T = TypeVar("T")
 MARK = "x-cloche-worker"

@@ -18,8 +18,7 @@ from cloche.core.languages import LANGUAGES, Engine, Language
 from cloche.core.limits import LEAST_MEMORY_BYTES, MIB, format_size
 from cloche.core.record import dataclass, field
 from cloche.core.result import Result, Status
-
-from .exec_options import MOST_PATH, WireModel
+from cloche.wire.exec_options import MOST_PATH, WireModel
 
 RUN_CODE, RUN_JUPYTER, PING = "/run_code", "/run_jupyter", "/v1/ping"
 PATHS = frozenset({RUN_CODE, RUN_JUPYTER, PING})

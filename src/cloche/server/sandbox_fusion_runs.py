@@ -21,8 +21,8 @@ from cloche.core.result import Result, Status, output_as_dict
 from cloche.execution.registry import engine_here
 from cloche.execution.run import arun
 from cloche.execution.sandbox import AsyncSandbox, AsyncSession
+from cloche.wire.exec_options import decoded
 
-from .exec_options import decoded
 from .sandbox_fusion import (
     MOST_FETCHED,
     MOST_OUTPUT,

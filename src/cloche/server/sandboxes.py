@@ -27,6 +27,7 @@ from sqlalchemy.orm import Session
 
 from cloche.config.options import SandboxOptions
 from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest, OutcomeUnknown
+from cloche.core.letter_case import camel
 from cloche.core.record import dataclass, replace
 from cloche.core.request import InputFile
 from cloche.execution.prepare import prepare
@@ -36,15 +37,13 @@ from cloche.keeper.attach import Owner, owned_by, visit
 from cloche.records import sandboxes as records
 from cloche.records.database import Database
 from cloche.records.ids import new_id
-from cloche.records.results import camel
 from cloche.records.sandboxes import ENDED, RUNNING, STARTING, SandboxFacts
 from cloche.records.workers import is_gone, is_here
 from cloche.records.writer import Writer
-
-from .attachments import Attachment
-from .held import Terms, as_info, needs_worker, open_held, until_over
-from .identities import BROWSER, Caller
-from .problems import Refused
+from cloche.wire.attachments import Attachment, sandbox_name
+from cloche.wire.callers import BROWSER, Caller
+from cloche.wire.held import Terms, as_info, needs_worker, open_held, until_over
+from cloche.wire.problems import Refused
 
 MOST_LIVING = 64  # of the service unless its operator says more, as each has processes and memory
 UNUSED_S = 60.0  # how long a worker stays attached to an unused one
@@ -72,11 +71,6 @@ class Room:
     def most_attached(self) -> int:
         """Return to how many keepers one worker is attached."""
         return max(1, self.most - max(1, self.most // 16))
-
-
-def sandbox_name(sandbox_id: str) -> str:
-    """Return the keeper's name for a sandbox."""
-    return sandbox_id.replace("_", "-")
 
 
 class Sandboxes:

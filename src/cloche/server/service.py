@@ -35,17 +35,20 @@ from cloche.records.keys import note_use
 from cloche.records.settings import StoredSettings, read_stored, store, stored_version
 from cloche.records.workers import own_worker
 from cloche.records.writer import Writer
+from cloche.wire.allowed import allowed_options
+from cloche.wire.callers import Caller
+from cloche.wire.load import WireLoad
+from cloche.wire.problems import Refused, status_of
+from cloche.wire.queue import RunQueue
+from cloche.wire.shares import Budget
 
 from .approvals import ApprovalWatch
 from .debugging import Debugging
 from .identities import Identities
 from .metrics import Metrics
 from .peers import Peers
-from .problems import Refused, status_of
-from .runs import RunQueue
+from .run_rows import StoredRuns
 from .sandboxes import KEEP_S, MOST_LIVING, Room, Sandboxes
-from .shares import Budget
-from .wire.load import WireLoad
 
 T = TypeVar("T")
 DRAIN_S = 30.0
@@ -100,7 +103,7 @@ class Service:
         self.writer = Writer(database)
         self.worker = own_worker()
         self.runs = RunQueue(
-            self.writer, self.worker, queue_limit=options.queue_limit, deadline_s=options.queue_deadline_s,
+            StoredRuns(self.writer, self.worker), queue_limit=options.queue_limit, deadline_s=options.queue_deadline_s,
             observer=self.metrics, note_refusal=self.note_refusal,
         )  # fmt: skip
         self.sandboxes = Sandboxes(
@@ -254,9 +257,14 @@ class Service:
             raise
         self._stored_version = stored.version
 
-    def run_options(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of a run: the service's, overridden by the request's."""
-        return {**self.options.options, **own}
+    @property
+    def own_options(self) -> SandboxOptions:
+        """Return the options of every run, which a request's override."""
+        return self.options.options
+
+    async def allowed_options(self, caller: Caller, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a sandbox's options, checked against the caller's permissions. Raises PolicyDenied, InvalidRequest."""
+        return await allowed_options(self, caller, own)
 
     def _read(self, work: Callable[[Session], T]) -> T:
         with self.database.reading() as session:

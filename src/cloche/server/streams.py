@@ -8,7 +8,9 @@ from typing import Any
 
 from starlette.responses import StreamingResponse
 
-from .events import ActiveRun, server_sent
+from cloche.wire.events import ActiveRun
+
+from .events import server_sent
 
 
 class HeldStream(StreamingResponse):

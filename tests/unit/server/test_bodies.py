@@ -11,18 +11,19 @@ from importlib import import_module
 from typing import Any
 
 import pytest
-from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
 from cloche.core.errors import InvalidRequest
 from cloche.server import app
-from cloche.server.bodies import BodyBounds, JsonRoute, validated
-from cloche.server.exec_options import MOST_FAULTS, WireModel, decoded
+from cloche.server.bodies import JsonRoute
 from cloche.server.guard import Guard
-from cloche.server.identities import Caller
-from cloche.server.problems import Refused, response_to
-from cloche.server.wire.verbs import VERBS
+from cloche.server.problems import response_to
 from cloche.serving.json_bounds import MOST_PARTS_AT_ALL, MOST_RICH
+from cloche.wire.bodies import BodyBounds, validated
+from cloche.wire.callers import Caller
+from cloche.wire.exec_options import MOST_FAULTS, WireModel, decoded
+from cloche.wire.problems import InvalidFields, Refused
+from cloche.wire.verbs import VERBS
 from tests.harness.json_shapes import SHAPES
 
 ROUTES = [import_module(f"cloche.server.routes.{name}") for name in app.ROUTES]
@@ -118,9 +119,9 @@ def test_what_is_wrong_all_over_is_told_of_few(model: type[WireModel]) -> None:
     fields = [str(field.alias or name) for name, field in model.model_fields.items()]
     for wrong in WRONG.values():
         data = {**dict.fromkeys(fields, wrong), **{f"unknown{n}": 0 for n in range(5_000)}}
-        with pytest.raises(RequestValidationError) as refused:
+        with pytest.raises(InvalidFields) as refused:
             validated(model, data)
-        assert len(refused.value.errors()) <= MOST_FAULTS + 5 * len(fields)
+        assert len(refused.value.faults) <= MOST_FAULTS + 5 * len(fields)
         answer = json.loads(bytes(response_to(refused.value).body))
         assert answer["detail"].count(";") < MOST_FAULTS
 

@@ -21,17 +21,19 @@ from cloche.records.ids import new_id
 from cloche.records.keys import create_key
 from cloche.records.reproductions import Reproductions
 from cloche.records.writer import Writer
-from cloche.server import guard, runs, sandboxes
+from cloche.server import guard, sandboxes
 from cloche.server.app import create_app
 from cloche.server.capacity import ceilings_of, check_capacity
-from cloche.server.events import MOST_AT_ONCE, MOST_EVENT_BYTES, EventLog
 from cloche.server.pages import show_output
-from cloche.server.places import Places
-from cloche.server.problems import Refused
 from cloche.server.routes import sandbox
-from cloche.server.runs import RunOrder, RunQueue
+from cloche.server.run_rows import StoredRuns
 from cloche.server.service import ServiceOptions, opened
-from cloche.server.wire.load import WireLoad
+from cloche.wire import queue as queue_of_runs
+from cloche.wire.events import MOST_AT_ONCE, MOST_EVENT_BYTES, EventLog
+from cloche.wire.load import WireLoad
+from cloche.wire.places import Places
+from cloche.wire.problems import Refused
+from cloche.wire.queue import RunOrder, RunQueue
 
 
 @pytest.fixture
@@ -66,14 +68,14 @@ def test_a_reader_of_events_holds_few_and_costs_little() -> None:
 
 def test_results_that_were_given_are_kept_up_to_a_bound(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight runs with files of 15 MB held 300 MB for a minute: the oldest are given up."""
-    monkeypatch.setattr(runs, "MOST_KEPT_BYTES", 3 << 20)
+    monkeypatch.setattr(queue_of_runs, "MOST_KEPT_BYTES", 3 << 20)
     writer = Writer(database)
 
     async def start(_: object) -> Result:
         return _result("x" * (900 << 10))
 
     async def work() -> list[bool]:
-        queue = RunQueue(writer, "worker", queue_limit=8, deadline_s=5)
+        queue = RunQueue(StoredRuns(writer, "worker"), queue_limit=8, deadline_s=5)
         made = []
         for _ in range(5):
             made.append(await queue.submit(_order(start)))
@@ -91,7 +93,7 @@ def test_keys_take_turns(database: Database) -> None:
     writer, begun, has_begun, may_end = Writer(database), [], asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
-        queue = RunQueue(writer, "worker", queue_limit=8, deadline_s=5)
+        queue = RunQueue(StoredRuns(writer, "worker"), queue_limit=8, deadline_s=5)
         queue._places = Places(1)
 
         def order(key: str) -> RunOrder:
@@ -213,7 +215,7 @@ def test_large_requests_of_one_key_leave_room_in_the_queue(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     """Bytes that wait are shared as places in the queue are: a few requests with large inputs are no full queue."""
-    monkeypatch.setattr(runs, "MOST_QUEUED_BYTES", 4_000)
+    monkeypatch.setattr(queue_of_runs, "MOST_QUEUED_BYTES", 4_000)
     writer, may_end = Writer(database), asyncio.Event()
 
     async def start(_: object) -> Result:
@@ -221,7 +223,7 @@ def test_large_requests_of_one_key_leave_room_in_the_queue(
         return _result()
 
     async def work() -> None:
-        queue = RunQueue(writer, "worker", queue_limit=100, deadline_s=60)
+        queue = RunQueue(StoredRuns(writer, "worker"), queue_limit=100, deadline_s=60)
         queue._places = Places(1)
         made = [await queue.submit(_order(start, key="a", size=1_000)) for _ in range(1)]
         await asyncio.sleep(0)  # it has its place

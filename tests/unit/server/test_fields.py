@@ -9,21 +9,15 @@ import pytest
 
 from cloche.config.keys import Settings
 from cloche.config.settings import load_settings
+from cloche.config.spellings import SPELLINGS, read_names
 from cloche.core.errors import BackendUnavailable, Conflict, InvalidRequest, PolicyDenied
 from cloche.records.devenv import parse_manifest
-from cloche.records.settings import SPELLINGS, read_names
-from cloche.server.bodies import validated
-from cloche.server.exec_options import (
-    ExecRequest,
-    backend_for_image,
-    check_fields,
-    check_not_looser,
-    needs_presence,
-)
-from cloche.server.identities import Caller
 from cloche.server.problems import response_to
 from cloche.server.routes import approvals, devenv
-from cloche.server.wire.work import AtPath, WireExec
+from cloche.wire.bodies import validated
+from cloche.wire.callers import Caller
+from cloche.wire.exec_options import ExecRequest, backend_for_image, check_fields, check_not_looser, needs_presence
+from cloche.wire.work import AtPath, WireExec
 
 RUNNER = Caller(project="default", scopes=("run",))
 ALIASES: dict[str, tuple[Any, Any]] = {

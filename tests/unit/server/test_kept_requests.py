@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cloche.server.exec_options import MOST_KEPT_CHARS, ExecRequest
+from cloche.wire.exec_options import MOST_KEPT_CHARS, ExecRequest
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,10 @@ from cloche.core.errors import InvalidRequest, PolicyDenied, RecordsFailed
 from cloche.records.database import Database
 from cloche.records.writer import Writer
 from cloche.server.metrics import Metrics
-from cloche.server.problems import Refused
-from cloche.server.runs import RunOrder, RunQueue
+from cloche.server.run_rows import StoredRuns
 from cloche.server.telemetry import configure_telemetry
+from cloche.wire.problems import Refused
+from cloche.wire.queue import RunOrder, RunQueue
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def test_the_queue_reports_how_runs_ended_and_which_had_no_room(database: Databa
     metrics, writer = Metrics(), Writer(database)
 
     async def submit() -> RunQueue:
-        queue = RunQueue(writer, "worker", queue_limit=1, deadline_s=5, observer=metrics)
+        queue = RunQueue(StoredRuns(writer, "worker"), queue_limit=1, deadline_s=5, observer=metrics)
         live = await queue.submit(_order())
         with pytest.raises(PolicyDenied):
             await live.wait()
@@ -66,7 +67,7 @@ def test_what_the_database_cannot_do_is_counted_and_quotes_no_value(database: Da
     assert "hunter2" not in f"{failed.value} {failed.value.__cause__}"
     with pytest.raises(RecordsFailed), database.reading() as session:
         session.execute(text("SELECT * FROM nothing"))
-    queue = RunQueue(None, "worker", queue_limit=1, deadline_s=5)  # type: ignore[arg-type]
+    queue = RunQueue(StoredRuns(None, "worker"), queue_limit=1, deadline_s=5)  # type: ignore[arg-type]
     assert b"\ncloche_database_errors_total 2.0\n" in metrics.render(queue)[0]
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from cloche.core.remote import MOST_QUESTIONS
-from cloche.server.identities import Caller
-from cloche.server.questions import Questions
 from cloche.server.service import ServiceOptions, opened
+from cloche.wire.asking import Questions
+from cloche.wire.callers import Caller
 
 ADMIN = Caller(project="default", scopes=("run", "admin"), key_id="admin")
 RUNNER = Caller(project="default", scopes=("run",))

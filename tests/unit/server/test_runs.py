@@ -21,11 +21,12 @@ from cloche.records import runs as records
 from cloche.records.database import Database
 from cloche.records.statements import Encoded
 from cloche.records.writer import Writer
-from cloche.server import runs
-from cloche.server.events import MOST_EVENT_BYTES, EventLog
-from cloche.server.places import Places
-from cloche.server.problems import Refused
-from cloche.server.runs import RunOrder, RunQueue
+from cloche.server import run_rows
+from cloche.server.run_rows import StoredRuns
+from cloche.wire.events import MOST_EVENT_BYTES, EventLog
+from cloche.wire.places import Places
+from cloche.wire.problems import Refused
+from cloche.wire.queue import SERVICE_STOPPED, RunOrder, RunQueue
 
 OK = Result("out", "", 0, 0.1)
 Start = Callable[[Sink | None], Awaitable[Result]]
@@ -43,7 +44,7 @@ def _try(
 
     async def main() -> None:
         writer = Writer(database)
-        await attempt(RunQueue(writer, "worker", queue_limit=queue_limit, deadline_s=deadline_s))
+        await attempt(RunQueue(StoredRuns(writer, "worker"), queue_limit=queue_limit, deadline_s=deadline_s))
         await asyncio.to_thread(writer.close)
 
     asyncio.run(main())
@@ -169,13 +170,13 @@ def test_who_waits_too_long_is_refused_and_noted(tmp_path: Path) -> None:
 
     errors = [row.document["error"] for row in _rows(_try(tmp_path, attempt, deadline_s=0.05))]
     waited = "no place became free within 0.05 s; nothing was run"
-    assert sorted(errors) == sorted([*[runs.SERVICE_STOPPED] * (default_count() - 1), waited])
+    assert sorted(errors) == sorted([*[SERVICE_STOPPED] * (default_count() - 1), waited])
 
 
 def test_a_run_without_a_row_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the end of one that runs is written once the database can be used again; its client has the result."""
     monkeypatch.setattr(records_database, "BUSY_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(runs, "RETRY_S", 0.05)
+    monkeypatch.setattr(run_rows, "RETRY_S", 0.05)
     started: list[str] = []
 
     async def attempt(queue: RunQueue) -> None:

@@ -11,11 +11,11 @@ import pytest
 from cloche.config.settings import load_settings
 from cloche.core.limits import MIB
 from cloche.core.result import Result, Status, Usage
-from cloche.server.bodies import validated
 from cloche.server.routes.sandbox_fusion import fusion_options
 from cloche.server.sandbox_fusion import CodeRequest, FusionAnswer, is_compiled, language_of, limits_of
 from cloche.server.service import Service, ServiceOptions
-from cloche.server.shares import Budget
+from cloche.wire.bodies import validated
+from cloche.wire.shares import Budget
 
 REQUEST = {"code": "1", "language": "python", "compile_timeout": 10, "run_timeout": 20}
 

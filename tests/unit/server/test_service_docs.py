@@ -11,12 +11,14 @@ from pathlib import Path
 from fastapi.routing import APIRoute, APIRouter
 from starlette.routing import WebSocketRoute
 
-from cloche.server import app, problems
+from cloche.server import app
+from cloche.wire import problems
 from tests.harness.texts import commands
 
 ROOT = Path(__file__).parents[3]
 PAGES = (ROOT / "docs/service.md", *sorted((ROOT / "docs/service").glob("*.md")))
 SERVER = ROOT / "src/cloche/server"
+WIRE = ROOT / "src/cloche/wire"
 # How the pages' examples shorten an address: a file that has it, or a variable.
 SHORT = (
     (r"\$\(cat api\)", "/api"), (r"\$ADDRESS", ""), (r"\$\{A%/api\}", ""), (r"\$\(cat sandbox\)", "/api/sandboxes/X"),
@@ -99,7 +101,7 @@ def test_every_route_has_an_example_that_is_run() -> None:
 def _kinds() -> set[str]:
     """Return the last part of the type of each problem that the service answers with."""
     found = {name for _, _, name in problems._CLASSES} | {"internal-error"}
-    for file in SERVER.rglob("*.py"):
+    for file in (*SERVER.rglob("*.py"), *WIRE.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("Refused", "answer"):
                 found |= {one.value for one in node.args[1:2] if isinstance(one, ast.Constant)}

@@ -25,14 +25,16 @@ from cloche.audit.log import Audit, acting, audit_for
 from cloche.core.errors import InvalidRequest, NotFound, RecordsFailed
 from cloche.core.record import replace
 from cloche.records import approvals as records
+from cloche.wire.bodies import validated
+from cloche.wire.callers import Caller
+from cloche.wire.exec_options import WireModel
+from cloche.wire.problems import Refused
 
 from ..approvals import ApprovalChange, change_of
 from ..auth import Approver, Runner, TheService, needs
-from ..bodies import JsonRoute, validated
+from ..bodies import JsonRoute
 from ..events import HEARTBEAT, as_sent
-from ..exec_options import WireModel
-from ..identities import Caller
-from ..problems import RESPONSES, Refused
+from ..problems import RESPONSES
 from ..service import Service
 from ..streams import HeldStream
 

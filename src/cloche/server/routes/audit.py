@@ -19,14 +19,15 @@ from cloche.audit.log import audit_for
 from cloche.audit.query import AuditPage, Filters, newest_events
 from cloche.audit.verify import Reading, read_heads, verify
 from cloche.core.errors import PolicyDenied
-from cloche.records.results import camel
+from cloche.core.letter_case import camel
 from cloche.records.tables import DEFAULT_PROJECT
+from cloche.wire.callers import Caller
+from cloche.wire.exec_options import WireModel
+from cloche.wire.problems import Refused
 
 from ..auth import Admin, Reader, TheService
 from ..bodies import JsonRoute
-from ..exec_options import WireModel
-from ..identities import Caller
-from ..problems import RESPONSES, Refused
+from ..problems import RESPONSES
 from ..service import Service
 from ..streams import HeldStream
 

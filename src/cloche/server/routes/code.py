@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Protocol
 
@@ -14,35 +13,26 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session as DatabaseSession
 from starlette.datastructures import UploadFile
 
-from cloche.config.readers import ANY_LANGUAGE
-from cloche.config.settings import load_settings
-from cloche.core.enforcement import Level
-from cloche.core.errors import NotFound, PolicyDenied
-from cloche.core.events import Sink
+from cloche.core.errors import NotFound
 from cloche.core.record import replace
-from cloche.core.result import Result
-from cloche.execution.prepare import level_kept, prepare_in_thread
-from cloche.execution.registry import why_not_ready
-from cloche.execution.run import arun
 from cloche.records import runs as run_records
 from cloche.records.lists import list_page
 from cloche.records.results import as_json
 from cloche.records.tables import StoredRun
-
-from ..auth import Reader, Runner, TheService
-from ..bodies import MOST_JSON, BodyBounds, JsonRoute, parse, validated
-from ..events import as_sent, server_sent, wait_or_cancel
-from ..exec_options import (
+from cloche.wire.bodies import BodyBounds, parse, validated
+from cloche.wire.callers import Caller
+from cloche.wire.exec_options import (
     MOST_PATH,
     ExecRequest,
-    backend_for_image,
-    check_fields,
-    check_not_looser,
-    needs_presence,
 )
-from ..identities import Caller
-from ..problems import MEDIA_TYPE, RESPONSES, Problem, Refused
-from ..runs import RunOrder
+from cloche.wire.orders import make_order
+from cloche.wire.problems import Refused
+from cloche.wire.queue import RunOrder
+
+from ..auth import Reader, Runner, TheService
+from ..bodies import MOST_JSON, JsonRoute
+from ..events import as_sent, server_sent, wait_or_cancel
+from ..problems import MEDIA_TYPE, RESPONSES, Problem
 from ..service import Service
 from ..streams import HeldStream, event_stream
 
@@ -121,83 +111,10 @@ async def execute(
     return Response(await wait_or_cancel(request, live), media_type="application/json")
 
 
-async def make_order(
-    service: Service,
-    caller: Caller,
-    exec_request: ExecRequest,
-    *,
-    size: int,
-    files: Mapping[str, bytes] | None = None,
-) -> RunOrder:
-    """Return the order of a run, checked against the caller's permissions. `files` are those of a form.
-
-    Raises PolicyDenied, InvalidRequest.
-    """
-    try:
-        options = await allowed_options(service, caller, exec_request.options())
-    except PolicyDenied as error:
-        await service.note_refusal(error, what="run", language=exec_request.language, code=exec_request.code)
-        raise
-    arguments = await exec_request.run_arguments()
-    if files:
-        arguments["files"] = {**(arguments["files"] or {}), **files}
-
-    async def start(sink: Sink | None) -> Result:
-        return await arun(**arguments, on_event=sink, **options)
-
-    return RunOrder(
-        project=caller.project, api_key=caller.key_id, session_id=exec_request.session_id, start=start, size=size,
-        summary={"sessionId": exec_request.session_id, "language": exec_request.language},
-        returns_files=exec_request.return_files,
-        asked=exec_request.stored_fields(),
-    )  # fmt: skip
-
-
-async def allowed_options(service: Service, caller: Caller, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a sandbox's options, checked against the caller's permissions. Raises PolicyDenied, InvalidRequest."""
-    check_fields(own, caller)
-    if "image" in own:
-        return await _options_with_image(service, caller, own)
-    if not own or caller.has("admin"):  # it gets the configured settings
-        await service.use_stored()
-        return service.run_options(own)
-    base = await service.settings()
-    if own.get("screen") == base.policy.screen:  # if given, it would suppress the stricter default of level process
-        own = {name: value for name, value in own.items() if name != "screen"}
-    if "network_deny" in own:  # in addition to the configured ones
-        own = {**own, "network_deny": list(dict.fromkeys([*base.policy.network_deny, *own["network_deny"]]))}
-    options = service.run_options(own)
-    check_not_looser(load_settings(options), base)
-    return await keep_level(service, own, options)
-
-
-async def _options_with_image(service: Service, caller: Caller, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a sandbox's options with an image: by digest below scope admin, as far as the settings permit it."""
-    image, base = str(own["image"]), await service.settings()
-    backend = str(own.get("backend") or backend_for_image(base))
-    if not caller.has("admin") and needs_presence(image, base):
-        lacking = partial(why_not_ready, backend, {ANY_LANGUAGE: image}, needs_image=True)
-        if await asyncio.to_thread(lacking):
-            raise PolicyDenied(f"image: {image} is not here; only images that are here are allowed (images_allow)")
-    others = {name: value for name, value in own.items() if name != "image"}
-    return {**await allowed_options(service, caller, {**others, "backend": backend}), "image": image}
-
-
-async def keep_level(service: Service, own: Mapping[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options with a `require` under which another backend is no weaker than the configured one."""
-    if "backend" not in own and "require" not in own:
-        return options
-    base = await prepare_in_thread(**service.options.options)
-    minimum, *controls = await asyncio.to_thread(level_kept, base)
-    policy = load_settings(options).policy  # checked by check_not_looser: it requires no less than the configuration
-    level = max(Level.parse(minimum), policy.require_level or Level.NONE)
-    return {**options, "require": [str(level), *dict.fromkeys([*controls, *map(str, policy.require_controls)])]}
-
-
 async def _read_request(request: Request, digest: Digest | None) -> tuple[ExecRequest, dict[str, bytes], int]:
     """Return the request, the files of a form, and the number of bytes. All of it is fed to `digest`.
 
-    Raises RequestValidationError, Refused.
+    Raises InvalidFields, Refused.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "multipart/form-data":

@@ -12,10 +12,10 @@ from fastapi import APIRouter, Body
 from cloche.audit.log import audit_for
 from cloche.core.debugging import DebugState, check_namespaces
 from cloche.records.debugging import read_switches, store_switches
+from cloche.wire.exec_options import WireModel
 
 from ..auth import Admin, Reader, TheService
 from ..bodies import JsonRoute
-from ..exec_options import WireModel
 from ..problems import RESPONSES
 from ..service import Service
 

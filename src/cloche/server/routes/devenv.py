@@ -19,13 +19,14 @@ from cloche.records.devenv import DevEnvManifest, field_names, generate, parse_m
 from cloche.records.devenv_store import list_manifests, save_manifest, stored_manifest
 from cloche.records.ids import new_id
 from cloche.records.provision import provision
+from cloche.wire.attachments import sandbox_name
+from cloche.wire.callers import Caller
+from cloche.wire.exec_options import WireModel, check_packages
+from cloche.wire.problems import FIELDS, Refused
 
 from ..auth import Reader, Runner, TheService
 from ..bodies import JsonRoute
-from ..exec_options import WireModel, check_packages
-from ..identities import Caller
-from ..problems import FIELDS, RESPONSES, Refused
-from ..sandboxes import sandbox_name
+from ..problems import RESPONSES
 from ..service import Service
 from ..workspaces import opened_workspace
 from .snapshots import Cursor, Limit, Path

@@ -12,9 +12,10 @@ from sqlalchemy.orm import Session
 
 from cloche.core.errors import RecordsFailed
 from cloche.records.tables import StoredSandbox
+from cloche.wire.problems import Refused
 
 from ..auth import Reader, TheService
-from ..problems import RESPONSES, Refused
+from ..problems import RESPONSES
 from ..service import Service
 
 router = APIRouter(tags=["health"])

@@ -10,10 +10,10 @@ from fastapi import APIRouter
 from pydantic import Field, StringConstraints
 
 from cloche.records.keys import create_key, list_keys, revoke_key, rotate_key
+from cloche.wire.exec_options import WireModel
 
 from ..auth import Admin, TheService
 from ..bodies import JsonRoute
-from ..exec_options import WireModel
 from ..problems import RESPONSES
 
 router = APIRouter(prefix="/api/keys", tags=["keys"], route_class=JsonRoute)

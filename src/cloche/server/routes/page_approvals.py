@@ -12,11 +12,11 @@ from sqlalchemy.orm import Session
 
 from cloche.core.errors import InvalidRequest, NotFound
 from cloche.records import approvals as records
+from cloche.wire.problems import Refused
 
 from ..auth import Browser, TheService
 from ..html import PageRoute, is_fragment, render
 from ..pages import read_number, show_approval
-from ..problems import Refused
 from ..service import Service
 from .approvals import Word, decide
 

@@ -22,15 +22,16 @@ from cloche.core.escape import escape_name, utf8_safe
 from cloche.core.limits import format_size
 from cloche.core.processes import FileInfo
 from cloche.records.sandboxes import PAUSED, RUNNING
+from cloche.wire.callers import Caller
+from cloche.wire.files import read_path
+from cloche.wire.sandboxes import NewSandbox
+from cloche.wire.uses import Use, using
 
 from ..auth import Browser, TheService
 from ..html import PageRoute, is_fragment, render
-from ..identities import Caller
 from ..pages import MOST_ROWS, instant, tone
-from ..sandbox_use import Use, using
 from ..service import Service
 from . import sandbox_processes, sandboxes
-from .sandbox_files import read_path
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 PER_PAGE = 50
@@ -65,7 +66,7 @@ async def create(request: Request, caller: Browser, service: TheService) -> Resp
     form = await request.form()
     fields = {name: text for name in ("name", "lifetime") if (text := str(form.get(name, "")).strip())}
     try:
-        facts = await sandboxes.open_sandbox(sandboxes.NewSandbox.model_validate(fields), caller, service)
+        facts = await sandboxes.open_sandbox(NewSandbox.model_validate(fields), caller, service)
     except ValidationError as error:
         raise RequestValidationError(error.errors(include_url=False)) from error
     return RedirectResponse(f"/sandboxes/{facts.id}", 303)

@@ -11,17 +11,18 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from cloche.config.keys import Settings
+from cloche.config.spellings import NAMES
 from cloche.core.debugging import NAMESPACES
 from cloche.core.errors import InvalidRequest, PolicyDenied
 from cloche.core.limits import REQUESTED_LIMITS
 from cloche.execution.doctor import diagnose
 from cloche.records.debugging import read_switches
 from cloche.records.keys import SCOPES, create_key, list_keys, revoke_key, rotate_key
-from cloche.records.settings import NAMES, StoredSettings, read_stored
+from cloche.records.settings import StoredSettings, read_stored
+from cloche.wire.callers import Caller
 
 from ..auth import Browser, TheService
 from ..html import PageRoute, render
-from ..identities import Caller
 from ..service import Service
 from .debug import switch
 from .sandbox import change_config, list_backends, shown_values

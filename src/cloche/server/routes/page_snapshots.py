@@ -14,10 +14,10 @@ from starlette.datastructures import FormData
 from cloche.records import environment
 from cloche.records.replication import SCRIPT, render_script, write_script
 from cloche.records.workspace import WorkspaceSnapshots
+from cloche.wire.callers import Caller
 
 from ..auth import Browser, TheService
 from ..html import PageRoute, render
-from ..identities import Caller
 from ..pages import MOST_ROWS, flat, show_comparison, show_files
 from ..service import Service
 from ..workspaces import opened_workspace

@@ -17,17 +17,17 @@ from cloche.execution.prepare import prepare_in_thread
 from cloche.records import runs as run_records
 from cloche.records.lists import list_page
 from cloche.records.tables import StoredRun
+from cloche.wire.bodies import validated
+from cloche.wire.exec_options import ExecRequest
+from cloche.wire.orders import make_order
 
 from .. import below
 from ..auth import COOKIE, Browser, TheService
-from ..bodies import validated
-from ..exec_options import ExecRequest
 from ..html import PageRoute, assets, is_fragment, render
 from ..identities import COOKIE_S, end_cookie, use_link_code
 from ..pages import FRAME_HEADERS, audit_chain, framed, read_run_form, run_form, show_row, show_run
 from ..service import Service
 from .audit import one_of_few
-from .code import make_order
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 SHORT_RUN_S = 3.0  # a browser without scripts waits so long for a page with the result

@@ -9,12 +9,13 @@ from fastapi import APIRouter, Query
 from pydantic import StringConstraints
 
 from cloche.records.reproductions import Reproductions
+from cloche.wire.callers import Caller
+from cloche.wire.exec_options import SessionId, WireModel, check_stays
+from cloche.wire.problems import Refused
 
 from ..auth import Reader, Runner, TheService
 from ..bodies import JsonRoute
-from ..exec_options import SessionId, WireModel, check_stays
-from ..identities import Caller
-from ..problems import RESPONSES, Refused
+from ..problems import RESPONSES
 from ..service import Service
 from .snapshots import Cursor, Limit, Session
 

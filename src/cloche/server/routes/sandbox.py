@@ -10,17 +10,18 @@ from fastapi import APIRouter, Body
 
 from cloche.audit.log import audit_for
 from cloche.config.keys import CEILING_FIELDS, Settings
+from cloche.config.spellings import NAMES, SPELLINGS, read_names
 from cloche.core.escape import escape_name
 from cloche.core.limits import REQUESTED_LIMITS
 from cloche.core.policy import BACKEND_ROWS, Policy
 from cloche.execution.accounts import accounts_of
 from cloche.execution.selection import BackendCriteria, describe
-from cloche.records.settings import NAMES, SPELLINGS, read_names
+from cloche.wire.exec_options import MOST_FAULTS
+from cloche.wire.problems import Refused
 
 from ..auth import Admin, Reader, TheService
 from ..bodies import JsonRoute
-from ..exec_options import MOST_FAULTS
-from ..problems import RESPONSES, Refused
+from ..problems import RESPONSES
 
 router = APIRouter(prefix="/api/sandbox", tags=["sandbox"], route_class=JsonRoute)
 DETECTED_FOR_S = 30.0  # querying a daemon is slow

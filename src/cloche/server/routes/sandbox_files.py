@@ -7,32 +7,30 @@ is streamed. Names that are not UTF-8 are given in base64, as `pathBase64` or `n
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
-from pydantic import ConfigDict, StringConstraints
 from starlette.requests import ClientDisconnect
 
-from cloche.core.errors import ClocheError, InvalidRequest
-from cloche.core.limits import MIB
-from cloche.core.processes import FileChange, FileInfo
+from cloche.core.errors import ClocheError
 from cloche.execution.paths import AsyncWatch, file_time
 from cloche.records.ids import new_id
+from cloche.wire import files
+from cloche.wire.events import ActiveRun
+from cloche.wire.exec_options import Amount
+from cloche.wire.problems import Refused
+from cloche.wire.uses import Use
 
+from ..auth import TheService
 from ..bodies import JsonRoute
-from ..events import ActiveRun
-from ..exec_options import Amount, WireModel, decoded
-from ..problems import RESPONSES, Refused
-from ..sandbox_use import EVENTS, Reading, Running, Use
+from ..problems import RESPONSES
+from ..sandbox_use import EVENTS, Reading, Running
 from ..streams import HeldStream, event_stream
 
 router = APIRouter(prefix="/api/sandboxes/{sandbox_id}", tags=["sandbox files"], route_class=JsonRoute)
-MOST_PATH, MOST_ROWS = 4096, 10_000
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 _RAW = {"requestBody": {"required": True, "content": {"application/octet-stream": {"schema": {"type": "string"}}}}}
 _BYTES: dict[str, Any] = {"application/octet-stream": {}}
@@ -45,107 +43,46 @@ ARCHIVE: dict[int | str, dict[str, Any]] = {
     200: {"description": "A tar archive.", "content": {"application/x-tar": {}}}
 }
 
-GuestPath = Annotated[str, StringConstraints(min_length=1, max_length=MOST_PATH)]
-
 
 async def _path(
-    path: Annotated[str | None, Query(max_length=MOST_PATH)] = None,
-    path_base64: Annotated[str | None, Query(alias="pathBase64", max_length=2 * MOST_PATH)] = None,
+    path: Annotated[str | None, Query(max_length=files.MOST_PATH)] = None,
+    path_base64: Annotated[str | None, Query(alias="pathBase64", max_length=2 * files.MOST_PATH)] = None,
 ) -> str:
-    return read_path(path, path_base64)
-
-
-def read_path(path: str | None, path_base64: str | None) -> str:
-    """Return the path from one of two fields. Raises InvalidRequest."""
-    if path_base64 is not None:
-        return decoded(path_base64, "pathBase64").decode("utf-8", "surrogateescape")
-    if not path:
-        raise InvalidRequest("path: give the path of a file, such as /workspace/out.txt")
-    return path
+    return files.read_path(path, path_base64)
 
 
 Path = Annotated[str, Depends(_path)]
 Timeout = Annotated[Amount | None, Query(description="The time limit of the call: 2, or 500ms.")]
 
 
-class NewFolder(WireModel):
-    """A folder to create, by default with its parents."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"path": "/workspace/out"}]})
-
-    path: GuestPath
-    parents: bool = True
-    timeout: Amount | None = None
-
-
-class Move(WireModel):
-    """The source and target of a move. An existing target is replaced only with `replace`."""
-
-    path: GuestPath
-    target: GuestPath
-    replace: bool = False
-    timeout: Amount | None = None
-
-
-def named(name: str, key: str = "name") -> dict[str, str]:
-    """Return a name under a key, in base64 under another one if it is not UTF-8."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return {f"{key}Base64": base64.b64encode(name.encode("utf-8", "surrogateescape")).decode()}
-    return {key: name}
-
-
-def as_dict(info: FileInfo) -> dict[str, Any]:
-    """Return plain data in the wire's format."""
-    link = {**named(info.target, "target"), "leadsTo": info.leads_to} if info.type == "link" else {}
-    return {
-        **named(info.name), "type": info.type, "size": info.size, "mode": f"{info.mode:04o}", "mtime": info.mtime,
-        "uid": info.uid, "gid": info.gid, **link,
-    }  # fmt: skip
-
-
 @router.get("/files", responses=RESPONSES)
 async def entries(use: Reading, path: Path, recursive: bool = False, timeout: Timeout = None) -> Response:
     """List a folder by name; with `recursive` everything below it. Entries beyond 10,000 are left out."""
-    async with use.service.sandboxes.listings:
-        entries = await use.sandbox.list_dir(path, recursive=recursive, timeout=timeout)
-        return Response(await asyncio.to_thread(_encode, entries), media_type="application/json")
-
-
-def _encode(entries: Sequence[FileInfo]) -> bytes:
-    rows = [as_dict(entry) for entry in entries[:MOST_ROWS]]
-    document = {"items": rows, "nextCursor": None, "isPartial": len(entries) > MOST_ROWS}
-    return json.dumps(document, ensure_ascii=False).encode()
+    return Response(await files.entries(use, path, recursive, timeout), media_type="application/json")
 
 
 @router.get("/files/stat", responses=RESPONSES)
 async def stat(use: Reading, path: Path, timeout: Timeout = None) -> dict[str, Any]:
     """Describe the file at a path. Links are not followed."""
-    return as_dict(await use.sandbox.stat(path, timeout=timeout))
+    return await files.stat(use, path, timeout)
 
 
 @router.delete("/files", responses=RESPONSES)
 async def remove(use: Running, path: Path, recursive: bool = False, timeout: Timeout = None) -> dict[str, Any]:
     """Remove a file, a link or an empty folder; with `recursive` a folder and everything in it."""
-    await use.sandbox.remove(path, recursive=recursive, timeout=timeout)
-    return {"removed": True}
+    return await files.remove(use, path, recursive, timeout)
 
 
 @router.post("/files/folder", status_code=201, responses=RESPONSES)
-async def make_folder(use: Running, body: NewFolder) -> dict[str, Any]:
+async def make_folder(use: Running, body: files.NewFolder) -> dict[str, Any]:
     """Create a folder."""
-    async with file_time(body.path, body.timeout):
-        await use.sandbox.make_dir(body.path, parents=body.parents)
-        return as_dict(await use.sandbox.stat(body.path))
+    return await files.make_folder(use, body)
 
 
 @router.post("/files/move", responses=RESPONSES)
-async def move(use: Running, body: Move) -> dict[str, Any]:
+async def move(use: Running, body: files.Move) -> dict[str, Any]:
     """Move a file or a folder."""
-    async with file_time(body.path, body.timeout):
-        await use.sandbox.move(body.path, body.target, replace=body.replace)
-        return as_dict(await use.sandbox.stat(body.target))
+    return await files.move(use, body)
 
 
 @router.get("/files/content", responses={**RESPONSES, **_CONTENT}, response_class=Response)
@@ -220,21 +157,14 @@ async def write(
     async with file_time(path, timeout):
         with _uploading():
             await use.held.live.write_path(path, _content(request), how=how, mode=bits)
-        return as_dict(await use.sandbox.stat(path))
+        return files.as_dict(await use.sandbox.stat(path))
 
 
 @router.get("/files/archive", responses={**RESPONSES, **ARCHIVE}, response_class=Response)
 async def pack(use: Reading, path: Path, timeout: Timeout = None) -> Response:
     """Return a folder or a file as a tar archive. `timeout` applies until its first bytes."""
     async with file_time(path, timeout):
-        return await _stream(packed(use, path), 200, "application/x-tar", {})
-
-
-def packed(use: Use, path: str, note_skipped: Callable[[int], None] = lambda _: None) -> AsyncIterator[bytes]:
-    """Return the pieces of a tar archive, bounded by the sandbox's disk limit."""
-    disk = use.sandbox.limits.disk_bytes
-    max_bytes = disk + disk // 4 + MIB  # with the overhead of an archive
-    return use.held.live.pack_stream(path, max_bytes=max_bytes, note_skipped=note_skipped)
+        return await _stream(files.packed(use, path), 200, "application/x-tar", {})
 
 
 @router.put("/files/archive", responses=RESPONSES, openapi_extra=_RAW)
@@ -244,7 +174,7 @@ async def unpack(request: Request, use: Running, path: Path, timeout: Timeout = 
     async with file_time(path, timeout):
         with _uploading():
             await use.held.live.unpack_path(path, _content(request))
-        return as_dict(await use.sandbox.stat(path))
+        return files.as_dict(await use.sandbox.stat(path))
 
 
 async def _content(request: Request) -> AsyncIterator[bytes]:
@@ -263,7 +193,9 @@ def _uploading() -> Iterator[None]:
 
 
 @router.get("/changes", responses={**RESPONSES, **EVENTS}, response_class=Response)
-async def changes(use: Reading, path: Path, recursive: bool = False, timeout: Timeout = None) -> Response:
+async def changes(
+    use: Reading, service: TheService, path: Path, recursive: bool = False, timeout: Timeout = None
+) -> Response:
     """Stream the changes of a folder or file as server-sent events, until the client disconnects.
 
     `timeout` applies until the watch is set up.
@@ -271,7 +203,7 @@ async def changes(use: Reading, path: Path, recursive: bool = False, timeout: Ti
     watch = await use.sandbox.watch(path, recursive=recursive, timeout=timeout)
     live = ActiveRun(id=new_id("call"), project=use.caller.project, size=0)
     live.task = asyncio.ensure_future(_tell(watch, live))
-    use.service.sandboxes.note_stream(live.task)
+    service.sandboxes.note_stream(live.task)
     return event_stream(live)
 
 
@@ -280,15 +212,9 @@ async def _tell(watch: AsyncWatch, live: ActiveRun) -> str:
     try:
         async with watch:
             while (change := await watch.next()) is not None:
-                live.events.add("change", change_as_dict(change))
+                live.events.add("change", files.change_as_dict(change))
     except ClocheError as error:
         live.events.add("error", {"error": str(error).encode("utf-8", "backslashreplace").decode()})
     finally:
         live.events.end()
     return ""
-
-
-def change_as_dict(change: FileChange) -> dict[str, Any]:
-    """Return plain data in the wire's format."""
-    target = named(change.target, "target") if change.target else {}
-    return {"kind": change.kind, **named(change.path, "path"), **target, "isDirectory": change.is_directory}

@@ -10,12 +10,15 @@ from pydantic import ConfigDict, Field, StringConstraints
 
 from cloche.core.changes import Diff
 from cloche.core.escape import utf8_safe_data
-from cloche.records.results import camel
+from cloche.core.letter_case import camel
+from cloche.wire.exec_options import WireModel, Word
+from cloche.wire.uses import Use
 
+from ..auth import TheService
 from ..bodies import JsonRoute
-from ..exec_options import WireModel, Word
 from ..problems import RESPONSES
-from ..sandbox_use import Reading, Running, Use
+from ..sandbox_use import Reading, Running
+from ..service import Service
 from ..workspaces import opened_workspace
 
 router = APIRouter(prefix="/api/sandboxes", tags=["sandboxes"], route_class=JsonRoute)
@@ -61,9 +64,9 @@ def _as_wire(diff: Diff) -> dict[str, Any]:
 
 
 @router.post("/{sandbox_id}/commit", responses=RESPONSES)
-async def commit(use: Running, body: Commit) -> dict[str, Any]:
+async def commit(use: Running, service: TheService, body: Commit) -> dict[str, Any]:
     """Write a diff's changes to the host's folder, which must be below a writable root."""
-    await asyncio.to_thread(_check_writable, use)
+    await asyncio.to_thread(_check_writable, use, service)
     committed = await use.sandbox.commit(
         body.id, paths=body.paths, dangerous=body.dangerous, ours=body.ours, theirs=body.theirs,
         merge=body.merge,
@@ -73,11 +76,11 @@ async def commit(use: Running, body: Commit) -> dict[str, Any]:
     return dict(utf8_safe_data(document))
 
 
-def _check_writable(use: Use) -> None:
+def _check_writable(use: Use, service: Service) -> None:
     """Raise PolicyDenied if the host's folder is not below a writable root."""
     path = use.sandbox.notes.get("workspace", {}).get("path")
     if path is not None:  # without a folder, the call itself raises
-        with opened_workspace(use.service.options.roots, path, writes=True):
+        with opened_workspace(service.options.roots, path, writes=True):
             pass
 
 

@@ -17,14 +17,15 @@ from cloche.core.record import dataclass
 from cloche.core.result import Result
 from cloche.records.results import as_json, result_as_wire
 from cloche.records.statements import Encoded
+from cloche.wire.bodies import validated
+from cloche.wire.callers import Caller
+from cloche.wire.exec_options import MOST_KEPT_CHARS
+from cloche.wire.problems import Refused
+from cloche.wire.queue import RunOrder
 
 from ..auth import Runner, TheService
-from ..bodies import JsonRoute, validated
+from ..bodies import JsonRoute
 from ..events import wait_or_cancel
-from ..exec_options import MOST_KEPT_CHARS
-from ..identities import Caller
-from ..problems import Refused
-from ..runs import RunOrder
 from ..sandbox_fusion import (
     DEFAULTS,
     NOT_FOUND,

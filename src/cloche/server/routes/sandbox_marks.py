@@ -16,16 +16,19 @@ from pydantic import ConfigDict, Field, StringConstraints
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.loops import finish
+from cloche.wire.exec_options import WireModel, decoded
+from cloche.wire.files import MOST_PATH, MOST_ROWS, GuestPath, named, read_path
+from cloche.wire.problems import Refused
+from cloche.wire.sandbox_changes import MOST_SINCE, clock_ns, snapshot_of
+from cloche.wire.uses import Use
 from cloche.workspace.snapshot import Snapshot
 
 from ..bodies import JsonRoute
-from ..exec_options import WireModel, decoded
 from ..marks import ENTRY_PATTERN, Differences, FileDifference, archive, compare, entry_text
-from ..problems import RESPONSES, Refused
-from ..sandbox_changes import MOST_SINCE, clock_ns, snapshot_of
-from ..sandbox_use import Running, Use
+from ..problems import RESPONSES
+from ..sandbox_use import Running
 from ..streams import HeldStream
-from .sandbox_files import ARCHIVE, MOST_PATH, MOST_ROWS, GuestPath, Path, named, read_path
+from .sandbox_files import ARCHIVE, Path
 
 router = APIRouter(prefix="/api/sandboxes/{sandbox_id}/files", tags=["sandbox files"], route_class=JsonRoute)
 MOST_MARKED, MOST_LOOKED_AT = 20_000, 100_000  # files of a mark, and of a folder when it is compared

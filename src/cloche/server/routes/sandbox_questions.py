@@ -10,12 +10,16 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Response
 from pydantic import ConfigDict
 
-from .. import questions
+from cloche.wire import asking
+from cloche.wire.events import EventLog
+from cloche.wire.exec_options import WireModel
+from cloche.wire.uses import Use
+
+from ..auth import TheService
 from ..bodies import JsonRoute
-from ..events import EventLog, server_sent
-from ..exec_options import WireModel
+from ..events import server_sent
 from ..problems import RESPONSES
-from ..sandbox_use import EVENTS, Running, Use
+from ..sandbox_use import EVENTS, Running
 from ..streams import HeldStream
 
 router = APIRouter(prefix="/api/sandboxes/{sandbox_id}/network/questions", tags=["sandboxes"], route_class=JsonRoute)
@@ -30,7 +34,7 @@ class HostAnswer(WireModel):
 
 
 @router.get("", responses={**RESPONSES, **EVENTS}, response_class=Response)
-async def follow_questions(use: Running) -> Response:
+async def follow_questions(use: Running, service: TheService) -> Response:
     """Stream the hosts that a sandbox with `onNetwork` `ask` wants to reach, as server-sent events.
 
     The first event is `asking`. Each `question` has a number (`question`), `host` and `port`, and waits 60 seconds for
@@ -43,10 +47,10 @@ async def follow_questions(use: Running) -> Response:
         events.add("question", question)
 
     async with AsyncExitStack() as stack:
-        stack.enter_context(questions.asking(use, send))
+        stack.enter_context(asking.asking(use, send))
         events.add("asking", {})
         task = asyncio.ensure_future(_until_ended(use, events))
-        use.service.sandboxes.note_stream(task)
+        service.sandboxes.note_stream(task)
         stack.callback(task.cancel)
         return HeldStream(server_sent(events, 0), stack.pop_all(), media_type="text/event-stream")
 
@@ -64,5 +68,5 @@ async def answer_question(
     number: Annotated[int, Path(ge=1, lt=1 << 63)], use: Running, body: HostAnswer
 ) -> dict[str, Any]:
     """Allow or refuse the host of a question. Only the key that follows the questions may answer."""
-    await questions.answer(use, number, allow=body.allow)
+    await asking.answer(use, number, allow=body.allow)
     return {"question": number, "allow": body.allow}

@@ -5,139 +5,73 @@ A session belongs to this worker. It ends with the worker or the sandbox.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic import ConfigDict, Field, StringConstraints
 
-from cloche.core.events import Sink
-from cloche.core.result import Result
-from cloche.execution.sandbox import MOST_FORKS
+from cloche.wire import sessions as sessions_inside
 
 from ..bodies import JsonRoute
-from ..exec_options import Amount, WireModel, Word
 from ..problems import RESPONSES
-from ..sandbox_use import RESULT_OR_EVENTS, Reading, Running, Use, answer_call
-from .sandboxes import allowed_timeout
+from ..sandbox_use import RESULT_OR_EVENTS, Reading, Running, answer_call
 
 router = APIRouter(prefix="/api/sandboxes/{sandbox_id}/sessions", tags=["sandbox sessions"], route_class=JsonRoute)
 
 
-class NewSession(WireModel):
-    """A session to open. With checkpoints it has a separate sandbox with a copy of the workspace."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"language": "python", "checkpoints": True}]})
-
-    language: Word = "python"
-    env: dict[Word, str] | None = None
-    idle_timeout: Amount | None = None
-    checkpoints: bool = False
-    timeout: Amount | None = None
-
-
-class Cell(WireModel):
-    """A cell to run."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"code": "x = 1"}]})
-
-    code: str
-    timeout: Amount | None = None
-    collect: list[Word] | None = Field(default=None, max_length=64)
-
-
-class Checkpoint(WireModel):
-    """A checkpoint's name."""
-
-    name: Annotated[str, StringConstraints(min_length=1, max_length=64)]
-
-
-class Forks(WireModel):
-    """How many forks to make."""
-
-    count: Annotated[int, Field(ge=1, le=MOST_FORKS)] = 1
-
-
 @router.post("", status_code=201, responses=RESPONSES)
-async def open_session(use: Running, body: NewSession) -> dict[str, Any]:
+async def open_session(use: Running, body: sessions_inside.NewSession) -> dict[str, Any]:
     """Open a session."""
-    with use.held.room():
-        session = await use.sandbox.session(
-            body.language, env=body.env, idle_timeout=body.idle_timeout, checkpoints=body.checkpoints,
-            timeout=body.timeout,
-        )  # fmt: skip
-        return use.held.add_session(session, has_checkpoints=body.checkpoints).as_dict()
+    return await sessions_inside.open_session(use, body)
 
 
 @router.get("", responses=RESPONSES)
 async def sessions(use: Reading) -> dict[str, Any]:
     """List this worker's sessions in the sandbox."""
-    return {"items": [session.as_dict() for session in use.held.sessions.values()], "nextCursor": None}
+    return await sessions_inside.sessions(use)
 
 
 @router.get("/{session_id}", responses=RESPONSES)
 async def look(session_id: str, use: Reading) -> dict[str, Any]:
     """Return one session."""
-    return use.held.session(session_id).as_dict()
+    return await sessions_inside.look(use, session_id)
 
 
 @router.post("/{session_id}/run", responses={**RESPONSES, **RESULT_OR_EVENTS})
-async def run_cell(request: Request, session_id: str, use: Running, cell: Cell, stream: bool = False) -> Response:
+async def run_cell(
+    request: Request, session_id: str, use: Running, cell: sessions_inside.Cell, stream: bool = False
+) -> Response:
     """Run a cell and answer with its whole result, or with `?stream=1` server-sent events; cells take turns.
 
     A disconnect interrupts the cell.
     """
-    return await answer_call(request, use, await cell_work(use, session_id, cell), stream=stream)
-
-
-async def cell_work(use: Use, session_id: str, cell: Cell) -> Callable[[Sink], Awaitable[Result]]:
-    """Return a function that runs a cell. Raises NotFound, PolicyDenied."""
-    held, timeout = use.held.session(session_id), await allowed_timeout(use, cell.timeout)
-
-    async def work(sink: Sink) -> Result:
-        return await held.session.run(cell.code, timeout=timeout, collect=cell.collect, on_event=sink)
-
-    return work
+    return await answer_call(request, use, await sessions_inside.cell_work(use, session_id, cell), stream=stream)
 
 
 @router.post("/{session_id}/interrupt", responses=RESPONSES)
 async def interrupt(session_id: str, use: Running) -> dict[str, Any]:
     """Interrupt the running cell, as Ctrl-C does."""
-    held = use.held.session(session_id)
-    await held.session.interrupt()
-    return held.as_dict()
+    return await sessions_inside.interrupt(use, session_id)
 
 
 @router.post("/{session_id}/checkpoint", responses=RESPONSES)
-async def checkpoint(session_id: str, use: Running, body: Checkpoint) -> dict[str, Any]:
+async def checkpoint(session_id: str, use: Running, body: sessions_inside.Checkpoint) -> dict[str, Any]:
     """Save memory and workspace under a name. A failed checkpoint is an error and loses nothing."""
-    held = use.held.session(session_id)
-    await held.session.checkpoint(body.name)
-    return held.as_dict()
+    return await sessions_inside.checkpoint(use, session_id, body)
 
 
 @router.post("/{session_id}/rollback", responses=RESPONSES)
-async def rollback(session_id: str, use: Running, body: Checkpoint) -> dict[str, Any]:
+async def rollback(session_id: str, use: Running, body: sessions_inside.Checkpoint) -> dict[str, Any]:
     """Restore a checkpoint."""
-    held = use.held.session(session_id)
-    await held.session.rollback(body.name)
-    return held.as_dict()
+    return await sessions_inside.rollback(use, session_id, body)
 
 
 @router.post("/{session_id}/fork", status_code=201, responses=RESPONSES)
-async def fork(session_id: str, use: Running, body: Forks) -> dict[str, Any]:
+async def fork(session_id: str, use: Running, body: sessions_inside.Forks) -> dict[str, Any]:
     """Return new sessions with a copy of this one's memory and workspace, each in a separate sandbox."""
-    held = use.held.session(session_id)
-    with use.held.room(body.count):
-        forks = await held.session.fork(body.count)
-        sessions = [use.held.add_session(fork, has_checkpoints=True, parent=held.id) for fork in forks]
-    return {"items": [session.as_dict() for session in sessions], "nextCursor": None}
+    return await sessions_inside.fork(use, session_id, body)
 
 
 @router.delete("/{session_id}", responses=RESPONSES)
 async def close(session_id: str, use: Running) -> dict[str, Any]:
     """End a session and everything that it started; the sandbox stays."""
-    held = use.held.session(session_id)
-    await held.session.close()
-    use.held.sessions.pop(session_id, None)
-    return held.as_dict()
+    return await sessions_inside.close(use, session_id)

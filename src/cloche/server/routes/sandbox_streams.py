@@ -17,10 +17,11 @@ from fastapi import APIRouter, Query, WebSocket, WebSocketDisconnect
 
 from cloche.execution.ports import AsyncConnection
 from cloche.execution.processes import AsyncProcess
+from cloche.wire.problems import Refused
+from cloche.wire.sockets import GOING_AWAY, BadMessage, read_object
 
-from ..problems import Refused
 from ..sandbox_use import Running
-from ..sockets import GOING_AWAY, BadMessage, carry, read_object
+from ..sockets import carry
 
 router = APIRouter(prefix="/api/sandboxes/{sandbox_id}")
 SEND_S = 300.0

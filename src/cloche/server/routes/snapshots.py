@@ -11,10 +11,10 @@ from pydantic import Field, StringConstraints
 
 from cloche.records import environment
 from cloche.records.replication import render_script, write_script
+from cloche.wire.exec_options import SessionId, WireModel
 
 from ..auth import Reader, Runner, TheService
 from ..bodies import JsonRoute
-from ..exec_options import SessionId, WireModel
 from ..problems import RESPONSES
 from ..workspaces import opened_workspace
 

@@ -10,10 +10,10 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from cloche.records.workspace import WorkspaceSnapshots
+from cloche.wire.exec_options import SessionId, WireModel
 
 from ..auth import Reader, Runner, TheService
 from ..bodies import JsonRoute
-from ..exec_options import SessionId, WireModel
 from ..problems import RESPONSES
 from ..workspaces import opened_workspace
 from .snapshots import Cursor, Limit, Path, Session

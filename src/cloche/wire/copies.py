@@ -17,9 +17,9 @@ from pydantic import Field
 from cloche import hostfs
 from cloche.core.loops import finish
 
-from .. import sandbox_changes
-from ..sandbox_changes import MOST_SINCE, natural
+from . import sandbox_changes
 from .calls import OUT, Call, CallRequest
+from .sandbox_changes import MOST_SINCE, natural
 from .work import PIECE, AtPath, use_of
 
 MOST_BYTES, MOST_ENTRIES = 1 << 40, 1_000_000

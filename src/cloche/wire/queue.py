@@ -1,12 +1,9 @@
-"""The queue of runs, bounded in number, bytes and time. Each run is a task with a row and an event log.
+"""The queue of runs, bounded in number, bytes and time. Each run is a task with an event log.
 
-Theory of operation: `submit` refuses a run before it stores anything, if the queue is full. Otherwise it commits the
-row, and a task waits for one of the places, whose number is the library's limit of concurrent runs. Keys take turns.
-Neither a client that waits for the result nor a reader of events delays a run: events are kept up to a bound, and a
-reader that falls behind gets the number of those missing. A run whose row cannot be written does not start. A run's
-response is sent after its result is committed. The exception is a run that is `noted_beside`: while the database
-accepts rows, its row is written in the background, after the end of a short run, or soon after the start of a longer
-one.
+Theory of operation: `submit` refuses a run before anything of it is stored, if the queue is full. Otherwise its row is
+begun (`RunRows`; a node has none), and a task waits for one of the places, whose number is the library's limit of
+concurrent runs. Keys take turns. Neither a client that waits for the result nor a reader of events delays a run: events
+are kept up to a bound, and a reader that falls behind gets the number of those missing.
 """
 
 from __future__ import annotations
@@ -14,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
@@ -33,30 +30,23 @@ from cloche.core.events import Event, Sink
 from cloche.core.record import dataclass
 from cloche.core.result import Result
 from cloche.execution.concurrency import default_count
-from cloche.records import runs as run_records
 from cloche.records.ids import new_id
-from cloche.records.results import as_json, result_as_wire
-from cloche.records.statements import Encoded, Statements
-from cloche.records.writer import Writer
 
 from .events import ActiveRun
 from .places import Places
 from .problems import Refused
-from .results import event_as_wire, read_files
+from .results import event_as_wire
 from .shares import Shares
 
 MOST_QUEUED_BYTES = 256 << 20  # of all waiting requests
-FEW_BYTES, FEW_FILES = 16 << 10, 16
 KEPT_S = 60.0  # how long the events of a run that ended can be read
 MOST_KEPT_BYTES = 64 << 20  # of their results and events; beyond it, the oldest are dropped earlier
-NOTE_RUNNING_S, RETRY_S = 1.0, 1.0
-BESIDE_S = 0.1  # delay of a row written in the background, after responses and other runs
 SERVICE_STOPPED = "the service was stopped during this run"
 _NOTHING_RAN = (Refused, StartFailed, BackendUnavailable, InvalidRequest, PolicyDenied)
 log = logging.getLogger("cloche.service")
 
 Start = Callable[[Sink | None], Awaitable[Result]]
-Encode = Callable[[str, Result], Awaitable[tuple[str, Encoded]]]  # takes the run's id
+Encode = Callable[[str, Result], Awaitable[tuple[str, str]]]  # takes the run's id
 NoteRefusal = Callable[..., Awaitable[None]]  # takes an error, and fields of its event
 
 
@@ -85,6 +75,61 @@ class RunOrder:
     encode: Encode | None = None
 
 
+class RunRows(Protocol):
+    """Keep the rows of runs."""
+
+    async def begin(self, live: ActiveRun, order: RunOrder, /) -> None:
+        """Begin the row of a run before it is queued. Raises RecordsFailed."""
+
+    def note_running(self, live: ActiveRun, /) -> None:
+        """Note that a run has left the queue."""
+
+    def note_over(self, live: ActiveRun, /) -> None:
+        """Note that a run runs no more."""
+
+    async def encode(self, live: ActiveRun, order: RunOrder, run_id: str, result: Result, /) -> tuple[str, str]:
+        """Return the document of a run, and that of its row."""
+        ...
+
+    async def finish(self, live: ActiveRun, order: RunOrder, status: str, document: str, /) -> None:
+        """Write the end of a run."""
+
+    async def fail(
+        self, live: ActiveRun, order: RunOrder, status: str, document: Mapping[str, Any], /, *, gives_key_back: bool
+    ) -> None:  # fmt: skip
+        """Write the end of a run that failed. With `gives_key_back` its idempotency key becomes free."""
+
+    async def drain(self) -> None:
+        """Wait a moment for what is being written."""
+
+
+class NoRows:
+    """Keep no rows."""
+
+    async def begin(self, _live: ActiveRun, _order: RunOrder) -> None:
+        pass
+
+    def note_running(self, _live: ActiveRun) -> None:
+        pass
+
+    def note_over(self, _live: ActiveRun) -> None:
+        pass
+
+    async def encode(self, _live: ActiveRun, _order: RunOrder, _id: str, _result: Result) -> tuple[str, str]:
+        return "", ""  # the work of the call encodes it
+
+    async def finish(self, _live: ActiveRun, _order: RunOrder, _status: str, _document: str) -> None:
+        pass
+
+    async def fail(
+        self, _live: ActiveRun, _order: RunOrder, _status: str, _document: Mapping[str, Any], *, gives_key_back: bool
+    ) -> None:  # fmt: skip
+        pass
+
+    async def drain(self) -> None:
+        pass
+
+
 class RunObserver(Protocol):
     """Receive counts of runs."""
 
@@ -109,11 +154,11 @@ class RunQueue:
     """Run submitted orders, with the library's limit of concurrent runs."""
 
     def __init__(
-        self, writer: Writer, worker: str, *, queue_limit: int, deadline_s: float, observer: RunObserver | None = None,
+        self, rows: RunRows, *, queue_limit: int, deadline_s: float, observer: RunObserver | None = None,
         note_refusal: NoteRefusal | None = None,
     ):  # fmt: skip
         self._note_refusal: NoteRefusal = note_refusal or _note_nothing
-        self._writer, self._worker = writer, worker
+        self._rows = rows
         self._observer: RunObserver = observer or Unobserved()
         self._deadline_s = deadline_s
         self._places = Places(default_count())
@@ -121,10 +166,6 @@ class RunQueue:
         self._live: dict[str, ActiveRun] = {}
         self._kept: dict[str, int] = {}  # bytes of those that ended, the oldest first
         self.running = self._kept_bytes = 0
-        self._unwritten: set[asyncio.Task[None]] = set()  # ends that could not be written
-        self._beside: set[asyncio.Task[None]] = set()  # rows written in the background
-        self._later: list[Coroutine[Any, Any, None]] = []  # of these, the ones written together after `BESIDE_S`
-        self._takes_rows = True  # as far as is known
         self.is_closed = False
         self.stopped_by_us = False
 
@@ -167,10 +208,7 @@ class RunQueue:
         self._waiting.take(order.api_key)
         self._bytes.take(order.api_key, order.size)
         try:
-            if order.noted_beside and self._takes_rows:
-                live.row = asyncio.get_running_loop().call_later(BESIDE_S, self._begin_beside, live, order)
-            else:
-                await self._begin_row(live, order)
+            await self._rows.begin(live, order)
         except BaseException:
             self._leave_queue(order)
             raise
@@ -178,41 +216,6 @@ class RunQueue:
         live.task = asyncio.ensure_future(self._run(live, order))
         live.task.add_done_callback(lambda _: self._ended(live, has_events=order.has_events))
         return live
-
-    async def _begin_row(self, live: ActiveRun, order: RunOrder) -> None:
-        live.has_row = True
-        try:
-            await self._writer.write(_begin(live, order, self._worker))
-        except RecordsFailed:
-            self._takes_rows = False
-            raise
-        self._takes_rows = True
-
-    def _begin_beside(self, live: ActiveRun, order: RunOrder) -> None:
-        if not live.has_row:
-            self._write_beside(self._begin_row(live, order))
-
-    def _write_later(self, work: Coroutine[Any, Any, None]) -> None:
-        """Write a row after `BESIDE_S`, together with those of other runs that ended meanwhile."""
-        self._later.append(work)
-        if len(self._later) == 1:
-            asyncio.get_running_loop().call_later(BESIDE_S, self._write_late)
-
-    def _write_late(self) -> None:
-        late, self._later = self._later, []
-        for work in late:
-            self._write_beside(work)
-
-    def _write_beside(self, work: Coroutine[Any, Any, None]) -> None:
-        """Write a row in the background. Rows are written in the order of these calls."""
-        task = asyncio.ensure_future(work)
-        self._beside.add(task)
-        task.add_done_callback(self._written_beside)
-
-    def _written_beside(self, task: asyncio.Task[None]) -> None:
-        self._beside.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("the row of a run could not be written", exc_info=error)
 
     @asynccontextmanager
     async def hold(self, api_key: str | None) -> AsyncIterator[None]:
@@ -245,13 +248,7 @@ class RunQueue:
                 task.cancel()
             if unfinished:
                 await asyncio.wait(unfinished)
-        self._write_late()
-        if self._beside:
-            await asyncio.wait(self._beside, timeout=2 * RETRY_S)
-        if self._unwritten:
-            _, left_unwritten = await asyncio.wait(self._unwritten, timeout=2 * RETRY_S)
-            for writing in left_unwritten:
-                writing.cancel()  # the next start records these runs as lost
+        await self._rows.drain()
 
     def _leave_queue(self, order: RunOrder) -> None:
         self._waiting.give_back(order.api_key)
@@ -265,30 +262,23 @@ class RunQueue:
             await self._note_failure(live, order, error)
             raise
         self.running, live.is_begun = self.running + 1, True
-        loop = asyncio.get_running_loop()
-        noting = loop.call_later(NOTE_RUNNING_S, lambda: self._write_beside(self._note_running(live.id)))
+        self._rows.note_running(live)
         begun = time.monotonic()
         log.debug("%s begins, %d wait", live.id, self.waiting)
         try:
             is_told = order.has_events or order.idempotency_key is not None or _is_watched()
             act_for(api_run=live.id)
             result = await order.start(partial(self._tell, live) if is_told else None)
-            encode = order.encode or partial(_encode_apart, live, order)
+            encode = order.encode or partial(self._rows.encode, live, order)
             document, stored = await encode(live.id, result)
         except BaseException as error:
             await self._note_failure(live, order, error)
             raise
         finally:
-            noting.cancel()
-            if live.row is not None:
-                live.row.cancel()
+            self._rows.note_over(live)
             self.running -= 1
             self._places.release(order.api_key)
-        recording = self._record(live, order, str(result.status), stored)
-        if order.noted_beside and self._takes_rows:
-            self._write_later(recording)
-        else:
-            await recording
+        await self._rows.finish(live, order, str(result.status), stored)
         self._note_end(live, str(result.status), time.monotonic() - begun)
         if order.has_events:
             live.events.add("result", document)
@@ -325,39 +315,7 @@ class RunQueue:
         status = "cancelled" if isinstance(error, asyncio.CancelledError) and not self.stopped_by_us else "error"
         self._note_end(live, status, None)
         live.events.add("error", {"id": live.id, "status": status, "error": why})
-        await self._record(live, order, status, document, gives_key_back=_never_ran(live, error))
-
-    async def _record(
-        self, live: ActiveRun, order: RunOrder, status: str, document: Encoded | Mapping[str, Any],
-        *, gives_key_back: bool = False,
-    ) -> None:  # fmt: skip
-        """Write the end of a run. If the database fails, retry in the background; the client still gets the result."""
-        work = run_records.finish(id=live.id, status=status, document=document)
-        if not live.has_row:
-            work = _begin(live, order, self._worker) + work
-        if gives_key_back and order.idempotency_key is not None:
-            work += run_records.give_key_back(id=live.id)
-        live.has_row = True
-        try:
-            await self._writer.write(work)
-        except RecordsFailed:
-            self._takes_rows = False
-            log.exception("the end of %s will be recorded later", live.id)
-            task = asyncio.ensure_future(self._record_later(work))
-            self._unwritten.add(task)
-            task.add_done_callback(self._unwritten.discard)
-
-    async def _record_later(self, work: Statements) -> None:
-        while True:  # no new run begins meanwhile, since its row cannot be written either
-            await asyncio.sleep(RETRY_S)
-            with suppress(RecordsFailed):
-                await self._writer.write(work)
-                return
-
-    async def _note_running(self, run_id: str) -> None:
-        """Store that a run is running. Called after a delay, since most runs end before it."""
-        with suppress(RecordsFailed):  # the write of the end reports it
-            await self._writer.write(partial(run_records.note_running, id=run_id))
+        await self._rows.fail(live, order, status, document, gives_key_back=_never_ran(live, error))
 
     def _note_end(self, live: ActiveRun, status: str, seconds: float | None) -> None:
         log.debug("%s ended: %s", live.id, status)
@@ -393,34 +351,6 @@ class RunQueue:
 def _never_ran(live: ActiveRun, error: BaseException) -> bool:
     """Tell whether it is certain that none of a run's code ran."""
     return not live.is_begun or (isinstance(error, _NOTHING_RAN) and not live.has_started)
-
-
-def _begin(live: ActiveRun, order: RunOrder, worker: str) -> Statements:
-    return run_records.begin(
-        id=live.id, project=order.project, worker=worker, session_id=order.session_id, api_key=order.api_key,
-        idempotency_key=order.idempotency_key, request_sha256=order.request_sha256, summary=order.summary,
-        asked=order.asked,
-    )  # fmt: skip
-
-
-async def _encode_apart(live: ActiveRun, order: RunOrder, _run_id: str, result: Result) -> tuple[str, Encoded]:
-    """Encode a result, a large one in a thread, so that the event loop is not blocked."""
-    size = len(result.stdout_bytes) + len(result.stderr_bytes)
-    if order.returns_files or size > FEW_BYTES or result.outputs or len(result.files) > FEW_FILES or result.value:
-        return await asyncio.to_thread(lambda: _encode(live.id, result_as_wire(result), result, order))
-    plain = result_as_wire(result)
-    if not order.has_events:  # else it would be kept as long as the events
-        live.plain = plain
-    return _encode(live.id, plain, result, order)
-
-
-def _encode(run_id: str, plain: Mapping[str, Any], result: Result, order: RunOrder) -> tuple[str, Encoded]:
-    """Return the document for the caller, and that for the row, which has no file contents."""
-    document = {"id": run_id, **order.summary, **plain}
-    stored = Encoded(as_json(document))
-    if not order.returns_files:
-        return stored, stored
-    return as_json({**document, "files": read_files(result)}), stored
 
 
 async def _note_nothing(error: BaseException, **fields: Any) -> None:  # noqa: ANN401 - JSON

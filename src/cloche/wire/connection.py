@@ -9,28 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
-from fastapi.responses import Response
-from starlette.websockets import WebSocket, WebSocketDisconnect
-
-from cloche import __version__
 from cloche.core.escape import escape_name
 from cloche.core.record import replace
 from cloche.core.remote import LEAST_SILENCE_S, LOOKS, MOST_MESSAGE, SERVICE_WIRE, SILENCE_S
 from cloche.init import wire
 
-from ..auth import find_caller
-from ..bodies import validated
-from ..log import log_access
-from ..observe import CALLER
-from ..problems import Refused, response_to
-from ..sandbox_use import using
-from ..service import Service
-from ..shares import Shares
-from ..sockets import GOING_AWAY, BadMessage, carry, read_object
+from .bodies import validated
+from .callers import Caller
 from .calls import JSON, Call, CallRequest
+from .host import WireHost
 from .load import MOST_SPOOLED
+from .problems import Refused, problem_of
+from .shares import Shares
+from .sockets import BadMessage, MessageSocket, read_object, run_first
+from .uses import using
 from .verbs import VERBS, Verb
 
 SILENCE_HEADER = "cloche-silence"
@@ -41,21 +36,27 @@ MOST_CALLS = 64  # of one connection, at once
 MOST_PING = 128  # bytes
 
 
-class Wire:
-    """Serve one client over an accepted web socket."""
+# Returns the caller of a call, whose credential it may take out of the fields. Raises Refused (401).
+FindCaller = Callable[[dict[str, Any]], Awaitable[Caller]]
 
-    def __init__(self, websocket: WebSocket, service: Service):
-        self._websocket, self._service = websocket, service
+
+class Wire:
+    """Serve one client over an open socket. `silence` is what the client asked for by `SILENCE_HEADER`."""
+
+    def __init__(
+        self, socket: MessageSocket, host: WireHost, find_caller: FindCaller, *, version: str,
+        silence: str | None = None, verbs: Mapping[str, Verb] = VERBS,
+    ):  # fmt: skip
+        self._socket, self._host, self._find_caller, self._verbs = socket, host, find_caller, verbs
         self._calls: dict[int, Call] = {}
         self._heard_at = asyncio.get_running_loop().time()
-        self._silence_s = _silence_of(websocket)
+        self._silence_s, self._version = silence_s(silence), version
         self._is_over = False
 
-    async def serve(self) -> None:
-        """Serve until the client disconnects or its key becomes invalid."""
-        await self._websocket.send_text(_hello())
+    async def serve(self, *watches: Coroutine[Any, Any, None]) -> BaseException | None:
+        """Serve until the client disconnects or one of `watches` ends; return the error that ended it."""
         try:
-            await carry(self._websocket, self._receive(), self._watch_client(), scope=None)
+            return await run_first(self._receive(), self._watch_client(), *watches)
         finally:
             self._is_over = True
             await self._end_calls()
@@ -70,14 +71,12 @@ class Wire:
     # From the client.
 
     async def _receive(self) -> None:
+        await self._socket.send(_hello(self._version))
         buffer = wire.FrameBuffer(MOST_MESSAGE, wire.PONG)
         while True:
-            message = await self._websocket.receive()
-            if message["type"] == "websocket.disconnect":
-                raise WebSocketDisconnect(message.get("code", GOING_AWAY))
+            data = await self._socket.receive()
             self._heard_at = asyncio.get_running_loop().time()
-            data = message.get("bytes")
-            if data is None:
+            if isinstance(data, str):
                 raise BadMessage(
                     f"this is version {SERVICE_WIRE} of the wire: send binary frames, see docs/service/wire.md"
                 )
@@ -144,38 +143,41 @@ class Wire:
         except asyncio.CancelledError:  # by the client, or with the connection, where the frame is dropped
             status, last = _error(call.number, Refused(409, "cancelled", "the call was cancelled"))
         except Exception as error:  # sent to the client, and logged if unexpected
-            if call.verb in VERBS and VERBS[call.verb].scope != "read":
-                await self._service.note_refusal(error, what=f"WIRE {call.verb}")
+            if call.verb in self._verbs and self._verbs[call.verb].scope != "read":
+                await self._host.note_refusal(error, what=f"WIRE {call.verb}")
             status, last = _error(call.number, error)
         finally:
-            self._service.wire.held.give_back(call.whose, call.held)
+            self._host.wire.held.give_back(call.whose, call.held)
             self._calls.pop(call.number, None)
-        self._note(call.verb, status, asyncio.get_running_loop().time() - begun)
+        seconds = asyncio.get_running_loop().time() - begun
+        self._host.note_call(call.verb, status, seconds, call.caller)
         await self.send_frame(last)
 
-    def _note(self, verb: str, status: int, seconds: float) -> None:
-        self._service.metrics.request_ended("WIRE", verb, status, seconds)
-        key = self._websocket.scope.get(CALLER)
-        log_access("call", verb=verb, status=status, seconds=round(seconds, 6), key=key)
-
     async def _answer(self, call: Call, fields: dict[str, Any]) -> object:
-        caller = await find_caller(self._websocket)
-        call.whose = caller.key_id
-        verb = _verb(fields["verb"])
+        caller = await self._find_caller(fields)
+        call.whose, call.caller = caller.key_id, caller.name
+        verb = self._verb(fields["verb"])
         call.verb = fields.pop("verb")
         caller.require(verb.scope)
         if "fieldsOn" in fields:
             if fields != {"fieldsOn": JSON}:
                 raise Refused(422, "invalid-request", f"fieldsOn: it is {JSON}, and stands alone", field="fieldsOn")
-            fields = await call.read_fields(self._service)
+            fields = await call.read_fields(self._host)
         ids = {name: _identifier(fields, name) for name in verb.of}
-        request = CallRequest(
-            caller=caller, service=self._service, ids=ids, fields=await _fields(verb, fields, call.held)
-        )
+        request = CallRequest(caller=caller, service=self._host, ids=ids, fields=await _fields(verb, fields, call.held))
         if not verb.is_inside:
-            return _plain(await verb.work(call, request))
-        async with using(self._service, caller, ids["sandbox"]) as use:
-            return _plain(await verb.work(call, replace(request, use=use)))
+            return await verb.work(call, request)
+        async with using(self._host, caller, ids["sandbox"]) as use:
+            return await verb.work(call, replace(request, use=use))
+
+    def _verb(self, name: object) -> Verb:
+        verb = self._verbs.get(name) if isinstance(name, str) else None
+        if verb is None:
+            shown = escape_name(str(name)[:64])
+            raise Refused(
+                422, "unknown-verb", f"verb: there is no {shown}", field="verb", remedy="see docs/service/wire.md"
+            )
+        return verb
 
     # To the client.
 
@@ -197,32 +199,22 @@ class Wire:
     async def send_frame(self, frame: bytes, /) -> None:
         """Send a frame, at the pace of the client; drop it once the client has disconnected."""
         if not self._is_over:
-            await self._websocket.send_bytes(frame)
+            await self._socket.send(frame)
 
 
-def _silence_of(websocket: WebSocket) -> float:
+def silence_s(text: str | None) -> float:
     """Return the seconds of silence after which a client counts as gone: its own wish, within bounds."""
     try:
-        requested_s = float(websocket.headers.get(SILENCE_HEADER, SILENCE_S))
+        requested_s = SILENCE_S if text is None else float(text)
     except ValueError:
         requested_s = SILENCE_S
     return min(max(requested_s, LEAST_SILENCE_S), MOST_SILENCE_S) if requested_s == requested_s else SILENCE_S
 
 
-def _hello() -> str:
+def _hello(version: str) -> str:
     bounds = {"frame": wire.MOST_DATA, "window": wire.WINDOW_BYTES, "calls": MOST_CALLS}
     bounds["streamed"] = Shares(MOST_SPOOLED).most_of_one
-    return json.dumps({"hello": {"wire": SERVICE_WIRE, "version": __version__, "bounds": bounds}})
-
-
-def _verb(name: object) -> Verb:
-    verb = VERBS.get(name) if isinstance(name, str) else None
-    if verb is None:
-        shown = escape_name(str(name)[:64])
-        raise Refused(
-            422, "unknown-verb", f"verb: there is no {shown}", field="verb", remedy="see docs/service/wire.md"
-        )
-    return verb
+    return json.dumps({"hello": {"wire": SERVICE_WIRE, "version": version, "bounds": bounds}})
 
 
 def _identifier(fields: dict[str, Any], name: str) -> str:
@@ -233,17 +225,12 @@ def _identifier(fields: dict[str, Any], name: str) -> str:
 
 
 async def _fields(verb: Verb, fields: dict[str, Any], size: int) -> object:
-    """Return a call's validated fields; large ones are validated in a thread. Raises RequestValidationError."""
+    """Return a call's validated fields; large ones are validated in a thread. Raises InvalidFields."""
     return await asyncio.to_thread(validated, verb.fields, fields) if size else validated(verb.fields, fields)
 
 
-def _plain(answer: object) -> object:
-    """Return the answer of a route's function as JSON text or plain data."""
-    return bytes(answer.body).decode() if isinstance(answer, Response) else answer
-
-
 def _error(number: int, error: Exception) -> tuple[int, bytes]:
-    response = response_to(error)
-    after = response.headers.get("retry-after")
-    problem = {**json.loads(bytes(response.body)), **({} if after is None else {"retryAfter": after})}
-    return response.status_code, wire.json_frame(wire.CLOSE, number, error=problem)
+    details = problem_of(error)
+    after = details.headers.get("Retry-After")
+    problem = {**details.content, **({} if after is None else {"retryAfter": after})}
+    return details.status, wire.json_frame(wire.CLOSE, number, error=problem)

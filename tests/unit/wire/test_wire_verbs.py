@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from cloche.core.letter_case import camel
 from cloche.records.keys import SCOPES
-from cloche.records.results import camel
-from cloche.server.wire.verbs import VERBS
+from cloche.wire.verbs import VERBS
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "service" / "wire.md"
 

@@ -12,8 +12,8 @@ from cloche.backends.archive import archive_pieces, archive_size
 from cloche.core.errors import InvalidRequest
 from cloche.core.limits import Limits
 from cloche.core.request import InputFile
-from cloche.server.wire import load
-from cloche.server.wire.inputs import check_archive
+from cloche.wire import load
+from cloche.wire.inputs import check_archive
 
 LIMITS = Limits(disk_bytes=10_000, inodes=3)
 

@@ -26,15 +26,15 @@ from pydantic import (
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from cloche.config.keys import KEYS, LIMIT_FIELDS, Key, Settings
+from cloche.config.spellings import SPELLINGS, read_spelling
 from cloche.core.ceilings import PRESENT, PackageList, covers, is_digest, matches_package, mode_rank, packages_above
 from cloche.core.errors import InvalidRequest, PolicyDenied
+from cloche.core.letter_case import camel, snake
 from cloche.core.limits import REQUESTED_LIMITS
 from cloche.core.policy import BACKEND_ROWS, MOST_LOCK_CHARS, LockText, Policy
 from cloche.core.request import InputFile
-from cloche.records.results import camel, snake
-from cloche.records.settings import SPELLINGS, read_spelling
 
-from .identities import Caller
+from .callers import Caller
 from .problems import FIELDS
 
 ADMIN_FIELDS = ("level", "best_effort", "tier", "trusted", "fallback", "runtime", "network_ports", "prefer")

@@ -1,6 +1,6 @@
 """The verbs of the wire: for each the scope, the work, its fields, and its ids.
 
-A verb with the same fields as a route calls that route's function. Unknown fields are errors.
+Unknown fields are errors.
 """
 
 from __future__ import annotations
@@ -8,14 +8,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from ...core.record import dataclass
-from ..exec_options import OptionFields, WireModel
-from ..routes import sandbox_files as files
-from ..routes import sandbox_processes as processes
-from ..routes import sandbox_sessions as sessions
-from ..routes import sandboxes
-from . import copies, inputs, questions, work
+from cloche.core.record import dataclass
+
+from . import copies, files, inputs, processes, questions, sandboxes, sessions, work
 from .calls import Call, CallRequest, Nothing
+from .exec_options import OptionFields, WireModel
 
 Work = Callable[[Call, CallRequest], Awaitable[object]]
 IN_SANDBOX, IN_PROCESS, IN_SESSION = ("sandbox",), ("sandbox", "process"), ("sandbox", "session")
@@ -33,14 +30,14 @@ class Verb:
     is_inside: bool = True
 
 
-def _as_route(route: Callable[..., Awaitable[object]]) -> Work:
-    """Return work that calls a route's function, with the ids and fields as its arguments."""
+def _called(function: Callable[..., Awaitable[object]]) -> Work:
+    """Return work that calls a function with the sandbox, the ids and the fields."""
 
     async def do(_: Call, request: CallRequest) -> object:
         more: dict[str, Any] = {f"{name}_id": value for name, value in request.ids.items() if name != "sandbox"}
         if not isinstance(request.fields, Nothing):
             more["body"] = request.fields
-        return await route(use=request.use, **more)
+        return await function(use=request.use, **more)
 
     return do
 
@@ -52,8 +49,8 @@ VERBS: Mapping[str, Verb] = {
     "sandbox.attach": Verb("read", work.attach),
     "sandbox.hold": Verb("run", work.hold),
     "sandbox.clock": Verb("read", copies.clock),
-    "sandbox.pause": Verb("run", _as_route(sandboxes.pause)),
-    "sandbox.resume": Verb("run", _as_route(sandboxes.resume)),
+    "sandbox.pause": Verb("run", _called(sandboxes.pause)),
+    "sandbox.resume": Verb("run", _called(sandboxes.resume)),
     "sandbox.end": Verb("run", work.end, is_inside=False),
     "code.exec": Verb("run", inputs.run_apart, work.WireExec, of=(), is_inside=False),
     "workspace.open": Verb("run", work.open_workspace, OptionFields, of=(), is_inside=False),
@@ -64,41 +61,41 @@ VERBS: Mapping[str, Verb] = {
     "exec": Verb("run", work.execute, processes.NewProcess),
     "process.start": Verb("run", work.start, work.StartedProcess),
     "process.follow": Verb("run", work.follow, of=IN_PROCESS),
-    "process.list": Verb("read", _as_route(processes.processes)),
+    "process.list": Verb("read", _called(processes.processes)),
     "process.logs": Verb("read", work.logs, of=IN_PROCESS),
     "process.wait": Verb("run", work.wait, work.Patience, of=IN_PROCESS),
-    "process.write": Verb("run", _as_route(processes.write), processes.Input, of=IN_PROCESS),
-    "process.signal": Verb("run", _as_route(processes.send_signal), processes.Signal, of=IN_PROCESS),
+    "process.write": Verb("run", _called(processes.write), processes.Input, of=IN_PROCESS),
+    "process.signal": Verb("run", _called(processes.send_signal), processes.Signal, of=IN_PROCESS),
     "process.resize": Verb("run", work.resize, work.Size, of=IN_PROCESS),
     "process.detach": Verb("run", work.detach, of=IN_PROCESS),
-    "process.kill": Verb("run", _as_route(processes.kill), of=IN_PROCESS),
-    "session.open": Verb("run", _as_route(sessions.open_session), sessions.NewSession),
-    "session.list": Verb("read", _as_route(sessions.sessions)),
-    "session.look": Verb("read", _as_route(sessions.look), of=IN_SESSION),
+    "process.kill": Verb("run", _called(processes.kill), of=IN_PROCESS),
+    "session.open": Verb("run", _called(sessions.open_session), sessions.NewSession),
+    "session.list": Verb("read", _called(sessions.sessions)),
+    "session.look": Verb("read", _called(sessions.look), of=IN_SESSION),
     "session.run": Verb("run", work.run_cell, sessions.Cell, of=IN_SESSION),
-    "session.interrupt": Verb("run", _as_route(sessions.interrupt), of=IN_SESSION),
-    "session.checkpoint": Verb("run", _as_route(sessions.checkpoint), sessions.Checkpoint, of=IN_SESSION),
-    "session.rollback": Verb("run", _as_route(sessions.rollback), sessions.Checkpoint, of=IN_SESSION),
-    "session.fork": Verb("run", _as_route(sessions.fork), sessions.Forks, of=IN_SESSION),
+    "session.interrupt": Verb("run", _called(sessions.interrupt), of=IN_SESSION),
+    "session.checkpoint": Verb("run", _called(sessions.checkpoint), sessions.Checkpoint, of=IN_SESSION),
+    "session.rollback": Verb("run", _called(sessions.rollback), sessions.Checkpoint, of=IN_SESSION),
+    "session.fork": Verb("run", _called(sessions.fork), sessions.Forks, of=IN_SESSION),
     "session.readFile": Verb("read", work.read_of_session, work.WholeFile, of=IN_SESSION),
     "session.writeFile": Verb("run", work.write_of_session, work.AtPath, of=IN_SESSION),
-    "session.close": Verb("run", _as_route(sessions.close), of=IN_SESSION),
+    "session.close": Verb("run", _called(sessions.close), of=IN_SESSION),
     "file.stat": Verb("read", work.stat, work.AtPathInTime),
     "file.list": Verb("read", work.list_folder, work.AtPathBelow),
     "file.read": Verb("read", work.read, work.Part),
     "file.write": Verb("run", work.write, work.NewContent),
-    "file.makeFolder": Verb("run", _as_route(files.make_folder), files.NewFolder),
-    "file.move": Verb("run", _as_route(files.move), files.Move),
+    "file.makeFolder": Verb("run", _called(files.make_folder), files.NewFolder),
+    "file.move": Verb("run", _called(files.move), files.Move),
     "file.remove": Verb("run", work.remove, work.AtPathBelow),
     "file.pack": Verb("read", work.pack, work.AtPath),
     "file.unpack": Verb("run", work.unpack, work.AtPathInTime),
     "file.changes": Verb("run", copies.changes, copies.ChangesSince),
     "file.watch": Verb("read", work.watch, work.AtPathBelow),
-    "port.list": Verb("read", _as_route(sandboxes.ports)),
+    "port.list": Verb("read", _called(sandboxes.ports)),
     "port.connect": Verb("run", work.connect, work.Port),
-    "network.look": Verb("read", _as_route(sandboxes.network)),
-    "network.allow": Verb("run", _as_route(sandboxes.allow), sandboxes.NetworkRules),
-    "network.deny": Verb("run", _as_route(sandboxes.deny), sandboxes.NetworkRules),
+    "network.look": Verb("read", _called(sandboxes.network)),
+    "network.allow": Verb("run", _called(sandboxes.allow), sandboxes.NetworkRules),
+    "network.deny": Verb("run", _called(sandboxes.deny), sandboxes.NetworkRules),
     "network.ask": Verb("run", questions.ask),
     "network.answer": Verb("run", questions.answer, questions.Answer),
 }

@@ -9,22 +9,21 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
 
 from cloche.channels import Streams
+from cloche.core.record import dataclass
 from cloche.core.remote import MOST_FIELDS, MOST_INLINE
 from cloche.init import wire
 from cloche.records.results import as_json
 
-from ...core.record import dataclass
-from ..bodies import BodyBounds, parse_apart
-from ..exec_options import WireModel
-from ..guard import MOST_UPLOAD
-from ..identities import Caller
-from ..observe import NO_ROUTE
-from ..problems import Refused
-from ..sandbox_use import Use
-from ..service import Service
+from .bodies import MOST_UPLOAD, BodyBounds, parse_apart
+from .callers import Caller
+from .exec_options import WireModel
+from .host import WireHost
+from .problems import Refused
+from .uses import Use
 
 IN, OUT, ERR, JSON = wire.STDIN, wire.STDOUT, wire.STDERR, wire.REPORT  # the last one in both directions
 FROM_CLIENT, FROM_SERVICE = (IN, JSON), (OUT, ERR, JSON)
+NO_VERB = "(none)"
 STALL_S = 300.0  # a call whose client does not read for so long is ended
 
 
@@ -45,7 +44,7 @@ class CallRequest:
     """Hold a call's caller, the ids that it names, its fields, and its sandbox if it is in one."""
 
     caller: Caller
-    service: Service
+    service: WireHost
     ids: Mapping[str, str]
     fields: Any
     use: Use | None = None
@@ -57,16 +56,17 @@ class Call(Streams):
     def __init__(self, connection: FrameSender, number: int):
         super().__init__(number)
         self._connection = connection
-        self.verb = NO_ROUTE
+        self.verb = NO_VERB
         self.held = 0  # bytes of fields sent in pieces, and of files
         self.whose: str | None = None  # the key that they are accounted to
+        self.caller: str | None = None  # its name in the log
         self.task: asyncio.Task[None] | None = None
         self.is_cancelled = False
         self._pieces: dict[int, deque[bytes]] = {stream: deque() for stream in FROM_CLIENT}
         self._ended: set[int] = set()
         self._arrived = asyncio.Event()
 
-    def hold(self, service: Service, size: int) -> None:
+    def hold(self, service: WireHost, size: int) -> None:
         """Account bytes until the call ends. Raises Refused (503) beyond the bound."""
         service.wire.hold(self.whose, size)
         self.held += size
@@ -115,7 +115,7 @@ class Call(Streams):
                 raise Refused(413, "body-too-large", f"more than {MOST_UPLOAD} bytes in one call")
             yield piece
 
-    async def read_fields(self, service: Service) -> dict[str, Any]:
+    async def read_fields(self, service: WireHost) -> dict[str, Any]:
         """Return fields that are sent in pieces, accounted until the call ends. Raises Refused."""
         pieces, bounds = list[bytes](), BodyBounds()
         async for piece in self.pieces(JSON):

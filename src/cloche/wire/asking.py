@@ -18,11 +18,10 @@ from cloche.core.errors import ClocheError, NotFound
 from cloche.core.remote import ANSWER_S, MOST_QUESTIONS
 
 from .attachments import HostQuestion
-from .identities import Caller
+from .callers import Caller
+from .host import SandboxHost
 from .problems import Refused
-from .routes.code import allowed_options
-from .sandbox_use import Use
-from .service import Service
+from .uses import Use
 
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
@@ -30,7 +29,7 @@ Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 class Questions:
     """Ask one client by `send`, which raises Refused if it reads nothing. `answer_s` is how long a question waits."""
 
-    def __init__(self, service: Service, caller: Caller, send: Send, *, answer_s: float = ANSWER_S):
+    def __init__(self, service: SandboxHost, caller: Caller, send: Send, *, answer_s: float = ANSWER_S):
         self._service, self._caller, self._send, self._answer_s = service, caller, send, answer_s
         self._waiting: dict[int, HostQuestion] = {}
         self._number, self._is_over = 0, False
@@ -59,7 +58,7 @@ class Questions:
         """Tell whether the client's key may open a host, by a rule of its own."""
         rule = {"network": "allowlist", "network_allow": [f"{host}:{port}"]}
         try:
-            await allowed_options(self._service, self._caller, rule)
+            await self._service.allowed_options(self._caller, rule)
         except ClocheError:
             return False
         return True

@@ -12,9 +12,9 @@ from cloche.core.record import dataclass, field
 from cloche.execution.sandbox import AsyncSandbox
 from cloche.records.ids import new_id
 
-from ..identities import Caller
-from ..problems import Refused
-from ..shares import Shares
+from .callers import Caller
+from .problems import Refused
+from .shares import Shares
 
 MOST_CONNECTIONS = 32  # each with a window for every stream of its calls
 MOST_HELD = 128 << 20  # bytes of buffered fields and files

@@ -17,7 +17,7 @@ from cloche.core.loops import finish
 from cloche.workspace.snapshot import Snapshot, SnapshotReader
 
 from .problems import Refused
-from .sandbox_use import Use
+from .uses import Use
 
 MOST_SINCE = 1 << 62  # ns of the sandbox's clock
 ROWS_BYTES, PER_ENTRY_BYTES = 256 << 20, 16  # of names and frames beside the content

@@ -16,6 +16,7 @@ from pydantic import Field, StringConstraints
 from cloche import hostfs
 from cloche.core.errors import InvalidRequest
 from cloche.core.events import Sink
+from cloche.core.letter_case import camel
 from cloche.core.loops import finish
 from cloche.core.processes import Detached
 from cloche.core.record import replace
@@ -26,21 +27,16 @@ from cloche.execution.ports import AsyncConnection
 from cloche.execution.processes import MOST_CELLS, AsyncProcess
 from cloche.execution.sandbox import AsyncSandbox
 from cloche.keeper.attach import find_kept
-from cloche.records.results import camel
 
-from ..attachments import SharedProcess, encode_result
-from ..events import HEARTBEAT_S, ActiveRun
-from ..exec_options import Amount, ExecRequest, RunFields, WireModel, Word
-from ..problems import Refused
-from ..routes import sandbox_files as files
-from ..routes import sandbox_processes as processes
-from ..routes import sandbox_sessions as sessions
-from ..routes import sandboxes
-from ..routes.code import allowed_options, make_order
-from ..runs import RunOrder
-from ..sandbox_use import Use
-from ..sandboxes import sandbox_name
+from . import files, processes, sandboxes, sessions
+from .attachments import SharedProcess, encode_result, sandbox_name
 from .calls import ERR, IN, OUT, Call, CallRequest
+from .events import HEARTBEAT_S, ActiveRun
+from .exec_options import Amount, ExecRequest, RunFields, WireModel, Word
+from .orders import make_order
+from .problems import Refused
+from .queue import RunOrder
+from .uses import Use
 
 Cells = Annotated[int, Field(ge=1, le=MOST_CELLS)]
 PIECE = 1 << 18  # of a file that is read
@@ -162,26 +158,22 @@ def use_of(request: CallRequest) -> Use:
 
 async def open_sandbox(_: Call, request: CallRequest) -> object:
     """Open a sandbox."""
-    return (await sandboxes.open_sandbox(request.fields, request.caller, request.service)).as_dict()
+    return await request.service.open_sandbox(request.fields, request.caller)
 
 
 async def list_sandboxes(_: Call, request: CallRequest) -> object:
     """List sandboxes."""
-    listing: Listing = request.fields
-    return await sandboxes.sandboxes(
-        caller=request.caller, service=request.service, label=listing.label, state=listing.state, name=listing.name,
-        limit=listing.limit, cursor=listing.cursor,
-    )  # fmt: skip
+    return await request.service.list_sandboxes(request.fields, request.caller)
 
 
 async def look(_: Call, request: CallRequest) -> object:
     """Describe a sandbox."""
-    return await sandboxes.look(request.ids["sandbox"], request.caller, request.service)
+    return await request.service.sandboxes.describe(request.ids["sandbox"], request.caller.project)
 
 
 async def end(_: Call, request: CallRequest) -> object:
     """End a sandbox."""
-    return await sandboxes.end(request.ids["sandbox"], request.caller, request.service)
+    return await request.service.end_sandbox(request.ids["sandbox"], request.caller)
 
 
 async def attach(_: Call, request: CallRequest) -> object:
@@ -267,7 +259,7 @@ async def _send_files(call: Call, request: CallRequest, result: Result) -> Resul
 
 async def open_workspace(call: Call, request: CallRequest) -> object:
     """Keep a workspace open until the call is cancelled. Each run in it is a fresh process."""
-    options = await allowed_options(request.service, request.caller, request.fields.options())
+    options = await request.service.allowed_options(request.caller, request.fields.options())
     sandbox = await asyncio.to_thread(lambda: AsyncSandbox(live=False, **options))
     with request.service.wire.workspace(request.caller, sandbox) as number:
         async with sandbox:
@@ -287,7 +279,7 @@ async def run_in_workspace(
     fields: WorkspaceRun = request.fields
     sandbox, arguments = _workspace(request), await fields.run_arguments()
     if fields.timeout is not None:
-        await allowed_options(request.service, request.caller, {"timeout": fields.timeout})
+        await request.service.allowed_options(request.caller, {"timeout": fields.timeout})
 
     async def start(sink: Sink | None) -> Result:
         if read_stdin is not None:
@@ -484,7 +476,7 @@ async def logs(_: Call, request: CallRequest) -> object:
 
 async def wait(_: Call, request: CallRequest) -> object:
     """Wait for a process to end."""
-    return await processes.wait(request.ids["process"], use_of(request), request.fields.seconds)
+    return await processes.wait(use_of(request), request.ids["process"], request.fields.seconds)
 
 
 async def resize(_: Call, request: CallRequest) -> object:

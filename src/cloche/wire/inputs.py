@@ -27,11 +27,10 @@ from cloche.core.tar import members, read_at
 from cloche.execution.run import arun
 from cloche.execution.sandbox import AsyncSandbox
 
-from ..problems import Refused
-from ..routes.code import allowed_options
-from ..runs import RunOrder
 from . import work
 from .calls import IN, STALL_S, Call, CallRequest
+from .problems import Refused
+from .queue import RunOrder
 
 PER_FILE_BYTES = 8192  # of an archive, beside a file's content: headers, a long name, padding
 MOST_DEPTH = 64  # folders above a file
@@ -43,7 +42,7 @@ async def run_apart(call: Call, request: CallRequest) -> object:
     fields: work.WireExec = request.fields
     if not fields.has_stream:
         return await work.run_apart(call, request)
-    options = await allowed_options(request.service, request.caller, fields.options())
+    options = await request.service.allowed_options(request.caller, fields.options())
     sandbox = await asyncio.to_thread(lambda: AsyncSandbox(live=True, **options))
     check_sizes(fields, sandbox.limits)
     async with received(call, request, fields) as spool:

@@ -1,4 +1,4 @@
-"""Questions about hosts over the wire: sent as events of one call, answered by another one. See `..questions`."""
+"""Questions about hosts over the wire: sent as events of one call, answered by another one. See `asking.py`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .. import questions
-from ..exec_options import WireModel
+from . import asking
 from .calls import Call, CallRequest
+from .exec_options import WireModel
 from .work import use_of
 
 
@@ -24,7 +24,7 @@ class Answer(WireModel):
 async def ask(call: Call, request: CallRequest) -> object:
     """Send the questions of a sandbox until it ends, or the call is cancelled."""
     use = use_of(request)
-    with questions.asking(use, partial(call.event, "question")):
+    with asking.asking(use, partial(call.event, "question")):
         await call.event("asking", {})
         await asyncio.wait([use.held.lost])
     return {}
@@ -33,5 +33,5 @@ async def ask(call: Call, request: CallRequest) -> object:
 async def answer(_: Call, request: CallRequest) -> object:
     """Answer a question."""
     given: Answer = request.fields
-    await questions.answer(use_of(request), given.question, allow=given.allow)
+    await asking.answer(use_of(request), given.question, allow=given.allow)
     return {}

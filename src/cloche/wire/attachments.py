@@ -256,6 +256,11 @@ class Attachment:
         return held
 
 
+def sandbox_name(sandbox_id: str) -> str:
+    """Return the keeper's name for a sandbox."""
+    return sandbox_id.replace("_", "-")
+
+
 async def _ready(shared: SharedProcess) -> SharedProcess:
     return shared
 

@@ -1,1 +1,0 @@
-"""The wire of Cloche's own client: many calls over one web socket, each checked like a request."""
