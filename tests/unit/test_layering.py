@@ -70,6 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": BELOW_DOORS,
     "mcp": BELOW_DOORS,
     "server": BELOW_DOORS,
+    "node": BELOW_DOORS - {"records"},
     "bench": BELOW_DOORS,
     "integrations": BELOW_DOORS,
     "face": BELOW_DOORS - {"testing", "face"},
@@ -80,7 +81,7 @@ STANDARD_LIBRARY_ONLY = {
     "packages/inside",
 }  # fmt: skip
 # What a node imports: no web framework, and no database.
-WITHOUT_FRAMEWORKS = {"wire"}
+WITHOUT_FRAMEWORKS = {"wire", "node"}
 FRAMEWORKS = {"fastapi", "starlette", "uvicorn", "sqlalchemy", "alembic"}
 # In helpers and containers these are top-level packages, also by their own name, and there is nothing else of ours.
 RELATIVE_ONLY = {"init", "keeper", "jail", "jail/setup", "interpreter", "backends/containers/inside"}
@@ -94,7 +95,12 @@ SHARED_BY_BACKENDS = {
 # The one file that names concrete backends.
 FACTORY = "execution/registry.py"
 # What a single file may import beside: the commands that start a door that is a process of its own, and `cloche bench`.
-FILES_MAY_IMPORT = {"cli/serve.py": {"server", "mcp"}, "cli/bench.py": {"bench"}, "cli/_bench_report.py": {"bench"}}
+FILES_MAY_IMPORT = {
+    "cli/serve.py": {"server", "mcp"},
+    "cli/node.py": {"node"},
+    "cli/bench.py": {"bench"},
+    "cli/_bench_report.py": {"bench"},
+}
 # Modules that import each other. None may be added; a circle that is closed leaves the table.
 KNOWN_CIRCLES: set[frozenset[str]] = set()
 WRONG_ARROWS = [

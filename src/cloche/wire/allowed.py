@@ -35,12 +35,16 @@ class Configured(Protocol):
         """Return the current settings for runs."""
         ...
 
+    async def allowed_options(self, caller: Caller, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a sandbox's options, checked against the caller's permissions."""
+        ...
+
 
 async def allowed_options(operator: Configured, caller: Caller, own: Mapping[str, Any]) -> dict[str, Any]:
     """Return a sandbox's options, checked against the caller's permissions. Raises PolicyDenied, InvalidRequest."""
     check_fields(own, caller)
     if "image" in own:
-        return await _options_with_image(operator, caller, own)
+        return await options_with_image(operator, caller, own)
     if not own or caller.has("admin"):  # it gets the configured settings
         await operator.use_stored()
         return {**operator.own_options, **own}
@@ -54,7 +58,7 @@ async def allowed_options(operator: Configured, caller: Caller, own: Mapping[str
     return await keep_level(operator, own, options)
 
 
-async def _options_with_image(operator: Configured, caller: Caller, own: Mapping[str, Any]) -> dict[str, Any]:
+async def options_with_image(operator: Configured, caller: Caller, own: Mapping[str, Any]) -> dict[str, Any]:
     """Return a sandbox's options with an image: by digest below scope admin, as far as the settings permit it."""
     image, base = str(own["image"]), await operator.settings()
     backend = str(own.get("backend") or backend_for_image(base))
@@ -63,7 +67,7 @@ async def _options_with_image(operator: Configured, caller: Caller, own: Mapping
         if await asyncio.to_thread(lacking):
             raise PolicyDenied(f"image: {image} is not here; only images that are here are allowed (images_allow)")
     others = {name: value for name, value in own.items() if name != "image"}
-    return {**await allowed_options(operator, caller, {**others, "backend": backend}), "image": image}
+    return {**await operator.allowed_options(caller, {**others, "backend": backend}), "image": image}
 
 
 async def keep_level(operator: Configured, own: Mapping[str, Any], options: dict[str, Any]) -> dict[str, Any]:

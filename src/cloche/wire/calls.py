@@ -60,6 +60,7 @@ class Call(Streams):
         self.held = 0  # bytes of fields sent in pieces, and of files
         self.whose: str | None = None  # the key that they are accounted to
         self.caller: str | None = None  # its name in the log
+        self.project: str | None = None
         self.task: asyncio.Task[None] | None = None
         self.is_cancelled = False
         self._pieces: dict[int, deque[bytes]] = {stream: deque() for stream in FROM_CLIENT}

@@ -141,11 +141,11 @@ class Wire:
         try:
             last = await call.prepared(await self._answer(call, fields))
         except asyncio.CancelledError:  # by the client, or with the connection, where the frame is dropped
-            status, last = _error(call.number, Refused(409, "cancelled", "the call was cancelled"))
+            status, last = self._error(call, Refused(409, "cancelled", "the call was cancelled"))
         except Exception as error:  # sent to the client, and logged if unexpected
             if call.verb in self._verbs and self._verbs[call.verb].scope != "read":
                 await self._host.note_refusal(error, what=f"WIRE {call.verb}")
-            status, last = _error(call.number, error)
+            status, last = self._error(call, error)
         finally:
             self._host.wire.held.give_back(call.whose, call.held)
             self._calls.pop(call.number, None)
@@ -155,7 +155,14 @@ class Wire:
 
     async def _answer(self, call: Call, fields: dict[str, Any]) -> object:
         caller = await self._find_caller(fields)
-        call.whose, call.caller = caller.key_id, caller.name
+        call.whose, call.caller, call.project = caller.key_id, caller.name, caller.project
+        with self._host.calling(caller, call):
+            return await self._work(call, caller, fields)
+
+    def _error(self, call: Call, error: Exception) -> tuple[int, bytes]:
+        return _error(call.number, self._host.explain(error, call.project))
+
+    async def _work(self, call: Call, caller: Caller, fields: dict[str, Any]) -> object:
         verb = self._verb(fields["verb"])
         call.verb = fields.pop("verb")
         caller.require(verb.scope)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Protocol
 
 from cloche.audit.log import Audit
@@ -13,6 +13,15 @@ from .attachments import Attachment
 from .callers import Caller
 from .load import WireLoad
 from .queue import RunQueue
+
+
+class CallTask(Protocol):
+    """A call that goes on."""
+
+    task: asyncio.Task[None] | None
+
+    def cancel(self) -> None:
+        """Cancel it, without effect the second time."""
 
 
 class SandboxStore(Protocol):
@@ -78,6 +87,14 @@ class WireHost(SandboxHost, Protocol):
 
     async def end_sandbox(self, sandbox_id: str, caller: Caller) -> Mapping[str, Any]:
         """End a sandbox, and return its facts when nothing of it is left. Raises NotFound."""
+        ...
+
+    def calling(self, caller: Caller, call: CallTask, /) -> AbstractContextManager[None]:
+        """Count a call of a caller during the body. Raises Refused (429)."""
+        ...
+
+    def explain(self, error: Exception, project: str | None, /) -> Exception:
+        """Return the error with which a call of a project ends; an error of its lease explains others."""
         ...
 
     def note_call(self, verb: str, status: int, seconds: float, caller: str | None) -> None:

@@ -39,7 +39,7 @@ class WireLoad:
         if not self.connections.has_room(whose):
             raise Refused(
                 503, "busy",
-                f"{self.connections.held} wires are open already, of {MOST_CONNECTIONS}, and of "
+                f"{self.connections.held} wires are open already, of {self.connections.most}, and of "
                 f"{self.connections.most_of_one} of one key; one carries many calls at once",
                 headers={"Retry-After": "5"},
             )  # fmt: skip
@@ -78,7 +78,7 @@ class WireLoad:
         if not self.workspaces.has_room(caller.key_id):
             raise Refused(
                 429, "too-many-workspaces",
-                f"{self.workspaces.held} workspaces are open (at most {MOST_WORKSPACES}, and "
+                f"{self.workspaces.held} workspaces are open (at most {self.workspaces.most}, and "
                 f"{self.workspaces.most_of_one} of one key); close one before another",
             )  # fmt: skip
         number = new_id("ws")

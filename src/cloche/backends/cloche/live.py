@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from typing import Any
 
-from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest
+from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest, NodeLost
 from cloche.core.events import Sink
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
@@ -292,6 +292,8 @@ class RemoteSandbox(RemoteFiles):
             return
         try:
             await self.kill()
+        except NodeLost as error:  # it has ended with the lease, or with the node
+            log.debug("sandbox %s has ended: %s", self.id, error)
         except (ClocheError, OSError) as error:
             if not (isinstance(error, RemoteUnavailable) and error.failure is Failure.NOT_FOUND):
                 log.warning("sandbox %s at %s could not be ended: %s", self.id, self.account.host, error)

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Protocol
 
-from cloche.core.errors import InvalidRequest, OutcomeUnknown, SandboxFileError, SandboxFileTooLarge
+from cloche.core.errors import InvalidRequest, NodeLost, OutcomeUnknown, SandboxFileError, SandboxFileTooLarge
 from cloche.core.events import Cleared, Displayed, OutputChunk, Sink, Started
 from cloche.core.frames import MAX_OUTPUTS
 from cloche.core.limits import Limits
@@ -116,6 +116,8 @@ async def run_outcome(
         if error.failure not in AFTERWARDS or error.retry_after_s is not None:
             raise
         raise OutcomeUnknown(f"{error} It may have run all the same. {where()}".rstrip()) from error
+    except NodeLost:  # nothing of it is left to look at
+        raise
     except OutcomeUnknown as error:
         if not call.closed.done():  # it was late and has been cancelled
             await asyncio.wait([call.closed], timeout=account.cancel_s)

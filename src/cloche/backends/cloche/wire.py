@@ -267,13 +267,14 @@ class Wire:
             await asyncio.sleep(0)
         if self.is_lost or self._loop.time() - self._heard_at < self.account.pong_s:
             return not self.is_lost
-        if self._pong is None:
-            self._pong = self._loop.create_future()
+        pong = self._pong
+        if pong is None:
+            pong = self._pong = self._loop.create_future()
             self.send(wire.frame(wire.PING, 0))
-        await asyncio.wait([self._pong], timeout=self.account.pong_s)
-        if not self._pong.done():
+        await asyncio.wait([pong], timeout=self.account.pong_s)
+        if not pong.done():
             self.lose(Failure.TIMEOUT, "no answer to a ping")
-        else:
+        elif self._pong is pong:  # several callers wait for one answer
             self._pong = None
         return not self.is_lost
 

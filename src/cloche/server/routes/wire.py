@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from fastapi import APIRouter, WebSocket
@@ -11,7 +12,7 @@ from cloche import __version__
 from cloche.audit.log import Audit
 from cloche.wire.callers import Caller
 from cloche.wire.connection import SILENCE_HEADER, Wire
-from cloche.wire.host import SandboxStore
+from cloche.wire.host import CallTask, SandboxStore
 from cloche.wire.load import WireLoad
 from cloche.wire.queue import RunQueue
 from cloche.wire.sandboxes import NewSandbox
@@ -114,6 +115,14 @@ class ServiceHost:
     async def end_sandbox(self, sandbox_id: str, caller: Caller) -> Mapping[str, Any]:
         """End a sandbox."""
         return await sandboxes.end(sandbox_id, caller, self._service)
+
+    def calling(self, _caller: Caller, _call: CallTask) -> AbstractContextManager[None]:
+        """Count nothing: only connections bound the calls of a key."""
+        return nullcontext()
+
+    def explain(self, error: Exception, _project: str | None) -> Exception:
+        """Return the error."""
+        return error
 
     def note_call(self, verb: str, status: int, seconds: float, caller: str | None) -> None:
         """Count a call, and log it."""

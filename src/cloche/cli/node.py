@@ -1,0 +1,51 @@
+"""`cloche node`: the server of a node of a fleet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from cloche.core.errors import InvalidRequest
+
+from .app import root
+from .options import option, sandbox_options
+
+if TYPE_CHECKING:
+    from cloche.config.options import SandboxOptions
+
+MOST_PORT = 65_535
+
+
+@root.command("node")
+@option(
+    "--listen", metavar="HOST:PORT", required=True, help="The address at which callers reach it; port 0: a free one."
+)
+@option("--public-key", metavar="KEY", required=True, help="The key of the fleet's coordinator, which signs leases.")
+@option("--ttl", metavar="TIME", default="60s", help="All leases end when the coordinator is silent for so long.")
+@option("--state", metavar="DIR", help="A private folder: its file node.json says where the node is.")
+@sandbox_options(but=("fallback", "trusted"))
+def _node(listen: str, public_key: str, ttl: str, state: str | None, options: SandboxOptions) -> int:
+    """Serve sandboxes of this machine to the leases of a fleet.
+
+    An engine, such as Ray, starts this on each of its machines. When it serves, it prints one line of JSON: its
+    address, the SHA-256 of its certificate, which callers must compare, its process id, and an id of this start. The
+    options of a sandbox are its defaults; ceilings of the configuration bound what callers may ask for. It needs the
+    extra `node`.
+    """
+    from cloche.config.settings import given_options
+    from cloche.core.limits import parse_duration
+    from cloche.node.command import NodeCommand, run_node
+
+    host, port = read_listen(listen)
+    command = NodeCommand(
+        host=host, port=port, public_key=public_key, state=state or "", ttl_s=parse_duration(ttl, name="ttl"),
+        options=cast("SandboxOptions", given_options(options)),
+    )  # fmt: skip
+    return run_node(command)
+
+
+def read_listen(text: str) -> tuple[str, int]:
+    """Return host and port of `HOST:PORT` or `[HOST]:PORT`. Raises InvalidRequest."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > MOST_PORT:
+        raise InvalidRequest(f"--listen {text}: write it as HOST:PORT, such as 10.0.0.7:8471; port 0 takes a free one")
+    return host.removeprefix("[").removesuffix("]"), int(port)

@@ -1,0 +1,14 @@
+"""`cloche node`: the wire alone, for the leases of a fleet, over TLS with a certificate that each lease pins.
+
+Input: calls over the wire, each with a credential that the fleet's coordinator signed. Output: as of the service.
+A node has no database: leases, their sandboxes and workspaces are in memory, and end with the process. It starts by
+clearing what an earlier node of this machine left.
+
+- `command.py`: the process; `server.py`: TLS, web sockets, and who may connect; `admission.py`: bounds on strangers.
+- `certificate.py`: the certificate, whose key is never on disk.
+- `leases.py`: which leases there are, and when they end; pure.
+- `host.py`: what the wire needs (`cloche.wire.host.WireHost`); `sandboxes.py`: live sandboxes of leases.
+- `verbs.py`: the verbs of role coordinator.
+
+Needs the extra `node`.
+"""

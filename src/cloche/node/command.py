@@ -1,0 +1,150 @@
+"""`cloche node` as a process: its surroundings, its state folder, its start and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import gc
+import json
+import logging
+import os
+import resource
+import secrets
+import signal
+from contextlib import suppress
+
+from cloche import hostfs
+from cloche.config.options import SandboxOptions
+from cloche.config.settings import load_settings
+from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest
+from cloche.core.record import dataclass, field
+from cloche.execution.prepare import prepare
+from cloche.execution.registry import collect_garbage
+from cloche.fleets.signing import Verifier
+from cloche.serving.process import log_plainly, until_signal
+
+from .admission import Admission
+from .certificate import make_certificate
+from .host import TTL_S, NodeHost
+from .server import listen, serving
+
+ENGINE_VARIABLES = ("RAY_",)  # beginnings of variables that are the engine's own
+MEASURE_S = 10.0
+log = logging.getLogger("cloche.node")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCommand:
+    """Hold the options of the command line. `state` is a private folder of this node; empty for none."""
+
+    host: str
+    port: int
+    public_key: str
+    state: str = ""
+    ttl_s: float = TTL_S
+    options: SandboxOptions = field(default_factory=SandboxOptions)
+
+
+def run_node(command: NodeCommand) -> int:
+    """Serve until a signal, and return the exit code. Raises InvalidRequest, BackendUnavailable."""
+    log_plainly()
+    leave_engine()
+    return until_signal(_serve(command))
+
+
+def leave_engine() -> None:
+    """Undo what a worker of an engine passes on: blocked signals, its variables, its place at the OOM killer."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for name in [name for name in os.environ if name.startswith(ENGINE_VARIABLES)]:
+        del os.environ[name]
+    with suppress(OSError, ValueError), open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
+        if int(file.read()) > 0:
+            file.seek(0)
+            file.write("0")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft != hard:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+async def _serve(command: NodeCommand) -> None:
+    if command.host in ("", "0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+        raise InvalidRequest(
+            f"--listen {command.host}:{command.port}: callers need one address; name the one at which they reach this "
+            "machine"
+        )
+    certificate = make_certificate(command.host)
+    verifier = Verifier(command.public_key, certificate.sha256)
+    held = open_state(command.state) if command.state else None
+    listener = listen(command.host, command.port, Admission())
+    try:
+        await _clear()
+        host = NodeHost(_without_audit(command.options), ttl_s=command.ttl_s, boot=secrets.token_hex(8))
+        with suppress(ClocheError, TimeoutError):  # the first run reports it
+            async with asyncio.timeout(MEASURE_S):
+                await asyncio.to_thread(_measure, command.options)
+        async with serving(host, verifier, certificate, listener):
+            shown = f"[{command.host}]" if ":" in command.host else command.host
+            facts = {
+                "address": f"https://{shown}:{listener.getsockname()[1]}", "certificate": certificate.sha256,
+                "pid": os.getpid(), "boot": host.boot,
+            }  # fmt: skip
+            _publish(facts, command.state)
+            gc.freeze()
+            await host.tend()
+    finally:
+        listener.close()
+        if held is not None:
+            os.close(held)
+
+
+def _without_audit(options: SandboxOptions) -> SandboxOptions:
+    """Return the options with an audit log only where the configuration asks for one: callers have their own."""
+    return options if load_settings(dict(options)).audit is not None else {**options, "audit": False}
+
+
+def _measure(options: SandboxOptions) -> None:
+    prepare(**options).backend.capabilities()
+
+
+async def _clear() -> None:
+    """Remove what dead processes left on this machine, such as an earlier node that was killed."""
+    removed = await asyncio.to_thread(collect_garbage)
+    if count := sum(map(len, removed.values())):
+        log.warning("%d leftovers of dead processes were removed", count)
+
+
+def open_state(folder: str) -> int:
+    """Make the private state folder of a node and lock it; return the lock's descriptor. Raises BackendUnavailable."""
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        status = os.stat(folder)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise BackendUnavailable(
+                f"--state {folder}: the folder is not private.", remedy="Give a folder of yours with mode 0700."
+            )
+        descriptor = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise BackendUnavailable(
+            f"--state {folder}: {error.strerror}.", remedy="Give a folder that can be written."
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise BackendUnavailable(
+            f"--state {folder}: another node uses this folder.", remedy="End that one, or give another folder."
+        ) from None
+    return descriptor
+
+
+def _publish(facts: dict[str, object], state: str) -> None:
+    """Print where the node is, in one line; the state folder has the same, for a supervisor that starts again."""
+    line = json.dumps(facts)
+    if state:
+        folder = hostfs.open_folder(state)
+        try:
+            hostfs.replace(folder, "node.json", line.encode(), mode=0o600)
+        finally:
+            os.close(folder)
+    print(line, flush=True)  # noqa: T201

@@ -1,0 +1,258 @@
+"""A node as the wire's host: leases as callers, their sandboxes, and what the coordinator says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from cloche.audit.log import audit_for
+from cloche.config.keys import Settings
+from cloche.config.options import SandboxOptions
+from cloche.config.settings import load_settings
+from cloche.core.errors import InvalidRequest, PolicyDenied
+from cloche.core.network import parse_deny_rule
+from cloche.wire.allowed import keep_level, options_with_image
+from cloche.wire.callers import Caller
+from cloche.wire.exec_options import check_fields, check_stays, read_files
+from cloche.wire.host import CallTask
+from cloche.wire.load import MOST_CONNECTIONS, WireLoad
+from cloche.wire.problems import Refused
+from cloche.wire.queue import NoRows, RunQueue
+from cloche.wire.sandboxes import document_of, terms_of
+from cloche.wire.shares import Shares
+from cloche.wire.work import Listing, WireSandbox
+
+from .leases import ENDED, RELEASED, SILENT, LeaseTable
+from .sandboxes import NodeSandboxes
+
+TTL_S = 60.0  # without a word of the coordinator
+ABANDONED_S = 600.0  # so long without a coordinator, the node ends
+LOOK_EVERY_S = 0.25
+MOST_WORKSPACES = 256
+QUEUE_LIMIT, QUEUE_S = 256, 30.0
+DRAIN_S = 4.0
+MOST_CALLS_OF_LEASE = 256
+HOLDS_S, MOST_CHECKED = 1.0, 256  # how long, and of how many requests, checked options are used again
+log = logging.getLogger("cloche.node")
+
+
+class NodeHost:
+    """Serve the wire for leases. `options` are the operator's, `ttl_s` bounds the coordinator's silence."""
+
+    def __init__(self, options: SandboxOptions, *, ttl_s: float = TTL_S, boot: str):
+        self.own_options, self.boot = options, boot
+        self.wire = WireLoad(connections=Shares(MOST_CONNECTIONS), workspaces=Shares(MOST_WORKSPACES))
+        self.runs = RunQueue(NoRows(), queue_limit=QUEUE_LIMIT, deadline_s=QUEUE_S)
+        self.sandboxes = NodeSandboxes()
+        self.leases = LeaseTable()
+        self.is_draining = False
+        self.denied: tuple[str, ...] | None = None  # addresses that no guest may reach; None: not known yet
+        self._calls: dict[str, set[CallTask]] = {}
+        self._allowed: dict[str, tuple[float, dict[str, Any]]] = {}  # by the options that were asked for
+        self._ending: dict[str, asyncio.Task[None]] = {}
+        self._silent_at = time.monotonic() + ttl_s
+        self._heard_at = time.monotonic()
+
+    # Leases.
+
+    def admit(self, lease: str, until: float) -> None:
+        """Note a valid credential of a lease. Raises Refused for a lease that is over, and a new one without room."""
+        if not self.leases.has(lease):
+            self._check_new(lease)
+        self.leases.note(lease, until)
+
+    def _check_new(self, lease: str) -> None:
+        why = self.leases.why_over(lease)
+        if why is None and time.monotonic() > self._silent_at:
+            why = SILENT
+        if why is not None:
+            raise lease_over(lease, why)
+        if self.is_draining or self.leases.is_full:
+            why = (
+                "it is being drained"
+                if self.is_draining
+                else f"it has {len(self.leases)} leases, the most there may be"
+            )
+            raise Refused(503, "no-lease", f"this node takes no new lease: {why}", remedy="take one of another node")
+
+    @contextmanager
+    def calling(self, caller: Caller, call: CallTask) -> Iterator[None]:
+        """Count a call of a lease during the body, so that it ends with the lease. Raises Refused (429)."""
+        calls = self._calls.setdefault(caller.project, set())
+        if len(calls) >= MOST_CALLS_OF_LEASE:
+            raise Refused(429, "too-many-calls", f"{len(calls)} calls of this lease go on, the most there may be")
+        calls.add(call)
+        try:
+            yield
+        finally:
+            calls.discard(call)
+            if not calls and self._calls.get(caller.project) is calls:
+                del self._calls[caller.project]
+
+    def explain(self, error: Exception, project: str | None) -> Exception:
+        """Return the error of a call: if its lease is over, that is why."""
+        why = None if project is None else self.leases.why_over(project)
+        return error if why is None or project is None else lease_over(project, why)
+
+    async def end_lease(self, lease: str, why: str = RELEASED) -> None:
+        """End a lease; return when nothing of it is left."""
+        if self.leases.end(lease, why, time.time()) or lease in self._calls:
+            self._ending[lease] = asyncio.ensure_future(self._end_all_of(lease))
+        if (ending := self._ending.get(lease)) is not None:
+            await asyncio.shield(ending)
+            self._ending.pop(lease, None)
+
+    async def _end_all_of(self, lease: str) -> None:
+        calls = self._calls.get(lease, set())
+        tasks = [call.task for call in calls if call.task is not None and call.task is not asyncio.current_task()]
+        for call in list(calls):
+            call.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await self.sandboxes.end_of(lease)
+
+    async def tend(self) -> None:
+        """End leases in time, also when the coordinator is silent. Return once it has been for `ABANDONED_S`."""
+        while time.monotonic() - self._heard_at < ABANDONED_S or len(self.leases):
+            await asyncio.sleep(LOOK_EVERY_S)
+            is_silent = time.monotonic() > self._silent_at
+            over = list(self.leases.until) if is_silent else self.leases.over(time.time())
+            if over:
+                log.warning("%d leases end: %s", len(over), SILENT if is_silent else ENDED)
+                await asyncio.gather(*(self.end_lease(lease, SILENT if is_silent else ENDED) for lease in over))
+
+    # The coordinator.
+
+    async def keep(self, denied: Sequence[str], ttl_s: float, leases: Mapping[str, float]) -> None:
+        """Note that the coordinator lives, the addresses that no guest may reach, and later ends of leases.
+
+        Raises InvalidRequest for an address that is none.
+        """
+        for address in denied:
+            parse_deny_rule(address, name="denied")
+        self.heard(ttl_s)
+        for lease, until in leases.items():
+            if self.leases.has(lease):
+                self.leases.note(lease, until)
+        before = self.denied
+        self.denied = tuple(dict.fromkeys(denied))
+        if self.denied != before:
+            self._allowed.clear()
+        if further := [rule for rule in self.denied if rule not in (before or ())]:
+            await self.sandboxes.deny(further)
+
+    def heard(self, ttl_s: float) -> None:
+        """Note that the coordinator lives."""
+        self._heard_at = time.monotonic()
+        self._silent_at = self._heard_at + ttl_s
+
+    # What a caller may ask for.
+
+    async def settings(self) -> Settings:
+        """Return the operator's settings."""
+        return load_settings(dict(self.own_options))
+
+    async def use_stored(self) -> None:
+        """Do nothing: a node stores no settings."""
+
+    async def allowed_options(self, caller: Caller, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a sandbox's options: the caller's, within the operator's ceilings and on backends of this machine.
+
+        Unlike a service's, a node's defaults are no bounds: a lease stands for a part of the machine. Options that
+        could weaken isolation are refused, and the addresses of the fleet are denied to each guest. Raises
+        PolicyDenied, InvalidRequest.
+        """
+        asked = json.dumps(own, sort_keys=True, default=str)
+        checked_at, options = self._allowed.get(asked, (0.0, {}))
+        if time.monotonic() - checked_at > HOLDS_S:
+            denied = self.denied
+            options = await self._checked(caller, own)
+            if self.denied != denied:
+                return await self.allowed_options(caller, own)
+            if len(self._allowed) >= MOST_CHECKED:
+                self._allowed.clear()
+            self._allowed[asked] = time.monotonic(), options
+        return dict(options)
+
+    async def _checked(self, caller: Caller, own: Mapping[str, Any]) -> dict[str, Any]:
+        check_fields({name: value for name, value in own.items() if name != "network_ports"}, caller)
+        if "image" in own:
+            return await options_with_image(self, caller, own)
+        options: dict[str, Any] = {**self.own_options, **own}
+        settings, base = load_settings(options), await self.settings()
+        check_stays(settings.backend, base)
+        if settings.policy.network != "off":
+            options["network_deny"] = self._denied_with([*base.policy.network_deny, *own.get("network_deny", ())])
+            load_settings(options)
+        return await keep_level(self, own, options)
+
+    def _denied_with(self, rules: Sequence[str]) -> list[str]:
+        if self.denied is None:
+            raise PolicyDenied(
+                "network: this node does not know yet which addresses of its fleet to deny; try again in a moment, or "
+                "leave network out"
+            )
+        return list(dict.fromkeys([*rules, *self.denied]))
+
+    # Sandboxes and records.
+
+    async def open_sandbox(self, fields: WireSandbox, caller: Caller) -> Mapping[str, Any]:
+        """Open a live sandbox of a lease."""
+        if fields.workspace is not None:
+            raise InvalidRequest("workspace: a node shows no folders of its machine; send files")
+        files, terms = await read_files(fields.files), terms_of(fields, caller)
+        options, denied = await self.allowed_options(caller, fields.options()), self.denied
+        facts = await self.sandboxes.create(
+            lease=caller.project, terms=terms, document=document_of(fields, terms), options=options, files=files
+        )
+        if self.denied != denied:  # changed while it was opened
+            await self.sandboxes.deny(self.denied or ())
+        return facts
+
+    async def list_sandboxes(self, listing: Listing, caller: Caller) -> Mapping[str, Any]:
+        """List the sandboxes of a lease."""
+        return self.sandboxes.list(listing, caller.project)
+
+    async def end_sandbox(self, sandbox_id: str, caller: Caller) -> Mapping[str, Any]:
+        """End a sandbox."""
+        return await self.sandboxes.end(sandbox_id, caller.project)
+
+    async def record(self, kind: str, **fields: Any) -> None:  # noqa: ANN401 - JSON
+        """Write an event to the audit log, if it is on."""
+        if (audit := audit_for(await self.settings())) is not None:
+            await asyncio.to_thread(audit.record, kind, **fields)
+
+    async def note_refusal(self, error: BaseException, **fields: Any) -> None:  # noqa: ANN401 - JSON
+        """Log a refusal."""
+        log.info("refused: %s %s", error, fields.get("what", ""))
+
+    def note_call(self, verb: str, status: int, seconds: float, caller: str | None) -> None:
+        """Log a call."""
+        log.debug("%s %d %.6f %s", verb, status, seconds, caller)
+
+    async def close(self) -> None:
+        """End all leases, runs and sandboxes."""
+        self.is_draining = True
+        await asyncio.gather(*(self.end_lease(lease) for lease in list(self.leases.until)))
+        await self.runs.drain(DRAIN_S)
+        await self.sandboxes.end_all()
+
+    def load(self) -> dict[str, Any]:
+        """Return what the machine has and what is used of it."""
+        pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+        return {
+            "leases": len(self.leases), "sandboxes": len(self.sandboxes), "runs": self.runs.running,
+            "waiting": self.runs.waiting, "cpus": len(os.sched_getaffinity(0)), "memoryBytes": pages * page,
+            "memoryAvailableBytes": os.sysconf("SC_AVPHYS_PAGES") * page, "load": list(os.getloadavg()),
+        }  # fmt: skip
+
+
+def lease_over(lease: str, why: str) -> Refused:
+    """Return the problem of a lease that is over."""
+    return Refused(410, "lease-over", f"lease {lease[:64]} is over: {why}", remedy="take another lease")
