@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from cloche.audit.log import audit_for
+from cloche.audit.log import Audit, audit_for
 from cloche.config.keys import Settings
 from cloche.config.options import SandboxOptions
 from cloche.config.settings import load_settings
@@ -24,9 +24,9 @@ from cloche.wire.host import CallTask
 from cloche.wire.load import MOST_CONNECTIONS, WireLoad
 from cloche.wire.problems import Refused
 from cloche.wire.queue import NoRows, RunQueue
-from cloche.wire.sandboxes import document_of, terms_of
+from cloche.wire.sandboxes import NewSandbox, document_of, terms_of
 from cloche.wire.shares import Shares
-from cloche.wire.work import Listing, WireSandbox
+from cloche.wire.work import Listing
 
 from .leases import ENDED, RELEASED, SILENT, LeaseTable
 from .sandboxes import NodeSandboxes
@@ -202,7 +202,7 @@ class NodeHost:
 
     # Sandboxes and records.
 
-    async def open_sandbox(self, fields: WireSandbox, caller: Caller) -> Mapping[str, Any]:
+    async def open_sandbox(self, fields: NewSandbox, caller: Caller) -> Mapping[str, Any]:
         """Open a live sandbox of a lease."""
         if fields.workspace is not None:
             raise InvalidRequest("workspace: a node shows no folders of its machine; send files")
@@ -223,9 +223,13 @@ class NodeHost:
         """End a sandbox."""
         return await self.sandboxes.end(sandbox_id, caller.project)
 
+    async def audit(self) -> Audit | None:
+        """Return the audit log, None if it is off."""
+        return audit_for(await self.settings())
+
     async def record(self, kind: str, **fields: Any) -> None:  # noqa: ANN401 - JSON
         """Write an event to the audit log, if it is on."""
-        if (audit := audit_for(await self.settings())) is not None:
+        if (audit := await self.audit()) is not None:
             await asyncio.to_thread(audit.record, kind, **fields)
 
     async def note_refusal(self, error: BaseException, **fields: Any) -> None:  # noqa: ANN401 - JSON
