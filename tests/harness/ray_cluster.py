@@ -267,7 +267,7 @@ def main(folder: str, python: str, variables: str) -> None:
     finally:
         for node in nodes.values():
             node.kill()
-        shutil.rmtree(place)
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def _obey(nodes: dict[int, _Node], make: Callable[[int], _Node], order: Mapping[str, Any]) -> dict[str, Any]:

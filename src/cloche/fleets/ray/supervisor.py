@@ -41,6 +41,7 @@ try:
 except OSError:
     pass
 os.closerange(3, 1 << 16)
+os.write(1, b"%d\\n" % os.getpid())
 os.execv(sys.argv[1], sys.argv[1:])
 """
 
@@ -52,7 +53,7 @@ class Supervisor:
         self._node, self._version, self._words = node, version, words
         self._folder = state_folder(node)
         self._asked_at = time.monotonic()
-        self._state: dict[str, object] = {"reason": "its server is starting"}
+        self._state: dict[str, object] = {}
         self._is_ended = threading.Event()
         self._thread = threading.Thread(target=self._supervise, daemon=True)
         self._thread.start()
@@ -125,15 +126,18 @@ class Supervisor:
         return server | {"hosts": addresses()}
 
     def _serving(self, out: Path, log: Path) -> dict[str, object]:
-        """Wait for the line that the server prints once it serves."""
+        """Wait for the line that the server prints once it serves; its process id is the line before."""
         ends = time.monotonic() + SERVES_S
         while time.monotonic() < ends and not self._is_ended.is_set():
-            if (line := out.read_text()).endswith("\n"):
-                server: dict[str, object] = json.loads(line.splitlines()[0])
+            lines = out.read_text().split("\n")[:-1]
+            if len(lines) > 1:
+                server: dict[str, object] = json.loads(lines[1])
                 return server
+            if lines and not began(int(lines[0])):
+                break
             time.sleep(0.05)
-        lines = log.read_text(errors="replace").strip().splitlines()
-        raise TimeoutError(lines[-1] if lines else f"nothing was printed within {SERVES_S:g} s")
+        said = log.read_text(errors="replace").strip().splitlines()
+        raise RuntimeError(said[-1] if said else f"nothing was printed within {SERVES_S:g} s")
 
 
 def unfit(version: str) -> str:

@@ -1,0 +1,248 @@
+"""A fleet on Ray, on the caller's side: each call is one of the coordinator's actor, from any task of one event loop.
+
+A coordinator that was killed comes back within seconds, so a call that fails with it is repeated: all of them have the
+same effect twice as once. A request for a lease that was granted by the dead one is unknown to every node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+from cloche.core.errors import BackendUnavailable, ClocheError, NodeLost, NotFound
+from cloche.core.fleet import TTL_S, FleetEvent, FleetSettings, FleetStatus, Lease, LeaseSpec, NodeInfo
+
+from ..signing import Signer
+from . import cluster
+from .coordinator import POLL_S, Answer, CoordinatorActor, CoordinatorSettings
+
+STARTED_S, READY_S, AGAIN_S = 60.0, 60.0, 0.2
+BACK_S = 30.0  # until a killed coordinator serves again
+ENDED_S = 60.0
+LINK = "cloche.backends.cloche.links:WireLink"
+
+
+class RayFleet:
+    """Implement Fleet and FleetOperator over the coordinator of a cluster; see `cluster.join`."""
+
+    engine = "ray"
+
+    def __init__(
+        self,
+        settings: FleetSettings | None = None,
+        *,
+        link: str = LINK,
+        words: Sequence[str] = (),
+    ):
+        self._settings, self._link, self._words = settings or FleetSettings(), link, tuple(words)
+        self._address = self._settings.address
+        self._handle: Any = None
+        self._finding = asyncio.Lock()
+        self._tasks: set[asyncio.Future[Any]] = set()
+
+    async def lease(
+        self, spec: LeaseSpec, *, ttl_s: float = TTL_S, key: str = "", labels: Mapping[str, str] | None = None
+    ) -> Lease:
+        """Wait for a place. A caller that is cancelled holds nothing."""
+        request = uuid.uuid4().hex
+        try:
+            while True:
+                answer = await self._answer("lease", request, spec, ttl_s, key, dict(labels or {}))
+                if answer.is_there:
+                    lease: Lease = answer.value
+                    return lease
+        except BaseException:
+            self._tell("abandon", request)
+            raise
+
+    async def renew(self, lease: Lease, *, ttl_s: float = TTL_S) -> Lease:
+        """Return the same lease with a later end."""
+        if not await self._exists():
+            raise NodeLost(f"the coordinator of lease {lease.id} has ended, and all leases with it.")
+        renewed: Lease = (await self._answer("renew", lease, ttl_s)).value
+        return renewed
+
+    async def release(self, lease: Lease) -> None:
+        """Give a place back."""
+        if await self._exists():
+            await self._answer("release", lease)
+
+    async def nodes(self) -> Sequence[NodeInfo]:
+        """Return the nodes."""
+        nodes: Sequence[NodeInfo] = (await self._answer("nodes")).value if await self._exists() else ()
+        return nodes
+
+    async def watch(self) -> AsyncIterator[FleetEvent]:
+        """Yield events from now on."""
+        after, _ = await self._call("events", -1)
+        while True:
+            last, events = await self._call("events", after)
+            for event in events:
+                yield event
+            after = last
+
+    async def status(self) -> FleetStatus:
+        """Return nodes and counts; none where there is no coordinator."""
+        if not await self._exists():
+            return FleetStatus(engine=self.engine)
+        status: FleetStatus = (await self._answer("status")).value
+        return status
+
+    async def close(self) -> None:
+        """Disconnect from the coordinator. The process stays in Ray's cluster, which others may use here."""
+        if cluster.is_own():
+            await self.down()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=POLL_S)
+        self._handle = None
+
+    async def up(self) -> FleetStatus:
+        """Start the coordinator if it is missing, and return the state once a node is ready."""
+        await cluster.in_thread(cluster.join, self._address, starts=False)
+        await self._found()
+        ends = time.monotonic() + READY_S
+        while True:
+            status = await self.status()
+            if any(node.state == "ready" for node in status.nodes):
+                return status
+            if time.monotonic() > ends or (status.nodes and all(node.reason for node in status.nodes)):
+                raise BackendUnavailable("no node of the fleet is ready.", remedy=_reasons(status.nodes))
+            await asyncio.sleep(AGAIN_S)
+
+    async def drain(self, node: str, *, timeout_s: float | None = None) -> None:
+        """Give a node no further lease, and wait until it has none."""
+        if not await self._exists():
+            raise NotFound("there is no fleet in this cluster.")
+        ends = time.monotonic() + (float("inf") if timeout_s is None else timeout_s)
+        while True:
+            left_s = ends - time.monotonic()
+            if (await self._answer("drain", node, min(max(left_s, 0.0), POLL_S))).value:
+                return
+            if left_s <= 0:
+                raise TimeoutError(f"node {node} has leases yet.")
+
+    async def down(self) -> None:
+        """End all leases, node servers and the coordinator. Without effect where there is no fleet."""
+        if not await self._exists():
+            return
+        try:
+            await cluster.answer(_quiet(self._handle, "down"), ENDED_S)
+        finally:
+            await cluster.in_thread(cluster.end_actor, cluster.COORDINATOR)
+            self._handle = None
+
+    async def _answer(self, verb: str, *values: Any) -> Answer:  # noqa: ANN401 - of any verb
+        """Call the coordinator. Raises its error."""
+        answer: Answer = await self._call(verb, *values)
+        if answer.error is not None:
+            raise answer.error
+        return answer
+
+    async def _call(self, verb: str, *values: Any) -> Any:  # noqa: ANN401 - of any verb
+        """Call the coordinator, again if it was killed meanwhile. Raises BackendUnavailable."""
+        failures = cluster.imported().exceptions
+        ends = time.monotonic() + BACK_S
+        while True:
+            handle = await self._found()
+            try:
+                return await cluster.answer(_quiet(handle, verb, *values))
+            except (failures.RayActorError, failures.ActorUnavailableError, TimeoutError) as error:
+                self._handle = None
+                if time.monotonic() > ends:
+                    raise _silent(error) from error
+            except failures.RayError as error:
+                raise _silent(error) from error
+            await asyncio.sleep(AGAIN_S)
+
+    def _tell(self, verb: str, *values: Any) -> None:  # noqa: ANN401 - of any verb
+        """Call the coordinator without waiting for an answer."""
+        if self._handle is None:
+            return
+        with contextlib.suppress(Exception):
+            told = asyncio.wrap_future(_quiet(self._handle, verb, *values).future())
+            self._tasks.add(told)
+            told.add_done_callback(self._forget)
+
+    def _forget(self, told: asyncio.Future[Any]) -> None:
+        self._tasks.discard(told)
+        if not told.cancelled():
+            told.exception()
+
+    async def _exists(self) -> bool:
+        """Tell whether there is a coordinator."""
+        if self._handle is None:
+            await cluster.in_thread(cluster.join, self._address, starts=False)
+            self._handle = await cluster.in_thread(cluster.actor, cluster.COORDINATOR)
+        return self._handle is not None
+
+    async def _found(self) -> Any:  # noqa: ANN401 - a handle
+        """Return the coordinator, which is started if it is missing."""
+        async with self._finding:
+            if self._handle is None:
+                await cluster.in_thread(cluster.join, self._address)
+                handle = await cluster.in_thread(self._coordinator)
+                await self._greet(handle)
+                self._handle = handle
+            return self._handle
+
+    async def _greet(self, handle: Any) -> None:  # noqa: ANN401 - a handle
+        try:
+            version = await cluster.answer(_quiet(handle, "hello"), STARTED_S)
+        except Exception as error:
+            raise _silent(error) from error
+        if version != _version():
+            raise BackendUnavailable(
+                f"the fleet's coordinator has Cloche {version}, and this Python has {_version()}.",
+                remedy='Install the same version, or end the fleet with that one\'s "cloche fleet down".',
+            )
+
+    def _coordinator(self) -> Any:  # noqa: ANN401 - a handle
+        """Return the coordinator's actor, a new one if there is none; blocks."""
+        if handle := cluster.actor(cluster.COORDINATOR):
+            return handle
+        settings = CoordinatorSettings(
+            version=_version(), link=self._link, private_key=Signer().private_key,
+            fleet=self._settings, words=self._words,
+        )  # fmt: skip
+        return start_coordinator(settings)
+
+
+def _version() -> str:
+    return metadata.version("cloche")
+
+
+def start_coordinator(settings: CoordinatorSettings) -> Any:  # noqa: ANN401 - a handle
+    """Start the coordinator's actor on this node, or where there is room, unless another caller just did; blocks."""
+    ray = cluster.imported()
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = ray.get_runtime_context().get_node_id()
+    remote = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=100_000)(CoordinatorActor)
+    options = {
+        "name": cluster.COORDINATOR, "namespace": cluster.NAMESPACE, "lifetime": "detached", "get_if_exists": True,
+        "enable_task_events": False, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=True),
+    }  # fmt: skip
+    return remote.options(**options).remote(settings)
+
+
+def _quiet(handle: Any, verb: str, *values: Any) -> Any:  # noqa: ANN401 - a reference
+    """Call an actor without an event of it in the memory of Ray's head."""
+    return getattr(handle, verb).options(enable_task_events=False).remote(*values)
+
+
+def _silent(error: Exception) -> ClocheError:
+    """Return the error of a coordinator that does not answer."""
+    first = str(error).strip().partition("\n")[0] or type(error).__name__
+    return BackendUnavailable(
+        f"the fleet's coordinator does not answer: {first}",
+        remedy='"cloche fleet status" tries again; "ray list actors" shows where it was.',
+    )
+
+
+def _reasons(nodes: Sequence[NodeInfo]) -> str:
+    return " ".join(f"Node {node.id[:12]}: {node.reason or node.state}." for node in nodes) or "Ray has no node."
