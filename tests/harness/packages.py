@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import tarfile
 import threading
 import zipfile
@@ -12,7 +13,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 TAG = "py3-none-any"
 # A backend that builds a wheel of its folder's "content.json": of this name and version, which needs this.
@@ -134,6 +138,17 @@ def row_of(file: str, data: bytes) -> str:
 def sha256_of(data: bytes) -> str:
     """Return a hash as an index lists it."""
     return hashlib.sha256(data).hexdigest()
+
+
+@contextmanager
+def own_index(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
+    """Serve an index, which this user's environment alone names, and give an empty store below a folder."""
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_", "NETRC"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_DATA_HOME", str(folder / "data"))
+    with serving_packages() as served:
+        monkeypatch.setenv("UV_DEFAULT_INDEX", served.url)
+        yield served
 
 
 @contextmanager

@@ -11,10 +11,13 @@ import threading
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import cloche
+from cloche.cli import check as cli_check
+from cloche.cli.app import root
 from cloche.core.enforcement import Level
-from cloche.core.errors import StartFailed
+from cloche.core.errors import InvalidRequest, StartFailed
 from cloche.core.result import Result
 from cloche.testing.fake import FakeBackend
 
@@ -184,3 +187,12 @@ def test_the_command_says_what_failed(tmp_path: Path) -> None:
     unusable = run({"call": "f"})
     assert unusable.returncode == 2
     assert 'case 1: it has no "result"' in unusable.stderr
+
+
+def test_a_file_of_cases_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also a device, of which nothing tells the size; a missing program is no reason to offer an option of `run`."""
+    monkeypatch.setattr(cli_check, "MAX_CASES_BYTES", 1 << 20)
+    with pytest.raises(InvalidRequest, match="more than 1 MiB"):
+        cli_check.read_case_lines("/dev/zero")
+    ended = CliRunner().invoke(root, ["check", "none.py", "--cases", "none.jsonl"])
+    assert (ended.exit_code, ended.output.strip().endswith("give a FILE, or - for stdin")) == (2, True), ended.output

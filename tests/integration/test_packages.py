@@ -30,7 +30,7 @@ from cloche.packages.frames import FILES_END, FRAME
 from cloche.packages.store import Store
 from cloche.packages.target import own_target
 from cloche.packages.unpack import unpack
-from tests.harness.packages import PackageIndex, make_wheel, serving_packages, sha256_of
+from tests.harness.packages import PackageIndex, make_wheel, own_index, serving_packages, sha256_of
 
 pytestmark = pytest.mark.usefixtures("settings_of_nobody", "downloads_outside")
 OUTSIDE = """
@@ -46,11 +46,7 @@ steps.step_policy = lambda policy, step: real(
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
     """Serve an index, which this user's environment names, and give an empty store."""
-    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_", "NETRC"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    with serving_packages() as served:
-        monkeypatch.setenv("UV_DEFAULT_INDEX", served.url)
+    with own_index(tmp_path, monkeypatch) as served:
         yield served
 
 
@@ -223,6 +219,8 @@ def test_a_lock_file_is_written_and_required(index: PackageIndex, tmp_path: Path
         cloche.run("1", packages=["two"], locked=str(lock))
     with pytest.raises(InvalidRequest, match="No such file"):
         cloche.run("1", packages=["one"], locked=str(tmp_path / "none.lock"))
+    with pytest.raises(InvalidRequest, match="no effect without packages"):
+        cloche.run("1", locked=lock)
 
 
 def test_a_lock_file_brings_nothing_that_was_not_asked_for(

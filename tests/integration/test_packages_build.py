@@ -20,7 +20,7 @@ from cloche.core.errors import InvalidRequest, PolicyDenied, StartFailed
 from cloche.core.limits import MIB
 from cloche.packages import build
 from cloche.packages.store import Store
-from tests.harness.packages import PackageIndex, make_source, serving_packages
+from tests.harness.packages import PackageIndex, make_source, own_index
 
 pytestmark = pytest.mark.usefixtures("settings_of_nobody", "downloads_outside")
 
@@ -28,14 +28,10 @@ pytestmark = pytest.mark.usefixtures("settings_of_nobody", "downloads_outside")
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
     """Serve an index, which this user's environment names, give an empty store, and let names in `src*` be built."""
-    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_", "NETRC"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     config = tmp_path / "owner.yaml"
     config.write_text("sandbox: {packages_build: ['src*']}")
     monkeypatch.setenv("CLOCHE_CONFIG", str(config))
-    with serving_packages() as served:
-        monkeypatch.setenv("UV_DEFAULT_INDEX", served.url)
+    with own_index(tmp_path, monkeypatch) as served:
         yield served
 
 

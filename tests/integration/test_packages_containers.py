@@ -25,7 +25,7 @@ from cloche.packages.store import Store
 from cloche.skills.loader import load_skill
 from cloche.skills.run import run_skill
 from tests.harness.containers import Daemon
-from tests.harness.packages import PackageIndex, serving_packages
+from tests.harness.packages import PackageIndex, own_index
 from tests.harness.processes import fill_pool
 from tests.harness.texts import NAMES_AND_A_LITERAL, write_skill
 from tests.harness.world import open_world
@@ -36,11 +36,7 @@ pytestmark = pytest.mark.usefixtures("settings_of_nobody", "downloads_outside")
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
     """Serve an index, which this user's environment names, and give an empty store."""
-    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_", "NETRC"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    with serving_packages() as served:
-        monkeypatch.setenv("UV_DEFAULT_INDEX", served.url)
+    with own_index(tmp_path, monkeypatch) as served:
         served.add("below", files={"below/__init__.py": "WORD = 'within'\n", "below/empty/none.txt": ""})
         source = "import below\ndef main():\n    print(below.WORD)\n"
         served.add("above", requires=("below>=1",), scripts={"say-above": "above:main"}, files={"above.py": source})

@@ -14,7 +14,7 @@ import cloche
 from cloche.backends.cloche import ClocheBackend
 from cloche.core.errors import InvalidRequest, PolicyDenied, StartFailed
 from cloche.core.remote import RemoteAccount
-from tests.harness.packages import PackageIndex, serving_packages, sha256_of
+from tests.harness.packages import PackageIndex, own_index, sha256_of
 from tests.harness.remote import account_at
 from tests.harness.service import Service, serving
 from tests.integration.test_packages import _exit_code
@@ -25,11 +25,7 @@ pytestmark = pytest.mark.usefixtures("settings_of_nobody", "downloads_outside")
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
     """Serve an index for this user, and give an empty store."""
-    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_", "NETRC"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    with serving_packages() as served:
-        monkeypatch.setenv("UV_DEFAULT_INDEX", served.url)
+    with own_index(tmp_path, monkeypatch) as served:
         yield served
 
 

@@ -245,6 +245,7 @@ def test_a_killed_service_loses_no_record(tmp_path: Path) -> None:
         _until(lambda: client.get(f"/api/runs/{made['id']}").json(), lambda run: run["status"] in ("queued", "running"))
     first.end(signal.SIGKILL)
     again = start(tmp_path, key=first.key)
+    assert "cloche keys create NAME makes another one" in again.log.read_text()
     with again.client() as client:
         run = client.get(f"/api/runs/{made['id']}").json()
         assert (run["status"], "the service ended" in run["error"]) == ("error", True)

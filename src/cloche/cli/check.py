@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.errors import InvalidRequest
@@ -48,7 +47,7 @@ def _check(
 
     from .run import detect_source, read_source
 
-    source = read_source((file,), None)
+    source = read_source((file,), None, choices="a FILE, or - for stdin")
     verdict = check(
         source.code, read_case_lines(cases), language=language or detect_source(source), entry_point=entry_point,
         stop_at_first=stop_at_first, in_program=in_program, **options,
@@ -62,15 +61,22 @@ def _check(
 
 def read_case_lines(name: str) -> list[Any]:
     """Return the cases of a file of JSON lines. Raises InvalidRequest naming the line."""
+    cases, size = list[Any](), 0
     try:
-        if os.path.getsize(name) > MAX_CASES_BYTES:
-            raise InvalidRequest(f"--cases: {name!r} is larger than {MAX_CASES_BYTES} bytes; check it in parts")
-        with open(name, encoding="utf-8") as opened:
-            return [_read_line(line, number) for number, line in enumerate(opened, 1) if line.strip()]
+        with open(name, "rb") as opened:
+            for number, line in enumerate(iter(lambda: opened.readline(MAX_CASES_BYTES + 1), b""), 1):
+                size += len(line)
+                if size > MAX_CASES_BYTES:  # also a pipe or a device, whose size nothing tells
+                    raise InvalidRequest(
+                        f"--cases: {name!r} has more than {MAX_CASES_BYTES >> 20} MiB; give the cases in several files"
+                    )
+                if line.strip():
+                    cases.append(_read_line(line.decode(), number))
     except OSError as error:
         raise InvalidRequest(f"--cases: cannot read {name!r}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"--cases: {name!r} is not UTF-8: {error}") from error
+    return cases
 
 
 def _read_line(line: str, number: int) -> Any:  # noqa: ANN401 - any JSON

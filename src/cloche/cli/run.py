@@ -245,12 +245,14 @@ def with_backend(options: SandboxOptions, *, no_sandbox: bool) -> SandboxOptions
     return {**options, "backend": "subprocess"}
 
 
-def read_source(arguments: tuple[str, ...], code: str | None) -> Source:
-    """Return the code: from -c, from stdin (`-`), or from the file of the first argument."""
+def read_source(
+    arguments: tuple[str, ...], code: str | None, *, choices: str = "a FILE, - for stdin, or -c CODE"
+) -> Source:
+    """Return the code: from -c, from stdin (`-`), or from the file of the first argument. Errors name the choices."""
     if code is not None:
         return Source(code, "", arguments)
     if not arguments:
-        raise InvalidRequest("nothing to run: give a FILE, - for stdin, or -c CODE")
+        raise InvalidRequest(f"nothing to run: give {choices}")
     name, *argv = arguments
     if name == "-":
         return Source(read_code(), "", tuple(argv), took_stdin=True)
@@ -261,7 +263,7 @@ def read_source(arguments: tuple[str, ...], code: str | None) -> Source:
         finally:
             os.close(fd)
     except OSError as error:
-        raise InvalidRequest(f"cannot read {name!r}: {error.strerror}; give a FILE, - for stdin, or -c CODE") from error
+        raise InvalidRequest(f"cannot read {name!r}: {error.strerror}; give {choices}") from error
     return Source(_decode(data), os.path.basename(name), tuple(argv))
 
 

@@ -137,6 +137,10 @@ def check_runnable(settings: Settings) -> None:
             f'set tier {HOST_TIER} if that is meant, or use backend "local"'
         )
     _check_level(settings)
+    if settings.packages_lock and not settings.policy.packages:
+        raise InvalidRequest(
+            "locked: it has no effect without packages; name them (packages=, --packages NAME), or leave locked out"
+        )
 
 
 def _check_level(settings: Settings) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -27,7 +29,8 @@ from .service import Service
 ROUTES: Sequence[str] = (
     "code", "sandbox", "debug", "sandboxes", "sandbox_processes", "sandbox_sessions", "sandbox_files", "sandbox_folder",
     "sandbox_marks", "sandbox_streams", "sandbox_questions", "wire", "snapshots", "workspace", "devenv", "repro",
-    "keys", "links", "approvals", "audit", "health",
+    "keys", "links", "approvals", "audit",
+    "health",
 )  # fmt: skip
 FUSION_ROUTES: Sequence[str] = ("sandbox_fusion",)  # with --sandbox-fusion
 PAGE_ROUTES: Sequence[str] = ("pages", "page_approvals", "page_sandboxes", "page_snapshots", "page_settings")
@@ -53,7 +56,7 @@ def create_app(
     app.state.service = service
     problems.install(app, html.answer)
     for name in (*ROUTES, *(FUSION_ROUTES if service.options.has_sandbox_fusion else ()), *PAGE_ROUTES):
-        app.include_router(import_module(f"{__package__}.routes.{name}").router)
+        app.include_router(_described(import_module(f"{__package__}.routes.{name}").router))
     root = read_root_path(root_path, (route.path for route in app.routes if isinstance(route, Route)))
     app.servers = [{"url": root}] if root else []
     allowed = service.options.allowed_origins
@@ -70,3 +73,12 @@ def create_app(
     guard = Guard(forwarding, names=known_hosts, identify=partial(identify, service), is_any_host=is_any_host)
     observed = RequestObserver(guard, service.metrics)
     return RootPath(observed, root) if root else observed
+
+
+def _described(router: APIRouter) -> APIRouter:
+    """Return a router whose routes have the first sentence of their description as their summary."""
+    for route in router.routes:
+        if isinstance(route, APIRoute) and route.summary is None:
+            first = re.split(r"\.(?:\s|$)", route.description, maxsplit=1)[0]
+            route.summary = " ".join(first.split())
+    return router

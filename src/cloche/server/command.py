@@ -150,6 +150,8 @@ async def _greet(service: Service, address: str) -> None:
     first_key = await asyncio.to_thread(_first_key, service.database, await service.audit())
     if first_key is not None:
         _say(f"cloche: the first key, which is shown once: {first_key}")
+    else:
+        _say("cloche: the database has keys already; cloche keys create NAME makes another one")
     await service.record("login", what="link")
     code = await asyncio.to_thread(make_link_code, service.database)
     _say(f"cloche: serving at {address}/api")

@@ -98,6 +98,19 @@ def test_every_route_has_an_example_that_is_run() -> None:
     assert _route_of(("PUT", "/api/runs/X"), routes) is None
 
 
+def test_every_route_says_what_it_does() -> None:
+    """Each has a first sentence of its own, which is its summary: a list of them says which one to use."""
+    routes = [
+        route
+        for name in (*app.ROUTES, *app.FUSION_ROUTES)
+        for route in app._described(import_module(f"cloche.server.routes.{name}").router).routes
+        if isinstance(route, APIRoute)
+    ]
+    summaries = [route.summary for route in routes]
+    assert all(summary and len(summary.split()) > 1 for summary in summaries)
+    assert [summary for summary in summaries if summaries.count(summary) > 1] == []
+
+
 def _kinds() -> set[str]:
     """Return the last part of the type of each problem that the service answers with."""
     found = {name for _, _, name in problems._CLASSES} | {"internal-error"}

@@ -151,7 +151,7 @@ async def approvals(
     cursor: Annotated[str | None, Query(max_length=64)] = None,
     wait: Wait = 0.0,
 ) -> Response:
-    """List approvals, the newest first. `wait` returns the waiting ones as soon as there are any."""
+    """List requests for approval, the newest first. With `wait`, the answer comes as soon as a request waits."""
     if wait and (status not in (None, "waiting") or cursor is not None):
         raise InvalidRequest("wait: it works for waiting requests only; leave status and cursor out")
     page = partial(
@@ -170,7 +170,7 @@ async def approvals(
 async def events(
     caller: Onlooker, service: TheService, last_event_id: Annotated[int | None, Header(ge=0, lt=1 << 63)] = None
 ) -> Response:
-    """Follow approvals as server-sent events: `asked`, `confirm`, `decided`, `expired`.
+    """Follow requests for approval as server-sent events: `asked`, `confirm`, `decided`, `expired`.
 
     The stream begins with the waiting approvals or, with `Last-Event-ID`, with later changes. It ends after 15 minutes,
     and for a reader that falls behind (`dropped`). Resume with the last number.
@@ -180,9 +180,9 @@ async def events(
 
 @router.get("/{number}", responses=RESPONSES)
 async def approval(number: Number, caller: Asker, service: TheService, wait: Wait = 0.0) -> Response:
-    """Return one request: tool, requester, risk, rules, changes, expiry. `wait` returns it once it is decided.
+    """Return one request for approval. With `wait`, the answer comes once it is decided.
 
-    A key with only scope run sees only its own requests.
+    It has the tool, who asked, risk, rules, changes and expiry. A key with only scope run sees only its own requests.
     """
     look = partial(_find, number=number, caller=caller)
     entry = await service.read(look)
@@ -196,7 +196,7 @@ async def approval(number: Number, caller: Asker, service: TheService, wait: Wai
 
 @router.post("/{number}/approve", responses=RESPONSES)
 async def approve(number: Number, caller: Approver, service: TheService, word: Word | None = None) -> Response:
-    """Approve a request. A critical one then needs a confirmation."""
+    """Approve a request. A critical request then needs a confirmation."""
     return await _decide(service, caller, number, word, is_approved=True, is_confirming=False)
 
 

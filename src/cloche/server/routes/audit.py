@@ -73,7 +73,7 @@ async def events(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[int | None, Query(ge=1, lt=1 << 63)] = None,
 ) -> Response:
-    """List events, the newest first. With `isPartial`, older events were not searched; the export has them."""
+    """List the events of the audit log, the newest first. With `isPartial`, older ones were not searched."""
     folder = await _folder(service, caller)
     async with one_of_few():
         page = await asyncio.to_thread(newest_events, folder, filters.wanted(), limit=limit, before=cursor)
@@ -94,7 +94,7 @@ def _page_text(page: AuditPage) -> str:
 async def export(
     caller: Admin, service: TheService, filters: Wanted, format: Literal["jsonl", "csv"] = "jsonl"  # noqa: A002 - the wire's
 ) -> Response:  # fmt: skip
-    """Export events, the oldest first, as JSON Lines or as CSV for a spreadsheet.
+    """Export the events of the audit log, the oldest first, as JSON Lines or as CSV for a spreadsheet.
 
     `cloche audit verify --file` verifies JSON Lines of all events.
     """
@@ -108,7 +108,7 @@ async def export(
 
 @router.post("/verify", responses=RESPONSES)
 async def check(caller: Admin, service: TheService, asked: Heads | None = None) -> dict[str, Any]:
-    """Verify the whole log. The answer is that of `cloche audit verify --json`, with the wire's names."""
+    """Verify the whole audit log. The answer has the fields of `cloche audit verify --json`, in camel case."""
     folder = await _folder(service, caller)
     heads = [head for text in (asked.heads if asked else ()) for head in read_heads(text, name="heads")]
     async with one_of_few():

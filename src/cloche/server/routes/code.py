@@ -183,7 +183,7 @@ async def runs(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[str | None, Query(max_length=64)] = None,
 ) -> Response:
-    """List runs, the newest first; fewer than `limit` if their results are large."""
+    """List runs, the newest first. There are fewer than `limit` if their results are large."""
 
     def read(session: DatabaseSession) -> str:
         page = list_page(
@@ -197,7 +197,7 @@ async def runs(
 
 @router.get("/runs/{run_id}", responses=RESPONSES)
 async def run(run_id: str, caller: Reader, service: TheService) -> Response:
-    """Return one run, finished or not."""
+    """Return one run, whether it has ended or not."""
     return Response(await _run_text(service, caller, run_id), media_type="application/json")
 
 
@@ -212,7 +212,10 @@ async def _run_text(service: Service, caller: Caller, run_id: str) -> str:
 async def events(
     run_id: str, caller: Reader, service: TheService, last_event_id: Annotated[int, Header(ge=0)] = 0
 ) -> Response:
-    """Return the events of a run that is unfinished or ended within the last minute, after `Last-Event-ID`."""
+    """Follow the events of a run as server-sent events, from `Last-Event-ID` on.
+
+    Of a run that ended more than a minute ago only `result` is sent.
+    """
     live = service.runs.find(run_id, caller.project)
     if live is None:
         text = await _run_text(service, caller, run_id)
@@ -222,7 +225,7 @@ async def events(
 
 @router.post("/runs/{run_id}/cancel", responses=RESPONSES)
 async def cancel(run_id: str, caller: Runner, service: TheService) -> dict[str, Any]:
-    """Kill a run. A finished one is unchanged."""
+    """Kill a run. A run that has ended stays as it is."""
     live = service.runs.find(run_id, caller.project)
     if live is not None and live.task is not None and not live.task.done():
         live.cancel()

@@ -35,7 +35,7 @@ class Switches(WireModel):
 
 @router.get("/debug", responses=_DOCUMENTED)
 async def debug(_: Reader, service: TheService) -> dict[str, Any]:
-    """Return whether each namespace is on. `source` says who decided, `appliesTo` when it takes effect."""
+    """Return which debug namespaces are on. `source` says who decided, `appliesTo` when it takes effect."""
     return service.debugging.use(await service.read(read_switches)).as_dict()
 
 
@@ -45,7 +45,10 @@ async def change_debug(
     service: TheService,
     switches: Annotated[Switches, Body(examples=[{"namespaces": {"jail": True}}])],
 ) -> dict[str, Any]:
-    """Switch namespaces in every worker. Those set by a worker's argument or environment stay on there."""
+    """Switch debug namespaces on or off in every worker.
+
+    A namespace that argument or environment of a worker switch on stays on there.
+    """
     return (await switch(service, switches.namespaces, by=caller.name)).as_dict()
 
 

@@ -58,7 +58,10 @@ class Provision(WireModel):
 
 @router.post("/generate", responses=RESPONSES)
 async def generated(body: OfWorkspace, caller: Runner, service: TheService) -> dict[str, Any]:
-    """Detect languages, dependencies and set-up commands, and return a manifest. Nothing is written or executed."""
+    """Return a manifest of what a workspace needs. Nothing is written or executed.
+
+    Languages, dependencies and set-up commands are detected.
+    """
 
     def detect() -> dict[str, Any]:
         notes: list[str] = []
@@ -92,7 +95,7 @@ async def save(body: NewManifest, caller: Runner, service: TheService) -> dict[s
 
 @router.get("/list", responses=RESPONSES)
 async def listed(caller: Reader, service: TheService, limit: Limit = 50, cursor: Cursor = None) -> dict[str, Any]:
-    """List the stored manifests, the newest first."""
+    """List stored manifests, the newest first."""
     return await asyncio.to_thread(
         list_manifests, service.database, project=caller.project, limit=limit, cursor=cursor
     )  # fmt: skip
@@ -100,7 +103,7 @@ async def listed(caller: Reader, service: TheService, limit: Limit = 50, cursor:
 
 @router.post("/provision", status_code=201, responses=RESPONSES)
 async def provisioned(body: Provision, caller: Runner, service: TheService) -> dict[str, Any]:
-    """Open a sandbox and provision it. The answer has the outcome of each step."""
+    """Open a sandbox, and set it up by a manifest. The answer has the outcome of each step."""
     if (body.workspace_path is None) == (body.manifest is None):
         raise Refused(422, "invalid-request", "give workspacePath or manifest, not both", field="workspacePath")
     settings = await service.settings()

@@ -24,7 +24,7 @@ READY_S, LEAST_BYTES = 2.0, 1 << 20
 
 @router.get("/health", responses=RESPONSES)
 async def health() -> dict[str, str]:
-    """Answer as long as the process does."""
+    """Tell that the process of the service answers."""
     return {"status": "ok"}
 
 
@@ -70,7 +70,7 @@ def _room(session: Session) -> int | None:
 
 @router.get("/metrics", responses=RESPONSES, response_class=PlainTextResponse)
 async def metrics(_: Reader, service: TheService) -> Response:
-    """Return metrics in Prometheus' text format."""
+    """Return metrics in the text format of Prometheus."""
     try:
         sandboxes = await service.read(lambda session: session.scalar(select(func.count()).select_from(StoredSandbox)))
     except RecordsFailed:  # it is counted, and must not hide the other metrics

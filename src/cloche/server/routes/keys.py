@@ -29,7 +29,7 @@ class NewKey(WireModel):
 
 @router.get("", responses=RESPONSES)
 async def keys(caller: Admin, service: TheService) -> dict[str, Any]:
-    """List the keys, without their texts."""
+    """List the keys of the service. Their texts are not stored."""
     stored_keys = await asyncio.to_thread(list_keys, service.database, project=caller.project)
     return {"items": [key.as_dict() for key in stored_keys], "nextCursor": None}
 
@@ -55,7 +55,7 @@ async def rotate(key_id: str, caller: Admin, service: TheService) -> dict[str, A
 
 @router.delete("/{key_id}", responses=RESPONSES)
 async def revoke(key_id: str, caller: Admin, service: TheService) -> dict[str, Any]:
-    """Revoke a key: at once here, within a second in other workers."""
+    """Revoke a key. Other workers refuse it within a second."""
     revoke_it = partial(revoke_key, service.database, key_id, project=caller.project, audit=await service.audit())
     revoked = await asyncio.to_thread(revoke_it)
     service.identities.forget()

@@ -51,7 +51,7 @@ def _of(service: Service, caller: Caller) -> Reproductions:
 
 @router.post("", status_code=201, responses=RESPONSES)
 async def create(body: NewReproduction, caller: Runner, service: TheService) -> dict[str, Any]:
-    """Store a reproduction, which is `queued` until it is run."""
+    """Store the reproduction of a bug. It is `queued` until it is run."""
     fields = body.model_dump(by_alias=True, exclude_none=True)
     return await asyncio.to_thread(_of(service, caller).create, fields)
 
@@ -65,7 +65,7 @@ async def listed(
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> dict[str, Any]:
-    """List reproductions, the newest first."""
+    """List the reproductions of bugs, the newest first."""
     return await asyncio.to_thread(
         _of(service, caller).list, status=status, session_id=session_id, limit=limit, cursor=cursor
     )  # fmt: skip

@@ -30,7 +30,7 @@ _detected: dict[str, tuple[float, asyncio.Task[dict[str, Any]]]] = {}
 
 @router.get("/config", responses=RESPONSES)
 async def config(_: Reader, service: TheService) -> dict[str, Any]:
-    """Return the effective settings of runs: runtime, limits, network, languages, and the source of each."""
+    """Return the settings that apply to runs: runtime, limits, network, languages, and where each comes from."""
     return await _shown(await service.settings())
 
 
@@ -40,9 +40,10 @@ async def change_config(
     service: TheService,
     given: Annotated[dict[str, Any], Body(examples=[{"timeout": "20s", "memoryLimit": "128m"}])],
 ) -> dict[str, Any]:
-    """Store settings for the runs of all callers. null resets one to the files.
+    """Change settings for the runs of all callers. `null` resets a setting to the configuration files.
 
-    They rank above files, and below the service's environment and arguments. Ceilings always apply.
+    Changed settings take precedence over files. Environment and arguments of the service take precedence over them.
+    Ceilings always apply.
     """
     unknown = [escape_name(name[:80]) for name in given if name not in SPELLINGS][:MOST_FAULTS]
     if unknown:

@@ -57,7 +57,7 @@ Timeout = Annotated[Amount | None, Query(description="The time limit of the call
 
 @router.get("/files", responses=RESPONSES)
 async def entries(use: Reading, path: Path, recursive: bool = False, timeout: Timeout = None) -> Response:
-    """List a folder by name; with `recursive` everything below it. Entries beyond 10,000 are left out."""
+    """List a folder, and with `recursive` everything below it. Entries beyond 10,000 are left out."""
     return Response(await files.entries(use, path, recursive, timeout), media_type="application/json")
 
 
@@ -69,7 +69,7 @@ async def stat(use: Reading, path: Path, timeout: Timeout = None) -> dict[str, A
 
 @router.delete("/files", responses=RESPONSES)
 async def remove(use: Running, path: Path, recursive: bool = False, timeout: Timeout = None) -> dict[str, Any]:
-    """Remove a file, a link or an empty folder; with `recursive` a folder and everything in it."""
+    """Remove a file, a link or an empty folder, with `recursive` a folder and everything in it."""
     return await files.remove(use, path, recursive, timeout)
 
 
@@ -92,7 +92,7 @@ async def read(
     range_: Annotated[str | None, Header(alias="Range", max_length=64)] = None,
     timeout: Timeout = None,
 ) -> Response:
-    """Return a file, or the single range that `Range` names. `timeout` applies until its first bytes."""
+    """Return the content of a file, or the part that `Range` names. `timeout` applies until its first bytes."""
     async with file_time(path, timeout):
         return await _read(use, path, range_)
 
@@ -150,7 +150,7 @@ async def write(
     mode: Annotated[str | None, Query(pattern="^0?[0-7]{3}$")] = None,
     timeout: Timeout = None,
 ) -> dict[str, Any]:
-    """Write the body to a file, with its parent folders. An incomplete body replaces nothing."""
+    """Write the body to a file. Missing folders are created. An incomplete body replaces nothing."""
     bits = None if mode is None else int(mode, 8)
     how = "append" if append else "replace"
     await use.service.record("sandbox", what="upload", path=path)
@@ -196,9 +196,9 @@ def _uploading() -> Iterator[None]:
 async def changes(
     use: Reading, service: TheService, path: Path, recursive: bool = False, timeout: Timeout = None
 ) -> Response:
-    """Stream the changes of a folder or file as server-sent events, until the client disconnects.
+    """Watch a folder or file. Changes are sent as server-sent events until the client disconnects.
 
-    `timeout` applies until the watch is set up.
+    `timeout` applies until the watch has begun.
     """
     watch = await use.sandbox.watch(path, recursive=recursive, timeout=timeout)
     live = ActiveRun(id=new_id("call"), project=use.caller.project, size=0)

@@ -50,7 +50,7 @@ class Discard(WireModel):
 
 @router.get("/{sandbox_id}/diff", responses=RESPONSES)
 async def diff(use: Reading) -> dict[str, Any]:
-    """Compare its folder with the host's: changes, text diffs, and the id to commit them by."""
+    """Compare the folder in a sandbox with the host's. The answer has changes, text diffs, and the id for a commit."""
     return await asyncio.to_thread(_as_wire, await use.sandbox.diff())  # there may be a million changes
 
 
@@ -65,7 +65,7 @@ def _as_wire(diff: Diff) -> dict[str, Any]:
 
 @router.post("/{sandbox_id}/commit", responses=RESPONSES)
 async def commit(use: Running, service: TheService, body: Commit) -> dict[str, Any]:
-    """Write a diff's changes to the host's folder, which must be below a writable root."""
+    """Write the changes of a diff to the host's folder. The folder must be below a writable root."""
     await asyncio.to_thread(_check_writable, use, service)
     committed = await use.sandbox.commit(
         body.id, paths=body.paths, dangerous=body.dangerous, ours=body.ours, theirs=body.theirs,
@@ -86,5 +86,5 @@ def _check_writable(use: Use, service: Service) -> None:
 
 @router.post("/{sandbox_id}/discard", responses=RESPONSES)
 async def discard(use: Running, body: Discard) -> dict[str, Any]:
-    """Restore the host's files in the sandbox."""
+    """Discard changes: the sandbox gets the host's files again."""
     return {"discarded": utf8_safe_data(list(await use.sandbox.discard(body.paths)))}

@@ -66,7 +66,7 @@ class FusionWork:
 
 @router.post(RUN_CODE)
 async def code(request: Request, caller: Runner, service: TheService) -> Response:
-    """Run a program. The answer is 200 for all that a program can do, and 504 where nothing ran for lack of room."""
+    """Run a program. The answer is 200 for all that a program can do, and 504 if nothing ran for lack of room."""
     return await _answered(request, caller, service, _code_work)
 
 
@@ -78,7 +78,7 @@ async def jupyter(request: Request, caller: Runner, service: TheService) -> Resp
 
 @router.get(PING)
 async def ping() -> str:
-    """Answer, without a key."""
+    """Tell that the service answers. No key is needed."""
     return "pong"
 
 

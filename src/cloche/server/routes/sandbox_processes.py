@@ -35,7 +35,7 @@ PIECES = 4  # of output that wait to be sent
 
 @router.post("", status_code=201, responses=RESPONSES)
 async def start(use: Running, body: processes_inside.NewProcess) -> dict[str, Any]:
-    """Start a process. It outlives this service."""
+    """Start a process. It continues after the request, and after the end of the service."""
     process = await use.sandbox.start(
         body.argv, shell=body.shell, cwd=body.cwd, env=body.env, user=body.user, timeout=body.timeout, keep=True
     )
@@ -51,7 +51,7 @@ async def processes(use: Reading) -> dict[str, Any]:
 
 @router.get("/{process_id}", responses=RESPONSES)
 async def look(process_id: str, use: Reading) -> dict[str, Any]:
-    """Return a process with its last unread output, which stays unread."""
+    """Return a process with its last unread output. The output stays unread."""
     process = await processes_inside.find(use, process_id)
     stdout, stderr = await use.sandbox.logs(process_id)
     return {
@@ -63,7 +63,7 @@ async def look(process_id: str, use: Reading) -> dict[str, Any]:
 
 @router.get("/{process_id}/output", responses={**RESPONSES, **EVENTS}, response_class=Response)
 async def output(process_id: str, use: Running, service: TheService) -> Response:
-    """Follow a process's output as server-sent events, the last one `ended`. One reader at a time.
+    """Follow the output of a process as server-sent events, the last one `ended`. One client at a time.
 
     If the client does not read, the process blocks once its pipes are full. A disconnect detaches from the process.
     """
@@ -126,13 +126,13 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
 
 @router.post("/{process_id}/stdin", responses=RESPONSES)
 async def write(process_id: str, use: Running, body: processes_inside.Input) -> dict[str, Any]:
-    """Write to a process's standard input; `end` closes it."""
+    """Write to the standard input of a process. With `end`, it is closed afterwards."""
     return await processes_inside.write(use, process_id, body)
 
 
 @router.post("/{process_id}/signal", responses=RESPONSES)
 async def send_signal(process_id: str, use: Running, body: processes_inside.Signal) -> dict[str, Any]:
-    """Send a signal."""
+    """Send a signal to a process, to its group, or to its tree."""
     return await processes_inside.send_signal(use, process_id, body)
 
 
@@ -146,7 +146,7 @@ async def kill(process_id: str, use: Running) -> dict[str, Any]:
 async def wait(
     process_id: str, use: Running, seconds: Annotated[float, Query(ge=0, le=processes_inside.MOST_WAIT_S)] = 30.0
 ) -> Response:
-    """Wait for a process and return its result with the unread output; 202 if it still runs."""
+    """Wait for the end of a process, and return its result. The answer is 202 if it still runs."""
     answer = await processes_inside.wait(use, process_id, seconds)
     if not isinstance(answer, str):
         return JSONResponse(answer, 202)

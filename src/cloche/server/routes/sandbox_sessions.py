@@ -20,13 +20,13 @@ router = APIRouter(prefix="/api/sandboxes/{sandbox_id}/sessions", tags=["sandbox
 
 @router.post("", status_code=201, responses=RESPONSES)
 async def open_session(use: Running, body: sessions_inside.NewSession) -> dict[str, Any]:
-    """Open a session."""
+    """Open a session, an interpreter that keeps its state between cells."""
     return await sessions_inside.open_session(use, body)
 
 
 @router.get("", responses=RESPONSES)
 async def sessions(use: Reading) -> dict[str, Any]:
-    """List this worker's sessions in the sandbox."""
+    """List the sessions of a sandbox."""
     return await sessions_inside.sessions(use)
 
 
@@ -40,9 +40,10 @@ async def look(session_id: str, use: Reading) -> dict[str, Any]:
 async def run_cell(
     request: Request, session_id: str, use: Running, cell: sessions_inside.Cell, stream: bool = False
 ) -> Response:
-    """Run a cell and answer with its whole result, or with `?stream=1` server-sent events; cells take turns.
+    """Run a cell, and answer with its whole result.
 
-    A disconnect interrupts the cell.
+    With `?stream=1` the answer is server-sent events. Cells of a session run one after the other. A disconnect
+    interrupts the cell.
     """
     return await answer_call(request, use, await sessions_inside.cell_work(use, session_id, cell), stream=stream)
 
@@ -61,17 +62,17 @@ async def checkpoint(session_id: str, use: Running, body: sessions_inside.Checkp
 
 @router.post("/{session_id}/rollback", responses=RESPONSES)
 async def rollback(session_id: str, use: Running, body: sessions_inside.Checkpoint) -> dict[str, Any]:
-    """Restore a checkpoint."""
+    """Restore memory and workspace from a checkpoint."""
     return await sessions_inside.rollback(use, session_id, body)
 
 
 @router.post("/{session_id}/fork", status_code=201, responses=RESPONSES)
 async def fork(session_id: str, use: Running, body: sessions_inside.Forks) -> dict[str, Any]:
-    """Return new sessions with a copy of this one's memory and workspace, each in a separate sandbox."""
+    """Fork a session. The new sessions have a copy of its memory and workspace, each in a separate sandbox."""
     return await sessions_inside.fork(use, session_id, body)
 
 
 @router.delete("/{session_id}", responses=RESPONSES)
 async def close(session_id: str, use: Running) -> dict[str, Any]:
-    """End a session and everything that it started; the sandbox stays."""
+    """End a session and everything that it started. The sandbox stays."""
     return await sessions_inside.close(use, session_id)

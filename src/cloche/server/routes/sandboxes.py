@@ -29,7 +29,7 @@ router = APIRouter(prefix="/api/sandboxes", tags=["sandboxes"], route_class=Json
 async def create(
     body: sandboxes_inside.NewSandbox, caller: Runner, service: TheService, response: Response
 ) -> dict[str, Any]:
-    """Open a sandbox. Below scope admin its limits, network, users and time are bounded as for runs."""
+    """Open a sandbox. For keys below scope admin, limits, network, users and time are bounded as for runs."""
     facts = await open_sandbox(body, caller, service)
     response.headers["Location"] = f"/api/sandboxes/{facts.id}"
     return facts.as_dict()
@@ -98,13 +98,13 @@ async def end(sandbox_id: str, caller: Runner, service: TheService) -> dict[str,
 
 @router.post("/{sandbox_id}/pause", responses=RESPONSES)
 async def pause(use: Running) -> dict[str, Any]:
-    """Stop all processes and the clocks of their time-outs. The lifetime continues."""
+    """Pause a sandbox: stop its processes and the clocks of their time-outs. Its lifetime continues."""
     return await sandboxes_inside.pause(use)
 
 
 @router.post("/{sandbox_id}/resume", responses=RESPONSES)
 async def resume(use: Running) -> dict[str, Any]:
-    """Resume its processes."""
+    """Resume a paused sandbox."""
     return await sandboxes_inside.resume(use)
 
 
@@ -120,13 +120,13 @@ async def execute(request: Request, use: Running, body: sandboxes_inside.Sandbox
 
 @router.get("/{sandbox_id}/exec", responses=RESPONSES)
 async def calls(use: Reading) -> dict[str, Any]:
-    """List the calls that this worker runs in the sandbox, by id."""
+    """List the commands, code and cells that are running in a sandbox, by id."""
     return {"items": [{"id": call_id} for call_id in use.held.calls], "nextCursor": None}
 
 
 @router.delete("/{sandbox_id}/exec/{call_id}", responses=RESPONSES)
 async def cancel(call_id: str, use: Running) -> dict[str, Any]:
-    """End a command or code with all that it started; a session's cell is interrupted."""
+    """End a running command or code with all that it started. The cell of a session is interrupted."""
     live = use.held.call(call_id)
     live.cancel()
     return {"id": live.id, "status": "cancelled"}
@@ -140,7 +140,7 @@ async def ports(use: Reading) -> dict[str, Any]:
 
 @router.get("/{sandbox_id}/network", responses=RESPONSES)
 async def network(use: Reading) -> dict[str, Any]:
-    """Return the network rules, and the last allowed and refused connections."""
+    """Return the network rules of a sandbox, and its last allowed and refused connections."""
     return await sandboxes_inside.network(use)
 
 

@@ -44,7 +44,10 @@ class Replicate(WireModel):
 
 @router.post("", status_code=201, responses=RESPONSES)
 async def create(body: NewSnapshot, caller: Runner, service: TheService) -> dict[str, Any]:
-    """Record an environment, with secrets masked. `ownEnvironment`, the service's own variables, needs scope admin."""
+    """Record an environment as a snapshot, with secrets masked.
+
+    `ownEnvironment` records the service's own variables, and needs scope admin.
+    """
     env = body.env
     if body.own_environment:
         caller.require("admin")
@@ -65,7 +68,7 @@ async def create(body: NewSnapshot, caller: Runner, service: TheService) -> dict
 async def listed(
     caller: Reader, service: TheService, session_id: Session = None, limit: Limit = 50, cursor: Cursor = None
 ) -> dict[str, Any]:
-    """List snapshots, the newest first."""
+    """List the snapshots of environments, the newest first."""
     return await asyncio.to_thread(
         environment.list_snapshots, service.database, project=caller.project, session_id=session_id, limit=limit,
         cursor=cursor,
@@ -82,19 +85,19 @@ async def compare(id1: str, id2: str, caller: Reader, service: TheService) -> di
 
 @router.get("/{snapshot_id}", responses=RESPONSES)
 async def look(snapshot_id: str, caller: Reader, service: TheService) -> dict[str, Any]:
-    """Return a snapshot."""
+    """Return the snapshot of an environment."""
     return await asyncio.to_thread(environment.get_snapshot, service.database, snapshot_id, project=caller.project)
 
 
 @router.delete("/{snapshot_id}", status_code=204, responses=RESPONSES)
 async def delete(snapshot_id: str, caller: Runner, service: TheService) -> None:
-    """Delete a snapshot: its file and its row."""
+    """Delete the snapshot of an environment."""
     await asyncio.to_thread(environment.delete_snapshot, service.database, snapshot_id, project=caller.project)
 
 
 @router.post("/{snapshot_id}/replicate", responses=RESPONSES)
 async def replicate(snapshot_id: str, body: Replicate, caller: Runner, service: TheService) -> dict[str, Any]:
-    """Write a script that sets the snapshot's variables into a workspace. Masked ones are empty placeholders."""
+    """Write a script to a workspace that sets the variables of a snapshot. Masked ones are empty placeholders."""
 
     def write() -> dict[str, Any]:
         snapshot = environment.get_snapshot(service.database, snapshot_id, project=caller.project)

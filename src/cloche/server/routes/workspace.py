@@ -57,7 +57,7 @@ class Restore(WireModel):
 
 @router.post("", status_code=201, responses=RESPONSES)
 async def create(body: NewWorkspaceSnapshot, caller: Runner, service: TheService) -> dict[str, Any]:
-    """Record the files of a workspace, git's state, the given memory, and the offered tools."""
+    """Record a snapshot of a workspace: files, git's state, the given memory, and the offered tools."""
     tools = body.tools.model_dump(by_alias=True) if body.tools else await service.tool_state(caller.project)
     memory = body.memory.model_dump(by_alias=True) if body.memory else None
 
@@ -75,34 +75,34 @@ async def create(body: NewWorkspaceSnapshot, caller: Runner, service: TheService
 async def listed(
     caller: Reader, service: TheService, session_id: Session = None, limit: Limit = 50, cursor: Cursor = None
 ) -> dict[str, Any]:
-    """List snapshots, the newest first."""
+    """List the snapshots of workspaces, the newest first."""
     snapshots = WorkspaceSnapshots(service.database, project=caller.project)
     return await asyncio.to_thread(snapshots.list, session_id=session_id, limit=limit, cursor=cursor)
 
 
 @router.get("/diff", responses=RESPONSES)
 async def diff(id1: str, id2: str, caller: Reader, service: TheService) -> dict[str, Any]:
-    """Compare the files of two snapshots."""
+    """Compare the files of two snapshots of workspaces."""
     snapshots = WorkspaceSnapshots(service.database, project=caller.project)
     return await service.with_files(lambda: snapshots.diff(id1, id2))
 
 
 @router.get("/{snapshot_id}", responses=RESPONSES)
 async def look(snapshot_id: str, caller: Reader, service: TheService) -> dict[str, Any]:
-    """Return a snapshot with all its files."""
+    """Return the snapshot of a workspace with all its files."""
     return await asyncio.to_thread(WorkspaceSnapshots(service.database, project=caller.project).get, snapshot_id)
 
 
 @router.delete("/{snapshot_id}", status_code=204, responses=RESPONSES)
 async def delete(snapshot_id: str, caller: Runner, service: TheService) -> None:
-    """Delete a snapshot, and contents that no other snapshot uses."""
+    """Delete the snapshot of a workspace, and contents that no other snapshot uses."""
     snapshots = WorkspaceSnapshots(service.database, project=caller.project)
     await service.with_files(lambda: snapshots.delete(snapshot_id))
 
 
 @router.post("/{snapshot_id}/restore", responses=RESPONSES)
 async def restore(snapshot_id: str, body: Restore, caller: Runner, service: TheService) -> dict[str, Any]:
-    """Restore the files with stored contents, and report the result of each."""
+    """Restore the files of a snapshot whose contents are stored. The answer has the outcome of each."""
 
     def write() -> dict[str, Any]:
         with opened_workspace(service.options.roots, body.workspace_path, writes=True) as (folder, path):
