@@ -86,10 +86,12 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from cloche.wire.exec_options import WireModel
+from cloche.wire.problems import Refused
+
 from ..auth import Runner
 from ..bodies import JsonRoute
-from ..exec_options import WireModel
-from ..problems import RESPONSES, Refused
+from ..problems import RESPONSES
 
 router = APIRouter(prefix="/api/example", tags=["example"], route_class=JsonRoute)
 

@@ -134,7 +134,7 @@ async def cancel(call_id: str, use: Running) -> dict[str, Any]:
 
 @router.get("/{sandbox_id}/ports", responses=RESPONSES)
 async def ports(use: Reading) -> dict[str, Any]:
-    """List the TCP ports with a listener sandboxes_inside. A web socket to `…/ports/{port}` connects to one."""
+    """List the TCP ports on which a server listens inside. A web socket to `…/ports/{port}` connects to one."""
     return await sandboxes_inside.ports(use)
 
 
