@@ -125,8 +125,9 @@ def _namespaces() -> str:
     except OSError as error:
         return str(error.strerror)
     if pid == 0:
-        os.read(ready, 1)
-        os.write(writing, _outcome(build).encode()[:4000])
+        os.close(go)  # the pipe ends with the parent then, so that a killed one leaves no child that waits for it
+        if os.read(ready, 1):
+            os.write(writing, _outcome(build).encode()[:4000])
         os._exit(0)
     os.close(writing)
     try:
