@@ -24,7 +24,7 @@ MOST_PORT = 65_535
 @option("--state", metavar="DIR", help="A private folder: its file node.json says where the node is.")
 @sandbox_options(but=("fallback", "trusted"))
 def _node(listen: str, public_key: str, ttl: str, state: str | None, options: SandboxOptions) -> int:
-    """Serve sandboxes of this machine to the leases of a fleet.
+    """Serve sandboxes to the leases of a fleet.
 
     An engine, such as Ray, starts this on each of its machines. When it serves, it prints one line of JSON: its
     address, the SHA-256 of its certificate, which callers must compare, its process id, and an id of this start. The

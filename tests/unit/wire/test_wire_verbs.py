@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from cloche.core.letter_case import camel
+from cloche.node.verbs import ALL_VERBS, COORDINATOR
 from cloche.records.keys import SCOPES
-from cloche.wire.verbs import VERBS
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "service" / "wire.md"
 
@@ -20,11 +20,11 @@ def test_the_table_of_verbs_is_the_one_in_the_code() -> None:
     said = [[re.findall(r"[\w.]+", cell) for cell in row] for row in rows]
     assert said == [
         [[name], [verb.scope], list(verb.of), [camel(one) for one in verb.fields.model_fields]]
-        for name, verb in VERBS.items()
+        for name, verb in ALL_VERBS.items()
     ]
 
 
 def test_every_verb_takes_a_scope_and_refuses_what_it_does_not_know() -> None:
     """None is open to every key, and none ignores a field."""
-    assert {verb.scope for verb in VERBS.values()} <= set(SCOPES)
-    assert {verb.fields.model_config.get("extra") for verb in VERBS.values()} == {"forbid"}
+    assert {verb.scope for verb in ALL_VERBS.values()} <= {*SCOPES, COORDINATOR}
+    assert {verb.fields.model_config.get("extra") for verb in ALL_VERBS.values()} == {"forbid"}
