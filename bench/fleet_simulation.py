@@ -49,6 +49,8 @@ class Figures:
     p50_us: float = 0.0
     p99_us: float = 0.0
     longest_us: float = 0.0
+    longest_tick_us: float = 0.0
+    tick_s: float = 0.0
     longest_restart_ms: float = 0.0
     memory_mib: float = 0.0
     virtual_s: float = 0.0
@@ -112,7 +114,7 @@ class Simulation:
         ]
         self.asking: dict[str, Worker] = {}
         self.working = len(self.workers)
-        self.times, self.actions = Times(), Counter[str]()
+        self.times, self.actions, self.tick_ns = Times(), Counter[str](), 0
         self.deferred: list[tuple[Callable[..., None], tuple[Any, ...]]] | None = None  # while no coordinator runs
         self.figures = Figures(mode=mode, nodes=nodes, programs=programs, workers=len(self.workers))
         self.decisions = self.new_decisions()
@@ -159,10 +161,17 @@ class Simulation:
         words = (*words[:-1], self.now)
         began = time.thread_time_ns()
         answer = getattr(self.decisions, name)(*words)
-        self.times.add(time.thread_time_ns() - began)
+        self.note_time(name, time.thread_time_ns() - began)
         if name != "renew":
             self.carry_out(answer)
         return answer
+
+    def note_time(self, name: str, ns: int) -> None:
+        if name == "tick":
+            self.figures.longest_tick_us = max(self.figures.longest_tick_us, ns / 1000)
+            self.tick_ns += ns
+        else:
+            self.times.add(ns)
 
     def carry_out(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -314,7 +323,7 @@ class Simulation:
         figures.real_s, figures.memory_mib, figures.actions = real_s, memory_mib, dict(self.actions)
         figures.decisions, figures.decisions_a_second = times.number, times.number / times.total_ns * 1e9
         figures.p50_us, figures.p99_us = times.percentile_us(0.5), times.percentile_us(0.99)
-        figures.longest_us = times.longest_ns / 1000
+        figures.longest_us, figures.tick_s = times.longest_ns / 1000, self.tick_ns / 1e9
 
     def faults(self) -> Sequence[str]:
         """Return what must not be: programs without exactly one result, and things that are left."""
@@ -341,6 +350,7 @@ def show(figures: Figures) -> None:
     rows = {
         "decisions": f"{figures.decisions:,}, {figures.decisions_a_second:,.0f} a second of processor time",
         "one decision": f"p50 {figures.p50_us:.0f}, p99 {figures.p99_us:.0f}, longest {figures.longest_us:,.0f} us",
+        "ticks": f"two a simulated second, {figures.tick_s:.1f} s in all, longest {figures.longest_tick_us:,.0f} us",
         "memory": f"{figures.memory_mib:.0f} MiB more than before, with the simulated world",
         "time": f"{figures.virtual_s:,.0f} s simulated in {figures.real_s:,.0f} s",
         "most waiting": f"{figures.most_waiting:,} requests",

@@ -129,7 +129,7 @@ class Decisions:
         self._digests = Digests()
         self._asks: dict[int, tuple[PlacedNode, Size]] = {}
         self._ask_anywhere: int | None = None
-        self._asks_anywhere_from = 0.0
+        self._asks_anywhere_from = self._looks_for_idle_at = 0.0
         self._ask_ids = count(1)
         self._unpromised: dict[Size, OrderedDict[str, LeaseRequest]] = {}
         self._promised: dict[str, PlacedNode] = {}
@@ -173,6 +173,7 @@ class Decisions:
         node.phase = "draining"
         self._drop_kept(node)
         self._drop_promises(node)
+        self._refresh(node)
         return self._give_back(node, now, idle_s=0.0) + self._serve(now)
 
     def node_lost(self, name: str, now: float) -> list[Action]:
@@ -250,7 +251,8 @@ class Decisions:
         for block in node.unneeded(now, idle_s):
             node.reserved = node.reserved.minus(node.blocks.pop(block).size)
             actions.append(GiveBack(block=block, node=node.id))
-        self._refresh(node)
+        if actions:
+            self._refresh(node)
         return actions
 
     def _add_unpromised(self, request: LeaseRequest) -> None:
@@ -398,8 +400,10 @@ class Decisions:
             if node.asks_again_at and node.asks_again_at <= now:
                 node.asks_again_at = 0.0
                 self._refresh(node)
-            if node.blocks:
-                actions += self._give_back(node, now, idle_s=self.rules.block_idle_s)
+        if now >= self._looks_for_idle_at:
+            self._looks_for_idle_at = now + self.rules.block_idle_s / 60
+            for node in self.nodes.values():
+                actions += self._give_back(node, now, idle_s=self.rules.block_idle_s) if node.blocks else []
         return actions
 
     def _expired(self, now: float) -> list[Action]:
