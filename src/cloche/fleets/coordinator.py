@@ -15,7 +15,7 @@ import asyncio
 import ipaddress
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -39,7 +39,7 @@ from .events import EventReader, EventReaders
 from .lease_ids import key_tag, new_lease_id, size_of, sublet_of
 from .placing import Size
 from .signing import BadCredential, Claim, Signer, Verifier
-from .tending import STALL_S, TendedNode, Timing
+from .tending import STALL_S, Reach, TendedNode, Timing, reach
 from .waiting import LeaseRequest
 
 MOST_TTL_S, MOST_WAIT_S = 86_400.0, 86_400.0
@@ -70,12 +70,13 @@ class Coordinator:
         rules: Rules | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        reach: Callable[[str], Awaitable[Reach]] = reach,
     ):
         self.engine, self.timing = engine.name, timing or Timing()
         rules = rules or Rules(quota=quota, has_blocks=engine.has_blocks, scaling_s=engine.scaling_s)
         self.decisions = Decisions(rules)
         self._engine, self._link_to, self._signer, self._version = engine, link_to, signer, version
-        self.clock, self._wall = clock, wall
+        self.clock, self._wall, self._reach = clock, wall, reach
         self._listed: dict[str, EngineNode] = {}
         self._tended: dict[str, TendedNode] = {}
         self._draining: set[str] = set()
@@ -422,6 +423,10 @@ class Coordinator:
         self._hosts = {host: at for host, at in self._hosts.items() if now - at < DENIED_S}
 
     # What a node's task calls
+
+    async def reach(self, address: str) -> Reach:
+        """Try to connect to a node's address."""
+        return await self._reach(address)
 
     def denied(self) -> Sequence[str]:
         """Return the addresses of all nodes."""

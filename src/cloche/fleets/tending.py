@@ -1,9 +1,10 @@
 """The coordinator's side of one node: its link, its heartbeat, and the leases that are to end there.
 
 Theory of operation: one task for each node connects, reads what the node is and which leases it holds, and then sends
-a heartbeat each second. A node that answers nothing for `silence_s` is lost; the task then tries to connect again, for
-as long as the engine has the node. A second task ends leases. An end that could not be sent is kept, and sent before
-the node's leases are read again, so that no lease that was released comes back.
+a heartbeat each second. A node that answers nothing for `silence_s` is lost, unless its machine accepts connections:
+then its server is busy, and is lost after `busy_s`. One that refuses connections is lost at once. The task then tries
+to connect again, for as long as the engine has the node. A second task ends leases. An end that could not be sent is
+kept, and sent before the node's leases are read again, so that no lease that was released comes back.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
+from urllib.parse import urlsplit
 
 from cloche.core.record import dataclass
 from cloche.core.remote import Secret
@@ -20,7 +22,7 @@ from cloche.core.remote import Secret
 from .engine import EngineNode, LinkTo, NodeLink, NodeReport
 
 ENDS_AT_ONCE = 16  # leases of a node
-CLOSE_S = 1.0
+CLOSE_S, REACH_S = 1.0, 1.0
 STALL_S = 1.0  # of this event loop, after which silence is not the node's fault
 log = logging.getLogger("cloche.fleet")
 
@@ -29,17 +31,36 @@ log = logging.getLogger("cloche.fleet")
 class Timing:
     """Settings of a coordinator, in seconds.
 
-    Nodes and engine are looked at every `beat_s`; a node is lost after `silence_s`. Without a heartbeat for `alone_s` a
-    node ends its leases. A block on a node has to come within `block_s`; `up` waits for a node for `ready_s`.
+    Nodes and engine are looked at every `beat_s`; a node is lost after `silence_s`, or after `busy_s` where its machine
+    accepts connections. Without a heartbeat for `alone_s` a node ends its leases. A block on a node has to come within
+    `block_s`; `up` waits for a node for `ready_s`.
     """
 
     beat_s: float = 1.0
     silence_s: float = 3.0
+    busy_s: float = 15.0
     tick_s: float = 0.5
     alone_s: float = 60.0
     block_s: float = 30.0
     ready_s: float = 60.0
     end_s: float = 5.0
+
+
+Reach = Literal["open", "refused", "silent"]
+
+
+async def reach(address: str) -> Reach:
+    """Try to connect to a node's address, over TCP alone."""
+    parts = urlsplit(address)
+    try:
+        async with asyncio.timeout(REACH_S):
+            _, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    except ConnectionRefusedError:
+        return "refused"
+    except (OSError, ValueError):
+        return "silent"
+    writer.close()
+    return "open"
 
 
 class NodeOwner(Protocol):
@@ -53,6 +74,10 @@ class NodeOwner(Protocol):
 
     def has_stalled(self) -> bool:
         """Tell whether this event loop has just stood still."""
+        ...
+
+    async def reach(self, address: str) -> Reach:
+        """Try to connect to a node's address."""
         ...
 
     def denied(self) -> Sequence[str]:
@@ -152,13 +177,13 @@ class TendedNode:
     def _note(self, error: Exception) -> None:
         reason = str(error) or type(error).__name__
         if isinstance(error, TimeoutError):
-            reason = f"it has not answered for {self._owner.timing.silence_s:g} s"
+            reason = "its server does not answer"
         if reason != self.reason:
             log.warning("node %s: %s", self.node.id, reason)
         self.reason = reason
 
     async def _connect(self) -> None:
-        async with asyncio.timeout(self._owner.timing.silence_s):
+        async with asyncio.timeout(self._owner.timing.busy_s):
             link = self._link = self._link_to(self.node, self._credential)
             self.report = await link.status()
             await link.keep(self._owner.denied(), self._owner.timing.alone_s, {})
@@ -171,21 +196,33 @@ class TendedNode:
         self._has_ends.set()
 
     async def _beat(self) -> None:
-        """Send heartbeats until the node is silent. Raises its last error."""
-        timing, heard_at = self._owner.timing, self._owner.clock()
+        """Send heartbeats until the node is lost. Raises its last error."""
+        timing, heard_at, limit_s = self._owner.timing, self._owner.clock(), 0.0
         while True:
             await asyncio.sleep(timing.beat_s)
-            renewed, self._renewed = self._renewed, {}
+            limit_s = timing.silence_s if limit_s else max(timing.silence_s - timing.beat_s, timing.beat_s)
             try:
-                async with asyncio.timeout(max(heard_at + timing.silence_s - self._owner.clock(), 0.0)):
-                    await self._connected().keep(self._owner.denied(), timing.alone_s, renewed)
-                heard_at = self._owner.clock()
+                await self._keep(limit_s)
+                heard_at, limit_s = self._owner.clock(), 0.0
             except Exception:
-                self._renewed = renewed | self._renewed
+                reached = await self._owner.reach(self.node.address)
                 if self._owner.has_stalled():
                     heard_at = self._owner.clock()
-                elif self._owner.clock() - heard_at >= timing.silence_s - timing.beat_s / 10:
+                elif self._is_lost(reached, self._owner.clock() - heard_at):
                     raise
+
+    async def _keep(self, limit_s: float) -> None:
+        renewed, self._renewed = self._renewed, {}
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._connected().keep(self._owner.denied(), self._owner.timing.alone_s, renewed)
+        except BaseException:
+            self._renewed = renewed | self._renewed
+            raise
+
+    def _is_lost(self, reached: Reach, silent_s: float) -> bool:
+        limits = {"refused": 0.0, "silent": self._owner.timing.silence_s, "open": self._owner.timing.busy_s}
+        return silent_s >= limits[reached] - self._owner.timing.beat_s / 10
 
     async def _end_leases(self) -> None:
         while True:

@@ -17,6 +17,7 @@ from cloche.fleets.decisions import Rules
 from cloche.fleets.engine import Block, EngineNode, NodeReport
 from cloche.fleets.events import MOST_EVENTS
 from cloche.fleets.signing import Claim, Signer, Verifier
+from cloche.fleets.tending import Reach
 
 from ...harness.virtual_loop import run_virtually
 
@@ -42,7 +43,7 @@ class Machine:
         self.leases: dict[str, float] = {}
         self.ended: list[str] = []
         self.denied: Sequence[str] = ()
-        self.is_cut = self.is_draining = False
+        self.is_cut = self.is_busy = self.is_dead = self.is_draining = False
         self.version = "1.0"
 
     def use(self, lease: Lease) -> None:
@@ -60,7 +61,9 @@ class Link:
         self._machine, self._credential = machine, credential
 
     async def _machine_there(self) -> Machine:
-        if self._machine.is_cut:
+        if self._machine.is_dead:
+            raise ConnectionResetError
+        if self._machine.is_cut or self._machine.is_busy:
             await asyncio.Event().wait()
         claim = self._machine.verifier.check(self._credential().reveal(), now=now())
         assert claim.role == "coordinator"
@@ -114,6 +117,16 @@ class Machines:
         """Connect."""
         return Link(self.machines[node.id], credential)
 
+    async def reach(self, address: str) -> Reach:
+        """Try to connect: a machine that is cut is silent, one whose server hangs accepts connections."""
+        machine = next(machine for machine in self.machines.values() if machine.node.address == address)
+        if machine.is_dead:
+            return "refused"
+        if not machine.is_cut:
+            return "open"
+        await asyncio.sleep(1)
+        return "silent"
+
     async def start(self, public_key: str) -> None:
         assert public_key == SIGNER.public_key
 
@@ -149,7 +162,7 @@ class Machines:
 def coordinator_of(engine: Machines, **options: Any) -> Coordinator:
     """Return a coordinator with the virtual clock."""
     loop = asyncio.get_running_loop()
-    return Coordinator(engine, engine.link, signer=SIGNER, clock=loop.time, wall=now, **options)
+    return Coordinator(engine, engine.link, signer=SIGNER, clock=loop.time, wall=now, reach=engine.reach, **options)
 
 
 def virtually(*cpus: float, **options: Any) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[[], None]]:
@@ -255,6 +268,21 @@ async def test_a_cut_link_ends_the_leases_of_its_node(engine: Machines, fleet: C
     with pytest.raises(NodeLost):
         await fleet.renew(lease)
     assert (await fleet.lease(LeaseSpec(cpus=2))).node == lease.node
+
+
+@virtually(4)
+async def test_a_busy_server_is_not_lost_at_once(engine: Machines, fleet: Coordinator) -> None:
+    """A server that is silent on a machine that accepts connections has 15 s; one that is gone is lost within 2 s."""
+    lease, machine = await fleet.lease(LeaseSpec(), ttl_s=300), engine.machines["n1"]
+    machine.is_busy = True
+    await seconds(9)
+    machine.is_busy = False
+    await seconds(4)
+    await fleet.renew(lease)
+    machine.is_dead = True
+    await seconds(2)
+    with pytest.raises(NodeLost):
+        await fleet.renew(lease)
 
 
 @virtually(4, 4)
