@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,10 +73,10 @@ MODULES = (
 )  # fmt: skip
 
 
-def start(home: Path, *words: str, key: str = "", module: str = "", **variables: str) -> Service:
+def start(home: Path, *words: str, key: str = "", program: Sequence[str] = (), **variables: str) -> Service:
     """Start a service with its database below `home`; with a `key` it is one that has been started before.
 
-    It has the modules already; one of another `module` than `cloche` starts as a program does.
+    It has the modules already; another `program`, a module and its first words, starts by itself.
     """
     database, log = home / "records" / "records.db", home / "service.log"
     environ = {**environment(home), **variables}
@@ -84,8 +84,8 @@ def start(home: Path, *words: str, key: str = "", module: str = "", **variables:
     all_words = ["serve", "--port", "0", "--database", str(database), *words]
     process: Command | subprocess.Popen[bytes]
     with log.open("ab") as output:
-        if module:
-            command = [sys.executable, "-m", module, *all_words]
+        if program:
+            command = [sys.executable, "-m", *program, *all_words]
             process = subprocess.Popen(
                 command, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=home
             )
@@ -115,9 +115,9 @@ def _wait_for_link(process: Command | subprocess.Popen[bytes], log: Path, begin:
 
 
 @contextmanager
-def serving(home: Path, *words: str, **variables: str) -> Iterator[Service]:
+def serving(home: Path, *words: str, program: Sequence[str] = (), **variables: str) -> Iterator[Service]:
     """Serve for the body; then it must end by SIGTERM, as it should, and its sandboxes after it."""
-    service = start(home, *words, **variables)
+    service = start(home, *words, program=program, **variables)
     try:
         yield service
     except BaseException:

@@ -354,7 +354,7 @@ def test_a_new_route_is_one_module_and_its_name(tmp_path: Path) -> None:
     """It has the scopes, the problems, the bounds and the place in the OpenAPI document that all routes have."""
     copy = Copy(tmp_path, ROUTE, **{"server/routes": ROUTE_MODULE})
     variables = {"PYTHONPATH": str(tmp_path), "CLOCHE_AUDIT": "off"}
-    with serving(copy.folder, module="cloche", **variables) as service, service.client() as client:
+    with serving(copy.folder, program=["cloche"], **variables) as service, service.client() as client:
         document = client.get("/api/openapi.json").json()["paths"]["/api/example"]["post"]
         assert (document["summary"], document["description"]) == ("Add", "Return the sum of numbers.")
         assert client.post("/api/example", json={"numbers": [1, 2]}).json()["sum"] == 3

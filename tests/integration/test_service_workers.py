@@ -199,7 +199,9 @@ def test_workers_of_two_machines_pass_on_by_tls(starter: Starter, tmp_path: Path
 
         first = machine("one")
         # Another name of the host is another machine, as is another folder of sandboxes.
-        second = machine("two", key=first.key, module="tests.harness.other_host", PYTHONPATH=os.pathsep.join(sys.path))
+        second = machine(
+            "two", key=first.key, program=["tests.harness.other_host"], PYTHONPATH=os.pathsep.join(sys.path)
+        )
         with first.client(verify=trusting) as one, second.client(verify=trusting) as other:
             sandbox = f"/api/sandboxes/{one.post('/api/sandboxes', json={}).json()['id']}"
             session = session_in(other, sandbox)
