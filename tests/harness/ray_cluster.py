@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
-SHARE, PERIOD_US = 0.4, 100_000
+SHARE, PERIOD_US = 0.5, 100_000  # a run may have no more than its node: the default of `cpus`
 NETWORK, PORT, FIRST = "10.77.0.", 6379, 1
 STARTED_S, JOINED_S = 120.0, 60.0
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, get_args
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.fleet import FleetSettings
+from cloche.core.fleet_settings import FleetSettings
 from cloche.core.languages import LANGUAGES
 from cloche.core.limits import (
     LIMITS,

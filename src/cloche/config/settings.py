@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cloche.core.enforcement import Level
 from cloche.core.errors import InvalidRequest, PolicyDenied
-from cloche.core.fleet import FleetSettings
+from cloche.core.fleet_settings import FleetSettings
 from cloche.core.limits import Limits
 from cloche.core.policy import TIERS, Policy
 

@@ -10,32 +10,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Literal, Protocol
 
+from .fleet_settings import TTL_S as TTL_S  # noqa: PLC0414 - its users know the seam alone
+from .fleet_settings import FleetSettings as FleetSettings  # noqa: PLC0414
 from .record import dataclass, field
 from .remote import Secret
 
 NodeState = Literal["starting", "ready", "draining", "lost"]
 EventKind = Literal["node-up", "node-lost", "node-drained", "lease", "release", "expired", "refused"]
-TTL_S, LEAST_TTL_S = 60.0, 5.0  # of a lease; its holder renews it at a third of that
+LEAST_TTL_S = 5.0  # of a lease; its holder renews it at a third of its time
 WAIT_S = 300.0  # in the queue
 MIB = 1 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetSettings:
-    """What an operator sets for a fleet.
-
-    `address` is the engine's, empty for the one that its environment names. `share` is the part of each node's
-    processors and memory that leases may use; `reserve_cpu` takes it from the engine's own tasks. A lease lasts `ttl_s`
-    unless it is renewed. Without a lease or a caller for `idle_s` the fleet ends. `quota` is the number of leases that
-    one key may hold and wait for; None is without a limit.
-    """
-
-    address: str = ""
-    share: float = 0.5
-    reserve_cpu: bool = False
-    ttl_s: float = TTL_S
-    idle_s: float = 600.0
-    quota: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -352,7 +352,13 @@ BACKEND_ROWS: Mapping[str, BackendRow] = {
         needs_linux=False,
     ),
     "kubernetes": BackendRow(summary="pods of a cluster", needs="a cluster"),
-    "ray": BackendRow(summary="workers of a Ray cluster", needs="a cluster"),
+    "ray": BackendRow(
+        summary="nodes of a Ray cluster",
+        provider="cloche.backends.cloche.ray:RayBackend",
+        takes_image=True,
+        is_remote=True,
+        needs_linux=False,
+    ),
 }
 _ISOLATING_BACKENDS = (*(name for name, row in BACKEND_ROWS.items() if row.isolates and name != "auto"), "auto")
 # Names that stand for the host itself: what a model or anybody unknown wrote does not run there.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
+from .fleet_settings import FleetSettings
 from .record import dataclass, field
 
 DOMAINS: Mapping[str, str] = {"e2b": "e2b.app", "daytona": "app.daytona.io"}  # where an account names nothing else
@@ -73,7 +74,8 @@ class RemoteAccount:
     `url` is that of its API; `domain` and `sandbox_url` are E2B's, `organisation` and `region` Daytona's.
     `template` is what sandboxes are made from. `ca_file` is trusted in place of the system's certificates, and
     `certificate`, the SHA-256 of one in hex, in place of both. `place` is a lease on a node of a fleet: all leases
-    on a node share its connections, so it does not count when accounts are compared. The provider keeps a sandbox
+    on a node share its connections, so it does not count when accounts are compared. `fleet` has the settings of an
+    engine's. The provider keeps a sandbox
     for at most `lifetime_s`. A connection that carries a call and has been silent for `silence_s` is lost; both
     sides send pings before that, and the other times of the wire are multiples of it. A live sandbox at `cloche`
     ends `lease_s` after its client is lost; with 0 a process of its own keeps it there. `quota_file` holds the
@@ -96,6 +98,7 @@ class RemoteAccount:
     quota_file: str | None = None
     certificate: str = ""
     place: LeasedPlace | None = field(default=None, repr=False, compare=False)
+    fleet: FleetSettings = FleetSettings()
 
     @property
     def look_s(self) -> float:

@@ -11,6 +11,7 @@ from typing import cast
 from cloche.audit.log import default_folder
 from cloche.config.keys import Settings
 from cloche.core.errors import ClocheError, OutcomeUnknown
+from cloche.core.fleet_settings import FleetSettings
 from cloche.core.loops import finish
 from cloche.core.processes import Detached
 from cloche.core.protocols import Backend, SupportsAccount
@@ -20,19 +21,23 @@ from cloche.core.result import Result
 
 from .registry import counter_of, has_power
 
+ENGINES = ("ray",)
 QUOTA_FILE = "quota.db"  # in the user's default folder, even if a call's audit log is elsewhere
 _QUOTA = tuple(field.name for field in fields(Quota))
 
 
 def accounts_of(settings: Settings) -> Mapping[str, RemoteAccount]:
     """Return the configured account at each provider."""
+    engines = {}
+    if settings.fleet != FleetSettings():
+        engines = {name: RemoteAccount(provider=name, fleet=settings.fleet) for name in ENGINES}
     if not settings.remotes:
-        return {}
+        return engines
     values_by_provider: dict[str, dict[str, object]] = {}
     for where, value in settings.remotes.items():
         provider, _, name = where.partition("/")
         values_by_provider.setdefault(provider, {})[name] = value
-    return {provider: _account(provider, values) for provider, values in values_by_provider.items()}
+    return engines | {provider: _account(provider, values) for provider, values in values_by_provider.items()}
 
 
 def account_of(backend: Backend) -> RemoteAccount | None:

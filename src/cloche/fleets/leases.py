@@ -113,6 +113,9 @@ class Leases:
     async def _connected(self) -> Fleet:
         if self._fleet is None or (self._fleet.done() and self._fleet.exception() is not None):
             self._fleet = asyncio.ensure_future(self._connect())
+            await asyncio.shield(self._fleet)
+            atexit.unregister(self.close)
+            atexit.register(self.close)  # before what the engine's package has registered meanwhile
         return await asyncio.shield(self._fleet)
 
     async def _new(self, spec: LeaseSpec, granted: list[HeldLease]) -> HeldLease:

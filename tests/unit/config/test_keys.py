@@ -11,7 +11,7 @@ import pytest
 from cloche.config.autofix_settings import AutoFixSettings
 from cloche.config.keys import CEILING_FIELDS, KEYS, LIMIT_FIELDS, Settings
 from cloche.config.origins import ARGUMENT, DEFAULT, Origin
-from cloche.core.fleet import FleetSettings
+from cloche.core.fleet_settings import FleetSettings
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 

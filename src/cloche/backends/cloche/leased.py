@@ -99,7 +99,7 @@ class LeasedBackend(ClocheBackend):
         key = self.name, account, os.getpid()
         leases = _of_processes.get(key)
         if leases is None:
-            leases = _of_processes[key] = Leases(lambda: self.connect(account), key=account.organisation)
+            leases = _of_processes[key] = Leases(lambda: self.connect(account), ttl_s=account.fleet.ttl_s)
         return leases
 
 

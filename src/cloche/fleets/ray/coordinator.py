@@ -17,7 +17,8 @@ from collections.abc import Awaitable, Mapping
 from typing import Any, TypeVar
 
 from cloche.core.errors import ClocheError
-from cloche.core.fleet import FleetEvent, FleetSettings, FleetStatus, Lease, LeaseSpec
+from cloche.core.fleet import FleetEvent, FleetStatus, Lease, LeaseSpec
+from cloche.core.fleet_settings import FleetSettings
 from cloche.core.record import dataclass, field
 
 from ..coordinator import Coordinator

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cloche.core.errors import BackendUnavailable
-from cloche.core.fleet import FleetSettings
+from cloche.core.fleet_settings import FleetSettings
 
 from ..engine import Block, EngineNode
 from . import cluster, supervisor

@@ -15,7 +15,8 @@ from importlib import metadata
 from typing import Any
 
 from cloche.core.errors import BackendUnavailable, ClocheError, NodeLost, NotFound
-from cloche.core.fleet import TTL_S, FleetEvent, FleetSettings, FleetStatus, Lease, LeaseSpec, NodeInfo
+from cloche.core.fleet import TTL_S, FleetEvent, FleetStatus, Lease, LeaseSpec, NodeInfo
+from cloche.core.fleet_settings import FleetSettings
 
 from ..signing import Signer
 from . import cluster

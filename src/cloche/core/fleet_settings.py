@@ -1,0 +1,25 @@
+"""What an operator sets for a fleet; an account at an engine holds it, so it is apart from the seam in `fleet.py`."""
+
+from __future__ import annotations
+
+from .record import dataclass
+
+TTL_S = 60.0  # of a lease
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSettings:
+    """What an operator sets for a fleet.
+
+    `address` is the engine's, empty for the one that its environment names. `share` is the part of each node's
+    processors and memory that leases may use; `reserve_cpu` takes it from the engine's own tasks. A lease lasts `ttl_s`
+    unless it is renewed. Without a lease or a caller for `idle_s` the fleet ends. `quota` is the number of leases that
+    one key may hold and wait for; None is without a limit.
+    """
+
+    address: str = ""
+    share: float = 0.5
+    reserve_cpu: bool = False
+    ttl_s: float = TTL_S
+    idle_s: float = 600.0
+    quota: int | None = None
