@@ -356,7 +356,7 @@ def test_changes_since_a_mark(runner: httpx.Client, sandbox: str) -> None:
     with tarfile.open(fileobj=io.BytesIO(packed.content)) as archive:
         assert archive.getnames() == ["a", "c", "e", "e/x", "e/y", "link", "\udcfe"]
         assert archive.extractfile("e/x").read() == b"d/x\n"  # type: ignore[union-attr]
-    for wrong in ({"since": "0"}, {"entries": {"a": "file"}}, {"path": None}, {"since": "9" * 19}):
+    for wrong in ({"since": "0"}, {"entries": {"a": "file"}}, {"path": None}, {"since": "9" * 19}, {"path": "a\0"}):
         assert runner.post(f"{sandbox}/files/changes", json={**mark, **wrong}).status_code == 422, wrong
     assert kind_of(runner.get(f"{sandbox}/files/mark", params={"path": f"{at}/none"})) == (404, "file-not-found")
     shell(runner, sandbox, "rm -r marked")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import deque
 from typing import Any
 
 from cloche.jail import messages
@@ -19,7 +20,7 @@ from .ledger import KEPT_ROWS, Sum
 
 MOST_CALLERS = 128  # of one sandbox
 ASK_S = 300.0
-MOST_QUESTIONS, MOST_ASKED = 32, 1024  # of the callers: at once, and in all
+MOST_QUESTIONS, MOST_ASKED, MOST_PER_S = 32, 1024, 64  # of the callers: at once, in all with an answer, in one second
 WANTED_AGAIN_S = 10.0  # after who stands in was started
 
 
@@ -92,13 +93,14 @@ class Questions:
         self._open: dict[int, HostQuestion] = {}
         self._last_number = 0
         self._wanted_at, self._is_wanted = -WANTED_AGAIN_S, False
+        self._lately: deque[float] = deque()  # when questions began
 
     async def ask(self, host: str, port: int) -> bool:
         """Return the answer; no if no caller can decide, or none does in time."""
         key = f"{host}:{port}"
         question = self._by_key.get(key)
         if question is None:
-            if len(self._by_key) >= MOST_ASKED or len(self._open) >= MOST_QUESTIONS:
+            if len(self._by_key) >= MOST_ASKED or len(self._open) >= MOST_QUESTIONS or not self._may_ask_now():
                 return False
             self._last_number += 1
             question = self._by_key[key] = self._open[self._last_number] = HostQuestion(self._last_number, host, port)
@@ -108,6 +110,18 @@ class Questions:
                 return await asyncio.shield(question.answer)
         except TimeoutError:
             return False
+
+    def _may_ask_now(self) -> bool:
+        """Count a question that a caller gets; no if there were too many in this second, as a refused guest goes on."""
+        if not any(caller.decides for caller in self._callers.by_end.values()):
+            return True
+        now = asyncio.get_running_loop().time()
+        while self._lately and self._lately[0] <= now - 1:
+            self._lately.popleft()
+        if len(self._lately) >= MOST_PER_S:
+            return False
+        self._lately.append(now)
+        return True
 
     def _put(self, question: HostQuestion) -> None:
         """Send a question to the callers that decide; without any it has ended, for now."""

@@ -19,6 +19,7 @@ from cloche.workspace.snapshot import Snapshot, SnapshotEntry
 ENTRY_PATTERN = r"^(file|link|directory|other) [0-7]{4}( [0-9a-f]{64})?$"
 NOT_IN_MARK = "it is as old as the mark, which does not have it"
 BLOCK = tarfile.BLOCKSIZE
+MOST_HELD_BYTES, ROW_BYTES = 32 << 20, 512  # of differences in memory; of one beside its names
 FileType = Literal["file", "link", "directory", "other"]
 
 
@@ -34,11 +35,15 @@ class FileDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differences:
-    """Hold the differences by path, and why paths are left out. If partial, removed paths are not known."""
+    """Hold the differences by path, and why paths are left out, in so many bytes of memory.
+
+    If partial, removed paths are not known.
+    """
 
     rows: tuple[FileDifference, ...] = ()
     left_out: Mapping[bytes, str] = field(default_factory=dict)
     is_partial: bool = False
+    held_bytes: int = 0
 
 
 def entry_text(entry: SnapshotEntry) -> str:
@@ -47,22 +52,34 @@ def entry_text(entry: SnapshotEntry) -> str:
     return f"{entry.kind} {entry.mode:04o} {digest}".rstrip()
 
 
-def compare(before: Mapping[bytes, str], now: Snapshot) -> Differences:
-    """Return what differs from a mark, in the order of paths."""
+def compare(before: Mapping[bytes, str], now: Snapshot, *, most_bytes: int = MOST_HELD_BYTES) -> Differences:
+    """Return what differs from a mark, in the order of paths, as far as it has at most so many bytes."""
     rows, left_out = list[FileDifference](), dict[bytes, str]()
+    held_bytes, is_partial = 0, now.is_partial
     for path, entry in now.entries.items():
-        if entry.problem:
-            left_out[path] = entry.problem
-        elif entry.kind == "unchanged":
-            if path not in before:
-                left_out[path] = NOT_IN_MARK
-        elif (difference := _difference(path, before.get(path), entry)) is not None:
+        if (why := _why_left_out(path, before, entry)) is not None:
+            left_out[path] = why
+        elif entry.kind != "unchanged" and (difference := _difference(path, before.get(path), entry)) is not None:
             rows.append(difference)
-    if not now.is_partial:
-        gone = (path for path in before if path not in now.entries and not _is_below(path, left_out))
+        else:
+            continue
+        held_bytes += ROW_BYTES + len(path) + len(entry.target)
+        if held_bytes > most_bytes:
+            is_partial = True
+            break
+    if not is_partial:
+        gone = [path for path in before if path not in now.entries and not _is_below(path, left_out)]
         rows += [FileDifference(path=path, what="removed", old=before[path]) for path in gone]
+        held_bytes += sum(ROW_BYTES + len(path) for path in gone)
     rows.sort(key=lambda row: row.path)
-    return Differences(rows=tuple(rows), left_out=left_out, is_partial=now.is_partial)
+    return Differences(rows=tuple(rows), left_out=left_out, is_partial=is_partial, held_bytes=held_bytes)
+
+
+def _why_left_out(path: bytes, before: Mapping[bytes, str], entry: SnapshotEntry) -> str | None:
+    """Return why a path is neither equal nor different; None for any other."""
+    if entry.problem:
+        return entry.problem
+    return NOT_IN_MARK if entry.kind == "unchanged" and path not in before else None
 
 
 def _difference(path: bytes, old: str | None, entry: SnapshotEntry) -> FileDifference | None:

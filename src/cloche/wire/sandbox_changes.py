@@ -6,9 +6,10 @@ All processes of the sandbox are stopped until it is read, so nothing here waits
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, cast
+from functools import partial
+from typing import Any, TypeVar, cast
 
 from cloche import hostfs
 from cloche.core.changes import SupportsChanges
@@ -19,6 +20,7 @@ from cloche.workspace.snapshot import Snapshot, SnapshotReader
 from .problems import Refused
 from .uses import Use
 
+T = TypeVar("T")
 MOST_SINCE = 1 << 62  # ns of the sandbox's clock
 ROWS_BYTES, PER_ENTRY_BYTES = 256 << 20, 16  # of names and frames beside the content
 
@@ -60,17 +62,23 @@ async def snapshot_of(use: Use, path: str, *, since: int, entries: int) -> Async
             async for piece in pieces:
                 load.spool(whose, len(piece))
                 size += len(piece)
-                await finish(asyncio.to_thread(reader.feed, piece))
-        snapshot = await finish(asyncio.to_thread(reader.finish, answer))
+                await _checked(partial(reader.feed, piece))
+        snapshot = await _checked(partial(reader.finish, answer))
         try:
             yield snapshot
         finally:
             snapshot.close()
-    except ValueError as error:
-        raise OutcomeUnknown(f"the sandbox's report of its files is invalid: {error}") from error
     finally:
         reader.close()
         load.spooled.give_back(whose, size)
+
+
+async def _checked(reading: Callable[[], T]) -> T:
+    """Read a part of a report in a thread. Raises OutcomeUnknown for an invalid one."""
+    try:
+        return await finish(asyncio.to_thread(reading))
+    except ValueError as error:
+        raise OutcomeUnknown(f"the sandbox's report of its files is invalid: {error}") from error
 
 
 def natural(value: object) -> int:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cloche.egress.callers import WANTED_AGAIN_S, Callers, EgressCaller, Questions
+from cloche.egress.callers import MOST_PER_S, WANTED_AGAIN_S, Callers, EgressCaller, Questions
 from cloche.jail import messages
 
 
@@ -52,6 +53,30 @@ def test_nobody_is_told_what_nobody_would_answer() -> None:
             assert await asking
             assert await questions.ask("a.example", 443)
             assert told(end) == []
+
+    asyncio.run(main())
+
+
+def test_a_guest_that_gets_no_answer_asks_at_a_pace() -> None:
+    """Each connection to a host without a final answer is asked about, and only so many in a second."""
+
+    async def main() -> None:
+        with callers(is_kept=False) as (found, (end,)):
+            questions = Questions(found)
+            questions.put_to(found.control)
+            later = asyncio.get_running_loop().time() + 1000  # so that none of them is over
+            questions._lately = deque([later] * (MOST_PER_S - 1))
+            for number in range(1, 4):
+                asking = asyncio.create_task(questions.ask("a.example", 443))
+                await asyncio.sleep(0)
+                questions.take_answer(found.control.end, number, is_allowed=False, is_final=False)
+                assert not await asking
+            assert told(end) == ["ask"]
+            questions._lately.clear()
+            asking = asyncio.create_task(questions.ask("a.example", 443))
+            await asyncio.sleep(0)
+            assert told(end) == ["ask"]
+            asking.cancel()
 
     asyncio.run(main())
 

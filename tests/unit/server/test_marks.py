@@ -17,6 +17,9 @@ def test_what_was_not_looked_at_is_not_removed() -> None:
     assert found.left_out == {b"d": "it cannot be read inside"}
     partial = compare(before, Snapshot(entries={b"d": FOLDER}, is_whole=True, is_partial=True))
     assert (partial.rows, partial.is_partial) == ((), True)
+    new = {name: SnapshotEntry(path=name, kind="directory") for name in (b"x" * 200, b"y")}
+    cut = compare(before, Snapshot(entries=new, is_whole=True), most_bytes=600)
+    assert ([(row.path, row.what) for row in cut.rows], cut.is_partial) == ([(b"x" * 200, "created")], True)
 
 
 def test_what_the_mark_does_not_have_is_told() -> None:

@@ -6,10 +6,10 @@ import asyncio
 import base64
 import json
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Response
 from pydantic import ConfigDict, Field, StringConstraints
@@ -32,7 +32,9 @@ from .sandbox_files import ARCHIVE, Path
 
 router = APIRouter(prefix="/api/sandboxes/{sandbox_id}/files", tags=["sandbox files"], route_class=JsonRoute)
 MOST_MARKED, MOST_LOOKED_AT = 20_000, 100_000  # files of a mark, and of a folder when it is compared
+MOST_NAMES_BYTES = 8 << 20  # in one answer
 PIECE = 1 << 18  # of an archive
+T = TypeVar("T")
 EntryText = Annotated[str, StringConstraints(pattern=ENTRY_PATTERN)]
 Entries = Annotated[dict[str, EntryText], Field(max_length=MOST_MARKED)]
 
@@ -78,14 +80,17 @@ async def mark_folder(use: Running, path: Path) -> Response:
     since = await clock_ns(use)
     async with snapshot_of(use, path, since=1, entries=MOST_MARKED) as snapshot:
         if snapshot.is_partial:
-            why = f"the folder has more than {MOST_MARKED} files, or files whose names cannot be read"
+            why = f"the folder has more than {MOST_MARKED} files, or files that cannot be described"
             raise Refused(413, "body-too-large", why, remedy="mark a folder below it")
         return Response(await asyncio.to_thread(_mark_text, path, since, snapshot), media_type="application/json")
 
 
 def _mark_text(path: str, since: int, snapshot: Snapshot) -> str:
-    entries, odd = dict[str, str](), dict[str, str]()
+    entries, odd, names_bytes = dict[str, str](), dict[str, str](), 0
     for name, entry in snapshot.entries.items():
+        names_bytes += len(name)
+        if names_bytes > MOST_NAMES_BYTES:
+            raise Refused(413, "body-too-large", f"the paths of the files have more than {MOST_NAMES_BYTES} bytes")
         try:
             entries[name.decode()] = entry_text(entry)
         except UnicodeDecodeError:
@@ -106,9 +111,14 @@ async def compare_with_mark(use: Running, body: Mark) -> Response:
 
 @router.post("/changes/archive", responses={**RESPONSES, **ARCHIVE}, response_class=Response)
 async def pack_changes(use: Running, body: Mark) -> Response:
-    """Return the created and modified files as a tar archive. Removed files are not in it."""
+    """Return the created and modified files as a tar archive. Removed files are not in it.
+
+    If there are more changes or files than can be compared, the answer is 413.
+    """
     async with AsyncExitStack() as stack:
         differences, snapshot = await stack.enter_async_context(_compared(use, body))
+        if differences.is_partial:
+            raise Refused(413, "body-too-large", "there are more changes or files than can be compared")
         pieces = _in_threads(archive(differences, snapshot))
         return HeldStream(pieces, stack.pop_all(), media_type="application/x-tar")
 
@@ -117,8 +127,14 @@ async def pack_changes(use: Running, body: Mark) -> Response:
 async def _compared(use: Use, body: Mark) -> AsyncIterator[tuple[Differences, Snapshot]]:
     """Yield what differs from a mark, and the files as they are now. Raises InvalidRequest, Refused."""
     path, since, before = body.folder(), body.since_ns(), await asyncio.to_thread(body.texts)
+    load, whose = use.service.wire, use.caller.key_id
     async with snapshot_of(use, path, since=since, entries=MOST_LOOKED_AT) as snapshot:
-        yield await finish(asyncio.to_thread(compare, before, snapshot)), snapshot
+        differences = await finish(asyncio.to_thread(compare, before, snapshot))
+        load.hold(whose, differences.held_bytes)
+        try:
+            yield differences, snapshot
+        finally:
+            load.held.give_back(whose, differences.held_bytes)
 
 
 async def _in_threads(pieces: Iterator[bytes]) -> AsyncGenerator[bytes]:
@@ -137,8 +153,8 @@ def _joined(pieces: Iterator[bytes]) -> bytes:
 
 
 def _as_text(differences: Differences) -> str:
-    rows = [_as_row(row) for row in differences.rows[:MOST_ROWS]]
-    left_out = list(islice(differences.left_out.items(), MOST_ROWS))
+    rows = [_as_row(row) for row in _first(differences.rows, lambda row: len(row.path))]
+    left_out = _first(differences.left_out.items(), lambda item: len(item[0]))
     is_partial = (
         differences.is_partial or len(rows) < len(differences.rows) or len(left_out) < len(differences.left_out)
     )
@@ -147,6 +163,17 @@ def _as_text(differences: Differences) -> str:
         "isPartial": is_partial,
     }  # fmt: skip
     return json.dumps(document, ensure_ascii=False)
+
+
+def _first(rows: Iterable[T], size: Callable[[T], int]) -> list[T]:
+    """Return the first rows, as many as an answer takes by number and size of names."""
+    taken, total = list[T](), 0
+    for row in islice(rows, MOST_ROWS):
+        total += size(row)
+        if total > MOST_NAMES_BYTES:
+            break
+        taken.append(row)
+    return taken
 
 
 def _as_row(row: FileDifference) -> dict[str, Any]:
