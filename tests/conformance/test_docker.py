@@ -17,7 +17,6 @@ ON_GVISOR = {
     "syscalls is true": "system calls are those of gVisor's kernel: what is tried does not reach the host's",
     "modes": OLD_STAT,
     "workspace lives": OLD_STAT,
-    "session ends: memory": "gVisor itself is killed when the cap is hit, and the workspace is lost with it",
 }
 # gVisor's clock of CPU time counts ticks in which a program could have run: what a program reads there says nothing.
 UNTELLING_ON_GVISOR = "cpu is true"
