@@ -1,0 +1,139 @@
+"""A backend over a fleet, with this machine as its only node: leases, the wire, and a node that is lost."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cloche.backends.cloche.leased import LeasedBackend
+from cloche.backends.cloche.links import link_to
+from cloche.core.errors import BackendUnavailable, NodeLost
+from cloche.core.fleet import Fleet, FleetSettings
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
+from cloche.core.remote import RemoteAccount
+from cloche.core.request import Request
+from cloche.core.result import Result
+from cloche.fleets.leases import Leases
+from cloche.fleets.local import LocalFleet
+
+CLAIMED = Policy(accept_claimed=True)
+SILENCE_S = 2.0
+
+
+class LocalFleetBackend(LeasedBackend):
+    """A backend over this machine as a fleet, whose node may use all of it."""
+
+    name, package = "local-fleet", "websockets"
+    leases: Leases
+
+    def __init__(self) -> None:
+        super().__init__(RemoteAccount(provider=self.name, silence_s=SILENCE_S))
+        self.leases = Leases(lambda: self.connect(self._checked()))
+
+    async def connect(self, account: RemoteAccount) -> Fleet:
+        """Return a fleet whose node is ready."""
+        fleet = LocalFleet(link_to, settings=FleetSettings(share=1.0))
+        await fleet.up()
+        return fleet
+
+    def _leases(self) -> Leases:
+        return self.leases
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[LocalFleetBackend]:
+    """Yield the backend; its fleet ends with the tests of this file."""
+    backend = LocalFleetBackend()
+    yield backend
+    backend.leases.close()
+
+
+async def _run(backend: LeasedBackend, code: str) -> Result:
+    async with backend.open(CLAIMED, Limits()) as sandbox:
+        sandbox.expect_single_run()
+        return await sandbox.run(Request(code=code, language="python"))
+
+
+def _node_pid() -> int:
+    """Return the node server of this process."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], check=True, capture_output=True, text=True).stdout
+    rows = [line.split(None, 2) for line in listed.splitlines()]
+    return next(int(pid) for pid, parent, args in rows if int(parent) == os.getpid() and "cloche node" in args)
+
+
+def test_runs_one_after_the_other_have_one_place_and_say_where(backend: LocalFleetBackend) -> None:
+    """Ten runs, from two event loops, are on one lease; the level is claimed by the node."""
+    results = [asyncio.run(_run(backend, f"print({number})")) for number in range(2)]
+
+    async def more() -> list[Result]:
+        return [await _run(backend, f"print({number})") for number in range(2, 10)]
+
+    results += asyncio.run(more())
+    assert [result.stdout for result in results] == [f"{number}\n" for number in range(10)]
+    places = [result.meta["remote"] for result in results]
+    assert len({place["lease"] for place in places}) == 1
+    assert {(place["provider"], place["node"]) for place in places} == {("local-fleet", "local")}
+    assert {result.enforcement.level_source for result in results} == {"claimed"}
+
+
+def test_what_no_node_has_is_refused_with_what_there_is(backend: LocalFleetBackend) -> None:
+    """A run with more processors than the node has fails at once."""
+
+    async def run() -> None:
+        async with backend.open(CLAIMED, Limits(cpus=4096.0)):
+            raise AssertionError("it was opened")
+
+    with pytest.raises(BackendUnavailable, match=r"4096"):
+        asyncio.run(run())
+
+
+def test_a_node_that_is_lost_takes_its_session_and_the_next_run_has_a_place(backend: LocalFleetBackend) -> None:
+    """A cell under way is NodeLost within seconds, named; another run works once the server is there again."""
+
+    async def lose() -> None:
+        async with backend.open_live(CLAIMED, Limits()) as sandbox:
+            session = await sandbox.open_session("python", {})
+            started = asyncio.get_running_loop().create_future()
+
+            def note(_: Any) -> None:
+                if not started.done():
+                    started.set_result(None)
+
+            code = "import time\nprint('here', flush=True)\ntime.sleep(60)"
+            cell = asyncio.ensure_future(session.run(code, timeout_s=60, sink=note))
+            await started
+            os.kill(_node_pid(), signal.SIGKILL)
+            async with asyncio.timeout(50):
+                await cell
+
+    with pytest.raises(NodeLost, match="node local or lease ls_") as raised:
+        asyncio.run(lose())
+    assert raised.value.node == "local"
+    assert asyncio.run(_run(backend, "print('again')")).stdout == "again\n"
+
+
+def test_the_server_of_a_fleet_ends_with_its_process() -> None:
+    """No server is there after a caller that ended without closing anything."""
+    code = (
+        "import asyncio, os\n"
+        "from tests.integration.test_leased import LocalFleetBackend, _node_pid, _run\n"
+        "asyncio.run(_run(LocalFleetBackend(), '1'))\n"
+        "print(_node_pid(), flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], check=False, stdout=subprocess.PIPE, text=True, timeout=120)
+    server = int(ended.stdout)
+    try:
+        fd = os.pidfd_open(server)
+    except ProcessLookupError:
+        return
+    import select
+
+    assert select.select([fd], [], [], 30)[0]
+    os.close(fd)
