@@ -248,6 +248,8 @@ def test_a_node_below_an_engines_worker_is_free_of_it(tmp_path: Path) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         Path("/proc/self/oom_score_adj").write_text(before)
     try:
+        with pytest.raises(PolicyDenied, match="does not know yet which addresses"):
+            cloche.run("1", backend=node.backend(), network="open")
         result = cloche.run(argv=["sh", "-c", "env; kill -INT $$; echo survived"], backend=node.backend())
         assert "survived" not in result.stdout
         assert "RAY_" not in result.stdout

@@ -29,7 +29,7 @@ from .host import TTL_S, NodeHost
 from .server import listen, serving
 
 ENGINE_VARIABLES = ("RAY_",)  # beginnings of variables that are the engine's own
-MEASURE_S = 10.0
+MEASURE_S, CLEAR_S = 10.0, 20.0
 log = logging.getLogger("cloche.node")
 
 
@@ -109,7 +109,12 @@ def _measure(options: SandboxOptions) -> None:
 
 async def _clear() -> None:
     """Remove what dead processes left on this machine, such as an earlier node that was killed."""
-    removed = await asyncio.to_thread(collect_garbage)
+    try:
+        async with asyncio.timeout(CLEAR_S):  # a daemon may not answer
+            removed = await asyncio.to_thread(collect_garbage)
+    except (ClocheError, OSError, TimeoutError) as error:
+        log.warning("leftovers of dead processes could not be removed: %s", str(error) or "it took too long")
+        return
     if count := sum(map(len, removed.values())):
         log.warning("%d leftovers of dead processes were removed", count)
 

@@ -102,11 +102,19 @@ class NodeHost:
 
     async def end_lease(self, lease: str, why: str = RELEASED) -> None:
         """End a lease; return when nothing of it is left."""
-        if self.leases.end(lease, why, time.time()) or lease in self._calls:
-            self._ending[lease] = asyncio.ensure_future(self._end_all_of(lease))
+        self._begin_end(lease, why)
         if (ending := self._ending.get(lease)) is not None:
             await asyncio.shield(ending)
-            self._ending.pop(lease, None)
+
+    def _begin_end(self, lease: str, why: str) -> None:
+        if self.leases.end(lease, why, time.time()) and lease not in self._ending:
+            ending = self._ending[lease] = asyncio.ensure_future(self._end_all_of(lease))
+            ending.add_done_callback(lambda _: self._note_ended(lease))
+
+    def _note_ended(self, lease: str) -> None:
+        ending = self._ending.pop(lease)
+        if not ending.cancelled() and (error := ending.exception()) is not None:
+            log.error("lease %s did not end properly", lease, exc_info=error)
 
     async def _end_all_of(self, lease: str) -> None:
         calls = self._calls.get(lease, set())
@@ -125,7 +133,8 @@ class NodeHost:
             over = list(self.leases.until) if is_silent else self.leases.over(time.time())
             if over:
                 log.warning("%d leases end: %s", len(over), SILENT if is_silent else ENDED)
-                await asyncio.gather(*(self.end_lease(lease, SILENT if is_silent else ENDED) for lease in over))
+            for lease in over:  # a slow one delays no other
+                self._begin_end(lease, SILENT if is_silent else ENDED)
 
     # The coordinator.
 
@@ -243,7 +252,9 @@ class NodeHost:
     async def close(self) -> None:
         """End all leases, runs and sandboxes."""
         self.is_draining = True
-        await asyncio.gather(*(self.end_lease(lease) for lease in list(self.leases.until)))
+        for lease in list(self.leases.until):
+            self._begin_end(lease, "its node ends")
+        await asyncio.gather(*self._ending.values(), return_exceptions=True)
         await self.runs.drain(DRAIN_S)
         await self.sandboxes.end_all()
 

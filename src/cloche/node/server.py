@@ -37,6 +37,7 @@ STRANGER_S = 5.0  # for the handshakes, and then for a valid call
 MOST_WRONG = 8  # wrong credentials over one connection
 SEND_S = 60.0  # a client that reads nothing for so long is disconnected
 CLOSE_S = 1.0
+MOST_UNREAD = 4  # messages of a connection that wait to be handled
 MOST_KNOWN = 4_096  # credentials whose signature was checked
 NONE_YET = -1.0  # a time before all ends: the end of a credential is compared apart
 log = logging.getLogger("cloche.node")
@@ -176,7 +177,7 @@ class _Served:
             raise lease_over(claim.lease, ENDED)
         if claim.role == COORDINATOR:
             self._note_known()
-            return Caller(project=COORDINATOR, scopes=(COORDINATOR,), key_id=COORDINATOR, address=self._address)
+            return Caller(project="", scopes=(COORDINATOR,), key_id=COORDINATOR, address=self._address)
         self._host.admit(claim.lease, claim.until)
         self._note_known()
         act_for(key=claim.lease, address=self._address)
@@ -253,8 +254,8 @@ async def serving(
     quiet = logging.Logger("cloche.websocket", logging.CRITICAL)  # noqa: LOG001 - the package logs what clients send
     server = await serve(
         NodeServer(host, Credentials(verifier)).handle, sock=listener, ssl=certificate.context, compression=None,
-        process_request=_check_path, server_header=None, max_size=MOST_MESSAGE, ping_interval=None,
-        open_timeout=STRANGER_S, close_timeout=CLOSE_S, logger=quiet, ssl_handshake_timeout=STRANGER_S,
+        process_request=_check_path, server_header=None, max_size=MOST_MESSAGE, max_queue=MOST_UNREAD,
+        ping_interval=None, open_timeout=STRANGER_S, close_timeout=CLOSE_S, logger=quiet, ssl_handshake_timeout=STRANGER_S,
         ssl_shutdown_timeout=CLOSE_S,
     )  # fmt: skip
     try:
