@@ -45,6 +45,8 @@ log = logging.getLogger("cloche.node")
 class NodeHost:
     """Serve the wire for leases. `options` are the operator's, `ttl_s` bounds the coordinator's silence."""
 
+    keeps_runs = False
+
     def __init__(self, options: SandboxOptions, *, ttl_s: float = TTL_S, boot: str):
         self.own_options, self.boot = options, boot
         self.wire = WireLoad(connections=Shares(MOST_CONNECTIONS), workspaces=Shares(MOST_WORKSPACES))

@@ -255,8 +255,8 @@ async def serving(
     server = await serve(
         NodeServer(host, Credentials(verifier)).handle, sock=listener, ssl=certificate.context, compression=None,
         process_request=_check_path, server_header=None, max_size=MOST_MESSAGE, max_queue=MOST_UNREAD,
-        ping_interval=None, open_timeout=STRANGER_S, close_timeout=CLOSE_S, logger=quiet, ssl_handshake_timeout=STRANGER_S,
-        ssl_shutdown_timeout=CLOSE_S,
+        ping_interval=None, open_timeout=STRANGER_S, close_timeout=CLOSE_S, logger=quiet,
+        ssl_handshake_timeout=STRANGER_S, ssl_shutdown_timeout=CLOSE_S,
     )  # fmt: skip
     try:
         yield server

@@ -95,6 +95,8 @@ class ServiceOptions:
 class Service:
     """Hold the state of a worker. `opened` creates it."""
 
+    keeps_runs = True
+
     def __init__(self, database: Database, options: ServiceOptions):
         self.database, self.options = database, options
         self.debugging, self.metrics = Debugging(is_all=options.is_debugging), Metrics()

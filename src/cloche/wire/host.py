@@ -45,6 +45,11 @@ class SandboxHost(Protocol):
     """Decide about the work of callers in sandboxes, and record it."""
 
     @property
+    def keeps_runs(self) -> bool:
+        """Tell whether runs are stored, and can be looked up by their id."""
+        ...
+
+    @property
     def sandboxes(self) -> SandboxStore:
         """Return the live sandboxes."""
         ...

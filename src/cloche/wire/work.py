@@ -228,7 +228,8 @@ async def queued(call: Call, request: CallRequest, order: RunOrder) -> str:
         replace(order, start=start, returns_files=False, has_events=fields.stream, noted_beside=True)
     )
     async with _ended_with(live):
-        await call.event("run", {"id": live.id})
+        if fields.stream or request.service.keeps_runs:
+            await call.event("run", {"id": live.id})
         if fields.stream:
             await _tell_events(call, live)
         await live.wait()
@@ -289,7 +290,7 @@ async def run_in_workspace(
     order = RunOrder(
         project=request.caller.project, api_key=request.caller.key_id, session_id=fields.session_id, start=start,
         size=call.held, summary={"sessionId": fields.session_id, "language": fields.language},
-        asked=fields.stored_fields(),
+        asked=fields.stored_fields() if request.service.keeps_runs else None,
     )  # fmt: skip
     return await queued(call, request, order)
 

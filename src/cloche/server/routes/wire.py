@@ -71,6 +71,11 @@ class ServiceHost:
         self._service = service
 
     @property
+    def keeps_runs(self) -> bool:
+        """Tell that each run has a row."""
+        return self._service.keeps_runs
+
+    @property
     def sandboxes(self) -> SandboxStore:
         """Return the live sandboxes."""
         return self._service.sandboxes
