@@ -453,8 +453,8 @@ class Coordinator:
         if name in self._draining:
             self._carry_out(self.decisions.node_drained(name, now))
             return
-        self._carry_out(self.decisions.node_ready(name, now, digests=report.digests))
         self._tell("node-up", node=name, detail=report.version)
+        self._carry_out(self.decisions.node_ready(name, now, digests=report.digests))
 
     def node_is_silent(self, node: TendedNode) -> None:
         """End the leases of a node that does not answer."""

@@ -264,10 +264,88 @@ class EventsWithAutoscaler(FleetEvents):
 
 
 MACHINE_SETTINGS = settings(
-    max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+    max_examples=15, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
 )
 for machine in (FleetEvents, EventsWithoutBlocks, EventsWithAutoscaler):
     machine.TestCase.settings = MACHINE_SETTINGS
 TestFleetEvents = FleetEvents.TestCase
 TestEventsWithoutBlocks = EventsWithoutBlocks.TestCase
 TestEventsWithAutoscaler = EventsWithAutoscaler.TestCase
+
+
+def fleet_of(*shares: Size, **rules: Any) -> Decisions:
+    """Return the decisions of a fleet of ready nodes, without blocks."""
+    decisions = Decisions(Rules(has_blocks=False, **rules))
+    for number, share in enumerate(shares):
+        decisions.node_known(f"n{number}", share, 0.0)
+        decisions.node_ready(f"n{number}", 0.0)
+    decisions.resume(0.0)
+    return decisions
+
+
+def request(name: str, size: Size = SIZES[1], key: str = "", prefers: tuple[str, ...] = ()) -> LeaseRequest:
+    """Return a request that arrived at 0."""
+    return LeaseRequest(id=name, key=key, size=size, prefers=prefers, ttl_s=1000.0, arrived=0.0, wait_s=1000.0)
+
+
+def granted(actions: list[Action]) -> list[Grant]:
+    """Return the grants among actions."""
+    return [action for action in actions if isinstance(action, Grant)]
+
+
+def test_keys_are_served_in_turns() -> None:
+    """A key with thousands of requests gets no more than another one with a few; each key's own are in order."""
+    decisions = fleet_of(SIZES[1])
+    decisions.ask(request("first", key="x"), 0.0)
+    for number in range(3000):
+        decisions.ask(request(f"a{number}", key="a"), 0.0)
+    for number in range(3):
+        decisions.ask(request(f"b{number}", key="b"), 0.0)
+    order, last = [], "first"
+    for _ in range(8):
+        last = granted(decisions.release(last, 1.0))[0].request.id
+        order.append(last)
+    assert order == ["a0", "b0", "a1", "b1", "a2", "b2", "a3", "a4"]
+
+
+def test_a_large_request_is_not_overtaken_for_ever() -> None:
+    """While small ones come and go on all nodes, one node is kept for a large one after `patience_s`."""
+    share = Size(4000, 4096 * MIB)
+    decisions, now = fleet_of(share, share, patience_s=10.0), 0.0
+    held = [grant.request.id for n in range(8) for grant in granted(decisions.ask(request(f"s{n}"), now))]
+    decisions.ask(request("large", share, key="other"), now)
+    for number in range(8, 200):
+        now += 1.0
+        actions = decisions.ask(request(f"s{number}"), now) + decisions.release(held.pop(0), now) + decisions.tick(now)
+        held += [grant.request.id for grant in granted(actions)]
+        if "large" in held:
+            break
+    assert now <= 25.0
+    assert len(decisions.nodes[decisions.leases["large"].node].leases) == 1
+
+
+def test_a_lease_goes_where_its_digest_is() -> None:
+    """A node that has the digest is preferred while it has room, and the least loaded one otherwise."""
+    share = Size(2000, 4096 * MIB)
+    decisions = fleet_of(share, share)
+    first = granted(decisions.ask(request("l1", prefers=("d",)), 0.0))[0].node
+    assert granted(decisions.ask(request("l2", prefers=("d",)), 0.0))[0].node == first
+    other = granted(decisions.ask(request("l3", prefers=("d",)), 0.0))[0].node
+    assert other != first
+    decisions.release("l1", 0.0)
+    decisions.release("l2", 0.0)
+    assert granted(decisions.ask(request("l4"), 0.0))[0].node == first
+    decisions.node_lost(first, 0.0)
+    assert granted(decisions.ask(request("l5", prefers=("d",)), 0.0))[0].node == other
+
+
+def test_requests_ask_for_no_more_blocks_than_they_need() -> None:
+    """A quarter of a share is asked for at once; requests that fit into it ask for nothing."""
+    decisions = Decisions(Rules())
+    decisions.node_known("n", Size(16_000, 16 << 30), 0.0)
+    decisions.node_ready("n", 0.0)
+    decisions.resume(0.0)
+    asks = [ask for n in range(5) for ask in decisions.ask(request(f"l{n}", Size(1000, 1 << 30)), 0.0)]
+    assert [ask.size for ask in asks if isinstance(ask, AskBlock)] == [Size(4000, 4 << 30)] * 2
+    actions = decisions.block_taken(1, "b1", "n", Size(4000, 4 << 30), 0.1)
+    assert [grant.request.id for grant in granted(actions)] == ["l0", "l1", "l2", "l3"]
