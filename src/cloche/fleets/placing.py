@@ -1,4 +1,4 @@
-"""Where a lease has room: the nodes of a fleet, their blocks, and a search for the least loaded one.
+"""Room for leases: the nodes of a fleet, their blocks, and a search for the least loaded node.
 
 Theory of operation: `FreeTree` is a segment tree over the nodes. A leaf has the free processors and memory of a node
 and its load; an inner place has the maximum of the free amounts and the minimum of the loads below it. A search
@@ -75,7 +75,7 @@ class HeldBlock:
 
 @dataclass(slots=True, kw_only=True)
 class PlacedNode:
-    """What is used, reserved and promised on a node. Leases of a node may use all its blocks alike.
+    """Count the capacity of a node. Leases of a node may use all its blocks alike.
 
     `share` is the most that the fleet may use, `reserved` the sum of the blocks, `used` that of the leases. `asked` is
     the sum of the blocks that the engine was asked for, and `promised` that of the requests `promises`, which wait for
@@ -98,17 +98,17 @@ class PlacedNode:
 
     @property
     def free(self) -> Size:
-        """Return what can be sublet now."""
+        """Return the amount that can be sublet now."""
         return self.reserved.minus(self.used)
 
     @property
     def room(self) -> Size:
-        """Return what could be sublet to further requests, with the blocks that the node still has place for."""
+        """Return the amount for further requests, with the blocks that the node still has space for."""
         return self.share.minus(self.used).minus(self.promised)
 
     @property
     def spare(self) -> Size:
-        """Return what will be free and is not promised, once the blocks that were asked for are there."""
+        """Return the amount that is free and not promised, once the requested blocks are there."""
         return self.reserved.plus(self.asked).minus(self.used).minus(self.promised)
 
     @property
@@ -148,7 +148,7 @@ class FreeTree:
         self._load = [inf] * (2 * self._leaves)
 
     def set(self, index: int, free: Size | None, load: float) -> None:
-        """Note what a node has free; None takes it out of all searches."""
+        """Note the free amount of a node; None takes it out of all searches."""
         if index >= self._leaves:
             self._grow(index + 1)
         place = index + self._leaves
@@ -205,7 +205,7 @@ class FreeTree:
 
 
 class Digests:
-    """Which nodes have which digests, the newest of each node."""
+    """The nodes that have a digest, for the newest digests of each node."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, OrderedDict[str, PlacedNode]] = {}
@@ -220,7 +220,7 @@ class Digests:
             self._forget(node, node.digests.popitem(last=False)[0])
 
     def forget(self, node: PlacedNode) -> None:
-        """Note that a node has none."""
+        """Forget the digests of a node."""
         while node.digests:
             self._forget(node, node.digests.popitem()[0])
 
