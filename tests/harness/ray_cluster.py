@@ -50,7 +50,7 @@ class RayCluster:
 
     def __init__(self, python: str = sys.executable, variables: Mapping[str, str] | None = None):
         self.folder = Path(tempfile.mkdtemp(prefix="cr-", dir="/tmp"))  # names of sockets are short
-        self.python, self.pids = python, dict[int, int]()
+        self.python, self.pids, self.stderr = python, dict[int, int](), ""
         self._switch = subprocess.Popen(
             [sys.executable, "-m", __name__, str(self.folder), python, json.dumps(variables or {})],
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
@@ -87,7 +87,7 @@ class RayCluster:
 
     def environment(self) -> dict[str, str]:
         """Return what a program on a node needs to join the cluster."""
-        return _environment(self.folder) | {"RAY_ADDRESS": self.address}
+        return _environment(self.folder) | {"RAY_ADDRESS": self.address, "PYTHONPATH": str(ROOT)}
 
     def command(self, words: Sequence[str], number: int = FIRST) -> list[str]:
         """Return the command that runs a program on a node."""
@@ -97,6 +97,32 @@ class RayCluster:
         """Run a program on a node to its end, and return what it printed."""
         settings = {"env": self.environment(), "timeout": 200, "check": False, "cwd": ROOT} | options
         return subprocess.run(self.command(words, number), capture_output=True, text=True, **settings)  # noqa: PLW1510
+
+    def call(self, function: Callable[..., Any], *values: Any, number: int = FIRST) -> Any:
+        """Call a function of a module of tests on a node; return its answer, which is JSON, and what it printed.
+
+        Meanwhile it may ask for something to be done to the cluster: see `order`.
+        """
+        text = f"import json, sys; from {function.__module__} import {function.__name__} as function"
+        text += "; print(json.dumps({'answer': function(*json.loads(sys.argv[1]))}))"
+        command = self.command([self.python, "-c", text, json.dumps(values)], number)
+        with (self.folder / "stderr").open("w+") as stderr, subprocess.Popen(
+            command, cwd=ROOT, env=self.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
+            text=True,
+        ) as process:  # fmt: skip
+            assert process.stdin is not None
+            assert process.stdout is not None
+            answer: dict[str, Any] = {}
+            for line in process.stdout:
+                answer = json.loads(line)
+                if "do" in answer:
+                    getattr(self, answer["do"])(*answer["with"])
+                    print(file=process.stdin, flush=True)
+            code = process.wait()
+            stderr.seek(0)
+            self.stderr = stderr.read()
+        assert code == 0, self.stderr[-4000:]
+        return answer["answer"]
 
     def close(self) -> None:
         """End all nodes, and remove what they had."""
@@ -114,6 +140,12 @@ class RayCluster:
         if "error" in answer:
             raise AssertionError(answer["error"])
         return answer
+
+
+def order(verb: str, *values: Any) -> None:
+    """Have something done to the cluster by the test that has called this process on a node; return when it is done."""
+    print(json.dumps({"do": verb, "with": values}), flush=True)
+    sys.stdin.readline()
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -149,12 +149,11 @@ class RayFleet:
         failures = cluster.imported().exceptions
         ends = time.monotonic() + BACK_S
         while True:
-            handle = await self._found()
             try:
-                return await cluster.answer(_quiet(handle, verb, *values))
-            except (failures.RayActorError, failures.ActorUnavailableError, TimeoutError) as error:
+                return await cluster.answer(_quiet(await self._found(), verb, *values))
+            except (failures.RayActorError, TimeoutError) as error:
                 self._handle = None
-                if time.monotonic() > ends:
+                if time.monotonic() > ends or "creation task" in str(error):
                     raise _silent(error) from error
             except failures.RayError as error:
                 raise _silent(error) from error
@@ -192,10 +191,7 @@ class RayFleet:
             return self._handle
 
     async def _greet(self, handle: Any) -> None:  # noqa: ANN401 - a handle
-        try:
-            version = await cluster.answer(_quiet(handle, "hello"), STARTED_S)
-        except Exception as error:
-            raise _silent(error) from error
+        version = await cluster.answer(_quiet(handle, "hello"), STARTED_S)
         if version != _version():
             raise BackendUnavailable(
                 f"the fleet's coordinator has Cloche {version}, and this Python has {_version()}.",

@@ -1,0 +1,299 @@
+"""What tests do on a node of a Ray cluster: each function runs in a process there (`RayCluster.call`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import cloche
+from cloche.core.errors import BackendUnavailable, NodeLost, OutcomeUnknown
+from cloche.core.fleet import LeaseSpec
+from cloche.core.fleet_settings import FleetSettings
+from cloche.fleets.ray import cluster
+from cloche.fleets.ray.fleet import RayFleet
+
+from .ray_cluster import order
+
+MIB = 1 << 20
+WHOLE = LeaseSpec(cpus=1.0, memory_bytes=256 * MIB)  # all processors of a node's share
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
+PATIENCE_S = 60.0
+# Prints how many bytes each port answers; `connect` alone would succeed at the proxy.
+ASKS = f"""
+import socket
+for host, port in TARGETS:
+    count = 0
+    try:
+        with socket.create_connection((host, port), 3) as connection:
+            connection.settimeout(2)
+            connection.sendall({PREFACE!r})
+            count = len(connection.recv(100))
+    except OSError:
+        pass
+    print(count)
+"""
+
+
+def with_fleet(work: Callable[[RayFleet], Coroutine[Any, Any, Any]], settings: FleetSettings | None = None) -> Any:
+    """Do something with the fleet, and return its answer."""
+
+    async def main() -> Any:
+        fleet = RayFleet(settings)
+        try:
+            return await work(fleet)
+        finally:
+            await fleet.close()
+
+    return asyncio.run(main())
+
+
+def up(count: int) -> float:
+    """Start the fleet, and return after how many seconds so many nodes were ready."""
+    began = time.monotonic()
+
+    async def work(fleet: RayFleet) -> None:
+        await fleet.up()
+        await ready(fleet, count)
+
+    with_fleet(work)
+    return time.monotonic() - began
+
+
+async def ready(fleet: RayFleet, count: int) -> list[str]:
+    """Wait until exactly so many nodes are ready, and return their ids."""
+    async with asyncio.timeout(PATIENCE_S):
+        while len(nodes := [node.id for node in await fleet.nodes() if node.state == "ready"]) != count:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    return nodes
+
+
+def runs() -> dict[str, Any]:
+    """Run programs, and look at where they ran and what they saw."""
+    code = "import os\nprint(sorted(name for name in os.environ if name.startswith('RAY_')))\nos.kill(os.getpid(), 2)"
+    seen = cloche.run(code, backend="ray")
+    with cloche.Sandbox(backend="ray", live=True) as sandbox:
+        live = sandbox.exec(shell="echo $((6 * 7))")
+    remote = seen.meta["remote"]
+    return {
+        "level": str(seen.enforcement.level), "source": seen.enforcement.level_source, "node": remote["node"],
+        "engine": remote["provider"], "variables": seen.stdout.strip(), "status": seen.status.value,
+        "live": live.stdout, "score": server_score(),
+    }  # fmt: skip
+
+
+def server_score() -> list[str]:
+    """Return the OOM scores of the servers on this node."""
+    pids = [entry for entry in os.listdir("/proc") if entry.isdigit() and b"\0node\0" in _command(entry)]
+    return [Path(f"/proc/{pid}/oom_score_adj").read_text().strip() for pid in pids]
+
+
+def _command(pid: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def spread() -> dict[str, Any]:
+    """Take a place on each node; one more waits, is cancelled, and another one gets the next free place."""
+
+    async def work(fleet: RayFleet) -> dict[str, Any]:
+        held = [await fleet.lease(WHOLE) for _ in range(3)]
+        waiting = [asyncio.create_task(fleet.lease(WHOLE)) for _ in range(2)]
+        await until(lambda status: status.waiting == 2, fleet)
+        waiting[0].cancel()
+        await until(lambda status: status.waiting == 1, fleet)
+        await fleet.release(held[1])
+        granted = await waiting[1]
+        nodes = len({lease.node for lease in held})
+        for lease in (held[0], held[2], granted):
+            await fleet.release(lease)
+        await until(lambda status: status.leases == 0, fleet)
+        return {"nodes": nodes, "same": granted.node == held[1].node}
+
+    answer: dict[str, Any] = with_fleet(work)
+    return answer
+
+
+async def until(condition: Callable[[Any], bool], fleet: RayFleet) -> None:
+    """Wait until a condition holds of the fleet's state."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition(await fleet.status()):  # noqa: ASYNC110 - it is in another process
+            await asyncio.sleep(0.05)
+
+
+def unmet() -> dict[str, Any]:
+    """Ask for what no node can ever have."""
+    began = time.monotonic()
+    try:
+        cloche.run("print(1)", backend="ray", cpus=50)
+    except BackendUnavailable as error:
+        return {"text": str(error), "seconds": time.monotonic() - began}
+    raise AssertionError("it was granted")
+
+
+def coordinator_killed() -> dict[str, Any]:
+    """Kill the coordinator while a lease is held, and renew it."""
+
+    async def work(fleet: RayFleet) -> dict[str, Any]:
+        lease = await fleet.lease(WHOLE)
+        killed_at = time.monotonic()
+        await kill_coordinator()
+        renewed = await fleet.renew(lease)
+        seconds = time.monotonic() - killed_at
+        await ready(fleet, 3)
+        leases = (await fleet.status()).leases
+        await fleet.release(renewed)
+        return {"same": renewed.id == lease.id, "seconds": seconds, "leases": leases}
+
+    answer: dict[str, Any] = with_fleet(work)
+    return answer
+
+
+async def kill_coordinator() -> None:
+    """Kill the coordinator's process, which Ray then starts again, and wait until it is gone."""
+    ray, handle = cluster.imported(), cluster.actor(cluster.COORDINATOR)
+    ray.kill(handle, no_restart=False)
+    with contextlib.suppress(ray.exceptions.RayActorError):
+        while True:
+            await cluster.answer(handle.hello.remote())
+
+
+def bytes_from_ports() -> dict[str, list[int]]:
+    """Return how many bytes Ray's ports answer: to this process, and to a guest with the widest network."""
+    ray = cluster.imported()
+    cluster.join()
+    targets = [(node["NodeManagerAddress"], node["NodeManagerPort"]) for node in ray.nodes()]
+    targets += [(host, port) for host, _ in targets for port in (6379, 8265, 52365)]
+    code = f"TARGETS = {targets!r}\n{ASKS}"
+    outside = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    hosts = sorted({f"{host}:{port}" for host, port in targets})
+    result = cloche.run(code, backend="ray", network="open", network_allow=hosts, timeout=60)
+    assert result.ok, result
+    return {"outside": [*map(int, outside.split())], "inside": [*map(int, result.stdout.split())]}
+
+
+def lost(how: str, number: int) -> dict[str, Any]:
+    """Lose a node, by `kill` or `cut`, while a sandbox lives there; say when its holder and the fleet notice."""
+
+    async def main() -> dict[str, Any]:
+        async with cloche.AsyncSandbox(backend="ray", live=True) as sandbox:
+            node = sandbox_host(await sandbox.exec(shell="true"))
+            running = asyncio.create_task(sandbox.exec(shell="sleep 1000", timeout=2000))
+            await asyncio.sleep(1)
+            lost_at = time.monotonic()
+            await asyncio.to_thread(order, how, int(node.rpartition(".")[2]))
+            try:
+                await running
+            except OutcomeUnknown as error:
+                seconds = time.monotonic() - lost_at
+                kind, text = type(error).__name__, str(error)
+            else:
+                raise AssertionError("it ended")
+            try:
+                await sandbox.exec(shell="true")
+            except (NodeLost, OutcomeUnknown) as error:
+                later = type(error).__name__
+        began = time.monotonic()
+        again = await cloche.arun("print(7)", backend="ray")
+        return {
+            "host": node, "seconds": seconds, "kind": kind, "text": text, "later": later, "again": again.stdout,
+            "again_s": time.monotonic() - began, "number": number,
+        }  # fmt: skip
+
+    return asyncio.run(main())
+
+
+def sandbox_host(result: Any) -> str:
+    """Return the address of the node where something ran."""
+    return str(result.meta["remote"]["host"]).partition(":")[0]
+
+
+def ready_nodes(count: int) -> int:
+    """Wait until exactly so many nodes are ready."""
+    return len(with_fleet(lambda fleet: ready(fleet, count)))
+
+
+def drained() -> dict[str, Any]:
+    """Drain a node that has a lease, and release it meanwhile."""
+
+    async def work(fleet: RayFleet) -> dict[str, Any]:
+        lease = await fleet.lease(WHOLE)
+        try:
+            await fleet.drain(lease.node, timeout_s=1)
+        except TimeoutError:
+            is_late = True
+        draining = asyncio.create_task(fleet.drain(lease.node))
+        await fleet.release(lease)
+        await draining
+        others = [await fleet.lease(LeaseSpec(cpus=0.1, memory_bytes=64 * MIB)) for _ in range(6)]
+        for other in others:
+            await fleet.release(other)
+        return {"late": is_late, "again": lease.node in {other.node for other in others}}
+
+    answer: dict[str, Any] = with_fleet(work)
+    return answer
+
+
+def expired() -> dict[str, Any]:
+    """Let a lease end by its own time, and renew it then."""
+
+    async def work(fleet: RayFleet) -> dict[str, Any]:
+        lease = await fleet.lease(WHOLE, ttl_s=5.0)
+        await until(lambda status: status.leases == 0, fleet)
+        try:
+            await fleet.renew(lease)
+        except NodeLost as error:
+            return {"text": str(error), "early": time.time() < lease.until - 1}
+        raise AssertionError("it was renewed")
+
+    answer: dict[str, Any] = with_fleet(work)
+    return answer
+
+
+def mixed(count: int) -> dict[str, Any]:
+    """Run programs of several kinds, eight at once, and return how many had the outcome that they should have."""
+    kinds = [
+        ("print({n})", "ok"),
+        ("1/0", "error"),
+        ("import os; os.abort()", "signaled"),
+        ("while 1: pass", "timeout"),
+    ]
+
+    async def one(number: int, places: asyncio.Semaphore) -> bool:
+        code, status = kinds[number % len(kinds) if number % 10 == 0 else number % 3]
+        async with places:
+            result = await cloche.arun(code.format(n=number), backend="ray", cpus=0.2, timeout=2)
+        return result.status.value == status and (status != "ok" or result.stdout == f"{number}\n")
+
+    async def main() -> list[bool]:
+        places = asyncio.Semaphore(8)
+        return await asyncio.gather(*(one(number, places) for number in range(count)))
+
+    right = sum(asyncio.run(main()))
+    return {"right": right, "left": with_fleet(_left)}
+
+
+async def _left(fleet: RayFleet) -> int:
+    await until(lambda status: status.leases == 0, fleet)
+    return (await fleet.status()).leases
+
+
+def down() -> list[str]:
+    """End the fleet, and return the processes of it that are left on this node."""
+    with_fleet(lambda fleet: fleet.down())
+    ends = time.monotonic() + PATIENCE_S
+    marks = (b"ray::Coord", b"ray::Supervisor", b"\0node\0")
+    while True:
+        left = [_command(entry).decode() for entry in os.listdir("/proc") if entry.isdigit()]
+        left = [command for command in left if any(mark.decode() in command for mark in marks)]
+        if not left or time.monotonic() > ends:
+            return left
+        time.sleep(0.1)
