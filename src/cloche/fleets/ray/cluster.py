@@ -114,6 +114,12 @@ def actor(name: str) -> Any:  # noqa: ANN401 - a handle
         return None
 
 
+def actors() -> set[str]:
+    """Return the names of the actors of this fleet; blocks."""
+    rows = imported().util.list_named_actors(all_namespaces=True)
+    return {row["name"] for row in rows if row["namespace"] == NAMESPACE}
+
+
 def end_actor(name: str) -> None:
     """Kill an actor of this fleet, if there is one; blocks."""
     if handle := actor(name):

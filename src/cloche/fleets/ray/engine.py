@@ -23,7 +23,7 @@ from . import cluster, supervisor
 NODE_LABEL = "ray.io/node-id"
 ASK_S, STATE_S = 1.0, 3.0
 PINNED_S, STEP_S = 10.0, 1.0  # until a block on a node with room is there; how long a thread waits at once
-STOP_S = 30.0
+STOP_S, EARLIER_S = 30.0, 10.0
 LEAST_CPUS = 0.001  # a group must ask for something
 _DONE, _HOPELESS = "CREATED", "INFEASIBLE"
 
@@ -41,9 +41,18 @@ class RayEngine:
         self._groups: dict[str, Any] = {}
 
     async def start(self, public_key: str) -> None:
-        """Begin to start a server with this key on each node."""
+        """Begin to start a server with this key on each node; those that an earlier coordinator started answer first.
+
+        They have its leases, and the coordinator asks for those once.
+        """
         self._key = public_key
+        names = await cluster.in_thread(cluster.actors)
         await self.nodes()
+        earlier = [node for node in self._asking if name_of(node) in names]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(EARLIER_S):
+                while any(node in self._asking and not self._servers.get(node) for node in earlier):  # noqa: ASYNC110
+                    await asyncio.sleep(EARLIER_S / 100)
 
     async def nodes(self) -> Sequence[EngineNode]:
         """Return the nodes that Ray takes for alive; a new one gets a supervisor."""
