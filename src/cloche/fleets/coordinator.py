@@ -15,13 +15,12 @@ import asyncio
 import ipaddress
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest, NodeLost, NotFound
+from cloche.core.errors import BackendUnavailable, ClocheError, NodeLost, NotFound
 from cloche.core.fleet import (
-    LEAST_TTL_S,
     TTL_S,
     EventKind,
     FleetEvent,
@@ -33,16 +32,15 @@ from cloche.core.fleet import (
 )
 from cloche.core.remote import Secret
 
-from .decisions import Action, AskBlock, Decisions, EndLease, GiveBack, Grant, Refuse, Rules
+from .decisions import Action, AskBlock, Decisions, EndLease, GiveBack, Grant, Refuse, Rules, Sublet
 from .engine import Engine, EngineNode, LinkTo, NodeReport
 from .events import EventReader, EventReaders
-from .lease_ids import key_tag, new_lease_id, size_of, sublet_of
+from .lease_ids import MOST_TTL_S, check_request, key_tag, new_lease_id, size_of, sublet_of
 from .placing import Size
 from .signing import BadCredential, Claim, Signer, Verifier
 from .tending import STALL_S, Reach, TendedNode, Timing, reach
 from .waiting import LeaseRequest
 
-MOST_TTL_S, MOST_WAIT_S = 86_400.0, 86_400.0
 MOST_PREFERRED = 64
 COORDINATOR_S = 60.0  # of a credential for a node's own verbs
 DENIED_S = 600.0  # after a node has left, guests may not reach its addresses for that long
@@ -89,6 +87,7 @@ class Coordinator:
         self._looking = asyncio.Lock()
         self._pulse_at = self._stalled_at = 0.0
         self._is_closed = False
+        self._unready_text: str | None = None
 
     # Start and end
 
@@ -97,6 +96,10 @@ class Coordinator:
         if self._starting is None or (self._starting.done() and self._starting.exception() is not None):
             self._starting = asyncio.create_task(self._start())
         await asyncio.shield(self._starting)
+
+    async def _started(self) -> None:
+        if self._starting is None:
+            await self.start()
 
     async def _start(self) -> None:
         self._pulse_at = self.decisions.busy_at = self.clock()
@@ -181,6 +184,7 @@ class Coordinator:
         request = self._request(spec, ttl_s, key)
         if self._is_closed:
             raise BackendUnavailable("the fleet was closed.", remedy="Connect to a fleet again.")
+        await self._started()
         waiter: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         self._waiters[request.id] = waiter
         try:
@@ -194,7 +198,7 @@ class Coordinator:
             self._waiters.pop(request.id, None)
 
     def _request(self, spec: LeaseSpec, ttl_s: float, key: str) -> LeaseRequest:
-        _check(spec, ttl_s)
+        check_request(spec, ttl_s)
         size, tag = size_of(spec.cpus, spec.memory_bytes), key_tag(key)
         return LeaseRequest(
             id=new_lease_id(size, tag),
@@ -208,7 +212,8 @@ class Coordinator:
 
     async def renew(self, lease: Lease, *, ttl_s: float = TTL_S) -> Lease:
         """Return the same lease with a later end. Raises NodeLost for one that is over."""
-        _check(LeaseSpec(), ttl_s)
+        check_request(LeaseSpec(), ttl_s)
+        await self._started()
         await self._recovered.wait()
         now = self.clock()
         end = self.decisions.renew(lease.id, ttl_s, now)
@@ -243,6 +248,7 @@ class Coordinator:
 
     async def release(self, lease: Lease) -> None:
         """Give a place back. Without effect for one that is over."""
+        await self._started()
         await self._recovered.wait()
         now = self.clock()
         until = now + min(max(lease.until - self._wall(), 0.0), MOST_TTL_S)
@@ -417,9 +423,9 @@ class Coordinator:
     def _note_hosts(self, nodes: Iterable[EngineNode]) -> None:
         now = self.clock()
         for node in nodes:
-            for host in (*node.hosts, _host_of(node.address)):
+            for host in (*node.hosts, urlsplit(node.address).hostname or ""):
                 if host:
-                    self._hosts[host] = now
+                    self._hosts[_plain(host)] = now
         self._hosts = {host: at for host, at in self._hosts.items() if now - at < DENIED_S}
 
     # What a node's task calls
@@ -445,8 +451,7 @@ class Coordinator:
             )
         share = Size.of(node.node.cpus, node.node.memory_bytes)
         self._carry_out(self.decisions.node_known(name, share, now))
-        sublets = [(sublet_of(lease, name), now + until - self._wall()) for lease, until in leases.items()]
-        self._carry_out(self.decisions.adopt(name, [(sublet, end) for sublet, end in sublets if sublet], now))
+        self._carry_out(self.decisions.adopt(name, self._listed_leases(name, leases), now))
         node.is_ready = True
         if report.is_draining:
             self._draining.add(name)
@@ -456,8 +461,15 @@ class Coordinator:
         self._tell("node-up", node=name, detail=report.version)
         self._carry_out(self.decisions.node_ready(name, now, digests=report.digests))
 
+    def _listed_leases(self, node: str, leases: Mapping[str, float]) -> Iterator[tuple[Sublet, float]]:
+        """Yield the leases of a node's list with their ends, as far as a coordinator may have granted them."""
+        for lease, until in leases.items():
+            sublet, left_s = sublet_of(lease, node), until - self._wall()
+            if sublet is not None and left_s <= MOST_TTL_S:
+                yield sublet, self.clock() + left_s
+
     def node_is_silent(self, node: TendedNode) -> None:
-        """End the leases of a node that does not answer."""
+        """End the leases of a node that does not answer; one that never did is not waited for."""
         if self._tended.get(node.node.id) is node:
             self._lose(node.node.id, node.reason)
 
@@ -485,6 +497,7 @@ class Coordinator:
     # Actions
 
     def _carry_out(self, actions: Sequence[Action]) -> None:
+        self._unready_text = None
         for action in actions:
             self._HANDLERS[type(action)](self, action)
         self._changed.set()
@@ -504,7 +517,12 @@ class Coordinator:
         self._tell("refused", lease=refusal.request.id, detail=reason)
 
     def _unready(self) -> str:
-        """Return a sentence about the nodes that take no lease."""
+        """Return a sentence about the nodes that take no lease, made once for all refusals of a decision."""
+        if self._unready_text is None:
+            self._unready_text = self._unready_now()
+        return self._unready_text
+
+    def _unready_now(self) -> str:
         unready = [info for info in map(self._described, self._listed.values()) if info.state != "ready"]
         shown = [f"{info.id} ({info.state}{f': {info.reason}' if info.reason else ''})" for info in unready[:5]]
         more = f" and {len(unready) - 5} others" if len(unready) > 5 else ""
@@ -553,17 +571,6 @@ class Coordinator:
     }  # fmt: skip
 
 
-def _check(spec: LeaseSpec, ttl_s: float) -> None:
-    if not LEAST_TTL_S <= ttl_s <= MOST_TTL_S:
-        raise InvalidRequest(f"ttl_s of a lease must be {LEAST_TTL_S:g} to {MOST_TTL_S:g}, not {ttl_s!r}")
-    if not 0 < spec.cpus < 1e6 or not 0 < spec.memory_bytes < 1 << 50:
-        raise InvalidRequest(
-            f"a lease needs processors and memory above 0, not {spec.cpus!r} and {spec.memory_bytes!r}"
-        )
-    if not 0 <= spec.wait_s <= MOST_WAIT_S:
-        raise InvalidRequest(f"wait_s must be 0 to {MOST_WAIT_S:g}, not {spec.wait_s!r}")
-
-
 def _refuse_waiter(waiter: asyncio.Future[Lease], error: ClocheError) -> None:
     if not waiter.done():
         waiter.set_exception(error)
@@ -580,10 +587,9 @@ def _server_of(node: EngineNode) -> tuple[str, str, str]:
     return node.address, node.certificate, node.boot
 
 
-def _host_of(address: str) -> str:
-    """Return the address of a node's server if it is an IP address; names are of no use below a packet filter."""
-    host = urlsplit(address).hostname or ""
+def _plain(host: str) -> str:
+    """Return an address as rules of the network write it, without the interface of a link-local one."""
     try:
-        return str(ipaddress.ip_address(host))
+        return str(ipaddress.ip_address(host.partition("%")[0]))
     except ValueError:
         return host

@@ -143,6 +143,8 @@ class Decisions:
     def node_known(self, name: str, share: Size, now: float) -> list[Action]:
         """Note a node that will serve leases, or its new share. It takes none until `node_ready`."""
         node = self.nodes.get(name)
+        if node is not None and node.share == share:
+            return []
         if node is None:
             node = self.nodes[name] = PlacedNode(id=name, index=self._new_index(), share=share)
             self._by_index[node.index] = node

@@ -9,11 +9,27 @@ import hashlib
 import re
 import secrets
 
+from cloche.core.errors import InvalidRequest
+from cloche.core.fleet import LEAST_TTL_S, LeaseSpec
+
 from .decisions import Sublet
 from .placing import Size
 
 MIB = 1 << 20
+MOST_TTL_S, MOST_WAIT_S = 86_400.0, 86_400.0
 _ID = re.compile(r"ls_[0-9a-f]{20}_([0-9]{1,9})_([0-9]{1,9})_([0-9a-f]{16})")
+
+
+def check_request(spec: LeaseSpec, ttl_s: float) -> None:
+    """Raise InvalidRequest for amounts or times that no lease can have."""
+    if not LEAST_TTL_S <= ttl_s <= MOST_TTL_S:
+        raise InvalidRequest(f"ttl_s of a lease must be {LEAST_TTL_S:g} to {MOST_TTL_S:g}, not {ttl_s!r}")
+    if not 0 < spec.cpus < 1e6 or not 0 < spec.memory_bytes < 1 << 50:
+        raise InvalidRequest(
+            f"a lease needs processors and memory above 0, not {spec.cpus!r} and {spec.memory_bytes!r}"
+        )
+    if not 0 <= spec.wait_s <= MOST_WAIT_S:
+        raise InvalidRequest(f"wait_s must be 0 to {MOST_WAIT_S:g}, not {spec.wait_s!r}")
 
 
 def key_tag(key: str) -> str:

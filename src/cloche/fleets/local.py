@@ -33,7 +33,7 @@ import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
 if os.getppid() != int(sys.argv[1]):
     sys.exit(1)
-os.execv(sys.executable, [sys.executable, "-m", "cloche", "node", *sys.argv[2:]])
+os.execv(sys.executable, [sys.executable, "-P", "-m", "cloche", "node", *sys.argv[2:]])
 """
 
 
@@ -54,15 +54,21 @@ class NodeChild:
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
         )  # fmt: skip
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._read_errors(process))
-            async with asyncio.timeout(SERVES_S):
-                line = await _line_of(process.stdout)
-            if line:
-                self.facts = {name: str(value) for name, value in json.loads(line).items()}
-            while await _line_of(process.stdout):
-                pass
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._read_errors(process))
+                await self._read_facts(process)
             await process.wait()
+        finally:
+            _signal(process, signal.SIGKILL)
+
+    async def _read_facts(self, process: asyncio.subprocess.Process) -> None:
+        async with asyncio.timeout(SERVES_S):
+            line = await _line_of(process.stdout)
+        if line:
+            self.facts = {name: str(value) for name, value in json.loads(line).items()}
+        while await _line_of(process.stdout):
+            pass
 
     async def _read_errors(self, process: asyncio.subprocess.Process) -> None:
         while line := await _line_of(process.stderr):

@@ -166,9 +166,8 @@ class TendedNode:
                 await self._beat()
             except Exception as error:
                 self._note(error)
-            if self.is_ready:
-                self.is_ready = False
-                self._owner.node_is_silent(self)
+            self.is_ready = False
+            self._owner.node_is_silent(self)
             self._all_ended.set()
             self._first_try.set()
             await self._close_link()
