@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from cloche.backends.cloche import ClocheBackend
+from cloche.core.protocols import Backend
 from cloche.core.remote import RemoteAccount
 from cloche.testing.conformance import CHECKS, LIVE_CHECKS, Outcome, run_conformance
+from tests.harness.node import Node
 from tests.harness.remote import serving_tls
 
 # What docs/limitations/cloche.md says, by name.
@@ -48,7 +51,7 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteAccount]
 def test_a_service_conforms(account: RemoteAccount, names: tuple[str, ...]) -> None:
     """Every check is kept, but for deviations that are named and real; throwaway sandboxes have no sessions."""
     chosen = names or tuple(check.name for check in CHECKS if check.name not in UNTELLING)
-    check(account, chosen, DEVIATIONS, skipped={one.name for one in CHECKS if one.family == "sessions"})
+    check(ClocheBackend(account), chosen, DEVIATIONS, skipped={one.name for one in CHECKS if one.family == "sessions"})
 
 
 @pytest.mark.timeout(900)
@@ -58,11 +61,25 @@ def test_a_service_conforms(account: RemoteAccount, names: tuple[str, ...]) -> N
 def test_sandboxes_that_live_conform(account: RemoteAccount, names: tuple[str, ...]) -> None:
     """Every check is kept, but for deviations that are named and real."""
     chosen = names or tuple(check.name for check in LIVE_CHECKS if check.name not in UNTELLING)
-    check(account, chosen, LIVE_DEVIATIONS, is_live=True)
+    check(ClocheBackend(account), chosen, LIVE_DEVIATIONS, is_live=True)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.soak
+def test_a_node_of_a_fleet_conforms(tmp_path: Path) -> None:
+    """The same by a lease, over the wire of `cloche node`."""
+    node = Node(tmp_path)
+    try:
+        node.ask("node.keep", denied=["10.77.0.1"], ttl=900)
+        backend = node.backend(for_s=900)
+        check(backend, ALWAYS, DEVIATIONS)
+        check(backend, LIVE_ALWAYS, LIVE_DEVIATIONS, is_live=True)
+    finally:
+        node.end()
 
 
 def check(
-    account: RemoteAccount,
+    backend: Backend,
     names: tuple[str, ...],
     deviations: dict[str, str],
     *,
@@ -71,7 +88,7 @@ def check(
 ) -> None:
     """Try the checks, and expect that no other is skipped."""
     named = {name: why for name, why in deviations.items() if name in names}
-    rows = run_conformance(ClocheBackend(account), only=names, deviations=named, at_once=3, is_live=is_live)
+    rows = run_conformance(backend, only=names, deviations=named, at_once=3, is_live=is_live)
     broken = [f"{row.outcome}: {row.check.name}: {row.reason}" for row in rows if not row.ok]
     assert not broken, "\n".join(broken)
     assert {row.check.name for row in rows if row.outcome is Outcome.SKIPPED} <= skipped

@@ -35,6 +35,7 @@ TTL_S = 60.0  # without a word of the coordinator
 ABANDONED_S = 600.0  # so long without a coordinator, the node ends
 LOOK_EVERY_S = 0.25
 MOST_WORKSPACES = 256
+MOST_OUTPUT = 8 << 20  # bytes of a stream in a result, unless the operator's own is more
 QUEUE_LIMIT, QUEUE_S = 256, 30.0
 DRAIN_S = 4.0
 MOST_CALLS_OF_LEASE = 256
@@ -197,6 +198,11 @@ class NodeHost:
             return await options_with_image(self, caller, own)
         options: dict[str, Any] = {**self.own_options, **own}
         settings, base = load_settings(options), await self.settings()
+        most = max(MOST_OUTPUT, base.limits.output_bytes)
+        if settings.limits.output_bytes > most:
+            raise PolicyDenied(
+                f"maxOutputBytes: {settings.limits.output_bytes} bytes are above a node's limit ({most})"
+            )
         check_stays(settings.backend, base)
         if settings.policy.network != "off":
             options["network_deny"] = self._denied_with([*base.policy.network_deny, *own.get("network_deny", ())])

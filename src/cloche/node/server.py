@@ -122,7 +122,7 @@ class Messages:
             raise Disconnected from None
 
     async def send(self, message: bytes | str, /) -> None:
-        """Send a message, at the pace of the client. Raises Disconnected, TimeoutError."""
+        """Send a message, at the pace of the client. Raises Disconnected, also for one that reads nothing."""
         try:
             if self._connection.transport.get_write_buffer_size():
                 async with asyncio.timeout(SEND_S):
@@ -133,7 +133,7 @@ class Messages:
             raise Disconnected from None
         except TimeoutError:
             self._connection.transport.abort()
-            raise
+            raise Disconnected from None
 
 
 class NodeServer:

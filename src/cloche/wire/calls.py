@@ -24,6 +24,7 @@ from .uses import Use
 IN, OUT, ERR, JSON = wire.STDIN, wire.STDOUT, wire.STDERR, wire.REPORT  # the last one in both directions
 FROM_CLIENT, FROM_SERVICE = (IN, JSON), (OUT, ERR, JSON)
 NO_VERB = "(none)"
+FEW_RESULT = 1 << 20  # bytes of a result that are not accounted
 STALL_S = 300.0  # a call whose client does not read for so long is ended
 
 
@@ -58,6 +59,7 @@ class Call(Streams):
         self._connection = connection
         self.verb = NO_VERB
         self.held = 0  # bytes of fields sent in pieces, and of files
+        self.result_size = 0  # accounted bytes of a large result
         self.whose: str | None = None  # the key that they are accounted to
         self.caller: str | None = None  # its name in the log
         self.project: str | None = None
@@ -71,6 +73,12 @@ class Call(Streams):
         """Account bytes until the call ends. Raises Refused (503) beyond the bound."""
         service.wire.hold(self.whose, size)
         self.held += size
+
+    async def hold_result(self, service: WireHost, size: int) -> None:
+        """Account a large result until it is sent, once there is room. Raises OutcomeUnknown without room in time."""
+        if size > FEW_RESULT:
+            await service.wire.hold_result(self.whose, size)
+            self.result_size += size
 
     def cancel(self) -> None:
         """Cancel the call. A second time has no effect, so that its clean-up is not interrupted."""

@@ -24,7 +24,7 @@ from .host import WireHost
 from .load import MOST_SPOOLED
 from .problems import Refused, problem_of
 from .shares import Shares
-from .sockets import BadMessage, MessageSocket, read_object, run_first
+from .sockets import BadMessage, Disconnected, MessageSocket, read_object, run_first
 from .uses import using
 from .verbs import VERBS, Verb
 
@@ -148,6 +148,7 @@ class Wire:
             status, last = self._error(call, error)
         finally:
             self._host.wire.held.give_back(call.whose, call.held)
+            self._host.wire.results.give_back(call.whose, call.result_size)
             self._calls.pop(call.number, None)
         seconds = asyncio.get_running_loop().time() - begun
         self._host.note_call(call.verb, status, seconds, call.caller)
@@ -206,7 +207,10 @@ class Wire:
     async def send_frame(self, frame: bytes, /) -> None:
         """Send a frame, at the pace of the client; drop it once the client has disconnected."""
         if not self._is_over:
-            await self._socket.send(frame)
+            try:
+                await self._socket.send(frame)
+            except Disconnected:  # as `_receive` learns, too
+                self._is_over = True
 
 
 def silence_s(text: str | None) -> float:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cloche.core.errors import NotFound
+from cloche.core.errors import NotFound, OutcomeUnknown
 from cloche.core.escape import escape_name
 from cloche.core.record import dataclass, field
 from cloche.execution.sandbox import AsyncSandbox
@@ -20,6 +20,7 @@ MOST_CONNECTIONS = 32  # each with a window for every stream of its calls
 MOST_HELD = 128 << 20  # bytes of buffered fields and files
 MOST_SPOOLED = 8 << 30  # bytes of files on this machine's disk
 MOST_WORKSPACES = 64
+MOST_RESULTS = 256 << 20  # bytes of large results that are being sent, as JSON
 ROOM_S, LOOK_S = 60.0, 0.1  # wait for room on disk; between two looks
 
 
@@ -30,6 +31,7 @@ class WireLoad:
     connections: Shares = field(default_factory=lambda: Shares(MOST_CONNECTIONS))
     held: Shares = field(default_factory=lambda: Shares(MOST_HELD))
     spooled: Shares = field(default_factory=lambda: Shares(MOST_SPOOLED))
+    results: Shares = field(default_factory=lambda: Shares(MOST_RESULTS))
     workspaces: Shares = field(default_factory=lambda: Shares(MOST_WORKSPACES))
     _workspaces: dict[str, tuple[str, AsyncSandbox]] = field(default_factory=dict)  # by id, with the project
 
@@ -71,6 +73,19 @@ class WireLoad:
             await asyncio.sleep(LOOK_S)
         self.spooled.take(whose, size)
         return True
+
+    async def hold_result(self, whose: str | None, size: int) -> None:
+        """Account a large result for a key once there is room. Raises OutcomeUnknown if there is none within `ROOM_S`.
+
+        A result that is larger than a share is taken alone.
+        """
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + ROOM_S
+        while not self.results.has_room(whose, min(size, self.results.most_of_one)):
+            if loop.time() > ends:
+                raise OutcomeUnknown("this ran, but earlier results of this caller are not read, so it is dropped")
+            await asyncio.sleep(LOOK_S)
+        self.results.take(whose, size)
 
     @contextmanager
     def workspace(self, caller: Caller, sandbox: AsyncSandbox) -> Iterator[str]:

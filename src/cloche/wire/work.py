@@ -40,6 +40,7 @@ from .uses import Use
 
 Cells = Annotated[int, Field(ge=1, le=MOST_CELLS)]
 PIECE = 1 << 18  # of a file that is read
+MOST_OF_BYTE = 8  # bytes of JSON and of its copies
 
 
 class Listing(WireModel):
@@ -222,6 +223,7 @@ async def queued(call: Call, request: CallRequest, order: RunOrder) -> str:
 
     async def start(sink: Sink | None) -> Result:
         results.append(await order.start(sink))
+        await call.hold_result(request.service, json_size(results[0]))  # the run keeps its place meanwhile
         return results[0]
 
     live = await request.service.runs.submit(
@@ -361,10 +363,20 @@ async def run_cell(call: Call, request: CallRequest) -> object:
 
 
 async def _tell(call: Call, request: CallRequest, work: Callable[[Sink], Awaitable[Result]]) -> str:
-    live = use_of(request).held.begin(request.caller.project, work)
+    async def bounded(sink: Sink) -> Result:
+        result = await work(sink)
+        await call.hold_result(request.service, json_size(result))
+        return result
+
+    live = use_of(request).held.begin(request.caller.project, bounded)
     async with _ended_with(live):
         await _tell_events(call, live)
         return await live.wait()
+
+
+def json_size(result: Result) -> int:
+    """Return about how many bytes a result takes at most while it is encoded: a control character has six in JSON."""
+    return MOST_OF_BYTE * (len(result.stdout_bytes) + len(result.stderr_bytes))
 
 
 async def _tell_events(call: Call, live: ActiveRun) -> None:
