@@ -15,6 +15,7 @@ import pytest
 
 from cloche.backends.host import measure_host
 from cloche.core.errors import InvalidRequest
+from cloche.core.fleet import FleetSettings
 from cloche.core.result import Result
 from cloche.records.database import Database
 from cloche.records.ids import new_id
@@ -160,7 +161,7 @@ def test_who_asks_at_once_is_answered_by_one_look(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sandbox, "_detected", {})
 
     async def work() -> None:
-        settings: Any = SimpleNamespace(images={}, remotes={})
+        settings: Any = SimpleNamespace(images={}, remotes={}, fleet=FleetSettings())
         await asyncio.gather(*(sandbox._backend("docker", settings) for _ in range(100)))
 
     asyncio.run(work())
