@@ -79,6 +79,7 @@ class Coordinator:
         self._tended: dict[str, TendedNode] = {}
         self._draining: set[str] = set()
         self._hosts: dict[str, float] = {}  # addresses of nodes, and when they were last listed
+        self._denied: Sequence[str] = ()
         self._waiters: dict[str, asyncio.Future[Lease]] = {}
         self._readers = EventReaders()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -427,6 +428,7 @@ class Coordinator:
                 if host:
                     self._hosts[_plain(host)] = now
         self._hosts = {host: at for host, at in self._hosts.items() if now - at < DENIED_S}
+        self._denied = sorted(self._hosts)
 
     # What a node's task calls
 
@@ -436,7 +438,7 @@ class Coordinator:
 
     def denied(self) -> Sequence[str]:
         """Return the addresses of all nodes."""
-        return sorted(self._hosts)
+        return self._denied
 
     def node_answers(self, node: TendedNode, report: NodeReport, leases: Mapping[str, float]) -> None:
         """Let a node take leases. Raises BackendUnavailable for one of another version."""
