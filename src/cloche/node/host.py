@@ -39,7 +39,8 @@ MOST_OUTPUT = 8 << 20  # bytes of a stream in a result, unless the operator's ow
 QUEUE_LIMIT, QUEUE_S = 256, 30.0
 DRAIN_S = 4.0
 MOST_CALLS_OF_LEASE = 256
-HOLDS_S, MOST_CHECKED = 1.0, 256  # how long, and of how many requests, checked options are used again
+# How long, of how many requests, and up to how many characters of them, checked options are used again.
+HOLDS_S, MOST_CHECKED, MOST_ASKED = 1.0, 256, 4_096
 log = logging.getLogger("cloche.node")
 
 
@@ -189,7 +190,8 @@ class NodeHost:
                 return await self.allowed_options(caller, own)
             if len(self._allowed) >= MOST_CHECKED:
                 self._allowed.clear()
-            self._allowed[asked] = time.monotonic(), options
+            if len(asked) <= MOST_ASKED:
+                self._allowed[asked] = time.monotonic(), options
         return dict(options)
 
     async def _checked(self, caller: Caller, own: Mapping[str, Any]) -> dict[str, Any]:
