@@ -11,39 +11,14 @@ from typing import Any
 import pytest
 
 from cloche.backends.cloche.leased import LeasedBackend
-from cloche.backends.cloche.links import link_to
 from cloche.core.errors import BackendUnavailable, NodeLost
-from cloche.core.fleet import Fleet, FleetSettings
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
-from cloche.core.remote import RemoteAccount
 from cloche.core.request import Request
 from cloche.core.result import Result
-from cloche.fleets.leases import Leases
-from cloche.fleets.local import LocalFleet
+from tests.harness.fleets import LocalFleetBackend, node_pid
 
 CLAIMED = Policy(accept_claimed=True)
-SILENCE_S = 2.0
-
-
-class LocalFleetBackend(LeasedBackend):
-    """A backend over this machine as a fleet, whose node may use all of it."""
-
-    name, package = "local-fleet", "websockets"
-    leases: Leases
-
-    def __init__(self) -> None:
-        super().__init__(RemoteAccount(provider=self.name, silence_s=SILENCE_S))
-        self.leases = Leases(lambda: self.connect(self._checked()))
-
-    async def connect(self, account: RemoteAccount) -> Fleet:
-        """Return a fleet whose node is ready."""
-        fleet = LocalFleet(link_to, settings=FleetSettings(share=1.0))
-        await fleet.up()
-        return fleet
-
-    def _leases(self) -> Leases:
-        return self.leases
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +33,6 @@ async def _run(backend: LeasedBackend, code: str) -> Result:
     async with backend.open(CLAIMED, Limits()) as sandbox:
         sandbox.expect_single_run()
         return await sandbox.run(Request(code=code, language="python"))
-
-
-def _node_pid() -> int:
-    """Return the node server of this process."""
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], check=True, capture_output=True, text=True).stdout
-    rows = [line.split(None, 2) for line in listed.splitlines()]
-    return next(int(pid) for pid, parent, args in rows if int(parent) == os.getpid() and "cloche node" in args)
 
 
 def test_runs_one_after_the_other_have_one_place_and_say_where(backend: LocalFleetBackend) -> None:
@@ -108,7 +76,7 @@ def test_a_node_that_is_lost_takes_its_session_and_the_next_run_has_a_place(back
             code = "import time\nprint('here', flush=True)\ntime.sleep(60)"
             cell = asyncio.ensure_future(session.run(code, timeout_s=60, sink=note))
             await started
-            os.kill(_node_pid(), signal.SIGKILL)
+            os.kill(node_pid(), signal.SIGKILL)
             async with asyncio.timeout(50):
                 await cell
 
@@ -122,9 +90,10 @@ def test_the_server_of_a_fleet_ends_with_its_process() -> None:
     """No server is there after a caller that ended without closing anything."""
     code = (
         "import asyncio, os\n"
-        "from tests.integration.test_leased import LocalFleetBackend, _node_pid, _run\n"
+        "from tests.harness.fleets import LocalFleetBackend, node_pid\n"
+        "from tests.integration.test_leased import _run\n"
         "asyncio.run(_run(LocalFleetBackend(), '1'))\n"
-        "print(_node_pid(), flush=True)\n"
+        "print(node_pid(), flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], check=False, stdout=subprocess.PIPE, text=True, timeout=120)

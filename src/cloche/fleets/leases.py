@@ -64,8 +64,10 @@ class Leases:
     async def take(self, spec: LeaseSpec) -> HeldLease:
         """Return a lease: one that waits, or a new one. Raises BackendUnavailable."""
         held = self._waiting(spec)
-        if held is not None:
-            return held
+        return held if held is not None else await self.take_new(spec)
+
+    async def take_new(self, spec: LeaseSpec) -> HeldLease:
+        """Return a new lease. Raises BackendUnavailable."""
         granted: list[HeldLease] = []
         try:
             return await asyncio.wrap_future(
