@@ -9,7 +9,7 @@ import tarfile
 import pytest
 
 from cloche.backends.archive import archive_pieces, archive_size
-from cloche.core.errors import InvalidRequest
+from cloche.core.errors import InvalidRequest, OutcomeUnknown
 from cloche.core.limits import Limits
 from cloche.core.request import InputFile
 from cloche.wire import load
@@ -93,5 +93,26 @@ def test_files_of_a_result_wait_for_room_on_the_disk(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(load, "ROOM_S", 0.0)
         assert not await bounds.spool_later("key", 50)
         assert bounds.spooled.held == 50
+
+    asyncio.run(attempt())
+
+
+def test_a_large_result_waits_until_earlier_ones_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One key has its share; a result beyond that is taken alone; without room in time it is dropped, with a reason."""
+    monkeypatch.setattr(load, "MOST_RESULTS", 100)
+    bounds = load.WireLoad()
+
+    async def attempt() -> None:
+        await bounds.hold_result("key", 1_000)
+        waiting = asyncio.ensure_future(bounds.hold_result("key", 1))
+        await asyncio.sleep(3 * load.LOOK_S)
+        assert not waiting.done()
+        bounds.results.give_back("key", 1_000)
+        await waiting
+        await bounds.hold_result("other", 75)
+        monkeypatch.setattr(load, "ROOM_S", 0.0)
+        with pytest.raises(OutcomeUnknown, match="are not read"):
+            await bounds.hold_result("key", 75)
+        assert bounds.results.held == 76
 
     asyncio.run(attempt())
