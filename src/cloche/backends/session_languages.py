@@ -56,6 +56,9 @@ def _signal(number: int, *, to_group: bool) -> ControlMessage:
 _CTRL_C: ControlMessage = ("interrupt", {})
 # Sent once: code may take time to clean up after a KeyboardInterrupt.
 ONCE = Interrupt(first=(_CTRL_C,))
+# Sent until it is answered: a child that Node starts just after a signal to the group has not received it, and Node
+# waits for that child (`execSync`). V8 ends the cell's code at the first one; a further one interrupts no clean-up.
+AGAIN = Interrupt(first=(_CTRL_C,), again=(_CTRL_C,))
 # interpreter/session.sh says why Ctrl-C alone does not suffice.
 _BASH_FIRST = (_signal(signal.SIGURG, to_group=False), _signal(signal.SIGQUIT, to_group=True))
 AS_BASH_NEEDS = Interrupt(first=_BASH_FIRST, again=(*_BASH_FIRST, _CTRL_C))
@@ -94,7 +97,7 @@ JAVASCRIPT = Driver(
     program="node",
     options=("--expose-internals", "--no-force-async-hooks-checks"),
     new_codec=JsonCodec,
-    interrupt=ONCE,
+    interrupt=AGAIN,
 )
 BASH = Driver(
     file_name="session.sh",
