@@ -37,6 +37,7 @@ OWN_SYS = "/sys is the machine's own"
 OWN_MOUNTS = "/sys and /sys/fs/cgroup are shown, the machine's own"
 OWN_PROCESS = "it is done to a process of the same run"
 EXECUTES = "what may be written may be executed, also without a name"
+OWN_MEMORY = "it is memory of the machine's own kernel, and the machine's memory is its limit"
 SOCKETS = "the machine's own kernel gives it, with no network device behind"
 NOT_HELD = {
     "attack/a protocol whose module the host loads on demand": SOCKETS,
@@ -47,6 +48,8 @@ NOT_HELD = {
     "leaks/the host's mounts": OWN_MOUNTS,
     "leaks/the host's mounts, by pid 1": OWN_MOUNTS,
     "leaks/the machine's hardware": OWN_SYS,
+    "resources/access control lists, which the kernel keeps in memory that nothing counts": OWN_MEMORY,
+    "resources/filters of packets, for which the kernel has one supply of memory for all users": OWN_MEMORY,
     "system calls/32-bit entry": OWN_KERNEL,
     "system calls/add an encryption key": OWN_KERNEL,
     "system calls/add_key": OWN_KERNEL,

@@ -199,7 +199,7 @@ for url in ("http://169.254.169.254/", "http://other.example/"):
     try:
         urllib.request.urlopen(url, timeout=60)
     except urllib.error.HTTPError as error:
-        print(error.code, error.read().decode())
+        print(error.code, error.read().decode().splitlines()[0])
     except OSError as error:
         print(error)
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -25,7 +24,7 @@ ENGINES = ("ray",)
 EVERY_S = 2.0
 CLEAR = "\x1b[H\x1b[2J"
 
-fleet = root.group("fleet", help="Run sandboxes on many machines: start, look at and end a fleet.")(lambda: None)
+fleet = root.group("fleet", help="Start, look at and end a fleet of machines.")(lambda: None)
 
 
 def _engine_option() -> Callable[[Callable[..., int]], Callable[..., int]]:
@@ -43,7 +42,7 @@ def _choice() -> object:
 @sandbox_options("config")
 @json_option()
 def _up(engine: str, options: SandboxOptions, as_json: bool) -> int:
-    """Start the coordinator and the node servers that are missing, and wait until a node is ready.
+    """Start the coordinator and node servers; wait until a node is ready.
 
     The cluster is that of fleet.address, else of RAY_ADDRESS, else the one on this machine.
     """
@@ -64,6 +63,7 @@ def _status(engine: str, options: SandboxOptions, as_json: bool) -> int:
 @sandbox_options("config")
 def _top(engine: str, options: SandboxOptions) -> int:
     """Show the same every 2 seconds, until Ctrl-C."""
+    import asyncio
 
     async def watch(made: RayFleet) -> None:
         while True:
@@ -118,6 +118,8 @@ def _shown(
 
 def _run(engine: str, options: SandboxOptions, work: Callable[[RayFleet], Awaitable[T]]) -> T:
     """Do something with the fleet of an engine."""
+    import asyncio
+
     from cloche.config.settings import load_settings
     from cloche.fleets.ray.fleet import RayFleet
 
