@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +164,7 @@ class _Node:
         self.cable = f"node{number}"
         self._group = GROUPS / f"cloche-ray-{os.getpid()}-{number}"
         self.outer = self.pid = self._told = 0
+        self.namespace = ""
 
     def start(self) -> None:
         """Make the namespaces, plug in the cable, and let Ray start."""
@@ -178,6 +179,7 @@ class _Node:
         os.close(told)
         self.outer, self._told = outer, ours
         self.pid = int(os.read(ours, 20).split(b"\n")[0])
+        self.namespace = os.readlink(f"/proc/{self.pid}/ns/pid").partition("[")[2].rstrip("]")
         _ip(f"link add {self.cable} type veth peer name eth0 netns {self.pid}", f"link set {self.cable} master bridge")
         self.cable_is("up")
         os.write(tell, b"x")
@@ -279,11 +281,20 @@ def _remove_group(folder: Path) -> None:
             time.sleep(0.01)
 
 
+def _remove_left(namespaces: Iterable[str]) -> None:
+    """Remove the control groups of sandboxes of killed nodes, which have a pid namespace's number in their names."""
+    marks = [f"-{namespace}-" for namespace in namespaces]
+    for folder, _, _ in os.walk("/sys/fs/cgroup", topdown=False):
+        name = os.path.basename(folder)
+        if name.startswith("cloche-") and any(mark in name for mark in marks):
+            _remove_group(Path(folder))
+
+
 def main(folder: str, python: str, variables: str) -> None:
     """Be the switch until standard input ends."""
     from cloche.jail.syscalls import CLONE_NEWNET, unshare
 
-    place, nodes = Path(folder), dict[int, _Node]()
+    place, nodes, made = Path(folder), dict[int, _Node](), set[str]()
 
     def make(number: int) -> _Node:
         return _Node(place, number, python, json.loads(variables))
@@ -295,10 +306,13 @@ def main(folder: str, python: str, variables: str) -> None:
     _ip("link add bridge type bridge", "link set bridge up", "link set lo up")
     try:
         for line in sys.stdin:
-            print(json.dumps(_obey(nodes, make, json.loads(line))), flush=True)
+            answer = _obey(nodes, make, json.loads(line))
+            made |= {node.namespace for node in nodes.values() if node.namespace}
+            print(json.dumps(answer), flush=True)
     finally:
         for node in nodes.values():
             node.kill()
+        _remove_left(made)
         shutil.rmtree(place, ignore_errors=True)
 
 
