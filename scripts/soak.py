@@ -25,6 +25,10 @@ REMOTE = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/int
 REMOTE += tuple(f"tests/conformance/test_{name}.py" for name in ("cloche", "daytona", "e2b"))
 WORKSPACE = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob("[is]*/test_workspace*.py")))
 BATCHES = ("tests/soak/test_batches.py",)
+# This machine as a fleet; then Ray, on nodes in namespaces.
+NODES = ("tests/soak/test_fleet_batches.py",)
+FLEET = {"ray": ("-m", "soak or not soak", "tests/integration/test_ray.py", "tests/soak/test_fleet.py")}
+APART = (*REMOTE, *WORKSPACE, *BATCHES, *NODES, "tests/soak/test_fleet.py")
 # Where it matters whether a signal's handler may raise in the main thread, as that of a test's time-out does.
 SIGNALS = ("tests/unit/test_sync.py", "tests/integration/test_sessions.py", "tests/integration/test_crossings.py")
 AREAS: dict[str, tuple[str, ...]] = {
@@ -38,7 +42,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         "-k",
         "session and not service",
         "--ignore=tests/escape",
-        *(f"--ignore={path}" for path in (*REMOTE, *WORKSPACE, *BATCHES)),
+        *(f"--ignore={path}" for path in APART),
     ),
     "local": (
         *LONG,
@@ -47,16 +51,17 @@ AREAS: dict[str, tuple[str, ...]] = {
         "-k",
         "not session and not keeper and not service",
         "--ignore=tests/escape",
-        *(f"--ignore={path}" for path in (*REMOTE, *WORKSPACE, *BATCHES)),
+        *(f"--ignore={path}" for path in APART),
     ),
     "remote": (*LONG, "-m", LOCAL, *REMOTE),
     "service": (*LONG, "-m", LOCAL, *SERVICE),
     "keeper": (*LONG, "-m", LOCAL, "tests/integration/test_keeper.py"),
     "workspace": (*LONG, "-m", LOCAL, *WORKSPACE),
     "batches": (*LONG, "-m", LOCAL, *BATCHES),
+    "fleet": (*LONG, "-m", LOCAL, *NODES),
     "signals": ("--timeout", "0", "-m", "not soak", *SIGNALS),
 }
-ALL_AREAS = (*AREAS, "other-python", "frameworks", "fleet")
+ALL_AREAS = (*AREAS, "other-python", "frameworks")
 # The suites that frameworks publish, each in an environment of its own; what pytest is told beside, and the tests.
 FRAMEWORKS: dict[str, tuple[str, ...]] = {
     "inspect_ai": ("tests/frameworks/test_inspect_ai.py",),
@@ -67,8 +72,6 @@ FRAMEWORKS: dict[str, tuple[str, ...]] = {
     "verifiers": ("tests/frameworks/test_verifiers.py",),
 }
 # What notebooks use: libraries that show things, and Jupyter.
-# Ray, on nodes in namespaces.
-FLEET = {"ray": ("-m", "soak or not soak", "tests/integration/test_ray.py", "tests/soak/test_fleet.py")}
 NOTEBOOKS = {"notebooks": ("tests/frameworks/test_nbconvert.py",)}
 # The packages of E2B and Daytona at the lower bounds of their extras.
 OLDER = {"remote_older": tuple(path for path in REMOTE if "cloche" not in path)}

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,25 @@ def kind_of(number: int) -> str:
     return KINDS[number // 100 % len(KINDS)] if number % 100 == 50 else "good"
 
 
+def programs(count: int, *, is_idempotent: bool = True) -> Iterator[dict[str, Any]]:
+    """Yield the programs, which may run twice unless said otherwise."""
+    for number in range(count):
+        kind = kind_of(number)
+        code, timeout = _CODE[kind].format(number=number), 2 if kind == "hang" else 60
+        yield {"id": f"p{number}", "code": code, "idempotent": is_idempotent, "timeout": timeout}
+
+
 def write_programs(path: Path, count: int, *, is_idempotent: bool = True) -> None:
-    """Write the programs, which may run twice unless said otherwise."""
+    """Write the programs."""
     with path.open("w") as file:
-        for number in range(count):
-            kind = kind_of(number)
-            code, timeout = _CODE[kind].format(number=number), 2 if kind == "hang" else 60
-            row = {"id": f"p{number}", "code": code, "idempotent": is_idempotent, "timeout": timeout}
+        for row in programs(count, is_idempotent=is_idempotent):
             file.write(json.dumps(row) + "\n")
+
+
+def is_wrong(number: int, status: str | None, stdout: str) -> bool:
+    """Tell whether a result is not what its program must give."""
+    kind = kind_of(number)
+    return status not in _STATUS[kind] or (kind == "good" and stdout != f"{number * number}\n")
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -46,8 +57,7 @@ def wrong_rows(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         row
         for number, row in enumerate(rows)
         if (row["index"], row["id"]) != (number, f"p{number}")
-        or row.get("status") not in _STATUS[kind_of(number)]
-        or (kind_of(number) == "good" and row["stdout"] != f"{number * number}\n")
+        or is_wrong(number, row.get("status"), row.get("stdout", ""))
     ]
 
 

@@ -5,6 +5,7 @@ The engine says where; what a sandbox can do is the same as at a service (`backe
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 from abc import abstractmethod
@@ -26,7 +27,8 @@ from .connections import connected
 from .live import RemoteSandbox
 from .sandbox import ThrowawaySandbox
 
-MOST_TRIES = 3  # leases in a row whose node does not answer
+# For places whose node does not answer: the coordinator notices a dead one within seconds, a busy one after 15.
+REACHED_S, AGAIN_S, LONGEST_AGAIN_S = 30.0, 0.2, 2.0
 _UNREACHABLE = (Failure.NO_NETWORK, Failure.TIMEOUT, Failure.TLS)
 _of_processes: dict[tuple[str, RemoteAccount, int], Leases] = {}
 
@@ -77,22 +79,24 @@ class LeasedBackend(ClocheBackend):
             leases.give_back(held, is_used_up=is_used_up)
 
     async def _reachable(self, leases: Leases, spec: LeaseSpec) -> tuple[HeldLease, RemoteAccount]:
-        """Take a place. Raises BackendUnavailable, also where several nodes in a row do not answer."""
-        tries_left = MOST_TRIES
+        """Take a place. Raises BackendUnavailable, also if no node that is given answers for `REACHED_S`."""
+        loop = asyncio.get_running_loop()
+        ends, again_s = loop.time() + REACHED_S, AGAIN_S
         while True:
             held = await leases.take(spec)
             place = {"url": held.lease.address, "certificate": held.lease.certificate, "place": held.place}
             account = replace(self._checked(), **place)  # type: ignore[arg-type]  # a field each
-            tries_left -= 1
             try:
                 await connected(account)
             except BaseException as error:
                 leases.give_back(held, is_used_up=True)
                 is_away = isinstance(error, RemoteUnavailable) and error.failure in _UNREACHABLE
-                if not is_away or not tries_left:
+                if not is_away or loop.time() > ends:
                     raise
             else:
                 return held, account
+            await asyncio.sleep(again_s)
+            again_s = min(2 * again_s, LONGEST_AGAIN_S)
 
     def _leases(self) -> Leases:
         account = self._checked()
