@@ -16,7 +16,7 @@ from .decisions import Sublet
 from .placing import Size
 
 MIB = 1 << 20
-MOST_TTL_S, MOST_WAIT_S = 86_400.0, 86_400.0
+MOST_TTL_S, MOST_WAIT_S = 3_600.0, 86_400.0  # a node refuses the id of a released lease for an hour
 _ID = re.compile(r"ls_[0-9a-f]{20}_([0-9]{1,9})_([0-9]{1,9})_([0-9a-f]{16})")
 
 

@@ -99,9 +99,12 @@ class Leases:
     def close(self) -> None:
         """Release all leases, and disconnect. Blocks, for at most `AT_EXIT_S`. A later `take` connects anew."""
         atexit.unregister(self.close)
+        if os.getpid() != self._pid:  # a forked child has no such thread, and perhaps a lock that nobody gives back
+            return
         with self._lock:
             loop, self._loop = self._loop, None
-        if loop is None or os.getpid() != self._pid:  # a forked child has no such thread
+            self._idle.clear()
+        if loop is None:
             return
         closing = asyncio.run_coroutine_threadsafe(self._close(), loop)
         try:

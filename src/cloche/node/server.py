@@ -26,7 +26,7 @@ from cloche.wire.connection import SILENCE_HEADER, Wire
 from cloche.wire.problems import Refused
 from cloche.wire.sockets import Disconnected, close_of
 
-from .admission import Admission
+from .admission import MOST_OF_HOLDER, Admission
 from .certificate import NodeCertificate
 from .host import NodeHost, lease_over
 from .leases import ENDED
@@ -37,6 +37,8 @@ STRANGER_S = 5.0  # for the handshakes, and then for a valid call
 MOST_WRONG = 8  # wrong credentials over one connection
 SEND_S = 60.0  # a client that reads nothing for so long is disconnected
 CLOSE_S = 1.0
+LOOK_S, UNUSED_S = 5.0, 60.0  # a connection whose leases are all over is closed then; clients close theirs before
+MOST_UNSENT = 32 << 20  # bytes to one client: more than a frame of each of its calls
 MOST_UNREAD = 4  # messages of a connection that wait to be handled
 MOST_KNOWN = 4_096  # credentials whose signature was checked
 NONE_YET = -1.0  # a time before all ends: the end of a credential is compared apart
@@ -82,7 +84,7 @@ class CountedSocket(socket.socket):
 
     _admission: Admission | None = None
     _address = ""
-    is_known = False
+    _holder: str | None = None
 
     def count(self, admission: Admission, address: str) -> None:
         """Begin to count."""
@@ -93,19 +95,33 @@ class CountedSocket(socket.socket):
         """Close the socket, and count it no longer."""
         admission, self._admission = self._admission, None
         if admission is not None:
-            admission.closed(self._address, was_known=self.is_known)
+            admission.closed(self._address, self._holder)
         super().close()
 
-    def note_known(self) -> None:
-        """Count it no longer as a stranger's."""
-        if self._admission is not None and not self.is_known:
-            self.is_known = True
-            self._admission.known(self._address)
+    def hold(self, holder: str) -> bool:
+        """Count it as the connection of a lease or the coordinator; return whether that may have it."""
+        if self._admission is None or holder == self._holder:
+            return True
+        if not self._admission.has_room(holder):
+            return False
+        self._admission.held(self._address, self._holder, holder)
+        self._holder = holder
+        return True
 
     def note_wrong(self) -> None:
         """Count a wrong credential."""
         if self._admission is not None:
             self._admission.note_wrong(self._address, time.monotonic())
+
+
+class BoundedConnection(ServerConnection):
+    """A connection that ends when its client makes the node answer, as by pings, and reads no answers."""
+
+    def data_received(self, data: bytes) -> None:
+        """Take data, to which the package may answer by itself."""
+        super().data_received(data)
+        if self.transport.get_write_buffer_size() > MOST_UNSENT:
+            self.transport.abort()
 
 
 class Messages:
@@ -164,7 +180,8 @@ class _Served:
         self._address = str(connection.remote_address[0]) if connection.remote_address else ""
         self._socket = _counted(connection)
         self._wrong, self._known = 0, asyncio.Event()
-        self._too_many = asyncio.Event()
+        self._holder, self._users = "", dict[str, float]()  # whose it is, and all whose calls came, with their ends
+        self._has_ended, self._why = asyncio.Event(), ""
 
     async def find_caller(self, fields: dict[str, Any]) -> Caller:
         """Return the lease or the coordinator whose credential a call has. Raises Refused."""
@@ -176,36 +193,71 @@ class _Served:
         if claim.until <= time.time():
             raise lease_over(claim.lease, ENDED)
         if claim.role == COORDINATOR:
-            self._note_known()
+            self._note_known(COORDINATOR, claim.until)
             return Caller(project="", scopes=(COORDINATOR,), key_id=COORDINATOR, address=self._address)
         self._host.admit(claim.lease, claim.until)
-        self._note_known()
+        self._note_known(claim.lease, claim.until)
         act_for(key=claim.lease, address=self._address)
         return Caller(project=claim.lease, scopes=("read", "run"), key_id=claim.lease, address=self._address)
 
-    def _note_known(self) -> None:
-        if not self._known.is_set():
-            self._known.set()
-            if self._socket is not None:
-                self._socket.note_known()
+    def _note_known(self, user: str, until: float) -> None:
+        """Note a valid call of a lease or the coordinator. Raises Refused (429) where it has too many connections."""
+        if not self._is_live(self._holder) and not self._give_to(user):
+            self._end("too many connections of one lease")
+            raise Refused(
+                429, "too-many-connections", f"{MOST_OF_HOLDER} connections of this lease are open, the most there may "
+                "be; one carries many calls at once",
+            )  # fmt: skip
+        self._users[user] = until
+        self._known.set()
+
+    def _give_to(self, user: str) -> bool:
+        if self._socket is not None and not self._socket.hold(user):
+            return False
+        self._holder = user
+        return True
+
+    def _is_live(self, user: str) -> bool:
+        return self._users.get(user, 0.0) > time.time() if user == COORDINATOR else self._host.leases.has(user)
+
+    def _is_used(self) -> bool:
+        """Tell whether a lease of the connection lives, or the coordinator; it is the holder from now on."""
+        self._users = {user: until for user, until in self._users.items() if self._is_live(user)}
+        return self._holder in self._users or any(map(self._give_to, self._users))
 
     def _note_wrong(self) -> None:
         self._wrong += 1
         if self._socket is not None:
             self._socket.note_wrong()
         if self._wrong >= MOST_WRONG:
-            self._too_many.set()
+            self._end("too many wrong credentials")
+
+    def _end(self, why: str) -> None:
+        self._why = self._why or why
+        self._has_ended.set()
 
     async def watch(self) -> None:
-        """Raise Refused for a client without a valid call in time, and for one with many wrong credentials."""
+        """Raise Refused for a client without a valid call in time, and for one that has no right to it any longer."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STRANGER_S):
-                await self._first_of(self._known, self._too_many)
-        if not self._known.is_set() and not self._too_many.is_set():
+                await self._first_of(self._known, self._has_ended)
+        if not self._known.is_set() and not self._has_ended.is_set():
             raise Refused(401, "not-authenticated", "no call with a valid credential came in time")
-        await self._too_many.wait()
+        await self._until_end()
         await asyncio.sleep(0)  # the answer to the last one goes first
-        raise Refused(401, "not-authenticated", "too many wrong credentials")
+        raise Refused(401, "not-authenticated", self._why)
+
+    async def _until_end(self) -> None:
+        """Wait until the connection is to end, also since all its leases have been over for a while."""
+        used_at = time.monotonic()
+        while not self._has_ended.is_set():
+            if self._is_used():
+                used_at = time.monotonic()
+            elif time.monotonic() - used_at > UNUSED_S:
+                self._end("all leases of this connection are over")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._has_ended.wait()
 
     @staticmethod
     async def _first_of(*events: asyncio.Event) -> None:
@@ -256,7 +308,7 @@ async def serving(
         NodeServer(host, Credentials(verifier)).handle, sock=listener, ssl=certificate.context, compression=None,
         process_request=_check_path, server_header=None, max_size=MOST_MESSAGE, max_queue=MOST_UNREAD,
         ping_interval=None, open_timeout=STRANGER_S, close_timeout=CLOSE_S, logger=quiet,
-        ssl_handshake_timeout=STRANGER_S, ssl_shutdown_timeout=CLOSE_S,
+        ssl_handshake_timeout=STRANGER_S, ssl_shutdown_timeout=CLOSE_S, create_connection=BoundedConnection,
     )  # fmt: skip
     try:
         yield server

@@ -21,7 +21,8 @@ from cloche.core.enforcement import Control, Level, State
 from cloche.core.errors import BackendUnavailable
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
-from cloche.core.remote import Quota, RemoteAccount, Secret
+from cloche.core.record import replace
+from cloche.core.remote import LeasedPlace, Quota, RemoteAccount, Secret
 
 KEY = "e2b_0123456789abcdef0123"
 ASKED = {"provider": "e2b", "package": "json", "extra": "e2b", "variable": "E2B_API_KEY"}
@@ -121,6 +122,8 @@ def test_each_failure_is_a_sentence_of_its_own(tmp_path: Path) -> None:
         Failure.TIMEOUT,
     ]  # fmt: skip
     assert KEY[:12] not in scrub(f"{'y' * 1190}{KEY}", account)
+    place = LeasedPlace(engine="ray", node="n", lease="l", credential=Secret(f"{'p' * 200}.{'s' * 86}"))
+    assert "s" * 43 not in scrub(f"a node that repeats {place.credential.reveal()}", replace(account, place=place))
 
 
 def test_nothing_is_counted_where_nothing_is_limited(tmp_path: Path) -> None:

@@ -172,10 +172,11 @@ def test_a_fleet_that_could_not_be_reached_is_tried_again(
 
 
 def test_all_are_released_at_the_end(fleet: CountingFleet, make_leases: Callable[..., Leases]) -> None:
-    """Closing releases what is held and what waits, then disconnects."""
+    """Closing releases what is held and what waits, then disconnects; a lease after that is a new one."""
     leases = make_leases()
     leases.give_back(_take(leases))
     _take(leases, LARGE)
     leases.close()
     assert sorted(fleet.released) == ["closed", "ls_0", "ls_1"]
     assert fleet.released[-1] == "closed"
+    assert _take(leases).lease.id == "ls_2"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cloche.node.admission import MOST_OF_ADDRESS, MOST_WRONG, WRONG_S, Admission
+from cloche.node.admission import MOST_OF_ADDRESS, MOST_OF_HOLDER, MOST_WRONG, WRONG_S, Admission
 from cloche.node.leases import ENDED, RELEASED, REMEMBER_S, LeaseTable
 
 
@@ -26,16 +26,21 @@ def test_a_lease_ends_at_its_latest_end_and_its_id_stays_refused() -> None:
 
 
 def test_strangers_have_a_part_of_all_connections() -> None:
-    """An address has half of them; connections with a valid call do not count, and give room back at their end once."""
+    """An address has half of them; a lease's count as the lease's, which has few, and give room back at their end."""
     admission = Admission(most=100, most_strangers=64)
     for _ in range(MOST_OF_ADDRESS):
         assert admission.admits("a", 0.0)
         admission.opened("a")
     assert (admission.admits("a", 0.0), admission.admits("b", 0.0)) == (False, True)
-    admission.known("a")
-    assert admission.admits("a", 0.0)
-    admission.closed("a", was_known=True)
-    admission.closed("a", was_known=False)
+    for _ in range(MOST_OF_HOLDER):
+        assert admission.has_room("lease")
+        admission.held("a", None, "lease")
+        admission.opened("a")
+    assert (admission.has_room("lease"), admission.has_room("other")) == (False, True)
+    admission.held("a", "lease", "other")
+    assert admission.has_room("lease")
+    for holder in ["other", *["lease"] * (MOST_OF_HOLDER - 1), None, None]:
+        admission.closed("a", holder)
     assert (admission.open, admission.strangers) == (MOST_OF_ADDRESS - 2, MOST_OF_ADDRESS - 2)
     for number in range(64 - admission.strangers):
         admission.opened(f"c{number}")

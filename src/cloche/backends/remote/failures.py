@@ -76,11 +76,19 @@ def remote_error(
     return RemoteUnavailable(reason, remedy=remedy, failure=failure, retry_after_s=retry_after_s)
 
 
+def _keys(account: RemoteAccount | None) -> tuple[str, ...]:
+    if account is None:
+        return ()
+    lease = "" if account.place is None else account.place.credential.reveal()
+    return account.api_key.reveal(), lease, lease.rpartition(".")[2]
+
+
 def scrub(text: str, account: RemoteAccount | None = None) -> str:
-    """Return one bounded line of the provider's message, without control characters and without the account's key."""
+    """Return one bounded line of the provider's message, without control characters and without the account's keys."""
     line = _CONTROL.sub(" ", text[: MOST_DETAIL * 4]).strip().rstrip(".")
-    key = account.api_key.reveal() if account is not None else ""
-    if len(key) >= 4:  # a shorter key is no secret, and replacing it would garble the text
+    for key in _keys(account):
+        if len(key) < 4:  # no secret, and replacing it would garble the text
+            continue
         line = line.replace(key, "(hidden)")
         for size in (len(key) // 2, 12):  # also a truncated key
             if size >= 8:

@@ -1,0 +1,118 @@
+"""A node's server in this process: which connections it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import ssl
+import struct
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.server import serve
+from websockets.exceptions import ConnectionClosed
+from websockets.frames import Frame, Opcode
+
+from cloche.fleets.signing import Claim, Signer, Verifier
+from cloche.node import server
+from cloche.node.admission import MOST_OF_HOLDER, Admission
+from cloche.node.certificate import make_certificate
+from cloche.node.host import NodeHost
+from cloche.node.server import BoundedConnection, listen, serving
+
+
+class Served:
+    """A node's server, and clients of it."""
+
+    def __init__(self, host: NodeHost, signer: Signer, certificate: str, port: int):
+        self.host, self._signer, self._certificate, self._port = host, signer, certificate, port
+        self._clients: list[ClientConnection] = []
+
+    async def client(self, lease: str) -> tuple[ClientConnection, str]:
+        """Return a new connection, and the answer to a lease's call over it."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        client = await connect(f"wss://127.0.0.1:{self._port}/api/wire", ssl=context, proxy=None, ping_interval=None)
+        self._clients.append(client)
+        await client.recv()
+        return client, await self.call(client, lease)
+
+    async def call(self, client: ClientConnection, lease: str) -> str:
+        """Call over a connection, and return the answer."""
+        claim = Claim(lease=lease, until=time.time() + 60, certificate=self._certificate)
+        body = json.dumps({"verb": "lease.renew", "credential": self._signer.credential(claim).reveal()}).encode()
+        await client.send(struct.pack(">IIB", len(body), 1, 1) + body)
+        answer = await client.recv()
+        assert isinstance(answer, bytes)
+        return answer[9:].decode()
+
+    def abort(self) -> None:
+        """End all connections at once."""
+        for client in self._clients:
+            client.transport.abort()
+
+
+@asynccontextmanager
+async def node_server() -> AsyncIterator[Served]:
+    """Serve in this event loop."""
+    signer, certificate, listener = Signer(), make_certificate("127.0.0.1"), listen("127.0.0.1", 0, Admission())
+    host = NodeHost({}, boot="here")
+    async with serving(host, Verifier(signer.public_key, certificate.sha256), certificate, listener):
+        served = Served(host, signer, certificate.sha256, listener.getsockname()[1])
+        try:
+            yield served
+        finally:
+            served.abort()
+
+
+def test_a_lease_has_few_connections_and_none_when_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One too many is closed at once; another lease's call makes a connection its own, which then stays open."""
+    monkeypatch.setattr(server, "LOOK_S", 0.01)
+    monkeypatch.setattr(server, "UNUSED_S", 0.05)
+
+    async def main() -> None:
+        async with node_server() as served:
+            clients = [await served.client("one") for _ in range(MOST_OF_HOLDER)]
+            assert all('"until"' in answer for _, answer in clients)
+            further, answer = await served.client("one")
+            assert "too-many-connections" in answer
+            with pytest.raises(ConnectionClosed, match="too many connections"):
+                await further.recv()
+            shared = clients[0][0]
+            assert '"until"' in await served.call(shared, "two")
+            await served.host.end_lease("one")
+            for client, _ in clients[1:]:
+                with pytest.raises(ConnectionClosed, match="are over"):
+                    await client.recv()
+            assert '"until"' in await served.call(shared, "two")
+
+    asyncio.run(main())
+
+
+def test_a_client_that_pings_and_reads_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package answers each ping, and what is not read of that would be in the node's memory."""
+    monkeypatch.setattr(server, "MOST_UNSENT", 1 << 16)
+    key = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
+    head = f"GET / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n{key}\r\n"
+    pings = Frame(Opcode.PING, b"x" * 125).serialize(mask=True) * 1000
+
+    async def handle(connection: BoundedConnection) -> None:
+        await connection.wait_closed()
+
+    async def main() -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
+        async with serve(handle, sock=listener, create_connection=BoundedConnection):  # type: ignore[arg-type]
+            reader, writer = await asyncio.open_connection(*listener.getsockname(), limit=1 << 10)
+            writer.write(head.encode())
+            await reader.readuntil(b"\r\n\r\n")
+            with pytest.raises(ConnectionError):
+                while True:
+                    writer.write(pings)
+                    await writer.drain()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
