@@ -21,7 +21,6 @@ from cloche.core.enforcement import Control, Level, State
 from cloche.core.errors import BackendUnavailable
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
-from cloche.core.record import replace
 from cloche.core.remote import LeasedPlace, Quota, RemoteAccount, Secret
 
 KEY = "e2b_0123456789abcdef0123"

@@ -103,6 +103,11 @@ def test_a_client_that_pings_and_reads_nothing_is_disconnected(monkeypatch: pyte
     async def handle(connection: BoundedConnection) -> None:
         await connection.wait_closed()
 
+    async def flood(writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(pings)
+            await writer.drain()
+
     async def main() -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
@@ -111,8 +116,6 @@ def test_a_client_that_pings_and_reads_nothing_is_disconnected(monkeypatch: pyte
             writer.write(head.encode())
             await reader.readuntil(b"\r\n\r\n")
             with pytest.raises(ConnectionError):
-                while True:
-                    writer.write(pings)
-                    await writer.drain()
+                await flood(writer)
 
     asyncio.run(asyncio.wait_for(main(), 30))
