@@ -14,14 +14,18 @@ from typing import Any
 import pytest
 
 import cloche
-from cloche.backends.cloche import ClocheBackend
+from cloche.backends.cloche import ClocheBackend, leased
+from cloche.backends.cloche.links import link_to
+from cloche.backends.cloche.ray import RayBackend
 from cloche.backends.daytona import DaytonaBackend, client
 from cloche.backends.e2b import E2BBackend
 from cloche.backends.remote.quota import Counter
 from cloche.core.errors import BackendUnavailable
+from cloche.core.fleet import Fleet, FleetSettings
 from cloche.core.policy import BACKEND_ROWS
 from cloche.core.protocols import SupportsAccount
 from cloche.core.remote import Quota, RemoteAccount, Secret
+from cloche.fleets.local import LocalFleet
 from tests.harness import daytona_server, e2b_server
 from tests.harness.remote import serving_tls
 from tests.harness.tls import Authority
@@ -62,7 +66,27 @@ def at_cloche(folder: Path) -> Iterator[ClocheBackend]:
         yield ClocheBackend().with_account(account)
 
 
-SERVERS = {"e2b": at_e2b, "daytona": at_daytona, "cloche": at_cloche}
+class RayOverThisMachine(RayBackend):
+    """The backend over a fleet of this machine, which needs no Ray."""
+
+    package = "websockets"
+
+    async def connect(self, account: RemoteAccount) -> Fleet:
+        """Return a fleet whose node is ready."""
+        fleet = LocalFleet(link_to, settings=FleetSettings(share=1.0))
+        await fleet.up()
+        return fleet
+
+
+@contextmanager
+def at_ray(_: Path) -> Iterator[RayBackend]:
+    """Give the backend at a node of a fleet, without a cluster."""
+    yield RayOverThisMachine(RemoteAccount(provider="ray"))
+    for leases in leased._of_processes.values():
+        leases.close()
+
+
+SERVERS = {"e2b": at_e2b, "daytona": at_daytona, "cloche": at_cloche, "ray": at_ray}
 
 
 @pytest.fixture(scope="module", params=REMOTE)

@@ -127,15 +127,17 @@ class RemoteAccount:
 
     @property
     def id(self) -> str:
-        """Name the account without its key: the provider, and the beginning of the key's SHA-256, or a fleet's node."""
-        if self.place is not None:
-            return f"{self.provider}:{self.place.node}"
-        return f"{self.provider}:{hashlib.sha256(self.api_key.reveal().encode()).hexdigest()[:12]}"
+        """Name the account without its key: the provider, and the beginning of the key's SHA-256 if there is a key."""
+        key = self.api_key.reveal()
+        return f"{self.provider}:{hashlib.sha256(key.encode()).hexdigest()[:12]}" if key else self.provider
 
     def as_dict(self) -> dict[str, str]:
         """Return where the code goes and with which account, as results and the audit log say it."""
-        where = {"provider": self.provider, "account": self.id, "host": self.host}
-        return where if self.place is None else {**where, "node": self.place.node, "lease": self.place.lease}
+        place, host = self.place, self.host
+        if place is not None or not host:  # a fleet: the coordinator's address, or that of the environment
+            host = self.fleet.address or self.provider
+        where = {"provider": self.provider, "account": self.id, "host": host}
+        return where if place is None else {**where, "node": place.node, "lease": place.lease}
 
     @property
     def host(self) -> str:

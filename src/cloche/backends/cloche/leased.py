@@ -18,7 +18,7 @@ from cloche.core.limits import Limits
 from cloche.core.loops import become_task
 from cloche.core.policy import Policy
 from cloche.core.record import replace
-from cloche.core.remote import RemoteAccount
+from cloche.core.remote import Quota, RemoteAccount
 from cloche.fleets.leases import HeldLease, Leases, no_engine
 
 from ..remote.failures import Failure, RemoteUnavailable
@@ -42,11 +42,15 @@ class LeasedBackend(ClocheBackend):
     async def connect(self, account: RemoteAccount) -> Fleet:
         """Return the fleet. Raises BackendUnavailable."""
 
+    def account(self) -> RemoteAccount:
+        """Return the account, by default that of the fleet which the environment names."""
+        return self._account or RemoteAccount(provider=self.name)
+
     def _checked(self) -> RemoteAccount:
         for package, extra in (("websockets", "remote"), ("cryptography", "node"), (self.package, self.name)):
             if importlib.util.find_spec(package) is None:
                 raise no_engine(self.name, package, extra)
-        return self._account or RemoteAccount(provider=self.name)
+        return self.account()
 
     @asynccontextmanager
     async def open(self, policy: Policy, limits: Limits) -> AsyncIterator[ThrowawaySandbox]:
@@ -100,7 +104,7 @@ class LeasedBackend(ClocheBackend):
 
     def _leases(self) -> Leases:
         account = self._checked()
-        key = self.name, account, os.getpid()
+        key = self.name, replace(account, quota=Quota(), quota_file=None), os.getpid()
         leases = _of_processes.get(key)
         if leases is None:
             leases = _of_processes[key] = Leases(lambda: self.connect(account), ttl_s=account.fleet.ttl_s)
