@@ -16,7 +16,9 @@ from cloche.config.keys import Settings
 from cloche.config.options import SandboxOptions
 from cloche.config.settings import load_settings
 from cloche.core.errors import InvalidRequest, PolicyDenied
-from cloche.core.network import parse_deny_rule
+from cloche.core.hosts import meant_address, parse_address
+from cloche.core.network import NetworkRules, parse_deny_rule
+from cloche.core.policy import Policy
 from cloche.wire.allowed import keep_level, options_with_image
 from cloche.wire.callers import Caller
 from cloche.wire.exec_options import check_fields, check_stays, read_files
@@ -219,6 +221,17 @@ class NodeHost:
             )
         return list(dict.fromkeys([*rules, *self.denied]))
 
+    def check_workspace(self, policy: Policy) -> None:
+        """Raise PolicyDenied for a workspace whose rules reach an address that is denied since it was opened."""
+        if policy.network == "off":
+            return
+        rules = policy.network_rules()
+        if any(_reaches(rules, address) for address in self.denied or () if address not in policy.network_deny):
+            raise PolicyDenied(
+                "network: the rules of this workspace reach a machine that is of the fleet since it was opened; open "
+                "another one"
+            )
+
     # Sandboxes and records.
 
     async def open_sandbox(self, fields: NewSandbox, caller: Caller) -> Mapping[str, Any]:
@@ -281,3 +294,12 @@ class NodeHost:
 def lease_over(lease: str, why: str) -> Refused:
     """Return the problem of a lease that is over."""
     return Refused(410, "lease-over", f"lease {lease[:64]} is over: {why}", remedy="take another lease")
+
+
+def _reaches(rules: NetworkRules, host: str) -> bool:
+    """Tell whether a guest may reach a host on some port, also by a name that resolves to it."""
+    address = parse_address(host)
+    if address is None:
+        return True
+    rule = next((rule for rule in rules.allow if rule.has_address(meant_address(address))), None)
+    return not rules.decide_address(rule, address)

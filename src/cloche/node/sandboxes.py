@@ -25,7 +25,7 @@ from cloche.wire.work import Listing
 
 MOST_SANDBOXES = 256
 MOST_ENDED = 256  # whose facts are kept
-END_S = 15.0
+END_S, DENY_S = 15.0, 2.0
 log = logging.getLogger("cloche.node")
 
 
@@ -189,8 +189,9 @@ class NodeSandboxes:
 
     async def _deny(self, held: LeasedSandbox, rules: Sequence[str]) -> None:
         try:
-            await held.attachment.sandbox.network.deny(*rules)
-        except ClocheError as error:
+            async with asyncio.timeout(DENY_S):
+                await held.attachment.sandbox.network.deny(*rules)
+        except (ClocheError, OSError) as error:  # also TimeoutError
             log.warning("sandbox %s is ended, since it cannot be denied hosts: %s", held.attachment.id, error)
             await self._end(held)
 

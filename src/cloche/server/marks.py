@@ -68,7 +68,8 @@ def compare(before: Mapping[bytes, str], now: Snapshot, *, most_bytes: int = MOS
             is_partial = True
             break
     if not is_partial:
-        gone = [path for path in before if path not in now.entries and not _is_below(path, left_out)]
+        lengths = {len(path) for path in left_out}
+        gone = [path for path in before if path not in now.entries and not _is_below(path, left_out, lengths)]
         rows += [FileDifference(path=path, what="removed", old=before[path]) for path in gone]
         held_bytes += sum(ROW_BYTES + len(path) for path in gone)
     rows.sort(key=lambda row: row.path)
@@ -97,12 +98,9 @@ def _without_mode(text: str) -> list[str]:
     return [kind, *digest]
 
 
-def _is_below(path: bytes, folders: Collection[bytes]) -> bool:
-    """Tell whether a path is below one of the folders, which could not be looked into."""
-    while path := path.rpartition(b"/")[0]:
-        if path in folders:
-            return True
-    return False
+def _is_below(path: bytes, folders: Collection[bytes], lengths: Collection[int]) -> bool:
+    """Tell whether a path is below one of the folders, which could not be looked into, of such lengths."""
+    return any(path[length : length + 1] == b"/" and path[:length] in folders for length in lengths)
 
 
 def archive(differences: Differences, now: Snapshot) -> Iterator[bytes]:

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Protocol
 
 from cloche.audit.log import Audit
+from cloche.core.policy import Policy
 
 from .attachments import Attachment
 from .callers import Caller
@@ -93,6 +94,9 @@ class WireHost(SandboxHost, Protocol):
     async def end_sandbox(self, sandbox_id: str, caller: Caller) -> Mapping[str, Any]:
         """End a sandbox, and return its facts when nothing of it is left. Raises NotFound."""
         ...
+
+    def check_workspace(self, policy: Policy, /) -> None:
+        """Raise PolicyDenied for a run in a workspace whose policy is no longer allowed."""
 
     def calling(self, caller: Caller, call: CallTask, /) -> AbstractContextManager[None]:
         """Count a call of a caller during the body. Raises Refused (429)."""

@@ -285,6 +285,7 @@ async def run_in_workspace(
         await request.service.allowed_options(request.caller, {"timeout": fields.timeout})
 
     async def start(sink: Sink | None) -> Result:
+        request.service.check_workspace(sandbox.policy)
         if read_stdin is not None:
             arguments["stdin"] = await read_stdin()
         return await sandbox.run(**arguments, timeout=fields.timeout, on_event=sink)

@@ -26,3 +26,11 @@ def test_what_the_mark_does_not_have_is_told() -> None:
     """A file without a change since the mark that the mark does not have is in no list of changes, and not silent."""
     found = compare({}, Snapshot(entries={b"f": SnapshotEntry(path=b"f", kind="unchanged")}, is_whole=True))
     assert (found.rows, found.left_out) == ((), {b"f": NOT_IN_MARK})
+
+
+def test_the_depth_of_a_path_costs_nothing() -> None:
+    """A mark is the client's: a path of a million folders that is no longer there is looked at once for each length."""
+    before = {b"a/" * 1_000_000: "directory 0755", b"d/x": "file 0644", b"dd/x": "file 0644"}
+    unreadable = SnapshotEntry(path=b"d", kind="directory", problem="it cannot be read inside")
+    found = compare(before, Snapshot(entries={b"d": unreadable}, is_whole=True))
+    assert [row.path[:4] for row in found.rows] == [b"a/a/", b"dd/x"]

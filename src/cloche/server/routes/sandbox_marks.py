@@ -36,7 +36,8 @@ MOST_NAMES_BYTES = 8 << 20  # in one answer
 PIECE = 1 << 18  # of an archive
 T = TypeVar("T")
 EntryText = Annotated[str, StringConstraints(pattern=ENTRY_PATTERN)]
-Entries = Annotated[dict[str, EntryText], Field(max_length=MOST_MARKED)]
+EntryName = Annotated[str, StringConstraints(min_length=1, max_length=2 * MOST_PATH)]  # also in base64
+Entries = Annotated[dict[EntryName, EntryText], Field(max_length=MOST_MARKED)]
 
 
 class Mark(WireModel):

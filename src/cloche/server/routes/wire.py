@@ -10,6 +10,7 @@ from fastapi import APIRouter, WebSocket
 
 from cloche import __version__
 from cloche.audit.log import Audit
+from cloche.core.policy import Policy
 from cloche.wire.callers import Caller
 from cloche.wire.connection import SILENCE_HEADER, Wire
 from cloche.wire.host import CallTask, SandboxStore
@@ -120,6 +121,9 @@ class ServiceHost:
     async def end_sandbox(self, sandbox_id: str, caller: Caller) -> Mapping[str, Any]:
         """End a sandbox."""
         return await sandboxes.end(sandbox_id, caller, self._service)
+
+    def check_workspace(self, _policy: Policy) -> None:
+        """Do nothing: a service changes no rules of open workspaces."""
 
     def calling(self, _caller: Caller, _call: CallTask) -> AbstractContextManager[None]:
         """Count nothing: only connections bound the calls of a key."""
