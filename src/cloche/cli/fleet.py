@@ -42,9 +42,10 @@ def _choice() -> object:
 @sandbox_options("config")
 @json_option()
 def _up(engine: str, options: SandboxOptions, as_json: bool) -> int:
-    """Start the coordinator and node servers; wait until a node is ready.
+    """Start the coordinator and node servers.
 
-    The cluster is that of fleet.address, else of RAY_ADDRESS, else the one on this machine.
+    It waits until a node is ready. The cluster is that of fleet.address, else of RAY_ADDRESS, else the one on this
+    machine.
     """
     return _shown(engine, options, lambda made: made.up(), as_json=as_json)
 

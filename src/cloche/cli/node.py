@@ -19,7 +19,7 @@ MOST_PORT = 65_535
 @option(
     "--listen", metavar="HOST:PORT", required=True, help="The address at which callers reach it; port 0: a free one."
 )
-@option("--public-key", metavar="KEY", required=True, help="The key of the fleet's coordinator, which signs leases.")
+@option("--public-key", metavar="KEY", required=True, help="The key of the fleet's coordinator: 32 bytes in base64url.")
 @option("--ttl", metavar="TIME", default="60s", help="All leases end when the coordinator is silent for so long.")
 @option("--state", metavar="DIR", help="A private folder: its file node.json says where the node is.")
 @sandbox_options(but=("fallback", "trusted"))
@@ -33,11 +33,15 @@ def _node(listen: str, public_key: str, ttl: str, state: str | None, options: Sa
     """
     from cloche.config.settings import given_options
     from cloche.core.limits import parse_duration
-    from cloche.node.command import NodeCommand, run_node
+    from cloche.node import require_extra
 
     host, port = read_listen(listen)
+    ttl_s = parse_duration(ttl, name="--ttl")
+    require_extra()
+    from cloche.node.command import NodeCommand, run_node
+
     command = NodeCommand(
-        host=host, port=port, public_key=public_key, state=state or "", ttl_s=parse_duration(ttl, name="ttl"),
+        host=host, port=port, public_key=public_key, state=state or "", ttl_s=ttl_s,
         options=cast("SandboxOptions", given_options(options)),
     )  # fmt: skip
     return run_node(command)

@@ -71,7 +71,8 @@ class AsyncNetwork:
         """
         if self._policy.on_network != "ask":
             raise InvalidRequest(
-                'network.ask: this sandbox refuses hosts without a rule; open it with on_network="ask"'
+                'network.ask: this sandbox refuses hosts without a rule; open it with on_network="ask" '
+                "(onNetwork over REST)"
             )
 
         async def decide_within_ceiling(host: str, port: int) -> bool | None:

@@ -105,7 +105,7 @@ def _public_key(text: str) -> Ed25519PublicKey:
     if len(key) != KEY_BYTES:
         raise BackendUnavailable(
             f"the public key of a coordinator has {KEY_BYTES} bytes in base64url, and this text has {len(key)}.",
-            remedy='Give the text of "public_key" that "cloche fleet status" shows.',
+            remedy="An engine passes it to each node that it starts; by hand, give public_key of the fleet's Signer.",
         )
     public_key: Ed25519PublicKey = _ed25519().Ed25519PublicKey.from_public_bytes(key)
     return public_key

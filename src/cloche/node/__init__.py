@@ -12,3 +12,21 @@ clearing what an earlier node of this machine left.
 
 Needs the extra `node`.
 """
+
+from __future__ import annotations
+
+PACKAGES = ("cryptography", "pydantic", "websockets")
+
+
+def require_extra() -> None:
+    """Raise BackendUnavailable where the packages of a node's server are not installed."""
+    from importlib import util
+
+    from cloche.core.errors import BackendUnavailable
+
+    missing = [name for name in PACKAGES if util.find_spec(name) is None]
+    if missing:
+        raise BackendUnavailable(
+            f"cloche node: missing packages: {', '.join(missing)}.",
+            remedy='Install the extra that brings them: "pip install cloche[node]", or "pip install cloche[ray]".',
+        )

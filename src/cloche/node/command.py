@@ -80,9 +80,7 @@ async def _serve(command: NodeCommand) -> None:
     try:
         await _clear()
         host = NodeHost(_without_audit(command.options), ttl_s=command.ttl_s, boot=secrets.token_hex(8))
-        with suppress(ClocheError, TimeoutError):  # the first run reports it
-            async with asyncio.timeout(MEASURE_S):
-                await asyncio.to_thread(_measure, command.options)
+        await _measure(command.options)
         async with serving(host, verifier, certificate, listener):
             shown = f"[{command.host}]" if ":" in command.host else command.host
             facts = {
@@ -103,8 +101,17 @@ def _without_audit(options: SandboxOptions) -> SandboxOptions:
     return options if load_settings(dict(options)).audit is not None else {**options, "audit": False}
 
 
-def _measure(options: SandboxOptions) -> None:
+def _capabilities(options: SandboxOptions) -> None:
     prepare(**options).backend.capabilities()
+
+
+async def _measure(options: SandboxOptions) -> None:
+    """Measure the backend before the first run, and log why it is not available: the operator can mend that."""
+    try:
+        async with asyncio.timeout(MEASURE_S):
+            await asyncio.to_thread(_capabilities, options)
+    except (ClocheError, TimeoutError) as error:
+        log.warning("runs with this node's own options fail: %s", str(error) or "the backend does not answer")
 
 
 async def _clear() -> None:

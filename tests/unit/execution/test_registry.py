@@ -66,6 +66,13 @@ def test_docker_without_its_library_is_named_as_that(monkeypatch: pytest.MonkeyP
         backend_named("docker")
 
 
+def test_ray_without_any_package_of_its_extra_names_that_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other extras bring some of the packages, too; only this one brings all."""
+    monkeypatch.setitem(sys.modules, "websockets", None)
+    with pytest.raises(BackendUnavailable, match=r'pip install cloche\[ray\]"'):
+        backend_named("ray")
+
+
 def test_gvisor_without_docker_and_runsc_names_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There are two ways to it, and the error has the reason and the remedy of each."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")

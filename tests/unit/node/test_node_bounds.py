@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from cloche.core.errors import BackendUnavailable
+from cloche.node import PACKAGES, require_extra
 from cloche.node.admission import MOST_OF_ADDRESS, MOST_OF_HOLDER, MOST_WRONG, WRONG_S, Admission
 from cloche.node.leases import ENDED, RELEASED, REMEMBER_S, LeaseTable
 
@@ -55,3 +63,16 @@ def test_an_address_with_many_wrong_credentials_waits() -> None:
         admission.note_wrong("a", 1.0)
     assert (admission.admits("a", 2.0), admission.admits("b", 2.0)) == (False, True)
     assert admission.admits("a", 1.0 + WRONG_S)
+
+
+def test_the_packages_of_a_nodes_server_come_with_its_extra_and_with_the_engines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray starts the server where only the extra `ray` was installed; a missing package is named with the remedy."""
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    for extra in ("node", "ray"):
+        names = {line.partition(">=")[0] for line in project["optional-dependencies"][extra]}
+        assert names.issuperset(PACKAGES), extra
+    monkeypatch.setitem(sys.modules, "pydantic", None)
+    with pytest.raises(BackendUnavailable, match=r'missing packages: pydantic\..*pip install cloche\[node\]"'):
+        require_extra()

@@ -47,9 +47,9 @@ class LeasedBackend(ClocheBackend):
         return self._account or RemoteAccount(provider=self.name)
 
     def _checked(self) -> RemoteAccount:
-        for package, extra in (("websockets", "remote"), ("cryptography", "node"), (self.package, self.name)):
+        for package in (self.package, "websockets", "cryptography"):
             if importlib.util.find_spec(package) is None:
-                raise no_engine(self.name, package, extra)
+                raise no_engine(self.name, package, self.name)  # its extra brings all of them
         return self.account()
 
     @asynccontextmanager
