@@ -155,9 +155,10 @@ def test_the_addresses_of_the_fleet_are_denied_to_each_sandbox(node: Node) -> No
         assert denied() == ["x.example", "10.77.0.1"]
         node.ask("node.keep", denied=["10.77.0.1", "10.77.0.2"], ttl=600)
         assert denied() == ["x.example", "10.77.0.1", "10.77.0.2"]
+    backend, mode = node.backend("net"), "allowlist"
     with (
-        cloche.Sandbox(backend=node.backend("net"), network="allowlist", network_allow=["10.77.0.3:80"]) as reaches,
-        cloche.Sandbox(backend=node.backend("net"), network="allowlist", network_allow=["10.78.0.1:80"]) as other,
+        cloche.Sandbox(live=False, backend=backend, network=mode, network_allow=["10.77.0.3:80"]) as reaches,
+        cloche.Sandbox(live=False, backend=backend, network=mode, network_allow=["10.78.0.1:80"]) as other,
     ):
         assert reaches.run("print(1)").ok
         node.ask("node.keep", denied=["10.77.0.1", "10.77.0.2", "10.77.0.3"], ttl=600)

@@ -156,9 +156,12 @@ class NodeSandboxes:
 
     async def _end(self, held: LeasedSandbox) -> None:
         """End a sandbox. Several calls end it once, and each waits until nothing of it is left."""
+        await asyncio.shield(self._begin_end(held))
+
+    def _begin_end(self, held: LeasedSandbox) -> asyncio.Task[None]:
         if held.ending is None:
             held.ending = asyncio.ensure_future(self._close(held))
-        await asyncio.shield(held.ending)
+        return held.ending
 
     async def _close(self, held: LeasedSandbox) -> None:
         try:
@@ -193,7 +196,7 @@ class NodeSandboxes:
                 await held.attachment.sandbox.network.deny(*rules)
         except (ClocheError, OSError) as error:  # also TimeoutError
             log.warning("sandbox %s is ended, since it cannot be denied hosts: %s", held.attachment.id, error)
-            await self._end(held)
+            self._begin_end(held)  # the coordinator, whose heartbeat brought the rules, does not wait for it
 
 
 def _ended(sandbox_id: str) -> Refused:
