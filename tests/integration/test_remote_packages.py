@@ -37,7 +37,7 @@ def service(index: PackageIndex, tmp_path: Path) -> Iterator[Service]:
     (home / "cloche").mkdir()
     (home / "cloche" / "cloche.yaml").write_text("sandbox: {packages_allow: [one]}")
     variables: dict[str, Any] = {
-        "module": "tests.harness.serve_outside", "UV_DEFAULT_INDEX": index.url,
+        "program": ["tests.harness.serve_outside"], "UV_DEFAULT_INDEX": index.url,
         "PYTHONPATH": os.pathsep.join(sys.path), "XDG_DATA_HOME": str(home / "data"),
     }  # fmt: skip
     with serving(home, **variables) as found:
