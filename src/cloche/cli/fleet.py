@@ -84,9 +84,11 @@ def _top(engine: str, options: SandboxOptions) -> int:
 @sandbox_options("config")
 def _drain(node: str, timeout: str | None, engine: str, options: SandboxOptions) -> int:
     """Give a node no further lease, and wait until it has none."""
-    from cloche.core.errors import NotFound
+    from cloche.core.errors import InvalidRequest, NotFound
     from cloche.core.limits import parse_duration
 
+    if not node:
+        raise InvalidRequest('NODE is empty; "cloche fleet status" lists the nodes\' ids')
     timeout_s = None if timeout is None else parse_duration(timeout, name="--timeout")
 
     async def drain(made: RayFleet) -> str:
