@@ -357,7 +357,6 @@ BACKEND_ROWS: Mapping[str, BackendRow] = {
         provider="cloche.backends.cloche.ray:RayBackend",
         takes_image=True,
         is_remote=True,
-        needs_linux=False,
     ),
 }
 _ISOLATING_BACKENDS = (*(name for name, row in BACKEND_ROWS.items() if row.isolates and name != "auto"), "auto")
