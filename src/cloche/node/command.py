@@ -30,7 +30,7 @@ from .server import listen, serving
 
 ENGINE_VARIABLES = ("RAY_",)  # beginnings of variables that are the engine's own
 MEASURE_S, CLEAR_S = 10.0, 20.0
-log = logging.getLogger("cloche.node")
+log = logging.getLogger("cloche.fleet")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

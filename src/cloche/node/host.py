@@ -43,7 +43,7 @@ DRAIN_S = 4.0
 MOST_CALLS_OF_LEASE = 256
 # How long, of how many requests, and up to how many characters of them, checked options are used again.
 HOLDS_S, MOST_CHECKED, MOST_ASKED = 1.0, 256, 4_096
-log = logging.getLogger("cloche.node")
+log = logging.getLogger("cloche.fleet")
 
 
 class NodeHost:

@@ -26,7 +26,7 @@ from cloche.wire.work import Listing
 MOST_SANDBOXES = 256
 MOST_ENDED = 256  # whose facts are kept
 END_S, DENY_S = 15.0, 2.0
-log = logging.getLogger("cloche.node")
+log = logging.getLogger("cloche.fleet")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

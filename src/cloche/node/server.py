@@ -42,7 +42,7 @@ MOST_UNSENT = 32 << 20  # bytes to one client: more than a frame of each of its 
 MOST_UNREAD = 4  # messages of a connection that wait to be handled
 MOST_KNOWN = 4_096  # credentials whose signature was checked
 NONE_YET = -1.0  # a time before all ends: the end of a credential is compared apart
-log = logging.getLogger("cloche.node")
+log = logging.getLogger("cloche.fleet")
 
 
 class Credentials:
