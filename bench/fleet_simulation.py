@@ -20,13 +20,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
-from cloche.fleets.decisions import Action, AskBlock, Decisions, EndLease, GiveBack, Grant, Refuse, Rules, Sublet
-from cloche.fleets.placing import NOTHING, Size
+from cloche.fleets.decisions import Action, AskBlock, Decisions, EndLease, GiveBack, Grant, PlacingRules, Refuse, Sublet
+from cloche.fleets.placing import NOTHING, ResourceSize
 from cloche.fleets.waiting import SPARE_ENTRIES, LeaseRequest
 
 MIB = 1 << 20
-SHARE = Size(8000, 16_384 * MIB)
-SIZES = [Size(1000, 512 * MIB)] * 16 + [Size(2000, 1024 * MIB)] * 3 + [Size(4000, 8192 * MIB)]
+SHARE = ResourceSize(8000, 16_384 * MIB)
+SIZES = [ResourceSize(1000, 512 * MIB)] * 16 + [ResourceSize(2000, 1024 * MIB)] * 3 + [ResourceSize(4000, 8192 * MIB)]
 KEYS = 50
 PROGRAM_S, TTL_S, TICK_S, BLOCK_S = 2.0, 60.0, 0.5, 0.02
 SILENT_S, AWAY_S, RESTART_S = 3.0, 30.0, 2.3  # until a lost node is noticed; until it is back; without a coordinator
@@ -68,7 +68,7 @@ class Worker:
     """A client that runs programs one after the other."""
 
     key: str
-    size: Size
+    size: ResourceSize
     program: int = -1
     lease: str = ""
     node: str = ""
@@ -106,7 +106,7 @@ class Simulation:
         self.events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self.nodes: dict[str, dict[str, tuple[Sublet, float]]] = {f"n{number}": {} for number in range(nodes)}
         self.down: set[str] = set()
-        self.blocks: dict[str, tuple[str, Size]] = {}
+        self.blocks: dict[str, tuple[str, ResourceSize]] = {}
         self.results = bytearray(programs)
         self.next_program, self.ended, self.again = 0, 0, deque[int]()
         self.workers = [
@@ -196,7 +196,7 @@ class Simulation:
     def new_decisions(self) -> Decisions:
         """Start a coordinator from the engine's table and the nodes' own lists."""
         began = time.perf_counter()
-        decisions = Decisions(Rules(block_idle_s=300.0))
+        decisions = Decisions(PlacingRules(block_idle_s=300.0))
         present = [name for name in self.nodes if name not in self.down]
         actions: list[Action] = []
         for name in present:

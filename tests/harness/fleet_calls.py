@@ -292,7 +292,7 @@ def down() -> list[str]:
     """End the fleet, and return the processes of it that are left on this node."""
     with_fleet(lambda fleet: fleet.down())
     ends = time.monotonic() + PATIENCE_S
-    marks = (b"ray::Coord", b"ray::Supervisor", b"\0node\0")
+    marks = (b"ray::Coord", b"ray::NodeSupervisor", b"\0node\0")
     while True:
         left = [_command(entry).decode() for entry in os.listdir("/proc") if entry.isdigit()]
         left = [command for command in left if any(mark.decode() in command for mark in marks)]

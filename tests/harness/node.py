@@ -16,7 +16,7 @@ from typing import Any
 from cloche.backends.cloche.connections import ask
 from cloche.backends.cloche.leased import _NodeBackend
 from cloche.core.remote import LeasedPlace, RemoteAccount
-from cloche.fleets.signing import Claim, Role, Signer
+from cloche.fleets.signing import LeaseClaim, Role, Signer
 from tests.harness.commands import Command, imported_once
 from tests.harness.service import environment
 
@@ -66,7 +66,7 @@ class Node:
         certificate: str = "", silence_s: float = 5.0,
     ) -> RemoteAccount:  # fmt: skip
         """Return the account of a lease at this node, or of its coordinator."""
-        claim = Claim(
+        claim = LeaseClaim(
             lease=lease, until=time.time() + for_s, certificate=certificate or self.facts["certificate"], role=role
         )
         place = LeasedPlace(

@@ -32,12 +32,12 @@ from cloche.core.fleet import (
 )
 from cloche.core.remote import Secret
 
-from .decisions import Action, AskBlock, Decisions, EndLease, GiveBack, Grant, Refuse, Rules, Sublet
-from .engine import Engine, EngineNode, LinkTo, NodeReport
+from .decisions import Action, AskBlock, Decisions, EndLease, GiveBack, Grant, PlacingRules, Refuse, Sublet
+from .engine import EngineNode, FleetEngine, LinkTo, NodeReport
 from .events import EventReader, EventReaders
 from .lease_ids import MOST_TTL_S, check_request, key_tag, new_lease_id, size_of, sublet_of
-from .placing import Size
-from .signing import BadCredential, Claim, Signer, Verifier
+from .placing import ResourceSize
+from .signing import BadCredential, LeaseClaim, Signer, Verifier
 from .tending import STALL_S, Reach, TendedNode, Timing, reach
 from .waiting import LeaseRequest
 
@@ -58,20 +58,20 @@ class Coordinator:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: FleetEngine,
         link_to: LinkTo,
         *,
         signer: Signer,
         quota: int | None = None,
         version: str = "",
         timing: Timing | None = None,
-        rules: Rules | None = None,
+        rules: PlacingRules | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         reach: Callable[[str], Awaitable[Reach]] = reach,
     ):
         self.engine, self.timing = engine.name, timing or Timing()
-        rules = rules or Rules(quota=quota, has_blocks=engine.has_blocks, scaling_s=engine.scaling_s)
+        rules = rules or PlacingRules(quota=quota, has_blocks=engine.has_blocks, scaling_s=engine.scaling_s)
         self.decisions = Decisions(rules)
         self._engine, self._link_to, self._signer, self._version = engine, link_to, signer, version
         self.clock, self._wall, self._reach = clock, wall, reach
@@ -107,7 +107,7 @@ class Coordinator:
         await self._engine.start(self._signer.public_key)
         await self._look(is_first=True)
         for block in await self._engine.blocks() if self._engine.has_blocks else ():
-            size = Size.of(block.cpus, block.memory_bytes)
+            size = ResourceSize.of(block.cpus, block.memory_bytes)
             self._carry_out(self.decisions.block_found(block.id, block.node, size, self.clock()))
         self._begin(self._follow_engine())
         self._begin(self._tick())
@@ -262,7 +262,7 @@ class Coordinator:
     def _signed(self, lease: str, node: str, end: float) -> Lease:
         server = self._tended[node].node
         until = self._wall() + end - self.clock()
-        claim = Claim(lease=lease, until=until, certificate=server.certificate)
+        claim = LeaseClaim(lease=lease, until=until, certificate=server.certificate)
         return Lease(
             id=lease,
             engine=self.engine,
@@ -387,7 +387,7 @@ class Coordinator:
         if tended is not None and node.address:
             tended.node = node
         if name in self.decisions.nodes or tended is None:
-            share = Size.of(node.cpus, node.memory_bytes)
+            share = ResourceSize.of(node.cpus, node.memory_bytes)
             self._carry_out(self.decisions.node_known(name, share, self.clock()))
         if tended is None and node.address and node.certificate:
             self._tended[name] = TendedNode(self, node, self._link_to, self._own_credentials(node.certificate))
@@ -400,7 +400,7 @@ class Coordinator:
             nonlocal until, credential
             if until - self._wall() < COORDINATOR_S / 2:
                 until = self._wall() + COORDINATOR_S
-                claim = Claim(lease="coordinator", until=until, certificate=certificate, role="coordinator")
+                claim = LeaseClaim(lease="coordinator", until=until, certificate=certificate, role="coordinator")
                 credential = self._signer.credential(claim)
             return credential
 
@@ -451,7 +451,7 @@ class Coordinator:
                 f"the node has Cloche {report.version}, and the coordinator {self._version}.",
                 remedy="Install the same version there.",
             )
-        share = Size.of(node.node.cpus, node.node.memory_bytes)
+        share = ResourceSize.of(node.node.cpus, node.node.memory_bytes)
         self._carry_out(self.decisions.node_known(name, share, now))
         self._carry_out(self.decisions.adopt(name, self._listed_leases(name, leases), now))
         node.is_ready = True
@@ -552,7 +552,7 @@ class Coordinator:
             return
         if block.node not in self.decisions.nodes:
             await self._look()
-        size = Size.of(block.cpus, block.memory_bytes)
+        size = ResourceSize.of(block.cpus, block.memory_bytes)
         self._carry_out(self.decisions.block_taken(ask.ask, block.id, block.node, size, self.clock()))
 
     def _give_back(self, back: GiveBack) -> None:

@@ -21,7 +21,7 @@ from typing import Literal
 
 from cloche.core.record import dataclass
 
-from .placing import NOTHING, Digests, FreeTree, HeldBlock, PlacedNode, Size
+from .placing import NOTHING, Digests, FreeTree, HeldBlock, PlacedNode, ResourceSize
 from .waiting import Deadlines, LeaseRequest, WaitingRequests
 
 STARTING_LOAD = 2.0  # beyond that of a full node: blocks are taken on nodes that serve first
@@ -31,7 +31,7 @@ EndKind = Literal["released", "expired", "node-lost", "unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class PlacingRules:
     """Settings of the decisions.
 
     `quota` bounds the leases of a key, with those that it waits for; None is without a limit. `unmet_s` is the time
@@ -57,7 +57,7 @@ class Sublet:
     id: str
     key: str
     node: str
-    size: Size
+    size: ResourceSize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class AskBlock:
 
     ask: int
     node: str
-    size: Size
+    size: ResourceSize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +111,8 @@ Action = Grant | Refuse | AskBlock | GiveBack | EndLease
 class Decisions:
     """Decide for one fleet. It begins paused, for `recover` of what an earlier coordinator left; then `resume`."""
 
-    def __init__(self, rules: Rules | None = None):
-        self.rules = rules or Rules()
+    def __init__(self, rules: PlacingRules | None = None):
+        self.rules = rules or PlacingRules()
         self.nodes: dict[str, PlacedNode] = {}
         self.leases: dict[str, Sublet] = {}
         self.waiting = WaitingRequests()
@@ -127,20 +127,20 @@ class Decisions:
         self._by_index: list[PlacedNode | None] = []
         self._spare_indexes: list[int] = []
         self._digests = Digests()
-        self._asks: dict[int, tuple[PlacedNode, Size]] = {}
+        self._asks: dict[int, tuple[PlacedNode, ResourceSize]] = {}
         self._ask_anywhere: int | None = None
         self._asks_anywhere_from = self._looks_for_idle_at = 0.0
         self._ask_ids = count(1)
-        self._unpromised: dict[Size, OrderedDict[str, LeaseRequest]] = {}
+        self._unpromised: dict[ResourceSize, OrderedDict[str, LeaseRequest]] = {}
         self._promised: dict[str, PlacedNode] = {}
-        self._unmet_since: dict[Size, float] = {}
+        self._unmet_since: dict[ResourceSize, float] = {}
         self._overtaken: dict[str, float] = {}  # requests without room in their turn, and since when
         self._kept: tuple[LeaseRequest, PlacedNode] | None = None  # a request, and the node that is kept for it
         self._is_paused = True
 
     # Nodes
 
-    def node_known(self, name: str, share: Size, now: float) -> list[Action]:
+    def node_known(self, name: str, share: ResourceSize, now: float) -> list[Action]:
         """Note a node that will serve leases, or its new share. It takes none until `node_ready`."""
         node = self.nodes.get(name)
         if node is not None and node.share == share:
@@ -210,7 +210,7 @@ class Decisions:
 
     # Blocks
 
-    def block_taken(self, ask: int, block: str, node: str, size: Size, now: float) -> list[Action]:
+    def block_taken(self, ask: int, block: str, node: str, size: ResourceSize, now: float) -> list[Action]:
         """Note a block that was asked for; one that its node has no space for goes back."""
         is_anywhere = ask == self._ask_anywhere
         self._answered(ask)
@@ -219,7 +219,7 @@ class Decisions:
             self._asks_anywhere_from = now + self.rules.asks_again_s
         return actions + self._serve(now)
 
-    def block_found(self, block: str, node: str, size: Size, now: float) -> list[Action]:
+    def block_found(self, block: str, node: str, size: ResourceSize, now: float) -> list[Action]:
         """Note a block that the engine has for this fleet."""
         placed = self.nodes.get(node)
         if placed is None or placed.phase == "draining" or not placed.reserved.plus(size).fits(placed.share):
@@ -294,7 +294,7 @@ class Decisions:
         actions: list[Action] = []
         if not request.size.fits(node.spare):
             part = self.rules.block_part
-            unit = Size(int(node.share.cpus_m * part), int(node.share.memory * part))
+            unit = ResourceSize(int(node.share.cpus_m * part), int(node.share.memory * part))
             size, ask = node.block_for(request.size, unit), next(self._ask_ids)
             self._asks[ask] = (node, size)
             node.asked = node.asked.plus(size)
@@ -443,7 +443,7 @@ class Decisions:
         late = [request for request in self.waiting if request.size in due and request.arrived <= limit] if due else []
         return [self._refuse_unmet(request, shares) for request in late]
 
-    def _refuse_unmet(self, request: LeaseRequest, shares: set[Size]) -> Refuse:
+    def _refuse_unmet(self, request: LeaseRequest, shares: set[ResourceSize]) -> Refuse:
         reason = f"no node can ever meet {request.size}: "
         if shares:
             largest = {max(shares), max(shares, key=lambda share: (share.memory, share.cpus_m))}
@@ -473,14 +473,14 @@ class Decisions:
         if self._is_paused or not self.waiting:
             return []
         actions: list[Action] = []
-        without_room: set[Size] = set()
+        without_room: set[ResourceSize] = set()
         while (served := self._next_with_room(without_room, now)) is not None:
             actions.append(self._grant(*served, now))
         if self._unpromised:
             actions += self._ask_blocks(now)
         return actions
 
-    def _next_with_room(self, without_room: set[Size], now: float) -> tuple[LeaseRequest, PlacedNode] | None:
+    def _next_with_room(self, without_room: set[ResourceSize], now: float) -> tuple[LeaseRequest, PlacedNode] | None:
         if self._kept is not None and self._kept[0].size.fits(self._kept[1].free):
             return self._kept
         if not self._free.has_any:
@@ -493,7 +493,7 @@ class Decisions:
             without_room.add(request.size)
         return None
 
-    def _note_overtaken(self, without_room: set[Size], turn: int, now: float) -> None:
+    def _note_overtaken(self, without_room: set[ResourceSize], turn: int, now: float) -> None:
         """Note the requests whose turn was before this one."""
         for size in without_room:
             entry = self.waiting.next_of(size)

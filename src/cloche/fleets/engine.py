@@ -35,7 +35,7 @@ class EngineNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class ReservedBlock:
     """Name capacity that an engine reserved on one node; leases are sublet from it."""
 
     id: str
@@ -44,7 +44,7 @@ class Block:
     memory_bytes: int
 
 
-class Engine(Protocol):
+class FleetEngine(Protocol):
     """Say where there are machines, and reserve blocks on them. The coordinator calls it from one event loop.
 
     `has_blocks` is False for an engine that reserves nothing: then the whole share of each node is used, and
@@ -70,11 +70,11 @@ class Engine(Protocol):
         """
         ...
 
-    async def blocks(self) -> Sequence[Block]:
+    async def blocks(self) -> Sequence[ReservedBlock]:
         """Return the blocks of this fleet, also those that an earlier coordinator took."""
         ...
 
-    async def take_block(self, *, node: str, cpus: float, memory_bytes: int) -> Block:
+    async def take_block(self, *, node: str, cpus: float, memory_bytes: int) -> ReservedBlock:
         """Reserve capacity on a node, and return it once it is there. A caller that is cancelled holds nothing.
 
         For an empty `node` the engine takes it on any machine with room, or on one that its autoscaler brings; the

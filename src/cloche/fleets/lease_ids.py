@@ -13,7 +13,7 @@ from cloche.core.errors import InvalidRequest
 from cloche.core.fleet import LEAST_TTL_S, LeaseSpec
 
 from .decisions import Sublet
-from .placing import Size
+from .placing import ResourceSize
 
 MIB = 1 << 20
 MOST_TTL_S, MOST_WAIT_S = 3_600.0, 86_400.0  # a node refuses the id of a released lease for an hour
@@ -37,13 +37,13 @@ def key_tag(key: str) -> str:
     return hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
-def size_of(cpus: float, memory_bytes: int) -> Size:
+def size_of(cpus: float, memory_bytes: int) -> ResourceSize:
     """Return the size of a lease: at least a thousandth of a processor, and whole MiB."""
-    size = Size.of(cpus, memory_bytes)
-    return Size(max(size.cpus_m, 1), max(-(-size.memory // MIB), 1) * MIB)
+    size = ResourceSize.of(cpus, memory_bytes)
+    return ResourceSize(max(size.cpus_m, 1), max(-(-size.memory // MIB), 1) * MIB)
 
 
-def new_lease_id(size: Size, tag: str) -> str:
+def new_lease_id(size: ResourceSize, tag: str) -> str:
     """Return a new id."""
     return f"ls_{secrets.token_hex(10)}_{size.cpus_m}_{size.memory // MIB}_{tag}"
 
@@ -53,5 +53,5 @@ def sublet_of(lease: str, node: str) -> Sublet | None:
     match = _ID.fullmatch(lease)
     if match is None:
         return None
-    size = Size(int(match[1]), int(match[2]) * MIB)
+    size = ResourceSize(int(match[1]), int(match[2]) * MIB)
     return Sublet(id=lease, key=match[3], node=node, size=size)

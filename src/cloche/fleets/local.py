@@ -20,7 +20,7 @@ from cloche.core.errors import BackendUnavailable
 from cloche.core.fleet import FleetSettings
 
 from .coordinator import Coordinator
-from .engine import Block, EngineNode, LinkTo
+from .engine import EngineNode, LinkTo, ReservedBlock
 from .signing import Signer
 from .tending import Timing
 
@@ -103,7 +103,7 @@ class NodeChild:
 
 
 class LocalEngine:
-    """Implement Engine on this machine alone."""
+    """Implement FleetEngine on this machine alone."""
 
     name, has_blocks, scaling_s = "local", False, 0.0
 
@@ -141,11 +141,11 @@ class LocalEngine:
             )
         ]
 
-    async def blocks(self) -> Sequence[Block]:
+    async def blocks(self) -> Sequence[ReservedBlock]:
         """Return no blocks."""
         return ()
 
-    async def take_block(self, *, node: str, cpus: float, memory_bytes: int) -> Block:
+    async def take_block(self, *, node: str, cpus: float, memory_bytes: int) -> ReservedBlock:
         """Refuse: the share of this machine is one block."""
         raise BackendUnavailable(f"node {node} reserves no block of {cpus:g} processors, {memory_bytes} bytes.")
 

@@ -21,14 +21,14 @@ MOST_CANDIDATES = 64  # nodes with a digest that are looked at for one lease
 NodePhase = Literal["starting", "ready", "draining"]
 
 
-class Size(NamedTuple):
+class ResourceSize(NamedTuple):
     """An amount of thousandths of a processor, and of bytes of memory."""
 
     cpus_m: int
     memory: int
 
     @classmethod
-    def of(cls, cpus: float, memory_bytes: int) -> Size:
+    def of(cls, cpus: float, memory_bytes: int) -> ResourceSize:
         """Return the amount, rounded up to the next thousandth."""
         return cls(max(ceil(cpus * 1000 - 1e-6), 0), max(memory_bytes, 0))
 
@@ -37,31 +37,31 @@ class Size(NamedTuple):
         """Return the processors."""
         return self.cpus_m / 1000
 
-    def fits(self, free: Size) -> bool:
+    def fits(self, free: ResourceSize) -> bool:
         """Tell whether there is that much."""
         return self.cpus_m <= free.cpus_m and self.memory <= free.memory
 
-    def plus(self, added: Size) -> Size:
+    def plus(self, added: ResourceSize) -> ResourceSize:
         """Return the sum."""
-        return Size(self.cpus_m + added.cpus_m, self.memory + added.memory)
+        return ResourceSize(self.cpus_m + added.cpus_m, self.memory + added.memory)
 
-    def minus(self, taken: Size) -> Size:
+    def minus(self, taken: ResourceSize) -> ResourceSize:
         """Return the difference; its amounts may be negative."""
-        return Size(self.cpus_m - taken.cpus_m, self.memory - taken.memory)
+        return ResourceSize(self.cpus_m - taken.cpus_m, self.memory - taken.memory)
 
-    def least(self, limit: Size) -> Size:
+    def least(self, limit: ResourceSize) -> ResourceSize:
         """Return the smaller amount of each kind."""
-        return Size(min(self.cpus_m, limit.cpus_m), min(self.memory, limit.memory))
+        return ResourceSize(min(self.cpus_m, limit.cpus_m), min(self.memory, limit.memory))
 
-    def most(self, floor: Size) -> Size:
+    def most(self, floor: ResourceSize) -> ResourceSize:
         """Return the larger amount of each kind."""
-        return Size(max(self.cpus_m, floor.cpus_m), max(self.memory, floor.memory))
+        return ResourceSize(max(self.cpus_m, floor.cpus_m), max(self.memory, floor.memory))
 
     def __str__(self) -> str:
         return f"{self.cpus:g} processors and {self.memory / (1 << 20):,.0f} MiB of memory"
 
 
-NOTHING = Size(0, 0)
+NOTHING = ResourceSize(0, 0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class HeldBlock:
     """A block of a node; `needed_at` is when leases last filled the node up to it."""
 
     id: str
-    size: Size
+    size: ResourceSize
     needed_at: float
 
 
@@ -84,30 +84,30 @@ class PlacedNode:
 
     id: str
     index: int
-    share: Size
+    share: ResourceSize
     phase: NodePhase = "starting"
-    reserved: Size = NOTHING
-    used: Size = NOTHING
-    asked: Size = NOTHING
-    promised: Size = NOTHING
+    reserved: ResourceSize = NOTHING
+    used: ResourceSize = NOTHING
+    asked: ResourceSize = NOTHING
+    promised: ResourceSize = NOTHING
     blocks: dict[str, HeldBlock] = field(default_factory=dict)
     leases: set[str] = field(default_factory=set)
-    promises: dict[str, Size] = field(default_factory=dict)
+    promises: dict[str, ResourceSize] = field(default_factory=dict)
     digests: OrderedDict[str, None] = field(default_factory=OrderedDict)
     asks_again_at: float = 0.0
 
     @property
-    def free(self) -> Size:
+    def free(self) -> ResourceSize:
         """Return the amount that can be sublet now."""
         return self.reserved.minus(self.used)
 
     @property
-    def room(self) -> Size:
+    def room(self) -> ResourceSize:
         """Return the amount for further requests, with the blocks that the node still has space for."""
         return self.share.minus(self.used).minus(self.promised)
 
     @property
-    def spare(self) -> Size:
+    def spare(self) -> ResourceSize:
         """Return the amount that is free and not promised, once the requested blocks are there."""
         return self.reserved.plus(self.asked).minus(self.used).minus(self.promised)
 
@@ -117,7 +117,7 @@ class PlacedNode:
         cpus, memory = self.share
         return max(self.used.cpus_m / cpus if cpus else 1.0, self.used.memory / memory if memory else 1.0)
 
-    def block_for(self, size: Size, unit: Size) -> Size:
+    def block_for(self, size: ResourceSize, unit: ResourceSize) -> ResourceSize:
         """Return how large a block has to be for a request of this size; `unit` is the usual size of a block."""
         space = self.share.minus(self.reserved).minus(self.asked)
         return size.minus(self.spare.most(NOTHING)).most(unit).least(space).most(NOTHING)
@@ -147,7 +147,7 @@ class FreeTree:
         self._cpus, self._memory = [-1] * (2 * self._leaves), [-1] * (2 * self._leaves)
         self._load = [inf] * (2 * self._leaves)
 
-    def set(self, index: int, free: Size | None, load: float) -> None:
+    def set(self, index: int, free: ResourceSize | None, load: float) -> None:
         """Note the free amount of a node; None takes it out of all searches."""
         if index >= self._leaves:
             self._grow(index + 1)
@@ -188,7 +188,7 @@ class FreeTree:
         """Tell whether any node has anything free."""
         return self._cpus[1] > 0 and self._memory[1] > 0
 
-    def find(self, size: Size) -> int | None:
+    def find(self, size: ResourceSize) -> int | None:
         """Return the index of the least loaded node with that much free."""
         (wanted_cpus, wanted_memory), (cpus, memory, loads) = size, (self._cpus, self._memory, self._load)
         best, best_load, places = None, inf, [1]

@@ -31,7 +31,7 @@ class BadCredential(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class LeaseClaim:
     """What a credential says: `until` is in seconds since 1970, `certificate` the SHA-256 of a node's, in hex."""
 
     lease: str
@@ -62,7 +62,7 @@ class Signer:
         """Return the public key as the text that `cloche node --public-key` takes."""
         return _encoded(self._key.public_key().public_bytes_raw())
 
-    def credential(self, claim: Claim) -> Secret:
+    def credential(self, claim: LeaseClaim) -> Secret:
         """Return a signed credential."""
         fields = {"lease": claim.lease, "until": claim.until, "certificate": claim.certificate, "role": claim.role}
         payload = json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
@@ -76,7 +76,7 @@ class Verifier:
         self._key = _public_key(public_key)
         self._certificate = certificate
 
-    def check(self, credential: object, *, now: float | None = None) -> Claim:
+    def check(self, credential: object, *, now: float | None = None) -> LeaseClaim:
         """Return what a credential says. Raises BadCredential."""
         if not isinstance(credential, str) or not 0 < len(credential) <= MOST_CREDENTIAL:
             raise BadCredential("a call needs the credential of a lease, as text")
@@ -111,11 +111,11 @@ def _public_key(text: str) -> Ed25519PublicKey:
     return public_key
 
 
-def _claim(payload: bytes) -> Claim:
+def _claim(payload: bytes) -> LeaseClaim:
     """Return the claim of a payload whose signature is valid. Raises BadCredential."""
     try:
         fields = json.loads(payload)
-        claim = Claim(
+        claim = LeaseClaim(
             lease=str(fields["lease"]),
             until=float(fields["until"]),
             certificate=fields["certificate"],

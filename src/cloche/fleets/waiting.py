@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heappush
 
 from cloche.core.record import dataclass, field
 
-from .placing import Size
+from .placing import ResourceSize
 
 SPARE_ENTRIES = 1024  # of a heap, that may be out of date
 
@@ -25,7 +25,7 @@ class LeaseRequest:
 
     id: str
     key: str
-    size: Size
+    size: ResourceSize
     prefers: tuple[str, ...] = ()
     ttl_s: float
     arrived: float
@@ -36,7 +36,7 @@ class LeaseRequest:
 class _Key:
     requests: OrderedDict[str, LeaseRequest] = field(default_factory=OrderedDict)
     turn: int
-    entry: tuple[int, Size] | None = None  # that was pushed last: turn and size
+    entry: tuple[int, ResourceSize] | None = None  # that was pushed last: turn and size
 
     @property
     def first(self) -> LeaseRequest:
@@ -49,8 +49,8 @@ class WaitingRequests:
     def __init__(self) -> None:
         self._keys: dict[str, _Key] = {}
         self._requests: dict[str, LeaseRequest] = {}
-        self._sizes: dict[Size, int] = {}
-        self._heaps: dict[Size, list[tuple[int, str]]] = {}
+        self._sizes: dict[ResourceSize, int] = {}
+        self._heaps: dict[ResourceSize, list[tuple[int, str]]] = {}
         self._turn = 0
 
     def __len__(self) -> int:
@@ -63,7 +63,7 @@ class WaitingRequests:
         return iter(self._requests.values())
 
     @property
-    def sizes(self) -> list[Size]:
+    def sizes(self) -> list[ResourceSize]:
         """Return the sizes of all requests, each once."""
         return list(self._sizes)
 
@@ -100,7 +100,7 @@ class WaitingRequests:
             queue.turn = self._next_turn()
         self._post(request.key, queue)
 
-    def in_turn(self, without: Container[Size] = ()) -> list[tuple[int, LeaseRequest]]:
+    def in_turn(self, without: Container[ResourceSize] = ()) -> list[tuple[int, LeaseRequest]]:
         """Return the next request of each size but `without`, with its key's turn, the lowest turn first."""
         firsts = []
         for size in list(self._heaps):
@@ -109,7 +109,7 @@ class WaitingRequests:
                 firsts.append((entry[0], self._keys[entry[1]].first))
         return sorted(firsts, key=lambda first: first[0]) if len(firsts) > 1 else firsts
 
-    def next_of(self, size: Size) -> tuple[int, LeaseRequest] | None:
+    def next_of(self, size: ResourceSize) -> tuple[int, LeaseRequest] | None:
         """Return the next request of a size, with its key's turn."""
         entry = self._top(size)
         return None if entry is None else (entry[0], self._keys[entry[1]].first)
@@ -127,16 +127,16 @@ class WaitingRequests:
             if len(heap) > SPARE_ENTRIES + 2 * len(self._keys):
                 self._compact(entry[1])
 
-    def _compact(self, size: Size) -> None:
+    def _compact(self, size: ResourceSize) -> None:
         heap = list({entry for entry in self._heaps[size] if self._is_valid(entry, size)})
         heapify(heap)
         self._heaps[size] = heap
 
-    def _is_valid(self, entry: tuple[int, str], size: Size) -> bool:
+    def _is_valid(self, entry: tuple[int, str], size: ResourceSize) -> bool:
         queue = self._keys.get(entry[1])
         return queue is not None and queue.turn == entry[0] and queue.first.size == size
 
-    def _top(self, size: Size) -> tuple[int, str] | None:
+    def _top(self, size: ResourceSize) -> tuple[int, str] | None:
         heap = self._heaps.get(size)
         while heap:
             if self._is_valid(heap[0], size):

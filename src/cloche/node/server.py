@@ -20,7 +20,7 @@ from cloche import __version__
 from cloche.audit.log import act_for
 from cloche.core.errors import BackendUnavailable
 from cloche.core.remote import MOST_MESSAGE
-from cloche.fleets.signing import BadCredential, Claim, Verifier
+from cloche.fleets.signing import BadCredential, LeaseClaim, Verifier
 from cloche.wire.callers import Caller
 from cloche.wire.connection import SILENCE_HEADER, Wire
 from cloche.wire.problems import Refused
@@ -45,14 +45,14 @@ NONE_YET = -1.0  # a time before all ends: the end of a credential is compared a
 log = logging.getLogger("cloche.fleet")
 
 
-class Credentials:
+class CheckedCredentials:
     """Check credentials; the signature of each is verified once."""
 
     def __init__(self, verifier: Verifier):
         self._verifier = verifier
-        self._known: OrderedDict[str, Claim] = OrderedDict()
+        self._known: OrderedDict[str, LeaseClaim] = OrderedDict()
 
-    def check(self, credential: object) -> Claim:
+    def check(self, credential: object) -> LeaseClaim:
         """Return what a credential says, also of one that is over. Raises BadCredential."""
         claim = self._known.get(credential) if isinstance(credential, str) else None
         if claim is None:
@@ -63,7 +63,7 @@ class Credentials:
         return claim
 
 
-class Listener(socket.socket):
+class BoundedListener(socket.socket):
     """A listening socket that closes connections beyond the bounds at once, before TLS costs anything."""
 
     admission: Admission
@@ -155,7 +155,7 @@ class Messages:
 class NodeServer:
     """Serve the leases of a fleet over web sockets."""
 
-    def __init__(self, host: NodeHost, credentials: Credentials):
+    def __init__(self, host: NodeHost, credentials: CheckedCredentials):
         self._host, self._credentials = host, credentials
 
     async def handle(self, connection: ServerConnection) -> None:
@@ -175,7 +175,7 @@ class NodeServer:
 class _Served:
     """The credentials that come over one connection."""
 
-    def __init__(self, connection: ServerConnection, host: NodeHost, credentials: Credentials):
+    def __init__(self, connection: ServerConnection, host: NodeHost, credentials: CheckedCredentials):
         self._host, self._credentials = host, credentials
         self._address = str(connection.remote_address[0]) if connection.remote_address else ""
         self._socket = _counted(connection)
@@ -275,10 +275,10 @@ def _counted(connection: ServerConnection) -> CountedSocket | None:
     return plain if isinstance(plain, CountedSocket) else None
 
 
-def listen(host: str, port: int, admission: Admission) -> Listener:
+def listen(host: str, port: int, admission: Admission) -> BoundedListener:
     """Return a listening socket. Raises BackendUnavailable."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = Listener(family, socket.SOCK_STREAM)
+    listener = BoundedListener(family, socket.SOCK_STREAM)
     listener.admission = admission
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -300,12 +300,12 @@ def _check_path(connection: ServerConnection, request: Request) -> Response | No
 
 @contextlib.asynccontextmanager
 async def serving(
-    host: NodeHost, verifier: Verifier, certificate: NodeCertificate, listener: Listener
+    host: NodeHost, verifier: Verifier, certificate: NodeCertificate, listener: BoundedListener
 ) -> AsyncIterator[Server]:
     """Serve during the body. At its end no connection is accepted, the host is closed, then all connections are."""
     quiet = logging.Logger("cloche.websocket", logging.CRITICAL)  # noqa: LOG001 - the package logs what clients send
     server = await serve(
-        NodeServer(host, Credentials(verifier)).handle, sock=listener, ssl=certificate.context, compression=None,
+        NodeServer(host, CheckedCredentials(verifier)).handle, sock=listener, ssl=certificate.context, compression=None,
         process_request=_check_path, server_header=None, max_size=MOST_MESSAGE, max_queue=MOST_UNREAD,
         ping_interval=None, open_timeout=STRANGER_S, close_timeout=CLOSE_S, logger=quiet,
         ssl_handshake_timeout=STRANGER_S, ssl_shutdown_timeout=CLOSE_S, create_connection=BoundedConnection,

@@ -17,7 +17,7 @@ from cloche.audit.log import acting
 from cloche.core.errors import ClocheError, NotFound
 from cloche.core.remote import ANSWER_S, MOST_QUESTIONS
 
-from .attachments import HostQuestion
+from .attachments import AskedHost
 from .callers import Caller
 from .host import SandboxHost
 from .problems import Refused
@@ -31,7 +31,7 @@ class Questions:
 
     def __init__(self, service: SandboxHost, caller: Caller, send: Send, *, answer_s: float = ANSWER_S):
         self._service, self._caller, self._send, self._answer_s = service, caller, send, answer_s
-        self._waiting: dict[int, HostQuestion] = {}
+        self._waiting: dict[int, AskedHost] = {}
         self._number, self._is_over = 0, False
 
     async def decide(self, host: str, port: int) -> bool | None:
@@ -40,7 +40,7 @@ class Questions:
             return None
         self._number += 1
         number = self._number
-        question = self._waiting[number] = HostQuestion(host, port)
+        question = self._waiting[number] = AskedHost(host, port)
         try:
             if not await self._may_be_asked(host, port):
                 return False
@@ -63,7 +63,7 @@ class Questions:
             return False
         return True
 
-    def take(self, number: int, *, key_id: str | None) -> HostQuestion | None:
+    def take(self, number: int, *, key_id: str | None) -> AskedHost | None:
         """Return a question that waits for an answer of this key, for the first answer alone.
 
         A host is asked about if the key that asks may open it. Another key may have fewer permissions.
@@ -113,7 +113,7 @@ async def answer(use: Use, number: int, *, allow: bool) -> None:
             question.answer.set_result(allow)
 
 
-async def _record(use: Use, question: HostQuestion, *, allow: bool) -> None:
+async def _record(use: Use, question: AskedHost, *, allow: bool) -> None:
     request = ApprovalRequest.of_host(
         question.host, question.port, policy=use.sandbox.policy, runs_on=use.sandbox.backend, sandbox=use.held.id
     )

@@ -35,7 +35,7 @@ class OpenedSandbox(OpenLiveSandbox, SupportsFileStreams, Protocol):
     """The interface of an open sandbox that the service needs."""
 
 
-class HostQuestion:
+class AskedHost:
     """Hold a question about a host and port until its answer: None is no answer."""
 
     def __init__(self, host: str, port: int):
@@ -46,7 +46,7 @@ class HostQuestion:
 class HoldsQuestions(Protocol):
     """Hold a sandbox's questions about hosts, which wait for an answer."""
 
-    def take(self, number: int, *, key_id: str | None) -> HostQuestion | None:
+    def take(self, number: int, *, key_id: str | None) -> AskedHost | None:
         """Return a question for its first answer; None if it does not wait for one, or not of this key."""
         ...
 

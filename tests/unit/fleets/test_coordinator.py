@@ -13,10 +13,10 @@ from cloche.core.fleet import FleetEvent, Lease, LeaseSpec
 from cloche.core.record import replace
 from cloche.core.remote import Secret
 from cloche.fleets.coordinator import Coordinator
-from cloche.fleets.decisions import Rules
-from cloche.fleets.engine import Block, EngineNode, NodeReport
+from cloche.fleets.decisions import PlacingRules
+from cloche.fleets.engine import EngineNode, NodeReport, ReservedBlock
 from cloche.fleets.events import MOST_EVENTS
-from cloche.fleets.signing import Claim, Signer, Verifier
+from cloche.fleets.signing import LeaseClaim, Signer, Verifier
 from cloche.fleets.tending import Reach
 
 from ...harness.virtual_loop import run_virtually
@@ -102,7 +102,7 @@ class Machines:
         self.has_blocks, self.scaling_s = has_blocks, scaling_s
         self._numbers = count(1)
         self.machines: dict[str, Machine] = {}
-        self.held: dict[str, Block] = {}
+        self.held: dict[str, ReservedBlock] = {}
         self.block_s, self.is_broken, self.is_stopped, self.tries = 0.01, False, False, 0
         for amount in cpus:
             self.add(amount)
@@ -135,16 +135,16 @@ class Machines:
             raise RuntimeError("no answer")
         return [machine.node for machine in self.machines.values()]
 
-    async def blocks(self) -> Sequence[Block]:
+    async def blocks(self) -> Sequence[ReservedBlock]:
         return list(self.held.values())
 
-    async def take_block(self, *, node: str, cpus: float, memory_bytes: int) -> Block:
+    async def take_block(self, *, node: str, cpus: float, memory_bytes: int) -> ReservedBlock:
         self.tries += 1
         await asyncio.sleep(self.block_s)
         if self.is_broken:
             raise BackendUnavailable("no room")
         where = node or self.add(8.0).node.id
-        block = Block(id=f"b{next(self._numbers)}", node=where, cpus=cpus, memory_bytes=memory_bytes)
+        block = ReservedBlock(id=f"b{next(self._numbers)}", node=where, cpus=cpus, memory_bytes=memory_bytes)
         self.held[block.id] = block
         return block
 
@@ -297,7 +297,7 @@ async def test_a_new_coordinator_knows_what_the_last_one_granted(engine: Machine
     await heir.start()
     assert engine.held == blocks
     assert set(heir.decisions.leases) == {leases[0].id}
-    forged = replace(unused, credential=Signer().credential(Claim(lease=unused.id, until=9e9, certificate="")))
+    forged = replace(unused, credential=Signer().credential(LeaseClaim(lease=unused.id, until=9e9, certificate="")))
     with pytest.raises(NodeLost):
         await heir.renew(forged)
     renewed = [await heir.renew(lease, ttl_s=120.0) for lease in leases]
@@ -460,7 +460,7 @@ async def test_a_slow_reader_misses_the_oldest_events(engine: Machines, fleet: C
     assert (events[-1].kind, events[-1].lease) == ("release", lease.id)
 
 
-@virtually(4, rules=Rules(block_idle_s=30.0))
+@virtually(4, rules=PlacingRules(block_idle_s=30.0))
 async def test_idle_blocks_go_back(engine: Machines, fleet: Coordinator) -> None:
     """A block without leases goes back after a while, and the fleet says for how long it has been idle."""
     lease = await fleet.lease(LeaseSpec())

@@ -15,21 +15,26 @@ from cloche.fleets.decisions import (
     EndLease,
     GiveBack,
     Grant,
+    PlacingRules,
     Refuse,
-    Rules,
     Sublet,
 )
-from cloche.fleets.placing import NOTHING, Size
+from cloche.fleets.placing import NOTHING, ResourceSize
 from cloche.fleets.waiting import LeaseRequest
 
 MIB = 1 << 20
-SHARES = [Size(1000, 512 * MIB), Size(4000, 2048 * MIB), Size(8000, 1024 * MIB)]
-SIZES = [Size(500, 128 * MIB), Size(1000, 512 * MIB), Size(3000, 256 * MIB), Size(16_000, 128 * MIB)]
+SHARES = [ResourceSize(1000, 512 * MIB), ResourceSize(4000, 2048 * MIB), ResourceSize(8000, 1024 * MIB)]
+SIZES = [
+    ResourceSize(500, 128 * MIB),
+    ResourceSize(1000, 512 * MIB),
+    ResourceSize(3000, 256 * MIB),
+    ResourceSize(16_000, 128 * MIB),
+]
 KEYS = ["a", "b", "c"]
 QUOTA = 6
 
 
-def total(sizes: Any) -> Size:
+def total(sizes: Any) -> ResourceSize:
     """Return the sum of sizes."""
     amount = NOTHING
     for size in sizes:
@@ -46,13 +51,13 @@ class FleetEvents(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now, self.ids = 1000.0, count(1)
-        self.rules = Rules(
+        self.rules = PlacingRules(
             quota=QUOTA, has_blocks=self.has_blocks, scaling_s=self.scaling_s, block_idle_s=20.0, patience_s=4.0
         )
         self.waiting: dict[str, list[str]] = defaultdict(list)
         self.requests: dict[str, LeaseRequest] = {}
         self.held: dict[str, tuple[str, float]] = {}
-        self.blocks: dict[str, tuple[str, Size]] = {}
+        self.blocks: dict[str, tuple[str, ResourceSize]] = {}
         self.asks: dict[int, AskBlock] = {}
         self.ended: set[str] = set()
         self.decisions = Decisions(self.rules)
@@ -107,7 +112,7 @@ class FleetEvents(RuleBasedStateMachine):
         return data.draw(st.sampled_from(sorted(self.held)))
 
     @rule(share=st.sampled_from(SHARES))
-    def join(self, share: Size) -> None:
+    def join(self, share: ResourceSize) -> None:
         name = f"n{next(self.ids)}"
         if len(self.decisions.nodes) < 4:
             self.carry_out(self.decisions.node_known(name, share, self.now))
@@ -130,7 +135,7 @@ class FleetEvents(RuleBasedStateMachine):
         key=st.sampled_from(KEYS), size=st.sampled_from(SIZES), prefers=st.sampled_from([(), ("d1",), ("d2",)]),
         ttl_s=st.sampled_from([5.0, 60.0]), wait_s=st.sampled_from([3.0, 60.0]),
     )  # fmt: skip
-    def ask(self, key: str, size: Size, prefers: tuple[str, ...], ttl_s: float, wait_s: float) -> None:
+    def ask(self, key: str, size: ResourceSize, prefers: tuple[str, ...], ttl_s: float, wait_s: float) -> None:
         name = f"l{next(self.ids)}"
         request = LeaseRequest(
             id=name, key=key, size=size, prefers=prefers, ttl_s=ttl_s, arrived=self.now, wait_s=wait_s
@@ -273,9 +278,9 @@ TestEventsWithoutBlocks = EventsWithoutBlocks.TestCase
 TestEventsWithAutoscaler = EventsWithAutoscaler.TestCase
 
 
-def fleet_of(*shares: Size, **rules: Any) -> Decisions:
+def fleet_of(*shares: ResourceSize, **rules: Any) -> Decisions:
     """Return the decisions of a fleet of ready nodes, without blocks."""
-    decisions = Decisions(Rules(has_blocks=False, **rules))
+    decisions = Decisions(PlacingRules(has_blocks=False, **rules))
     for number, share in enumerate(shares):
         decisions.node_known(f"n{number}", share, 0.0)
         decisions.node_ready(f"n{number}", 0.0)
@@ -283,7 +288,7 @@ def fleet_of(*shares: Size, **rules: Any) -> Decisions:
     return decisions
 
 
-def request(name: str, size: Size = SIZES[1], key: str = "", prefers: tuple[str, ...] = ()) -> LeaseRequest:
+def request(name: str, size: ResourceSize = SIZES[1], key: str = "", prefers: tuple[str, ...] = ()) -> LeaseRequest:
     """Return a request that arrived at 0."""
     return LeaseRequest(id=name, key=key, size=size, prefers=prefers, ttl_s=1000.0, arrived=0.0, wait_s=1000.0)
 
@@ -310,7 +315,7 @@ def test_keys_are_served_in_turns() -> None:
 
 def test_a_large_request_is_not_overtaken_for_ever() -> None:
     """While small ones come and go on all nodes, one node is kept for a large one after `patience_s`."""
-    share = Size(4000, 4096 * MIB)
+    share = ResourceSize(4000, 4096 * MIB)
     decisions, now = fleet_of(share, share, patience_s=10.0), 0.0
     held = [grant.request.id for n in range(8) for grant in granted(decisions.ask(request(f"s{n}"), now))]
     decisions.ask(request("large", share, key="other"), now)
@@ -326,7 +331,7 @@ def test_a_large_request_is_not_overtaken_for_ever() -> None:
 
 def test_a_lease_goes_where_its_digest_is() -> None:
     """A node that has the digest is preferred while it has room, and the least loaded one otherwise."""
-    share = Size(2000, 4096 * MIB)
+    share = ResourceSize(2000, 4096 * MIB)
     decisions = fleet_of(share, share)
     first = granted(decisions.ask(request("l1", prefers=("d",)), 0.0))[0].node
     assert granted(decisions.ask(request("l2", prefers=("d",)), 0.0))[0].node == first
@@ -341,11 +346,11 @@ def test_a_lease_goes_where_its_digest_is() -> None:
 
 def test_requests_ask_for_no_more_blocks_than_they_need() -> None:
     """A quarter of a share is asked for at once; requests that fit into it ask for nothing."""
-    decisions = Decisions(Rules())
-    decisions.node_known("n", Size(16_000, 16 << 30), 0.0)
+    decisions = Decisions(PlacingRules())
+    decisions.node_known("n", ResourceSize(16_000, 16 << 30), 0.0)
     decisions.node_ready("n", 0.0)
     decisions.resume(0.0)
-    asks = [ask for n in range(5) for ask in decisions.ask(request(f"l{n}", Size(1000, 1 << 30)), 0.0)]
-    assert [ask.size for ask in asks if isinstance(ask, AskBlock)] == [Size(4000, 4 << 30)] * 2
-    actions = decisions.block_taken(1, "b1", "n", Size(4000, 4 << 30), 0.1)
+    asks = [ask for n in range(5) for ask in decisions.ask(request(f"l{n}", ResourceSize(1000, 1 << 30)), 0.0)]
+    assert [ask.size for ask in asks if isinstance(ask, AskBlock)] == [ResourceSize(4000, 4 << 30)] * 2
+    actions = decisions.block_taken(1, "b1", "n", ResourceSize(4000, 4 << 30), 0.1)
     assert [grant.request.id for grant in granted(actions)] == ["l0", "l1", "l2", "l3"]

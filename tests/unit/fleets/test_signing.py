@@ -6,12 +6,12 @@ import json
 import pytest
 
 from cloche.core.errors import BackendUnavailable
-from cloche.fleets.signing import BadCredential, Claim, Signer, Verifier
+from cloche.fleets.signing import BadCredential, LeaseClaim, Signer, Verifier
 
 HERE, ELSEWHERE = "a" * 64, "b" * 64
 SIGNER = Signer()
 NODE = Verifier(SIGNER.public_key, HERE)
-CLAIM = Claim(lease="ls_1", until=2000.0, certificate=HERE)
+CLAIM = LeaseClaim(lease="ls_1", until=2000.0, certificate=HERE)
 
 
 def _signed_by_nobody(**changes: object) -> str:
@@ -33,11 +33,11 @@ def test_a_credential_says_what_was_signed() -> None:
     ("credential", "reason"),
     [
         (SIGNER.credential(CLAIM).reveal(), "is over"),
-        (SIGNER.credential(Claim(lease="ls_1", until=9e9, certificate=ELSEWHERE)).reveal(), "another node"),
-        (Signer().credential(Claim(lease="ls_1", until=9e9, certificate=HERE)).reveal(), "not signed"),
+        (SIGNER.credential(LeaseClaim(lease="ls_1", until=9e9, certificate=ELSEWHERE)).reveal(), "another node"),
+        (Signer().credential(LeaseClaim(lease="ls_1", until=9e9, certificate=HERE)).reveal(), "not signed"),
         (_signed_by_nobody(until=9e9), "not signed"),
         (_signed_by_nobody(role="coordinator"), "not signed"),
-        (SIGNER.credential(Claim(lease="", until=9e9, certificate=HERE)).reveal(), "no lease"),
+        (SIGNER.credential(LeaseClaim(lease="", until=9e9, certificate=HERE)).reveal(), "no lease"),
         (None, "as text"),
         ("", "as text"),
         ("x" * 5000, "as text"),

@@ -17,7 +17,7 @@ from websockets.asyncio.server import serve
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 
-from cloche.fleets.signing import Claim, Signer, Verifier
+from cloche.fleets.signing import LeaseClaim, Signer, Verifier
 from cloche.node import server
 from cloche.node.admission import MOST_OF_HOLDER, Admission
 from cloche.node.certificate import make_certificate
@@ -43,7 +43,7 @@ class Served:
 
     async def call(self, client: ClientConnection, lease: str) -> str:
         """Call over a connection, and return the answer."""
-        claim = Claim(lease=lease, until=time.time() + 60, certificate=self._certificate)
+        claim = LeaseClaim(lease=lease, until=time.time() + 60, certificate=self._certificate)
         body = json.dumps({"verb": "lease.renew", "credential": self._signer.credential(claim).reveal()}).encode()
         await client.send(struct.pack(">IIB", len(body), 1, 1) + body)
         answer = await client.recv()

@@ -51,7 +51,7 @@ class CoordinatorSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class CoordinatorAnswer:
     """What a call of the actor returns: a value or an error; neither while there is none yet."""
 
     value: Any = None
@@ -103,7 +103,9 @@ class CoordinatorActor:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def lease(self, request: str, spec: LeaseSpec, ttl_s: float, key: str, labels: Mapping[str, str]) -> Answer:
+    async def lease(
+        self, request: str, spec: LeaseSpec, ttl_s: float, key: str, labels: Mapping[str, str]
+    ) -> CoordinatorAnswer:
         """Return the answer to a request, which the first call makes, if there is one within `POLL_S`."""
         await self._started()
         asked = self._requests.get(request)
@@ -113,7 +115,7 @@ class CoordinatorActor:
         asked.asked_at = self._used_at = time.monotonic()
         await asyncio.wait([asked.task], timeout=POLL_S)
         if not asked.task.done():
-            return Answer(is_there=False)
+            return CoordinatorAnswer(is_there=False)
         self._requests.pop(request, None)
         return await answered(_result_of(asked.task))
 
@@ -127,23 +129,23 @@ class CoordinatorActor:
         if not asked.task.cancelled() and asked.task.exception() is None:
             await self._coordinator.release(asked.task.result())
 
-    async def renew(self, lease: Lease, ttl_s: float) -> Answer:
+    async def renew(self, lease: Lease, ttl_s: float) -> CoordinatorAnswer:
         """Return a lease with a later end."""
         return await self._of_use(self._coordinator.renew(lease, ttl_s=ttl_s))
 
-    async def release(self, lease: Lease) -> Answer:
+    async def release(self, lease: Lease) -> CoordinatorAnswer:
         """Give a place back."""
         return await self._of_use(self._coordinator.release(lease))
 
-    async def nodes(self) -> Answer:
+    async def nodes(self) -> CoordinatorAnswer:
         """Return the nodes."""
         return await self._looked(self._coordinator.nodes())
 
-    async def status(self) -> Answer:
+    async def status(self) -> CoordinatorAnswer:
         """Return nodes and counts."""
         return await self._looked(self._coordinator.status())
 
-    async def drain(self, node: str, timeout_s: float) -> Answer:
+    async def drain(self, node: str, timeout_s: float) -> CoordinatorAnswer:
         """Drain a node for at most `timeout_s`; a value of False says that it has leases yet."""
         await self._started()
 
@@ -171,16 +173,16 @@ class CoordinatorActor:
         rows = [row for row in self._events if row[0] > after]
         return (rows[-1][0] if rows else after), [event for _, event in rows]
 
-    async def down(self) -> Answer:
+    async def down(self) -> CoordinatorAnswer:
         """End all leases, blocks and node servers; the caller ends this actor."""
         await self._started()
         return await answered(self._coordinator.down())
 
-    async def _of_use(self, work: Awaitable[T]) -> Answer:
+    async def _of_use(self, work: Awaitable[T]) -> CoordinatorAnswer:
         self._used_at = time.monotonic()
         return await self._looked(work)
 
-    async def _looked(self, work: Awaitable[T]) -> Answer:
+    async def _looked(self, work: Awaitable[T]) -> CoordinatorAnswer:
         await self._started()
         return await answered(work)
 
@@ -207,12 +209,12 @@ class CoordinatorActor:
             self._new_event.set()
 
 
-async def answered(work: Awaitable[object]) -> Answer:
+async def answered(work: Awaitable[object]) -> CoordinatorAnswer:
     """Return the result of some work, or its error."""
     try:
-        return Answer(value=await work)
+        return CoordinatorAnswer(value=await work)
     except ClocheError as error:
-        return Answer(error=error)
+        return CoordinatorAnswer(error=error)
 
 
 async def _result_of(task: asyncio.Task[T]) -> T:

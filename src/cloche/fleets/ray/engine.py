@@ -17,7 +17,7 @@ from typing import Any
 from cloche.core.errors import BackendUnavailable
 from cloche.core.fleet_settings import FleetSettings
 
-from ..engine import Block, EngineNode
+from ..engine import EngineNode, ReservedBlock
 from . import cluster, supervisor
 
 NODE_LABEL = "ray.io/node-id"
@@ -29,7 +29,7 @@ _DONE, _HOPELESS = "CREATED", "INFEASIBLE"
 
 
 class RayEngine:
-    """Implement Engine on the cluster that this process has joined."""
+    """Implement FleetEngine on the cluster that this process has joined."""
 
     name, has_blocks = "ray", True
 
@@ -99,7 +99,7 @@ class RayEngine:
         """Return the supervisor of a node, a new one if it has none; blocks."""
         ray = cluster.imported()
         ray.cloudpickle.register_pickle_by_value(supervisor)
-        remote = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=4)(supervisor.Supervisor)
+        remote = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=4)(supervisor.NodeSupervisor)
         options = {
             "name": name_of(node), "namespace": cluster.NAMESPACE, "lifetime": "detached", "get_if_exists": True,
             "enable_task_events": False, "scheduling_strategy": _only_on(node),
@@ -108,20 +108,20 @@ class RayEngine:
         words = ["--public-key", self._key, "--listen", listen, "--backend", "local", *self._words]
         return remote.options(**options).remote(node, self._version, words)
 
-    async def blocks(self) -> Sequence[Block]:
+    async def blocks(self) -> Sequence[ReservedBlock]:
         """Return the blocks of this fleet that Ray has created."""
         table = await cluster.in_thread(cluster.imported().util.placement_group_table)
         self._groups = {row["name"]: _group_of(row) for row in table.values() if block_of(row)}
         return [block for row in table.values() if (block := block_of(row))]
 
-    async def take_block(self, *, node: str, cpus: float, memory_bytes: int) -> Block:
+    async def take_block(self, *, node: str, cpus: float, memory_bytes: int) -> ReservedBlock:
         """Reserve capacity on a node; for an empty one first anywhere, so that an autoscaler sees what is missing."""
         if not node:
             node = await self._node_with_room(cpus, memory_bytes)
         name = block_name(cpus, memory_bytes)
         group = await self._created(self._bundle(cpus, memory_bytes), name, {NODE_LABEL: node}, PINNED_S)
         self._groups[name] = group
-        return Block(id=name, node=node, cpus=cpus, memory_bytes=memory_bytes)
+        return ReservedBlock(id=name, node=node, cpus=cpus, memory_bytes=memory_bytes)
 
     async def _node_with_room(self, cpus: float, memory_bytes: int) -> str:
         """Return a node that comes within the autoscaler's time; those that are here have been found full."""
@@ -194,13 +194,13 @@ def block_name(cpus: float, memory_bytes: int) -> str:
     return f"{_PREFIX}:{uuid.uuid4().hex}:{cpus:g}:{memory_bytes}"
 
 
-def block_of(row: Mapping[str, Any]) -> Block | None:
+def block_of(row: Mapping[str, Any]) -> ReservedBlock | None:
     """Return the block of a row of Ray's table, None for a group that is another's, gone, or not there yet."""
     prefix, *words = str(row.get("name", "")).split(":")
     nodes = list((row.get("bundles_to_node_id") or {}).values())
     if prefix != _PREFIX or len(words) != 3 or row.get("state") != _DONE or not nodes:
         return None
-    return Block(id=row["name"], node=nodes[0], cpus=float(words[1]), memory_bytes=int(words[2]))
+    return ReservedBlock(id=row["name"], node=nodes[0], cpus=float(words[1]), memory_bytes=int(words[2]))
 
 
 def name_of(node: str) -> str:

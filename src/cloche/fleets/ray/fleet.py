@@ -20,7 +20,7 @@ from cloche.core.fleet_settings import FleetSettings
 
 from ..signing import Signer
 from . import cluster
-from .coordinator import POLL_S, Answer, CoordinatorActor, CoordinatorSettings
+from .coordinator import POLL_S, CoordinatorActor, CoordinatorAnswer, CoordinatorSettings
 
 STARTED_S, READY_S, AGAIN_S = 60.0, 60.0, 0.2
 BACK_S = 30.0  # until a killed coordinator serves again
@@ -137,9 +137,9 @@ class RayFleet:
             await cluster.in_thread(cluster.end_actor, cluster.COORDINATOR)
             self._handle = None
 
-    async def _answer(self, verb: str, *values: Any) -> Answer:  # noqa: ANN401 - of any verb
+    async def _answer(self, verb: str, *values: Any) -> CoordinatorAnswer:  # noqa: ANN401 - of any verb
         """Call the coordinator. Raises its error."""
-        answer: Answer = await self._call(verb, *values)
+        answer: CoordinatorAnswer = await self._call(verb, *values)
         if answer.error is not None:
             raise answer.error
         return answer

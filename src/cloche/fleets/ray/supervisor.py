@@ -46,7 +46,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
-class Supervisor:
+class NodeSupervisor:
     """Keep a node's server alive. `state` is what the coordinator asks for, and never waits."""
 
     def __init__(self, node: str, version: str, words: list[str]):

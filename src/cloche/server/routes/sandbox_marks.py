@@ -40,7 +40,7 @@ EntryName = Annotated[str, StringConstraints(min_length=1, max_length=2 * MOST_P
 Entries = Annotated[dict[EntryName, EntryText], Field(max_length=MOST_MARKED)]
 
 
-class Mark(WireModel):
+class FolderMark(WireModel):
     """The mark of a folder, as `GET …/files/mark` returned it: for each path type, mode and SHA-256."""
 
     model_config = ConfigDict(
@@ -101,7 +101,7 @@ def _mark_text(path: str, since: int, snapshot: Snapshot) -> str:
 
 
 @router.post("/changes", responses=RESPONSES)
-async def compare_with_mark(use: Running, body: Mark) -> Response:
+async def compare_with_mark(use: Running, body: FolderMark) -> Response:
     """Compare a folder with its mark: created, modified and removed files, and changed permission bits.
 
     At most 10,000 changes are listed, and 100,000 files are compared. If there are more, `isPartial` is true.
@@ -111,7 +111,7 @@ async def compare_with_mark(use: Running, body: Mark) -> Response:
 
 
 @router.post("/changes/archive", responses={**RESPONSES, **ARCHIVE}, response_class=Response)
-async def pack_changes(use: Running, body: Mark) -> Response:
+async def pack_changes(use: Running, body: FolderMark) -> Response:
     """Return the created and modified files as a tar archive. Removed files are not in it.
 
     If there are more changes or files than can be compared, the answer is 413.
@@ -125,7 +125,7 @@ async def pack_changes(use: Running, body: Mark) -> Response:
 
 
 @asynccontextmanager
-async def _compared(use: Use, body: Mark) -> AsyncIterator[tuple[Differences, Snapshot]]:
+async def _compared(use: Use, body: FolderMark) -> AsyncIterator[tuple[Differences, Snapshot]]:
     """Yield what differs from a mark, and the files as they are now. Raises InvalidRequest, Refused."""
     path, since, before = body.folder(), body.since_ns(), await asyncio.to_thread(body.texts)
     load, whose = use.service.wire, use.caller.key_id
