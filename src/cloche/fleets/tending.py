@@ -203,7 +203,7 @@ class TendedNode:
             try:
                 await self._keep(limit_s)
                 heard_at, limit_s = self._owner.clock(), 0.0
-            except Exception:
+            except Exception:  # raised below once the node counts as lost; until then it is only late
                 reached = await self._owner.reach(self.node.address)
                 if self._owner.has_stalled():
                     heard_at = self._owner.clock()

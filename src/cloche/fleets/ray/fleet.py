@@ -163,7 +163,7 @@ class RayFleet:
         """Call the coordinator without waiting for an answer."""
         if self._handle is None:
             return
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # nobody waits for it; what it would have ended ends by its own time
             told = asyncio.wrap_future(_quiet(self._handle, verb, *values).future())
             self._tasks.add(told)
             told.add_done_callback(self._forget)
