@@ -199,7 +199,7 @@ for url in ("http://169.254.169.254/", "http://other.example/"):
     try:
         urllib.request.urlopen(url, timeout=60)
     except urllib.error.HTTPError as error:
-        print(error.code, error.read().decode().splitlines()[0])
+        print(error.code, error.read().decode().strip())
     except OSError as error:
         print(error)
 """
@@ -213,6 +213,6 @@ def test_a_network_by_name_is_served_there(docker: Daemon, project: Path, user: 
     assert report.get("status") == "ok", report
     name, metadata, other = report["stdout"].splitlines()
     assert name == "198.18.1.0"
-    assert metadata.startswith("403 169.254.169.254 is a link-local address")
+    assert metadata.startswith("403 169.254.169.254:80 is not in the allowlist")
     assert "not known" in other
     assert report["enforcement"]["controls"]["network"]["state"] == "enforced"
