@@ -12,10 +12,14 @@ import pytest
 
 from cloche.backends.cloche.leased import LeasedBackend
 from cloche.core.errors import BackendUnavailable, NodeLost
+from cloche.core.languages import LANGUAGES
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.request import Request
-from cloche.core.result import Result
+from cloche.core.result import Result, Status
+from cloche.fleets import leases
+from cloche.server.sandbox_fusion import CodeRequest, JupyterRequest
+from cloche.server.sandbox_fusion_runs import run_cells, run_code
 from tests.harness.fleets import LocalFleetBackend, node_pid
 
 CLAIMED = Policy(accept_claimed=True)
@@ -48,6 +52,31 @@ def test_runs_one_after_the_other_have_one_place_and_say_where(backend: LocalFle
     assert len({place["lease"] for place in places}) == 1
     assert {(place["provider"], place["node"]) for place in places} == {("local-fleet", "local")}
     assert {result.enforcement.level_source for result in results} == {"claimed"}
+
+
+def test_requests_of_sandbox_fusions_callers_have_a_place_for_each_worker(
+    backend: LocalFleetBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two workers, nine requests each: programs, programs whose files are fetched, and cells; two leases in all."""
+    monkeypatch.setattr(leases, "IDLE_S", 60.0)
+    options: Any = {"backend": backend, "accept_claimed": True, "memory": "200m"}
+    code = CodeRequest(code="print(1)", language="python")
+    fetched = code.model_copy(update={"fetch_files": ["left"]})
+    seconds = {"run_timeout": 60.0}
+
+    async def worker() -> list[Result | None]:
+        answers = []
+        for _ in range(3):
+            answers += [await run_code(each, LANGUAGES["python"], {}, options, seconds) for each in (code, fetched)]
+            answers.append(await run_cells(JupyterRequest(cells=["print(1)"]), {}, options, 60.0))
+        return [answer.ran for answer in answers]
+
+    async def both() -> list[list[Result | None]]:
+        return await asyncio.gather(worker(), worker())
+
+    results = [result for each in asyncio.run(both()) for result in each if result is not None]
+    assert [result.status for result in results] == [Status.OK] * 18
+    assert len({result.meta["remote"]["lease"] for result in results}) == 2
 
 
 def test_what_no_node_has_is_refused_with_what_there_is(backend: LocalFleetBackend) -> None:

@@ -88,7 +88,7 @@ class Leases:
         return None
 
     def give_back(self, held: HeldLease, *, is_used_up: bool = False) -> None:
-        """Let a lease wait for the next sandbox. One that is lost, or whose sandbox lived, is released at once."""
+        """Let a lease wait for the next sandbox. One that is lost, or may hold something, is released at once."""
         with self._lock:
             if is_used_up or not held.is_usable:
                 self._soon(self._release(held))

@@ -56,8 +56,10 @@ class LeasedBackend(ClocheBackend):
     async def open(self, policy: Policy, limits: Limits) -> AsyncIterator[ThrowawaySandbox]:
         """Open a throwaway sandbox on a node. Raises InvalidRequest, BackendUnavailable."""
         self._settled(policy, limits)  # what is refused anyway takes no place
-        async with self._leased(limits, is_live=False) as node, node.open(policy, limits) as sandbox:
-            yield sandbox
+        async with self._leased(limits) as node:
+            async with node.open(policy, limits) as sandbox:
+                yield sandbox
+            node.is_empty = True
 
     def open_live(self, policy: Policy, limits: Limits) -> AbstractAsyncContextManager[RemoteSandbox]:
         """Open a live sandbox on a node."""
@@ -66,21 +68,22 @@ class LeasedBackend(ClocheBackend):
     @asynccontextmanager
     async def _living_on_node(self, policy: Policy, limits: Limits) -> AsyncIterator[RemoteSandbox]:
         self._settled(policy, limits)
-        async with self._leased(limits, is_live=True) as node, node.open_live(policy, limits) as sandbox:
-            yield sandbox
+        async with self._leased(limits) as node:
+            async with node.open_live(policy, limits) as sandbox:
+                yield sandbox
+            node.is_empty = sandbox.has_ended
 
     @asynccontextmanager
-    async def _leased(self, limits: Limits, *, is_live: bool) -> AsyncIterator[_NodeBackend]:
+    async def _leased(self, limits: Limits) -> AsyncIterator[_NodeBackend]:
         """Yield the backend of a place whose node answers. A place that may hold something is not used again."""
         await become_task()
         leases = self._leases()
         held, account = await self._reachable(leases, LeaseSpec(cpus=limits.cpus, memory_bytes=limits.memory_bytes))
-        is_used_up = True
+        node = _NodeBackend(account, self._image)
         try:
-            yield _NodeBackend(account, self._image)
-            is_used_up = is_live
+            yield node
         finally:
-            leases.give_back(held, is_used_up=is_used_up)
+            leases.give_back(held, is_used_up=not node.is_empty)
 
     async def _reachable(self, leases: Leases, spec: LeaseSpec) -> tuple[HeldLease, RemoteAccount]:
         """Take a place. Raises BackendUnavailable, also if no node that is given answers for `REACHED_S`."""
@@ -113,6 +116,8 @@ class LeasedBackend(ClocheBackend):
 
 class _NodeBackend(ClocheBackend):
     """Run code at the node of a lease, whose account needs no key."""
+
+    is_empty = False  # nothing of a sandbox is left in its place, for certain
 
     def __init__(self, account: RemoteAccount, image: str):
         super().__init__(account)

@@ -100,6 +100,7 @@ class RemoteSandbox(RemoteFiles):
         self._rules = policy.network_rules()
         self._reader = ResultReader(account, limits)
         self._is_over = False
+        self.has_ended = False  # as the service has said
         self._answering: Answering | None = None
 
     # What runs.
@@ -282,6 +283,7 @@ class RemoteSandbox(RemoteFiles):
         """End the sandbox for all clients, and wait until everything of it is removed."""
         self._is_over = True
         await self.ask_inside("sandbox.end", timeout_s=END_S)
+        self.has_ended = True
 
     async def close(self) -> None:
         """End the sandbox, unless `kill` did. If that fails, it ends after its lifetime."""
