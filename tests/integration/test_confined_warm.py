@@ -2,15 +2,24 @@
 
 import glob
 import os
+import signal
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import cloche
 from cloche.backends.local.prefork import close_pools
-from tests.harness.processes import children, descendants, kill_and_wait, run_pooled, wait_for_word
+from tests.harness.processes import (
+    children,
+    descendants,
+    kill_and_wait,
+    run_pooled,
+    stop_and_wait,
+    wait_for_word,
+)
 
 pytestmark = pytest.mark.both_users
 CONFINED: Any = {"level": "confined"}
@@ -72,12 +81,47 @@ def test_what_a_run_leaves_running_is_ended_before_the_result() -> None:
     wait_for_word(f"61.{os.getpid()}", is_there=False)
 
 
+def waiting_guests() -> set[int]:
+    """Return the guests that wait for a run, or are about to."""
+    below = descendants(os.getpid())
+    templates = set(below).difference(*map(children, below))
+    helpers = [helper for template in templates for helper in children(template)]
+    return {guest for helper in helpers for reaper in children(helper) for guest in children(reaper)}
+
+
 def test_guests_that_were_killed_while_they_waited_cost_a_run_nothing() -> None:
     """The run starts afresh, and the code runs once."""
     run_pooled(SETTLED, **CONFINED)
-    helpers = [helper for template in children(os.getpid()) for helper in children(template)]
-    kill_and_wait([guest for helper in helpers for reaper in children(helper) for guest in children(reaper)])
+    guests = waiting_guests()
+    assert guests
+    kill_and_wait(guests)
     assert cloche.run("print('once')", **CONFINED).stdout == "once\n"
+
+
+def stopped_before_it_was_restricted() -> int:
+    """Return a guest that was stopped before it had its filter; 0 if the one after this run was faster."""
+    before, deadline = waiting_guests(), time.monotonic() + 1
+    assert cloche.run("print(1)", **CONFINED).ok
+    while not (new := waiting_guests() - before) and time.monotonic() < deadline:
+        pass
+    for guest in new:
+        stop_and_wait([guest])
+        if "Seccomp:\t0" in Path(f"/proc/{guest}/status").read_text():
+            return guest
+        os.kill(guest, signal.SIGCONT)
+    return 0
+
+
+def test_a_guest_that_was_killed_before_it_was_ready_costs_a_run_nothing() -> None:
+    """Its parent ends at once, and nobody opens the folder that was meant for the run."""
+    run_pooled(SETTLED, **CONFINED)
+    deadline = time.monotonic() + 60
+    while not (guest := stopped_before_it_was_restricted()):
+        assert time.monotonic() < deadline, "no guest was seen before it was ready"
+    kill_and_wait([guest])
+    began = time.monotonic()
+    assert cloche.run("print('once')", **CONFINED).stdout == "once\n"
+    assert time.monotonic() - began < 30, "the helper waited for the dead guest until its own time was up"
 
 
 NAMES = """

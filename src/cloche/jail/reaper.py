@@ -63,7 +63,7 @@ class Reaper(Parent):
             self._hand_over(seconds)
             self._release_guest()
             if self.spec.is_ahead:
-                self._await_guest()
+                self._await_guest(pid)
             order, body, fds = self._take_order(pid)
             status = 0
             if order.is_session or self.spec.level == "confined":
@@ -136,9 +136,9 @@ class Reaper(Parent):
         except OSError:
             pass  # it failed, and has reported the step
 
-    def _await_guest(self) -> None:
-        """Report when the guest is in its folder for good: from then on that may be renamed."""
-        if self.watcher.await_listener(self.link):
+    def _await_guest(self, guest: int) -> None:
+        """Report when the guest is in its folder for good: from then on that may be renamed. Exit if the guest died."""
+        if self.watcher.await_listener(guest, self.link):
             messages.send(self.link, "waiting")
 
     def _take_order(self, guest: int) -> tuple[Order, dict[str, Any], list[int]]:
@@ -244,14 +244,20 @@ class GuestWatcher(ChildWatcher):
         posix.close(self.ours)
         return self.theirs
 
-    def await_listener(self, helper_link: int) -> bool:
-        """Wait until a guest has restricted itself; False where it died, or the helper has said something."""
+    def await_listener(self, guest: int, helper_link: int) -> bool:
+        """Wait until `guest` has restricted itself; False if the helper has sent something. Exit if the guest died.
+
+        A helper that has an order waits until one of these is known, so this process must not wait for the order first.
+        """
         watched_before = len(self.watched)
         while len(self.watched) == watched_before:
             ready = {fd for fd, _ in ppoll((self.woken, self.ours, helper_link), None)}
-            if ready & {self.woken, helper_link}:
+            if helper_link in ready:
                 return False
-            self._receive_from_guest()
+            if self.ours in ready:
+                self._receive_from_guest()
+            elif self.take_dead(guest) is not None:  # a guest that was stopped wakes this process up, too
+                posix._exit(1)
         return True
 
     def wait_for(self, pid: int) -> int:

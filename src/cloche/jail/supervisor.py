@@ -372,7 +372,8 @@ class Supervisor:
             self.kill()
             while self.run.failed is None and self._receive_from_reaper():
                 pass
-            self._send_ready()
+            if self.ready.mounts:  # else the caller would open the work folder, which may not have its name yet
+                self._send_ready()
             posix.close(self.link)
         return self.run.failed
 
