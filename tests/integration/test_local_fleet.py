@@ -72,6 +72,13 @@ def test_this_machine_is_a_fleet(home: Path) -> None:
             with pytest.raises(NodeLost, match="node local is over"):
                 await fleet.renew(lease)
             assert another.certificate != lease.certificate
+            await fleet.release(another)
+            await fleet.drain("local")
+            with pytest.raises(BackendUnavailable, match=r"local \(draining\)"):
+                await fleet.lease(HALF)
+            await fleet.undrain("local")
+            lease = await fleet.lease(HALF)
+            assert (await cloche.arun("print(7)", backend=backend_of(lease), memory="64m")).stdout == "7\n"
             pid = int(fleet._engine._child.facts["pid"])  # type: ignore[attr-defined]
             assert is_running(pid)
         finally:

@@ -5,22 +5,24 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cloche.core.escape import escape_line
 from cloche.core.limits import format_size
 
 from .app import root
-from .options import argument, json_option, option, sandbox_options
+from .options import argument, flag, json_option, option, sandbox_options
 from .output import show
 
 if TYPE_CHECKING:
     from cloche.config.options import SandboxOptions
     from cloche.core.fleet import FleetStatus
+    from cloche.fleets.ray.examine import FleetFindings
     from cloche.fleets.ray.fleet import RayFleet
 
 T = TypeVar("T")
 ENGINES = ("ray",)
+COUNTS = ("leases", "waiting", "granted", "refused")
 EVERY_S = 2.0
 CLEAR = "\x1b[H\x1b[2J"
 
@@ -80,11 +82,12 @@ def _top(engine: str, options: SandboxOptions) -> int:
 @fleet.command("drain")
 @argument("node", metavar="NODE", help="The node's id, or the beginning of it.")
 @option("--timeout", metavar="TIME", help="How long to wait for its leases to end.")
+@flag("--undo", help="Let a drained node take leases again.")
 @_engine_option()
 @sandbox_options("config")
-def _drain(node: str, timeout: str | None, engine: str, options: SandboxOptions) -> int:
+def _drain(node: str, timeout: str | None, undo: bool, engine: str, options: SandboxOptions) -> int:
     """Give a node no further lease, and wait until it has none."""
-    from cloche.core.errors import InvalidRequest, NotFound
+    from cloche.core.errors import ClocheError, InvalidRequest, NotFound
     from cloche.core.limits import parse_duration
 
     if not node:
@@ -95,10 +98,16 @@ def _drain(node: str, timeout: str | None, engine: str, options: SandboxOptions)
         ids = [row.id for row in await made.nodes() if row.id.startswith(node)]
         if len(ids) != 1:
             raise NotFound(f'{len(ids)} nodes have an id that begins with {node!r}; "cloche fleet status" lists them.')
-        await made.drain(ids[0], timeout_s=timeout_s)
+        try:
+            await (made.undrain(ids[0]) if undo else made.drain(ids[0], timeout_s=timeout_s))
+        except TimeoutError:
+            raise ClocheError(
+                f"node {ids[0]} takes no further lease, but has some yet; the same command waits for their end, and "
+                "--undo lets it take leases again"
+            ) from None
         return ids[0]
 
-    print(f"{_run(engine, options, drain)} takes no lease, and has none")
+    print(f"{_run(engine, options, drain)} {'takes leases again' if undo else 'takes no lease, and has none'}")
     return 0
 
 
@@ -138,25 +147,62 @@ def _run(engine: str, options: SandboxOptions, work: Callable[[RayFleet], Awaita
     return asyncio.run(main())
 
 
-def print_status(status: FleetStatus, *, as_json: bool) -> None:
-    """Print a row for each node, and the counts."""
+def examined(backend: str | None) -> FleetFindings | None:
+    """Return what there is of a fleet, None unless a backend of one is named or configured. Raises InvalidRequest."""
+    from cloche.config.settings import load_settings
+    from cloche.core.errors import InvalidRequest
+
+    settings = load_settings()
+    if backend not in (None, *ENGINES):
+        raise InvalidRequest(f"--backend {backend}: the machines of {', '.join(ENGINES)} are looked at")
+    if backend is None and settings.backend not in ENGINES and not settings.fleet.address:
+        return None
+    from cloche.fleets.ray.examine import examine
+
+    return examine(settings.fleet)
+
+
+def fleet_as_dict(findings: FleetFindings) -> dict[str, object]:
+    """Return plain data for JSON."""
+    facts = {name: getattr(findings, name) for name in ("address", "ray", "python", "problem", "remedy")}
+    return {**facts, "status": None if findings.status is None else status_as_dict(findings.status)}
+
+
+def print_fleet(findings: FleetFindings) -> None:
+    """Print what there is of a fleet."""
+    where = f"at {findings.address}" if findings.address else "nowhere"
+    here = f"here Ray {findings.ray or 'is missing'}, Python {findings.python}"
+    print()
+    print(escape_line(f"fleet on ray: cluster {where}; {here}"))
+    for label, text in (("why it does not work", findings.problem), ("what to do", findings.remedy)):
+        if text:
+            print(escape_line(f"{label}: {text}"))
+    if findings.status is not None:
+        print_status(findings.status, as_json=False)
+
+
+def status_as_dict(status: FleetStatus, *, is_short: bool = False) -> dict[str, Any]:
+    """Return plain data, with short ids and sizes in words for a table."""
     rows = [
         {
-            "node": node.id if as_json else node.id[:12], "state": node.state, "leases": node.leases,
-            "cpus": round(node.cpus, 3), "memory": node.memory_bytes if as_json else format_size(node.memory_bytes),
+            "node": node.id[:12] if is_short else node.id, "state": node.state, "leases": node.leases,
+            "cpus": round(node.cpus, 3), "memory": format_size(node.memory_bytes) if is_short else node.memory_bytes,
             "level": node.level, "version": node.version, "address": node.address, "reason": node.reason,
         }
         for node in status.nodes
     ]  # fmt: skip
-    counts = {
-        "engine": status.engine, "leases": status.leases, "waiting": status.waiting, "granted": status.granted,
-        "refused": status.refused, "version": status.version,
-    }  # fmt: skip
+    return {**{name: getattr(status, name) for name in ("engine", *COUNTS, "version")}, "nodes": rows}
+
+
+def print_status(status: FleetStatus, *, as_json: bool) -> None:
+    """Print a row for each node, and the counts."""
+    facts = status_as_dict(status, is_short=not as_json)
+    rows = facts["nodes"]
     if as_json:
-        print(json.dumps({**counts, "nodes": rows}))
+        print(json.dumps(facts))
         return
     if not rows:
         print(f'there is no fleet on {escape_line(status.engine)}; "cloche fleet up" starts one')
         return
     show(rows, as_json=False, below=("address", "reason"))
-    print(", ".join(f"{count} {name}" for name, count in counts.items() if name not in ("engine", "version")))
+    print(", ".join(f"{facts[name]} {name}" for name in COUNTS))

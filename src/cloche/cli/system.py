@@ -193,8 +193,9 @@ def _conformance(name: str, level: str | None, as_json: bool) -> int:
     metavar="FILE",
     help="Write a seccomp profile for containers that run jails to FILE (-: print it); measure nothing.",
 )
+@option("--backend", metavar="NAME", help="Also look at the machines of this backend: ray.")
 @json_option()
-def _doctor(profile: str | None, as_json: bool) -> int:
+def _doctor(profile: str | None, backend: str | None, as_json: bool) -> int:
     """Measure what this host enforces, and how to get more."""
     if profile is not None:
         return _write_profile(profile)
@@ -205,13 +206,19 @@ def _doctor(profile: str | None, as_json: bool) -> int:
     from cloche.audit.verify import examine_audit
     from cloche.execution.doctor import diagnose
 
+    from .fleet import examined, fleet_as_dict, print_fleet
+
+    fleet = examined(backend)
     diagnosis, audit = diagnose(), examine_audit()
     if as_json:
-        print(json.dumps({**diagnosis.as_dict(), "audit": audit.as_dict()}, default=str, indent=2))
+        of_fleet = {} if fleet is None else {"fleet": fleet_as_dict(fleet)}
+        print(json.dumps({**diagnosis.as_dict(), "audit": audit.as_dict(), **of_fleet}, default=str, indent=2))
     else:
         _print_report(diagnosis, audit)
+        if fleet is not None:
+            print_fleet(fleet)
     # Usable: untrusted code can run here at level confined or above, and is logged.
-    return 0 if diagnosis.is_usable and not audit.stops_runs else 1
+    return 0 if diagnosis.is_usable and not audit.stops_runs and not (fleet and fleet.problem) else 1
 
 
 def _write_profile(path: str) -> int:

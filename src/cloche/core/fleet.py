@@ -143,6 +143,10 @@ class FleetOperator(Protocol):
         """Give a node no further lease, and wait until it has none. Raises NotFound, TimeoutError."""
         ...
 
+    async def undrain(self, node: str) -> None:
+        """Let a drained node take leases again; whoever waits for its drain is told. Raises NotFound."""
+        ...
+
     async def down(self) -> None:
         """End all leases, node servers and the coordinator."""
         ...

@@ -12,12 +12,10 @@ its holder renews it, by its credential, which has this fleet's signature.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 from cloche.core.errors import BackendUnavailable, ClocheError, NodeLost, NotFound
 from cloche.core.fleet import (
@@ -30,20 +28,18 @@ from cloche.core.fleet import (
     NodeInfo,
     NodeState,
 )
-from cloche.core.remote import Secret
 
 from .decisions import Action, AskBlock, Decisions, EndLease, GiveBack, Grant, PlacingRules, Refuse, Sublet
 from .engine import EngineNode, FleetEngine, LinkTo, NodeReport
 from .events import EventReader, EventReaders
+from .hosts import NodeHosts
 from .lease_ids import MOST_TTL_S, check_request, key_tag, new_lease_id, size_of, sublet_of
 from .placing import ResourceSize
-from .signing import BadCredential, LeaseClaim, Signer, Verifier
-from .tending import STALL_S, Reach, TendedNode, Timing, reach
+from .signing import BadCredential, LeaseClaim, Signer, Verifier, own_credentials
+from .tending import STALL_S, Reach, TendedNode, Timing, reach, sentence_of, why_unfit
 from .waiting import LeaseRequest
 
 MOST_PREFERRED = 64
-COORDINATOR_S = 60.0  # of a credential for a node's own verbs
-DENIED_S = 600.0  # after a node has left, guests may not reach its addresses for that long
 GIVE_BACK_TRIES = 3
 PULSE_S = 0.25
 log = logging.getLogger("cloche.fleet")
@@ -78,8 +74,7 @@ class Coordinator:
         self._listed: dict[str, EngineNode] = {}
         self._tended: dict[str, TendedNode] = {}
         self._draining: set[str] = set()
-        self._hosts: dict[str, float] = {}  # addresses of nodes, and when they were last listed
-        self._denied: Sequence[str] = ()
+        self._hosts = NodeHosts()
         self._waiters: dict[str, asyncio.Future[Lease]] = {}
         self._readers = EventReaders()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -328,19 +323,45 @@ class Coordinator:
 
     async def drain(self, node: str, *, timeout_s: float | None = None) -> None:
         """Give a node no further lease, and wait until it has none. Raises NotFound, TimeoutError."""
-        if node not in self._listed:
-            raise NotFound(f"the fleet has no node {node}; its nodes are {', '.join(sorted(self._listed)) or 'none'}")
+        self._check_listed(node)
         self._draining.add(node)
         if node in self.decisions.nodes:
             self._carry_out(self.decisions.node_drained(node, self.clock()))
         async with asyncio.timeout(timeout_s):
             while (placed := self.decisions.nodes.get(node)) is not None and placed.leases:
                 await self._next_change()
+                self._check_draining(node)
         tended = self._tended.get(node)
         if tended is not None and tended.is_ready:
             await tended.ended()
+            self._check_draining(node)
             await self._drain_server(tended)
         self._tell("node-drained", node=node)
+
+    def _check_listed(self, node: str) -> None:
+        if node not in self._listed:
+            raise NotFound(f"the fleet has no node {node}; its nodes are {', '.join(sorted(self._listed)) or 'none'}")
+
+    def _check_draining(self, node: str) -> None:
+        if node not in self._draining:
+            raise BackendUnavailable(f"node {node} takes leases again: its drain was undone.", remedy="Drain it again.")
+
+    async def undrain(self, node: str) -> None:
+        """Let a drained node take leases again. Raises NotFound, and BackendUnavailable if it does not answer."""
+        self._check_listed(node)
+        self._draining.discard(node)
+        tended = self._tended.get(node)
+        if tended is None or not tended.was_ready:
+            return
+        try:
+            await tended.drain(undo=True)
+        except (ClocheError, OSError) as error:
+            self._draining.add(node)
+            reason = f"node {node} stays drained: its server does not answer ({str(error) or type(error).__name__})."
+            raise BackendUnavailable(reason, remedy="Try again once it does.") from error
+        if node in self.decisions.nodes:
+            self._carry_out(self.decisions.node_undrained(node, self.clock()))
+            self._tell("node-up", node=node)
 
     async def _drain_server(self, tended: TendedNode) -> None:
         """Let an empty node's server refuse leases, too; before that it would refuse those that are not used yet."""
@@ -368,13 +389,21 @@ class Coordinator:
                 if is_first:
                     raise _unlisted(self.engine, error) from error
                 return
-            self._note_hosts(listed.values())
+            self._hosts.note(listed.values(), self.clock())
             before, self._listed = self._listed, listed
             for name in before.keys() - listed.keys():
                 self._forget(name, "the engine has it no longer")
             for name, node in listed.items():
                 self._take_up(name, node)
+            self.decisions.expected = {_share(node) for name, node in listed.items() if self._may_come_back(name, node)}
             self._changed.set()
+
+    def _may_come_back(self, name: str, node: EngineNode) -> bool:
+        """Tell whether a node that served and is silent may soon serve again, as one whose server is started again."""
+        tended = self._tended.get(name)
+        if tended is None or not tended.was_ready or node.reason or name in self.decisions.nodes:
+            return False
+        return name not in self._draining and self.clock() - tended.silent_since < self.timing.back_s
 
     def _take_up(self, name: str, node: EngineNode) -> None:
         tended = self._tended.get(name)
@@ -387,24 +416,10 @@ class Coordinator:
         if tended is not None and node.address:
             tended.node = node
         if name in self.decisions.nodes or tended is None:
-            share = ResourceSize.of(node.cpus, node.memory_bytes)
-            self._carry_out(self.decisions.node_known(name, share, self.clock()))
+            self._carry_out(self.decisions.node_known(name, _share(node), self.clock()))
         if tended is None and node.address and node.certificate:
-            self._tended[name] = TendedNode(self, node, self._link_to, self._own_credentials(node.certificate))
-
-    def _own_credentials(self, certificate: str) -> Callable[[], Secret]:
-        """Return a function that returns a credential for a node's own verbs, the same for a while."""
-        until, credential = 0.0, Secret()
-
-        def fresh() -> Secret:
-            nonlocal until, credential
-            if until - self._wall() < COORDINATOR_S / 2:
-                until = self._wall() + COORDINATOR_S
-                claim = LeaseClaim(lease="coordinator", until=until, certificate=certificate, role="coordinator")
-                credential = self._signer.credential(claim)
-            return credential
-
-        return fresh
+            credentials = own_credentials(self._signer, node.certificate, self._wall)
+            self._tended[name] = TendedNode(self, node, self._link_to, credentials)
 
     def _forget(self, name: str, reason: str) -> None:
         """End all that there is of a node, or of its server before it started again."""
@@ -421,15 +436,6 @@ class Coordinator:
             self._carry_out(self.decisions.node_lost(name, self.clock()))
             self._tell("node-lost", node=name, detail=reason)
 
-    def _note_hosts(self, nodes: Iterable[EngineNode]) -> None:
-        now = self.clock()
-        for node in nodes:
-            for host in (*node.hosts, urlsplit(node.address).hostname or ""):
-                if host:
-                    self._hosts[_plain(host)] = now
-        self._hosts = {host: at for host, at in self._hosts.items() if now - at < DENIED_S}
-        self._denied = sorted(self._hosts)
-
     # What a node's task calls
 
     async def reach(self, address: str) -> Reach:
@@ -438,21 +444,17 @@ class Coordinator:
 
     def denied(self) -> Sequence[str]:
         """Return the addresses of all nodes."""
-        return self._denied
+        return self._hosts.denied
 
     def node_answers(self, node: TendedNode, report: NodeReport, leases: Mapping[str, float]) -> None:
-        """Let a node take leases. Raises BackendUnavailable for one of another version."""
+        """Let a node take leases. Raises BackendUnavailable for one of another version, or whose clock is wrong."""
         name, now = node.node.id, self.clock()
         if self._tended.get(name) is not node:
             return
-        if self._version and report.version != self._version:
-            self._lose(name, "another version")
-            raise BackendUnavailable(
-                f"the node has Cloche {report.version}, and the coordinator {self._version}.",
-                remedy="Install the same version there.",
-            )
-        share = ResourceSize.of(node.node.cpus, node.node.memory_bytes)
-        self._carry_out(self.decisions.node_known(name, share, now))
+        if (unfit := why_unfit(report, version=self._version, wall=self._wall())) is not None:
+            self._lose(name, unfit.reason)
+            raise unfit
+        self._carry_out(self.decisions.node_known(name, _share(node.node), now))
         self._carry_out(self.decisions.adopt(name, self._listed_leases(name, leases), now))
         node.is_ready = True
         if report.is_draining:
@@ -473,6 +475,8 @@ class Coordinator:
     def node_is_silent(self, node: TendedNode) -> None:
         """End the leases of a node that does not answer; one that never did is not waited for."""
         if self._tended.get(node.node.id) is node:
+            if node.node.id in self.decisions.nodes:
+                node.silent_since = self.clock()
             self._lose(node.node.id, node.reason)
 
     def has_stalled(self) -> bool:
@@ -521,14 +525,9 @@ class Coordinator:
     def _unready(self) -> str:
         """Return a sentence about the nodes that take no lease, made once for all refusals of a decision."""
         if self._unready_text is None:
-            self._unready_text = self._unready_now()
+            infos = map(self._described, self._listed.values())
+            self._unready_text = sentence_of([info for info in infos if info.state != "ready"])
         return self._unready_text
-
-    def _unready_now(self) -> str:
-        unready = [info for info in map(self._described, self._listed.values()) if info.state != "ready"]
-        shown = [f"{info.id} ({info.state}{f': {info.reason}' if info.reason else ''})" for info in unready[:5]]
-        more = f" and {len(unready) - 5} others" if len(unready) > 5 else ""
-        return f" Nodes that take no lease: {', '.join(shown)}{more}." if shown else ""
 
     def _end_lease(self, end: EndLease) -> None:
         tended = self._tended.get(end.node)
@@ -585,13 +584,9 @@ def _unlisted(engine: str, error: Exception) -> ClocheError:
     return BackendUnavailable(reason, remedy="Look at the engine, and start again.")
 
 
+def _share(node: EngineNode) -> ResourceSize:
+    return ResourceSize.of(node.cpus, node.memory_bytes)
+
+
 def _server_of(node: EngineNode) -> tuple[str, str, str]:
     return node.address, node.certificate, node.boot
-
-
-def _plain(host: str) -> str:
-    """Return an address as rules of the network write it, without the interface of a link-local one."""
-    try:
-        return str(ipaddress.ip_address(host.partition("%")[0]))
-    except ValueError:
-        return host

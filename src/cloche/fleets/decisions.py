@@ -15,7 +15,7 @@ All calls return actions, which the caller carries out in this order; `coordinat
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import count, islice
 from typing import Literal
 
@@ -117,6 +117,7 @@ class Decisions:
         self.leases: dict[str, Sublet] = {}
         self.waiting = WaitingRequests()
         self.granted = self.refused = 0
+        self.expected: Collection[ResourceSize] = ()  # shares of nodes that were lost, and may come back
         self.busy_at = 0.0  # when there was a lease or a request
         self._ends: dict[str, float] = {}  # of the leases
         self._end_times, self._wait_times = Deadlines(), Deadlines()
@@ -177,6 +178,13 @@ class Decisions:
         self._drop_promises(node)
         self._refresh(node)
         return self._give_back(node, now, idle_s=0.0) + self._serve(now)
+
+    def node_undrained(self, name: str, now: float) -> list[Action]:
+        """Let a drained node take leases again."""
+        node = self.nodes[name]
+        node.phase = "ready" if node.phase == "draining" else node.phase
+        self._refresh(node)
+        return self._serve(now)
 
     def node_lost(self, name: str, now: float) -> list[Action]:
         """Forget a node; its leases and blocks are over."""
@@ -436,7 +444,8 @@ class Decisions:
     def _unmet(self, now: float) -> list[Action]:
         """Refuse the requests that no node has been able to meet for a while."""
         shares = {node.share for node in self.nodes.values() if node.phase != "draining"} if self.waiting else set()
-        unmet = [size for size in self.waiting.sizes if not any(size.fits(share) for share in shares)]
+        to_come = shares.union(self.expected)
+        unmet = [size for size in self.waiting.sizes if not any(size.fits(share) for share in to_come)]
         self._unmet_since = {size: self._unmet_since.get(size, now) for size in unmet}
         limit = now - max(self.rules.unmet_s, self.rules.scaling_s)
         due = {size for size, since in self._unmet_since.items() if since <= limit}
@@ -444,12 +453,14 @@ class Decisions:
         return [self._refuse_unmet(request, shares) for request in late]
 
     def _refuse_unmet(self, request: LeaseRequest, shares: set[ResourceSize]) -> Refuse:
-        reason = f"no node can ever meet {request.size}: "
-        if shares:
-            largest = {max(shares), max(shares, key=lambda share: (share.memory, share.cpus_m))}
-            reason += f"the largest share of a node is {' or '.join(map(str, sorted(largest)))}."
-        else:
-            reason += "no node takes leases."
+        if not shares:
+            reason = f"no node takes leases, so none can meet {request.size}."
+            return self._refuse(request, "unmet", reason, "Mend a node, or add one.")
+        largest = {max(shares), max(shares, key=lambda share: (share.memory, share.cpus_m))}
+        reason = (
+            f"no node can ever meet {request.size}: the largest share of a node is "
+            f"{' or '.join(map(str, sorted(largest)))}."
+        )
         return self._refuse(request, "unmet", reason, "Ask for less, or add a larger node.")
 
     def _refuse(self, request: LeaseRequest, kind: RefusalKind, reason: str, remedy: str) -> Refuse:

@@ -98,7 +98,10 @@ class FleetEngine(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport:
-    """What a node's server says about itself. `digests` names the packages, images and workspaces that it has."""
+    """What a node's server says about itself. `digests` names the packages, images and workspaces that it has.
+
+    `clock` is its time in seconds since 1970, 0 if it does not say.
+    """
 
     version: str
     boot: str = ""
@@ -107,6 +110,7 @@ class NodeReport:
     leases: int = 0
     digests: tuple[str, ...] = ()
     is_draining: bool = False
+    clock: float = 0.0
 
 
 class NodeLink(Protocol):
@@ -135,8 +139,8 @@ class NodeLink(Protocol):
         """End a lease and all that belongs to it. Without effect for one that is over."""
         ...
 
-    async def drain(self) -> None:
-        """Accept no further lease."""
+    async def drain(self, *, undo: bool = False) -> None:
+        """Accept no further lease; with `undo` accept them again."""
         ...
 
     async def close(self) -> None:

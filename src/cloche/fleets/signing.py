@@ -11,6 +11,7 @@ import base64
 import binascii
 import json
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from cloche.core.errors import BackendUnavailable
@@ -24,6 +25,7 @@ Role = Literal["lease", "coordinator"]
 ROLES: tuple[Role, ...] = ("lease", "coordinator")
 MOST_CREDENTIAL = 2048  # characters
 KEY_BYTES = 32
+COORDINATOR_S = 60.0  # of a credential for a node's own verbs
 
 
 class BadCredential(ValueError):
@@ -69,6 +71,21 @@ class Signer:
         return Secret(f"{_encoded(payload)}.{_encoded(self._key.sign(payload))}")
 
 
+def own_credentials(signer: Signer, certificate: str, wall: Callable[[], float]) -> Callable[[], Secret]:
+    """Return a function that returns a credential for a node's own verbs, the same for a while."""
+    until, credential = 0.0, Secret()
+
+    def fresh() -> Secret:
+        nonlocal until, credential
+        if until - wall() < COORDINATOR_S / 2:
+            until = wall() + COORDINATOR_S
+            claim = LeaseClaim(lease="coordinator", until=until, certificate=certificate, role="coordinator")
+            credential = signer.credential(claim)
+        return credential
+
+    return fresh
+
+
 class Verifier:
     """Check credentials at a node, by its coordinator's public key and its own certificate's SHA-256."""
 
@@ -87,7 +104,7 @@ class Verifier:
         if claim.certificate != self._certificate:
             raise BadCredential("the credential is for another node, or for this one before it started again")
         if not claim.until > (time.time() if now is None else now):
-            raise BadCredential("the credential is over")
+            raise BadCredential("the credential is over by this machine's clock")
         return claim
 
     def _is_signed(self, payload: bytes, signature: bytes) -> bool:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
+from cloche.core.errors import BackendUnavailable
+from cloche.core.fleet import NodeInfo
 from cloche.core.record import dataclass
 from cloche.core.remote import Secret
 
@@ -23,6 +25,7 @@ from .engine import EngineNode, LinkTo, NodeLink, NodeReport
 
 ENDS_AT_ONCE = 16  # leases of a node
 CLOSE_S, REACH_S = 1.0, 1.0
+MOST_AHEAD_S = 20.0  # of a node's clock, and behind
 STALL_S = 1.0  # of this event loop, after which silence is not the node's fault
 log = logging.getLogger("cloche.fleet")
 
@@ -32,14 +35,15 @@ class Timing:
     """Settings of a coordinator, in seconds.
 
     Nodes and engine are looked at every `beat_s`; a node is lost after `silence_s`, or after `busy_s` where its machine
-    accepts connections. Without a heartbeat for `alone_s` a node ends its leases. A block on a node has to come within
-    `block_s`; `up` waits for a node for `ready_s`.
+    accepts connections. Requests wait `back_s` for it. Without a heartbeat for `alone_s` a node ends its leases. A
+    block on a node has to come within `block_s`; `up` waits for a node for `ready_s`.
     """
 
     beat_s: float = 1.0
     silence_s: float = 3.0
     busy_s: float = 15.0
     tick_s: float = 0.5
+    back_s: float = 30.0
     alone_s: float = 60.0
     block_s: float = 30.0
     ready_s: float = 60.0
@@ -101,6 +105,7 @@ class TendedNode:
         self._link_to, self._credential = link_to, credential
         self.report: NodeReport | None = None
         self.is_ready = self.was_ready = False
+        self.silent_since = 0.0
         self.reason = ""
         self.ending: dict[str, None] = {}
         self._renewed: dict[str, float] = {}
@@ -124,10 +129,10 @@ class TendedNode:
         """Let the node know a later end with the next heartbeat."""
         self._renewed[lease] = until
 
-    async def drain(self) -> None:
-        """Let the node accept no further lease. Raises ClocheError, OSError, TimeoutError."""
+    async def drain(self, *, undo: bool = False) -> None:
+        """Let the node accept no further lease; with `undo` it accepts them again. Raises ClocheError, OSError."""
         async with asyncio.timeout(self._owner.timing.silence_s):
-            await self._connected().drain()
+            await self._connected().drain(undo=undo)
 
     async def ended(self) -> None:
         """Wait for `end_s` at most until the leases that are to end have ended at the node, if it answers."""
@@ -238,3 +243,22 @@ class TendedNode:
         self.ending.pop(lease, None)
         if not self.ending:
             self._all_ended.set()
+
+
+def sentence_of(unready: Sequence[NodeInfo]) -> str:
+    """Return a sentence about nodes that take no lease, with the reasons of the first ones."""
+    shown = [f"{info.id} ({info.state}{f': {info.reason}' if info.reason else ''})" for info in unready[:5]]
+    more = f" and {len(unready) - 5} others" if len(unready) > 5 else ""
+    return f" Nodes that take no lease: {', '.join(shown)}{more}." if shown else ""
+
+
+def why_unfit(report: NodeReport, *, version: str, wall: float) -> BackendUnavailable | None:
+    """Return why a node that answers may take no lease: another version of Cloche, or a clock that differs too much."""
+    if version and report.version != version:
+        reason = f"the node has Cloche {report.version}, and the coordinator {version}."
+        return BackendUnavailable(reason, remedy="Install the same version there.")
+    ahead_s = report.clock - wall if report.clock else 0.0
+    if abs(ahead_s) > MOST_AHEAD_S:
+        reason = f"its clock is {abs(ahead_s):.0f} s {'ahead' if ahead_s > 0 else 'behind'}: credentials have ends."
+        return BackendUnavailable(reason, remedy="Set the clocks of all machines, for example by NTP.")
+    return None

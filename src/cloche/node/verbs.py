@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import time
 from collections.abc import Mapping
 from typing import Annotated, Any, cast
 
@@ -31,6 +32,12 @@ class Heartbeat(WireModel):
     leases: dict[LeaseId, Annotated[float, Field(ge=0)]] = Field(default_factory=dict, max_length=MOST_TOLD)
 
 
+class Drain(WireModel):
+    """That no further lease is to be taken; with `undo` they are taken again."""
+
+    undo: bool = False
+
+
 class OneLease(WireModel):
     """A lease."""
 
@@ -46,7 +53,7 @@ async def status(_: Call, request: CallRequest) -> object:
     host = _host(request)
     return {
         "version": __version__, "boot": host.boot, "python": platform.python_version(), "isDraining": host.is_draining,
-        **await _enforced(host), **host.load(), "digests": [],
+        "clock": time.time(), **await _enforced(host), **host.load(), "digests": [],
     }  # fmt: skip
 
 
@@ -85,8 +92,9 @@ async def release(_: Call, request: CallRequest) -> object:
 
 
 async def drain(_: Call, request: CallRequest) -> object:
-    """Take no further lease."""
-    _host(request).is_draining = True
+    """Take no further lease, or take them again."""
+    told: Drain = request.fields
+    _host(request).is_draining = not told.undo
     return {}
 
 
@@ -101,6 +109,6 @@ NODE_VERBS: Mapping[str, Verb] = {
     "node.keep": Verb(COORDINATOR, keep, Heartbeat, of=(), is_inside=False),
     "node.leases": Verb(COORDINATOR, leases, of=(), is_inside=False),
     "node.release": Verb(COORDINATOR, release, OneLease, of=(), is_inside=False),
-    "node.drain": Verb(COORDINATOR, drain, of=(), is_inside=False),
+    "node.drain": Verb(COORDINATOR, drain, Drain, of=(), is_inside=False),
 }
 ALL_VERBS: Mapping[str, Verb] = {**VERBS, **NODE_VERBS}

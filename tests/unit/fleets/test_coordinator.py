@@ -1,6 +1,7 @@
 """The coordinator, with an engine and nodes in memory, and a clock that jumps."""
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
@@ -45,10 +46,11 @@ class Machine:
         self.denied: Sequence[str] = ()
         self.is_cut = self.is_busy = self.is_dead = self.is_draining = False
         self.version = "1.0"
+        self.ahead_s = 0.0  # of its clock
 
     def use(self, lease: Lease) -> None:
         """Make a first call with a lease."""
-        claim = self.verifier.check(lease.credential.reveal(), now=now())
+        claim = self.verifier.check(lease.credential.reveal(), now=now() + self.ahead_s)
         assert (claim.lease, claim.role) == (lease.id, "lease")
         assert claim.lease not in self.ended
         self.leases[claim.lease] = claim.until
@@ -65,13 +67,14 @@ class Link:
             raise ConnectionResetError
         if self._machine.is_cut or self._machine.is_busy:
             await asyncio.Event().wait()
-        claim = self._machine.verifier.check(self._credential().reveal(), now=now())
+        claim = self._machine.verifier.check(self._credential().reveal(), now=now() + self._machine.ahead_s)
         assert claim.role == "coordinator"
         return self._machine
 
     async def status(self) -> NodeReport:
         machine = await self._machine_there()
-        return NodeReport(version=machine.version, is_draining=machine.is_draining)
+        clock = now() + machine.ahead_s
+        return NodeReport(version=machine.version, is_draining=machine.is_draining, clock=clock)
 
     async def keep(self, denied: Sequence[str], ttl_s: float, leases: Mapping[str, float]) -> None:
         machine = await self._machine_there()
@@ -86,8 +89,8 @@ class Link:
         machine.leases.pop(lease, None)
         machine.ended.append(lease)
 
-    async def drain(self) -> None:
-        (await self._machine_there()).is_draining = True
+    async def drain(self, *, undo: bool = False) -> None:
+        (await self._machine_there()).is_draining = not undo
 
     async def close(self) -> None:
         pass
@@ -384,6 +387,71 @@ async def test_a_drained_node_is_empty_before_it_refuses(engine: Machines, fleet
     await heir.close()
     with pytest.raises(NotFound, match="no node n9"):
         await fleet.drain("n9")
+
+
+@virtually(1)
+async def test_a_drain_is_undone(engine: Machines, fleet: Coordinator) -> None:
+    """A drained node takes leases again, at its server too; whoever waits for the drain is told."""
+    held = await fleet.lease(LeaseSpec())
+    draining = asyncio.create_task(fleet.drain("n1"))
+    waiting = asyncio.create_task(fleet.lease(LeaseSpec()))
+    await seconds(1)
+    await fleet.undrain("n1")
+    with pytest.raises(BackendUnavailable, match="its drain was undone"):
+        await draining
+    await fleet.release(held)
+    await fleet.release(await waiting)
+    await fleet.drain("n1")
+    assert engine.machines["n1"].is_draining
+    engine.machines["n1"].is_cut = True
+    with pytest.raises(BackendUnavailable, match="stays drained: its server does not answer"):
+        await fleet.undrain("n1")
+    engine.machines["n1"].is_cut = False
+    await seconds(8)
+    await fleet.undrain("n1")
+    assert not engine.machines["n1"].is_draining
+    engine.machines["n1"].use(await fleet.lease(LeaseSpec()))
+    with pytest.raises(NotFound, match="no node n9"):
+        await fleet.undrain("n9")
+
+
+@virtually(1)
+async def test_a_request_waits_for_a_server_that_starts_again(engine: Machines, fleet: Coordinator) -> None:
+    """While the only node may come back, for 30 s, it is not refused, unless it needs more than that node."""
+    machine = engine.machines["n1"]
+    for is_back in (True, False):
+        machine.is_dead = True
+        await seconds(5)
+        began, waiting = now(), asyncio.create_task(fleet.lease(LeaseSpec()))
+        with pytest.raises(BackendUnavailable, match="no node takes leases"):
+            await fleet.lease(LeaseSpec(cpus=2))
+        assert now() - began < 4
+        await seconds(15)
+        machine.is_dead = not is_back
+        if is_back:
+            await fleet.release(await waiting)
+        else:
+            with pytest.raises(BackendUnavailable, match="no node takes leases"):
+                await waiting
+            assert 20 < now() - began < 40
+
+
+@virtually(1, 1, 1, 1)
+async def test_the_clocks_of_nodes_may_differ(engine: Machines, fleet: Coordinator) -> None:
+    """By 20 s, also for leases that are renewed in time; a node that is further off is named, and takes no lease."""
+    for machine, ahead_s in zip(engine.machines.values(), (20.0, -20.0, 45.0, 75.0), strict=True):
+        machine.ahead_s, machine.node = ahead_s, replace(machine.node, boot="2")
+    await seconds(40)
+    leases = [await fleet.lease(LeaseSpec()) for _ in range(2)]
+    for _ in range(10):
+        for lease in leases:
+            engine.machines[lease.node].use(lease)
+        await seconds(20)
+        leases = [await fleet.renew(lease) for lease in leases]
+    infos = {info.id: info for info in await fleet.nodes()}
+    assert [info.state for info in infos.values()] == ["ready", "ready", "starting", "starting"]
+    assert re.search("its clock is 45 s ahead|over by this machine's clock", infos["n3"].reason)
+    assert "over by this machine's clock" in infos["n4"].reason
 
 
 @virtually(4)

@@ -33,13 +33,14 @@ class WireLink:
     async def status(self) -> NodeReport:
         """Return what the node reports. Raises ClocheError, OSError."""
         answer = await self._ask("node.status")
-        leases, digests = answer.get("leases"), answer.get("digests")
+        leases, digests, clock = answer.get("leases"), answer.get("digests"), answer.get("clock")
         return NodeReport(
             version=_text(answer, "version"),
             boot=_text(answer, "boot"),
             level=_text(answer, "level"),
             python=_text(answer, "python"),
             is_draining=answer.get("isDraining") is True,
+            clock=clock if type(clock) is float else 0.0,
             leases=leases if type(leases) is int and leases >= 0 else 0,
             digests=tuple(str(digest)[:MOST_TEXT] for digest in digests[:MOST_DIGESTS])
             if isinstance(digests, list)
@@ -61,9 +62,9 @@ class WireLink:
         """End a lease at the node."""
         await self._ask("node.release", lease=lease)
 
-    async def drain(self) -> None:
-        """Let the node accept no further lease."""
-        await self._ask("node.drain")
+    async def drain(self, *, undo: bool = False) -> None:
+        """Let the node accept no further lease; with `undo` it accepts them again."""
+        await self._ask("node.drain", undo=undo)
 
     async def close(self) -> None:
         """Let go of the connection, which is closed once it is idle."""

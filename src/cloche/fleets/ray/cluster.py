@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,10 @@ from cloche.core.errors import BackendUnavailable
 T = TypeVar("T")
 NAMESPACE = "cloche"
 COORDINATOR = "coordinator"
-ANSWER_S = 20.0
+ANSWER_S, REACHED_S = 20.0, 1.0
+UNREACHED = 'Look at "ray status" there; the address is HOST:PORT of its head, such as 10.0.0.1:6379.'
+NONE_HERE = "no Ray cluster was found: a run starts Ray on this machine, which ends with its process."
+START_ONE = 'Set RAY_ADDRESS or fleet.address, or start one: "ray start --head".'
 log = logging.getLogger("cloche.fleet")
 _lock = threading.Lock()
 _is_own = False
@@ -33,6 +37,32 @@ def imported() -> Any:  # noqa: ANN401 - a module
             "the package ray is not installed.", remedy='Install the extra that brings it: "pip install cloche[ray]".'
         ) from error
     return ray
+
+
+def find(address: str = "") -> str:
+    """Return the address of the cluster that `join` would join, empty if there is none. Starts nothing.
+
+    Raises BackendUnavailable where the package is missing.
+    """
+    imported()
+    address = address or os.environ.get("RAY_ADDRESS", "")
+    if address not in ("", "auto"):
+        return address
+    from ray._private import services
+
+    try:
+        return str(services.get_ray_address_from_environment("auto", None))
+    except ConnectionError:
+        return ""
+
+
+def check_answers(address: str) -> None:
+    """Raise BackendUnavailable for a cluster whose port accepts no connection."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACHED_S).close()
+    except (OSError, ValueError) as error:
+        raise BackendUnavailable(f"Ray at {address} cannot be reached: {error}.", remedy=UNREACHED) from error
 
 
 def join(address: str = "", *, starts: bool = True) -> None:
@@ -85,9 +115,7 @@ def unjoined(address: str, error: Exception) -> BackendUnavailable:
     first = str(error).strip().partition("\n")[0]
     address = address or os.environ.get("RAY_ADDRESS", "")
     if not address:
-        return BackendUnavailable(
-            "no Ray cluster was found.", remedy='Set RAY_ADDRESS or fleet.address, or start one: "ray start --head".'
-        )
+        return BackendUnavailable("no Ray cluster was found.", remedy=START_ONE)
     if "ersion mismatch" in str(error):
         remedy = "Use the cluster's versions of Python and Ray, or reach its fleet from outside with backend=cloche."
     else:

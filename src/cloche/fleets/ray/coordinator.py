@@ -158,6 +158,10 @@ class CoordinatorActor:
 
         return await answered(drained())
 
+    async def undrain(self, node: str) -> CoordinatorAnswer:
+        """Let a drained node take leases again."""
+        return await self._looked(self._coordinator.undrain(node))
+
     async def events(self, after: int) -> tuple[int, list[FleetEvent]]:
         """Return the events after a number, and the last number, within `POLL_S`; -1 returns the number alone."""
         await self._started()

@@ -22,6 +22,7 @@ from . import cluster, supervisor
 
 NODE_LABEL = "ray.io/node-id"
 ASK_S, STATE_S = 1.0, 3.0
+START_S = 60.0  # of a supervisor: an actor takes seconds, more on a busy machine
 PINNED_S, STEP_S = 10.0, 1.0  # until a block on a node with room is there; how long a thread waits at once
 STOP_S, EARLIER_S = 30.0, 10.0
 LEAST_CPUS = 0.001  # a group must ask for something
@@ -43,12 +44,15 @@ class RayEngine:
     async def start(self, public_key: str) -> None:
         """Begin to start a server with this key on each node; those that an earlier coordinator started answer first.
 
-        They have its leases, and the coordinator asks for those once.
+        They have its leases, and the coordinator asks for those once. What a fleet with another key left is ended: each
+        supervisor ends a server with other words than its own.
         """
         self._key = public_key
         names = await cluster.in_thread(cluster.actors)
+        left = [name for name in names if name.startswith(_SUPERVISOR) and not name.endswith(self._mark)]
+        await asyncio.gather(*(cluster.in_thread(cluster.end_actor, name) for name in left))
         await self.nodes()
-        earlier = [node for node in self._asking if name_of(node) in names]
+        earlier = [node for node in self._asking if self._name_of(node) in names]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(EARLIER_S):
                 while any(node in self._asking and not self._servers.get(node) for node in earlier):  # noqa: ASYNC110
@@ -84,16 +88,25 @@ class RayEngine:
     async def _ask(self, node: str, host: str) -> None:
         """Keep asking a node's supervisor, which is started if it is missing."""
         handle: Any = None
+        starts_until = time.monotonic() + START_S
         while True:
             try:
                 handle = handle or await cluster.in_thread(self._supervisor, node, host)
                 self._servers[node] = await cluster.answer(_quiet(handle.state), STATE_S)
             except Exception as error:
                 handle = None
-                if "address" not in self._servers.get(node, {}):
+                if "address" not in self._servers.get(node, {}) and time.monotonic() > starts_until:
                     first = str(error).strip().partition("\n")[0] or type(error).__name__
                     self._servers[node] = {"reason": f"its supervisor does not answer: {first}"}
             await asyncio.sleep(ASK_S)
+
+    @property
+    def _mark(self) -> str:
+        return f":{self._key[:16]}"
+
+    def _name_of(self, node: str) -> str:
+        """Return the name of a node's supervisor, which serves one key for all of its life."""
+        return f"{_SUPERVISOR}{node}{self._mark}"
 
     def _supervisor(self, node: str, host: str) -> Any:  # noqa: ANN401 - a handle
         """Return the supervisor of a node, a new one if it has none; blocks."""
@@ -101,18 +114,21 @@ class RayEngine:
         ray.cloudpickle.register_pickle_by_value(supervisor)
         remote = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=4)(supervisor.NodeSupervisor)
         options = {
-            "name": name_of(node), "namespace": cluster.NAMESPACE, "lifetime": "detached", "get_if_exists": True,
+            "name": self._name_of(node), "namespace": cluster.NAMESPACE, "lifetime": "detached", "get_if_exists": True,
             "enable_task_events": False, "scheduling_strategy": _only_on(node),
         }  # fmt: skip
         listen = f"[{host}]:0" if ":" in host else f"{host}:0"
         words = ["--public-key", self._key, "--listen", listen, "--backend", "local", *self._words]
-        return remote.options(**options).remote(node, self._version, words)
+        return remote.options(**options).remote(node, self._version, words, self._settings.idle_s)
 
     async def blocks(self) -> Sequence[ReservedBlock]:
-        """Return the blocks of this fleet that Ray has created."""
+        """Return the blocks that Ray has created. Other groups of this fleet are removed: nobody waits for them."""
         table = await cluster.in_thread(cluster.imported().util.placement_group_table)
-        self._groups = {row["name"]: _group_of(row) for row in table.values() if block_of(row)}
-        return [block for row in table.values() if (block := block_of(row))]
+        self._groups = {row["name"]: supervisor.group_of(row) for row in table.values() if is_ours(row)}
+        blocks = [block for row in table.values() if (block := block_of(row))]
+        for name in self._groups.keys() - {block.id for block in blocks}:
+            await self.give_back(name)
+        return blocks
 
     async def take_block(self, *, node: str, cpus: float, memory_bytes: int) -> ReservedBlock:
         """Reserve capacity on a node; for an empty one first anywhere, so that an autoscaler sees what is missing."""
@@ -128,7 +144,7 @@ class RayEngine:
         known = ",".join(self._asking)
         bundle = self._bundle(cpus, memory_bytes) | {"CPU": cpus}
         label = {NODE_LABEL: f"!in({known})"} if known else {}
-        group = await self._created(bundle, f"{_WANTED}:{uuid.uuid4().hex}", label, self.scaling_s)
+        group = await self._created(bundle, f"{_WANTED}{uuid.uuid4().hex}", label, self.scaling_s)
         try:
             row = await cluster.in_thread(cluster.imported().util.placement_group_table, group)
             return str(next(iter(row["bundles_to_node_id"].values())))
@@ -172,11 +188,11 @@ class RayEngine:
             await self.give_back(block.id)
 
     async def _stop_node(self, node: str) -> None:
-        handle = await cluster.in_thread(cluster.actor, name_of(node))
+        handle = await cluster.in_thread(cluster.actor, self._name_of(node))
         if handle is not None:
             with contextlib.suppress(Exception):  # its server ends itself when nobody keeps it
                 await cluster.answer(_quiet(handle.stop), STOP_S)
-            await cluster.in_thread(cluster.end_actor, name_of(node))
+            await cluster.in_thread(cluster.end_actor, self._name_of(node))
 
     async def close(self) -> None:
         """Ask the nodes no more."""
@@ -186,26 +202,26 @@ class RayEngine:
         await asyncio.gather(*asking, return_exceptions=True)
 
 
-_PREFIX, _WANTED = "cloche-block", "cloche-wanted"
+_WANTED, _SUPERVISOR = "cloche-wanted:", "node-"
+
+
+def is_ours(row: Mapping[str, Any]) -> bool:
+    """Tell whether a row of Ray's table is a group of a fleet that is not removed yet."""
+    return str(row.get("name", "")).startswith((supervisor.BLOCK, _WANTED)) and row.get("state") != "REMOVED"
 
 
 def block_name(cpus: float, memory_bytes: int) -> str:
     """Return the name of a new block, from which the next coordinator reads what it is."""
-    return f"{_PREFIX}:{uuid.uuid4().hex}:{cpus:g}:{memory_bytes}"
+    return f"{supervisor.BLOCK}{uuid.uuid4().hex}:{cpus:g}:{memory_bytes}"
 
 
 def block_of(row: Mapping[str, Any]) -> ReservedBlock | None:
     """Return the block of a row of Ray's table, None for a group that is another's, gone, or not there yet."""
-    prefix, *words = str(row.get("name", "")).split(":")
+    words = str(row.get("name", "")).removeprefix(supervisor.BLOCK).split(":")
     nodes = list((row.get("bundles_to_node_id") or {}).values())
-    if prefix != _PREFIX or len(words) != 3 or row.get("state") != _DONE or not nodes:
+    if not is_ours(row) or len(words) != 3 or row.get("state") != _DONE or not nodes:
         return None
     return ReservedBlock(id=row["name"], node=nodes[0], cpus=float(words[1]), memory_bytes=int(words[2]))
-
-
-def name_of(node: str) -> str:
-    """Return the name of a node's supervisor."""
-    return f"node-{node}"
 
 
 def _only_on(node: str) -> Any:  # noqa: ANN401 - a class of Ray's
@@ -217,14 +233,6 @@ def _only_on(node: str) -> Any:  # noqa: ANN401 - a class of Ray's
 def _quiet(method: Any) -> Any:  # noqa: ANN401 - a reference
     """Call an actor without an event of it in the memory of Ray's head."""
     return method.options(enable_task_events=False).remote()
-
-
-def _group_of(row: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a class of Ray's
-    """Return the placement group of a row of Ray's table."""
-    from ray._raylet import PlacementGroupID
-    from ray.util.placement_group import PlacementGroup
-
-    return PlacementGroup(PlacementGroupID.from_hex(row["placement_group_id"]))
 
 
 def _remove_made(making: asyncio.Future[Any]) -> None:

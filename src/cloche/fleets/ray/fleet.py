@@ -23,6 +23,7 @@ from . import cluster
 from .coordinator import POLL_S, CoordinatorActor, CoordinatorAnswer, CoordinatorSettings
 
 STARTED_S, READY_S, AGAIN_S = 60.0, 60.0, 0.2
+HOPELESS_S = 5.0  # that all nodes have a reason: a server that did not start is started again within that time
 BACK_S = 30.0  # until a killed coordinator serves again
 ENDED_S = 60.0
 LINK = "cloche.backends.cloche.links:WireLink"
@@ -106,12 +107,14 @@ class RayFleet:
         """Start the coordinator if it is missing, and return the state once a node is ready."""
         await cluster.in_thread(cluster.join, self._address, starts=False)
         await self._found()
-        ends = time.monotonic() + READY_S
+        ends, hopeless_at = time.monotonic() + READY_S, float("inf")
         while True:
             status = await self.status()
             if any(node.state == "ready" for node in status.nodes):
                 return status
-            if time.monotonic() > ends or (status.nodes and all(node.reason for node in status.nodes)):
+            is_hopeless = bool(status.nodes) and all(node.reason for node in status.nodes)
+            hopeless_at = min(hopeless_at, time.monotonic() + HOPELESS_S) if is_hopeless else float("inf")
+            if time.monotonic() > min(ends, hopeless_at):
                 raise BackendUnavailable("no node of the fleet is ready.", remedy=_reasons(status.nodes))
             await asyncio.sleep(AGAIN_S)
 
@@ -126,6 +129,12 @@ class RayFleet:
                 return
             if left_s <= 0:
                 raise TimeoutError(f"node {node} has leases yet.")
+
+    async def undrain(self, node: str) -> None:
+        """Let a drained node take leases again."""
+        if not await self._exists():
+            raise NotFound("there is no fleet in this cluster.")
+        await self._answer("undrain", node)
 
     async def down(self) -> None:
         """End all leases, node servers and the coordinator. Without effect where there is no fleet."""

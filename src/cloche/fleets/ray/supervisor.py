@@ -19,10 +19,12 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 SERVES_S, ENDS_S, LOOK_S, AGAIN_S = 60.0, 10.0, 0.5, 2.0
-ABANDONED_S = 900.0  # without a question of a coordinator, all of the node ends
+ABANDONED_S = 60.0  # the least time without a question of a coordinator after which all of the node ends
 MOST_LOG = 1 << 20
+BLOCK = "cloche-block:"  # names of placement groups begin with it
 UNSEEN = ("RAY_", "CLOCHE_", "SANDBOX_TYPE")  # variables that no server of a node gets
 # Runs in a fresh interpreter: become an orphan in its own session, without the worker's signal mask and OOM score.
 STARTER = """
@@ -47,10 +49,14 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 
 class NodeSupervisor:
-    """Keep a node's server alive. `state` is what the coordinator asks for, and never waits."""
+    """Keep a node's server alive. `state` is what the coordinator asks for, and never waits.
 
-    def __init__(self, node: str, version: str, words: list[str]):
+    Once nobody has asked for `abandoned_s`, but `ABANDONED_S` at least, the server ends, with blocks and this actor.
+    """
+
+    def __init__(self, node: str, version: str, words: list[str], abandoned_s: float = 0.0):
         self._node, self._version, self._words = node, version, words
+        self._abandoned_s = max(abandoned_s, ABANDONED_S)
         self._folder = state_folder(node)
         self._asked_at = time.monotonic()
         self._state: dict[str, object] = {}
@@ -77,15 +83,15 @@ class NodeSupervisor:
 
     def _supervise(self) -> None:
         while not self._is_ended.is_set():
+            if time.monotonic() - self._asked_at > self._abandoned_s:
+                self._end_server()
+                leave(self._node)
+                return
             try:
                 self._state = self._look()
             except Exception as error:  # said to the coordinator, and tried again
                 self._state = {"reason": f"its server does not start: {error}"}
             self._is_ended.wait(AGAIN_S if "reason" in self._state else LOOK_S)
-            if time.monotonic() - self._asked_at > ABANDONED_S:
-                self._is_ended.set()
-                self._end_server()
-                end_this_actor()
 
     def _look(self) -> dict[str, object]:
         if reason := unfit(self._version):
@@ -175,11 +181,23 @@ def addresses() -> list[str]:
     return sorted(text for text in here if not ipaddress.ip_address(text).is_loopback)
 
 
-def end_this_actor() -> None:
-    """End the actor that this runs in, for good."""
+def leave(node: str) -> None:
+    """Remove the blocks of a node, and end the actor that this runs in, for good."""
     import ray
 
+    with contextlib.suppress(Exception):  # Ray's head may be gone, too
+        for row in ray.util.placement_group_table().values():
+            if row["name"].startswith(BLOCK) and node in (row["bundles_to_node_id"] or {}).values():
+                ray.util.remove_placement_group(group_of(row))
     ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+
+
+def group_of(row: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a class of Ray's
+    """Return the placement group of a row of Ray's table."""
+    from ray._raylet import PlacementGroupID
+    from ray.util.placement_group import PlacementGroup
+
+    return PlacementGroup(PlacementGroupID.from_hex(row["placement_group_id"]))
 
 
 def state_folder(node: str) -> Path:

@@ -1,0 +1,58 @@
+"""Look at the fleet of a Ray cluster without starting anything, for `cloche doctor`."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from importlib import metadata
+
+from cloche.core.errors import BackendUnavailable
+from cloche.core.fleet import FleetStatus
+from cloche.core.fleet_settings import FleetSettings
+from cloche.core.record import dataclass
+
+from . import cluster
+from .fleet import RayFleet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetFindings:
+    """What there is of a fleet: the cluster's address, this side's versions, nodes, and what is wrong with a remedy."""
+
+    address: str = ""
+    ray: str = ""
+    python: str = platform.python_version()
+    status: FleetStatus | None = None
+    problem: str = ""
+    remedy: str = ""
+
+
+def examine(settings: FleetSettings) -> FleetFindings:
+    """Look at the cluster of these settings and its fleet; takes a second or two."""
+    address = version = ""
+    try:
+        address = cluster.find(settings.address)
+        version = metadata.version("ray")
+        if not address:
+            raise BackendUnavailable("no Ray cluster was found.", remedy=cluster.START_ONE)
+        cluster.check_answers(address)
+        status = asyncio.run(_status(settings))
+    except BackendUnavailable as error:
+        return FleetFindings(address=address, ray=version, problem=error.reason, remedy=error.remedy)
+    problem, remedy = _judged(status)
+    return FleetFindings(address=address, ray=version, status=status, problem=problem, remedy=remedy)
+
+
+async def _status(settings: FleetSettings) -> FleetStatus:
+    fleet = RayFleet(settings)
+    try:
+        return await fleet.status()
+    finally:
+        await fleet.close()
+
+
+def _judged(status: FleetStatus) -> tuple[str, str]:
+    """Return what is wrong with a fleet, and the remedy; empty if a node takes leases, or none was started yet."""
+    if not status.version or any(node.state == "ready" for node in status.nodes):
+        return "", ""
+    return "no node takes leases.", "Mend a node, by the reasons below, or add one."
