@@ -31,8 +31,9 @@ class Node:
     """A node that runs, and the coordinator's signer."""
 
     def __init__(
-        self, home: Path, *words: str, signer: Signer | None = None, variables: Mapping[str, str] | None = None
-    ):
+        self, home: Path, *words: str, signer: Signer | None = None, variables: Mapping[str, str] | None = None,
+        program: str = "cloche",
+    ):  # fmt: skip
         self.signer = signer or Signer()
         self.home = home
         output = home / f"node-{time.monotonic_ns()}.out"
@@ -41,7 +42,7 @@ class Node:
         self.process: Command | subprocess.Popen[bytes]
         with output.open("wb") as file, output.with_suffix(".err").open("wb") as errors:
             if variables:
-                words_of_python = [sys.executable, "-m", "cloche", *command]
+                words_of_python = [sys.executable, "-m", program, *command]
                 self.process = subprocess.Popen(words_of_python, env=environ, cwd=home, stdout=file, stderr=errors)
             else:
                 self.process = imported_once(*MODULES).start(command, env=environ, cwd=home, output=file.fileno())

@@ -37,6 +37,11 @@ def is_digest(image: str) -> bool:
     return _DIGEST.fullmatch(image) is not None
 
 
+def image_digest(image: str) -> str:
+    """Return the digest of an image that `is_digest`, whatever its name is."""
+    return f"image:{image[image.rindex('sha256:') :]}"
+
+
 def mode_rank(mode: str) -> int:
     """Return how much a mode of the network reaches; more is more."""
     return _MODES.index(mode)

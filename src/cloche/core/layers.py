@@ -1,10 +1,13 @@
-"""Layers of packages: the interpreter they are for, and the protocols of backends that show them.
+"""Layers of packages: the interpreter they are for, their digests, and the protocols of backends that show them.
 
 A layer's key and the choice of wheels depend on the interpreter.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
 from .policy import Policy
@@ -34,6 +37,12 @@ class Target:
         return (self.tag, self.platform, self.libc.partition(" ")[0]) == (
             target.get("tag"), target.get("platform"), str(target.get("libc", "")).partition(" ")[0]
         )  # fmt: skip
+
+
+def packages_digest(requirements: Iterable[str], locked: str = "") -> str:
+    """Return the digest of a layer: of its requirements in one spelling, and of their lock, if there is one."""
+    text = json.dumps([locked, *sorted(requirements)])
+    return f"packages:{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +85,15 @@ class InstallsPackages(Protocol):
     """Have packages installed where the code runs, by its own index and rules: `Policy.packages`, `packages_lock`."""
 
     installs_packages: bool
+
+
+@runtime_checkable
+class SupportsImageDigests(Protocol):
+    """List the images that are here by their digests."""
+
+    def image_digests(self) -> Sequence[str]:
+        """Return `image_digest` of each (see `core.ceilings`), the newest first. Blocks. Raises BackendUnavailable."""
+        ...
 
 
 @runtime_checkable

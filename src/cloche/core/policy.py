@@ -58,8 +58,9 @@ class Policy:
     the hidden paths below them, `toolchains_path` those on PATH; only Cloche sets them. `layers` are folders of the
     host with packages, shown read-only: `site` is importable, `bin` is on PATH; only Cloche sets them. `host_folder` is
     the folder that a live sandbox is shown copy-on-write; only Cloche sets it. `packages_lock` is the text of a lock
-    file, for a backend that installs packages itself; only Cloche sets it. `runtime` names the only container runtime
-    allowed: docker's own, at level `jail` (C3). `fallback` says where `trusted` code, the operator's own and
+    file, for a backend that installs packages itself; only Cloche sets it. `digests` are those of the packages that a
+    sandbox needs, for a backend that chooses among machines; only Cloche sets it. `runtime` names the only container
+    runtime allowed: docker's own, at level `jail` (C3). `fallback` says where `trusted` code, the operator's own and
     never a model's, may run if the chosen backend is missing: the local backend, then with `process` a child process
     (S12).
     """
@@ -96,6 +97,7 @@ class Policy:
     preload: tuple[str, ...] = ()
     package_managers: PackageManagers = "live"
     packages_lock: str = ""
+    digests: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.screen not in get_args(ScreenMode):
@@ -137,7 +139,7 @@ class Policy:
 
 _LISTS = (
     "network_allow", "network_deny", "network_ports", "writable_paths", "languages", "require_controls", "best_effort",
-    "preload", "toolchains", "toolchains_hidden", "toolchains_path", "layers",
+    "preload", "toolchains", "toolchains_hidden", "toolchains_path", "layers", "digests",
 )  # fmt: skip
 
 

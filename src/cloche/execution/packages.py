@@ -36,7 +36,7 @@ from cloche.core.protocols import Backend
 from cloche.core.record import dataclass, replace
 from cloche.core.suppressed import suppress_logged
 from cloche.packages.index import find_index
-from cloche.packages.install import Approve, Installed, InstallTerms, check_rules, install
+from cloche.packages.install import Approve, Installed, InstallTerms, check_rules, digests_of, install
 from cloche.packages.lock import read_lock, read_text
 from cloche.packages.npm import Npm
 from cloche.packages.npm_names import PREFIX, is_npm
@@ -116,10 +116,11 @@ async def _for_installing_there(
     check_ceiling(settings, named)
     await check_rules(rules_of(settings), named, approve)
     if not settings.packages_lock:
-        return prepared
+        return replace(prepared, policy=prepared.policy.with_changes(digests=digests_of(named)))
     await become_task()
     text = await asyncio.to_thread(read_text, settings.packages_lock)
-    return replace(prepared, policy=prepared.policy.with_changes(packages_lock=text))
+    digests = digests_of(named, read_lock(text))
+    return replace(prepared, policy=prepared.policy.with_changes(packages_lock=text, digests=digests))
 
 
 def _named(prepared: Prepared, language: str, *, is_own_list: bool) -> tuple[Requirement, ...]:

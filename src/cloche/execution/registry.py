@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from cloche.core.enforcement import Level
 from cloche.core.errors import BackendUnavailable, InternalError, InvalidRequest
 from cloche.core.languages import Engine, Language
-from cloche.core.layers import SupportsOwnInterpreter
+from cloche.core.layers import SupportsImageDigests, SupportsOwnInterpreter
 from cloche.core.limits import Limits
 from cloche.core.policy import BACKEND_ROWS, BackendRow, Policy
 from cloche.core.processes import no_life_of
@@ -170,6 +170,12 @@ def collect_garbage(accounts: Mapping[str, RemoteAccount] | None = None) -> Mapp
     if removed_items := names.clear():
         removed["keeper"] = [f"file {path}" for path in removed_items]
     return removed
+
+
+def image_digests(name: str) -> Sequence[str]:
+    """Return the digests of a backend's images; none of one that has no list. Blocks. Raises BackendUnavailable."""
+    backend = _backend_of(name)
+    return backend.image_digests() if isinstance(backend, SupportsImageDigests) else ()
 
 
 def prune_copies(folder: str) -> list[str]:

@@ -465,6 +465,12 @@ class Coordinator:
         self._tell("node-up", node=name, detail=report.version)
         self._carry_out(self.decisions.node_ready(name, now, digests=report.digests))
 
+    def node_has(self, node: TendedNode, digests: Sequence[str]) -> None:
+        """Prefer a node for leases that need what it has now."""
+        name = node.node.id
+        if self._tended.get(name) is node and name in self.decisions.nodes:
+            self.decisions.node_has(name, digests, self.clock())
+
     def _listed_leases(self, node: str, leases: Mapping[str, float]) -> Iterator[tuple[Sublet, float]]:
         """Yield the leases of a node's list with their ends, as far as a coordinator may have granted them."""
         for lease, until in leases.items():

@@ -15,7 +15,7 @@ All calls return actions, which the caller carries out in this order; `coordinat
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from itertools import count, islice
 from typing import Literal
 
@@ -161,12 +161,16 @@ class Decisions:
         self._by_index.append(None)
         return len(self._by_index) - 1
 
-    def node_ready(self, name: str, now: float, *, digests: tuple[str, ...] = ()) -> list[Action]:
+    def node_has(self, name: str, digests: Sequence[str], now: float) -> None:
+        """Note the digests that a node has now, those used last first."""
+        self._digests.report(self.nodes[name], digests, now)
+
+    def node_ready(self, name: str, now: float, *, digests: Sequence[str] = ()) -> list[Action]:
         """Let a node take leases, unless it is drained; it has these digests."""
         node = self.nodes[name]
         if node.phase == "starting":
             node.phase = "ready"
-        self._digests.note(node, digests)
+        self._digests.report(node, digests, now)
         self._drop_promises(node)
         return self._serve(now)
 
@@ -291,7 +295,9 @@ class Decisions:
             actions += self._promise(request, node) if request.size.fits(node.room) and not node.asks_again_at else []
         for size, requests in list(self._unpromised.items()):
             while requests and (index := self._room.find(size)) is not None:
-                actions += self._promise(next(iter(requests.values())), self._node_at(index))
+                request = next(iter(requests.values()))
+                node = self._preferred(request, now, is_block=True) or self._node_at(index)
+                actions += self._promise(request, node)
         if self._unpromised and self.rules.scaling_s and self._ask_anywhere is None and now >= self._asks_anywhere_from:
             self._ask_anywhere = next(self._ask_ids)
             actions.append(AskBlock(ask=self._ask_anywhere, node="", size=next(iter(self._unpromised))))
@@ -497,7 +503,7 @@ class Decisions:
         if not self._free.has_any:
             return None
         for turn, request in self.waiting.in_turn(without_room):
-            node = self._node_for(request)
+            node = self._node_for(request, now)
             if node is not None:
                 self._note_overtaken(without_room, turn, now)
                 return request, node
@@ -511,14 +517,19 @@ class Decisions:
             if entry is not None and entry[0] < turn:
                 self._overtaken.setdefault(entry[1].id, now)
 
-    def _node_for(self, request: LeaseRequest) -> PlacedNode | None:
+    def _node_for(self, request: LeaseRequest, now: float) -> PlacedNode | None:
         index = self._free.find(request.size)
         if index is None:
             return None
-        for node in self._digests.candidates(request.prefers) if request.prefers else ():
-            if node.phase == "ready" and not self._is_kept(node) and request.size.fits(node.free):
+        return self._preferred(request, now) or self._node_at(index)
+
+    def _preferred(self, request: LeaseRequest, now: float, *, is_block: bool = False) -> PlacedNode | None:
+        """Return a node that has what a request prefers and room for it; with `is_block`, in a further block."""
+        for node in self._digests.candidates(request.prefers, now) if request.prefers else ():
+            room = node.free if not is_block else NOTHING if node.asks_again_at else node.room
+            if node.phase == "ready" and not self._is_kept(node) and request.size.fits(room):
                 return node
-        return self._node_at(index)
+        return None
 
     def _grant(self, request: LeaseRequest, node: PlacedNode, now: float) -> Grant:
         self._no_longer_waits(request, is_served=True)
@@ -527,7 +538,7 @@ class Decisions:
         self._hold(node, sublet, until)
         self.granted += 1
         if request.prefers:
-            self._digests.note(node, request.prefers)
+            self._digests.expect(node, request.prefers, now)
         if node.blocks:
             node.unneeded(now, self.rules.block_idle_s)  # notes which blocks are needed now
         self._refresh(node)

@@ -98,8 +98,9 @@ class FleetEngine(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport:
-    """What a node's server says about itself. `digests` names the packages, images and workspaces that it has.
+    """What a node's server says about itself.
 
+    `digests` names the packages and images that it has, those used last first. `digests_tag` differs when they do.
     `clock` is its time in seconds since 1970, 0 if it does not say.
     """
 
@@ -109,6 +110,7 @@ class NodeReport:
     python: str = ""
     leases: int = 0
     digests: tuple[str, ...] = ()
+    digests_tag: str = ""
     is_draining: bool = False
     clock: float = 0.0
 
@@ -124,10 +126,11 @@ class NodeLink(Protocol):
         """Return what the node reports."""
         ...
 
-    async def keep(self, denied: Sequence[str], ttl_s: float, leases: Mapping[str, float]) -> None:
+    async def keep(self, denied: Sequence[str], ttl_s: float, leases: Mapping[str, float]) -> str:
         """Say that the coordinator lives, for `ttl_s`, and replace the addresses that no guest may reach.
 
         `leases` has the later ends of renewed leases, in seconds since 1970; a node ignores those it does not hold.
+        Returns the tag of the node's digests now, which `status` has.
         """
         ...
 

@@ -10,13 +10,15 @@ Amounts are integers (thousandths of a processor, bytes), so that sums come back
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import islice
 from math import ceil, inf
 from typing import Literal, NamedTuple
 
 from cloche.core.record import dataclass, field
 
-MOST_DIGESTS = 256  # remembered for each node
+MOST_DIGESTS = 1_000  # remembered for each node
+EXPECTED_S = 60.0  # in which a node gets what a lease on it prefers, or never
 MOST_CANDIDATES = 64  # nodes with a digest that are looked at for one lease
 NodePhase = Literal["starting", "ready", "draining"]
 
@@ -79,7 +81,7 @@ class PlacedNode:
 
     `share` is the most that the fleet may use, `reserved` the sum of the blocks, `used` that of the leases. `asked` is
     the sum of the blocks that the engine was asked for, and `promised` that of the requests `promises`, which wait for
-    those blocks, or for a node that starts.
+    those blocks, or for a node that starts. `digests` has, for each, until when it counts.
     """
 
     id: str
@@ -93,7 +95,7 @@ class PlacedNode:
     blocks: dict[str, HeldBlock] = field(default_factory=dict)
     leases: set[str] = field(default_factory=set)
     promises: dict[str, ResourceSize] = field(default_factory=dict)
-    digests: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    digests: dict[str, float] = field(default_factory=dict)
     asks_again_at: float = 0.0
 
     @property
@@ -205,39 +207,53 @@ class FreeTree:
 
 
 class Digests:
-    """The nodes that have a digest, for the newest digests of each node."""
+    """The nodes that have a digest. A node has what it reported last, and soon what a lease on it prefers."""
 
     def __init__(self) -> None:
-        self._nodes: dict[str, OrderedDict[str, PlacedNode]] = {}
+        self._nodes: dict[str, dict[str, PlacedNode]] = {}
 
-    def note(self, node: PlacedNode, digests: tuple[str, ...]) -> None:
-        """Note that a node has these, and forget its oldest ones."""
+    def report(self, node: PlacedNode, digests: Sequence[str], now: float) -> None:
+        """Note all that a node has, those used last first, and forget what it does not have and is not to get."""
+        reported = dict.fromkeys(digests[:MOST_DIGESTS])
+        for digest, until in list(node.digests.items()):
+            if digest not in reported and (until == inf or until <= now):
+                self._forget(node, digest)
+        for digest in reversed(reported):
+            self._note(node, digest, inf)
+
+    def expect(self, node: PlacedNode, digests: Sequence[str], now: float) -> None:
+        """Note that a node will soon have these."""
         for digest in digests[:MOST_DIGESTS]:
-            node.digests[digest] = None
-            node.digests.move_to_end(digest)
-            self._nodes.setdefault(digest, OrderedDict())[node.id] = node
-        while len(node.digests) > MOST_DIGESTS:
-            self._forget(node, node.digests.popitem(last=False)[0])
+            self._note(node, digest, max(node.digests.get(digest, 0.0), now + EXPECTED_S))
+
+    def _note(self, node: PlacedNode, digest: str, until: float) -> None:
+        node.digests.pop(digest, None)
+        node.digests[digest] = until  # the last one again
+        self._nodes.setdefault(digest, {})[node.id] = node
+        if len(node.digests) > MOST_DIGESTS:
+            self._forget(node, next(iter(node.digests)))
 
     def forget(self, node: PlacedNode) -> None:
         """Forget the digests of a node."""
-        while node.digests:
-            self._forget(node, node.digests.popitem()[0])
+        for digest in list(node.digests):
+            self._forget(node, digest)
 
     def _forget(self, node: PlacedNode, digest: str) -> None:
+        del node.digests[digest]
         nodes = self._nodes[digest]
         del nodes[node.id]
         if not nodes:
             del self._nodes[digest]
 
-    def candidates(self, digests: tuple[str, ...]) -> list[PlacedNode]:
+    def candidates(self, digests: Sequence[str], now: float) -> list[PlacedNode]:
         """Return nodes that have a digest, those with more of them first, and turn to others at the next call."""
         counts: dict[str, int] = {}
         nodes: dict[str, PlacedNode] = {}
         for digest in digests[:MOST_DIGESTS]:
-            have = self._nodes.get(digest, OrderedDict())
-            for node in [node for node, _ in zip(have.values(), range(MOST_CANDIDATES), strict=False)]:
-                counts[node.id] = counts.get(node.id, 0) + 1
-                nodes[node.id] = node
-                have.move_to_end(node.id)
+            have = self._nodes.get(digest, {})
+            for node in list(islice(have.values(), MOST_CANDIDATES)):
+                have[node.id] = have.pop(node.id)
+                if node.digests[digest] > now:
+                    counts[node.id] = counts.get(node.id, 0) + 1
+                    nodes[node.id] = node
         return sorted(nodes.values(), key=lambda node: (-counts[node.id], node.load))

@@ -92,6 +92,10 @@ class NodeOwner(Protocol):
         """Take a node that answers, with the ends of its leases. Raises BackendUnavailable for a useless one."""
         ...
 
+    def node_has(self, node: TendedNode, digests: Sequence[str]) -> None:
+        """Take note of the packages and images that a node has now."""
+        ...
+
     def node_is_silent(self, node: TendedNode) -> None:
         """Take note of a node that does not answer any longer."""
         ...
@@ -219,7 +223,11 @@ class TendedNode:
         renewed, self._renewed = self._renewed, {}
         try:
             async with asyncio.timeout(limit_s):
-                await self._connected().keep(self._owner.denied(), self._owner.timing.alone_s, renewed)
+                tag = await self._connected().keep(self._owner.denied(), self._owner.timing.alone_s, renewed)
+                renewed = {}
+                if self.report is not None and tag != self.report.digests_tag:
+                    self.report = await self._connected().status()
+                    self._owner.node_has(self, self.report.digests)
         except BaseException:
             self._renewed = renewed | self._renewed
             raise

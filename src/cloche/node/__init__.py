@@ -8,6 +8,7 @@ clearing what an earlier node of this machine left.
 - `certificate.py`: the certificate, whose key is never on disk.
 - `leases.py`: which leases there are, and when they end; pure.
 - `host.py`: what the wire needs (`cloche.wire.host.WireHost`); `sandboxes.py`: live sandboxes of leases.
+- `digests.py`: which packages and images this machine has.
 - `verbs.py`: the verbs of role coordinator.
 
 Needs the extra `node`.

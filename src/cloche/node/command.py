@@ -80,7 +80,7 @@ async def _serve(command: NodeCommand) -> None:
     try:
         await _clear()
         host = NodeHost(_without_audit(command.options), ttl_s=command.ttl_s, boot=secrets.token_hex(8))
-        await _measure(command.options)
+        await asyncio.gather(_measure(command.options), host.digests.refresh())
         async with serving(host, verifier, certificate, listener):
             shown = f"[{command.host}]" if ":" in command.host else command.host
             facts = {

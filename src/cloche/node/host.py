@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from cloche.audit.log import Audit, audit_for
@@ -30,6 +31,7 @@ from cloche.wire.sandboxes import NewSandbox, document_of, terms_of
 from cloche.wire.shares import Shares
 from cloche.wire.work import Listing
 
+from .digests import HeldDigests, digests_here
 from .leases import ENDED, RELEASED, SILENT, LeaseTable
 from .sandboxes import NodeSandboxes
 
@@ -57,6 +59,7 @@ class NodeHost:
         self.runs = RunQueue(NoRows(), queue_limit=QUEUE_LIMIT, deadline_s=QUEUE_S)
         self.sandboxes = NodeSandboxes()
         self.leases = LeaseTable()
+        self.digests = HeldDigests(partial(digests_here, options))
         self.is_draining = False
         self.denied: tuple[str, ...] | None = None  # addresses that no guest may reach; None: not known yet
         self._calls: dict[str, set[CallTask]] = {}
@@ -135,6 +138,7 @@ class NodeHost:
         """End leases in time, also when the coordinator is silent. Return once it has been for `ABANDONED_S`."""
         while time.monotonic() - self._heard_at < ABANDONED_S or len(self.leases):
             await asyncio.sleep(LOOK_EVERY_S)
+            self.digests.refresh_in_time()
             is_silent = time.monotonic() > self._silent_at
             over = list(self.leases.until) if is_silent else self.leases.over(time.time())
             if over:

@@ -53,7 +53,8 @@ async def status(_: Call, request: CallRequest) -> object:
     host = _host(request)
     return {
         "version": __version__, "boot": host.boot, "python": platform.python_version(), "isDraining": host.is_draining,
-        "clock": time.time(), **await _enforced(host), **host.load(), "digests": [],
+        "clock": time.time(), **await _enforced(host), **host.load(), "digests": host.digests.all,
+        "digestsTag": host.digests.tag,
     }  # fmt: skip
 
 
@@ -73,10 +74,10 @@ async def _enforced(host: NodeHost) -> dict[str, Any]:
 
 
 async def keep(_: Call, request: CallRequest) -> object:
-    """Note that the coordinator lives."""
-    told: Heartbeat = request.fields
-    await _host(request).keep(told.denied, told.ttl, told.leases)
-    return {}
+    """Note that the coordinator lives; answer by a tag that changes with the digests in the node's status."""
+    told, host = request.fields, _host(request)
+    await host.keep(told.denied, told.ttl, told.leases)
+    return {"digestsTag": host.digests.tag}
 
 
 async def leases(_: Call, request: CallRequest) -> object:

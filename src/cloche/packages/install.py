@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from cloche.core.errors import BackendUnavailable, PolicyDenied
-from cloche.core.layers import Target
+from cloche.core.layers import Target, packages_digest
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
 from cloche.core.record import dataclass, field, replace
@@ -158,11 +158,22 @@ async def _install_some(
         if layer is not None:
             return Installed(layer=layer, asked=tuple(requirements))
         layer, is_new = await _make(backend, policy, requirements, terms)
-        terms.store.note_set(key, layer, requirements)
+        (digest,) = digests_of(requirements, terms.locked) or ("",)
+        terms.store.note_set(key, layer, requirements, digest)
         if is_new and (terms.most_bytes is not None or terms.most_layers is not None):
             prune = partial(terms.store.prune, most_bytes=terms.most_bytes, most_layers=terms.most_layers)
             await asyncio.to_thread(prune)
         return Installed(layer=layer, asked=tuple(requirements), is_new=is_new)
+
+
+def digests_of(requirements: Sequence[Requirement], locked: Locked | None = None) -> tuple[str, ...]:
+    """Return the digest of Python's packages among the requirements, and that of npm's."""
+    digests = []
+    for is_npm in (False, True):
+        texts = [requirement.text for requirement in requirements if requirement.is_npm == is_npm]
+        if texts:
+            digests.append(packages_digest(texts, "" if locked is None else locked.part(is_npm=is_npm).digest))
+    return tuple(digests)
 
 
 async def check_rules(rules: Rules, requirements: Sequence[Requirement], approve: Approve | None) -> None:

@@ -49,6 +49,7 @@ MANIFEST = "layer.json"
 MOST_HELD = 256  # layers that this process keeps from being removed
 TOUCH_S = 60.0  # how often the time of a layer's last use is written
 POLL_S = 0.05
+MOST_SETS = 10_000  # whose digests are read
 MOST_MANIFEST_BYTES = 4 << 20
 _READ_ONLY_FOLDER, _READ_ONLY_FILE, _EXECUTABLE = 0o555, 0o444, 0o111
 
@@ -102,6 +103,7 @@ class Store:
         self.folder = default_folder() if folder is None else folder
         self._held: dict[str, int] = {}
         self._touched: dict[str, float] = {}
+        self._digests: tuple[tuple[int, ...], tuple[str, ...]] | None = None  # with the times of their folders
 
     # Finding.
 
@@ -139,6 +141,26 @@ class Store:
             )  # fmt: skip
         except (KeyError, TypeError):
             return None
+
+    def digests(self, most: int) -> tuple[str, ...]:
+        """Return the digests of requirements that have a layer here, those used last first. Blocks.
+
+        Nothing is read again while the folders are the same.
+        """
+        now = tuple(_changed_at(self._below(name)) for name in ("sets", "layers"))
+        if self._digests is None or self._digests[0] != now:
+            self._digests = now, self._read_digests()
+        return self._digests[1][:most]
+
+    def _read_digests(self) -> tuple[str, ...]:
+        used: dict[str, float] = {}
+        for name in names_in(self._below("sets"))[:MOST_SETS] if is_own(self.folder) else ():
+            document = _read_json(os.path.join(self._below("sets"), name)) or {}
+            digest, layer = document.get("digest"), document.get("layer")
+            if digest and isinstance(digest, str) and isinstance(layer, str) and "/" not in layer:
+                with contextlib.suppress(OSError):
+                    used[digest] = os.stat(os.path.join(self._below("layers"), layer)).st_mtime
+        return tuple(sorted(used, key=lambda digest: used[digest], reverse=True))
 
     # Using.
 
@@ -241,11 +263,11 @@ class Store:
             raise StartFailed(f"packages: the layer {final} cannot be read again", step="store")
         return layer
 
-    def note_set(self, key: str, layer: Layer, requirements: Iterable[Requirement]) -> None:
-        """Write down that a layer serves a list of requirements."""
+    def note_set(self, key: str, layer: Layer, requirements: Iterable[Requirement], digest: str = "") -> None:
+        """Write down that a layer serves a list of requirements, whose digest other machines compute, too."""
         document = {
             "layer": os.path.basename(layer.folder), "asked": [requirement.text for requirement in requirements],
-            "resolved": time.time(),
+            "digest": digest, "resolved": time.time(),
         }  # fmt: skip
         _write_json(self.made("sets"), f"{key}.json", document)
 
@@ -376,6 +398,13 @@ def _freeze(folder: str) -> None:
             os.chmod(path, _READ_ONLY_FILE | (os.stat(path).st_mode & _EXECUTABLE))
         if walked != folder:
             os.chmod(walked, _READ_ONLY_FOLDER)
+
+
+def _changed_at(folder: str) -> int:
+    try:
+        return os.stat(folder).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _read_json(path: str) -> dict[str, Any] | None:

@@ -47,6 +47,7 @@ class Machine:
         self.is_cut = self.is_busy = self.is_dead = self.is_draining = False
         self.version = "1.0"
         self.ahead_s = 0.0  # of its clock
+        self.digests: tuple[str, ...] = ()
 
     def use(self, lease: Lease) -> None:
         """Make a first call with a lease."""
@@ -73,13 +74,16 @@ class Link:
 
     async def status(self) -> NodeReport:
         machine = await self._machine_there()
-        clock = now() + machine.ahead_s
-        return NodeReport(version=machine.version, is_draining=machine.is_draining, clock=clock)
+        return NodeReport(
+            version=machine.version, is_draining=machine.is_draining, clock=now() + machine.ahead_s,
+            digests=machine.digests, digests_tag=str(machine.digests),
+        )  # fmt: skip
 
-    async def keep(self, denied: Sequence[str], ttl_s: float, leases: Mapping[str, float]) -> None:
+    async def keep(self, denied: Sequence[str], ttl_s: float, leases: Mapping[str, float]) -> str:
         machine = await self._machine_there()
         machine.denied = denied
         machine.leases.update({lease: until for lease, until in leases.items() if lease in machine.leases})
+        return str(machine.digests)
 
     async def leases(self) -> Mapping[str, float]:
         return dict((await self._machine_there()).leases)
@@ -193,6 +197,36 @@ def virtually(*cpus: float, **options: Any) -> Callable[[Callable[..., Coroutine
 async def seconds(amount: float) -> None:
     """Let virtual time pass."""
     await asyncio.sleep(amount)
+
+
+@virtually(4, 4, has_blocks=False)
+async def test_a_lease_goes_to_the_node_that_has_its_packages(engine: Machines, fleet: Coordinator) -> None:
+    """Though that one is more loaded: by a report while it serves, and to the next coordinator; until it lacks them."""
+    engine.machines["n2"].digests = ("packages:a", "image:b")
+    await seconds(2)
+    needs = LeaseSpec(prefers=("packages:a",))
+    leases = [await fleet.lease(needs) for _ in range(2)]
+    assert [lease.node for lease in leases] == ["n2", "n2"]
+    for lease in leases:
+        engine.machines["n2"].use(lease)
+    assert (await fleet.lease(LeaseSpec())).node == "n1"
+    await fleet.close()
+    later = coordinator_of(engine)
+    assert (await later.lease(needs)).node == "n2"
+    engine.machines["n2"].digests = ()
+    await seconds(61)
+    assert (await later.lease(needs)).node == "n1"
+    await later.close()
+
+
+@virtually(4, 4)
+async def test_a_block_is_taken_where_the_packages_are(engine: Machines, fleet: Coordinator) -> None:
+    """On the node that has them, though it is the more loaded one."""
+    engine.machines["n2"].digests = ("packages:a",)
+    await seconds(2)
+    needs = LeaseSpec(prefers=("packages:a",))
+    assert [(await fleet.lease(needs)).node for _ in range(3)] == ["n2"] * 3
+    assert (await fleet.lease(LeaseSpec())).node == "n1"
 
 
 @virtually(2, 2)

@@ -19,7 +19,7 @@ from cloche.fleets.decisions import (
     Refuse,
     Sublet,
 )
-from cloche.fleets.placing import NOTHING, ResourceSize
+from cloche.fleets.placing import MOST_DIGESTS, NOTHING, ResourceSize
 from cloche.fleets.waiting import LeaseRequest
 
 MIB = 1 << 20
@@ -342,6 +342,21 @@ def test_a_lease_goes_where_its_digest_is() -> None:
     assert granted(decisions.ask(request("l4"), 0.0))[0].node == first
     decisions.node_lost(first, 0.0)
     assert granted(decisions.ask(request("l5", prefers=("d",)), 0.0))[0].node == other
+
+
+def test_a_digest_that_a_node_does_not_report_counts_for_a_minute() -> None:
+    """A lease that prefers it was to bring it; what is reported counts until a later report lacks it."""
+    share = ResourceSize(8000, 4096 * MIB)
+    decisions = fleet_of(share, share)
+    first = granted(decisions.ask(request("l1", prefers=("d",)), 0.0))[0].node
+    decisions.node_has(first, ("e",), 1.0)
+    assert granted(decisions.ask(request("l2", prefers=("d",)), 59.0))[0].node == first
+    other = granted(decisions.ask(request("l3", prefers=("d",)), 120.0))[0].node
+    assert other != first
+    assert granted(decisions.ask(request("l4", prefers=("e",)), 999.0))[0].node == first
+    decisions.node_has(first, [f"x{number}" for number in range(2 * MOST_DIGESTS)], 999.0)
+    assert list(decisions.nodes[first].digests)[-1] == "x0"
+    assert len(decisions.nodes[first].digests) == MOST_DIGESTS
 
 
 def test_requests_ask_for_no_more_blocks_than_they_need() -> None:

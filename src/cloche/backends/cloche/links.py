@@ -13,7 +13,7 @@ from .connections import ask
 SILENCE_S = 3.0
 ANSWER_S = 3.0
 MOST_TEXT = 256
-MOST_LEASES, MOST_DIGESTS = 100_000, 1024
+MOST_LEASES, MOST_DIGESTS = 100_000, 1_000
 
 
 class WireLink:
@@ -42,14 +42,13 @@ class WireLink:
             is_draining=answer.get("isDraining") is True,
             clock=clock if type(clock) is float else 0.0,
             leases=leases if type(leases) is int and leases >= 0 else 0,
-            digests=tuple(str(digest)[:MOST_TEXT] for digest in digests[:MOST_DIGESTS])
-            if isinstance(digests, list)
-            else (),
+            digests=_texts(digests)[:MOST_DIGESTS],
+            digests_tag=_text(answer, "digestsTag"),
         )
 
-    async def keep(self, denied: Sequence[str], ttl_s: float, leases: Mapping[str, float]) -> None:
+    async def keep(self, denied: Sequence[str], ttl_s: float, leases: Mapping[str, float]) -> str:
         """Say that the coordinator lives, which addresses no guest may reach, and the later ends of leases."""
-        await self._ask("node.keep", denied=list(denied), ttl=ttl_s, leases=dict(leases))
+        return _text(await self._ask("node.keep", denied=list(denied), ttl=ttl_s, leases=dict(leases)), "digestsTag")
 
     async def leases(self) -> Mapping[str, float]:
         """Return the ends of the node's leases by id; what is not a lease is left out."""
@@ -78,3 +77,9 @@ def link_to(node: EngineNode, credential: Callable[[], Secret]) -> NodeLink:
 def _text(answer: Mapping[str, Any], name: str) -> str:
     text = answer.get(name)
     return text[:MOST_TEXT] if isinstance(text, str) else ""
+
+
+def _texts(values: object) -> tuple[str, ...]:
+    """Return the short texts of a list, none of what is no list."""
+    listed = values if isinstance(values, list) else []
+    return tuple(value for value in listed if isinstance(value, str) and len(value) <= MOST_TEXT)

@@ -30,7 +30,7 @@ from ..enforcement import (
 from ..network import SERVED
 from ..session_languages import DRIVERS
 from .daemon import Daemon, Key, clear, close_idle, connect, explained, key, wait_for_all
-from .images import find_image, image_name, interpreter_of, is_here
+from .images import find_image, image_digests, image_name, interpreter_of, is_here
 from .layers import prune
 from .live import DockerLiveSandbox, find_live_image
 from .plan import NETWORKS, workspace_arguments
@@ -125,6 +125,10 @@ class DockerBackend:
         if is_here(_look(), name):
             return ""
         return f'image {name!r} is not here; fetch it with "docker pull {name}", or name one that is here'
+
+    def image_digests(self) -> list[str]:
+        """Return the digests of the images that the daemon has. Raises BackendUnavailable."""
+        return image_digests(_look())
 
     def check_layers(self, policy: Policy) -> None:
         """Accept every policy: a container gets the layers as volumes."""

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cloche.core.ceilings import image_digest, is_digest
 from cloche.core.errors import BackendUnavailable, LanguageUnavailable
 from cloche.core.events import Progress, report_progress
 from cloche.core.languages import LANGUAGES, Engine, Language
@@ -157,6 +158,16 @@ def is_here(daemon: Daemon, name: str) -> bool:
     if key not in _present and _inspect(daemon, name) is not None:
         _present.add(key)
     return key in _present
+
+
+def image_digests(daemon: Daemon) -> list[str]:
+    """Return the digests by which the daemon's images can be named, the newest first. Raises BackendUnavailable."""
+    try:
+        rows = sorted(daemon.api.images(), key=lambda row: row["Created"], reverse=True)
+        names = [name for row in rows for name in (row["Id"], *(row.get("RepoDigests") or ()))]
+    except Exception as error:
+        raise BackendUnavailable(f"images cannot be listed: {explained(error)}") from error
+    return list(dict.fromkeys(image_digest(name) for name in names if is_digest(name)))
 
 
 def _inspect(daemon: Daemon, name: str) -> Mapping[str, Any] | None:
