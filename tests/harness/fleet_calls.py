@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import cloche
 from cloche.core.errors import BackendUnavailable, NodeLost, OutcomeUnknown
 from cloche.core.fleet import LeaseSpec
 from cloche.core.fleet_settings import FleetSettings
+from cloche.core.record import replace
 from cloche.fleets.ray import cluster
 from cloche.fleets.ray.fleet import RayFleet
 
@@ -54,15 +55,15 @@ def with_fleet(work: Callable[[RayFleet], Coroutine[Any, Any, Any]], settings: F
     return asyncio.run(main())
 
 
-def up(count: int) -> float:
-    """Start the fleet, and return after how many seconds so many nodes were ready."""
+def up(count: int, settings: Mapping[str, Any] | None = None) -> float:
+    """Start the fleet with such settings, and return after how many seconds so many nodes were ready."""
     began = time.monotonic()
 
     async def work(fleet: RayFleet) -> None:
         await fleet.up()
         await ready(fleet, count)
 
-    with_fleet(work)
+    with_fleet(work, FleetSettings(**settings or {}))
     return time.monotonic() - began
 
 
@@ -127,6 +128,48 @@ async def until(condition: Callable[[Any], bool], fleet: RayFleet) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not condition(await fleet.status()):  # noqa: ASYNC110 - it is in another process
             await asyncio.sleep(0.05)
+
+
+def queued(quota: int) -> dict[str, Any]:
+    """Let requests of two keys wait for one place, one wait too long, and one be beyond the quota."""
+
+    async def work(fleet: RayFleet) -> dict[str, Any]:
+        held = [await fleet.lease(WHOLE, key="x") for _ in range(3)]
+        order, waiting = list[str](), list[asyncio.Task[None]]()
+
+        async def wait_for(name: str) -> None:
+            lease = await fleet.lease(WHOLE, key=name[0])
+            order.append(name)
+            await fleet.release(lease)
+
+        for name in ("a1", "a2", "a3", "b1"):
+            waiting.append(asyncio.create_task(wait_for(name)))
+            await until(lambda status: status.waiting == len(waiting), fleet)
+        late = await refused(fleet.lease(replace(WHOLE, wait_s=1.0), key="c"))
+        many = [asyncio.create_task(fleet.lease(WHOLE, key="q")) for _ in range(quota)]
+        await until(lambda status: status.waiting == len(waiting) + quota, fleet)
+        beyond = await refused(fleet.lease(WHOLE, key="q"))
+        for task in many:
+            task.cancel()
+        await until(lambda status: status.waiting == len(waiting), fleet)
+        await fleet.release(held[0])
+        await asyncio.gather(*waiting)
+        for lease in held[1:]:
+            await fleet.release(lease)
+        await until(lambda status: status.leases == 0, fleet)
+        return {"order": order, "late": late, "beyond": beyond}
+
+    answer: dict[str, Any] = with_fleet(work)
+    return answer
+
+
+async def refused(work: Awaitable[object]) -> str:
+    """Return the error of a request that is refused."""
+    try:
+        await work
+    except BackendUnavailable as error:
+        return str(error)
+    raise AssertionError("it was granted")
 
 
 def unmet() -> dict[str, Any]:

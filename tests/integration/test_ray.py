@@ -13,6 +13,7 @@ from tests.harness import fleet_calls
 from tests.harness.ray_cluster import RayCluster
 
 pytestmark = pytest.mark.root
+QUOTA = 32
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,7 @@ def cluster() -> Iterator[RayCluster]:
     with RayCluster() as made:
         made.start(1)
         made.start(2, 3)
-        made.call(fleet_calls.up, 3)
+        made.call(fleet_calls.up, 3, {"quota": QUOTA})
         yield made
 
 
@@ -40,6 +41,14 @@ def test_a_program_runs_on_a_node_and_sees_nothing_of_ray(cluster: RayCluster) -
 def test_leases_spread_wait_and_are_cancelled(cluster: RayCluster) -> None:
     """Three leases of whole nodes are on three; one that waits gets the place that is given back."""
     assert cluster.call(fleet_calls.spread) == {"nodes": 3, "same": True}
+
+
+def test_the_queue_is_in_order_and_fair_and_bounded(cluster: RayCluster) -> None:
+    """Keys take turns, each in order of arrival; a request that waits too long, or beyond the quota, is refused."""
+    queued = cluster.call(fleet_calls.queued, QUOTA)
+    assert queued["order"] == ["a1", "b1", "a2", "a3"]
+    assert "no node had 1 processors and 256 MiB of memory free within 1 s" in queued["late"]
+    assert f"the quota of {QUOTA} leases at once is used up" in queued["beyond"]
 
 
 def test_what_no_node_can_have_is_refused_at_once(cluster: RayCluster) -> None:

@@ -520,6 +520,8 @@ KEYS: tuple[Key, ...] = (
     _fleet("ttl", parse_duration, "ttl_s", render=_seconds),
     _fleet("idle", parse_duration, "idle_s", render=_seconds),
     _fleet("quota", readers.parse_total_count),
+    _fleet("wait", parse_duration, "wait_s", render=_seconds),
+    _fleet("scaling", parse_duration, "scaling_s", render=_seconds),
     Key(name="image", read=lambda value, *, name: {f"image.{ANY_LANGUAGE}": readers.parse_image(value, name=name)}),
     Key(name="images", read=readers.read_images),
     *map(_image, (ANY_LANGUAGE, *LANGUAGES)),

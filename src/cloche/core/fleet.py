@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Literal, Protocol
 
 from .fleet_settings import TTL_S as TTL_S  # noqa: PLC0414 - its users know the seam alone
+from .fleet_settings import WAIT_S as WAIT_S  # noqa: PLC0414
 from .fleet_settings import FleetSettings as FleetSettings  # noqa: PLC0414
 from .record import dataclass, field
 from .remote import Secret
@@ -18,7 +19,6 @@ from .remote import Secret
 NodeState = Literal["starting", "ready", "draining", "lost"]
 EventKind = Literal["node-up", "node-lost", "node-drained", "lease", "release", "expired", "refused"]
 LEAST_TTL_S = 5.0  # of a lease; its holder renews it at a third of its time
-WAIT_S = 300.0  # in the queue
 MIB = 1 << 20
 
 

@@ -349,7 +349,7 @@ class Decisions:
                 f"the quota of {quota} leases at once is used up: this key holds {held} leases, and {waiting} of its "
                 "requests wait."
             )
-            return Refuse(request=request, kind="quota", reason=reason, remedy="Release leases, or raise the quota.")
+            return Refuse(request=request, kind="quota", reason=reason, remedy="Release leases, or raise fleet.quota.")
         if len(self.waiting) >= self.rules.most_waiting:
             reason = f"{len(self.waiting)} requests wait for a lease, which is the maximum."
             return Refuse(request=request, kind="full", reason=reason, remedy="Try again later, or add nodes.")
@@ -443,7 +443,7 @@ class Decisions:
                     f"no node had {request.size} free within {request.wait_s:g} s: {len(self.leases)} leases are held "
                     f"on {len(self.nodes)} nodes, and {len(self.waiting)} requests wait."
                 )
-                actions.append(self._refuse(request, "late", reason, "Add nodes, or raise wait_s."))
+                actions.append(self._refuse(request, "late", reason, "Add nodes, or raise fleet.wait."))
         self._wait_times.keep(self._waits)
         return actions
 

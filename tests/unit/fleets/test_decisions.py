@@ -131,6 +131,12 @@ class FleetEvents(RuleBasedStateMachine):
         self.carry_out(step(name, self.now))
         assert not is_lost or not any(node == name for node, _ in [*self.held.values(), *self.blocks.values()])
 
+    @rule(data=st.data())
+    def come_back(self, data: st.DataObject) -> None:
+        drained = [name for name, node in self.decisions.nodes.items() if node.phase == "draining"]
+        if drained:
+            self.carry_out(self.decisions.node_undrained(data.draw(st.sampled_from(sorted(drained))), self.now))
+
     @rule(
         key=st.sampled_from(KEYS), size=st.sampled_from(SIZES), prefers=st.sampled_from([(), ("d1",), ("d2",)]),
         ttl_s=st.sampled_from([5.0, 60.0]), wait_s=st.sampled_from([3.0, 60.0]),

@@ -89,7 +89,8 @@ class LeasedBackend(ClocheBackend):
     def _spec(self, policy: Policy, limits: Limits) -> LeaseSpec:
         """Return what a sandbox needs of a node, and what it will use there."""
         prefers = (*policy.digests, image_digest(self._image)) if self._image else policy.digests
-        return LeaseSpec(cpus=limits.cpus, memory_bytes=limits.memory_bytes, prefers=prefers)
+        wait_s = self.account().fleet.wait_s
+        return LeaseSpec(cpus=limits.cpus, memory_bytes=limits.memory_bytes, prefers=prefers, wait_s=wait_s)
 
     async def _reachable(self, leases: Leases, spec: LeaseSpec) -> tuple[HeldLease, RemoteAccount]:
         """Take a place. Raises BackendUnavailable, also if no node that is given answers for `REACHED_S`."""

@@ -14,6 +14,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Mapping
+from importlib import metadata
 from typing import Any, TypeVar
 
 from cloche.core.errors import ClocheError
@@ -81,10 +82,10 @@ class CoordinatorActor:
         self._used_at = time.monotonic()
 
     async def hello(self) -> str:
-        """Return the version of Cloche, and begin to serve."""
+        """Return the version of Cloche in this process, and begin to serve."""
         self._used_at = time.monotonic()
         await self._started()
-        return self._settings.version
+        return metadata.version("cloche")
 
     async def _started(self) -> None:
         """Start once, also where a restart of this actor was not greeted."""

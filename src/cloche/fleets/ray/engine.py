@@ -34,8 +34,8 @@ class RayEngine:
 
     name, has_blocks = "ray", True
 
-    def __init__(self, settings: FleetSettings, version: str, words: Sequence[str] = (), scaling_s: float = 0.0):
-        self.scaling_s, self._settings, self._version = scaling_s, settings, version
+    def __init__(self, settings: FleetSettings, version: str, words: Sequence[str] = ()):
+        self.scaling_s, self._settings, self._version = settings.scaling_s, settings, version
         self._words, self._key = list(words), ""
         self._servers: dict[str, Mapping[str, Any]] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}

@@ -242,8 +242,14 @@ def _quiet(handle: Any, verb: str, *values: Any) -> Any:  # noqa: ANN401 - a ref
 
 
 def _silent(error: Exception) -> ClocheError:
-    """Return the error of a coordinator that does not answer."""
-    first = str(error).strip().partition("\n")[0] or type(error).__name__
+    """Return the error of a coordinator that does not answer, or that cannot start where there is no Cloche."""
+    text = str(error).strip()
+    if "No module named 'cloche" in text:
+        return BackendUnavailable(
+            "the fleet's coordinator cannot start: the Python of this node's Ray workers has no Cloche.",
+            remedy=f'Install cloche[ray]=={_version()} there (where "ray" of "ray start" is), or bring it by a runtime_env.',
+        )
+    first = text.partition("\n")[0] or type(error).__name__
     return BackendUnavailable(
         f"the fleet's coordinator does not answer: {first}",
         remedy='"cloche fleet status" tries again; "ray list actors" shows where it was.',

@@ -204,7 +204,7 @@ def state_folder(node: str) -> Path:
     """Return the folder that remembers the server of a node; homes may be shared by machines, so it names this boot."""
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
-    return state / "cloche" / "fleet" / f"{boot}-{node[:20]}"
+    return state / "cloche" / "fleet" / f"{boot}-{node}"
 
 
 def began(pid: int) -> int:
