@@ -46,13 +46,23 @@ QUIET = ("--disable-usage-stats", "--object-store-memory=80000000", "--num-cpus=
 
 
 class RayCluster:
-    """Hold a cluster of Ray: `start`, `kill`, `cut`, `mend` nodes, and run programs on one of them."""
+    """Hold a cluster of Ray: `start`, `kill`, `cut`, `mend` nodes, and run programs on one of them.
 
-    def __init__(self, python: str = sys.executable, variables: Mapping[str, str] | None = None):
+    `variables` are those of `ray start`, `head` further words of it on the head. A `bare` node has no Ray at first.
+    """
+
+    def __init__(
+        self,
+        python: str = sys.executable,
+        variables: Mapping[str, str] | None = None,
+        *,
+        head: Sequence[str] = (),
+        bare: bool = False,
+    ):
         self.folder = Path(tempfile.mkdtemp(prefix="cr-", dir="/tmp"))  # names of sockets are short
         self.python, self.pids, self.stderr = python, dict[int, int](), ""
         self._switch = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(self.folder), python, json.dumps(variables or {})],
+            [sys.executable, "-m", __name__, str(self.folder), python, json.dumps([variables or {}, head, bare])],
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
 
@@ -67,9 +77,9 @@ class RayCluster:
         """Return the address of Ray's head."""
         return f"{NETWORK}{FIRST}:{PORT}"
 
-    def start(self, *numbers: int) -> None:
-        """Start nodes; the first is the head, without which the others do not start."""
-        pids = self._ask("start", number=numbers)["pids"]
+    def start(self, *numbers: int, variables: Mapping[str, str] | None = None) -> None:
+        """Start nodes; the first is the head, without which the others do not start. They have further variables."""
+        pids = self._ask("start", number=numbers, variables=variables or {})["pids"]
         self.pids |= dict(zip(numbers, pids, strict=True))
 
     def kill(self, number: int) -> None:
@@ -159,8 +169,9 @@ def _environment(folder: Path) -> dict[str, str]:
 class _Node:
     """Hold a node on the side of the switch: its process, its pid 1, its cable and its control group."""
 
-    def __init__(self, folder: Path, number: int, python: str, variables: Mapping[str, str]):
-        self.number, self._folder, self._python, self._variables = number, folder, python, variables
+    def __init__(self, folder: Path, number: int, python: str, options: tuple[dict[str, str], list[str], bool]):
+        self.number, self._folder, self._python = number, folder, python
+        self.variables, self._head, self._is_bare = options
         self.cable = f"node{number}"
         self._group = GROUPS / f"cloche-ray-{os.getpid()}-{number}"
         self.outer = self.pid = self._told = 0
@@ -229,8 +240,10 @@ class _Node:
         mounts = ["--make-rprivate /", f"--bind {disk} {own}", "-t proc proc /proc", "-t tmpfs tmpfs /dev/shm"]
         subprocess.run(["sh", "-ec", "\n".join(f"mount {words}" for words in mounts)], check=True)
         _ip("link set lo up", "link set eth0 up", f"address add {NETWORK}{self.number}/24 dev eth0")
+        _ip(f"route add default via {NETWORK}254")  # nobody: with a route Ray finds this node's address by itself
         done = subprocess.run(
-            self._ray(), env=_environment(self._folder) | self._variables, stdin=subprocess.DEVNULL,
+            ["true"] if self._is_bare else self._ray(), env=_environment(self._folder) | self.variables,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=STARTED_S,
         )  # fmt: skip
         os.write(told, b"ready" if done.returncode == 0 else f"ray start: {done.stdout}".encode()[-4000:])
@@ -251,6 +264,7 @@ class _Node:
                 f"--port={PORT}",
                 "--include-dashboard=false",
                 f"--temp-dir={self._folder}/own/ray",
+                *self._head,
             ]
         return [*words, f"--address={NETWORK}{FIRST}:{PORT}"]
 
@@ -290,14 +304,14 @@ def _remove_left(namespaces: Iterable[str]) -> None:
             _remove_group(Path(folder))
 
 
-def main(folder: str, python: str, variables: str) -> None:
+def main(folder: str, python: str, options: str) -> None:
     """Be the switch until standard input ends."""
     from cloche.jail.syscalls import CLONE_NEWNET, unshare
 
     place, nodes, made = Path(folder), dict[int, _Node](), set[str]()
 
     def make(number: int) -> _Node:
-        return _Node(place, number, python, json.loads(variables))
+        return _Node(place, number, python, json.loads(options))
 
     (place / "own").mkdir()
     (place / "token").write_text(secrets.token_hex(32))
@@ -324,6 +338,7 @@ def _obey(nodes: dict[int, _Node], make: Callable[[int], _Node], order: Mapping[
                 started = {each: make(each) for each in number}
                 nodes |= started
                 for node in started.values():
+                    node.variables |= order["variables"]
                     node.start()
                 for node in started.values():
                     node.wait()

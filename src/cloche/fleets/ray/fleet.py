@@ -246,8 +246,8 @@ def _silent(error: Exception) -> ClocheError:
     text = str(error).strip()
     if "No module named 'cloche" in text:
         return BackendUnavailable(
-            "the fleet's coordinator cannot start: the Python of this node's Ray workers has no Cloche.",
-            remedy=f'Install cloche[ray]=={_version()} there (where "ray" of "ray start" is), or bring it by a runtime_env.',
+            "the fleet's coordinator cannot start: the Python of Ray's workers on this node has no Cloche.",
+            remedy=f'Install cloche[ray]=={_version()} beside the "ray" of "ray start", or bring it by a runtime_env.',
         )
     first = text.partition("\n")[0] or type(error).__name__
     return BackendUnavailable(
