@@ -89,13 +89,31 @@ def runs() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def hosts(count: int) -> list[str]:
+    """Return the addresses of the nodes that so many sandboxes at once are on."""
+
+    async def main() -> list[str]:
+        async with contextlib.AsyncExitStack() as stack:
+            options: Any = {"backend": "ray", "live": True, "cpus": 0.2, "memory": "64m"}
+            opened = [await stack.enter_async_context(cloche.AsyncSandbox(**options)) for _ in range(count)]
+            return sorted({sandbox_host(await sandbox.exec(shell="true")) for sandbox in opened})
+
+    return asyncio.run(main())
+
+
+def reasons(count: int) -> None:
+    """Wait until so many nodes say why they take no lease."""
+    with_fleet(lambda fleet: until(lambda status: sum(bool(node.reason) for node in status.nodes) == count, fleet))
+
+
 def server_score() -> list[str]:
     """Return the OOM scores of the servers on this node."""
-    pids = [entry for entry in os.listdir("/proc") if entry.isdigit() and b"\0node\0" in _command(entry)]
+    pids = [entry for entry in os.listdir("/proc") if entry.isdigit() and b"\0node\0" in command_of(entry)]
     return [Path(f"/proc/{pid}/oom_score_adj").read_text().strip() for pid in pids]
 
 
-def _command(pid: str) -> bytes:
+def command_of(pid: str) -> bytes:
+    """Return the command of a process, empty for one that is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -337,7 +355,7 @@ def down() -> list[str]:
     ends = time.monotonic() + PATIENCE_S
     marks = (b"ray::Coord", b"ray::NodeSupervisor", b"\0node\0")
     while True:
-        left = [_command(entry).decode() for entry in os.listdir("/proc") if entry.isdigit()]
+        left = [command_of(entry).decode() for entry in os.listdir("/proc") if entry.isdigit()]
         left = [command for command in left if any(mark.decode() in command for mark in marks)]
         if not left or time.monotonic() > ends:
             return left

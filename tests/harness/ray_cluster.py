@@ -97,7 +97,8 @@ class RayCluster:
 
     def environment(self) -> dict[str, str]:
         """Return what a program on a node needs to join the cluster."""
-        return _environment(self.folder) | {"RAY_ADDRESS": self.address, "PYTHONPATH": str(ROOT)}
+        modules = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        return _environment(self.folder) | {"RAY_ADDRESS": self.address, "PYTHONPATH": modules}
 
     def command(self, words: Sequence[str], number: int = FIRST) -> list[str]:
         """Return the command that runs a program on a node."""
@@ -108,8 +109,14 @@ class RayCluster:
         settings = {"env": self.environment(), "timeout": 200, "check": False, "cwd": ROOT} | options
         return subprocess.run(self.command(words, number), capture_output=True, text=True, **settings)  # noqa: PLW1510
 
-    def call(self, function: Callable[..., Any], *values: Any, number: int = FIRST) -> Any:
-        """Call a function of a module of tests on a node; return its answer, which is JSON, and what it printed.
+    def call(
+        self,
+        function: Callable[..., Any],
+        *values: Any,
+        number: int = FIRST,
+        variables: Mapping[str, str] | None = None,
+    ) -> Any:
+        """Call a function of a module of tests on a node, with further variables; return its answer, which is JSON.
 
         Meanwhile it may ask for something to be done to the cluster: see `order`.
         """
@@ -117,8 +124,8 @@ class RayCluster:
         text += "; print(json.dumps({'answer': function(*json.loads(sys.argv[1]))}))"
         command = self.command([self.python, "-c", text, json.dumps(values)], number)
         with (self.folder / "stderr").open("w+") as stderr, subprocess.Popen(
-            command, cwd=ROOT, env=self.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
-            text=True,
+            command, cwd=ROOT, env=self.environment() | dict(variables or {}), stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=stderr, text=True,
         ) as process:  # fmt: skip
             assert process.stdin is not None
             assert process.stdout is not None

@@ -100,6 +100,14 @@ def parse_network_ports(value: object, *, name: str) -> tuple[int, ...]:
     return parse_ports(read, name=name)
 
 
+def parse_port(value: object, *, name: str) -> int:
+    """Return one port number."""
+    ports = parse_network_ports(value, name=name)
+    if len(ports) != 1:
+        raise InvalidRequest(f"{name}: {len(ports)} ports are given, and one is meant")
+    return ports[0]
+
+
 def parse_network_ceiling(value: object, *, name: str) -> object:
     """Return the network ceiling: a mode, hosts, or a mapping of mode, hosts and networks."""
     from cloche.core.ceilings import NetworkCeiling

@@ -16,7 +16,8 @@ class FleetSettings:
     processors and memory that leases may use; `reserve_cpu` takes it from the engine's own tasks. A lease lasts `ttl_s`
     unless it is renewed. Without a lease or a caller for `idle_s` the fleet ends. `quota` is the number of leases that
     one key may hold and wait for; None is without a limit. A request waits for `wait_s` in the queue. `scaling_s` is
-    the time in which the engine's autoscaler brings a machine, 0 without an autoscaler.
+    the time in which the engine's autoscaler brings a machine, 0 without an autoscaler. Each node's server listens on
+    `port`, or on a free one if it is 0. A coordinator keeps the settings with which it was started.
     """
 
     address: str = ""
@@ -26,4 +27,5 @@ class FleetSettings:
     idle_s: float = 600.0
     quota: int | None = None
     wait_s: float = WAIT_S
+    port: int = 0
     scaling_s: float = 0.0

@@ -163,6 +163,10 @@ class CoordinatorActor:
         """Let a drained node take leases again."""
         return await self._looked(self._coordinator.undrain(node))
 
+    async def settings(self) -> FleetSettings:
+        """Return the settings with which the fleet was started."""
+        return self._settings.fleet
+
     async def events(self, after: int) -> tuple[int, list[FleetEvent]]:
         """Return the events after a number, and the last number, within `POLL_S`; -1 returns the number alone."""
         await self._started()

@@ -117,7 +117,7 @@ class RayEngine:
             "name": self._name_of(node), "namespace": cluster.NAMESPACE, "lifetime": "detached", "get_if_exists": True,
             "enable_task_events": False, "scheduling_strategy": _only_on(node),
         }  # fmt: skip
-        listen = f"[{host}]:0" if ":" in host else f"{host}:0"
+        listen = f"[{host}]:{self._settings.port}" if ":" in host else f"{host}:{self._settings.port}"
         words = ["--public-key", self._key, "--listen", listen, "--backend", "local", *self._words]
         return remote.options(**options).remote(node, self._version, words, self._settings.idle_s)
 

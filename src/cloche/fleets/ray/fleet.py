@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -26,6 +27,8 @@ STARTED_S, READY_S, AGAIN_S = 60.0, 60.0, 0.2
 HOPELESS_S = 5.0  # that all nodes have a reason: a server that did not start is started again within that time
 BACK_S = 30.0  # until a killed coordinator serves again
 ENDED_S = 60.0
+OF_COORDINATOR = ("share", "reserve_cpu", "idle_s", "quota", "scaling_s", "port")
+log = logging.getLogger("cloche.fleet")
 LINK = "cloche.backends.cloche.links:WireLink"
 
 
@@ -107,12 +110,16 @@ class RayFleet:
         """Start the coordinator if it is missing, and return the state once a node is ready."""
         await cluster.in_thread(cluster.join, self._address, starts=False)
         await self._found()
+        if texts := differences(await self._call("settings"), self._settings):
+            log.warning('The fleet runs with %s: "cloche fleet down" and "up" apply the new settings.', texts)
         ends, hopeless_at = time.monotonic() + READY_S, float("inf")
         while True:
             status = await self.status()
             if any(node.state == "ready" for node in status.nodes):
                 return status
             is_hopeless = bool(status.nodes) and all(node.reason for node in status.nodes)
+            if is_hopeless and self._settings.scaling_s:  # machines come with the first requests
+                return status
             hopeless_at = min(hopeless_at, time.monotonic() + HOPELESS_S) if is_hopeless else float("inf")
             if time.monotonic() > min(ends, hopeless_at):
                 raise BackendUnavailable("no node of the fleet is ready.", remedy=_reasons(status.nodes))
@@ -216,6 +223,12 @@ class RayFleet:
             fleet=self._settings, words=self._words,
         )  # fmt: skip
         return start_coordinator(settings)
+
+
+def differences(running: FleetSettings, wanted: FleetSettings) -> str:
+    """Return what a running coordinator does not have as it is configured now; callers apply the other settings."""
+    rows = [(name, getattr(running, name), getattr(wanted, name)) for name in OF_COORDINATOR]
+    return ", ".join(f"{name.removesuffix('_s')} {old} and not {new}" for name, old, new in rows if old != new)
 
 
 def _version() -> str:

@@ -1,0 +1,162 @@
+"""An operator's day with a fleet on Ray, and what is lost when each part dies: `make soak AREA=fleet`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloche import __version__
+from cloche.execution.registry import collect_garbage
+from tests.harness import fleet_calls, fleet_losses
+from tests.harness.ray_cluster import RayCluster
+
+pytestmark = [pytest.mark.root, pytest.mark.soak]
+NODES = (1, 2, 3)
+IDLE_S, ABANDONED_S, TTL_S = 5.0, 60.0, 15.0
+LATE_S = 60.0  # for a machine that does other things, too
+# Makes a Python look as if Cloche were not installed there; modules of an editable installation are found by path.
+WITHOUT_CLOCHE = """
+import importlib.abc, importlib.metadata, sys
+
+
+class Hidden(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "cloche":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, Hidden())
+known = importlib.metadata.Distribution.from_name
+
+
+def from_name(name):
+    if name == "cloche":
+        raise importlib.metadata.PackageNotFoundError(name)
+    return known(name)
+
+
+importlib.metadata.Distribution.from_name = from_name
+"""
+
+
+@pytest.fixture(autouse=True)
+def swept() -> Iterator[None]:
+    """Remove what killed nodes left."""
+    yield
+    collect_garbage()
+
+
+def started(cluster: RayCluster, *numbers: int, **settings: Any) -> None:
+    """Start the nodes that are missing, and the fleet from the last of them."""
+    cluster.start(1)
+    cluster.start(*(number for number in numbers if number != 1))
+    cluster.call(fleet_calls.up, len(numbers), settings, number=numbers[-1])
+
+
+def fleet(cluster: RayCluster, *words: str, number: int = 1) -> tuple[int, str, str]:
+    """Run `cloche fleet` on a node; return the exit code and what it printed."""
+    done = cluster.run([cluster.python, "-m", "cloche", "fleet", *words], number)
+    return done.returncode, done.stdout, done.stderr
+
+
+def hidden(folder: Path) -> Mapping[str, str]:
+    """Return variables of a node whose Python has no Cloche."""
+    (folder / "sitecustomize.py").write_text(WITHOUT_CLOCHE)
+    return {"PYTHONPATH": str(folder)}
+
+
+def older(folder: Path) -> Mapping[str, str]:
+    """Return variables of a node whose Python has another version of Cloche."""
+    about = folder / "cloche-0.0.1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: cloche\nVersion: 0.0.1\n")
+    return {"PYTHONPATH": str(folder)}
+
+
+def test_nodes_without_this_cloche_are_named_and_take_no_lease(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One has none, one has another version: the status names the remedy of each, and all leases are elsewhere."""
+    with RayCluster() as cluster:
+        cluster.start(1)
+        cluster.start(2, variables=hidden(tmp_path_factory.mktemp("none")))
+        cluster.start(3, variables=older(tmp_path_factory.mktemp("older")))
+        code, _, err = fleet(cluster, "up", "--json")
+        assert code == 0, err
+        cluster.call(fleet_calls.reasons, 2)
+        nodes = json.loads(fleet(cluster, "status", "--json")[1])["nodes"]
+        reasons = sorted(node["reason"] for node in nodes if node["reason"])
+        assert f"has Cloche 0.0.1, and the fleet has {__version__}: install cloche[ray]=={__version__}" in reasons[0]
+        assert f"has no Cloche, and the fleet has {__version__}: install cloche[ray]=={__version__}" in reasons[1]
+        assert cluster.call(fleet_calls.hosts, 4) == ["10.77.0.1"]
+
+
+def test_a_cluster_without_cloche_fails_within_seconds(tmp_path: Path) -> None:
+    """`fleet up` says what to install where; no coordinator is left."""
+    with RayCluster(variables=hidden(tmp_path)) as cluster:
+        cluster.start(1)
+        began = time.monotonic()
+        code, _, err = fleet(cluster, "up")
+        assert (code, time.monotonic() - began < 30) == (125, True)
+        assert "the Python of Ray's workers on this node has no Cloche" in err
+        assert f"Install cloche[ray]=={__version__}" in err
+        assert len(err.splitlines()) == 1
+
+
+def ends(cluster: RayCluster, limit_s: float) -> None:
+    """Wait until nothing of a fleet is left: no process, no control group, no actor, no placement group."""
+    until = time.monotonic() + limit_s
+    while left := [line for number in NODES for line in cluster.call(fleet_losses.left_here, number=number)]:
+        assert time.monotonic() < until, left
+        time.sleep(1)
+    assert cluster.call(fleet_losses.blocks_left) == []
+
+
+def test_a_fleet_without_users_ends_itself_and_starts_again() -> None:
+    """After `fleet.idle` nothing of it is left; the next program starts it. One whose coordinator is dead ends, too."""
+    with RayCluster() as cluster:
+        started(cluster, *NODES, idle_s=IDLE_S)
+        assert cluster.call(fleet_losses.run_once) == "7\n"
+        ends(cluster, IDLE_S + LATE_S)
+        started(cluster, *NODES, idle_s=IDLE_S)
+        assert cluster.call(fleet_losses.run_once) == "7\n"
+        cluster.call(fleet_losses.coordinator_ended)
+        began = time.monotonic()
+        ends(cluster, ABANDONED_S + LATE_S)
+        assert time.monotonic() - began > ABANDONED_S / 2
+        assert cluster.call(fleet_losses.run_once) == "7\n"
+
+
+def test_what_is_lost_when_a_part_dies() -> None:
+    """The rows of the table in docs/fleet.md, one after the other."""
+    with RayCluster() as cluster:
+        started(cluster, 1, 3, 2, ttl_s=TTL_S)
+        cluster.call(fleet_calls.ready_nodes, 3)
+        ttl = {"CLOCHE_FLEET_TTL": f"{TTL_S:g}s"}
+        assert cluster.call(fleet_losses.client_killed, variables=ttl) < TTL_S + LATE_S
+        assert cluster.call(fleet_losses.guest_out_of_memory) == {"status": ["out_of_memory"], "lives": [True] * 3}
+        supervisor = cluster.call(fleet_losses.supervisor_killed)
+        assert (supervisor["lives"], supervisor["same"]) == ([True] * 3, True)
+        server = cluster.call(fleet_losses.server_killed)
+        assert (server["lost"], server["again"]) == (["10.77.0.1"], "7\n")
+        node = cluster.call(fleet_losses.coordinators_node_killed, 2, 2 * TTL_S, variables=ttl)
+        assert node == {"lost": ["10.77.0.2"], "again": "7\n"}
+
+
+def test_a_drain_is_undone_and_top_ends_quietly() -> None:
+    """`drain --undo` lets the node take leases again; SIGTERM and Ctrl-C end `top` without a trace."""
+    with RayCluster() as cluster:
+        started(cluster, 1, 2)
+        node = json.loads(fleet(cluster, "status", "--json")[1])["nodes"][0]["node"]
+        assert fleet(cluster, "drain", node)[:2] == (0, f"{node} takes no lease, and has none\n")
+        assert len(cluster.call(fleet_calls.hosts, 4)) == 1
+        assert fleet(cluster, "drain", node, "--undo")[:2] == (0, f"{node} takes leases again\n")
+        assert len(cluster.call(fleet_calls.hosts, 4)) == 2
+        for name, code in (("TERM", 143), ("INT", 130)):
+            script = f'{cluster.python} -m cloche fleet top & p=$!; sleep 8; kill -{name} $p; wait $p; echo "code $?"'
+            done = cluster.run(["bash", "-mc", script])
+            assert f"code {code}" in done.stdout
+            assert done.stderr == ""
