@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import signal
@@ -25,6 +26,11 @@ MODULES = (
     "cloche.node.command", "cloche.cli.node", "cloche.backends.local.backend", "cloche.execution.sandbox",
     "cryptography.x509", "cryptography.hazmat.primitives.asymmetric.ed25519", "websockets.asyncio.server",
 )  # fmt: skip
+
+
+def lease_id(name: str, cpus: float = 64.0, mib: int = 65_536) -> str:
+    """Return the id of a lease of these amounts, by default of more than a test takes."""
+    return f"ls_{hashlib.sha256(name.encode()).hexdigest()[:20]}_{int(cpus * 1000)}_{mib}_{'0' * 16}"
 
 
 class Node:
@@ -66,7 +72,8 @@ class Node:
         self, lease: str = "lease-1", *, role: Role = "lease", for_s: float = 60.0, signer: Signer | None = None,
         certificate: str = "", silence_s: float = 5.0,
     ) -> RemoteAccount:  # fmt: skip
-        """Return the account of a lease at this node, or of its coordinator."""
+        """Return the account of a lease at this node, by its id or a name, or of its coordinator."""
+        lease = lease if lease.startswith("ls_") else lease_id(lease)
         claim = LeaseClaim(
             lease=lease, until=time.time() + for_s, certificate=certificate or self.facts["certificate"], role=role
         )
@@ -83,7 +90,9 @@ class Node:
         return _NodeBackend(self.account(lease, **more), "")
 
     def ask(self, verb: str, **fields: Any) -> dict[str, Any]:
-        """Call a verb as the coordinator."""
+        """Call a verb as the coordinator; a lease may have a name."""
+        if "lease" in fields and not fields["lease"].startswith("ls_"):
+            fields["lease"] = lease_id(fields["lease"])
         return asyncio.run(ask(self.account("coordinator", role="coordinator"), verb, fields))
 
     def end(self, number: int = signal.SIGTERM) -> int:

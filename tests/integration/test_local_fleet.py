@@ -16,7 +16,7 @@ from cloche.core.fleet import FleetSettings, Lease, LeaseSpec
 from cloche.core.remote import LeasedPlace, RemoteAccount
 from cloche.fleets.local import LocalFleet
 
-HALF = LeaseSpec(cpus=0.2, memory_bytes=64 << 20)
+HALF = LeaseSpec(cpus=0.5, memory_bytes=64 << 20)
 LOST_S = 30.0
 
 

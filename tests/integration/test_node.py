@@ -22,7 +22,7 @@ from cloche.backends.remote.failures import Failure, RemoteUnavailable
 from cloche.core.errors import InvalidRequest, NodeLost, PolicyDenied
 from cloche.core.fleet import TTL_S
 from cloche.fleets.signing import Signer
-from tests.harness.node import Node
+from tests.harness.node import Node, lease_id
 
 PATIENCE_S = 60.0
 SERVER = """
@@ -124,7 +124,7 @@ def test_what_is_not_signed_for_this_node_opens_nothing(node: Node) -> None:
     with pytest.raises(RemoteUnavailable) as refused:
         asyncio.run(ask(node.account("lease"), "node.status", {}))
     assert refused.value.failure is Failure.FORBIDDEN
-    assert not {"stolen", "late"} & node.ask("node.leases")["leases"].keys()
+    assert not {lease_id("stolen"), lease_id("late")} & node.ask("node.leases")["leases"].keys()
 
 
 def test_two_leases_share_no_sandbox(node: Node) -> None:
@@ -171,6 +171,33 @@ def test_the_addresses_of_the_fleet_are_denied_to_each_sandbox(node: Node) -> No
         cloche.run("1", backend=node.backend("net"), network="bridge")
 
 
+def test_a_lease_is_held_to_its_amounts(node: Node) -> None:
+    """A sandbox has no more than its lease, by default and if asked; nor have all at once: runs wait for others."""
+    lease = lease_id("small", cpus=0.5, mib=128)
+    account = node.account(lease)
+    for more in ({"memoryLimit": "200g"}, {"cpuLimit": 64}, {"diskLimit": "1t"}):
+        for verb, fields in (("code.exec", {"code": "1"}), ("sandbox.open", {}), ("workspace.open", {})):
+            with pytest.raises(PolicyDenied, match=r"is above the lease's amount .*take a larger lease"):
+                asyncio.run(ask(account, verb, {**fields, **more}))
+    facts = asyncio.run(ask(account, "sandbox.open", {}))
+    assert (facts["limits"]["memoryBytes"], facts["limits"]["cpus"]) == (128 << 20, 0.5)
+    for verb, fields in (("sandbox.open", {}), ("session.open", {"sandbox": facts["id"], "checkpoints": True})):
+        with pytest.raises(RemoteUnavailable, match=r"this lease has 0\.5 processors .*no room for 0\.5"):
+            asyncio.run(ask(account, verb, fields))
+    assert asyncio.run(ask(account, "session.open", {"sandbox": facts["id"]}))["isAlive"]
+    asyncio.run(ask(account, "sandbox.end", {"sandbox": facts["id"]}))
+
+    async def several() -> list[float]:
+        code = "import time; begun = time.monotonic(); time.sleep(0.3); print(begun, time.monotonic())"
+        results = await asyncio.gather(*(ask(account, "code.exec", {"code": code}) for _ in range(3)))
+        return [float(text) for times in sorted(result["stdout"] for result in results) for text in times.split()]
+
+    times = asyncio.run(several())
+    assert times == sorted(times), "two runs of the lease went on at once"
+    with pytest.raises(PolicyDenied, match="has no amounts"):
+        asyncio.run(ask(node.account("ls_0"), "code.exec", {"code": "1"}))
+
+
 def test_a_release_ends_all_that_a_lease_has(node: Node) -> None:
     """A run under way ends with NodeLost and its processes are gone; the id is refused; other leases go on."""
     with cloche.Sandbox(live=True, backend=node.backend("kept")) as kept:
@@ -180,7 +207,7 @@ def test_a_release_ends_all_that_a_lease_has(node: Node) -> None:
         assert processes_with("7531.25") == []
         error = running.ended()
         assert isinstance(error, NodeLost)
-        assert (error.node, error.lease) == ("node-1", "released")
+        assert (error.node, error.lease) == ("node-1", lease_id("released"))
         with pytest.raises(NodeLost, match="it was released"):
             cloche.run("1", backend=node.backend("released", for_s=900))
         assert kept.read_file("a") == b"1"

@@ -523,6 +523,7 @@ KEYS: tuple[Key, ...] = (
     _fleet("wait", parse_duration, "wait_s", render=_seconds),
     _fleet("port", readers.parse_port),
     _fleet("scaling", parse_duration, "scaling_s", render=_seconds),
+    _fleet("sandboxes", parse_count),
     Key(name="image", read=lambda value, *, name: {f"image.{ANY_LANGUAGE}": readers.parse_image(value, name=name)}),
     Key(name="images", read=readers.read_images),
     *map(_image, (ANY_LANGUAGE, *LANGUAGES)),

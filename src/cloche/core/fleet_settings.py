@@ -18,6 +18,8 @@ class FleetSettings:
     one key may hold and wait for; None is without a limit. A request waits for `wait_s` in the queue. `scaling_s` is
     the time in which the engine's autoscaler brings a machine, 0 without an autoscaler. Each node's server listens on
     `port`, or on a free one if it is 0. A coordinator keeps the settings with which it was started.
+    The lease of a live sandbox has room for so many `sandboxes` of its size: for itself, for each session with
+    checkpoints, and for each fork.
     """
 
     address: str = ""
@@ -29,3 +31,4 @@ class FleetSettings:
     wait_s: float = WAIT_S
     port: int = 0
     scaling_s: float = 0.0
+    sandboxes: int = 1

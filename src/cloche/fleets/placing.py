@@ -51,6 +51,10 @@ class ResourceSize(NamedTuple):
         """Return the difference; its amounts may be negative."""
         return ResourceSize(self.cpus_m - taken.cpus_m, self.memory - taken.memory)
 
+    def times(self, count: int) -> ResourceSize:
+        """Return so many times the amount."""
+        return ResourceSize(self.cpus_m * count, self.memory * count)
+
     def least(self, limit: ResourceSize) -> ResourceSize:
         """Return the smaller amount of each kind."""
         return ResourceSize(min(self.cpus_m, limit.cpus_m), min(self.memory, limit.memory))

@@ -26,11 +26,12 @@ from cloche.wire.exec_options import check_fields, check_stays, read_files
 from cloche.wire.host import CallTask
 from cloche.wire.load import MOST_CONNECTIONS, WireLoad
 from cloche.wire.problems import Refused
-from cloche.wire.queue import NoRows, RunQueue
+from cloche.wire.queue import RunQueue
 from cloche.wire.sandboxes import NewSandbox, document_of, terms_of
 from cloche.wire.shares import Shares
 from cloche.wire.work import Listing
 
+from .amounts import LeaseRuns, size_of_lease, within_lease
 from .digests import HeldDigests, digests_here
 from .leases import ENDED, RELEASED, SILENT, LeaseTable
 from .sandboxes import NodeSandboxes
@@ -38,7 +39,7 @@ from .sandboxes import NodeSandboxes
 TTL_S = 60.0  # without a word of the coordinator
 ABANDONED_S = 600.0  # so long without a coordinator, the node ends
 LOOK_EVERY_S = 0.25
-MOST_WORKSPACES = 256
+MOST_WORKSPACES, MOST_WORKSPACES_OF_LEASE = 256, 4  # their files stay between runs, in memory with backend "local"
 MOST_OUTPUT = 8 << 20  # bytes of a stream in a result, unless the operator's own is more
 QUEUE_LIMIT, QUEUE_S = 256, 30.0
 DRAIN_S = 4.0
@@ -55,9 +56,10 @@ class NodeHost:
 
     def __init__(self, options: SandboxOptions, *, ttl_s: float = TTL_S, boot: str):
         self.own_options, self.boot = options, boot
-        self.wire = WireLoad(connections=Shares(MOST_CONNECTIONS), workspaces=Shares(MOST_WORKSPACES))
-        self.runs = RunQueue(NoRows(), queue_limit=QUEUE_LIMIT, deadline_s=QUEUE_S)
+        workspaces = Shares(MOST_WORKSPACES, most_of_one=MOST_WORKSPACES_OF_LEASE)
+        self.wire = WireLoad(connections=Shares(MOST_CONNECTIONS), workspaces=workspaces)
         self.sandboxes = NodeSandboxes()
+        self.runs: RunQueue = LeaseRuns(self.sandboxes.amounts, queue_limit=QUEUE_LIMIT, deadline_s=QUEUE_S)
         self.leases = LeaseTable()
         self.digests = HeldDigests(partial(digests_here, options))
         self.is_draining = False
@@ -187,7 +189,7 @@ class NodeHost:
         could weaken isolation are refused, and the addresses of the fleet are denied to each guest. Raises
         PolicyDenied, InvalidRequest.
         """
-        asked = json.dumps(own, sort_keys=True, default=str)
+        asked = f"{size_of_lease(caller.project)} {json.dumps(own, sort_keys=True, default=str)}"
         checked_at, options = self._allowed.get(asked, (0.0, {}))
         if time.monotonic() - checked_at > HOLDS_S:
             denied = self.denied
@@ -211,6 +213,10 @@ class NodeHost:
             raise PolicyDenied(
                 f"maxOutputBytes: {settings.limits.output_bytes} bytes are above a node's limit ({most})"
             )
+        size = size_of_lease(caller.project)
+        if size is None:
+            raise PolicyDenied("the id of this lease has no amounts; take a lease of this node's fleet")
+        options |= within_lease(own, settings.limits, base.limits, size)
         check_stays(settings.backend, base)
         if settings.policy.network != "off":
             options["network_deny"] = self._denied_with([*base.policy.network_deny, *own.get("network_deny", ())])

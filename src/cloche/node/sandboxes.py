@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import reduce
 from typing import Any
 
 from cloche.core.errors import ClocheError, InvalidRequest, NotFound, OutcomeUnknown
@@ -15,6 +16,8 @@ from cloche.core.escape import escape_name
 from cloche.core.letter_case import camel
 from cloche.core.record import dataclass
 from cloche.core.request import InputFile
+from cloche.execution.sandbox import AsyncSandbox
+from cloche.fleets.placing import NOTHING, ResourceSize
 from cloche.records.ids import new_id, now
 from cloche.wire.attachments import Attachment
 from cloche.wire.held import Terms, as_info, needs_worker, open_held, until_over
@@ -23,9 +26,12 @@ from cloche.wire.sandboxes import ENDED, RUNNING, read_labels, read_states
 from cloche.wire.shares import Shares
 from cloche.wire.work import Listing
 
+from .amounts import LeaseAmounts
+
 MOST_SANDBOXES = 256
 MOST_ENDED = 256  # whose facts are kept
 END_S, DENY_S = 15.0, 2.0
+ROOM_S = 5.0  # in which what just ran in the lease ends
 log = logging.getLogger("cloche.fleet")
 
 
@@ -34,6 +40,7 @@ class LeasedSandbox:
     """Hold a sandbox, its lease, its times and its facts, the task that ends it in time, and its end once begun."""
 
     lease: str
+    size: ResourceSize
     terms: Terms
     facts: dict[str, Any]
     attachment: Attachment
@@ -46,6 +53,7 @@ class NodeSandboxes:
 
     def __init__(self, *, most: int = MOST_SANDBOXES):
         self._shares = Shares(most)
+        self.amounts = LeaseAmounts(self._living)
         self._open: dict[str, LeasedSandbox] = {}
         self._ended: deque[tuple[str, dict[str, Any]]] = deque(maxlen=MOST_ENDED)
         self._starting = asyncio.Semaphore(4)
@@ -53,6 +61,11 @@ class NodeSandboxes:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def _living(self, lease: str) -> ResourceSize:
+        """Return what the sandboxes of a lease take, with those that are apart for sessions."""
+        sizes = [held.size.times(1 + held.attachment.apart) for held in self._open.values() if held.lease == lease]
+        return reduce(ResourceSize.plus, sizes, NOTHING)
 
     async def create(
         self, *, lease: str, terms: Terms, document: Mapping[str, Any], options: Mapping[str, Any],
@@ -65,24 +78,36 @@ class NodeSandboxes:
                 f"{self._shares.held} sandboxes are live on this node, of {self._shares.most}, and of "
                 f"{self._shares.most_of_one} of one lease", remedy="end one, or take another lease",
             )  # fmt: skip
+        size = ResourceSize.of(options["cpus"], options["memory"])
         self._shares.take(lease)
         try:
-            await asyncio.to_thread(needs_worker, options, terms)
-            async with self._starting:
-                sandbox = await open_held(options, files, terms)
+            await self.amounts.take(lease, size, ROOM_S)
         except BaseException:
             self._shares.give_back(lease)
             raise
-        sandbox_id = new_id("sb")
-        facts = {
-            "id": sandbox_id, "state": RUNNING, "createdAt": now(), "endedAt": None, "apiKey": lease, **document,
-            "heldBy": "worker", "backend": sandbox.backend, "network": sandbox.policy.network,
-            "limits": {camel(limit): value for limit, value in sandbox.limits.as_dict().items()},
-        }  # fmt: skip
-        attachment = Attachment(id=sandbox_id, sandbox=sandbox, is_held=True)
-        held = self._open[sandbox_id] = LeasedSandbox(lease=lease, terms=terms, facts=facts, attachment=attachment)
+        try:
+            sandbox = await self._opened(options, files, terms)
+            facts = _facts_of(sandbox, lease, document)
+            held = LeasedSandbox(
+                lease=lease, size=size, terms=terms, facts=facts,
+                attachment=Attachment(id=facts["id"], sandbox=sandbox, is_held=True),
+            )  # fmt: skip
+            held.attachment.check_apart = lambda count: self.amounts.check(lease, size.times(count))
+            self._open[facts["id"]] = held
+        except BaseException:
+            self._shares.give_back(lease)
+            raise
+        finally:  # a sandbox that is open counts as a living one
+            self.amounts.give_back(lease, size)
         held.attending = asyncio.ensure_future(self._attend(held))
         return dict(facts)
+
+    async def _opened(
+        self, options: Mapping[str, Any], files: Mapping[str, bytes | InputFile] | None, terms: Terms
+    ) -> AsyncSandbox:
+        await asyncio.to_thread(needs_worker, options, terms)
+        async with self._starting:
+            return await open_held(options, files, terms)
 
     async def _attend(self, held: LeasedSandbox) -> None:
         await until_over(held.attachment, held.terms)
@@ -174,6 +199,7 @@ class NodeSandboxes:
             held.facts.update(state=ENDED, endedAt=now())
             self._open.pop(held.attachment.id, None)
             self._ended.append((held.lease, held.facts))
+            self.amounts.note_end(held.lease)
             if held.attending is not None and not held.attending.done():
                 asyncio.get_running_loop().call_soon(held.attending.cancel)
 
@@ -197,6 +223,14 @@ class NodeSandboxes:
         except (ClocheError, OSError) as error:  # also TimeoutError
             log.warning("sandbox %s is ended, since it cannot be denied hosts: %s", held.attachment.id, error)
             self._begin_end(held)  # the coordinator, whose heartbeat brought the rules, does not wait for it
+
+
+def _facts_of(sandbox: AsyncSandbox, lease: str, document: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "id": new_id("sb"), "state": RUNNING, "createdAt": now(), "endedAt": None, "apiKey": lease, **document,
+        "heldBy": "worker", "backend": sandbox.backend, "network": sandbox.policy.network,
+        "limits": {camel(limit): value for limit, value in sandbox.limits.as_dict().items()},
+    }  # fmt: skip
 
 
 def _ended(sandbox_id: str) -> Refused:

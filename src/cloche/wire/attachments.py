@@ -95,6 +95,7 @@ class Attachment:
     calls: dict[str, ActiveRun] = field(default_factory=dict)
     sessions: dict[str, HeldSession] = field(default_factory=dict)
     questions: HoldsQuestions | None = None
+    check_apart: Callable[[int], None] = lambda _: None  # raises Refused for so many further sandboxes of this size
     _processes: dict[str, asyncio.Task[SharedProcess]] = field(default_factory=dict)
 
     @property
@@ -225,9 +226,17 @@ class Attachment:
         self.sessions[held.id] = held
         return held
 
+    @property
+    def apart(self) -> int:
+        """Return the number of sandboxes of the same size that its sessions have, or may soon have."""
+        return self.opening + sum(held.has_checkpoints for held in self.sessions.values())
+
     @contextlib.contextmanager
-    def room(self, count: int = 1) -> Iterator[None]:
-        """Reserve room for `count` more sessions. Raises Refused (429) if there is not enough."""
+    def room(self, count: int = 1, *, is_apart: bool = False) -> Iterator[None]:
+        """Reserve room for `count` more sessions. Raises Refused (429) if there is not enough.
+
+        With `is_apart` each has a sandbox of its own.
+        """
         if len(self.sessions) + self.opening + count > MOST_SESSIONS:
             for unused in [
                 held for held in self.sessions.values() if not (held.session.is_alive or held.has_checkpoints)
@@ -239,6 +248,8 @@ class Attachment:
                 f"{MOST_SESSIONS}",
                 remedy="close one: DELETE /api/sandboxes/{id}/sessions/{id}",
             )  # fmt: skip
+        if is_apart:
+            self.check_apart(count)
         self.opening += count
         try:
             yield

@@ -69,7 +69,7 @@ def _order(
 
     return RunOrder(
         project=request.caller.project, api_key=request.caller.key_id, session_id=fields.session_id, start=start,
-        size=size, summary={"sessionId": fields.session_id, "language": fields.language},
+        size=size, amounts=options, summary={"sessionId": fields.session_id, "language": fields.language},
         asked=fields.stored_fields() if request.service.keeps_runs else None,
     )  # fmt: skip
 

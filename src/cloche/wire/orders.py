@@ -41,7 +41,7 @@ async def make_order(
 
     return RunOrder(
         project=caller.project, api_key=caller.key_id, session_id=exec_request.session_id, start=start, size=size,
-        summary={"sessionId": exec_request.session_id, "language": exec_request.language},
+        amounts=options, summary={"sessionId": exec_request.session_id, "language": exec_request.language},
         returns_files=exec_request.return_files,
         asked=exec_request.stored_fields() if service.keeps_runs else None,
     )  # fmt: skip

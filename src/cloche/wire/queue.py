@@ -27,7 +27,7 @@ from cloche.core.errors import (
     StartFailed,
 )  # fmt: skip
 from cloche.core.events import Event, Sink
-from cloche.core.record import dataclass
+from cloche.core.record import dataclass, field
 from cloche.core.result import Result
 from cloche.execution.concurrency import default_count
 from cloche.records.ids import new_id
@@ -54,9 +54,9 @@ NoteRefusal = Callable[..., Awaitable[None]]  # takes an error, and fields of it
 class RunOrder:
     """Describe a run and its owner.
 
-    `start` runs it, with a sink for events. `summary` and `asked`, the stored part of the request, are written to its
-    row. `ends_waiting`, a time of the event loop, replaces the queue's deadline. `encode` returns the run's document
-    and the one of its row, where they are not the usual ones.
+    `start` runs it, with a sink for events; `amounts` are options of its sandbox. `summary` and `asked`, the stored
+    part of the request, are written to its row. `ends_waiting`, a time of the event loop, replaces the queue's
+    deadline. `encode` returns the run's document and the one of its row, where they are not the usual ones.
     """
 
     project: str
@@ -65,6 +65,7 @@ class RunOrder:
     start: Start
     summary: Mapping[str, Any]
     size: int
+    amounts: Mapping[str, Any] = field(default_factory=dict)
     returns_files: bool = False
     has_events: bool = True
     noted_beside: bool = False
@@ -277,7 +278,7 @@ class RunQueue:
         finally:
             self._rows.note_over(live)
             self.running -= 1
-            self._places.release(order.api_key)
+            self._give_place_back(order)
         await self._rows.finish(live, order, str(result.status), stored)
         self._note_end(live, str(result.status), time.monotonic() - begun)
         if order.has_events:
@@ -289,6 +290,9 @@ class RunQueue:
             await self._acquire_place(order.api_key, order.ends_waiting)
         finally:
             self._leave_queue(order)
+
+    def _give_place_back(self, order: RunOrder) -> None:
+        self._places.release(order.api_key)
 
     async def _acquire_place(self, api_key: str | None, ends: float | None = None) -> None:
         """Take a place. Raises Refused (503) if none comes free within the deadline, or until `ends`."""

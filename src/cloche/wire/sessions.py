@@ -65,7 +65,7 @@ async def cell_work(use: Use, session_id: str, cell: Cell) -> Callable[[Sink], A
 
 async def open_session(use: Use, body: NewSession) -> dict[str, Any]:
     """Open a session."""
-    with use.held.room():
+    with use.held.room(is_apart=body.checkpoints):
         session = await use.sandbox.session(
             body.language, env=body.env, idle_timeout=body.idle_timeout, checkpoints=body.checkpoints,
             timeout=body.timeout,
@@ -107,7 +107,7 @@ async def rollback(use: Use, session_id: str, body: Checkpoint) -> dict[str, Any
 async def fork(use: Use, session_id: str, body: Forks) -> dict[str, Any]:
     """Return new sessions with a copy of this one's memory and workspace, each in a separate sandbox."""
     held = use.held.session(session_id)
-    with use.held.room(body.count):
+    with use.held.room(body.count, is_apart=True):
         forks = await held.session.fork(body.count)
         sessions = [use.held.add_session(fork, has_checkpoints=True, parent=held.id) for fork in forks]
     return {"items": [session.as_dict() for session in sessions], "nextCursor": None}

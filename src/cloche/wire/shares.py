@@ -1,4 +1,4 @@
-"""A shared bound: all callers together hold at most `most`, and each of them at most three quarters of it.
+"""A shared bound: all callers together hold at most `most`, and each of them at most a part, three quarters by default.
 
 So one caller cannot exclude the others. There is no individual limit for bytes without an owner, such as a body before
 authentication, and for the operator's own browser.
@@ -13,8 +13,8 @@ from collections import Counter, deque
 class Shares:
     """Count the shares that callers hold of `most`."""
 
-    def __init__(self, most: int):
-        self.most, self.most_of_one = most, most - most // 4
+    def __init__(self, most: int, *, most_of_one: int | None = None):
+        self.most, self.most_of_one = most, most - most // 4 if most_of_one is None else most_of_one
         self.held = 0
         self._of: Counter[str] = Counter()
 

@@ -292,7 +292,8 @@ async def run_in_workspace(
 
     order = RunOrder(
         project=request.caller.project, api_key=request.caller.key_id, session_id=fields.session_id, start=start,
-        size=call.held, summary={"sessionId": fields.session_id, "language": fields.language},
+        size=call.held, amounts={"cpus": sandbox.limits.cpus, "memory": sandbox.limits.memory_bytes},
+        summary={"sessionId": fields.session_id, "language": fields.language},
         asked=fields.stored_fields() if request.service.keeps_runs else None,
     )  # fmt: skip
     return await queued(call, request, order)

@@ -18,6 +18,7 @@ def test_a_lease_prefers_what_its_sandbox_needs_and_a_daemon_has() -> None:
     backend = RayBackend().with_images({"*": f"registry.example/python@{FIRST}"})
     spec = backend._spec(Policy(digests=("packages:a",)), Limits(cpus=0.5))  # type: ignore[attr-defined]
     assert (spec.cpus, spec.prefers) == (0.5, ("packages:a", f"image:{FIRST}"))
+    assert backend._spec(Policy(), Limits(), sandboxes=3).memory_bytes == 3 * Limits().memory_bytes  # type: ignore[attr-defined]
     rows = [{"Id": SECOND, "Created": 1, "RepoDigests": [f"python@{FIRST}"]}, {"Id": FIRST, "Created": 2}]
     daemon: Any = SimpleNamespace(api=SimpleNamespace(images=lambda: rows))
     assert image_digests(daemon) == [f"image:{FIRST}", f"image:{SECOND}"]

@@ -57,7 +57,7 @@ class LeasedBackend(ClocheBackend):
     async def open(self, policy: Policy, limits: Limits) -> AsyncIterator[ThrowawaySandbox]:
         """Open a throwaway sandbox on a node. Raises InvalidRequest, BackendUnavailable."""
         self._settled(policy, limits)  # what is refused anyway takes no place
-        async with self._leased(policy, limits) as node:
+        async with self._leased(self._spec(policy, limits)) as node:
             async with node.open(policy, limits) as sandbox:
                 yield sandbox
             node.is_empty = True
@@ -69,28 +69,28 @@ class LeasedBackend(ClocheBackend):
     @asynccontextmanager
     async def _living_on_node(self, policy: Policy, limits: Limits) -> AsyncIterator[RemoteSandbox]:
         self._settled(policy, limits)
-        async with self._leased(policy, limits) as node:
+        async with self._leased(self._spec(policy, limits, sandboxes=self._checked().fleet.sandboxes)) as node:
             async with node.open_live(policy, limits) as sandbox:
                 yield sandbox
             node.is_empty = sandbox.has_ended
 
     @asynccontextmanager
-    async def _leased(self, policy: Policy, limits: Limits) -> AsyncIterator[_NodeBackend]:
+    async def _leased(self, spec: LeaseSpec) -> AsyncIterator[_NodeBackend]:
         """Yield the backend of a place whose node answers. A place that may hold something is not used again."""
         await become_task()
         leases = self._leases()
-        held, account = await self._reachable(leases, self._spec(policy, limits))
+        held, account = await self._reachable(leases, spec)
         node = _NodeBackend(account, self._image)
         try:
             yield node
         finally:
             leases.give_back(held, is_used_up=not node.is_empty)
 
-    def _spec(self, policy: Policy, limits: Limits) -> LeaseSpec:
-        """Return what a sandbox needs of a node, and what it will use there."""
+    def _spec(self, policy: Policy, limits: Limits, *, sandboxes: int = 1) -> LeaseSpec:
+        """Return what so many sandboxes need of a node, and what they will use there."""
         prefers = (*policy.digests, image_digest(self._image)) if self._image else policy.digests
-        wait_s = self.account().fleet.wait_s
-        return LeaseSpec(cpus=limits.cpus, memory_bytes=limits.memory_bytes, prefers=prefers, wait_s=wait_s)
+        cpus, memory_bytes = sandboxes * limits.cpus, sandboxes * limits.memory_bytes
+        return LeaseSpec(cpus=cpus, memory_bytes=memory_bytes, prefers=prefers, wait_s=self.account().fleet.wait_s)
 
     async def _reachable(self, leases: Leases, spec: LeaseSpec) -> tuple[HeldLease, RemoteAccount]:
         """Take a place. Raises BackendUnavailable, also if no node that is given answers for `REACHED_S`."""
