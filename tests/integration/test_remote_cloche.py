@@ -389,6 +389,16 @@ def test_certificates_are_checked(account: RemoteAccount, certificates: Path) ->
         run(replace(account, url="http://192.0.2.1:1"))
 
 
+def test_a_certificate_is_pinned_by_its_hash(account: RemoteAccount) -> None:
+    """The one of this hash is taken, whoever signed it and for whatever name; another one is refused before the key."""
+    text = (Path(account.ca_file).parent / "server" / "cert.pem").read_text()
+    pinned = replace(account, ca_file="", certificate=hashlib.sha256(ssl.PEM_cert_to_DER_cert(text)).hexdigest())
+    for url in (account.url, account.url.replace("127.0.0.1", "localhost")):
+        assert run(replace(pinned, url=url)).stdout == "1\n"
+    with pytest.raises(BackendUnavailable, match=r"its SHA-256 is another one"):
+        run(replace(pinned, certificate="0" * 64))
+
+
 def test_a_service_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that takes the connection and never answers holds nobody up for long."""
     monkeypatch.setattr(RemoteAccount, "open_s", 0.3)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest, PolicyDenied
 from cloche.core.escape import escape_line
 from cloche.core.remote import RemoteAccount, why_no_address
+
+if TYPE_CHECKING:
+    import ssl
 
 HERE = "http://127.0.0.1:8470"
 TIMEOUT_S = 30.0
@@ -16,7 +19,6 @@ NOT_KNOWN = (401, 403)
 
 def ask_service(method: str, path: str, *, url: str | None, key_file: str | None) -> tuple[str, dict[str, Any]]:
     """Return the service's origin and its JSON answer. Raises InvalidRequest, BackendUnavailable, PolicyDenied."""
-    import ssl
     from urllib.parse import urlsplit
 
     from cloche.records import require_extra
@@ -28,9 +30,8 @@ def ask_service(method: str, path: str, *, url: str | None, key_file: str | None
     address = (url or account.url or HERE).rstrip("/")
     key = account.api_key.reveal() if key_file is None else _read_key(key_file)
     _check(address, key)
-    verify = ssl.create_default_context(cafile=account.ca_file) if account.ca_file else True
     try:
-        with httpx.Client(verify=verify, trust_env=False, timeout=TIMEOUT_S) as client:
+        with httpx.Client(verify=_context(account, address), trust_env=False, timeout=TIMEOUT_S) as client:
             answer = client.request(method, address + path, headers={"Authorization": f"Bearer {key}"})
             document = answer.json()
     except (OSError, ValueError, httpx.HTTPError) as error:
@@ -40,6 +41,25 @@ def ask_service(method: str, path: str, *, url: str | None, key_file: str | None
     if answer.is_success and isinstance(document, dict):
         return "{0.scheme}://{0.netloc}".format(urlsplit(address)), document
     raise _failure(answer.status_code, document)
+
+
+def _context(account: RemoteAccount, address: str) -> ssl.SSLContext | bool:
+    """Return what verifies the service's certificate. Raises OSError, ValueError for another one than is pinned."""
+    import hashlib
+    import ssl
+    from urllib.parse import urlsplit
+
+    if not account.certificate:
+        return ssl.create_default_context(cafile=account.ca_file) if account.ca_file else True
+    parts = urlsplit(address)
+    text = ssl.get_server_certificate((parts.hostname or "", parts.port or 443), timeout=TIMEOUT_S)
+    if hashlib.sha256(ssl.PEM_cert_to_DER_cert(text)).hexdigest() != account.certificate:
+        raise ValueError("the SHA-256 of its certificate is not that of cloche.certificate")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts this certificate alone, for whatever name it is
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.load_verify_locations(cadata=text)
+    return context
 
 
 def _account() -> RemoteAccount:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cloche.core.escape import escape_name
 
@@ -25,19 +25,33 @@ _id = argument("key_id", metavar="ID", help="A key's id, from `cloche keys list`
 @argument("name", metavar="NAME", help="The name of its owner.")
 @option("--scope", metavar="SCOPE", multiple=True, help="run, read, approve or admin. Repeatable. Default: run, read.")
 @option("--lifetime", metavar="TIME", help="How long it is valid. Default: until it is revoked.")
+@option("--sha256", metavar="HEX", help="Store a key that its owner has made at random, by the SHA-256 of its text.")
 @_database
 @json_option()
-def _create(name: str, scope: tuple[str, ...], lifetime: str | None, database: str | None, as_json: bool) -> int:
-    """Make a key and print it; it cannot be shown again."""
+def _create(
+    name: str, scope: tuple[str, ...], lifetime: str | None, sha256: str | None, database: str | None, as_json: bool
+) -> int:
+    """Make a key and print it; it cannot be shown again. With --sha256 its id is printed."""
     from cloche.core.limits import parse_duration
-    from cloche.records.keys import create_key
+    from cloche.records.keys import create_key, store_key
 
     lifetime_s = None if lifetime is None else parse_duration(lifetime, name="lifetime")
+    facts: Any = {
+        "name": name, "scopes": scope or ("run", "read"), "lifetime_s": lifetime_s, "audit": audit_log(),
+    }  # fmt: skip
+    digest = None if sha256 is None else _digest(sha256)
     with opened(database) as records:
-        key, text = create_key(
-            records, name=name, scopes=scope or ("run", "read"), lifetime_s=lifetime_s, audit=audit_log()
-        )
-    return _print_made(key, text, as_json=as_json)
+        if digest is None:
+            return _print_made(*create_key(records, **facts), as_json=as_json)
+        key = store_key(records, digest, **facts)
+    print(json.dumps(key.as_dict()) if as_json else key.id)
+    return 0
+
+
+def _digest(text: str) -> bytes:
+    from cloche.config.readers import parse_sha256
+
+    return bytes.fromhex(parse_sha256(text, name="--sha256"))
 
 
 def _print_made(key: KeyFacts, text: str, *, as_json: bool) -> int:

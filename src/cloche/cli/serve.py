@@ -118,6 +118,10 @@ def _link(url: str | None, key_file: str | None) -> int:
 @option("--database", metavar="FILE", help="The database file. Default: in the user's state folder.")
 @option("--tls-certificate", metavar="FILE", help="Serve TLS with this certificate (PEM).")
 @option("--tls-key", metavar="FILE", help="The certificate's key.")
+@option(
+    "--self-signed", metavar="DIR",
+    help="Serve TLS with a certificate that is made in this private folder, and print its SHA-256.",
+)  # fmt: skip
 @flag("--allow-public", "allow_public", help="Allow --host to be more than loopback without TLS.")
 @option(
     "--allow-host", metavar="NAME", multiple=True, help="A host name that clients may use for this server. Repeatable."
@@ -163,6 +167,7 @@ def _serve(
     database: str | None,
     tls_certificate: str | None,
     tls_key: str | None,
+    self_signed: str | None,
     allow_public: bool,
     allow_host: tuple[str, ...],
     allow_origin: tuple[str, ...],
@@ -185,7 +190,8 @@ def _serve(
 
     Without configuration it listens on 127.0.0.1, makes a key, and prints the address to open. The options of a sandbox
     apply to every run; only callers with scope admin may exceed them. While the service runs, `cloche serve link`
-    prints another link.
+    prints another link. With --self-signed it prints one line of JSON when it serves: its address, the SHA-256 of its
+    certificate for `cloche.certificate` of its callers, and its process id.
     """
     from cloche.audit.log import switch_on
     from cloche.config.settings import given_options
@@ -193,9 +199,9 @@ def _serve(
     from cloche.server.command import ServeCommand, serve
 
     command = ServeCommand(
-        host=host, port=port, database=database, certificate=tls_certificate, key=tls_key, allows_public=allow_public,
-        allowed_hosts=allow_host, allowed_origins=allow_origin, trusted_proxies=trusted_proxy,
-        root_path=root_path, roots=roots,
+        host=host, port=port, database=database, certificate=tls_certificate, key=tls_key,
+        self_signed=self_signed, allows_public=allow_public, allowed_hosts=allow_host,
+        allowed_origins=allow_origin, trusted_proxies=trusted_proxy, root_path=root_path, roots=roots,
         queue_limit=queue,
         queue_deadline_s=parse_duration(queue_deadline, name="queue-deadline"),
         drain_s=parse_duration(drain, name="drain"),

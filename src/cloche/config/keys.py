@@ -49,7 +49,8 @@ REMOTE_VARIABLES: Mapping[str, Mapping[str, str]] = {
     },
     "cloche": {
         "api_key": "CLOCHE_REMOTE_KEY", "url": "CLOCHE_REMOTE_URL", "ca_file": "CLOCHE_REMOTE_CA_FILE",
-        "lifetime": "CLOCHE_REMOTE_LIFETIME", "silence": "CLOCHE_REMOTE_SILENCE", "lease": "CLOCHE_REMOTE_LEASE",
+        "certificate": "CLOCHE_REMOTE_CERTIFICATE", "lifetime": "CLOCHE_REMOTE_LIFETIME",
+        "silence": "CLOCHE_REMOTE_SILENCE", "lease": "CLOCHE_REMOTE_LEASE",
         "runs_per_day": "CLOCHE_REMOTE_RUNS_PER_DAY",
         "seconds_per_day": "CLOCHE_REMOTE_SECONDS_PER_DAY", "sandboxes_per_day": "CLOCHE_REMOTE_SANDBOXES_PER_DAY",
         "sandboxes_at_once": "CLOCHE_REMOTE_SANDBOXES_AT_ONCE", "money_per_day": "CLOCHE_REMOTE_MONEY_PER_DAY",
@@ -299,6 +300,7 @@ def _remotes() -> Iterator[Key]:
             **({name: {"parse": readers.parse_line} for name in ("organisation", "region") if provider == "daytona"}),
             **({"template": {"parse": readers.parse_line}} if provider != "cloche" else {}),
             "ca_file": {"parse": readers.parse_file},
+            **({"certificate": {"parse": readers.parse_sha256}} if provider == "cloche" else {}),
             "lifetime": seconds,
             "silence": seconds,
             **({"lease": {"parse": readers.parse_least_age, "render": _seconds}} if provider == "cloche" else {}),

@@ -338,6 +338,14 @@ def parse_secret(value: object, *, name: str) -> Secret:
     return Secret(value.strip())
 
 
+def parse_sha256(value: object, *, name: str) -> str:
+    """Return the 64 hexadecimal digits of a SHA-256, which may have colons, as openssl writes that of a certificate."""
+    digits = value.replace(":", "").strip().lower() if isinstance(value, str) else ""
+    if re.fullmatch("[0-9a-f]{64}", digits) is None:
+        raise InvalidRequest(f"{name}: give a SHA-256: 64 hexadecimal digits")
+    return digits
+
+
 def parse_file(value: object, *, name: str) -> str:
     """Return the absolute path of a file; `~` is the user's home."""
     path = os.path.expanduser(value) if isinstance(value, str) else ""

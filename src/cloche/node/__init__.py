@@ -4,8 +4,8 @@ Input: calls over the wire, each with a credential that the fleet's coordinator 
 A node has no database: leases, their sandboxes and workspaces are in memory, and end with the process. It starts by
 clearing what an earlier node of this machine left.
 
-- `command.py`: the process; `server.py`: TLS, web sockets, and who may connect; `admission.py`: bounds on strangers.
-- `certificate.py`: the certificate, whose key is never on disk.
+- `command.py`: the process; `server.py`: TLS (`cloche.serving.certificate`), web sockets, and who may connect;
+  `admission.py`: bounds on strangers.
 - `leases.py`: which leases there are, and when they end; pure.
 - `host.py`: what the wire needs (`cloche.wire.host.WireHost`); `sandboxes.py`: live sandboxes of leases.
 - `digests.py`: which packages and images this machine has.

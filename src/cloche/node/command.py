@@ -21,10 +21,10 @@ from cloche.core.record import dataclass, field
 from cloche.execution.prepare import prepare
 from cloche.execution.registry import collect_garbage
 from cloche.fleets.signing import Verifier
+from cloche.serving.certificate import make_certificate
 from cloche.serving.process import log_plainly, until_signal
 
 from .admission import Admission
-from .certificate import make_certificate
 from .host import TTL_S, NodeHost
 from .server import listen, serving
 

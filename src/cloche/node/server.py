@@ -21,13 +21,13 @@ from cloche.audit.log import act_for
 from cloche.core.errors import BackendUnavailable
 from cloche.core.remote import MOST_MESSAGE
 from cloche.fleets.signing import BadCredential, LeaseClaim, Verifier
+from cloche.serving.certificate import OwnCertificate
 from cloche.wire.callers import Caller
 from cloche.wire.connection import SILENCE_HEADER, Wire
 from cloche.wire.problems import Refused
 from cloche.wire.sockets import Disconnected, close_of
 
 from .admission import MOST_OF_HOLDER, Admission
-from .certificate import NodeCertificate
 from .host import NodeHost, lease_over
 from .leases import ENDED
 from .verbs import ALL_VERBS, COORDINATOR
@@ -300,7 +300,7 @@ def _check_path(connection: ServerConnection, request: Request) -> Response | No
 
 @contextlib.asynccontextmanager
 async def serving(
-    host: NodeHost, verifier: Verifier, certificate: NodeCertificate, listener: BoundedListener
+    host: NodeHost, verifier: Verifier, certificate: OwnCertificate, listener: BoundedListener
 ) -> AsyncIterator[Server]:
     """Serve during the body. At its end no connection is accepted, the host is closed, then all connections are."""
     quiet = logging.Logger("cloche.websocket", logging.CRITICAL)  # noqa: LOG001 - the package logs what clients send

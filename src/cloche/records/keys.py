@@ -69,28 +69,45 @@ def create_key(
 
     Raises InvalidRequest, AuditFailed.
     """
+    text = _new_text()
+    facts = store_key(
+        database, _hash(text), name=name, scopes=scopes, lifetime_s=lifetime_s, project=project, audit=audit
+    )
+    return facts, text
+
+
+def store_key(
+    database: Database, sha256: bytes, *, name: str, scopes: Iterable[str], lifetime_s: float | None = None,
+    project: str = DEFAULT_PROJECT, audit: Audit | None = None,
+) -> KeyFacts:  # fmt: skip
+    """Store a key that its owner has made, by its SHA-256. Raises InvalidRequest, Conflict, AuditFailed."""
     checked_scopes = _checked_scopes(scopes)
     if not name.strip() or len(name) > _MOST_NAME or "\0" in name:
         raise InvalidRequest(f"name: give 1 to {_MOST_NAME} characters that name its owner")
     ends = None if lifetime_s is None else datetime.now(UTC) + timedelta(seconds=lifetime_s)
     expires_at = None if ends is None else ends.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     with database.writing() as session:
-        key, text = _add(session, name=name, scopes=" ".join(checked_scopes), expires_at=expires_at, project=project)
+        if session.scalar(select(ApiKey.id).where(ApiKey.sha256 == sha256)) is not None:
+            raise Conflict("there is a key with this SHA-256; make another one")
+        key = _add(session, sha256, name=name, scopes=" ".join(checked_scopes), expires_at=expires_at, project=project)
         if audit is not None:
             audit.record("key", what="made", id=key.id, name=key.name, scopes=list(key.scopes))
-        return key, text
+        return key
+
+
+def _new_text() -> str:
+    return PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
 
 
 def _add(
-    session: Session, *, name: str, scopes: str, expires_at: str | None, project: str
-) -> tuple[KeyFacts, str]:  # fmt: skip
-    text = PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
+    session: Session, sha256: bytes, *, name: str, scopes: str, expires_at: str | None, project: str
+) -> KeyFacts:  # fmt: skip
     row = ApiKey(
-        id=new_id("key"), project=project, created_at=now(), name=name, scopes=scopes, sha256=_hash(text),
+        id=new_id("key"), project=project, created_at=now(), name=name, scopes=scopes, sha256=sha256,
         expires_at=expires_at,
     )  # fmt: skip
     session.add(row)
-    return _facts(row), text
+    return _facts(row)
 
 
 def find_key(session: Session, text: str) -> KeyFacts | None:
@@ -130,11 +147,12 @@ def rotate_key(
         if not _facts(old).is_valid:
             raise Conflict(f"key {escape_name(key_id)} is no longer valid; make a new one")
         old.revoked_at = now()
-        added = _add(session, name=old.name, scopes=old.scopes, expires_at=old.expires_at, project=project)
-        session.execute(update(APPROVALS).where(APPROVALS.c.asked_by == old.id).values(asked_by=added[0].id))
+        text = _new_text()
+        added = _add(session, _hash(text), name=old.name, scopes=old.scopes, expires_at=old.expires_at, project=project)
+        session.execute(update(APPROVALS).where(APPROVALS.c.asked_by == old.id).values(asked_by=added.id))
         if audit is not None:
-            audit.record("key", what="rotated", id=old.id, name=old.name, by_id=added[0].id)
-        return added
+            audit.record("key", what="rotated", id=old.id, name=old.name, by_id=added.id)
+        return added, text
 
 
 def _row(session: Session, key_id: str, project: str) -> ApiKey:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 import re
 import ssl
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 from cloche.config.options import SandboxOptions
 from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_name
-from cloche.core.record import dataclass, field
+from cloche.core.record import dataclass, field, replace
 from cloche.serving.process import until_signal
 
 from . import require_extra
@@ -40,6 +41,7 @@ class ServeCommand:
     database: str | None = None
     certificate: str | None = None
     key: str | None = None
+    self_signed: str | None = None
     allows_public: bool = False
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
@@ -82,11 +84,12 @@ async def serving(command: ServeCommand) -> None:
     from .service import ServiceOptions, opened
     from .telemetry import configure_telemetry
 
+    command, sha256 = await asyncio.to_thread(_with_certificate, command)
     is_secure = _check_tls(command)
     if not (is_secure or command.allows_public or http.is_loopback(command.host)):
         raise InvalidRequest(
             f"--host {command.host}: keys would cross the network unencrypted; give --tls-certificate and "
-            "--tls-key, or --allow-public if a proxy in front of the service has TLS"
+            "--tls-key, --self-signed, or --allow-public if a proxy in front of the service has TLS"
         )
     check_capacity(command.most_sandboxes)
     options = ServiceOptions(
@@ -110,7 +113,11 @@ async def serving(command: ServeCommand) -> None:
             await service.peers.join(command.worker_address or UNIX + beside.path, _read_text(command.certificate))
             scheme, port = "https" if is_secure else "http", listener.getsockname()[1]
             shown = "127.0.0.1" if http.is_wildcard(command.host) else http.bracketed(command.host)
-            await _greet(service, f"{scheme}://{shown}:{port}{command.root_path.rstrip('/')}")
+            address = f"{scheme}://{shown}:{port}{command.root_path.rstrip('/')}"
+            await _greet(service, address)
+            if sha256:
+                facts = {"address": address, "certificate": sha256, "pid": os.getpid()}
+                print(json.dumps(facts), flush=True)  # noqa: T201
             if command.has_sandbox_fusion:
                 _say(
                     f"cloche: for SandboxFusion's callers: {scheme}://cloche:KEY@{shown}:{port}{command.root_path.rstrip('/')}"
@@ -207,6 +214,18 @@ def _read_text(path: str | None) -> str | None:
         text = file.read()
     end = "-----END CERTIFICATE-----"
     return text[text.index("-----BEGIN CERTIFICATE-----") : text.index(end) + len(end)] + "\n"
+
+
+def _with_certificate(command: ServeCommand) -> tuple[ServeCommand, str]:
+    """Return the command with the certificate of --self-signed, and its SHA-256; empty without that option."""
+    from cloche.serving.certificate import keep_certificate
+
+    if command.self_signed is None:
+        return command, ""
+    if command.certificate is not None or command.key is not None:
+        raise InvalidRequest("--self-signed takes the place of --tls-certificate and --tls-key")
+    path, sha256 = keep_certificate(command.self_signed, command.host)
+    return replace(command, certificate=path, key=path), sha256
 
 
 def _check_tls(command: ServeCommand) -> bool:

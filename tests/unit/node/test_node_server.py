@@ -20,9 +20,9 @@ from websockets.frames import Frame, Opcode
 from cloche.fleets.signing import LeaseClaim, Signer, Verifier
 from cloche.node import server
 from cloche.node.admission import MOST_OF_HOLDER, Admission
-from cloche.node.certificate import make_certificate
 from cloche.node.host import NodeHost
 from cloche.node.server import BoundedConnection, listen, serving
+from cloche.serving.certificate import make_certificate
 
 
 class Served:

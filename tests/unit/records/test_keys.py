@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from sqlalchemy import insert, select
 from cloche.audit.log import Audit
 from cloche.core.errors import AuditFailed, Conflict
 from cloche.records.database import Database
-from cloche.records.keys import create_key, find_key, list_keys, revoke_key, rotate_key
+from cloche.records.keys import create_key, find_key, list_keys, revoke_key, rotate_key, store_key
 from cloche.records.tables import APPROVALS
 
 
@@ -68,3 +69,13 @@ def test_what_the_audit_log_does_not_take_is_not_done(database: Database, tmp_pa
         with pytest.raises(AuditFailed):
             act()
     assert [(one.id, one.is_valid) for one in list_keys(database)] == [(kept.id, True)]
+
+
+def test_a_key_that_its_owner_has_made_is_stored_by_its_hash(database: Database) -> None:
+    """Its text never came here, and it is valid all the same; the same hash is stored once."""
+    digest = hashlib.sha256(b"cloche_made-elsewhere").digest()
+    key = store_key(database, digest, name="outside", scopes=("run",))
+    with database.reading() as session:
+        assert find_key(session, "cloche_made-elsewhere") == key
+    with pytest.raises(Conflict, match="there is a key with this SHA-256"):
+        store_key(database, digest, name="again", scopes=("run",))

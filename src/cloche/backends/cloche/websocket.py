@@ -109,7 +109,7 @@ class WebSocket(asyncio.Protocol):
             self._end(Failure.TLS, "the name does not resolve to a loopback address")
             return
         if self._account.certificate and _certificate_of(transport) != self._account.certificate:
-            self._end(Failure.TLS, "it is not the certificate of this lease's node")
+            self._end(Failure.TLS, "its SHA-256 is another one")
             return
         request = self._ws.connect()
         if key := self._account.api_key.reveal():

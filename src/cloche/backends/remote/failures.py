@@ -22,7 +22,7 @@ class Failure(enum.Enum):
     QUOTA = ("the account's own quota is used up", "Wait until it resets, end sandboxes, or raise it at the provider.")
     REGION = ("the region has no capacity", "Configure another region, or leave it out.")
     NO_NETWORK = ("it cannot be reached", "Check the address, the network of this host and its name server.")
-    TLS = ("its certificate cannot be verified", "Check the address, the clock, and ca_file of a private CA.")
+    TLS = ("its certificate cannot be verified", "Check the address, the clock, and ca_file or certificate.")
     BAD_ANSWER = ("its answer does not follow the protocol", "Check the address; a proxy may have answered.")
     SERVER = ("it failed", "Try again later, and see the provider's status page.")
     NOT_FOUND = ("it does not know this object", "It may have ended; open another sandbox. Check template and address.")
