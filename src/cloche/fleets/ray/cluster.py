@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 import os
+import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -76,15 +78,30 @@ def join(address: str = "", *, starts: bool = True) -> None:
         if ray.is_initialized():
             return
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": NAMESPACE}
-        try:
-            ray.init(address or "auto", **quiet)
-        except ConnectionError as error:
-            if address or os.environ.get("RAY_ADDRESS") or not starts:
+        with _own_handler_of_sigterm():
+            try:
+                ray.init(address or "auto", **quiet)
+            except ConnectionError as error:
+                if address or os.environ.get("RAY_ADDRESS") or not starts:
+                    raise unjoined(address, error) from error
+                _start_here(ray, quiet)
+            except Exception as error:
                 raise unjoined(address, error) from error
-            _start_here(ray, quiet)
-        except Exception as error:
-            raise unjoined(address, error) from error
         _silence(ray)
+
+
+@contextlib.contextmanager
+def _own_handler_of_sigterm() -> Iterator[None]:
+    """Put the process's handler of SIGTERM back after the body: Ray's prints a trace of its stack and exits.
+
+    Python's own function for it works in the main thread alone.
+    """
+    libc, handler = ctypes.CDLL(None), ctypes.create_string_buffer(256)  # more than a struct sigaction has
+    libc.sigaction(int(signal.SIGTERM), None, handler)
+    try:
+        yield
+    finally:
+        libc.sigaction(int(signal.SIGTERM), handler, None)
 
 
 def _start_here(ray: Any, quiet: dict[str, Any]) -> None:  # noqa: ANN401 - a module
