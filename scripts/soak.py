@@ -27,8 +27,9 @@ WORKSPACE = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests"
 BATCHES = ("tests/soak/test_batches.py",)
 # This machine as a fleet; then Ray, on nodes in namespaces.
 NODES = ("tests/soak/test_fleet_batches.py",)
-FLEET = {"ray": ("-m", "soak or not soak", "tests/integration/test_ray.py", "tests/soak/test_fleet.py")}
-APART = (*REMOTE, *WORKSPACE, *BATCHES, *NODES, "tests/soak/test_fleet.py")
+ON_RAY = ("tests/soak/test_fleet.py", "tests/soak/test_fleet_day.py")
+FLEET = {"ray": ("-m", "soak or not soak", "tests/integration/test_ray.py", *ON_RAY)}
+APART = (*REMOTE, *WORKSPACE, *BATCHES, *NODES, *ON_RAY)
 # Where it matters whether a signal's handler may raise in the main thread, as that of a test's time-out does.
 SIGNALS = ("tests/unit/test_sync.py", "tests/integration/test_sessions.py", "tests/integration/test_crossings.py")
 AREAS: dict[str, tuple[str, ...]] = {

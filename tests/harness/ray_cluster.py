@@ -170,7 +170,8 @@ def _environment(folder: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "XDG_", "CLOCHE_"))}
     home = str(folder / "own" / "home")
     own = {"HOME": home, "XDG_STATE_HOME": f"{home}/state", "XDG_RUNTIME_DIR": f"{home}/runtime"}
-    return kept | RAY_SETTINGS | own | {"RAY_AUTH_TOKEN_PATH": str(folder / "token"), "TMPDIR": f"{home}/tmp"}
+    own |= {"RAY_TMPDIR": str(folder / "own"), "RAY_AUTH_TOKEN_PATH": str(folder / "token"), "TMPDIR": f"{home}/tmp"}
+    return kept | RAY_SETTINGS | own
 
 
 class _Node:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 from cloche import __version__
 from cloche.execution.registry import collect_garbage
 from tests.harness import fleet_calls, fleet_losses
-from tests.harness.ray_cluster import RayCluster
+from tests.harness.ray_cluster import ROOT, RayCluster
+from tests.harness.texts import blocks
 
 pytestmark = [pytest.mark.root, pytest.mark.soak]
 NODES = (1, 2, 3)
@@ -160,3 +162,27 @@ def test_a_drain_is_undone_and_top_ends_quietly() -> None:
             done = cluster.run(["bash", "-mc", script])
             assert f"code {code}" in done.stdout
             assert done.stderr == ""
+
+
+def test_ten_lines_lead_from_one_machine_to_three(tmp_path: Path) -> None:
+    """The lines of docs/fleet.md, each run where its comment says; pip alone has run before."""
+    (text,) = (text for text in blocks(ROOT / "docs" / "fleet.md", "sh") if "--address=FIRST" in text)
+    lines = text.splitlines()
+    assert len(lines) == 10
+    by_place: dict[str, list[str]] = {}
+    for line in lines:
+        command, _, comment = line.partition("  # on ")
+        by_place.setdefault(comment.partition(":")[0].strip() or "any one", []).append(command.strip())
+    assert by_place.pop("each machine") == ["pip install 'cloche[ray]'"]
+    with RayCluster(bare=True) as cluster:
+        cluster.start(*NODES)
+        path = {**cluster.environment(), "PATH": f"{Path(cluster.python).parent}:{os.environ['PATH']}"}
+        del path["RAY_ADDRESS"]
+        for place, numbers in (("the first", [1]), ("each other one", [2, 3]), ("any one", [2])):
+            text = "\n".join(by_place[place]).replace("FIRST", "10.77.0.1")
+            for number in numbers:
+                done = cluster.run(["bash", "-ec", f"cd {tmp_path}\n{text}"], number, env=path)
+                assert done.returncode == 0, done
+    assert done.stdout.count(" ready ") == 6, "three nodes, shown twice"
+    assert "\n42\n" in done.stdout
+    assert json.loads((tmp_path / "results.jsonl").read_text())["stdout"] == "7\n"
