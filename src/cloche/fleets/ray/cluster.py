@@ -20,6 +20,7 @@ T = TypeVar("T")
 NAMESPACE = "cloche"
 COORDINATOR = "coordinator"
 ANSWER_S, REACHED_S = 20.0, 1.0
+OUTSIDE = "Write HOST:PORT, on a machine of the cluster; from outside of it use backend=cloche."
 UNREACHED = 'Look at "ray status" there; the address is HOST:PORT of its head, such as 10.0.0.1:6379.'
 NONE_HERE = "no Ray cluster was found: a run starts Ray on this machine, which ends with its process."
 START_ONE = 'Set RAY_ADDRESS or fleet.address, or start one: "ray start --head".'
@@ -59,7 +60,9 @@ def find(address: str = "") -> str:
 
 
 def check_answers(address: str) -> None:
-    """Raise BackendUnavailable for a cluster whose port accepts no connection."""
+    """Raise BackendUnavailable for a cluster whose port accepts no connection, which Ray itself tries for long."""
+    if "://" in address:
+        raise BackendUnavailable(f"{address} is no address of a Ray cluster's head.", remedy=OUTSIDE)
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), REACHED_S).close()
@@ -77,17 +80,38 @@ def join(address: str = "", *, starts: bool = True) -> None:
     with _lock:
         if ray.is_initialized():
             return
-        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": NAMESPACE}
+        where = _answering(address)
+        if not where and not starts:
+            raise BackendUnavailable("no Ray cluster was found.", remedy=START_ONE)
         with _own_handler_of_sigterm():
-            try:
-                ray.init(address or "auto", **quiet)
-            except ConnectionError as error:
-                if address or os.environ.get("RAY_ADDRESS") or not starts:
-                    raise unjoined(address, error) from error
-                _start_here(ray, quiet)
-            except Exception as error:
-                raise unjoined(address, error) from error
+            _init(ray, where)
         _silence(ray)
+
+
+def _answering(address: str) -> str:
+    """Return the address of a cluster that answers, empty if none is named and none is here."""
+    where = find(address)
+    try:
+        if where not in ("", "local"):
+            check_answers(where)
+    except BackendUnavailable:
+        if address or os.environ.get("RAY_ADDRESS"):
+            raise
+        return ""  # Ray's own note of a cluster that was here
+    return where
+
+
+def _init(ray: Any, where: str) -> None:  # noqa: ANN401 - a module
+    global _is_own
+    own: dict[str, Any] = {} if where else {"include_dashboard": False}
+    if not where:
+        log.warning("There is no Ray cluster: Ray is started here, and ends with this process.")
+        os.environ.setdefault("RAY_SCHEDULER_EVENTS", "0")
+    try:
+        ray.init(where or "local", log_to_driver=False, logging_level=logging.ERROR, namespace=NAMESPACE, **own)
+    except Exception as error:
+        raise unjoined(where, error) from error
+    _is_own = not where
 
 
 @contextlib.contextmanager
@@ -104,17 +128,6 @@ def _own_handler_of_sigterm() -> Iterator[None]:
         libc.sigaction(int(signal.SIGTERM), handler, None)
 
 
-def _start_here(ray: Any, quiet: dict[str, Any]) -> None:  # noqa: ANN401 - a module
-    global _is_own
-    log.warning("There is no Ray cluster (RAY_ADDRESS is not set): Ray is started here, and ends with this process.")
-    os.environ.setdefault("RAY_SCHEDULER_EVENTS", "0")
-    try:
-        ray.init("local", include_dashboard=False, **quiet)
-    except Exception as error:
-        raise unjoined("", error) from error
-    _is_own = True
-
-
 def is_own() -> bool:
     """Tell whether this process has started its Ray, which ends with it."""
     return _is_own
@@ -129,10 +142,9 @@ def _silence(ray: Any) -> None:  # noqa: ANN401 - a module
 
 def unjoined(address: str, error: Exception) -> BackendUnavailable:
     """Return the error of a cluster that cannot be joined."""
-    first = str(error).strip().partition("\n")[0]
-    address = address or os.environ.get("RAY_ADDRESS", "")
+    first = str(error).strip().partition("\n")[0] or type(error).__name__
     if not address:
-        return BackendUnavailable("no Ray cluster was found.", remedy=START_ONE)
+        return BackendUnavailable(f"Ray cannot be started here: {first}", remedy=START_ONE)
     if "ersion mismatch" in str(error):
         remedy = "Use the cluster's versions of Python and Ray, or reach its fleet from outside with backend=cloche."
     else:

@@ -79,7 +79,7 @@ class CoordinatorActor:
         self._new_event = asyncio.Event()
         self._starting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._used_at = time.monotonic()
+        self._used_at, self._is_ending = time.monotonic(), False
 
     async def hello(self) -> str:
         """Return the version of Cloche in this process, and begin to serve."""
@@ -109,6 +109,9 @@ class CoordinatorActor:
     ) -> CoordinatorAnswer:
         """Return the answer to a request, which the first call makes, if there is one within `POLL_S`."""
         await self._started()
+        if self._is_ending:  # the caller asks the next coordinator
+            await asyncio.sleep(TICK_S)
+            return CoordinatorAnswer(is_there=False)
         asked = self._requests.get(request)
         if asked is None:
             work = self._coordinator.lease(spec, ttl_s=ttl_s, key=key, labels=labels)
@@ -207,6 +210,7 @@ class CoordinatorActor:
             if status.leases or status.waiting:
                 self._used_at = now
             if now - self._used_at > self._settings.fleet.idle_s:
+                self._is_ending = True
                 await answered(self._coordinator.down())
                 await cluster.in_thread(cluster.end_actor, cluster.COORDINATOR)
 
