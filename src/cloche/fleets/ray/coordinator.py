@@ -210,9 +210,15 @@ class CoordinatorActor:
             if status.leases or status.waiting:
                 self._used_at = now
             if now - self._used_at > self._settings.fleet.idle_s:
-                self._is_ending = True
-                await answered(self._coordinator.down())
-                await cluster.in_thread(cluster.end_actor, cluster.COORDINATOR)
+                await self._end()
+
+    async def _end(self) -> None:
+        self._is_ending = True
+        try:
+            await self._coordinator.down()
+        except Exception as error:  # what is left ends by itself, as after the death of a coordinator
+            log.warning("the fleet did not end properly: %r", error)
+        await cluster.in_thread(cluster.end_actor, cluster.COORDINATOR)
 
     async def _note_events(self) -> None:
         number = 0
