@@ -1,0 +1,60 @@
+"""What the caller's side of a fleet on Ray decides without Ray."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from cloche.core.errors import BackendUnavailable
+from cloche.core.fleet_settings import FleetSettings
+from cloche.fleets.ray.cluster import check_answers
+from cloche.fleets.ray.fleet import differences
+
+# Another handler is set at the level of the C library in a thread, as Ray does it.
+REPLACED = """
+import faulthandler, os, signal, sys, threading, time
+from cloche.fleets.ray import cluster
+
+def end(number, _):
+    raise SystemExit(128 + number)
+
+def replace():
+    with cluster._own_handler_of_sigterm():
+        faulthandler.register(signal.SIGTERM)
+
+signal.signal(signal.SIGTERM, end)
+thread = threading.Thread(target=replace)
+thread.start()
+thread.join()
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(10)
+"""
+
+
+def test_a_cluster_that_does_not_answer_is_named_at_once() -> None:
+    """A port that nobody listens on, a word that is no address, and an address for another protocol."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        check_answers(address)
+    for wrong, text in ((address, "cannot be reached: .*refused"), ("head", "cannot be reached")):
+        with pytest.raises(BackendUnavailable, match=text) as raised:
+            check_answers(wrong)
+        assert "HOST:PORT of its head" in raised.value.remedy
+    with pytest.raises(BackendUnavailable, match="ray://head:10001 is no address .*use backend=cloche"):
+        check_answers("ray://head:10001")
+
+
+def test_a_running_fleet_says_which_settings_it_does_not_have() -> None:
+    """Those that its coordinator was started with; a caller's own count at once."""
+    wanted = FleetSettings(share=0.8, idle_s=60.0, ttl_s=10.0, wait_s=1.0)
+    assert differences(FleetSettings(), wanted) == "share 0.5 and not 0.8, idle 600.0 and not 60.0"
+    assert differences(wanted, wanted) == ""
+
+
+def test_sigterm_keeps_its_handler_while_ray_is_joined() -> None:
+    """It is put back from whatever thread joins."""
+    done = subprocess.run([sys.executable, "-c", REPLACED], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "", "")
