@@ -224,7 +224,10 @@ def _add_runs(service: Service, count: int) -> None:
     with database.reading() as session:
         row = session.scalars(select(StoredRun).where(StoredRun.status == "ok").limit(1)).one()
     common = {"project": row.project, "worker": row.worker, "document": row.document, "created_at": row.created_at}
-    kinds = [{"status": "timeout", "session_id": "one"}, *[{"status": "ok", "session_id": None}] * 99]
+    kinds: list[dict[str, Any]] = [
+        {"status": "timeout", "session_id": "one"},
+        *[{"status": "ok", "session_id": None}] * 99,
+    ]
     with database.writing() as session:
         session.execute(insert(StoredRun), [{**common, **kinds[n % 100], "id": new_id("run")} for n in range(count)])
     database.close()

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What `make check` and `make test` run: style, types, what no linter knows, and whether every test can be read, which
 # `make test` sees by itself (`scripts/check.sh beside-tests`). pyright takes longer than all others, so it runs beside them;
-# beside the tests it reads the parts that users import and `tests/public_types.py`, and mypy all of `src`.
+# beside the tests it reads the parts that users import and `tests/public_types.py`, and mypy all of `src` and `bench`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 unset PYTHONDONTWRITEBYTECODE

@@ -54,13 +54,13 @@ class Scenario:
 
     name: str
     title: str
-    enter: Callable[[BenchSize, ExitStack], Cases]
+    enter: Callable[[Any, ExitStack], Cases]  # a `BenchSize`, or what else the caller measures with
     reference: str = PLAIN
     share: float = 1.0
     least: int = 1
     at_full_speed: tuple[str, ...] = ()
     speed_limit_s: float = 30.0  # most seconds at full speed per case
-    also: Mapping[str, Callable[[BenchSize], dict[str, Any]]] = field(default_factory=dict)
+    also: Mapping[str, Callable[[Any], dict[str, Any]]] = field(default_factory=dict)
     looks_at_memory: bool = False  # of warm processes, after all turns
 
     def rounds(self, requested: int) -> int:

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import re
 from abc import ABC, abstractmethod
-from typing import ClassVar, Self
+from typing import Self
 
 from cloche.core.errors import BackendUnavailable
 from cloche.core.protocols import Capabilities
@@ -57,7 +57,7 @@ class AccountBackend(ABC):
     The first request is sent when a sandbox is first used.
     """
 
-    name: ClassVar[str]
+    name: str  # of the class
 
     def __init__(self, account: RemoteAccount | None = None):
         self._account = account
