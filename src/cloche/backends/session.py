@@ -464,7 +464,8 @@ class Session:
         if sending is not None:
             await become_task()
             with suppress_logged(log, "a session does not read; its next cell will report that", TimeoutError):
-                await asyncio.wait_for(sending, INTERRUPT_TIMEOUT_S * self._transport.slowness)
+                async with asyncio.timeout(INTERRUPT_TIMEOUT_S * self._transport.slowness):
+                    await sending
 
     def _on_flood(self) -> None:
         """Interrupt a cell that sends or prints too much; between two cells, kill the interpreter."""

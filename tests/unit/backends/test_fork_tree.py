@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from cloche.backends.local.fork_tree import CLONE_TIMEOUT_S, ORIGIN, ForkTree, Node
 from cloche.backends.local.helper_link import HelperConnection
+from cloche.backends.local.session import LocalTransport
 from cloche.backends.local.streams import SessionPipes
 from cloche.backends.local.workspace import Workspace
 from cloche.backends.session import SessionLink
@@ -104,3 +106,24 @@ def test_a_clone_that_never_begins_is_not_waited_for_without_end(monkeypatch: py
             await _clone(_Pipes(is_ever_ready=False))
 
     asyncio.run(clone())
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_cell_that_is_cancelled_as_the_helper_answers_is_cancelled(turns: int) -> None:
+    """In whichever turn of the loop the cancellation comes, the cell that waits for the helper is not sent."""
+
+    async def main() -> bool:
+        connection = HelperConnection(Spec(), "")
+        connection._is_attended = True
+        transport: Any = SimpleNamespace(fork_tree=SimpleNamespace(connection=connection))
+        waiting = asyncio.ensure_future(LocalTransport._await_signals(transport, transport.fork_tree))
+        for _ in range(4):  # until it has asked
+            await asyncio.sleep(0)
+        connection._take_answer({"id": 1}, [])
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        is_in_time = waiting.cancel()
+        await asyncio.wait([waiting])
+        return waiting.cancelled() is is_in_time
+
+    assert asyncio.run(main())

@@ -133,7 +133,9 @@ class LocalTransport:
             return
         await become_task()  # asyncio.timeout needs a task
         try:
-            await asyncio.wait_for(fork_tree.connection.ask("echo"), ACK_TIMEOUT_S)
+            # Until Python 3.12, `wait_for` drops a cancellation that comes in the turn in which its task ends.
+            async with asyncio.timeout(ACK_TIMEOUT_S):
+                await fork_tree.connection.ask("echo")
         except (OSError, TimeoutError) as error:
             raise StartFailed(f"the helper does not answer: {error}", step="helper") from error
 
@@ -172,7 +174,8 @@ class LocalTransport:
             with suppress_logged(
                 log, "the interpreter does not read its input; its cell will report that", TimeoutError
             ):
-                await asyncio.wait_for(sending, ACK_TIMEOUT_S)
+                async with asyncio.timeout(ACK_TIMEOUT_S):
+                    await sending
 
     async def _await_signals(self, fork_tree: ForkTree) -> None:
         """Wait until the helper, which handles messages in order, has sent the last cell's signals."""
@@ -180,7 +183,8 @@ class LocalTransport:
         with suppress_logged(
             log, "a session's helper does not answer; its next cell will report that", OSError, TimeoutError
         ):
-            await asyncio.wait_for(fork_tree.connection.ask("echo"), ACK_TIMEOUT_S)
+            async with asyncio.timeout(ACK_TIMEOUT_S):
+                await fork_tree.connection.ask("echo")
 
     async def go_on(self) -> None:
         """Move to the node in which this session continues after a fork."""
@@ -409,10 +413,11 @@ class LocalSession(Session):
         if fork_tree is None or fork_tree.end.done():
             yield
             return
-        await become_task()  # from Python 3.12 on, asyncio.wait_for uses asyncio.timeout, which needs a task
+        await become_task()  # asyncio.timeout needs a task
         try:
             with suppress_logged(log, "a session that has ended runs nothing", OSError, TimeoutError):
-                await asyncio.wait_for(fork_tree.connection.ask("halt", node=node), HALT_TIMEOUT_S)
+                async with asyncio.timeout(HALT_TIMEOUT_S):
+                    await fork_tree.connection.ask("halt", node=node)
             yield
         finally:
             fork_tree.connection.notify("resume", id=0, node=node)

@@ -376,7 +376,8 @@ class SessionPipes(StreamSet):
         sending = self.send(encode({"op": "fork", "id": request_id, "flags": FORK_FLAGS}))
         if sending is not None:
             with suppress_logged(log, "the interpreter does not read its input", TimeoutError):
-                await asyncio.wait_for(sending, timeout_s)
+                async with asyncio.timeout(timeout_s):  # `wait_for` may drop a cancellation
+                    await sending
         _, *ends = clone_pipes.guest_ends()
         with suppress_logged(log, "the interpreter is gone; the answer will report that", OSError):
             socket.send_fds(self._socket, [b"f"], ends)
