@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import glob
 import json
+import os
 import signal
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -248,6 +250,34 @@ def test_wrong_credentials_and_silent_strangers_are_disconnected(node: Node) -> 
 
     assert 8 <= asyncio.run(main()) < 16
     assert cloche.run("print(1)", backend=node.backend("after")).stdout == "1\n"
+
+
+def test_slow_starts_hold_up_no_other(tmp_path: Path) -> None:
+    """Five that wait for an index which never answers, each of another lease, and one that needs nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        variables = {
+            "UV_DEFAULT_INDEX": f"http://127.0.0.1:{silent.getsockname()[1]}/simple", "HOME": str(tmp_path),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }  # fmt: skip
+        node = Node(tmp_path, variables=variables, program="tests.harness.node_outside")
+        accepted = list[socket.socket]()
+
+        async def main() -> None:
+            packages = {"packages": ["one"]}
+            slow = [asyncio.ensure_future(ask(node.account(f"slow-{n}"), "sandbox.open", packages)) for n in range(5)]
+            accepted.append((await asyncio.to_thread(silent.accept))[0])
+            assert (await ask(node.account("quick"), "sandbox.open", {}, timeout_s=15))["state"] == "running"
+            assert not any(opening.done() for opening in slow)
+            for opening in slow:
+                opening.cancel()
+            await asyncio.gather(*slow, return_exceptions=True)
+
+        try:
+            asyncio.run(main())
+        finally:
+            node.end()
+            for connection in accepted:
+                connection.close()
 
 
 def test_a_silent_coordinator_and_a_killed_node_leave_nothing(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from cloche.fleets.placing import NOTHING, ResourceSize
 from cloche.records.ids import new_id, now
 from cloche.wire.attachments import Attachment
 from cloche.wire.held import Terms, as_info, needs_worker, open_held, until_over
+from cloche.wire.places import Places
 from cloche.wire.problems import Refused
 from cloche.wire.sandboxes import ENDED, RUNNING, read_labels, read_states
 from cloche.wire.shares import Shares
@@ -31,6 +32,7 @@ from .amounts import LeaseAmounts
 MOST_SANDBOXES = 256
 MOST_ENDED = 256  # whose facts are kept
 END_S, DENY_S = 15.0, 2.0
+STARTS, SLOW_S = 4, 3.0  # sandboxes that start at once
 ROOM_S = 5.0  # in which what just ran in the lease ends
 log = logging.getLogger("cloche.fleet")
 
@@ -56,7 +58,7 @@ class NodeSandboxes:
         self.amounts = LeaseAmounts(self._living)
         self._open: dict[str, LeasedSandbox] = {}
         self._ended: deque[tuple[str, dict[str, Any]]] = deque(maxlen=MOST_ENDED)
-        self._starting = asyncio.Semaphore(4)
+        self._starting = Places(STARTS)
         self.listings = asyncio.Semaphore(2)
 
     def __len__(self) -> int:
@@ -86,7 +88,9 @@ class NodeSandboxes:
             self._shares.give_back(lease)
             raise
         try:
-            sandbox = await self._opened(options, files, terms)
+            await asyncio.to_thread(needs_worker, options, terms)
+            async with self._start(lease):
+                sandbox = await open_held(options, files, terms)
             facts = _facts_of(sandbox, lease, document)
             held = LeasedSandbox(
                 lease=lease, size=size, terms=terms, facts=facts,
@@ -102,12 +106,22 @@ class NodeSandboxes:
         held.attending = asyncio.ensure_future(self._attend(held))
         return dict(facts)
 
-    async def _opened(
-        self, options: Mapping[str, Any], files: Mapping[str, bytes | InputFile] | None, terms: Terms
-    ) -> AsyncSandbox:
-        await asyncio.to_thread(needs_worker, options, terms)
-        async with self._starting:
-            return await open_held(options, files, terms)
+    @asynccontextmanager
+    async def _start(self, lease: str) -> AsyncIterator[None]:
+        """Hold a place for the body, but for `SLOW_S` at most: one that waits for packages or an image needs none."""
+        await self._starting.take(lease)
+        turn = [lease]
+
+        def give_back() -> None:
+            if turn:
+                self._starting.release(turn.pop())
+
+        slow = asyncio.get_running_loop().call_later(SLOW_S, give_back)
+        try:
+            yield
+        finally:
+            slow.cancel()
+            give_back()
 
     async def _attend(self, held: LeasedSandbox) -> None:
         await until_over(held.attachment, held.terms)

@@ -27,13 +27,15 @@ from cloche.wire.connection import SILENCE_HEADER, Wire
 from cloche.wire.problems import Refused
 from cloche.wire.sockets import Disconnected, close_of
 
-from .admission import MOST_OF_HOLDER, Admission
+from .admission import COORDINATOR, MOST_OF_HOLDER, Admission
 from .host import NodeHost, lease_over
 from .leases import ENDED
-from .verbs import ALL_VERBS, COORDINATOR
+from .verbs import ALL_VERBS
 
 PATH = "/api/wire"
-STRANGER_S = 5.0  # for the handshakes, and then for a valid call
+STRANGER_S = 5.0  # for each of the two handshakes, and then for a valid call
+OPENING_S = 10.0  # for all of these
+ACCEPTED, ENCRYPTED, OPEN = 0, 1, 2  # stages of a stranger's connection
 MOST_WRONG = 8  # wrong credentials over one connection
 SEND_S = 60.0  # a client that reads nothing for so long is disconnected
 CLOSE_S = 1.0
@@ -82,20 +84,32 @@ class BoundedListener(socket.socket):
 class CountedSocket(socket.socket):
     """A connection that is counted from its start to its end."""
 
+    stage = ACCEPTED
     _admission: Admission | None = None
     _address = ""
     _holder: str | None = None
+    _late: asyncio.TimerHandle | None = None
 
     def count(self, admission: Admission, address: str) -> None:
-        """Begin to count."""
+        """Begin to count. A stranger that has come less far may lose its place to it."""
         self._admission, self._address = admission, address
-        admission.opened(address)
+        loser = admission.opened(address, self)
+        if isinstance(loser, CountedSocket):
+            loser.lose()
+        self._late = asyncio.get_running_loop().call_later(OPENING_S, self.lose)
+
+    def lose(self) -> None:
+        """End the connection, whose transport then reads its end."""
+        with contextlib.suppress(OSError):
+            self.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the socket, and count it no longer."""
         admission, self._admission = self._admission, None
+        if self._late is not None:
+            self._late.cancel()
         if admission is not None:
-            admission.closed(self._address, self._holder)
+            admission.closed(self._address, self, self._holder)
         super().close()
 
     def hold(self, holder: str) -> bool:
@@ -104,8 +118,10 @@ class CountedSocket(socket.socket):
             return True
         if not self._admission.has_room(holder):
             return False
-        self._admission.held(self._address, self._holder, holder)
+        self._admission.held(self._address, self, self._holder, holder, time.monotonic())
         self._holder = holder
+        if self._late is not None:
+            self._late.cancel()
         return True
 
     def note_wrong(self) -> None:
@@ -116,6 +132,12 @@ class CountedSocket(socket.socket):
 
 class BoundedConnection(ServerConnection):
     """A connection that ends when its client makes the node answer, as by pings, and reads no answers."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Note that TLS is there."""
+        super().connection_made(transport)
+        if (counted := _counted(self)) is not None:
+            counted.stage = ENCRYPTED
 
     def data_received(self, data: bytes) -> None:
         """Take data, to which the package may answer by itself."""
@@ -179,6 +201,8 @@ class _Served:
         self._host, self._credentials = host, credentials
         self._address = str(connection.remote_address[0]) if connection.remote_address else ""
         self._socket = _counted(connection)
+        if self._socket is not None:
+            self._socket.stage = OPEN
         self._wrong, self._known = 0, asyncio.Event()
         self._holder, self._users = "", dict[str, float]()  # whose it is, and all whose calls came, with their ends
         self._has_ended, self._why = asyncio.Event(), ""

@@ -16,9 +16,9 @@ from cloche.wire.calls import Call, CallRequest
 from cloche.wire.exec_options import WireModel, Word
 from cloche.wire.verbs import VERBS, Verb
 
+from .admission import COORDINATOR
 from .host import NodeHost
 
-COORDINATOR = "coordinator"
 LEAST_TTL_S, MOST_TTL_S = 1.0, 3_600.0
 MOST_DENIED, MOST_TOLD = 1_024, 65_536
 LeaseId = Annotated[str, StringConstraints(min_length=1, max_length=256)]

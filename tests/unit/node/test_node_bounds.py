@@ -10,7 +10,7 @@ import pytest
 
 from cloche.core.errors import BackendUnavailable
 from cloche.node import PACKAGES, require_extra
-from cloche.node.admission import MOST_OF_ADDRESS, MOST_OF_HOLDER, MOST_WRONG, WRONG_S, Admission
+from cloche.node.admission import COORDINATOR, MOST_OF_ADDRESS, MOST_WRONG, WRONG_S, Admission
 from cloche.node.leases import ENDED, RELEASED, REMEMBER_S, LeaseTable
 
 
@@ -33,35 +33,60 @@ def test_a_lease_ends_at_its_latest_end_and_its_id_stays_refused() -> None:
     assert table.is_full
 
 
-def test_strangers_have_a_part_of_all_connections() -> None:
-    """An address has half of them; a lease's count as the lease's, which has few, and give room back at their end."""
-    admission = Admission(most=100, most_strangers=64)
-    for _ in range(MOST_OF_ADDRESS):
-        assert admission.admits("a", 0.0)
-        admission.opened("a")
-    assert (admission.admits("a", 0.0), admission.admits("b", 0.0)) == (False, True)
-    for _ in range(MOST_OF_HOLDER):
-        assert admission.has_room("lease")
-        admission.held("a", None, "lease")
-        admission.opened("a")
-    assert (admission.has_room("lease"), admission.has_room("other")) == (False, True)
-    admission.held("a", "lease", "other")
-    assert admission.has_room("lease")
-    for holder in ["other", *["lease"] * (MOST_OF_HOLDER - 1), None, None]:
-        admission.closed("a", holder)
-    assert (admission.open, admission.strangers) == (MOST_OF_ADDRESS - 2, MOST_OF_ADDRESS - 2)
-    for number in range(64 - admission.strangers):
-        admission.opened(f"c{number}")
-    assert not admission.admits("b", 0.0)
+class Connection:
+    """A connection that has come so far."""
+
+    def __init__(self, stage: int = 0):
+        self.stage = stage
+
+
+def test_strangers_hold_no_place_against_others() -> None:
+    """Another one takes the place of the one that has come least far: of its address, or of the one with most."""
+    admission = Admission(most_strangers=40)
+    crowd = [Connection(stage=2) for _ in range(MOST_OF_ADDRESS)]
+    crowd[3].stage = crowd[5].stage = 1
+    assert [admission.opened("a", stranger) for stranger in crowd] == [None] * MOST_OF_ADDRESS
+    assert admission.opened("a", Connection()) is crowd[3]
+    assert [admission.opened("b", Connection()) for _ in range(8)] == [None] * 8
+    assert admission.strangers == 40
+    newest = Connection(stage=1)
+    loser = admission.opened("c", newest)
+    assert loser is not None
+    assert (loser.stage, loser in crowd) == (0, False)
+    admission.closed("a", crowd[3], None)  # it has lost its place before
+    assert admission.strangers == 40
+    admission.held("a", crowd[0], None, "lease", 0.0)
+    assert admission.opened("d", Connection()) is None
+
+
+def test_the_more_connections_there_are_the_fewer_has_a_lease() -> None:
+    """So others have some; the coordinator always has; each gives its place back at its end."""
+    admission, held = Admission(most=64), list[tuple[str, Connection]]()
+    for lease in [f"lease-{number}" for number in range(30)]:
+        while admission.has_room(lease):
+            held.append((lease, Connection()))
+            admission.opened("a", held[-1][1])
+            admission.held("a", held[-1][1], None, lease, 0.0)
+    leases = [lease for lease, _ in held]
+    assert (leases.count("lease-0"), len(held)) == (7, 57)
+    assert len(set(leases)) > 20
+    assert admission.has_room(COORDINATOR)
+    lease, connection = held.pop()
+    assert not admission.has_room("other")
+    admission.closed("a", connection, lease)
+    assert admission.has_room("other")
 
 
 def test_an_address_with_many_wrong_credentials_waits() -> None:
-    """Only that address, and only for a while."""
-    admission = Admission()
-    for _ in range(MOST_WRONG):
-        assert admission.admits("a", 1.0)
-        admission.note_wrong("a", 1.0)
-    assert (admission.admits("a", 2.0), admission.admits("b", 2.0)) == (False, True)
+    """Only that address, for a while, and none that a valid one came from."""
+    admission, connection = Admission(), Connection()
+    for address in ("a", "b"):
+        for _ in range(MOST_WRONG):
+            assert admission.admits(address, 1.0)
+            admission.note_wrong(address, 1.0)
+    admission.opened("b", connection)
+    admission.held("b", connection, None, "lease", 1.0)
+    assert [admission.admits(address, 2.0) for address in "abc"] == [False, True, True]
     assert admission.admits("a", 1.0 + WRONG_S)
 
 

@@ -19,9 +19,9 @@ from websockets.frames import Frame, Opcode
 
 from cloche.fleets.signing import LeaseClaim, Signer, Verifier
 from cloche.node import server
-from cloche.node.admission import MOST_OF_HOLDER, Admission
+from cloche.node.admission import MOST_OF_ADDRESS, MOST_OF_HOLDER, MOST_STRANGERS, Admission
 from cloche.node.host import NodeHost
-from cloche.node.server import BoundedConnection, listen, serving
+from cloche.node.server import MOST_WRONG, BoundedConnection, listen, serving
 from cloche.serving.certificate import make_certificate
 
 
@@ -32,19 +32,29 @@ class Served:
         self.host, self._signer, self._certificate, self._port = host, signer, certificate, port
         self._clients: list[ClientConnection] = []
 
+    async def tcp(self, address: str = "127.0.0.1") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect from an address, and send nothing."""
+        return await asyncio.open_connection("127.0.0.1", self._port, local_addr=(address, 0))
+
     async def client(self, lease: str) -> tuple[ClientConnection, str]:
         """Return a new connection, and the answer to a lease's call over it."""
+        client = await self.stranger()
+        return client, await self.call(client, lease)
+
+    async def stranger(self) -> ClientConnection:
+        """Return a new connection, over which no call was made."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         client = await connect(f"wss://127.0.0.1:{self._port}/api/wire", ssl=context, proxy=None, ping_interval=None)
         self._clients.append(client)
         await client.recv()
-        return client, await self.call(client, lease)
+        return client
 
-    async def call(self, client: ClientConnection, lease: str) -> str:
+    async def call(self, client: ClientConnection, lease: str, *, credential: str = "") -> str:
         """Call over a connection, and return the answer."""
         claim = LeaseClaim(lease=lease, until=time.time() + 60, certificate=self._certificate)
-        body = json.dumps({"verb": "lease.renew", "credential": self._signer.credential(claim).reveal()}).encode()
+        credential = credential or self._signer.credential(claim).reveal()
+        body = json.dumps({"verb": "lease.renew", "credential": credential}).encode()
         await client.send(struct.pack(">IIB", len(body), 1, 1) + body)
         answer = await client.recv()
         assert isinstance(answer, bytes)
@@ -91,6 +101,47 @@ def test_a_lease_has_few_connections_and_none_when_it_is_over(monkeypatch: pytes
             assert '"until"' in await served.call(shared, "two")
 
     asyncio.run(main())
+
+
+def test_strangers_hold_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither of one address, nor of several, whether they say nothing or go halfway; nor do wrong credentials."""
+    monkeypatch.setattr(server, "STRANGER_S", 60.0)
+    monkeypatch.setattr(server, "OPENING_S", 60.0)
+
+    async def main() -> None:
+        async with node_server() as served:
+            silent = [await served.tcp(f"127.0.0.{number % 4 + 1}") for number in range(2 * MOST_STRANGERS)]
+            for _ in range(3):
+                assert '"until"' in (await served.client("one"))[1]
+            halfway = [await served.stranger() for _ in range(MOST_OF_ADDRESS + 1)]
+            assert '"until"' in (await served.client("one"))[1]
+            with pytest.raises(ConnectionClosed):
+                await halfway[0].recv()
+            for _ in range(3):
+                shown = await served.stranger()
+                for _ in range(MOST_WRONG):
+                    await served.call(shown, "one", credential="x.y")
+            assert '"until"' in (await served.client("one"))[1]
+            for _, writer in silent:
+                writer.transport.abort()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_an_opening_has_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For all of it together, whatever it has sent; a holder's connection goes on."""
+    monkeypatch.setattr(server, "OPENING_S", 0.5)
+
+    async def main() -> None:
+        async with node_server() as served:
+            client, _ = await served.client("one")
+            reader, writer = await served.tcp()
+            writer.write(b"\x16\x03\x01\x40")  # the beginning of a TLS record
+            assert await asyncio.wait_for(reader.read(), 30) == b""
+            writer.close()
+            assert '"until"' in await served.call(client, "one")
+
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_a_client_that_pings_and_reads_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
