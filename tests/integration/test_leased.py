@@ -6,20 +6,24 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import pytest
 
 from cloche.backends.cloche.leased import LeasedBackend
-from cloche.core.errors import BackendUnavailable, NodeLost
+from cloche.core.errors import BackendUnavailable, InvalidRequest, NodeLost
 from cloche.core.languages import LANGUAGES
 from cloche.core.limits import Limits
-from cloche.core.policy import Policy
+from cloche.core.policy import BACKEND_ROWS, BackendRow, Policy
+from cloche.core.record import replace
 from cloche.core.request import Request
 from cloche.core.result import Result, Status
 from cloche.fleets import leases
+from cloche.fleets.leases import Leases
 from cloche.server.sandbox_fusion import CodeRequest, JupyterRequest
 from cloche.server.sandbox_fusion_runs import run_cells, run_code
+from cloche.wire.attachments import Attachment
+from cloche.wire.held import Terms, needs_worker, open_held, until_over
 from tests.harness.fleets import LocalFleetBackend, node_pid
 
 CLAIMED = Policy(accept_claimed=True)
@@ -113,6 +117,43 @@ def test_a_node_that_is_lost_takes_its_session_and_the_next_run_has_a_place(back
         asyncio.run(lose())
     assert raised.value.node == "local"
     assert asyncio.run(_run(backend, "print('again')")).stdout == "again\n"
+
+
+class ServedBackend(LocalFleetBackend):
+    """What a service of this fleet runs code on, by the name of an engine."""
+
+    name = "ray"
+    of_tests: ClassVar[LocalFleetBackend]
+
+    def __init__(self, _: object = None) -> None:
+        super().__init__()
+
+    def _leases(self) -> Leases:
+        return self.of_tests.leases
+
+
+def test_a_service_holds_a_live_sandbox_on_a_node(backend: LocalFleetBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a keeper; it is used like any other, and its end is noticed when the node is lost."""
+    monkeypatch.setattr(ServedBackend, "of_tests", backend, raising=False)
+    row = replace(BACKEND_ROWS["ray"], provider=f"{__name__}:ServedBackend")
+    monkeypatch.setitem(cast("dict[str, BackendRow]", BACKEND_ROWS), "ray", row)
+    options: dict[str, Any] = {"backend": "ray", "accept_claimed": True}
+    terms = Terms(lifetime_s=600.0, lease_s=300.0)
+
+    async def hold() -> str:
+        assert await asyncio.to_thread(needs_worker, options, terms)
+        sandbox = await open_held(options, None, terms)
+        try:
+            assert (await sandbox.exec(shell="echo $((6 * 7))")).stdout == "42\n"
+            os.kill(node_pid(), signal.SIGKILL)
+            async with asyncio.timeout(50):
+                return await until_over(Attachment(id="sb_1", sandbox=sandbox, is_held=True), terms)
+        finally:
+            await sandbox.close()
+
+    assert asyncio.run(hold()) == "found ended"
+    with pytest.raises(InvalidRequest, match="idle"):
+        needs_worker(options, Terms(lifetime_s=600.0, idle_s=60.0))
 
 
 def test_the_server_of_a_fleet_ends_with_its_process() -> None:

@@ -245,7 +245,8 @@ class BackendRow:
     the one level that this name stands for. `alternative` is a second provider, used where the first is not available
     and the caller names no image. `takes_image` says whether an image can be chosen, `queries_service` whether a daemon
     or a machine must answer before the backend counts as available. `isolates`: tiers 3 and 4 may choose it.
-    `is_remote` backends send the code elsewhere, so only their name chooses them. `strength` orders the names between
+    `is_remote` backends send the code elsewhere, so only their name chooses them; those of `is_fleet` to the operator's
+    own nodes, so a service opens live sandboxes there. `strength` orders the names between
     which an untrusted file may move, upwards only; None for remote ones. `auto_max_level` is the highest level that it
     can give to `auto`; without it `auto` never takes it. `auto_level` is the level that `auto` then asks for, where the
     backend has several. `needs_linux`: it runs code on this machine by features of Linux.
@@ -260,6 +261,7 @@ class BackendRow:
     queries_service: bool = False
     isolates: bool = True
     is_remote: bool = False
+    is_fleet: bool = False
     needs_linux: bool = True
     strength: int | None = None
     auto_max_level: Level | None = None
@@ -359,6 +361,7 @@ BACKEND_ROWS: Mapping[str, BackendRow] = {
         provider="cloche.backends.cloche.ray:RayBackend",
         takes_image=True,
         is_remote=True,
+        is_fleet=True,
     ),
 }
 _ISOLATING_BACKENDS = (*(name for name, row in BACKEND_ROWS.items() if row.isolates and name != "auto"), "auto")

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cloche.config.options import SandboxOptions
-from cloche.core.errors import BackendUnavailable
+from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.policy import BACKEND_ROWS
 from cloche.core.protocols import SupportsNames
 from cloche.core.record import dataclass
@@ -40,16 +40,18 @@ class Terms:
 def needs_worker(options: Mapping[str, Any], terms: Terms) -> bool:
     """Tell whether the worker holds a sandbox of these options, and no keeper.
 
-    Raises BackendUnavailable for a backend that sends code to other machines. Blocks.
+    Raises BackendUnavailable for a backend that sends code to machines of others. Blocks.
     """
     own: Any = {name: value for name, value in options.items() if name in SandboxOptions.__annotations__}
     backend = prepare(**own).backend
     row = BACKEND_ROWS.get(backend.name)
-    if row is not None and row.is_remote:
+    if row is not None and row.is_remote and not row.is_fleet:
         raise BackendUnavailable(
-            f"backend {backend.name!r}: a service opens live sandboxes on its own machine alone.",
+            f"backend {backend.name!r}: a service opens live sandboxes on its own machine, or on nodes of its fleet.",
             remedy="Name a backend of this machine, or run code there: POST /api/code/exec.",
         )
+    if row is not None and row.is_fleet and terms.idle_s is not None:
+        raise InvalidRequest("idle: on a node of a fleet nothing measures that; give the sandbox a lease or a lifetime")
     return terms.lease_s is not None or not isinstance(backend, SupportsNames)
 
 
@@ -59,8 +61,10 @@ async def open_held(
     """Open a sandbox that this worker holds, and start it. Raises ClocheError."""
     sandbox = await asyncio.to_thread(lambda: AsyncSandbox(live=True, files=files, **options))
     await sandbox.open()
+    row = BACKEND_ROWS.get(sandbox.backend)
     try:
-        await sandbox._require_live("this").ask("limits", ends_in_s=terms.lifetime_s, idle_s=terms.idle_s)
+        if row is None or not row.is_fleet:  # there `until_over` alone ends it in time
+            await sandbox._require_live("this").ask("limits", ends_in_s=terms.lifetime_s, idle_s=terms.idle_s)
     except BaseException:
         await sandbox.close()
         raise

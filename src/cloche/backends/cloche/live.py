@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from typing import Any
 
+from cloche.core.enforcement import Level
 from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest, NodeLost
 from cloche.core.events import Sink
 from cloche.core.limits import Limits
@@ -24,6 +25,7 @@ from cloche.core.result import Result, Status
 
 from ..garbage_collection import owner
 from ..live import check_port
+from ..remote.claims import claimed_controls, claimed_enforcement
 from ..remote.failures import Failure, RemoteUnavailable, remote_error
 from .connections import ask, begin, outcome
 from .fields import fits_call, limits_of, run_fields
@@ -62,6 +64,8 @@ async def opened(
         note(sandbox_id)
         sandbox = RemoteSandbox(account, sandbox_id, policy, limits_of(_object(facts.get("limits")), limits))
         holding = asyncio.ensure_future(_hold(account, sandbox_id)) if account.lease_s else None
+        if holding is not None:
+            holding.add_done_callback(sandbox.link.note_end)
         try:
             yield sandbox
         finally:
@@ -82,6 +86,8 @@ async def _hold(account: RemoteAccount, sandbox_id: str) -> None:
                 call.cancel()
                 raise
             return
+        except NodeLost:
+            return
         except RemoteUnavailable as error:
             if error.failure is Failure.NOT_FOUND:
                 return
@@ -89,6 +95,18 @@ async def _hold(account: RemoteAccount, sandbox_id: str) -> None:
         except (ClocheError, OSError) as error:
             log.debug("sandbox %s is not held for a moment: %s", sandbox_id, error)
         await asyncio.sleep(min(HOLD_AGAIN_S, account.lease_s / 8))
+
+
+class SandboxLink:
+    """Tell that a sandbox has ended, as the connection to one of this host does."""
+
+    def __init__(self) -> None:
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def note_end(self, holding: asyncio.Future[None]) -> None:
+        """Note the end of the call that holds the sandbox."""
+        if not holding.cancelled() and not self.lost.done():
+            self.lost.set_result("it has ended")
 
 
 class RemoteSandbox(RemoteFiles):
@@ -101,6 +119,8 @@ class RemoteSandbox(RemoteFiles):
         self._reader = ResultReader(account, limits)
         self._is_over = False
         self.has_ended = False  # as the service has said
+        self.link = SandboxLink()
+        self.enforcement = claimed_enforcement(Level.JAIL, claimed_controls(account.host))
         self._answering: Answering | None = None
 
     # What runs.
