@@ -30,7 +30,7 @@ from cloche.core.fleet import (
 )
 
 from .decisions import Action, AskBlock, Decisions, EndLease, GiveBack, Grant, PlacingRules, Refuse, Sublet
-from .engine import EngineNode, FleetEngine, LinkTo, NodeReport
+from .engine import DeniedAddresses, EngineNode, FleetEngine, LinkTo, NodeReport
 from .events import EventReader, EventReaders
 from .hosts import NodeHosts
 from .lease_ids import MOST_TTL_S, check_request, key_tag, new_lease_id, size_of, sublet_of
@@ -442,7 +442,7 @@ class Coordinator:
         """Try to connect to a node's address."""
         return await self._reach(address)
 
-    def denied(self) -> Sequence[str]:
+    def denied(self) -> DeniedAddresses:
         """Return the addresses of all nodes."""
         return self._hosts.denied
 

@@ -7,6 +7,8 @@ one node; the layer that has the wire's client makes links, and gives the coordi
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -115,6 +117,27 @@ class NodeReport:
     clock: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepAnswer:
+    """What a node answers to a heartbeat: the tags of the digests that it has, and of the addresses that it denies."""
+
+    digests_tag: str = ""
+    denied_tag: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeniedAddresses:
+    """What no guest may reach: addresses of machines, and a tag that differs when they do."""
+
+    addresses: tuple[str, ...] = ()
+    tag: str = ""
+
+
+def denied_tag(addresses: Sequence[str]) -> str:
+    """Return a tag that differs when these addresses do."""
+    return hashlib.sha256(json.dumps(list(addresses)).encode()).hexdigest()[:16]
+
+
 class NodeLink(Protocol):
     """Carry the verbs of role `coordinator` to one node's server.
 
@@ -126,11 +149,11 @@ class NodeLink(Protocol):
         """Return what the node reports."""
         ...
 
-    async def keep(self, denied: Sequence[str], ttl_s: float, leases: Mapping[str, float]) -> str:
+    async def keep(self, denied: Sequence[str] | None, ttl_s: float, leases: Mapping[str, float]) -> KeepAnswer:
         """Say that the coordinator lives, for `ttl_s`, and replace the addresses that no guest may reach.
 
-        `leases` has the later ends of renewed leases, in seconds since 1970; a node ignores those it does not hold.
-        Returns the tag of the node's digests now, which `status` has.
+        They stay as they are for None. `leases` has the later ends of renewed leases, in seconds since 1970; a node
+        ignores those it does not hold.
         """
         ...
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from .engine import EngineNode
+from .engine import DeniedAddresses, EngineNode, denied_tag
 
 DENIED_S = 600.0  # after a node has left, guests may not reach its addresses for that long
 
@@ -16,7 +16,7 @@ class NodeHosts:
 
     def __init__(self) -> None:
         self._listed_at: dict[str, float] = {}
-        self.denied: Sequence[str] = ()
+        self.denied = DeniedAddresses()
 
     def note(self, nodes: Iterable[EngineNode], now: float) -> None:
         """Note the nodes that an engine lists."""
@@ -25,7 +25,9 @@ class NodeHosts:
                 if host:
                     self._listed_at[_plain(host)] = now
         self._listed_at = {host: at for host, at in self._listed_at.items() if now - at < DENIED_S}
-        self.denied = sorted(self._listed_at)
+        addresses = tuple(sorted(self._listed_at))
+        if addresses != self.denied.addresses:
+            self.denied = DeniedAddresses(addresses=addresses, tag=denied_tag(addresses))
 
 
 def _plain(host: str) -> str:

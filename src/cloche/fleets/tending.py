@@ -21,7 +21,7 @@ from cloche.core.fleet import NodeInfo
 from cloche.core.record import dataclass
 from cloche.core.remote import Secret
 
-from .engine import EngineNode, LinkTo, NodeLink, NodeReport
+from .engine import DeniedAddresses, EngineNode, KeepAnswer, LinkTo, NodeLink, NodeReport
 
 ENDS_AT_ONCE = 16  # leases of a node
 CLOSE_S, REACH_S = 1.0, 1.0
@@ -84,7 +84,7 @@ class NodeOwner(Protocol):
         """Try to connect to a node's address."""
         ...
 
-    def denied(self) -> Sequence[str]:
+    def denied(self) -> DeniedAddresses:
         """Return the addresses that no guest may reach."""
         ...
 
@@ -113,6 +113,7 @@ class TendedNode:
         self.reason = ""
         self.ending: dict[str, None] = {}
         self._renewed: dict[str, float] = {}
+        self._denied_tag = ""  # of what the node denies
         self._has_ends, self._all_ended, self._first_try = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._all_ended.set()
         self._link: NodeLink | None = None
@@ -194,7 +195,8 @@ class TendedNode:
         async with asyncio.timeout(self._owner.timing.busy_s):
             link = self._link = self._link_to(self.node, self._credential)
             self.report = await link.status()
-            await link.keep(self._owner.denied(), self._owner.timing.alone_s, {})
+            told = await link.keep(self._owner.denied().addresses, self._owner.timing.alone_s, {})
+            self._denied_tag = told.denied_tag
             for lease in list(self.ending):
                 await self._release(lease)
             leases = await link.leases()
@@ -223,14 +225,22 @@ class TendedNode:
         renewed, self._renewed = self._renewed, {}
         try:
             async with asyncio.timeout(limit_s):
-                tag = await self._connected().keep(self._owner.denied(), self._owner.timing.alone_s, renewed)
+                answer = await self._tell(renewed)
                 renewed = {}
-                if self.report is not None and tag != self.report.digests_tag:
+                if self.report is not None and answer.digests_tag != self.report.digests_tag:
                     self.report = await self._connected().status()
                     self._owner.node_has(self, self.report.digests)
         except BaseException:
             self._renewed = renewed | self._renewed
             raise
+
+    async def _tell(self, renewed: Mapping[str, float]) -> KeepAnswer:
+        """Send a heartbeat, with the addresses that no guest may reach if the node may have others."""
+        denied = self._owner.denied()
+        addresses = None if denied.tag == self._denied_tag else denied.addresses
+        answer = await self._connected().keep(addresses, self._owner.timing.alone_s, renewed)
+        self._denied_tag = answer.denied_tag
+        return answer
 
     def _is_lost(self, reached: Reach, silent_s: float) -> bool:
         limits = {"refused": 0.0, "silent": self._owner.timing.silence_s, "open": self._owner.timing.busy_s}

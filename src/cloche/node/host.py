@@ -17,8 +17,6 @@ from cloche.config.keys import Settings
 from cloche.config.options import SandboxOptions
 from cloche.config.settings import load_settings
 from cloche.core.errors import InvalidRequest, PolicyDenied
-from cloche.core.hosts import meant_address, parse_address
-from cloche.core.network import NetworkRules, parse_deny_rule
 from cloche.core.policy import Policy
 from cloche.wire.allowed import keep_level, options_with_image
 from cloche.wire.callers import Caller
@@ -32,6 +30,7 @@ from cloche.wire.shares import Shares
 from cloche.wire.work import Listing
 
 from .amounts import LeaseRuns, size_of_lease, within_lease
+from .denied import DeniedHosts, not_within
 from .digests import HeldDigests, digests_here
 from .leases import ENDED, RELEASED, SILENT, LeaseTable
 from .sandboxes import NodeSandboxes
@@ -63,7 +62,7 @@ class NodeHost:
         self.leases = LeaseTable()
         self.digests = HeldDigests(partial(digests_here, options))
         self.is_draining = False
-        self.denied: tuple[str, ...] | None = None  # addresses that no guest may reach; None: not known yet
+        self.denied = DeniedHosts()
         self._calls: dict[str, set[CallTask]] = {}
         self._allowed: dict[str, tuple[float, dict[str, Any]]] = {}  # by the options that were asked for
         self._ending: dict[str, asyncio.Task[None]] = {}
@@ -150,23 +149,23 @@ class NodeHost:
 
     # The coordinator.
 
-    async def keep(self, denied: Sequence[str], ttl_s: float, leases: Mapping[str, float]) -> None:
+    async def keep(self, denied: Sequence[str] | None, ttl_s: float, leases: Mapping[str, float]) -> None:
         """Note that the coordinator lives, the addresses that no guest may reach, and later ends of leases.
 
         Raises InvalidRequest for an address that is none.
         """
-        for address in denied:
-            parse_deny_rule(address, name="denied")
+        further = () if denied is None else await self.denied.take(denied)
         self.heard(ttl_s)
         for lease, until in leases.items():
             if self.leases.has(lease):
                 self.leases.note(lease, until)
-        before = self.denied
-        self.denied = tuple(dict.fromkeys(denied))
-        if self.denied != before:
+        if further:
             self._allowed.clear()
-        if further := [rule for rule in self.denied if rule not in (before or ())]:
-            await self.sandboxes.deny(further)
+            await self._deny(further)
+
+    async def _deny(self, rules: Sequence[str]) -> None:
+        """Deny hosts in live sandboxes, but for those that the operator's rules deny."""
+        await self.sandboxes.deny(not_within(rules, (await self.settings()).policy.network_deny))
 
     def heard(self, ttl_s: float) -> None:
         """Note that the coordinator lives."""
@@ -192,9 +191,9 @@ class NodeHost:
         asked = f"{size_of_lease(caller.project)} {json.dumps(own, sort_keys=True, default=str)}"
         checked_at, options = self._allowed.get(asked, (0.0, {}))
         if time.monotonic() - checked_at > HOLDS_S:
-            denied = self.denied
+            tag = self.denied.tag
             options = await self._checked(caller, own)
-            if self.denied != denied:
+            if self.denied.tag != tag:
                 return await self.allowed_options(caller, own)
             if len(self._allowed) >= MOST_CHECKED:
                 self._allowed.clear()
@@ -219,28 +218,14 @@ class NodeHost:
         options |= within_lease(own, settings.limits, base.limits, size)
         check_stays(settings.backend, base)
         if settings.policy.network != "off":
-            options["network_deny"] = self._denied_with([*base.policy.network_deny, *own.get("network_deny", ())])
+            rules = (*base.policy.network_deny, *own.get("network_deny", ()))
+            options["network_deny"] = self.denied.beside(rules, own=base.policy.network_deny)
             load_settings(options)
         return await keep_level(self, own, options)
 
-    def _denied_with(self, rules: Sequence[str]) -> list[str]:
-        if self.denied is None:
-            raise PolicyDenied(
-                "network: this node does not know yet which addresses of its fleet to deny; try again in a moment, or "
-                "leave network out"
-            )
-        return list(dict.fromkeys([*rules, *self.denied]))
-
     def check_workspace(self, policy: Policy) -> None:
         """Raise PolicyDenied for a workspace whose rules reach an address that is denied since it was opened."""
-        if policy.network == "off":
-            return
-        rules = policy.network_rules()
-        if any(_reaches(rules, address) for address in self.denied or () if address not in policy.network_deny):
-            raise PolicyDenied(
-                "network: the rules of this workspace reach a machine that is of the fleet since it was opened; open "
-                "another one"
-            )
+        self.denied.check(policy)
 
     # Sandboxes and records.
 
@@ -249,12 +234,12 @@ class NodeHost:
         if fields.workspace is not None:
             raise InvalidRequest("workspace: a node shows no folders of its machine; send files")
         files, terms = await read_files(fields.files), terms_of(fields, caller)
-        options, denied = await self.allowed_options(caller, fields.options()), self.denied
+        options, tag = await self.allowed_options(caller, fields.options()), self.denied.tag
         facts = await self.sandboxes.create(
             lease=caller.project, terms=terms, document=document_of(fields, terms), options=options, files=files
         )
-        if self.denied != denied:  # changed while it was opened
-            await self.sandboxes.deny(self.denied or ())
+        if self.denied.tag != tag:  # changed while it was opened
+            await self._deny(self.denied.rules or ())
         return facts
 
     async def list_sandboxes(self, listing: Listing, caller: Caller) -> Mapping[str, Any]:
@@ -304,12 +289,3 @@ class NodeHost:
 def lease_over(lease: str, why: str) -> Refused:
     """Return the problem of a lease that is over."""
     return Refused(410, "lease-over", f"lease {lease[:64]} is over: {why}", remedy="take another lease")
-
-
-def _reaches(rules: NetworkRules, host: str) -> bool:
-    """Tell whether a guest may reach a host on some port, also by a name that resolves to it."""
-    address = parse_address(host)
-    if address is None:
-        return True
-    rule = next((rule for rule in rules.allow if rule.has_address(meant_address(address))), None)
-    return not rules.decide_address(rule, address)

@@ -20,14 +20,17 @@ from .admission import COORDINATOR
 from .host import NodeHost
 
 LEAST_TTL_S, MOST_TTL_S = 1.0, 3_600.0
-MOST_DENIED, MOST_TOLD = 1_024, 65_536
+MOST_DENIED, MOST_TOLD = 65_536, 65_536
 LeaseId = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
 
 class Heartbeat(WireModel):
-    """That the coordinator lives, for `ttl` seconds; addresses that no guest may reach; later ends of leases."""
+    """That the coordinator lives, for `ttl` seconds; later ends of leases; addresses that no guest may reach.
 
-    denied: list[Word] = Field(default_factory=list, max_length=MOST_DENIED)
+    Without these they stay as they are.
+    """
+
+    denied: Annotated[list[Word], Field(max_length=MOST_DENIED)] | None = None
     ttl: Annotated[float, Field(ge=LEAST_TTL_S, le=MOST_TTL_S)]
     leases: dict[LeaseId, Annotated[float, Field(ge=0)]] = Field(default_factory=dict, max_length=MOST_TOLD)
 
@@ -74,10 +77,10 @@ async def _enforced(host: NodeHost) -> dict[str, Any]:
 
 
 async def keep(_: Call, request: CallRequest) -> object:
-    """Note that the coordinator lives; answer by a tag that changes with the digests in the node's status."""
+    """Note that the coordinator lives; answer by tags of the node's digests and of the addresses that it denies."""
     told, host = request.fields, _host(request)
     await host.keep(told.denied, told.ttl, told.leases)
-    return {"digestsTag": host.digests.tag}
+    return {"digestsTag": host.digests.tag, "deniedTag": host.denied.tag}
 
 
 async def leases(_: Call, request: CallRequest) -> object:

@@ -15,7 +15,7 @@ from cloche.core.record import replace
 from cloche.core.remote import Secret
 from cloche.fleets.coordinator import Coordinator
 from cloche.fleets.decisions import PlacingRules
-from cloche.fleets.engine import EngineNode, NodeReport, ReservedBlock
+from cloche.fleets.engine import EngineNode, KeepAnswer, NodeReport, ReservedBlock, denied_tag
 from cloche.fleets.events import MOST_EVENTS
 from cloche.fleets.signing import LeaseClaim, Signer, Verifier
 from cloche.fleets.tending import Reach
@@ -44,6 +44,7 @@ class Machine:
         self.leases: dict[str, float] = {}
         self.ended: list[str] = []
         self.denied: Sequence[str] = ()
+        self.told = 0  # how often it was told these
         self.is_cut = self.is_busy = self.is_dead = self.is_draining = False
         self.version = "1.0"
         self.ahead_s = 0.0  # of its clock
@@ -79,11 +80,12 @@ class Link:
             digests=machine.digests, digests_tag=str(machine.digests),
         )  # fmt: skip
 
-    async def keep(self, denied: Sequence[str], ttl_s: float, leases: Mapping[str, float]) -> str:
+    async def keep(self, denied: Sequence[str] | None, ttl_s: float, leases: Mapping[str, float]) -> KeepAnswer:
         machine = await self._machine_there()
-        machine.denied = denied
+        if denied is not None:
+            machine.denied, machine.told = denied, machine.told + 1
         machine.leases.update({lease: until for lease, until in leases.items() if lease in machine.leases})
-        return str(machine.digests)
+        return KeepAnswer(digests_tag=str(machine.digests), denied_tag=denied_tag(machine.denied))
 
     async def leases(self) -> Mapping[str, float]:
         return dict((await self._machine_there()).leases)
@@ -394,7 +396,13 @@ async def test_all_nodes_refuse_guests_the_addresses_of_all(engine: Machines, fl
     engine.add(1.0)
     await seconds(2.5)
     expected = ["10.0.0.1", "10.0.0.2", "10.1.0.1", "10.1.0.2"]
-    assert [machine.denied for machine in engine.machines.values()] == [expected, expected]
+    assert [list(machine.denied) for machine in engine.machines.values()] == [expected, expected]
+    told = [machine.told for machine in engine.machines.values()]
+    await seconds(10)
+    assert [machine.told for machine in engine.machines.values()] == told, "they are sent where they have changed alone"
+    engine.machines["n1"].denied = ["10.0.0.9"]
+    await seconds(2.5)
+    assert list(engine.machines["n1"].denied) == expected
 
 
 @virtually(1, 1)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cloche.core.remote import LeasedPlace, RemoteAccount, Secret
-from cloche.fleets.engine import EngineNode, NodeLink, NodeReport
+from cloche.fleets.engine import EngineNode, KeepAnswer, NodeLink, NodeReport
 
 from .connections import ask
 
@@ -46,9 +46,11 @@ class WireLink:
             digests_tag=_text(answer, "digestsTag"),
         )
 
-    async def keep(self, denied: Sequence[str], ttl_s: float, leases: Mapping[str, float]) -> str:
+    async def keep(self, denied: Sequence[str] | None, ttl_s: float, leases: Mapping[str, float]) -> KeepAnswer:
         """Say that the coordinator lives, which addresses no guest may reach, and the later ends of leases."""
-        return _text(await self._ask("node.keep", denied=list(denied), ttl=ttl_s, leases=dict(leases)), "digestsTag")
+        told = {} if denied is None else {"denied": list(denied)}
+        answer = await self._ask("node.keep", ttl=ttl_s, leases=dict(leases), **told)
+        return KeepAnswer(digests_tag=_text(answer, "digestsTag"), denied_tag=_text(answer, "deniedTag"))
 
     async def leases(self) -> Mapping[str, float]:
         """Return the ends of the node's leases by id; what is not a lease is left out."""
