@@ -17,11 +17,14 @@ from .output import show
 if TYPE_CHECKING:
     from cloche.config.options import SandboxOptions
     from cloche.core.fleet import FleetStatus
+    from cloche.core.fleet_settings import FleetSettings
+    from cloche.fleets.kubernetes.fleet import KubernetesOperator
     from cloche.fleets.ray.examine import FleetFindings
     from cloche.fleets.ray.fleet import RayFleet
 
 T = TypeVar("T")
-ENGINES = ("ray",)
+ENGINES = ("ray", "kubernetes")
+EXAMINED = ("ray",)
 COUNTS = ("leases", "waiting", "granted", "refused")
 EVERY_S = 2.0
 CLEAR = "\x1b[H\x1b[2J"
@@ -41,14 +44,23 @@ def _choice() -> object:
 
 @fleet.command("up")
 @_engine_option()
+@option("--apply", is_flag=True, help="Kubernetes: apply the manifests, after showing what that changes.")
 @sandbox_options("config")
 @json_option()
-def _up(engine: str, options: SandboxOptions, as_json: bool) -> int:
+def _up(engine: str, apply: bool, options: SandboxOptions, as_json: bool) -> int:
     """Start the coordinator and node servers.
 
     It waits until a node is ready. The cluster is that of fleet.address, else of RAY_ADDRESS, else the one on this
-    machine.
+    machine. For Kubernetes it prints the manifests of the fleet, and starts it with --apply alone.
     """
+    from cloche.core.errors import InvalidRequest
+
+    if apply and engine != "kubernetes":
+        raise InvalidRequest(f"--apply: engine {engine} has no manifests")
+    if engine == "kubernetes" and not apply:
+        return _print_manifests(options)
+    if apply:
+        _run(engine, options, _apply)
     return _shown(engine, options, lambda made: made.up(), as_json=as_json)
 
 
@@ -68,7 +80,7 @@ def _top(engine: str, options: SandboxOptions) -> int:
     """Show the same every 2 seconds, until Ctrl-C."""
     import asyncio
 
-    async def watch(made: RayFleet) -> None:
+    async def watch(made: RayFleet | KubernetesOperator) -> None:
         while True:
             status = await made.status()
             print(CLEAR + time.strftime("%H:%M:%S"))
@@ -94,7 +106,7 @@ def _drain(node: str, timeout: str | None, undo: bool, engine: str, options: San
         raise InvalidRequest('NODE is empty; "cloche fleet status" lists the nodes\' ids')
     timeout_s = None if timeout is None else parse_duration(timeout, name="--timeout")
 
-    async def drain(made: RayFleet) -> str:
+    async def drain(made: RayFleet | KubernetesOperator) -> str:
         ids = [row.id for row in await made.nodes() if row.id.startswith(node)]
         if len(ids) != 1:
             raise NotFound(f'{len(ids)} nodes have an id that begins with {node!r}; "cloche fleet status" lists them.')
@@ -121,24 +133,46 @@ def _down(engine: str, options: SandboxOptions) -> int:
     return 0
 
 
+def _print_manifests(options: SandboxOptions) -> int:
+    from cloche.config.settings import load_settings
+    from cloche.fleets.kubernetes.applying import printed
+
+    print(printed(load_settings(options).fleet), end="")
+    return 0
+
+
+async def _apply(made: RayFleet | KubernetesOperator) -> None:
+    from cloche.fleets.kubernetes.applying import apply, plan
+    from cloche.fleets.kubernetes.fleet import KubernetesOperator
+
+    assert isinstance(made, KubernetesOperator)  # noqa: S101 - the caller has checked it
+    changes, missing = await plan(made.api, made.settings)
+    for change in changes:
+        print("\n".join(change.lines()) or f"{change.name}: the same")
+    for sentence in missing:
+        print(sentence)
+    await apply(made.api, changes)
+
+
 def _shown(
-    engine: str, options: SandboxOptions, work: Callable[[RayFleet], Awaitable[FleetStatus]], *, as_json: bool
+    engine: str,
+    options: SandboxOptions,
+    work: Callable[[RayFleet | KubernetesOperator], Awaitable[FleetStatus]],
+    *,
+    as_json: bool,
 ) -> int:
     print_status(_run(engine, options, work), as_json=as_json)
     return 0
 
 
-def _run(engine: str, options: SandboxOptions, work: Callable[[RayFleet], Awaitable[T]]) -> T:
+def _run(engine: str, options: SandboxOptions, work: Callable[[RayFleet | KubernetesOperator], Awaitable[T]]) -> T:
     """Do something with the fleet of an engine."""
     import asyncio
 
     from cloche.config.settings import load_settings
-    from cloche.fleets.ray.fleet import RayFleet
-
-    assert engine in ENGINES  # noqa: S101 - click has checked it
 
     async def main() -> T:
-        made = RayFleet(load_settings(options).fleet)
+        made = _made(engine, load_settings(options).fleet)
         try:
             return await work(made)
         finally:
@@ -147,15 +181,25 @@ def _run(engine: str, options: SandboxOptions, work: Callable[[RayFleet], Awaita
     return asyncio.run(main())
 
 
+def _made(engine: str, settings: FleetSettings) -> RayFleet | KubernetesOperator:
+    if engine == "kubernetes":
+        from cloche.fleets.kubernetes.fleet import KubernetesOperator
+
+        return KubernetesOperator(settings)
+    from cloche.fleets.ray.fleet import RayFleet
+
+    return RayFleet(settings)
+
+
 def examined(backend: str | None) -> FleetFindings | None:
     """Return what there is of a fleet, None unless a backend of one is named or configured. Raises InvalidRequest."""
     from cloche.config.settings import load_settings
     from cloche.core.errors import InvalidRequest
 
     settings = load_settings()
-    if backend not in (None, *ENGINES):
-        raise InvalidRequest(f"--backend {backend}: the machines of {', '.join(ENGINES)} are looked at")
-    if backend is None and settings.backend not in ENGINES and not settings.fleet.address:
+    if backend not in (None, *EXAMINED):
+        raise InvalidRequest(f"--backend {backend}: the machines of {', '.join(EXAMINED)} are looked at")
+    if backend is None and settings.backend not in EXAMINED and not settings.fleet.address:
         return None
     from cloche.fleets.ray.examine import examine
 
@@ -183,9 +227,10 @@ def print_fleet(findings: FleetFindings) -> None:
 
 def status_as_dict(status: FleetStatus, *, is_short: bool = False) -> dict[str, Any]:
     """Return plain data, with short ids and sizes in words for a table."""
+    shown = 12 if is_short and status.engine == "ray" else None
     rows = [
         {
-            "node": node.id[:12] if is_short else node.id, "state": node.state, "leases": node.leases,
+            "node": node.id[:shown], "state": node.state, "leases": node.leases,
             "cpus": round(node.cpus, 3), "memory": format_size(node.memory_bytes) if is_short else node.memory_bytes,
             "level": node.level, "version": node.version, "address": node.address, "reason": node.reason,
         }

@@ -22,12 +22,14 @@ MOST_PORT = 65_535
 @option("--public-key", metavar="KEY", required=True, help="The key of the fleet's coordinator: 32 bytes in base64url.")
 @option("--ttl", metavar="TIME", default="60s", help="All leases end when the coordinator is silent for so long.")
 @option("--state", metavar="DIR", help="A private folder: its file node.json says where the node is.")
+@option("--waits", is_flag=True, help="Serve on until a coordinator calls for the first time, however long it takes.")
 @sandbox_options(but=("fallback", "trusted"))
-def _node(listen: str, public_key: str, ttl: str, state: str | None, options: SandboxOptions) -> int:
+def _node(listen: str, public_key: str, ttl: str, state: str | None, waits: bool, options: SandboxOptions) -> int:
     """Serve sandboxes to the leases of a fleet.
 
     An engine, such as Ray, starts this on each of its machines. When it serves, it prints one line of JSON: its
-    address, the SHA-256 of its certificate, which callers must compare, its process id, and an id of this start. The
+    address, the SHA-256 of its certificate, which callers must compare, its process id, an id of this start, and its
+    version. The
     options of a sandbox are its defaults; ceilings of the configuration bound what callers may ask for. It needs the
     extra `node`.
     """
@@ -41,7 +43,7 @@ def _node(listen: str, public_key: str, ttl: str, state: str | None, options: Sa
     from cloche.node.command import NodeCommand, run_node
 
     command = NodeCommand(
-        host=host, port=port, public_key=public_key, state=state or "", ttl_s=ttl_s,
+        host=host, port=port, public_key=public_key, state=state or "", ttl_s=ttl_s, waits=waits,
         options=cast("SandboxOptions", given_options(options)),
     )  # fmt: skip
     return run_node(command)

@@ -26,7 +26,9 @@ from cloche.core.limits import (
     format_size,
     parse_count,
     parse_cpu_percent,
+    parse_cpus,
     parse_duration,
+    parse_memory,
 )
 from cloche.core.policy import Fallback, OnNetwork, Policy, ScreenMode, parse_backend, parse_tier
 from cloche.core.record import dataclass, field
@@ -349,6 +351,10 @@ def _seconds(value: float, _: Settings) -> str:
     return f"{value:g}s"
 
 
+def _bytes(value: int, _: Settings) -> str:
+    return format_size(value)
+
+
 # In the order in which `cloche config show` lists them.
 KEYS: tuple[Key, ...] = (
     # The rule for looser backends is in `resolve`, since it depends on the tier.
@@ -526,6 +532,17 @@ KEYS: tuple[Key, ...] = (
     _fleet("port", readers.parse_port),
     _fleet("scaling", parse_duration, "scaling_s", render=_seconds),
     _fleet("sandboxes", parse_count),
+    _fleet("namespace", readers.parse_object_name),
+    _fleet("template", readers.parse_object_name),
+    _fleet("isolation", readers.one_of(("pod", "jail"))),
+    _fleet("pod_age", parse_duration, "pod_age_s", render=_seconds),
+    _fleet("lease_age", parse_duration, "lease_age_s", render=_seconds),
+    _fleet("image", readers.parse_image),
+    _fleet("pods", parse_count),
+    _fleet("pod_cpus", parse_cpus),
+    _fleet("pod_memory", parse_memory, "pod_memory_bytes", render=_bytes),
+    _fleet("runtime_class", readers.parse_object_name),
+    _fleet("network", readers.parse_switch),
     Key(name="image", read=lambda value, *, name: {f"image.{ANY_LANGUAGE}": readers.parse_image(value, name=name)}),
     Key(name="images", read=readers.read_images),
     *map(_image, (ANY_LANGUAGE, *LANGUAGES)),

@@ -31,6 +31,7 @@ MOST_ROUNDS = 100
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*")
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _PACKAGE = re.compile(r"@?[A-Za-z0-9][^\x00-\x1f\x7f]*")
+_OBJECT = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _PORT = re.compile(r"[0-9]{1,5}")
 # A comma between packages, not between versions or extras: "a[b,c]>=1,<2, d" are two packages.
 _PACKAGE_COMMA = re.compile(r",(?![^\[]*\])(?=\s*@?[A-Za-z0-9])")
@@ -328,6 +329,15 @@ def parse_line(value: object, *, name: str) -> str:
     """Return text of one line; messages do not repeat it."""
     if not isinstance(value, str) or not value.strip() or not value.strip().isprintable():
         raise InvalidRequest(f"{name}: this is not one line of text")
+    return value.strip()
+
+
+def parse_object_name(value: object, *, name: str) -> str:
+    """Return a name that objects of Kubernetes may have: lower-case letters, digits, hyphens."""
+    if not isinstance(value, str) or not _OBJECT.fullmatch(value.strip()):
+        raise InvalidRequest(
+            f"{name}: {value!r} is no name of an object: lower-case letters, digits and hyphens, 40 at most"
+        )
     return value.strip()
 
 

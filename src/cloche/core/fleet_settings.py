@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from .record import dataclass
 
 TTL_S = 60.0  # of a lease
@@ -20,6 +22,11 @@ class FleetSettings:
     `port`, or on a free one if it is 0. A coordinator keeps the settings with which it was started.
     The lease of a live sandbox has room for so many `sandboxes` of its size: for itself, for each session with
     checkpoints, and for each fork.
+
+    On Kubernetes the address is a context of the kubeconfig. The fleet is in a `namespace`, its pods are of a
+    `template`. A pod has one lease (`isolation` "pod"), or many until it is `pod_age_s` old ("jail"); none lasts for
+    longer than `lease_age_s`. `fleet up` makes `pods` pods of `image`, each with `pod_cpus` and `pod_memory_bytes` for
+    leases, and of `runtime_class`; with `network` they may reach public addresses.
     """
 
     address: str = ""
@@ -32,3 +39,14 @@ class FleetSettings:
     port: int = 0
     scaling_s: float = 0.0
     sandboxes: int = 1
+    namespace: str = "cloche"
+    template: str = "default"
+    isolation: Literal["pod", "jail"] = "pod"
+    pod_age_s: float = 3_600.0
+    lease_age_s: float = 86_400.0
+    image: str = ""
+    pods: int = 3
+    pod_cpus: float = 1.0
+    pod_memory_bytes: int = 1 << 30
+    runtime_class: str = ""
+    network: bool = False

@@ -355,7 +355,12 @@ BACKEND_ROWS: Mapping[str, BackendRow] = {
         is_remote=True,
         needs_linux=False,
     ),
-    "kubernetes": BackendRow(summary="pods of a cluster", needs="a cluster"),
+    "kubernetes": BackendRow(
+        summary="pods of a Kubernetes cluster",
+        provider="cloche.backends.cloche.kubernetes:KubernetesBackend",
+        takes_image=True,
+        is_remote=True,
+    ),
     "ray": BackendRow(
         summary="nodes of a Ray cluster",
         provider="cloche.backends.cloche.ray:RayBackend",

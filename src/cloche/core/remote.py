@@ -6,7 +6,7 @@ An account comes from the caller's own configuration alone. Nothing here reads a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from .fleet_settings import FleetSettings
 from .record import dataclass, field
@@ -59,12 +59,16 @@ class Quota:
 
 @dataclass(slots=True, kw_only=True)
 class LeasedPlace:
-    """Name a lease on a node of a fleet; `credential` is replaced when the lease is renewed."""
+    """Name a lease on a node of a fleet; `credential` is replaced when the lease is renewed.
+
+    `why_lost` asks the fleet why the node was lost; its answer is empty where it does not know.
+    """
 
     engine: str
     node: str
     lease: str
     credential: Secret = field(repr=False)
+    why_lost: Callable[[], Awaitable[str]] | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

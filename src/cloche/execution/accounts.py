@@ -21,7 +21,7 @@ from cloche.core.result import Result
 
 from .registry import counter_of, has_power
 
-ENGINES = ("ray",)
+ENGINES = ("kubernetes", "ray")
 QUOTA_FILE = "quota.db"  # in the user's default folder, even if a call's audit log is elsewhere
 _QUOTA = tuple(field.name for field in fields(Quota))
 

@@ -12,9 +12,10 @@ its holder renews it, by its credential, which has this fleet's signature.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cloche.core.errors import BackendUnavailable, ClocheError, NodeLost, NotFound
@@ -30,7 +31,7 @@ from cloche.core.fleet import (
 )
 
 from .decisions import Action, AskBlock, Decisions, EndLease, GiveBack, Grant, PlacingRules, Refuse, Sublet
-from .engine import DeniedAddresses, EngineNode, FleetEngine, LinkTo, NodeReport
+from .engine import BlockTaken, DeniedAddresses, EngineNode, FleetEngine, LinkTo, NodeReport
 from .events import EventReader, EventReaders
 from .hosts import NodeHosts
 from .lease_ids import MOST_TTL_S, check_request, key_tag, new_lease_id, size_of, sublet_of
@@ -41,6 +42,7 @@ from .waiting import LeaseRequest
 
 MOST_PREFERRED = 64
 GIVE_BACK_TRIES = 3
+MOST_LOST = 1_024
 PULSE_S = 0.25
 log = logging.getLogger("cloche.fleet")
 _EVENT_OF_END: Mapping[str, EventKind] = {"released": "release", "expired": "expired", "node-lost": "node-lost"}
@@ -75,6 +77,7 @@ class Coordinator:
         self._tended: dict[str, TendedNode] = {}
         self._draining: set[str] = set()
         self._hosts = NodeHosts()
+        self._lost: dict[str, tuple[str, str]] = {}  # by lease: node and reason
         self._waiters: dict[str, asyncio.Future[Lease]] = {}
         self._readers = EventReaders()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -217,14 +220,31 @@ class Coordinator:
             end = self.decisions.renew(lease.id, ttl_s, now)
         sublet = self.decisions.leases.get(lease.id)
         if end is None or sublet is None:
+            _, reason = self._lost.get(lease.id, ("", ""))
             raise NodeLost(
-                f"lease {lease.id} on node {lease.node} is over, with everything that ran there; take another lease.",
+                f"lease {lease.id} on node {lease.node} is over, with everything that ran there"
+                f"{f' ({reason})' if reason else ''}; take another lease.",
                 node=lease.node,
                 lease=lease.id,
             )
         renewed = self._signed(lease.id, sublet.node, end)
         self._tended[sublet.node].renew(lease.id, renewed.until)
         return renewed
+
+    async def why_lost(self, lease: str, wait_s: float) -> str:
+        """Return why the node of a lease was lost, once that is known; empty if it is not within `wait_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while lease not in self._lost:
+                    await self._next_change()
+                ask = getattr(self._engine, "why_lost", None)  # an engine may know more than that a node is silent
+                return (await ask(self._lost[lease][0]) if ask is not None else "") or self._lost[lease][1]
+        return ""
+
+    def _note_lost(self, node: str, leases: Iterable[str], reason: str) -> None:
+        self._lost |= dict.fromkeys(leases, (node, reason))
+        while len(self._lost) > MOST_LOST:
+            del self._lost[next(iter(self._lost))]
 
     def _adopt_by_credential(self, lease: Lease) -> bool:
         """Take a lease over that no node has reported, if its credential is of this fleet and its node answers."""
@@ -279,7 +299,7 @@ class Coordinator:
         report = None if tended is None else tended.report
         state: NodeState = "starting"
         if placed is not None:
-            state = placed.phase
+            state = "starting" if placed.phase == "coming" else placed.phase
         elif tended is not None and tended.was_ready:
             state = "lost"
         return NodeInfo(
@@ -416,7 +436,10 @@ class Coordinator:
         if tended is not None and node.address:
             tended.node = node
         if name in self.decisions.nodes or tended is None:
-            self._carry_out(self.decisions.node_known(name, _share(node), self.clock()))
+            self._carry_out(self.decisions.node_known(name, _share(node), self.clock(), is_coming=node.is_coming))
+        if node.is_leaving and (placed := self.decisions.nodes.get(name)) is not None and placed.phase != "draining":
+            self._draining.add(name)
+            self._carry_out(self.decisions.node_drained(name, self.clock()))
         if tended is None and node.address and node.certificate:
             credentials = own_credentials(self._signer, node.certificate, self._wall)
             self._tended[name] = TendedNode(self, node, self._link_to, credentials)
@@ -432,9 +455,14 @@ class Coordinator:
             self._begin(tended.close())
 
     def _lose(self, name: str, reason: str) -> None:
-        if name in self.decisions.nodes:
+        placed = self.decisions.nodes.get(name)
+        if placed is not None:
+            is_used_up = placed.is_whole and placed.phase == "draining" and not placed.leases
+            is_told = placed.phase in ("ready", "draining") and not is_used_up
+            self._note_lost(name, placed.leases, reason)
             self._carry_out(self.decisions.node_lost(name, self.clock()))
-            self._tell("node-lost", node=name, detail=reason)
+            if is_told:
+                self._tell("node-lost", node=name, detail=reason)
 
     # What a node's task calls
 
@@ -552,13 +580,16 @@ class Coordinator:
                 block = await self._engine.take_block(node=ask.node, cpus=ask.size.cpus, memory_bytes=ask.size.memory)
         except Exception as error:
             where = f"on node {ask.node}" if ask.node else "on any machine"
-            log.warning("engine %s gave no block %s: %r", self.engine, where, error)
+            level = logging.DEBUG if isinstance(error, BlockTaken) else logging.WARNING
+            log.log(level, "engine %s gave no block %s: %r", self.engine, where, error)
             self._carry_out(self.decisions.block_refused(ask.ask, self.clock()))
             return
         if block.node not in self.decisions.nodes:
             await self._look()
         size = ResourceSize.of(block.cpus, block.memory_bytes)
         self._carry_out(self.decisions.block_taken(ask.ask, block.id, block.node, size, self.clock()))
+        if block.node not in self._tended:  # a machine whose server is known only now
+            await self._look()
 
     def _give_back(self, back: GiveBack) -> None:
         self._begin(self._return_block(back))

@@ -25,6 +25,7 @@ from .placing import NOTHING, Digests, FreeTree, HeldBlock, PlacedNode, Resource
 from .waiting import Deadlines, LeaseRequest, WaitingRequests
 
 STARTING_LOAD = 2.0  # beyond that of a full node: blocks are taken on nodes that serve first
+MOST_LOOKED_AT = 64  # nodes with blocks to come, for one request
 MOST_LEASES_OF_NODE = 10_000  # that are adopted from a node's own list
 RefusalKind = Literal["unmet", "late", "quota", "full"]
 EndKind = Literal["released", "expired", "node-lost", "unknown"]
@@ -36,7 +37,8 @@ class PlacingRules:
 
     `quota` bounds the leases of a key, with those that it waits for; None is without a limit. `unmet_s` is the time
     after which a request that no node can ever meet is refused; with an autoscaler it is `scaling_s`, if that is more.
-    `block_part` is the usual size of a block, as a part of its node's share.
+    `block_part` is the usual size of a block, as a part of its node's share. With `one_lease` a node has one lease in
+    all its life.
     """
 
     quota: int | None = None
@@ -48,6 +50,7 @@ class PlacingRules:
     block_idle_s: float = 300.0
     asks_again_s: float = 5.0
     patience_s: float = 10.0
+    one_lease: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +128,7 @@ class Decisions:
         self._held: dict[str, int] = {}  # leases of each key
         self._over: dict[str, float] = {}  # ended leases that an unreachable node may have, with their ends
         self._free, self._room = FreeTree(), FreeTree()
+        self._to_come: dict[str, PlacedNode] = {}  # nodes with a block that is asked for, or that serve soon
         self._by_index: list[PlacedNode | None] = []
         self._spare_indexes: list[int] = []
         self._digests = Digests()
@@ -141,15 +145,22 @@ class Decisions:
 
     # Nodes
 
-    def node_known(self, name: str, share: ResourceSize, now: float) -> list[Action]:
-        """Note a node that will serve leases, or its new share. It takes none until `node_ready`."""
+    def node_known(self, name: str, share: ResourceSize, now: float, *, is_coming: bool = False) -> list[Action]:
+        """Note a node that will serve leases, or its new share. It takes none until `node_ready`.
+
+        No block is asked for on one that `is_coming`.
+        """
         node = self.nodes.get(name)
-        if node is not None and node.share == share:
-            return []
         if node is None:
-            node = self.nodes[name] = PlacedNode(id=name, index=self._new_index(), share=share)
+            node = self.nodes[name] = PlacedNode(
+                id=name, index=self._new_index(), share=share, is_whole=self.rules.one_lease
+            )
             self._by_index[node.index] = node
+        elif node.share == share and (node.phase in ("ready", "draining") or is_coming == (node.phase == "coming")):
+            return []
         node.share = share
+        if node.phase in ("coming", "starting"):
+            node.phase = "coming" if is_coming else "starting"
         if not self.rules.has_blocks:
             node.reserved = share
         self._refresh(node)
@@ -168,10 +179,12 @@ class Decisions:
     def node_ready(self, name: str, now: float, *, digests: Sequence[str] = ()) -> list[Action]:
         """Let a node take leases, unless it is drained; it has these digests."""
         node = self.nodes[name]
-        if node.phase == "starting":
+        if node.phase in ("coming", "starting"):
             node.phase = "ready"
         self._digests.report(node, digests, now)
-        self._drop_promises(node)
+        if node.asked == NOTHING:  # else the requests wait for the block that comes
+            self._drop_promises(node)
+        self._refresh(node)
         return self._serve(now)
 
     def node_drained(self, name: str, now: float) -> list[Action]:
@@ -204,6 +217,7 @@ class Decisions:
         self._drop_promises(node)
         self._digests.forget(node)
         self._asks = {ask: asked for ask, asked in self._asks.items() if asked[0] is not node}
+        self._to_come.pop(name, None)
         self._free.set(node.index, None, 0.0)
         self._room.set(node.index, None, 0.0)
         del self.nodes[name]
@@ -214,6 +228,10 @@ class Decisions:
     def _refresh(self, node: PlacedNode) -> None:
         """Bring the searches up to date with a node."""
         is_open = node.phase == "ready" and not self._is_kept(node)
+        if node.asked != NOTHING or (node.phase == "starting" and node.reserved != NOTHING):
+            self._to_come[node.id] = node
+        else:
+            self._to_come.pop(node.id, None)
         load = node.load
         self._free.set(node.index, node.free if is_open else None, load)
         if self.rules.has_blocks:
@@ -225,7 +243,9 @@ class Decisions:
     def block_taken(self, ask: int, block: str, node: str, size: ResourceSize, now: float) -> list[Action]:
         """Note a block that was asked for; one that its node has no space for goes back."""
         is_anywhere = ask == self._ask_anywhere
-        self._answered(ask)
+        asked = self._answered(ask)
+        if asked is not None and asked.phase == "ready":  # the requests for one that starts wait for it further
+            self._drop_promises(asked)
         actions = self.block_found(block, node, size, now)
         if is_anywhere and any(isinstance(action, GiveBack) for action in actions):
             self._asks_anywhere_from = now + self.rules.asks_again_s
@@ -248,7 +268,7 @@ class Decisions:
         node = self._answered(ask)
         if node is not None:
             node.asks_again_at = now + self.rules.asks_again_s
-            self._refresh(node)
+            self._drop_promises(node)
         return self._serve(now)
 
     def _answered(self, ask: int) -> PlacedNode | None:
@@ -257,7 +277,6 @@ class Decisions:
         node, size = self._asks.pop(ask, (None, NOTHING))
         if node is not None:
             node.asked = node.asked.minus(size)
-            self._drop_promises(node)
         return node
 
     def _give_back(self, node: PlacedNode, now: float, *, idle_s: float) -> list[Action]:
@@ -293,15 +312,21 @@ class Decisions:
         if self._kept is not None and self._kept[0].id in self._unpromised.get(self._kept[0].size, ()):
             request, node = self._kept
             actions += self._promise(request, node) if request.size.fits(node.room) and not node.asks_again_at else []
-        for size, requests in list(self._unpromised.items()):
-            while requests and (index := self._room.find(size)) is not None:
-                request = next(iter(requests.values()))
-                node = self._preferred(request, now, is_block=True) or self._node_at(index)
-                actions += self._promise(request, node)
+        for requests in list(self._unpromised.values()):
+            while requests and (placed := self._node_to_ask(request := next(iter(requests.values())), now)) is not None:
+                actions += self._promise(request, placed)
         if self._unpromised and self.rules.scaling_s and self._ask_anywhere is None and now >= self._asks_anywhere_from:
             self._ask_anywhere = next(self._ask_ids)
             actions.append(AskBlock(ask=self._ask_anywhere, node="", size=next(iter(self._unpromised))))
         return actions
+
+    def _node_to_ask(self, request: LeaseRequest, now: float) -> PlacedNode | None:
+        """Return a node with a block on its way that nobody waits for, else one with space for another block."""
+        for node in islice(self._to_come.values(), MOST_LOOKED_AT):
+            if request.size.fits(node.spare) and not self._is_kept(node) and node.phase != "draining":
+                return node
+        index = self._room.find(request.size)
+        return None if index is None else self._preferred(request, now, is_block=True) or self._node_at(index)
 
     def _promise(self, request: LeaseRequest, node: PlacedNode) -> list[Action]:
         self._drop_unpromised(request)
@@ -563,8 +588,11 @@ class Decisions:
         return EndLease(lease=sublet.id, node=sublet.node, kind=kind)
 
     def _shrunk(self, name: str, now: float) -> list[Action]:
-        """Give back the blocks that a node which is drained does not need any longer."""
+        """Give back the blocks that a node which is drained, or has had its one lease, does not need any longer."""
         node = self.nodes[name]
+        if node.is_whole and not node.leases:
+            node.phase = "draining"
+            self._refresh(node)
         return self._give_back(node, now, idle_s=0.0) if node.phase == "draining" else []
 
     def _node_at(self, index: int) -> PlacedNode:

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from cloche.core.errors import BackendUnavailable
 from cloche.core.record import dataclass
 from cloche.core.remote import Secret
 
@@ -23,7 +24,8 @@ class EngineNode:
     `cpus` and `memory_bytes` are what leases may use of it, already the share of the fleet. `address` and `certificate`
     are empty until its `cloche node` serves; `boot` differs after each start of that server. `reason` says why it
     serves no leases, with the remedy (no Cloche there, another version). `hosts` are its addresses, which no guest may
-    reach; an engine adds those of its own services.
+    reach; an engine adds those of its own services. `is_coming` is true for a machine that starts by itself: requests
+    may wait for it, and no block is taken there yet. One that `is_leaving` serves the leases that it has, and no other.
     """
 
     id: str
@@ -34,6 +36,8 @@ class EngineNode:
     boot: str = ""
     hosts: tuple[str, ...] = ()
     reason: str = ""
+    is_coming: bool = False
+    is_leaving: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +48,10 @@ class ReservedBlock:
     node: str
     cpus: float
     memory_bytes: int
+
+
+class BlockTaken(BackendUnavailable):
+    """Report that another coordinator was faster, which is nothing to tell an operator."""
 
 
 class FleetEngine(Protocol):
@@ -81,7 +89,7 @@ class FleetEngine(Protocol):
 
         For an empty `node` the engine takes it on any machine with room, or on one that its autoscaler brings; the
         block that is returned is pinned to that machine (exchange an unpinned reservation for a pinned one). Raises
-        BackendUnavailable.
+        BackendUnavailable; BlockTaken where another coordinator was faster.
         """
         ...
 

@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any
 
 from cloche.core.errors import BackendUnavailable, ClocheError, NodeLost
@@ -24,6 +25,7 @@ from cloche.core.fleet import TTL_S, Fleet, Lease, LeaseSpec
 from cloche.core.remote import LeasedPlace
 
 IDLE_S = 1.0
+WHY_S = 5.0  # for the reason of a lost node, before its error is raised
 MARGIN_S = 5.0  # a lease that ends sooner is renewed before it is used
 AT_EXIT_S = 2.0
 log = logging.getLogger("cloche.fleet")
@@ -127,9 +129,17 @@ class Leases:
         fleet = await self._connected()
         held = HeldLease(spec, await fleet.lease(spec, ttl_s=self._ttl_s, key=self._key))
         held.renewing = asyncio.ensure_future(self._renew(held))
+        if hasattr(fleet, "why_lost"):  # a coordinator in this process
+            held.place.why_lost = partial(self._why_lost, fleet.why_lost, held)
         self._held.add(held)
         granted.append(held)
         return held
+
+    async def _why_lost(self, ask: Callable[[str, float], Coroutine[Any, Any, str]], held: HeldLease) -> str:
+        """Return why the node of a lease was lost, from any event loop."""
+        if self._loop is None:
+            return ""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ask(held.lease.id, WHY_S), self._loop))
 
     async def _renew(self, held: HeldLease) -> None:
         """Renew a lease at a third of its time, for as long as it is held."""

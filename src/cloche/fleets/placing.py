@@ -20,7 +20,7 @@ from cloche.core.record import dataclass, field
 MOST_DIGESTS = 1_000  # remembered for each node
 EXPECTED_S = 60.0  # in which a node gets what a lease on it prefers, or never
 MOST_CANDIDATES = 64  # nodes with a digest that are looked at for one lease
-NodePhase = Literal["starting", "ready", "draining"]
+NodePhase = Literal["coming", "starting", "ready", "draining"]
 
 
 class ResourceSize(NamedTuple):
@@ -85,13 +85,15 @@ class PlacedNode:
 
     `share` is the most that the fleet may use, `reserved` the sum of the blocks, `used` that of the leases. `asked` is
     the sum of the blocks that the engine was asked for, and `promised` that of the requests `promises`, which wait for
-    those blocks, or for a node that starts. `digests` has, for each, until when it counts.
+    those blocks, or for a node that starts. `digests` has, for each, until when it counts. A node that `is_whole` has
+    one lease at most.
     """
 
     id: str
     index: int
     share: ResourceSize
     phase: NodePhase = "starting"
+    is_whole: bool = False
     reserved: ResourceSize = NOTHING
     used: ResourceSize = NOTHING
     asked: ResourceSize = NOTHING
@@ -105,16 +107,20 @@ class PlacedNode:
     @property
     def free(self) -> ResourceSize:
         """Return the amount that can be sublet now."""
-        return self.reserved.minus(self.used)
+        return NOTHING if self.is_whole and self.leases else self.reserved.minus(self.used)
 
     @property
     def room(self) -> ResourceSize:
         """Return the amount for further requests, with the blocks that the node still has space for."""
+        if self.is_whole and (self.leases or self.promises):
+            return NOTHING
         return self.share.minus(self.used).minus(self.promised)
 
     @property
     def spare(self) -> ResourceSize:
         """Return the amount that is free and not promised, once the requested blocks are there."""
+        if self.is_whole and (self.leases or self.promises):
+            return NOTHING
         return self.reserved.plus(self.asked).minus(self.used).minus(self.promised)
 
     @property

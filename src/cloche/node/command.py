@@ -13,7 +13,7 @@ import secrets
 import signal
 from contextlib import suppress
 
-from cloche import hostfs
+from cloche import __version__, hostfs
 from cloche.config.options import SandboxOptions
 from cloche.config.settings import load_settings
 from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest
@@ -28,20 +28,25 @@ from .admission import Admission
 from .host import TTL_S, NodeHost
 from .server import listen, serving
 
-ENGINE_VARIABLES = ("RAY_",)  # beginnings of variables that are the engine's own
+ENGINE_VARIABLES = ("RAY_", "KUBERNETES_")  # beginnings of variables that are the engine's own
 MEASURE_S, CLEAR_S = 10.0, 20.0
 log = logging.getLogger("cloche.fleet")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCommand:
-    """Hold the options of the command line. `state` is a private folder of this node; empty for none."""
+    """Hold the options of the command line.
+
+    `state` is a private folder of this node; empty for none. A node that `waits` does not end before its first
+    heartbeat.
+    """
 
     host: str
     port: int
     public_key: str
     state: str = ""
     ttl_s: float = TTL_S
+    waits: bool = False
     options: SandboxOptions = field(default_factory=SandboxOptions)
 
 
@@ -79,13 +84,15 @@ async def _serve(command: NodeCommand) -> None:
     listener = listen(command.host, command.port, Admission())
     try:
         await _clear()
-        host = NodeHost(_without_audit(command.options), ttl_s=command.ttl_s, boot=secrets.token_hex(8))
+        host = NodeHost(
+            _without_audit(command.options), ttl_s=command.ttl_s, boot=secrets.token_hex(8), waits=command.waits
+        )
         await asyncio.gather(_measure(command.options), host.digests.refresh())
         async with serving(host, verifier, certificate, listener):
             shown = f"[{command.host}]" if ":" in command.host else command.host
             facts = {
                 "address": f"https://{shown}:{listener.getsockname()[1]}", "certificate": certificate.sha256,
-                "pid": os.getpid(), "boot": host.boot,
+                "pid": os.getpid(), "boot": host.boot, "version": __version__,
             }  # fmt: skip
             _publish(facts, command.state)
             gc.freeze()

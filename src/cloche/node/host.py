@@ -49,11 +49,15 @@ log = logging.getLogger("cloche.fleet")
 
 
 class NodeHost:
-    """Serve the wire for leases. `options` are the operator's, `ttl_s` bounds the coordinator's silence."""
+    """Serve the wire for leases.
+
+    `options` are the operator's, `ttl_s` bounds the coordinator's silence. With `waits` it does not end before it has
+    heard of one.
+    """
 
     keeps_runs = False
 
-    def __init__(self, options: SandboxOptions, *, ttl_s: float = TTL_S, boot: str):
+    def __init__(self, options: SandboxOptions, *, ttl_s: float = TTL_S, boot: str, waits: bool = False):
         self.own_options, self.boot = options, boot
         workspaces = Shares(MOST_WORKSPACES, most_of_one=MOST_WORKSPACES_OF_LEASE)
         self.wire = WireLoad(connections=Shares(MOST_CONNECTIONS), workspaces=workspaces)
@@ -68,6 +72,7 @@ class NodeHost:
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._silent_at = time.monotonic() + ttl_s
         self._heard_at = time.monotonic()
+        self._waits = waits
 
     # Leases.
 
@@ -137,7 +142,7 @@ class NodeHost:
 
     async def tend(self) -> None:
         """End leases in time, also when the coordinator is silent. Return once it has been for `ABANDONED_S`."""
-        while time.monotonic() - self._heard_at < ABANDONED_S or len(self.leases):
+        while self._waits or time.monotonic() - self._heard_at < ABANDONED_S or len(self.leases):
             await asyncio.sleep(LOOK_EVERY_S)
             self.digests.refresh_in_time()
             is_silent = time.monotonic() > self._silent_at
@@ -169,7 +174,7 @@ class NodeHost:
 
     def heard(self, ttl_s: float) -> None:
         """Note that the coordinator lives."""
-        self._heard_at = time.monotonic()
+        self._heard_at, self._waits = time.monotonic(), False
         self._silent_at = self._heard_at + ttl_s
 
     # What a caller may ask for.

@@ -92,7 +92,7 @@ def test_only_a_tiers_level_is_enough_when_claimed(folder: Path) -> None:
 def test_only_a_name_sends_code_away() -> None:
     """No provider is among what `auto` may choose, and none has a strength by which a file could move to it."""
     remote = {name for name, row in BACKEND_ROWS.items() if row.is_remote}
-    assert remote == {"e2b", "daytona", "cloche", "ray"}
+    assert remote == {"e2b", "daytona", "cloche", "kubernetes", "ray"}
     assert not remote & {option.backend for option in OPTIONS}
     assert not [name for name in remote if BACKEND_ROWS[name].strength is not None]
 

@@ -16,7 +16,7 @@ from cloche.core.loops import become_task
 from cloche.core.remote import RemoteAccount
 
 from ..remote.failures import Failure, RemoteUnavailable
-from .problems import error_of, late, lost
+from .problems import error_of, late, lost, node_lost
 from .wire import Call, CallRefused, LinkLost, TakeData, TakeEvent, Wire
 
 IDLE_S = 45.0
@@ -116,8 +116,14 @@ async def begin(
     on_event: TakeEvent | None = None,
     on_data: TakeData | None = None,
 ) -> Call:
-    """Begin a call over a kept or new connection. Raises BackendUnavailable, InvalidRequest."""
-    return await begin_on(await connected(account), account, verb, fields, on_event=on_event, on_data=on_data)
+    """Begin a call over a kept or new connection. Raises BackendUnavailable, InvalidRequest, NodeLost."""
+    try:
+        wire = await connected(account)
+    except RemoteUnavailable as error:
+        if account.place is not None and (why := await _why_lost(account)):
+            raise node_lost(account.place, why) from error
+        raise
+    return await begin_on(wire, account, verb, fields, on_event=on_event, on_data=on_data)
 
 
 async def connected(account: RemoteAccount) -> Wire:
@@ -164,12 +170,17 @@ async def outcome(
     except CallRefused as refused:
         raise error_of(refused, account, path=path) from refused
     except LinkLost as error:
-        raise lost(error, account, action, where) from error
+        raise lost(error, account, action, where, why=await _why_lost(account)) from error
     except TimeoutError as error:
         raise late(account, action, where) from error
     if not isinstance(result, dict):
         raise lost(LinkLost(Failure.BAD_ANSWER, Failure.BAD_ANSWER.sentence), account, action, where)
     return result
+
+
+async def _why_lost(account: RemoteAccount) -> str:
+    ask_why = None if account.place is None else account.place.why_lost
+    return "" if ask_why is None else await ask_why()
 
 
 async def ask(

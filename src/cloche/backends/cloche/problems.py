@@ -56,7 +56,7 @@ def error_of(refused: CallRefused, account: RemoteAccount, *, path: str | None =
     if kind in _SIMPLE:
         return _SIMPLE[kind](by)
     if kind == "lease-over" and account.place is not None:
-        return _node_lost(account.place, message)
+        return node_lost(account.place, message)
     if kind == "backend-unavailable":
         return BackendUnavailable(f"the service at {account.host}: {detail}", remedy=remedy)
     if kind == "cancelled":
@@ -72,7 +72,8 @@ def error_of(refused: CallRefused, account: RemoteAccount, *, path: str | None =
     )  # fmt: skip
 
 
-def _node_lost(place: LeasedPlace, why: str) -> NodeLost:
+def node_lost(place: LeasedPlace, why: str) -> NodeLost:
+    """Return the error for a lease that is over, with its reason."""
     return NodeLost(
         f"backend {place.engine!r}: node {place.node} or lease {place.lease} on it is lost, with its sandboxes, "
         f"processes and files: {why}. What was under way may have run; open another sandbox.",
@@ -91,11 +92,12 @@ def _seconds(value: object) -> float | None:
     return float(text) if len(text) <= 5 and text.isdecimal() else None
 
 
-def lost(error: LinkLost, account: RemoteAccount, action: str, where: str = "") -> OutcomeUnknown:
-    """Return the error for a connection lost after a call was sent; `where` says where to look."""
+def lost(error: LinkLost, account: RemoteAccount, action: str, where: str = "", *, why: str = "") -> OutcomeUnknown:
+    """Return the error for a connection lost after a call was sent; `where` says where to look, `why` is a fleet's."""
     detail = scrub(error.detail, account)
     if account.place is not None:
-        return _node_lost(account.place, f"the connection to it was lost ({detail}) while {action}")
+        reason = why or f"the connection to it was lost ({detail})"
+        return node_lost(account.place, f"{reason} while {action}")
     look = f" {where}" if where else ""
     return OutcomeUnknown(
         f"backend {account.provider!r}: the connection to {account.host} was lost ({detail}) while {action}, "

@@ -1,0 +1,21 @@
+"""The backend `kubernetes`: sandboxes in pods of a Kubernetes cluster."""
+
+from __future__ import annotations
+
+from cloche.core.fleet import Fleet
+from cloche.core.remote import RemoteAccount
+
+from .leased import LeasedBackend
+from .links import link_to
+
+
+class KubernetesBackend(LeasedBackend):
+    """Run code in pods of the cluster of the kubeconfig, or of that which this pod is in."""
+
+    name, package = "kubernetes", "kubernetes_asyncio"
+
+    async def connect(self, account: RemoteAccount) -> Fleet:
+        """Return a coordinator in this process."""
+        from cloche.fleets.kubernetes.fleet import connect
+
+        return await connect(account.fleet, link_to)

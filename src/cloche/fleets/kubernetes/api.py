@@ -1,0 +1,291 @@
+"""Requests to a Kubernetes API server, in JSON; its failures are errors of Cloche with a remedy.
+
+The package `kubernetes_asyncio` finds the server and the credentials, and refreshes them. Its models are not used: a
+server may be older or newer than they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from cloche.core.errors import BackendUnavailable
+
+ANSWER_S, CONNECT_S = 10.0, 5.0
+TRIES, AGAIN_S, MOST_AGAIN_S = 5, 0.2, 5.0
+MOST_SKEW_S = 10.0
+MOST_TEXT = 400
+MERGE, APPLY = "application/merge-patch+json", "application/apply-patch+yaml"
+
+
+class ApiError(BackendUnavailable):
+    """Report an answer of the API server that is a refusal; `status` is that of HTTP, `reason` the server's word."""
+
+    def __init__(self, message: str, *, remedy: str = "", status: int = 0, reason: str = ""):
+        super().__init__(message, remedy=remedy)
+        self.status, self.reason = status, reason
+
+
+class KubernetesApi:
+    """Call one API server. `offset_s` is how far its clock is ahead of this machine's."""
+
+    def __init__(self, context: str = ""):
+        self._context = context
+        self._config: Any = None
+        self._rest: Any = None
+        self._connecting = asyncio.Lock()
+        self.offset_s = 0.0
+        self.requests = 0
+
+    @property
+    def host(self) -> str:
+        """Return the URL of the API server, empty before the first request."""
+        return "" if self._config is None else str(self._config.host)
+
+    def now(self) -> float:
+        """Return the time of the API server's clock, in seconds since 1970."""
+        return time.time() + self.offset_s
+
+    async def get(self, path: str, **query: str) -> dict[str, Any]:
+        """Return an object or a list. Raises ApiError, BackendUnavailable."""
+        return await self.ask("GET", path, query=query)
+
+    async def patch(self, path: str, body: Mapping[str, Any], *, kind: str = MERGE, **query: str) -> dict[str, Any]:
+        """Change an object, and return it. Raises ApiError, BackendUnavailable."""
+        return await self.ask("PATCH", path, body=body, kind=kind, query=query)
+
+    async def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Create an object, and return it. Raises ApiError, BackendUnavailable."""
+        return await self.ask("POST", path, body=body)
+
+    async def delete(self, path: str, *, uid: str = "") -> None:
+        """Delete an object, if it is there and has this uid."""
+        body: dict[str, Any] = {"preconditions": {"uid": uid}} if uid else {}
+        try:
+            await self.ask("DELETE", path, body=body)
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+
+    async def text(self, path: str, **query: str) -> str:
+        """Return text, such as a log. Raises ApiError, BackendUnavailable."""
+        return (await self._tried("GET", path, query=query)).decode(errors="replace")
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Mapping[str, Any] | None = None,
+        kind: str = "application/json",
+        query: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """Make a request, again where the server is busy; return its answer. Raises ApiError, BackendUnavailable."""
+        answer = json.loads(await self._tried(method, path, body=body, kind=kind, query=query))
+        return answer if isinstance(answer, dict) else {}
+
+    async def _tried(self, method: str, path: str, **more: Any) -> bytes:  # noqa: ANN401 - of `_send`
+        again_s, has_renewed = AGAIN_S, False
+        for tries_left in reversed(range(TRIES)):
+            try:
+                async with self._sent(method, path, timeout_s=ANSWER_S, **more) as response:
+                    return bytes(await response.read())
+            except ApiError as error:
+                if error.status == 401 and not has_renewed:
+                    has_renewed = True
+                    await self._forget_credentials()
+                    continue
+                if not tries_left or (error.status != 429 and error.status < 500):
+                    raise
+            except (OSError, TimeoutError) as error:
+                if not tries_left:
+                    raise self._unreachable(error) from error
+            await asyncio.sleep(again_s)
+            again_s = min(2 * again_s, MOST_AGAIN_S)
+        raise AssertionError
+
+    @asynccontextmanager
+    async def _sent(
+        self,
+        method: str,
+        path: str,
+        *,
+        timeout_s: float,
+        body: Mapping[str, Any] | None = None,
+        kind: str = "application/json",
+        query: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[Any]:
+        """Yield the response to one request. Raises ApiError, OSError, TimeoutError."""
+        rest, url = await self._connected(), self.host + path
+        headers = {"Accept": "application/json, */*", "Content-Type": kind}
+        if token := await self._config.get_api_key_with_prefix("BearerToken"):
+            headers["Authorization"] = token
+        self.requests += 1
+        response = None
+        try:
+            response = await rest.request(
+                method, url, headers=headers, body=None if body is None else dict(body), query_params=dict(query or {}),
+                _preload_content=False, _request_timeout=(CONNECT_S, timeout_s),
+            )  # fmt: skip
+            self._note_clock(response.headers.get("Date", ""))
+            if response.status >= 300:
+                raise error_of(method, path, response.status, (await response.read())[: 1 << 16])
+            yield response
+        except imported().aiohttp.ClientError as error:
+            raise ConnectionError(str(error) or type(error).__name__) from error
+        finally:
+            if response is not None:
+                response.release()
+
+    async def lines(self, path: str, *, timeout_s: float, **query: str) -> AsyncIterator[dict[str, Any]]:
+        """Yield the events of a watch until it ends. Raises ApiError, OSError, TimeoutError."""
+        async with self._sent("GET", path, timeout_s=timeout_s, query=query) as response:
+            while line := await response.content.readline():
+                event = json.loads(line)
+                if isinstance(event, dict):
+                    yield event
+
+    def _note_clock(self, date: str) -> None:
+        try:
+            self.offset_s = parsedate_to_datetime(date).timestamp() + 0.5 - time.time()
+        except ValueError:
+            return
+        if abs(self.offset_s) < 1.0:  # the header has whole seconds
+            self.offset_s = 0.0
+
+    async def _connected(self) -> Any:  # noqa: ANN401 - a client
+        async with self._connecting:
+            if self._rest is None:
+                rest = imported()
+                self._config = await configured(self._context)
+                self._rest = rest.RESTClientObject(self._config)
+            return self._rest
+
+    async def _forget_credentials(self) -> None:
+        """Read the credentials again with the next request: a program may have to make new ones."""
+        rest, self._rest = self._rest, None
+        if rest is not None:
+            await rest.close()
+
+    def _unreachable(self, error: Exception) -> BackendUnavailable:
+        detail = str(error) or type(error).__name__
+        return BackendUnavailable(
+            f"the API server of Kubernetes at {self.host} does not answer: {detail[:MOST_TEXT]}",
+            remedy='Look at "kubectl version" with the same kubeconfig; fleet.address names another context of it.',
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._forget_credentials()
+
+
+def imported() -> Any:  # noqa: ANN401 - a module
+    """Return the client's module of the package. Raises BackendUnavailable."""
+    try:
+        from kubernetes_asyncio.client import rest
+    except ImportError as error:
+        raise BackendUnavailable(
+            "the package kubernetes_asyncio is not installed.",
+            remedy='Install the extra that brings it: "pip install cloche[kubernetes]".',
+        ) from error
+    return rest
+
+
+async def configured(context: str) -> Any:  # noqa: ANN401 - a configuration
+    """Return where the API server is, and the credentials: a kubeconfig's, else those of the pod that this runs in.
+
+    Raises BackendUnavailable.
+    """
+    from kubernetes_asyncio import config
+    from kubernetes_asyncio.client import Configuration
+
+    made = Configuration()
+    files, has_file = _kubeconfig()
+    try:
+        if has_file:
+            await config.load_kube_config(
+                config_file=files, context=context or None, client_configuration=made, persist_config=False
+            )
+        else:
+            config.load_incluster_config(client_configuration=made)
+    except Exception as error:
+        raise _unconfigured(files, context, str(error) or type(error).__name__, has_file=has_file) from error
+    return made
+
+
+def _kubeconfig() -> tuple[str, bool]:
+    """Return the files with the configuration, and whether there is one."""
+    files = os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
+    return files, any(os.path.exists(file) for file in files.split(os.pathsep))
+
+
+def _unconfigured(files: str, context: str, detail: str, *, has_file: bool) -> BackendUnavailable:
+    if not has_file:
+        return BackendUnavailable(
+            f"no Kubernetes cluster was found: there is no kubeconfig at {files}, and this is no pod with an account.",
+            remedy="Set KUBECONFIG, or run in a pod whose service account is cloche-caller.",
+        )
+    named = f" context {context!r} of" if context else ""
+    return BackendUnavailable(
+        f"the cluster of{named} {files} cannot be used: {detail[:MOST_TEXT]}",
+        remedy='Look at "kubectl config get-contexts"; fleet.address names the context.',
+    )
+
+
+def error_of(method: str, path: str, status: int, body: bytes) -> ApiError:
+    """Return the error for a refusal of the API server."""
+    try:
+        said = json.loads(body)
+        message, reason = str(said.get("message", "")), str(said.get("reason", ""))
+    except (ValueError, AttributeError):
+        message, reason = body.decode(errors="replace"), ""
+    message = " ".join(message.split())[:MOST_TEXT] or f"status {status}"
+    verb, resource, namespace = verb_of(method, path), resource_of(path), namespace_of(path)
+    if status == 401:
+        text = f"the API server refuses these credentials: {message}."
+        remedy = "They have expired, or are another cluster's: log in again, and look at KUBECONFIG."
+    elif status == 403 and "exceeded quota" in message:
+        text = f"a quota of namespace {namespace} is used up: {message}."
+        remedy = f'"kubectl describe quota -n {namespace}" shows it; raise it, or release leases.'
+    elif status == 403:
+        text = f"no permission to {verb} {resource} in namespace {namespace}: {message}."
+        remedy = (
+            'Bind the role cloche-caller to this account ("cloche fleet up --engine kubernetes" prints it), and try '
+            f'"kubectl auth can-i {verb} {resource} -n {namespace}".'
+        )
+    else:
+        text = f"the API server refuses to {verb} {resource}: {message} (status {status})."
+        remedy = "Look at the API server." if status >= 500 else ""
+    return ApiError(text, remedy=remedy, status=status, reason=reason)
+
+
+def verb_of(method: str, path: str) -> str:
+    """Return the verb of a request, as roles write it."""
+    is_collection = len(_within(path)) == 1
+    words = {"GET": "list", "DELETE": "deletecollection"} if is_collection else {"GET": "get", "DELETE": "delete"}
+    return {"POST": "create", "PATCH": "patch", **words}.get(method, method)
+
+
+def _within(path: str) -> list[str]:
+    """Return the parts of a path from its resource on."""
+    parts = path.strip("/").split("/")
+    rest = parts[2:] if parts[0] == "api" else parts[3:]
+    return rest[2:] if rest[:1] == ["namespaces"] and len(rest) > 2 else rest
+
+
+def resource_of(path: str) -> str:
+    """Return the resource of a path, as roles write it, such as `pods/log`."""
+    rest = _within(path)
+    return "/".join([rest[0], *rest[2:3]]) if rest else path
+
+
+def namespace_of(path: str) -> str:
+    """Return the namespace of a path, empty for an object of the cluster."""
+    _, _, rest = path.partition("/namespaces/")
+    return rest.partition("/")[0]

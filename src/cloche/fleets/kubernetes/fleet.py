@@ -1,0 +1,203 @@
+"""A fleet of pods: a coordinator in the caller's process, and what an operator sees and does."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+from cloche.core.errors import BackendUnavailable, InvalidRequest, NotFound
+from cloche.core.fleet import FleetStatus, NodeInfo
+from cloche.core.fleet_settings import FleetSettings
+from cloche.core.record import replace
+
+from ..coordinator import Coordinator
+from ..decisions import PlacingRules
+from ..engine import LinkTo
+from ..signing import Signer
+from .api import ApiError, KubernetesApi
+from .engine import KubernetesEngine, pool_reason
+from .pods import CLAIMED, FLEET, LEAVING, Pod, pod_of
+
+OBJECT = "cloche-fleet"
+READY_S, LOOK_S = 300.0, 1.0
+UNUSED_S, IDLE_S = 30.0, 300.0  # of a claimed pod without a lease: one that never had any, one that had some
+UP = 'Make it: "cloche fleet up --engine kubernetes --apply".'
+
+
+async def connect(settings: FleetSettings, link_to: LinkTo) -> Coordinator:
+    """Return a coordinator of the fleet, which starts with its first lease. Raises BackendUnavailable.
+
+    How pods are used is the operator's choice: it comes from the fleet's object in the cluster.
+    """
+    api = KubernetesApi(settings.address)
+    try:
+        fleet = await _object(api, settings.namespace, "configmaps")
+        signer = Signer(_private_key(await _object(api, settings.namespace, "secrets")))
+        if signer.public_key != fleet["data"].get("publicKey"):
+            raise BackendUnavailable(
+                f"the keys of {OBJECT} in namespace {settings.namespace} are no pair.",
+                remedy="End the fleet, and make it anew: its pods have another key.",
+            )
+    except BaseException:
+        await api.close()
+        raise
+    settings, version = settings_of(settings, fleet["data"]), metadata.version("cloche")
+    engine = KubernetesEngine(api, settings, fleet=owner_of(fleet), version=version)
+    is_pod = settings.isolation == "pod"
+    rules = PlacingRules(
+        quota=settings.quota,
+        scaling_s=settings.scaling_s,
+        block_part=1.0,
+        one_lease=is_pod,
+        block_idle_s=UNUSED_S if is_pod else IDLE_S,
+    )
+    return Coordinator(engine, link_to, signer=signer, version=version, rules=rules)
+
+
+def settings_of(settings: FleetSettings, data: Mapping[str, str]) -> FleetSettings:
+    """Return the settings with what the operator has set in the cluster."""
+    return replace(
+        settings,
+        isolation="jail" if data.get("isolation") == "jail" else "pod",
+        pod_age_s=_number(data.get("podAge"), settings.pod_age_s),
+        lease_age_s=_number(data.get("leaseAge"), settings.lease_age_s),
+    )
+
+
+def owner_of(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return the owner reference of the fleet's object."""
+    return {"apiVersion": "v1", "kind": "ConfigMap", "name": OBJECT, "uid": str(row["metadata"]["uid"])}
+
+
+async def _object(api: KubernetesApi, namespace: str, kind: str) -> dict[str, Any]:
+    try:
+        row = await api.get(f"/api/v1/namespaces/{namespace}/{kind}/{OBJECT}")
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        raise BackendUnavailable(f"there is no fleet in namespace {namespace} at {api.host}.", remedy=UP) from error
+    return {**row, "data": row.get("data") or {}}
+
+
+def _private_key(row: Mapping[str, Any]) -> bytes:
+    try:
+        key = base64.b64decode(row["data"].get("privateKey", ""), validate=True)
+    except binascii.Error:
+        key = b""
+    if len(key) != 32:
+        raise BackendUnavailable(f"the secret {OBJECT} has no key.", remedy=UP)
+    return key
+
+
+def _number(text: str | None, default: float) -> float:
+    try:
+        return float(text or default)
+    except ValueError:
+        return default
+
+
+class KubernetesOperator:
+    """Look at the fleet of a namespace, take pods out of it, and end it. It grants no lease."""
+
+    engine = "kubernetes"
+
+    def __init__(self, settings: FleetSettings):
+        self.settings = self._settings = settings
+        self.api = KubernetesApi(settings.address)
+        self._core = f"/api/v1/namespaces/{settings.namespace}"
+        self._apps = f"/apis/apps/v1/namespaces/{settings.namespace}"
+
+    async def nodes(self) -> Sequence[NodeInfo]:
+        """Return the pods, and the Deployment that makes none with its reason."""
+        pods = await self._pods()
+        reason = "" if any(pod.is_ready for pod in pods) else await self._pool_reason()
+        more = [NodeInfo(id=f"deployment/cloche-{self._settings.template}", reason=reason)] if reason else []
+        return [*map(node_info, sorted(pods, key=lambda pod: pod.name)), *more]
+
+    async def status(self) -> FleetStatus:
+        """Return the pods; the claimed ones have at least a lease. Those who wait are in their own processes."""
+        nodes = await self.nodes()
+        version = ""
+        if nodes:
+            fleet = await _object(self.api, self._settings.namespace, "configmaps")
+            version = fleet["data"].get("version", "")
+        return FleetStatus(
+            engine=self.engine, nodes=tuple(nodes), leases=sum(node.leases for node in nodes), version=version
+        )
+
+    async def up(self) -> FleetStatus:
+        """Wait until a pod is ready, and return the state. Raises BackendUnavailable."""
+        ends = time.monotonic() + READY_S
+        while True:
+            status = await self.status()
+            if any(node.state == "ready" for node in status.nodes):
+                return status
+            reasons = [f"{node.id}: {node.reason}" for node in status.nodes if node.reason]
+            if time.monotonic() > ends or (reasons and len(reasons) == len(status.nodes)):
+                raise BackendUnavailable(f"no pod of the fleet is ready. {' '.join(reasons[:3])}", remedy=_LOOK)
+            await asyncio.sleep(LOOK_S)
+
+    async def drain(self, node: str, *, timeout_s: float | None = None) -> None:
+        """Give a pod no further lease, and wait until it is gone."""
+        pod = next((pod for pod in await self._pods() if pod.name == node), None)
+        if pod is None:
+            raise NotFound(f"the fleet has no pod {node}.")
+        path = f"{self._core}/pods/{node}"
+        if pod.state == CLAIMED:
+            await self.api.patch(path, {"metadata": {"uid": pod.uid, "labels": {LEAVING: "true"}}})
+        else:
+            await self.api.delete(path, uid=pod.uid)
+        async with asyncio.timeout(timeout_s):
+            while any(row.uid == pod.uid for row in await self._pods()):  # noqa: ASYNC110 - in the cluster
+                await asyncio.sleep(LOOK_S)
+
+    async def undrain(self, node: str) -> None:
+        """Refuse: the Deployment has made another pod in its place."""
+        raise InvalidRequest(f"--undo: pod {node} is deleted once it has no lease, and another one is ready instead")
+
+    async def down(self) -> None:
+        """End all leases, pods and coordinators' claims. The namespace, its roles and its policies stay."""
+        namespace = self._settings.namespace
+        coordination = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        for collection in (f"{self._apps}/deployments", f"{self._core}/pods", coordination):
+            await self.api.ask("DELETE", collection, query={"labelSelector": FLEET})
+        for kind in ("configmaps", "secrets"):
+            await self.api.delete(f"{self._core}/{kind}/{OBJECT}")
+
+    async def close(self) -> None:
+        """Disconnect."""
+        await self.api.close()
+
+    async def _pods(self) -> list[Pod]:
+        rows: Iterable[Any] = (await self.api.get(f"{self._core}/pods", labelSelector=FLEET)).get("items") or ()
+        return [pod_of(row) for row in rows]
+
+    async def _pool_reason(self) -> str:
+        try:
+            row = await self.api.get(f"{self._apps}/deployments/cloche-{self._settings.template}")
+        except ApiError as error:
+            return "" if error.status == 404 else str(error)
+        return pool_reason(row)
+
+
+_LOOK = '"cloche fleet status --engine kubernetes" shows the pods; "kubectl describe pods" there has their events.'
+
+
+def node_info(pod: Pod) -> NodeInfo:
+    """Return a pod as `cloche fleet status` shows it."""
+    reason, is_claimed = pod.over or pod.stuck, pod.state == CLAIMED
+    state = "draining" if pod.is_leaving else "lost" if pod.over else "ready" if pod.is_ready else "starting"
+    return NodeInfo(
+        id=pod.name,
+        address=pod.address,
+        state=state,  # type: ignore[arg-type]  # each word is one of NodeState
+        cpus=pod.cpus,
+        memory_bytes=pod.memory_bytes,
+        leases=int(is_claimed),
+        reason=reason,
+    )

@@ -1,0 +1,231 @@
+"""What a cluster needs for a fleet, as objects of Kubernetes. Pure: settings and what the server serves go in.
+
+`deploy/kubernetes/` is made from this (`scripts/manifests.py`), and `cloche fleet up --engine kubernetes` applies it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cloche.core.fleet_settings import FleetSettings
+from cloche.core.record import dataclass
+
+from .pods import CONTAINER, FLEET, NODE_MEMORY, PORT, READY, STATE, TEMPLATE
+
+Manifest = dict[str, Any]
+NAME = "cloche"
+OBJECT = "cloche-fleet"
+CALLER, NODE = "cloche-caller", "cloche-node"
+ROLE = "cloche/role"  # label of pods that run code, and of namespaces with such pods: "caller"
+USER_ID = 10_001
+SECCOMP = "cloche-seccomp.json"  # what "cloche doctor --container-profile" writes, below the kubelet's folder seccomp
+HOME, TEMPORARY = "/var/lib/cloche", "/tmp"
+# No guest reaches these, whatever rules a caller gives: pods, services, machines, and the metadata of clouds.
+PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "fc00::/7", "fe80::/10")
+USER_NAMESPACES_SINCE = 33  # 1.33 has hostUsers and procMount without a switch
+POLICY_V1_SINCE = 21
+MOST_PODS_MORE = 4  # claimed pods for each ready one, before the quota refuses further ones
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """Say which Kubernetes 1.`minor` a server is."""
+
+    minor: int = USER_NAMESPACES_SINCE
+
+    @property
+    def has_user_namespaces(self) -> bool:
+        """Tell whether pods may have user namespaces."""
+        return self.minor >= USER_NAMESPACES_SINCE
+
+
+def manifests(
+    settings: FleetSettings, served: Served | None = None, *, data: Mapping[str, str] | None = None
+) -> list[Manifest]:
+    """Return the objects in the order in which they are applied. `data` is of the fleet's own object, with its key."""
+    served = served or Served()
+    return [
+        _namespace(settings),
+        *_accounts(settings),
+        fleet_object(settings, data or {}),
+        _network_policy(settings),
+        _quota(settings),
+        _limit_range(settings),
+        _disruption_budget(settings, served),
+        _deployment(settings, served),
+    ]
+
+
+def left_out(settings: FleetSettings, served: Served) -> list[str]:
+    """Return what a server has not, as sentences."""
+    missing = []
+    if settings.isolation == "jail" and not served.has_user_namespaces:
+        missing.append(
+            f"Kubernetes 1.{served.minor} has no user namespaces for pods: hostUsers and procMount are left out, and "
+            "the level in the pods is confined, not jail."
+        )
+    if served.minor < POLICY_V1_SINCE:
+        missing.append(f"Kubernetes 1.{served.minor} has no policy/v1: the budget is of policy/v1beta1.")
+    return missing
+
+
+def fleet_object(settings: FleetSettings, data: Mapping[str, str]) -> Manifest:
+    """Return the fleet's own object: with it, coordinators and what they claimed are deleted."""
+    terms = {
+        "isolation": settings.isolation, "podAge": f"{settings.pod_age_s:g}", "leaseAge": f"{settings.lease_age_s:g}"
+    }  # fmt: skip
+    return _made("v1", "ConfigMap", OBJECT, settings, data={**terms, **data})
+
+
+def secret_object(settings: FleetSettings, private_key: str) -> Manifest:
+    """Return the coordinators' private key, in base64. It is made once, and never printed."""
+    return _made("v1", "Secret", OBJECT, settings, data={"privateKey": private_key})
+
+
+def _made(version: str, kind: str, name: str, settings: FleetSettings, **more: Any) -> Manifest:  # noqa: ANN401 - JSON
+    metadata = {"name": name, "namespace": settings.namespace, "labels": {FLEET: NAME}}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, **more}
+
+
+def _namespace(settings: FleetSettings) -> Manifest:
+    level = "privileged" if settings.isolation == "jail" else "restricted"
+    labels = {FLEET: NAME, ROLE: "caller", "pod-security.kubernetes.io/enforce": level}
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": settings.namespace, "labels": labels}}
+
+
+# The least verbs of a coordinator: pods, their logs, its own object, the fleet's two objects, why there are no pods.
+RULES: list[Manifest] = [
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "patch", "delete"]},
+    {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},
+    {"apiGroups": [""], "resources": ["configmaps", "secrets"], "resourceNames": [OBJECT], "verbs": ["get"]},
+    {"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["get"]},
+    {
+        "apiGroups": ["coordination.k8s.io"],
+        "resources": ["leases"],
+        "verbs": ["create", "list", "patch", "delete"],
+    },
+]
+
+
+def _accounts(settings: FleetSettings) -> list[Manifest]:
+    subject = {"kind": "ServiceAccount", "name": CALLER, "namespace": settings.namespace}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": CALLER}
+    return [
+        _made("v1", "ServiceAccount", NODE, settings, automountServiceAccountToken=False),
+        _made("v1", "ServiceAccount", CALLER, settings),
+        _made("rbac.authorization.k8s.io/v1", "Role", CALLER, settings, rules=RULES),
+        _made("rbac.authorization.k8s.io/v1", "RoleBinding", CALLER, settings, subjects=[subject], roleRef=role),
+    ]
+
+
+def _network_policy(settings: FleetSettings) -> Manifest:
+    """Let callers in, at the node's port, and nothing private out. A claim does not change the labels it selects by."""
+    here = {"podSelector": {"matchLabels": {ROLE: "caller"}}}
+    elsewhere = {"namespaceSelector": {"matchLabels": {ROLE: "caller"}}, **here}
+    spec = {
+        "podSelector": {"matchLabels": {FLEET: NAME}},
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [{"from": [elsewhere], "ports": [{"protocol": "TCP", "port": PORT}]}],
+        "egress": _egress() if settings.network else [],
+    }
+    return _made("networking.k8s.io/v1", "NetworkPolicy", NODE, settings, spec=spec)
+
+
+def _egress() -> list[Manifest]:
+    """Return the ways out of a fleet with a network: public addresses, and the cluster's name service."""
+    blocks = [
+        {"cidr": cidr, "except": [network for network in PRIVATE if (":" in network) == (":" in cidr)]}
+        for cidr in ("0.0.0.0/0", "::/0")
+    ]
+    names = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
+        "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
+    }
+    ports = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
+    return [{"to": [{"ipBlock": block} for block in blocks]}, {"to": [names], "ports": ports}]
+
+
+def _quota(settings: FleetSettings) -> Manifest:
+    pods = settings.pods * (1 + MOST_PODS_MORE)
+    hard = {
+        "pods": str(pods),
+        "limits.cpu": f"{settings.pod_cpus * pods:g}",
+        "limits.memory": f"{(settings.pod_memory_bytes + NODE_MEMORY) * pods >> 20}Mi",
+    }
+    return _made("v1", "ResourceQuota", NODE, settings, spec={"hard": hard})
+
+
+def _limit_range(settings: FleetSettings) -> Manifest:
+    amounts = _amounts(settings)
+    limit = {"type": "Container", "default": amounts, "defaultRequest": amounts}
+    return _made("v1", "LimitRange", NODE, settings, spec={"limits": [limit]})
+
+
+def _amounts(settings: FleetSettings) -> Manifest:
+    return {"cpu": f"{settings.pod_cpus:g}", "memory": f"{(settings.pod_memory_bytes + NODE_MEMORY) >> 20}Mi"}
+
+
+def _disruption_budget(settings: FleetSettings, served: Served) -> Manifest:
+    """Keep half of the ready pods in a drain. Claimed pods have no controller, and block no drain."""
+    version = "policy/v1" if served.minor >= POLICY_V1_SINCE else "policy/v1beta1"
+    spec = {"maxUnavailable": "50%", "selector": {"matchLabels": {FLEET: NAME, STATE: READY}}}
+    return _made(version, "PodDisruptionBudget", NODE, settings, spec=spec)
+
+
+def _deployment(settings: FleetSettings, served: Served) -> Manifest:
+    ready = {FLEET: NAME, TEMPLATE: settings.template, STATE: READY}
+    spec = {
+        "replicas": settings.pods,
+        "revisionHistoryLimit": 2,
+        "selector": {"matchLabels": ready},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "25%", "maxSurge": "25%"}},
+        "template": {"metadata": {"labels": ready}, "spec": _pod(settings, served)},
+    }
+    return _made("apps/v1", "Deployment", f"{NAME}-{settings.template}", settings, spec=spec)
+
+
+def _pod(settings: FleetSettings, served: Served) -> Manifest:
+    has_jail = settings.isolation == "jail" and served.has_user_namespaces
+    seccomp = {"type": "Localhost", "localhostProfile": SECCOMP} if has_jail else {"type": "RuntimeDefault"}
+    return {
+        **({"hostUsers": False} if has_jail else {}),
+        **({"runtimeClassName": settings.runtime_class} if settings.runtime_class else {}),
+        "serviceAccountName": NODE,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": 10,
+        "securityContext": {
+            "runAsNonRoot": True, "runAsUser": USER_ID, "runAsGroup": USER_ID, "fsGroup": USER_ID,
+            "seccompProfile": seccomp,
+        },
+        "containers": [_container(settings, has_jail=has_jail)],
+        "volumes": [{"name": "home", "emptyDir": {}}, {"name": "temporary", "emptyDir": {}}],
+    }  # fmt: skip
+
+
+def _container(settings: FleetSettings, *, has_jail: bool) -> Manifest:
+    denied = [word for network in PRIVATE for word in ("--network-deny", network)]
+    return {
+        "name": CONTAINER,
+        "image": settings.image,
+        "command": ["cloche", "node"],
+        "args": [
+            "--listen", f"$(POD_IP):{PORT}", "--public-key", "$(PUBLIC_KEY)", "--waits", "--backend", "local", *denied
+        ],
+        "env": [
+            {"name": "HOME", "value": HOME},
+            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            {"name": "PUBLIC_KEY", "valueFrom": {"configMapKeyRef": {"name": OBJECT, "key": "publicKey"}}},
+        ],
+        "ports": [{"name": "wire", "containerPort": PORT, "protocol": "TCP"}],
+        "readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 2, "failureThreshold": 3},
+        "resources": {"requests": _amounts(settings), "limits": _amounts(settings)},
+        "securityContext": {
+            **({"procMount": "Unmasked"} if has_jail else {}),
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [{"name": "home", "mountPath": HOME}, {"name": "temporary", "mountPath": TEMPORARY}],
+    }  # fmt: skip

@@ -1,0 +1,231 @@
+"""What a pod says about itself, and the patch that claims it. Pure: the caller has the JSON and the time.
+
+A pod of the fleet is *ready*, and then anybody's to claim, or *claimed* by one coordinator, whose holder object owns it
+from then on. It is claimed once: a claimed pod is deleted, and never given to another.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from cloche.core.record import dataclass
+
+FLEET, TEMPLATE, STATE, HOLDER, LEAVING = (
+    "cloche/fleet", "cloche/template", "cloche/state", "cloche/holder", "cloche/leaving"
+)  # fmt: skip
+READY, CLAIMED = "ready", "claimed"
+CONTAINER = "node"
+PORT = 8471
+NODE_MEMORY = 128 << 20  # of a pod, for the node's server itself
+MOST_REASON = 300
+_STUCK = (
+    "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError",
+    "CreateContainerError", "RunContainerError", "CrashLoopBackOff",
+)  # fmt: skip
+_PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+_UNITS = {
+    "": 1.0,
+    "m": 1e-3,
+    "k": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "T": 1e12,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """Describe a pod of the fleet.
+
+    `container` is the id of its container's present start, and `ended` says how a start ended. `stuck` says why the pod
+    does not start, `over` why nothing runs in it any longer; both are empty for a pod that is well. `cpus` and
+    `memory_bytes` are what leases may use.
+    """
+
+    name: str
+    uid: str
+    resource_version: str
+    template: str = ""
+    state: str = READY
+    holder: str = ""
+    address: str = ""
+    machine: str = ""
+    machine_address: str = ""
+    container: str = ""
+    ended: str = ""
+    is_running: bool = False
+    is_ready: bool = False
+    is_leaving: bool = False
+    started_at: float = 0.0
+    cpus: float = 0.0
+    memory_bytes: int = 0
+    stuck: str = ""
+    over: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """What the server in a pod printed when it began to serve."""
+
+    address: str
+    certificate: str
+    boot: str
+    version: str
+
+
+def pod_of(row: Mapping[str, Any]) -> Pod:
+    """Return the description of a pod's JSON."""
+    meta, spec, status = row.get("metadata", {}), row.get("spec", {}), row.get("status", {})
+    labels = meta.get("labels") or {}
+    container = _named(status.get("containerStatuses"))
+    limits = (_named(spec.get("containers")).get("resources") or {}).get("limits") or {}
+    return Pod(
+        name=meta.get("name", ""),
+        uid=meta.get("uid", ""),
+        resource_version=meta.get("resourceVersion", ""),
+        template=labels.get(TEMPLATE, ""),
+        state=labels.get(STATE, ""),
+        holder=labels.get(HOLDER, ""),
+        address=status.get("podIP") or "",
+        machine=spec.get("nodeName") or "",
+        machine_address=status.get("hostIP") or "",
+        container=container.get("containerID") or "",
+        ended=_ended(container, limits),
+        is_running="running" in (container.get("state") or {}),
+        is_ready=_condition(status, "Ready").get("status") == "True",
+        is_leaving=bool(meta.get("deletionTimestamp")) or LEAVING in labels,
+        started_at=_seconds(status.get("startTime")),
+        cpus=quantity(limits.get("cpu", "0")),
+        memory_bytes=max(int(quantity(limits.get("memory", "0"))) - NODE_MEMORY, 0),
+        stuck=_stuck(status, container),
+        over=_over(meta, status),
+    )
+
+
+def _named(rows: Any) -> Mapping[str, Any]:  # noqa: ANN401 - JSON
+    """Return the row of the node's container among those of a pod."""
+    return next((row for row in rows or () if row.get("name") == CONTAINER), {})
+
+
+def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    return next((row for row in status.get("conditions") or () if row.get("type") == kind), {})
+
+
+def _stuck(status: Mapping[str, Any], container: Mapping[str, Any]) -> str:
+    scheduled = _condition(status, "PodScheduled")
+    if scheduled.get("reason") == "Unschedulable":
+        return _text(f"no machine of the cluster fits: {scheduled.get('message', '')}")
+    waiting = (container.get("state") or {}).get("waiting") or {}
+    reason, message = waiting.get("reason", ""), waiting.get("message", "")
+    if reason not in _STUCK:
+        return ""
+    if reason in _PULL:
+        return _text(f"its image cannot be pulled ({reason}): {message or container.get('image', '')}")
+    return _text(f"its container does not start ({reason}): {last_end(container) or message}")
+
+
+def _over(meta: Mapping[str, Any], status: Mapping[str, Any]) -> str:
+    target = _condition(status, "DisruptionTarget")
+    why = " ".join(filter(None, (status.get("reason") or target.get("reason"), status.get("message"))))
+    why = why or target.get("message", "")
+    if status.get("phase") in ("Failed", "Succeeded"):
+        return _text(f"the pod has ended: {why or status['phase']}")
+    if meta.get("deletionTimestamp"):
+        return _text(f"the pod is being deleted{f': {why}' if why else ', as by a drain of its machine'}")
+    return ""
+
+
+def last_end(container: Mapping[str, Any]) -> str:
+    """Return how the last start of a container ended, such as `OOMKilled, exit code 137`; empty if it has not."""
+    for state in ("state", "lastState"):
+        ended = (container.get(state) or {}).get("terminated")
+        if ended:
+            words = (ended.get("reason"), f"exit code {ended.get('exitCode')}", ended.get("message"))
+            return _text(", ".join(str(word) for word in words if word))
+    return ""
+
+
+def _ended(container: Mapping[str, Any], limits: Mapping[str, Any]) -> str:
+    ended = last_end(container)
+    return f"{ended}; its limit is {limits['memory']} of memory" if "OOM" in ended and "memory" in limits else ended
+
+
+def _text(text: str) -> str:
+    return " ".join(text.split())[:MOST_REASON]
+
+
+def _seconds(stamp: Any) -> float:  # noqa: ANN401 - JSON
+    try:
+        return datetime.fromisoformat(str(stamp)).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def stamp(at: float) -> str:
+    """Return a time as Kubernetes writes it, with microseconds."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def quantity(text: object) -> float:
+    """Return the number of an amount such as `500m`, `1Gi` or `2`; 0 for what is none."""
+    match = re.fullmatch(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]{0,2})", str(text))
+    return float(match[1]) * _UNITS.get(match[2], 0.0) if match else 0.0
+
+
+def facts_of(log: str) -> NodeFacts | None:
+    """Return what a node's server printed, from its pod's log; None if it is not there."""
+    for fields in _printed(log):
+        names = ("address", "certificate", "boot", "version")
+        if all(isinstance(fields.get(name), str) for name in names):
+            return NodeFacts(**{name: fields[name] for name in names})
+    return None
+
+
+def _printed(log: str) -> Iterator[dict[str, Any]]:
+    for line in log.splitlines():
+        if line.startswith("{"):
+            try:
+                fields = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(fields, dict):
+                yield fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """Name the holder object of a coordinator; with it all that it claimed is deleted."""
+
+    holder: str
+    name: str
+    uid: str
+
+    def reference(self) -> dict[str, str]:
+        """Return it as an entry of `ownerReferences`."""
+        return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "name": self.name, "uid": self.uid}
+
+
+def claim_patch(pod: Pod, owner: Owner, *, now: float, longest_s: float) -> dict[str, Any]:
+    """Return the merge patch that claims a pod. It has no effect on one that has changed since it was read.
+
+    The ReplicaSet is no owner any longer, and makes another pod. The kubelet ends the pod at its deadline, which counts
+    from the pod's start.
+    """
+    age_s = max(now - pod.started_at, 0.0) if pod.started_at else 0.0
+    return {
+        "metadata": {
+            "uid": pod.uid,
+            "resourceVersion": pod.resource_version,
+            "labels": {STATE: CLAIMED, HOLDER: owner.holder},
+            "ownerReferences": [owner.reference()],
+        },
+        "spec": {"activeDeadlineSeconds": int(age_s + longest_s) + 1},
+    }

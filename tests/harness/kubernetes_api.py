@@ -1,0 +1,444 @@
+"""A small API server of Kubernetes on loopback: lists, watches, guarded patches, roles, and its faults on demand.
+
+It plays the controllers, too: a Deployment's pods are made anew when one is claimed or deleted, and what an owner had
+is deleted with it. A pod is what `Cluster.start_pod` says: an entry alone, or a `cloche node` of this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import copy
+import itertools
+import json
+import re
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from aiohttp import web
+
+from cloche.core.fleet_settings import FleetSettings
+from cloche.fleets.kubernetes import manifests
+from cloche.fleets.kubernetes.pods import CONTAINER, READY, STATE, stamp
+from cloche.fleets.signing import Signer
+
+WAIT_S = 30.0
+TOKEN = "a-token"
+CUT, CUT_AFTER = 0, 1  # in place of a status
+Json = dict[str, Any]
+
+
+def path_of(manifest: Mapping[str, Any]) -> str:
+    """Return the path of the collection of an object."""
+    version, kind, meta = manifest["apiVersion"], manifest["kind"], manifest["metadata"]
+    plural = {"NetworkPolicy": "networkpolicies"}.get(kind, f"{kind.lower()}s")
+    root = f"/api/{version}" if version == "v1" else f"/apis/{version}"
+    return f"{root}/namespaces/{meta['namespace']}/{plural}" if "namespace" in meta else f"{root}/{plural}"
+
+
+class Cluster:
+    """The objects of a cluster with one fleet, its API server, and its controllers."""
+
+    def __init__(self, settings: FleetSettings, *, version: str, pods: int = 0):
+        self.settings, self.version = settings, version
+        self.signer = Signer()
+        self.objects: dict[str, dict[str, Json]] = {}
+        self.log: list[tuple[int, str, str, Json]] = []  # version, path, kind of the event, object
+        self.forgotten = 0  # versions up to this one
+        self.requests: Counter[str] = Counter()
+        self.claims: list[tuple[str, str]] = []
+        self.faults: list[tuple[str, str, int, dict[str, str]]] = []
+        self.rules: list[Json] | None = manifests.RULES
+        self.repeats_events = False
+        self.token = TOKEN
+        self.logs: dict[str, str] = {}
+        self.start_pod: Callable[[str], tuple[str, str]] = lambda _: ("127.0.0.1", "")
+        self.end_pod: Callable[[str], None] = lambda _: None
+        self._numbers, self._versions = itertools.count(1), itertools.count(100)
+        self._lock = threading.RLock()
+        self._changed: asyncio.Condition
+        self._loop = asyncio.new_event_loop()
+        self._runner: web.AppRunner | None = None
+        self._watches: set[asyncio.Task[Any]] = set()
+        self.port = 0
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.on_loop(self._serve())
+        self.apply_fleet()
+        self.fill(pods)
+
+    # Its life
+
+    def on_loop(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run work in the server's thread."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(WAIT_S)
+
+    async def _serve(self) -> None:
+        self._changed = asyncio.Condition()
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
+        await site.start()
+        self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+
+    async def _stop(self) -> None:
+        for watch in list(self._watches):
+            watch.cancel()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Let the API server refuse connections during the body."""
+        self.on_loop(self._stop())
+        yield
+        self.on_loop(self._serve())
+
+    def close(self) -> None:
+        """End the server and all pods."""
+        for path, pods in self.objects.items():
+            for name in pods if path.endswith("/pods") else ():
+                self.end_pod(name)
+        self.on_loop(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(WAIT_S)
+        self._loop.close()
+
+    def kubeconfig(self, folder: Path) -> str:
+        """Write a kubeconfig, and return its path."""
+        config = {
+            "apiVersion": "v1", "kind": "Config", "current-context": "here",
+            "clusters": [{"name": "here", "cluster": {"server": f"http://127.0.0.1:{self.port}"}}],
+            "users": [{"name": "me", "user": {"token": TOKEN}}],
+            "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
+        }  # fmt: skip
+        file = folder / "kubeconfig"
+        file.write_text(yaml.safe_dump(config))
+        return str(file)
+
+    # What is in it
+
+    @property
+    def pods_path(self) -> str:
+        """Return the path of the fleet's pods."""
+        return f"/api/v1/namespaces/{self.settings.namespace}/pods"
+
+    @property
+    def pods(self) -> dict[str, Json]:
+        """Return the pods by name."""
+        return self.objects.get(self.pods_path, {})
+
+    def held_by(self, state: str) -> list[str]:
+        """Return the names of the pods of a state."""
+        return [name for name, row in list(self.pods.items()) if row["metadata"]["labels"][STATE] == state]
+
+    def apply_fleet(self) -> None:
+        """Make the fleet's objects, as an operator does."""
+        data = {"publicKey": self.signer.public_key, "version": self.version}
+        key = base64.b64encode(self.signer.private_key).decode()
+        for row in (*manifests.manifests(self.settings, data=data), manifests.secret_object(self.settings, key)):
+            self.put(path_of(row), row)
+
+    def put(self, path: str, row: Json, kind: str = "") -> Json:
+        """Store an object with a new version, and tell the watches."""
+        with self._lock:
+            known = self.objects.setdefault(path, {})
+            kind = kind or ("MODIFIED" if row["metadata"]["name"] in known else "ADDED")
+            row["metadata"].setdefault("uid", str(uuid.uuid4()))
+            row["metadata"]["resourceVersion"] = str(next(self._versions))
+            if kind == "DELETED":
+                known.pop(row["metadata"]["name"], None)
+            else:
+                known[row["metadata"]["name"]] = row
+            self.log.append((int(row["metadata"]["resourceVersion"]), path, kind, copy.deepcopy(row)))
+        self._tell()
+        return row
+
+    def _tell(self) -> None:
+        async def tell() -> None:
+            async with self._changed:
+                self._changed.notify_all()
+
+        asyncio.run_coroutine_threadsafe(tell(), self._loop)
+
+    def fill(self, number: int) -> None:
+        """Bring the Deployment to a number of ready pods."""
+        deployment = self.objects[f"/apis/apps/v1/namespaces/{self.settings.namespace}/deployments"]
+        deployment[f"cloche-{self.settings.template}"]["spec"]["replicas"] = number
+        self._reconcile()
+
+    def _reconcile(self) -> None:
+        with self._lock:
+            path = f"/apis/apps/v1/namespaces/{self.settings.namespace}/deployments"
+            deployment = self.objects.get(path, {}).get(f"cloche-{self.settings.template}")
+            if deployment is None or deployment.get("status", {}).get("conditions"):
+                return
+            missing = deployment["spec"]["replicas"] - len(self.held_by(READY))
+            for _ in range(missing):
+                self._make_pod(deployment)
+
+    def _make_pod(self, deployment: Json) -> None:
+        number = next(self._numbers)
+        name, template = f"{deployment['metadata']['name']}-{number:04}", deployment["spec"]["template"]
+        owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "rs", "uid": "rs", "controller": True}
+        address, log = self.start_pod(name)
+        self.logs[name] = log or json.dumps(
+            {
+                "address": f"https://{address}:{8000 + number}", "certificate": f"{number:064x}", "boot": "b",
+                "version": self.version,
+            }
+        )  # fmt: skip
+        row = {
+            "metadata": {
+                "name": name, "namespace": self.settings.namespace, "labels": dict(template["metadata"]["labels"]),
+                "ownerReferences": [owner],
+            },
+            "spec": copy.deepcopy(template["spec"]) | {"nodeName": "machine-1"},
+            "status": {
+                "phase": "Running", "podIP": address, "hostIP": "10.9.9.9", "startTime": stamp(time.time()),
+                "conditions": [{"type": "Ready", "status": "True"}],
+                "containerStatuses": [
+                    {"name": CONTAINER, "containerID": f"c://{name}-0", "restartCount": 0, "state": {"running": {}}}
+                ],
+            },
+        }  # fmt: skip
+        self.put(self.pods_path, row)
+
+    def change_pod(self, name: str, **status: Any) -> None:
+        """Change the status of a pod, as its kubelet does."""
+        row = copy.deepcopy(self.pods[name])
+        row["status"] |= status
+        self.put(self.pods_path, row)
+
+    def restart(self, name: str, reason: str = "OOMKilled") -> None:
+        """Let the container of a pod start again in place."""
+        container = copy.deepcopy(self.pods[name]["status"]["containerStatuses"][0])
+        number = container["restartCount"] + 1
+        container |= {
+            "restartCount": number, "containerID": f"c://{name}-{number}", "state": {"running": {}},
+            "lastState": {"terminated": {"reason": reason, "exitCode": 137}},
+        }  # fmt: skip
+        self.change_pod(name, containerStatuses=[container])
+
+    def refuse(self, message: str) -> None:
+        """Let the Deployment make no further pods, as a quota does."""
+        path = f"/apis/apps/v1/namespaces/{self.settings.namespace}/deployments"
+        row = self.objects[path][f"cloche-{self.settings.template}"]
+        row["status"] = {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": message}]}
+
+    # Faults
+
+    def fail(self, verb: str, path: str, status: int, times: int = 1, **headers: str) -> None:
+        """Answer the next requests of a verb whose path matches with a status, or cut their connections."""
+        self.faults += [(verb, path, status, headers)] * times
+
+    def cut_watches(self) -> None:
+        """Cut the connections of all watches."""
+
+        async def cut() -> None:
+            for watch in list(self._watches):
+                watch.cancel()
+
+        self.on_loop(cut())
+
+    def forget(self) -> None:
+        """Forget all events, so that watches from before are answered with 410."""
+        with self._lock:
+            self.forgotten = next(self._versions)
+            self.log.clear()
+
+    # Requests
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        path, query = "/" + request.match_info["path"], request.query
+        parts = self._parts(path)
+        verb = self._verb(request, has_name=bool(parts[1]))
+        resource = parts[0].rpartition("/")[2] + (f"/{parts[2]}" if parts[2] else "")
+        self.requests[f"{verb} {resource}"] += 1
+        if (fault := self._fault(verb, path)) is not None:
+            status, headers = fault
+            if status == CUT_AFTER:  # the request has its effect, and its answer is lost
+                self._answer(verb, parts, query, await request.json(), request.content_type)
+            if status in (CUT, CUT_AFTER):
+                request.transport.close()  # type: ignore[union-attr]
+            return _status(max(status, 500) if status < 400 else status, "on purpose", headers=headers)
+        if request.headers.get("Authorization") != f"Bearer {self.token}":
+            return _status(401, "Unauthorized")
+        if not self._is_allowed(verb, resource, parts[1]):
+            return _status(403, f'{resource} is forbidden: User "me" cannot {verb} resource "{resource}"', "Forbidden")
+        if path == "/version":
+            return web.json_response({"major": "1", "minor": "20+"})
+        if verb == "watch":
+            return await self._watch(request, parts[0])
+        body = await request.json() if request.can_read_body else {}
+        return self._answer(verb, parts, query, body, request.content_type)
+
+    @staticmethod
+    def _parts(path: str) -> tuple[str, str, str]:
+        """Return the path of the collection, the name and the part of the object."""
+        match = re.fullmatch(r"(/apis?/[^/]+(?:/v[^/]+)?/namespaces/[^/]+/[^/]+)(?:/([^/]+))?(?:/([^/]+))?", path)
+        if match is None:
+            match = re.fullmatch(r"(/apis?/[^/]+(?:/v[^/]+)?/[^/]+)(?:/([^/]+))?(?:/([^/]+))?", path)
+        return (match[1], match[2] or "", match[3] or "") if match else (path, "", "")
+
+    @staticmethod
+    def _verb(request: web.Request, *, has_name: bool) -> str:
+        if request.method == "GET":
+            return "get" if has_name else "watch" if request.query.get("watch") else "list"
+        names = {"POST": "create", "PATCH": "patch", "DELETE": "delete" if has_name else "deletecollection"}
+        return names[request.method]
+
+    def _fault(self, verb: str, path: str) -> tuple[int, dict[str, str]] | None:
+        for at, (of_verb, pattern, status, headers) in enumerate(self.faults):
+            if of_verb == verb and re.search(pattern, path):
+                del self.faults[at]
+                return status, headers
+        return None
+
+    def _is_allowed(self, verb: str, resource: str, name: str) -> bool:
+        if self.rules is None:
+            return True
+        rows = [row for row in self.rules if resource in row["resources"] and verb in row["verbs"]]
+        return any(name in row.get("resourceNames", [name]) for row in rows)
+
+    def _answer(
+        self, verb: str, parts: tuple[str, str, str], query: Mapping[str, str], body: Json, content_type: str
+    ) -> web.Response:
+        path, name, part = parts
+        with self._lock:
+            known = self.objects.setdefault(path, {})
+            if verb == "list":
+                rows = [row for row in known.values() if _selects(query.get("labelSelector", ""), row)]
+                return web.json_response({"items": rows, "metadata": {"resourceVersion": str(next(self._versions))}})
+            if verb == "create":
+                if body["metadata"]["name"] in known:
+                    return _status(409, "it exists", "AlreadyExists")
+                return web.json_response(self.put(path, body), status=201)
+            if verb == "deletecollection":
+                for each in [key for key, row in known.items() if _selects(query.get("labelSelector", ""), row)]:
+                    self.remove(path, each)
+                return web.json_response({})
+            if verb == "patch" and content_type == "application/apply-patch+yaml":
+                return self._apply(path, name, query, body)
+            if name not in known:
+                return _status(404, f"{name} not found", "NotFound")
+            if part == "log":
+                return web.Response(text="2026-01-01 a line of the node\n" + self.logs[name] + "\n")
+            if verb == "patch":
+                return self._patch(path, known[name], body)
+            if verb == "delete":
+                if (
+                    body.get("preconditions", {}).get("uid", known[name]["metadata"]["uid"])
+                    != known[name]["metadata"]["uid"]
+                ):
+                    return _status(409, "another uid", "Conflict")
+                self.remove(path, name)
+                return web.json_response({})
+            return web.json_response(known[name])
+
+    def _patch(self, path: str, row: Json, body: Json) -> web.Response:
+        meta = body.get("metadata", {})
+        if meta.get("resourceVersion", row["metadata"]["resourceVersion"]) != row["metadata"]["resourceVersion"]:
+            return _status(
+                409, "the object has been modified; please apply your changes to the latest version", "Conflict"
+            )
+        if meta.get("uid", row["metadata"]["uid"]) != row["metadata"]["uid"]:
+            return _status(409, "another uid", "Conflict")
+        before, deadline = row["spec"].get("activeDeadlineSeconds"), body.get("spec", {}).get("activeDeadlineSeconds")
+        if before is not None and deadline is not None and deadline > before:
+            return _status(422, "activeDeadlineSeconds: must be less than or equal to previous value", "Invalid")
+        merged = _merged(row, body)
+        if merged["metadata"].get("labels", {}).get(STATE) != row["metadata"].get("labels", {}).get(STATE):
+            self.claims.append((row["metadata"]["name"], merged["metadata"]["labels"]["cloche/holder"]))
+        self.put(path, merged)
+        self._loop.call_soon(self._reconcile)
+        return web.json_response(merged)
+
+    def _apply(self, path: str, name: str, query: Mapping[str, str], body: Json) -> web.Response:
+        before = self.objects.setdefault(path, {}).get(name)
+        made = _merged(before or {}, body)
+        if query.get("dryRun") == "All":
+            return web.json_response(made)
+        answer = web.json_response(self.put(path, made))
+        self._loop.call_soon(self._reconcile)
+        return answer
+
+    def remove(self, path: str, name: str) -> None:
+        """Delete an object, and what it owned."""
+        row = self.objects[path][name]
+        self.put(path, row, "DELETED")
+        if path == self.pods_path:
+            self.end_pod(name)
+            self._loop.call_soon_threadsafe(self._reconcile)
+        owned = [
+            (other, each) for other, rows in self.objects.items() for each, owned in rows.items()
+            if any(owner["uid"] == row["metadata"]["uid"] for owner in owned["metadata"].get("ownerReferences", ()))
+        ]  # fmt: skip
+        for other, each in owned:
+            self.remove(other, each)
+
+    def _events(self, path: str, version: int) -> list[tuple[int, str, str, Json]]:
+        with self._lock:
+            return [row for row in self.log if row[0] > version and row[1] == path]
+
+    async def _watch(self, request: web.Request, path: str) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        task = asyncio.current_task()
+        assert task is not None
+        self._watches.add(task)
+        version = int(request.query["resourceVersion"])
+        try:
+            if version < self.forgotten:
+                gone = {"type": "ERROR", "object": {"code": 410, "reason": "Expired", "message": "too old"}}
+                await response.write(json.dumps(gone).encode() + b"\n")
+                return response
+            while True:
+                events = self._events(path, version)
+                for version, _, kind, row in events:  # noqa: B007
+                    line = json.dumps({"type": kind, "object": row}).encode() + b"\n"
+                    await response.write(line * (1 + self.repeats_events))
+                async with self._changed:
+                    if not self._events(path, version):
+                        await asyncio.wait_for(self._changed.wait(), WAIT_S)
+        except (TimeoutError, ConnectionError):
+            return response
+        except asyncio.CancelledError:
+            if request.transport is not None:
+                request.transport.abort()
+            return response
+        finally:
+            self._watches.discard(task)
+
+
+def _selects(selector: str, row: Json) -> bool:
+    labels = row["metadata"].get("labels", {})
+    key, _, value = selector.partition("=")
+    return not key or (key in labels and value in ("", labels[key]))
+
+
+def _merged(row: Any, patch: Any) -> Any:
+    """Return an object with a merge patch (RFC 7386)."""
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(row) if isinstance(row, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = _merged(merged.get(key), value)
+    return copy.deepcopy(merged)
+
+
+def _status(code: int, message: str, reason: str = "", *, headers: Mapping[str, str] | None = None) -> web.Response:
+    body = {"kind": "Status", "status": "Failure", "message": message, "reason": reason, "code": code}
+    return web.json_response(body, status=code, headers=headers)

@@ -1,0 +1,372 @@
+"""Pods as a fleet, against a small API server on loopback; a pod that runs code is a `cloche node` of this machine."""
+
+import asyncio
+import base64
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import cloche
+from cloche.core.errors import BackendUnavailable, NodeLost
+from cloche.core.fleet import FleetSettings, LeaseSpec
+from cloche.core.record import replace
+from cloche.core.remote import Secret
+from cloche.fleets.coordinator import Coordinator
+from cloche.fleets.engine import EngineNode, NodeReport
+from cloche.fleets.kubernetes import engine as engine_module
+from cloche.fleets.kubernetes import holders
+from cloche.fleets.kubernetes.fleet import KubernetesOperator, connect
+from cloche.fleets.signing import Signer
+from cloche.fleets.tending import Reach
+from tests.harness.kubernetes_api import CUT, CUT_AFTER, TOKEN, Cluster
+from tests.harness.node import Node
+
+SETTINGS = FleetSettings(image="cloche:test")
+SMALL = LeaseSpec(cpus=0.5, memory_bytes=128 << 20, wait_s=20)
+SOON_S = 20.0
+KINDS = ("configmaps", "secrets")
+
+
+class QuietLink:
+    """A link to a node that is in nobody's memory: it answers, and holds nothing."""
+
+    def __init__(self, node: EngineNode, credential: Callable[[], Secret]):
+        self.node = node
+
+    async def status(self) -> NodeReport:
+        return NodeReport(version=cloche.__version__)
+
+    async def keep(self, denied: Sequence[str], ttl_s: float, leases: Mapping[str, float]) -> None:
+        pass
+
+    async def leases(self) -> Mapping[str, float]:
+        return {}
+
+    async def release(self, lease: str) -> None:
+        pass
+
+    async def drain(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+async def is_open(address: str) -> Reach:
+    """Reach any address."""
+    return "open"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """Return a cluster, which the environment names."""
+    for name in ("HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    made = Cluster(SETTINGS, version=cloche.__version__)
+    monkeypatch.setenv("KUBECONFIG", made.kubeconfig(tmp_path))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let pods without a server count as reachable."""
+    monkeypatch.setitem(engine_module.KubernetesEngine.__init__.__kwdefaults__, "reach", is_open)
+
+
+async def coordinator_of(settings: FleetSettings = SETTINGS, link: Any = QuietLink) -> Coordinator:
+    """Return a coordinator that has started."""
+    coordinator = await connect(settings, link)
+    coordinator._reach = is_open
+    await coordinator.start()
+    return coordinator
+
+
+async def until(is_true: Callable[[], object], what: str) -> None:
+    """Wait until something is true."""
+    ends = time.monotonic() + SOON_S
+    while not is_true():
+        assert time.monotonic() < ends, what
+        await asyncio.sleep(0.01)
+
+
+def test_twenty_claims_at_once_take_twenty_pods(cluster: Cluster, reached: None) -> None:
+    """Twenty requests of four coordinators get a pod each; releases delete them, and the Deployment fills up."""
+
+    async def work() -> None:
+        cluster.fill(20)
+        coordinators = [await coordinator_of() for _ in range(4)]
+        began = time.monotonic()
+        leases = await asyncio.gather(*(coordinator.lease(SMALL) for coordinator in coordinators * 5))
+        took_s = time.monotonic() - began
+        assert len({lease.node for lease in leases}) == 20
+        claimed = [name for name, _ in cluster.claims]
+        assert len(claimed) == len(set(claimed)), "no pod is claimed twice"
+        assert took_s < SOON_S
+        for coordinator, lease in zip(coordinators * 5, leases, strict=True):
+            await coordinator.release(lease)
+        await until(lambda: not cluster.held_by("claimed"), "released pods are deleted")
+        assert len(cluster.held_by("ready")) == 20
+        for coordinator in coordinators:
+            await coordinator.close()
+        leases_left = [path for path, rows in cluster.objects.items() if path.endswith("/leases") and rows]
+        assert not leases_left
+
+    asyncio.run(work())
+
+
+@pytest.fixture
+def nodes(cluster: Cluster, tmp_path: Path) -> Iterator[list[Node]]:
+    """Let the first pods be servers of this machine."""
+    started = [Node(tmp_path, "--waits", signer=cluster.signer) for _ in range(2)]
+    unused = list(started)
+
+    def start(name: str) -> tuple[str, str]:
+        if not unused:
+            return "127.0.0.1", ""
+        node = unused.pop(0)
+        node.pod = name  # type: ignore[attr-defined]
+        return "127.0.0.1", json.dumps(node.facts)
+
+    cluster.start_pod = start
+    yield started
+    for node in started:
+        with suppress(ProcessLookupError):
+            node.end(signal.SIGKILL)
+
+
+def node_of(nodes: list[Node], pod: str) -> Node:
+    """Return the server of a pod."""
+    return next(node for node in nodes if node.pod == pod)  # type: ignore[attr-defined]
+
+
+def test_code_runs_in_pods_and_a_restarted_one_is_lost(cluster: Cluster, nodes: list[Node]) -> None:
+    """Runs are in pods, which have a deadline; a sandbox whose container restarted in place is lost, and says why."""
+    cluster.fill(2)
+    result = cloche.run("print(6 * 7)", backend="kubernetes", memory="64m", cpus=0.2)
+    pod = result.meta["remote"]["node"]
+    assert (result.stdout, pod in dict(cluster.claims)) == ("42\n", True)
+    assert 86_400 <= cluster.pods[pod]["spec"]["activeDeadlineSeconds"] <= 86_400 + 60
+    with cloche.Sandbox(backend="kubernetes", live=True, memory="64m", cpus=0.1) as sandbox:
+        assert sandbox.run("print(1)").stdout == "1\n"
+        other = next(name for name in dict(cluster.claims) if name != pod)
+        node_of(nodes, other).end(signal.SIGKILL)
+        cluster.restart(other)
+        with pytest.raises(NodeLost, match="OOMKilled, exit code 137; its limit is 1152Mi"):
+            sandbox.run("print(2)")
+    ends = time.monotonic() + SOON_S
+    while cluster.held_by("claimed") and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert not cluster.held_by("claimed")
+
+
+def in_fleet(
+    cluster: Cluster, work: Callable[[Coordinator], Coroutine[Any, Any, None]], settings: FleetSettings = SETTINGS
+) -> None:
+    """Do something with a coordinator that is closed at the end, and leaves no claim."""
+
+    async def main() -> None:
+        coordinator = await coordinator_of(settings)
+        try:
+            await work(coordinator)
+        finally:
+            await coordinator.close()
+        assert not cluster.held_by("claimed")
+
+    asyncio.run(main())
+
+
+def test_a_server_that_fails_now_and_then_costs_no_claim(cluster: Cluster, reached: None) -> None:
+    """Claims go on over 429, 500, a lost answer, a stale version, cut, doubled and forgotten watches."""
+    cluster.repeats_events = True
+
+    async def work(fleet: Coordinator) -> None:
+        cluster.fill(2)
+        held = [await fleet.lease(SMALL)]
+        for status in (429, 500, CUT, CUT_AFTER):
+            cluster.fail("patch", "/pods/", status)
+            held.append(await fleet.lease(SMALL))
+        cluster.cut_watches()
+        held.append(await fleet.lease(SMALL))
+        cluster.forget()
+        cluster.cut_watches()
+        for name in cluster.held_by("ready"):  # their versions change, unseen
+            cluster.change_pod(name, qosClass="Guaranteed")
+        held += [await fleet.lease(SMALL) for _ in range(4)]
+        assert len({lease.node for lease in held}) == len(held) == 10
+        assert len(cluster.claims) == len(set(cluster.claims)) == 10
+        for lease in held:
+            await fleet.release(lease)
+        await until(lambda: not cluster.held_by("claimed"), "all are deleted")
+
+    in_fleet(cluster, work)
+
+
+def test_leases_go_on_while_the_api_server_is_away(cluster: Cluster, reached: None) -> None:
+    """Leases are renewed meanwhile; one that is released is deleted afterwards, and one that waits is granted."""
+
+    async def work(fleet: Coordinator) -> None:
+        cluster.fill(2)
+        lived, released = await fleet.lease(SMALL), await fleet.lease(SMALL)
+        with cluster.away():
+            assert (await fleet.renew(lived)).until > lived.until
+            await fleet.release(released)
+            asked = asyncio.create_task(fleet.lease(SMALL))
+            await asyncio.sleep(2)
+            assert not asked.done()
+            assert (await fleet.renew(lived)).node == lived.node
+        await asked
+        await until(lambda: released.node not in cluster.pods, "it is deleted when the server is back")
+
+    in_fleet(cluster, work)
+
+
+def refusal(cluster: Cluster, settings: FleetSettings = SETTINGS, *, wait_s: float = 20.0) -> str:
+    """Return how a request for a lease is refused."""
+
+    async def work() -> None:
+        coordinator = await connect(settings, QuietLink)
+        coordinator._reach = is_open
+        try:
+            await coordinator.lease(replace(SMALL, wait_s=wait_s))
+        finally:
+            await coordinator.close()
+
+    with pytest.raises(BackendUnavailable) as raised:
+        asyncio.run(work())
+    return str(raised.value)
+
+
+def test_pods_that_do_not_start_are_named_within_seconds(cluster: Cluster, reached: None) -> None:
+    """A request has the scheduler's own words, long before its time is over."""
+    cluster.fill(1)
+    (pod,) = cluster.pods
+    message = "0/2 nodes are available: 2 Insufficient cpu."
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    cluster.change_pod(pod, conditions=[condition])
+    began = time.monotonic()
+    assert f"no machine of the cluster fits: {message}" in refusal(cluster)
+    assert time.monotonic() - began < SOON_S / 2
+
+
+def test_what_the_cluster_refuses_is_said_with_a_remedy(
+    cluster: Cluster, reached: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A used-up quota, missing rights, expired credentials, no such fleet or template, no cluster."""
+    cluster.refuse('pods "x" is forbidden: exceeded quota: cloche-node, used: pods=15')
+    assert 'its pods are refused: pods "x" is forbidden: exceeded quota: cloche-node' in refusal(cluster)
+    rules = cluster.rules
+    cluster.rules = [row for row in rules or () if "pods" not in row["resources"]]
+    text = refusal(cluster)
+    assert "no permission to list pods in namespace cloche" in text
+    assert "cloche-caller" in text
+    assert "kubectl auth can-i list pods -n cloche" in text
+    cluster.rules, cluster.token = rules, "another"
+    assert "They have expired, or are another cluster's: log in again" in refusal(cluster)
+    cluster.token = TOKEN
+    assert "has no template gpu" in refusal(cluster, replace(SETTINGS, template="gpu"))
+    assert "there is no fleet in namespace elsewhere" in refusal(cluster, replace(SETTINGS, namespace="elsewhere"))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    assert "no Kubernetes cluster was found" in refusal(cluster)
+
+
+def test_pods_that_cannot_serve_are_not_claimed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod with another version, or one that cannot be reached from here, is named, and stays for others."""
+    cluster.fill(1)
+    assert "cannot be reached from here. Run in a pod of the cluster" in refusal(cluster)
+    cluster.version = "0.0.1"
+    (pod,) = cluster.pods
+    cluster.remove(cluster.pods_path, pod)
+    monkeypatch.setitem(engine_module.KubernetesEngine.__init__.__kwdefaults__, "reach", is_open)
+    time.sleep(0.1)
+    assert f"it has Cloche 0.0.1, and this is {cloche.__version__}" in refusal(cluster)
+    assert not cluster.claims
+
+
+def test_what_a_dead_coordinator_left_is_removed(
+    cluster: Cluster, reached: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pods and the object of a coordinator that is gone are deleted; those of a live one, and ready pods, stay."""
+    for name, value in {"LASTS_S": 1, "RENEW_S": 0.2, "WATCHED_S": 0.5}.items():
+        monkeypatch.setattr(holders, name, value)
+
+    async def work(fleet: Coordinator) -> None:
+        cluster.fill(3)
+        dead = await coordinator_of()
+        mine, left = await fleet.lease(SMALL), await dead.lease(SMALL)
+        engine: Any = dead._engine
+        engine.holder._task.cancel()  # as if its process were killed
+        await until(lambda: left.node not in cluster.pods, "the pod is deleted")
+        await until(lambda: len(cluster.objects[engine.holder._leases]) == 1, "and the object")
+        cluster.change_pod(cluster.held_by("ready")[0], phase="Failed", reason="Evicted")
+        await until(lambda: len(cluster.held_by("ready")) == 3, "an evicted pod of nobody is deleted")
+        assert mine.node in cluster.pods
+        for task in (*dead._tasks, *engine._reading.values()):
+            task.cancel()
+        await dead.close()
+
+    in_fleet(cluster, work)
+
+
+def test_an_operator_sees_drains_and_ends_a_fleet(cluster: Cluster, reached: None) -> None:
+    """The state has all pods; a drained pod takes no lease, and is gone with its last one; the end leaves nothing."""
+    cluster.rules = None
+    jail = replace(SETTINGS, isolation="jail")
+    cluster.settings = jail
+    cluster.apply_fleet()
+
+    async def work(fleet: Coordinator) -> None:
+        cluster.fill(2)
+        operator = KubernetesOperator(jail)
+        first, second = await fleet.lease(SMALL), await fleet.lease(SMALL)
+        assert first.node == second.node, "many leases are in one pod"
+        status = await operator.status()
+        assert sorted((node.state, node.leases) for node in status.nodes) == [("ready", 0), ("ready", 0), ("ready", 1)]
+        draining = asyncio.create_task(operator.drain(first.node, timeout_s=SOON_S))
+        await until(lambda: fleet.decisions.nodes[first.node].phase == "draining", "its coordinator notices")
+        assert (await fleet.lease(SMALL)).node != first.node
+        await fleet.release(first)
+        assert not draining.done()
+        await fleet.release(second)
+        await draining
+        await operator.down()
+        assert not cluster.pods
+        await operator.close()
+
+    in_fleet(cluster, work)
+
+
+def test_up_shows_what_it_changes_and_makes_the_key_once(cluster: Cluster, tmp_path: Path) -> None:
+    """The first time all is new, and the key is not shown; then nothing differs. Without --apply it prints alone."""
+    cluster.rules = None
+    cluster.objects.clear()
+    cluster.settings = replace(SETTINGS, namespace="here", isolation="jail")
+    config = tmp_path / "config.yaml"
+    config.write_text("fleet: {image: 'cloche:test', namespace: here, isolation: jail}")
+
+    def up(*words: str) -> str:
+        command = [sys.executable, "-m", "cloche", "fleet", "up", "--engine", "kubernetes", "--config", config, *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+    first = up("--apply")
+    data = {kind: cluster.objects[f"/api/v1/namespaces/here/{kind}"]["cloche-fleet"]["data"] for kind in KINDS}
+    key, public = data["secrets"]["privateKey"], data["configmaps"]["publicKey"]
+    assert "+kind: NetworkPolicy" in first
+    assert "privateKey: (hidden)" in first
+    assert key not in first
+    assert "Kubernetes 1.20 has no user namespaces for pods" in first
+    assert Signer(base64.b64decode(key)).public_key == public
+    second = up("--apply")
+    assert "Deployment/cloche-default: the same" in second
+    assert "+" not in second
+    assert cluster.objects["/api/v1/namespaces/here/secrets"]["cloche-fleet"]["data"]["privateKey"] == key
+    assert "Secret" not in {row["kind"] for row in yaml.safe_load_all(up())}

@@ -1,0 +1,160 @@
+"""What pods say about themselves, the manifests of a fleet, and nodes with one lease; nothing here has a cluster."""
+
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from cloche.core.fleet_settings import FleetSettings
+from cloche.core.record import replace
+from cloche.fleets.decisions import AskBlock, Decisions, GiveBack, Grant, PlacingRules
+from cloche.fleets.kubernetes.manifests import PRIVATE, RULES, Served, left_out, manifests
+from cloche.fleets.kubernetes.pods import Owner, claim_patch, facts_of, pod_of, quantity
+from cloche.fleets.placing import ResourceSize
+from cloche.fleets.waiting import LeaseRequest
+
+ROOT = Path(__file__).parents[3]
+SETTINGS = FleetSettings(image="cloche:test")
+SIZE = ResourceSize.of(1, 1 << 30)
+
+
+def pod_with(container: dict[str, Any] | None = None, **status: Any) -> Any:
+    """Return a pod with such a status."""
+    rows = [{"name": "sidecar"}, {"name": "node", **(container or {})}]
+    limits = {"cpu": "500m", "memory": "1Gi"}
+    return pod_of(
+        {
+            "metadata": {"name": "p", "uid": "u", "resourceVersion": "7", "labels": {"cloche/state": "ready"}},
+            "spec": {"containers": [{"name": "node", "resources": {"limits": limits}}]},
+            "status": {"containerStatuses": rows, "startTime": "2026-11-30T05:00:00Z", **status},
+        }
+    )
+
+
+def waiting(reason: str, **more: Any) -> dict[str, Any]:
+    """Return the state of a container that waits."""
+    return {"state": {"waiting": {"reason": reason, **more}}}
+
+
+@pytest.mark.parametrize(
+    ("pod", "words"),
+    [
+        (pod_with(waiting("ErrImagePull", message="no host")), "its image cannot be pulled (ErrImagePull): no host"),
+        (
+            pod_with({**waiting("CrashLoopBackOff"), "lastState": {"terminated": {"reason": "Error", "exitCode": 2}}}),
+            "its container does not start (CrashLoopBackOff): Error, exit code 2",
+        ),
+        (
+            pod_with(waiting("CreateContainerConfigError", message='configmap "cloche-fleet" not found')),
+            'its container does not start (CreateContainerConfigError): configmap "cloche-fleet" not found',
+        ),
+        (pod_with(waiting("ContainerCreating")), ""),
+        (
+            pod_with(phase="Failed", reason="Evicted", message="low on memory"),
+            "the pod has ended: Evicted low on memory",
+        ),
+        (pod_with(phase="Failed", reason="DeadlineExceeded"), "the pod has ended: DeadlineExceeded"),
+    ],
+)
+def test_a_pod_says_what_is_wrong_with_it(pod: Any, words: str) -> None:
+    """The kubelet's reason and message are part of the sentence; a pod that starts has none."""
+    assert (pod.stuck or pod.over) == words
+
+
+def test_a_pod_has_what_leases_may_use_and_how_it_ended() -> None:
+    """The node's own memory is not the leases'; an end for memory has the limit."""
+    ended = {"lastState": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}, "state": {"running": {}}}
+    pod = pod_with(ended)
+    assert (pod.cpus, pod.memory_bytes) == (0.5, (1 << 30) - (128 << 20))
+    assert pod.ended == "OOMKilled, exit code 137; its limit is 1Gi of memory"
+    assert [quantity(text) for text in ("2", "250m", "1Ki", "1e3", "0.5", "x")] == [2, 0.25, 1024, 1000, 0.5, 0]
+
+
+def test_a_claim_is_one_guarded_patch() -> None:
+    """The patch has the version and the uid, an owner in place of the ReplicaSet, and a deadline since the start."""
+    pod, owner = pod_with(), Owner(holder="h", name="cloche-h", uid="l")
+    patch = claim_patch(pod, owner, now=pod.started_at + 100, longest_s=50)
+    assert patch["metadata"]["resourceVersion"] == "7"
+    assert patch["metadata"]["uid"] == "u"
+    assert [row["uid"] for row in patch["metadata"]["ownerReferences"]] == ["l"]
+    assert patch["spec"] == {"activeDeadlineSeconds": 151}
+
+
+def test_the_log_says_what_the_server_is() -> None:
+    """The line with the address is found among others; a part of it is none."""
+    line = '{"address": "https://a:1", "certificate": "c", "pid": 1, "boot": "b", "version": "1"}'
+    facts = facts_of(f"a warning\n{{}}\n{line}\n")
+    assert facts is not None
+    assert (facts.address, facts.certificate, facts.boot, facts.version) == ("https://a:1", "c", "b", "1")
+    assert facts_of(line[:40]) is None
+
+
+@pytest.mark.parametrize("isolation", ["pod", "jail"])
+@pytest.mark.parametrize("minor", [30, 32, 33, 37])
+def test_the_manifests_are_valid(isolation: Any, minor: int) -> None:
+    """Each object has the schema of the server's version."""
+    settings = replace(SETTINGS, isolation=isolation, network=True, runtime_class="gvisor")
+    for row in manifests(settings, Served(minor=minor), data={"publicKey": "k"}):
+        kubernetes_validate.validate(row, f"1.{minor}", strict=True)
+
+
+def test_the_manifests_give_pods_nothing_that_they_do_not_need() -> None:
+    """No token, no privilege, no way out, limits that are requests; what a server has not is left out and said."""
+    rows = {row["kind"]: row for row in manifests(SETTINGS)}
+    pod = rows["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert container["resources"]["limits"] == container["resources"]["requests"]
+    assert rows["NetworkPolicy"]["spec"]["egress"] == []
+    assert not any("create" in rule["verbs"] for rule in RULES if "pods" in rule["resources"])
+    assert rows["Role"]["rules"] == RULES
+    jail = replace(SETTINGS, isolation="jail", network=True)
+    old = {row["kind"]: row for row in manifests(jail, Served(minor=20))}
+    assert "hostUsers" not in old["Deployment"]["spec"]["template"]["spec"]
+    assert old["PodDisruptionBudget"]["apiVersion"] == "policy/v1beta1"
+    assert len(left_out(jail, Served(minor=20))) == 2
+    (public, names) = old["NetworkPolicy"]["spec"]["egress"]
+    denied = [network for block in public["to"] for network in block["ipBlock"]["except"]]
+    assert (sorted(denied), len(names["ports"])) == (sorted(PRIVATE), 2)
+
+
+def test_deploy_has_the_manifests() -> None:
+    """The folder deploy/kubernetes is what `scripts/manifests.py` makes."""
+    file = ROOT / "deploy" / "kubernetes" / "fleet.yaml"
+    settings = FleetSettings(image="cloche-node")
+    assert list(yaml.safe_load_all(file.read_text())) == manifests(settings)
+
+
+def request(name: str) -> LeaseRequest:
+    """Return a request for a small place."""
+    size = ResourceSize.of(0.1, 1 << 20)
+    return LeaseRequest(id=name, key="k", size=size, prefers=(), ttl_s=60, arrived=0.0, wait_s=60)
+
+
+def test_a_node_of_one_lease_is_given_back_after_it() -> None:
+    """Two small requests have a node each; one that is coming is not asked for; a used node takes no other lease."""
+    decisions = Decisions(PlacingRules(one_lease=True, block_part=1.0))
+    decisions.resume(0.0)
+    for name in ("a", "b"):
+        decisions.node_known(name, SIZE, 0.0)
+    decisions.node_known("c", SIZE, 0.0, is_coming=True)
+    asks = [action for name in ("r1", "r2", "r3") for action in decisions.ask(request(name), 0.0)]
+    assert [(ask.node, ask.size) for ask in asks if isinstance(ask, AskBlock)] == [("a", SIZE), ("b", SIZE)]
+    for ask in asks:
+        assert isinstance(ask, AskBlock)
+        decisions.block_taken(ask.ask, ask.node, ask.node, SIZE, 0.0)
+    grants = [action for name in ("a", "b") for action in decisions.node_ready(name, 0.0)]
+    assert [(grant.request.id, grant.node) for grant in grants if isinstance(grant, Grant)] == [
+        ("r1", "a"),
+        ("r2", "b"),
+    ]
+    released = decisions.release("r1", 1.0)
+    assert [action.block for action in released if isinstance(action, GiveBack)] == ["a"]
+    assert not any(isinstance(action, Grant) for action in released), "nobody has a used node"
+    (ask,) = decisions.node_known("c", SIZE, 1.0)
+    assert isinstance(ask, AskBlock)
+    assert ask.node == "c"
