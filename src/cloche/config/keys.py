@@ -351,10 +351,6 @@ def _seconds(value: float, _: Settings) -> str:
     return f"{value:g}s"
 
 
-def _bytes(value: int, _: Settings) -> str:
-    return format_size(value)
-
-
 # In the order in which `cloche config show` lists them.
 KEYS: tuple[Key, ...] = (
     # The rule for looser backends is in `resolve`, since it depends on the tier.
@@ -540,7 +536,7 @@ KEYS: tuple[Key, ...] = (
     _fleet("image", readers.parse_image),
     _fleet("pods", parse_count),
     _fleet("pod_cpus", parse_cpus),
-    _fleet("pod_memory", parse_memory, "pod_memory_bytes", render=_bytes),
+    _fleet("pod_memory", parse_memory, "pod_memory_bytes", render=lambda value, _: format_size(value)),
     _fleet("runtime_class", readers.parse_object_name),
     _fleet("network", readers.parse_switch),
     Key(name="image", read=lambda value, *, name: {f"image.{ANY_LANGUAGE}": readers.parse_image(value, name=name)}),
