@@ -16,12 +16,13 @@ import pytest
 import yaml
 
 import cloche
+from cloche.backends.cloche import leased
 from cloche.core.errors import BackendUnavailable, NodeLost
 from cloche.core.fleet import FleetSettings, LeaseSpec
 from cloche.core.record import replace
 from cloche.core.remote import Secret
 from cloche.fleets.coordinator import Coordinator
-from cloche.fleets.engine import EngineNode, NodeReport
+from cloche.fleets.engine import EngineNode, KeepAnswer, NodeReport
 from cloche.fleets.kubernetes import engine as engine_module
 from cloche.fleets.kubernetes import holders
 from cloche.fleets.kubernetes.fleet import KubernetesOperator, connect
@@ -45,8 +46,8 @@ class QuietLink:
     async def status(self) -> NodeReport:
         return NodeReport(version=cloche.__version__)
 
-    async def keep(self, denied: Sequence[str], ttl_s: float, leases: Mapping[str, float]) -> None:
-        pass
+    async def keep(self, denied: Sequence[str] | None, ttl_s: float, leases: Mapping[str, float]) -> KeepAnswer:
+        return KeepAnswer()
 
     async def leases(self) -> Mapping[str, float]:
         return {}
@@ -139,6 +140,8 @@ def nodes(cluster: Cluster, tmp_path: Path) -> Iterator[list[Node]]:
 
     cluster.start_pod = start
     yield started
+    for key in [key for key in leased._of_processes if key[0] == "kubernetes"]:
+        leased._of_processes.pop(key).close()
     for node in started:
         with suppress(ProcessLookupError):
             node.end(signal.SIGKILL)

@@ -360,6 +360,7 @@ BACKEND_ROWS: Mapping[str, BackendRow] = {
         provider="cloche.backends.cloche.kubernetes:KubernetesBackend",
         takes_image=True,
         is_remote=True,
+        is_fleet=True,
     ),
     "ray": BackendRow(
         summary="nodes of a Ray cluster",
