@@ -31,7 +31,7 @@ from cloche.core.fleet import (
 )
 
 from .decisions import Action, AskBlock, Decisions, EndLease, GiveBack, Grant, PlacingRules, Refuse, Sublet
-from .engine import BlockTaken, DeniedAddresses, EngineNode, FleetEngine, LinkTo, NodeReport
+from .engine import BlockTaken, DeniedAddresses, EngineNode, FleetEngine, LinkTo, NodeReport, TellingEngine
 from .events import EventReader, EventReaders
 from .hosts import NodeHosts
 from .lease_ids import MOST_TTL_S, check_request, key_tag, new_lease_id, size_of, sublet_of
@@ -44,6 +44,7 @@ MOST_PREFERRED = 64
 GIVE_BACK_TRIES = 3
 MOST_LOST = 1_024
 PULSE_S = 0.25
+SOONEST_S = 0.05  # between two looks at an engine that tells of changes
 log = logging.getLogger("cloche.fleet")
 _EVENT_OF_END: Mapping[str, EventKind] = {"released": "release", "expired": "expired", "node-lost": "node-lost"}
 
@@ -237,8 +238,9 @@ class Coordinator:
             async with asyncio.timeout(wait_s):
                 while lease not in self._lost:
                     await self._next_change()
-                ask = getattr(self._engine, "why_lost", None)  # an engine may know more than that a node is silent
-                return (await ask(self._lost[lease][0]) if ask is not None else "") or self._lost[lease][1]
+                node, reason = self._lost[lease]
+                known = await self._engine.why_lost(node) if isinstance(self._engine, TellingEngine) else ""
+                return known or reason
         return ""
 
     def _note_lost(self, node: str, leases: Iterable[str], reason: str) -> None:
@@ -392,11 +394,22 @@ class Coordinator:
 
     async def _follow_engine(self) -> None:
         while True:
-            await asyncio.sleep(self.timing.beat_s)
+            await self._next_look()
             try:
                 await self._look()
             except Exception as error:  # the nodes that are known go on
                 log.error("the nodes of engine %s: %r", self.engine, error, exc_info=error)
+
+    async def _next_look(self) -> None:
+        """Wait for a beat, or for less where the engine tells of a change."""
+        if not isinstance(self._engine, TellingEngine):
+            await asyncio.sleep(self.timing.beat_s)
+            return
+        await asyncio.sleep(SOONEST_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(self.timing.beat_s - SOONEST_S, 0.0)):
+                await self._engine.changed.wait()
+        self._engine.changed.clear()
 
     async def _look(self, *, is_first: bool = False) -> None:
         """Bring the nodes up to date with the engine's; they stay as they are while the engine does not answer."""

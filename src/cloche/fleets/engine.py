@@ -7,10 +7,11 @@ one node; the layer that has the wire's client makes links, and gives the coordi
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from cloche.core.errors import BackendUnavailable
 from cloche.core.record import dataclass
@@ -103,6 +104,20 @@ class FleetEngine(Protocol):
 
     async def close(self) -> None:
         """Disconnect; blocks and node servers stay."""
+        ...
+
+
+@runtime_checkable
+class TellingEngine(FleetEngine, Protocol):
+    """An engine that is told of changes, and so knows more than a list of machines.
+
+    `changed` is set when `nodes` would have another answer; who waits for it clears it.
+    """
+
+    changed: asyncio.Event
+
+    async def why_lost(self, node: str) -> str:
+        """Return why a machine was lost, once that is known; empty where the engine does not know."""
         ...
 
 

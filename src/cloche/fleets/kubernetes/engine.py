@@ -73,6 +73,7 @@ class KubernetesEngine:
         core, apps = f"/api/v1/namespaces/{settings.namespace}", f"/apis/apps/v1/namespaces/{settings.namespace}"
         self._path, self._deployments = f"{core}/pods", f"{apps}/deployments"
         self.watch = PodWatch(api, self._path)
+        self.changed = self.watch.changed
         self.claimed: dict[str, ClaimedPod] = {}
         self.holder = Holder(api, settings.namespace, fleet, self.watch, self.claimed)
         self._leaving: dict[str, Pod] = {}  # given back, and not yet known to be deleted
@@ -95,7 +96,8 @@ class KubernetesEngine:
     async def nodes(self) -> Sequence[EngineNode]:
         """Return the pods that this coordinator holds or may claim, and why there are none."""
         pods = sorted(self.watch.pods.values(), key=self._turn)
-        listed = [self._held(claim) for claim in self.claimed.values()]
+        hosts = self._addresses() if self.claimed else ()
+        listed = [self._held(claim, hosts) for claim in self.claimed.values()]
         open_pods = [pod for pod in pods if self._is_open(pod)]
         self._read_ahead(pod for pod in open_pods if pod.is_ready)
         listed += [self._unclaimed(pod) for pod in open_pods]
@@ -131,13 +133,13 @@ class KubernetesEngine:
             return unfit.reason
         return pod.over or pod.stuck
 
-    def _held(self, claim: ClaimedPod) -> EngineNode:
+    def _held(self, claim: ClaimedPod, hosts: tuple[str, ...]) -> EngineNode:
         pod = self.watch.pods.get(claim.pod.name)
         if reason := why_lost(pod, claim.pod):
             self._ends[claim.pod.name] = reason
         return EngineNode(
             id=claim.pod.name, cpus=claim.pod.cpus, memory_bytes=claim.pod.memory_bytes, address=claim.facts.address,
-            certificate=claim.facts.certificate, boot=claim.facts.boot, hosts=self._addresses(),
+            certificate=claim.facts.certificate, boot=claim.facts.boot, hosts=hosts,
             reason=reason, is_leaving=pod is not None and self._is_to_go(pod),
         )  # fmt: skip
 
@@ -283,9 +285,8 @@ class KubernetesEngine:
         """Wait a moment for what the kubelet says about a server that has ended; it is gone with the pod."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
-                while not (reason := why_lost(self.watch.pods.get(pod.name), pod)):
-                    self.watch.changed.clear()
-                    await self.watch.changed.wait()
+                while not (reason := why_lost(self.watch.pods.get(pod.name), pod)):  # noqa: ASYNC110 - a moment
+                    await asyncio.sleep(LOOK_S)
                 self._ends[pod.name] = reason
         self._ends.setdefault(pod.name, "")
         while len(self._ends) > MOST_ENDS:

@@ -22,7 +22,7 @@ log = logging.getLogger("cloche.fleet")
 
 
 class PodWatch:
-    """Hold the pods of a namespace that are of the fleet. `path` is that of its pods."""
+    """Hold the pods of a namespace that are of the fleet. `path` is that of its pods; `changed` tells of any change."""
 
     def __init__(self, api: KubernetesApi, path: str):
         self._api, self._path = api, path
