@@ -273,10 +273,13 @@ class Cluster:
             return _status(max(status, 500) if status < 400 else status, "on purpose", headers=headers)
         if request.headers.get("Authorization") != f"Bearer {self.token}":
             return _status(401, "Unauthorized")
+        if path == "/version":
+            return web.json_response({"major": "1", "minor": "20+", "gitVersion": "v1.20.2"})
+        if path.endswith("/selfsubjectrulesreviews"):
+            every = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
+            return web.json_response({"status": {"resourceRules": every if self.rules is None else self.rules}})
         if not self._is_allowed(verb, resource, parts[1]):
             return _status(403, f'{resource} is forbidden: User "me" cannot {verb} resource "{resource}"', "Forbidden")
-        if path == "/version":
-            return web.json_response({"major": "1", "minor": "20+"})
         if verb == "watch":
             return await self._watch(request, parts[0])
         body = await request.json() if request.can_read_body else {}

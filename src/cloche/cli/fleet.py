@@ -18,13 +18,12 @@ if TYPE_CHECKING:
     from cloche.config.options import SandboxOptions
     from cloche.core.fleet import FleetStatus
     from cloche.core.fleet_settings import FleetSettings
+    from cloche.fleets.findings import FleetFindings
     from cloche.fleets.kubernetes.fleet import KubernetesOperator
-    from cloche.fleets.ray.examine import FleetFindings
     from cloche.fleets.ray.fleet import RayFleet
 
 T = TypeVar("T")
 ENGINES = ("ray", "kubernetes")
-EXAMINED = ("ray",)
 COUNTS = ("leases", "waiting", "granted", "refused")
 EVERY_S = 2.0
 CLEAR = "\x1b[H\x1b[2J"
@@ -197,27 +196,31 @@ def examined(backend: str | None) -> FleetFindings | None:
     from cloche.core.errors import InvalidRequest
 
     settings = load_settings()
-    if backend not in (None, *EXAMINED):
-        raise InvalidRequest(f"--backend {backend}: the machines of {', '.join(EXAMINED)} are looked at")
-    if backend is None and settings.backend not in EXAMINED and not settings.fleet.address:
+    if backend not in (None, *ENGINES):
+        raise InvalidRequest(f"--backend {backend}: the machines of {', '.join(ENGINES)} are looked at")
+    if backend is None and settings.backend not in ENGINES and not settings.fleet.address:
         return None
-    from cloche.fleets.ray.examine import examine
-
+    if "kubernetes" in (backend, settings.backend if backend is None else ""):
+        from cloche.fleets.kubernetes.examine import examine
+    else:
+        from cloche.fleets.ray.examine import examine
     return examine(settings.fleet)
 
 
 def fleet_as_dict(findings: FleetFindings) -> dict[str, object]:
     """Return plain data for JSON."""
-    facts = {name: getattr(findings, name) for name in ("address", "ray", "python", "problem", "remedy")}
+    names = ("engine", "address", "version", "python", "problem", "remedy")
+    facts = {name: getattr(findings, name) for name in names}
     return {**facts, "status": None if findings.status is None else status_as_dict(findings.status)}
 
 
 def print_fleet(findings: FleetFindings) -> None:
     """Print what there is of a fleet."""
     where = f"at {findings.address}" if findings.address else "nowhere"
-    here = f"here Ray {findings.ray or 'is missing'}, Python {findings.python}"
+    here = f"here Ray {findings.version or 'is missing'}, Python {findings.python}"
+    there = findings.version or "of no known version"
     print()
-    print(escape_line(f"fleet on ray: cluster {where}; {here}"))
+    print(escape_line(f"fleet on {findings.engine}: cluster {where}; {here if findings.engine == 'ray' else there}"))
     for label, text in (("why it does not work", findings.problem), ("what to do", findings.remedy)):
         if text:
             print(escape_line(f"{label}: {text}"))

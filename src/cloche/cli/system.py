@@ -193,7 +193,7 @@ def _conformance(name: str, level: str | None, as_json: bool) -> int:
     metavar="FILE",
     help="Write a seccomp profile for containers that run jails to FILE (-: print it); measure nothing.",
 )
-@option("--backend", metavar="NAME", help="Also look at the machines of this backend: ray.")
+@option("--backend", metavar="NAME", help="Also look at the machines of this backend: ray, kubernetes.")
 @json_option()
 def _doctor(profile: str | None, backend: str | None, as_json: bool) -> int:
     """Measure what this host enforces, and how to get more."""

@@ -95,7 +95,7 @@ def test_the_packages_of_a_nodes_server_come_with_its_extra_and_with_the_engines
 ) -> None:
     """Ray starts the server where only the extra `ray` was installed; a missing package is named with the remedy."""
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
-    for extra in ("node", "ray"):
+    for extra in ("node", "ray", "kubernetes"):
         names = {line.partition(">=")[0] for line in project["optional-dependencies"][extra]}
         assert names.issuperset(PACKAGES), extra
     monkeypatch.setitem(sys.modules, "pydantic", None)

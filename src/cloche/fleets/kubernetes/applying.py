@@ -1,4 +1,4 @@
-"""Apply the manifests of a fleet, by server-side apply, and show what that changes before."""
+"""Apply the manifests of a fleet, by server-side apply, and show what that changes."""
 
 from __future__ import annotations
 

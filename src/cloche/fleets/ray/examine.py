@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import platform
 from importlib import metadata
 
 from cloche.core.errors import BackendUnavailable
 from cloche.core.fleet import FleetStatus
 from cloche.core.fleet_settings import FleetSettings
-from cloche.core.record import dataclass
 
+from ..findings import FleetFindings
 from . import cluster
 from .fleet import RayFleet
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetFindings:
-    """What there is of a fleet: the cluster's address, this side's versions, nodes, and what is wrong with a remedy."""
-
-    address: str = ""
-    ray: str = ""
-    python: str = platform.python_version()
-    status: FleetStatus | None = None
-    problem: str = ""
-    remedy: str = ""
 
 
 def examine(settings: FleetSettings) -> FleetFindings:
@@ -38,9 +25,9 @@ def examine(settings: FleetSettings) -> FleetFindings:
         cluster.check_answers(address)
         status = asyncio.run(_status(settings))
     except BackendUnavailable as error:
-        return FleetFindings(address=address, ray=version, problem=error.reason, remedy=error.remedy)
+        return FleetFindings(engine="ray", address=address, version=version, problem=error.reason, remedy=error.remedy)
     problem, remedy = _judged(status)
-    return FleetFindings(address=address, ray=version, status=status, problem=problem, remedy=remedy)
+    return FleetFindings(engine="ray", address=address, version=version, status=status, problem=problem, remedy=remedy)
 
 
 async def _status(settings: FleetSettings) -> FleetStatus:
