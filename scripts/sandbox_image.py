@@ -1,6 +1,6 @@
 """Write a container image of Debian packages that are installed here, as `docker load` takes it.
 
-    sandbox_image.py NAME OUT.tar PACKAGE... [--program PATH...]
+    sandbox_image.py NAME OUT.tar PACKAGE... [--program PATH...] [--tree FOLDER] [--command WORDS]
 
 The image holds the files of the packages and of all that they depend on, and single programs besides. Nothing is
 fetched. It is what the tests run in, where no registry is at hand.
@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -51,6 +52,8 @@ def main() -> int:
         "--program", action="append", default=[], type=Path, help="a single program, for /usr/local/bin"
     )
     parser.add_argument("--busybox", type=Path, help="a busybox, linked under all of its names that are still free")
+    parser.add_argument("--tree", type=Path, help="a folder whose files have their places from the root on")
+    parser.add_argument("--command", default="sh", help="what a container of it runs")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="sandbox-image-", dir="/var/tmp") as folder:
         layer = Path(folder, "layer.tar")
@@ -64,7 +67,9 @@ def main() -> int:
                 add_file(archive, str(program.resolve()), f"usr/local/bin/{program.name}")
             if given.busybox:
                 add_busybox(archive, given.busybox)
-        write_image(Path(folder), given.name, layer, given.target)
+            if given.tree:
+                add_tree(archive, given.tree)
+        write_image(Path(folder), given.name, layer, given.target, shlex.split(given.command))
     return 0
 
 
@@ -179,14 +184,22 @@ def add_busybox(archive: tarfile.TarFile, program: Path) -> None:
             archive.addfile(member)
 
 
-def write_image(folder: Path, name: str, layer: Path, target: Path) -> None:
+def add_tree(archive: tarfile.TarFile, tree: Path) -> None:
+    """Add all files below a folder."""
+    files = {str(path.relative_to(tree)): path for path in tree.rglob("*") if not is_folder(str(path))}
+    add_folders(archive, files)
+    for name, path in files.items():
+        add_file(archive, str(path), name)
+
+
+def write_image(folder: Path, name: str, layer: Path, target: Path, command: list[str]) -> None:
     """Write what `docker save` would: the layer, what it is called, and how it is run."""
     with layer.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     config = {
         "architecture": ARCHITECTURES.get(platform.machine(), platform.machine()),
         "os": "linux",
-        "config": {"Env": [f"PATH={PATH}"], "Cmd": ["sh"]},
+        "config": {"Env": [f"PATH={PATH}"], "Cmd": command},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
     }
     (folder / "config.json").write_text(json.dumps(config), encoding="ascii")

@@ -1,4 +1,4 @@
-"""Run an area of `make soak`, or all: repetitions, and what is long. `soak.py [AREA]`.
+"""Run an area of `make soak`, or all but BY_NAME: repetitions, and what is long. `soak.py [AREA]`.
 
 Each is one session of tests (scripts/gate.py says who runs them, and judges), three at once: they mostly wait.
 """
@@ -29,7 +29,9 @@ BATCHES = ("tests/soak/test_batches.py",)
 NODES = ("tests/soak/test_fleet_batches.py",)
 ON_RAY = ("tests/soak/test_fleet.py", "tests/soak/test_fleet_day.py")
 FLEET = {"ray": ("-m", "soak or not soak", "tests/integration/test_ray.py", *ON_RAY)}
-APART = (*REMOTE, *WORKSPACE, *BATCHES, *NODES, *ON_RAY)
+# Its programs are built for minutes, once: it runs when it is asked for by name.
+KUBERNETES = ("tests/soak/test_kubernetes.py",)
+APART = (*REMOTE, *WORKSPACE, *BATCHES, *NODES, *ON_RAY, *KUBERNETES)
 # Where it matters whether a signal's handler may raise in the main thread, as that of a test's time-out does.
 SIGNALS = ("tests/unit/test_sync.py", "tests/integration/test_sessions.py", "tests/integration/test_crossings.py")
 AREAS: dict[str, tuple[str, ...]] = {
@@ -60,8 +62,10 @@ AREAS: dict[str, tuple[str, ...]] = {
     "workspace": (*LONG, "-m", LOCAL, *WORKSPACE),
     "batches": (*LONG, "-m", LOCAL, *BATCHES),
     "fleet": (*LONG, "-m", LOCAL, *NODES),
+    "kubernetes": (*LONG, "-m", LOCAL, *KUBERNETES),
     "signals": ("--timeout", "0", "-m", "not soak", *SIGNALS),
 }
+BY_NAME = {"kubernetes": ("scripts/kubernetes.sh",)}  # what is installed first
 ALL_AREAS = (*AREAS, "other-python", "frameworks")
 # The suites that frameworks publish, each in an environment of its own; what pytest is told beside, and the tests.
 FRAMEWORKS: dict[str, tuple[str, ...]] = {
@@ -89,7 +93,11 @@ def session(
 
 def jobs_of(area: str, user: Path, temporary: Path) -> list[Job]:
     """Return an area, or all; the ordinary user repeats the escapes."""
-    jobs = [session(name, here(), words, temporary) for name, words in AREAS.items() if area in ("", name)]
+    jobs = [
+        session(name, here(), words, temporary, BY_NAME.get(name, ()))
+        for name, words in AREAS.items()
+        if area == name or (not area and name not in BY_NAME)
+    ]
     if IS_ROOT and area in ("", "escape"):
         command = ["scripts/test_as_user.sh", str(user)]
         jobs.append(

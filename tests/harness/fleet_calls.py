@@ -20,7 +20,7 @@ from cloche.core.record import replace
 from cloche.fleets.ray import cluster
 from cloche.fleets.ray.fleet import RayFleet
 
-from .ray_cluster import order
+from .namespace_calls import order
 
 MIB, HEAD = 1 << 20, "10.77.0.1"
 WHOLE = LeaseSpec(cpus=1.0, memory_bytes=256 * MIB)  # all processors of a node's share

@@ -17,7 +17,7 @@ from cloche.core.errors import OutcomeUnknown
 from cloche.fleets.ray import cluster
 
 from .fleet_calls import HEAD, command_of, ready, sandbox_host, until, with_fleet
-from .ray_cluster import order
+from .namespace_calls import order
 
 SERVER, SUPERVISOR, COORDINATOR = "\0node\0", "ray::NodeSupervisor", "ray::CoordinatorActor"
 HOLDS = """

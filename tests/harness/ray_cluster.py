@@ -21,11 +21,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .namespace_calls import ROOT, NamespaceCalls
+
 PR_SET_PDEATHSIG = 1
 SHARE, PERIOD_US = 0.5, 100_000  # a run may have no more than its node: the default of `cpus`
 NETWORK, PORT, FIRST = "10.77.0.", 6379, 1
 STARTED_S, JOINED_S = 120.0, 60.0
-ROOT = Path(__file__).parents[2]
 GROUPS = Path("/sys/fs/cgroup/cpu" if Path("/sys/fs/cgroup/cpu").is_dir() else "/sys/fs/cgroup")
 # Failures are noticed within seconds; nothing is reported to anybody.
 RAY_SETTINGS = {
@@ -45,11 +46,13 @@ RAY_SETTINGS = {
 QUIET = ("--disable-usage-stats", "--object-store-memory=80000000", "--num-cpus=2", "--memory=4000000000")
 
 
-class RayCluster:
+class RayCluster(NamespaceCalls):
     """Hold a cluster of Ray: `start`, `kill`, `cut`, `mend` nodes, and run programs on one of them.
 
     `variables` are those of `ray start`, `head` further words of it on the head. A `bare` node has no Ray at first.
     """
+
+    first = FIRST
 
     def __init__(
         self,
@@ -60,7 +63,7 @@ class RayCluster:
         bare: bool = False,
     ):
         self.folder = Path(tempfile.mkdtemp(prefix="cr-", dir="/tmp"))  # names of sockets are short
-        self.python, self.pids, self.stderr = python, dict[int, int](), ""
+        self.python, self.pids = python, dict[int, int]()
         self._switch = subprocess.Popen(
             [sys.executable, "-m", __name__, str(self.folder), python, json.dumps([variables or {}, head, bare])],
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
@@ -104,43 +107,6 @@ class RayCluster:
         """Return the command that runs a program on a node."""
         return ["nsenter", f"--target={self.pids[number]}", "--net", "--mount", "--pid", "--", *words]
 
-    def run(self, words: Sequence[str], number: int = FIRST, **options: Any) -> subprocess.CompletedProcess[str]:
-        """Run a program on a node to its end, and return what it printed."""
-        settings = {"env": self.environment(), "timeout": 200, "check": False, "cwd": ROOT} | options
-        return subprocess.run(self.command(words, number), capture_output=True, text=True, **settings)  # noqa: PLW1510
-
-    def call(
-        self,
-        function: Callable[..., Any],
-        *values: Any,
-        number: int = FIRST,
-        variables: Mapping[str, str] | None = None,
-    ) -> Any:
-        """Call a function of a module of tests on a node, with further variables; return its answer, which is JSON.
-
-        Meanwhile it may ask for something to be done to the cluster: see `order`.
-        """
-        text = f"import json, sys; from {function.__module__} import {function.__name__} as function"
-        text += "; print(json.dumps({'answer': function(*json.loads(sys.argv[1]))}))"
-        command = self.command([self.python, "-c", text, json.dumps(values)], number)
-        with (self.folder / "stderr").open("w+") as stderr, subprocess.Popen(
-            command, cwd=ROOT, env=self.environment() | dict(variables or {}), stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=stderr, text=True,
-        ) as process:  # fmt: skip
-            assert process.stdin is not None
-            assert process.stdout is not None
-            answer: dict[str, Any] = {}
-            for line in process.stdout:
-                answer = json.loads(line)
-                if "do" in answer:
-                    getattr(self, answer["do"])(*answer["with"])
-                    print(file=process.stdin, flush=True)
-            code = process.wait()
-            stderr.seek(0)
-            self.stderr = stderr.read()
-        assert code == 0, self.stderr[-4000:]
-        return answer["answer"]
-
     def close(self) -> None:
         """End all nodes, and remove what they had."""
         if self._switch.stdin is not None:
@@ -157,12 +123,6 @@ class RayCluster:
         if "error" in answer:
             raise AssertionError(answer["error"])
         return answer
-
-
-def order(verb: str, *values: Any) -> None:
-    """Have something done to the cluster by the test that has called this process on a node; return when it is done."""
-    print(json.dumps({"do": verb, "with": values}), flush=True)
-    sys.stdin.readline()
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -223,7 +183,7 @@ class _Node:
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.outer, 0)
         for folder, _, _ in os.walk(self._group, topdown=False):
-            _remove_group(Path(folder))
+            remove_group(Path(folder))
 
     def _make_namespaces(self, told: int, go: int) -> None:
         from cloche.jail.syscalls import CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, prctl, unshare
@@ -291,7 +251,7 @@ def _ip(*lines: str) -> None:
     subprocess.run(["ip", "-batch", "-"], input="\n".join(lines), text=True, check=True)
 
 
-def _remove_group(folder: Path) -> None:
+def remove_group(folder: Path) -> None:
     """Remove a control group once its last process has ended."""
     ends = time.monotonic() + 10
     while folder.exists():
@@ -309,7 +269,7 @@ def _remove_left(namespaces: Iterable[str]) -> None:
     for folder, _, _ in os.walk("/sys/fs/cgroup", topdown=False):
         name = os.path.basename(folder)
         if name.startswith("cloche-") and any(mark in name for mark in marks):
-            _remove_group(Path(folder))
+            remove_group(Path(folder))
 
 
 def main(folder: str, python: str, options: str) -> None:

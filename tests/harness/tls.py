@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import ipaddress
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography import x509
@@ -34,17 +35,25 @@ class Authority:
 
     def server_file(self, host: str = "127.0.0.1", since: dt.timedelta = -DAY) -> Path:
         """Return a file with the key and the certificate of such a server."""
+        return self.file_of(host, hosts=[host], since=since, file=f"{host}-{abs(hash((host, since)))}.pem")
+
+    def file_of(
+        self, name: str, *, group: str = "", hosts: Sequence[str] = (), since: dt.timedelta = -DAY, file: str = ""
+    ) -> Path:
+        """Return a file with a key and a certificate of this name, and of a group as its organization."""
         key = ec.generate_private_key(ec.SECP256R1())
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
-        kind = x509.IPAddress(ipaddress.ip_address(host)) if host[0].isdigit() else x509.DNSName(host)
-        builder = self._builder(name, key, since).add_extension(x509.SubjectAlternativeName([kind]), critical=False)
+        subject = [x509.NameAttribute(NameOID.COMMON_NAME, name)]
+        subject += [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group)] if group else []
+        builder = self._builder(x509.Name(subject), key, since)
+        if hosts:
+            builder = builder.add_extension(x509.SubjectAlternativeName(list(map(_host, hosts))), critical=False)
         signed = builder.sign(self._key, hashes.SHA256())
-        file = self._folder / f"{host}-{abs(hash((host, since)))}.pem"
+        path = self._folder / (file or f"{name}.pem")
         private = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
-        file.write_bytes(private + signed.public_bytes(serialization.Encoding.PEM))
-        return file
+        path.write_bytes(private + signed.public_bytes(serialization.Encoding.PEM))
+        return path
 
     def _builder(
         self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, since: dt.timedelta
@@ -59,3 +68,7 @@ class Authority:
             .not_valid_before(begin)
             .not_valid_after(begin + 2 * DAY)
         )
+
+
+def _host(text: str) -> x509.GeneralName:
+    return x509.IPAddress(ipaddress.ip_address(text)) if text[0].isdigit() else x509.DNSName(text)
