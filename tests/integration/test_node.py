@@ -23,6 +23,7 @@ from cloche.backends.cloche.connections import ask
 from cloche.backends.remote.failures import Failure, RemoteUnavailable
 from cloche.core.errors import InvalidRequest, NodeLost, PolicyDenied
 from cloche.core.fleet import TTL_S
+from cloche.execution.concurrency import default_count
 from cloche.fleets.signing import Signer
 from tests.harness.node import Node, lease_id
 
@@ -278,6 +279,29 @@ def test_slow_starts_hold_up_no_other(tmp_path: Path) -> None:
             node.end()
             for connection in accepted:
                 connection.close()
+
+
+def test_tiny_runs_of_two_leases_hold_up_no_third(node: Node) -> None:
+    """More of them than the library runs at once on these processors; they end with their leases."""
+    count = 1 + default_count() // 2
+    tiny = {"argv": ["sleep", "7534.25"], "cpuLimit": 0.01, "memoryLimit": "16m", "timeout": 900}
+
+    async def main() -> None:
+        leases = [lease_id(name, cpus=0.5, mib=1024) for name in ("tiny-1", "tiny-2")]
+        sleeping = [
+            asyncio.ensure_future(ask(node.account(lease), "code.exec", tiny, timeout_s=900))
+            for lease in leases
+            for _ in range(count)
+        ]
+        await asyncio.to_thread(until, lambda: len(processes_with("7534.25")) >= 2 * count, "they do not all run")
+        assert (await ask(node.account("third"), "code.exec", {"code": "print(1)"}, timeout_s=45))["stdout"] == "1\n"
+        for lease in leases:
+            await ask(node.account("coordinator", role="coordinator"), "node.release", {"lease": lease})
+        ended = await asyncio.gather(*sleeping, return_exceptions=True)
+        assert {type(error) for error in ended} == {NodeLost}
+
+    asyncio.run(main())
+    assert processes_with("7534.25") == []
 
 
 def test_a_silent_coordinator_and_a_killed_node_leave_nothing(tmp_path: Path) -> None:

@@ -253,6 +253,9 @@ class TendedNode:
             while self.is_ready and self.ending:
                 leases = list(self.ending)[:ENDS_AT_ONCE]
                 results = await asyncio.gather(*map(self._release, leases), return_exceptions=True)
+                for lease, failure in zip(leases, results, strict=True):
+                    if failure is not None and lease in self.ending:
+                        self.ending[lease] = self.ending.pop(lease)  # behind the others
                 if any(results):
                     await asyncio.sleep(self._owner.timing.beat_s)
 

@@ -16,8 +16,13 @@ from cloche.core.errors import PolicyDenied
 from cloche.core.limits import Limits, format_size
 from cloche.fleets.lease_ids import sublet_of
 from cloche.fleets.placing import NOTHING, ResourceSize
+from cloche.wire.places import Places
 from cloche.wire.problems import Refused
 from cloche.wire.queue import NoRows, RunOrder, RunQueue
+
+# Amounts bound what runs; these are for leases of tiny runs.
+MOST_RUNS, MOST_RUNS_OF_LEASE = 512, 32
+MOST_WAITING, MOST_WAITING_OF_LEASE = 2_048, 64
 
 
 @lru_cache(maxsize=4_096)
@@ -122,8 +127,11 @@ class LeaseAmounts:
 class LeaseRuns(RunQueue):
     """Run orders of leases: each waits for room in its lease, and then for a place among all."""
 
-    def __init__(self, amounts: LeaseAmounts, *, queue_limit: int, deadline_s: float):
-        super().__init__(NoRows(), queue_limit=queue_limit, deadline_s=deadline_s)
+    def __init__(self, amounts: LeaseAmounts, *, deadline_s: float):
+        super().__init__(
+            NoRows(), queue_limit=MOST_WAITING, most_of_one=MOST_WAITING_OF_LEASE, deadline_s=deadline_s,
+            places=Places(MOST_RUNS, most_of_one=MOST_RUNS_OF_LEASE),
+        )  # fmt: skip
         self._amounts = amounts
 
     async def _take_place(self, order: RunOrder) -> None:

@@ -18,6 +18,7 @@ from cloche.config.options import SandboxOptions
 from cloche.config.settings import load_settings
 from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest
 from cloche.core.record import dataclass, field
+from cloche.execution.concurrency import Slots, batch_slots
 from cloche.execution.prepare import prepare
 from cloche.execution.registry import collect_garbage
 from cloche.fleets.signing import Verifier
@@ -25,6 +26,7 @@ from cloche.serving.certificate import make_certificate
 from cloche.serving.process import log_plainly, until_signal
 
 from .admission import Admission
+from .amounts import MOST_RUNS
 from .host import TTL_S, NodeHost
 from .server import listen, serving
 
@@ -78,6 +80,7 @@ async def _serve(command: NodeCommand) -> None:
             f"--listen {command.host}:{command.port}: callers need one address; name the one at which they reach this "
             "machine"
         )
+    batch_slots.set(Slots(MOST_RUNS))  # leases bound the runs, and not the processors of the machine
     certificate = make_certificate(command.host)
     verifier = Verifier(command.public_key, certificate.sha256)
     held = open_state(command.state) if command.state else None

@@ -40,7 +40,7 @@ ABANDONED_S = 600.0  # so long without a coordinator, the node ends
 LOOK_EVERY_S = 0.25
 MOST_WORKSPACES, MOST_WORKSPACES_OF_LEASE = 256, 4  # their files stay between runs, in memory with backend "local"
 MOST_OUTPUT = 8 << 20  # bytes of a stream in a result, unless the operator's own is more
-QUEUE_LIMIT, QUEUE_S = 256, 30.0
+QUEUE_S = 30.0
 DRAIN_S = 4.0
 MOST_CALLS_OF_LEASE = 256
 # How long, of how many requests, and up to how many characters of them, checked options are used again.
@@ -62,7 +62,7 @@ class NodeHost:
         workspaces = Shares(MOST_WORKSPACES, most_of_one=MOST_WORKSPACES_OF_LEASE)
         self.wire = WireLoad(connections=Shares(MOST_CONNECTIONS), workspaces=workspaces)
         self.sandboxes = NodeSandboxes()
-        self.runs: RunQueue = LeaseRuns(self.sandboxes.amounts, queue_limit=QUEUE_LIMIT, deadline_s=QUEUE_S)
+        self.runs: RunQueue = LeaseRuns(self.sandboxes.amounts, deadline_s=QUEUE_S)
         self.leases = LeaseTable()
         self.digests = HeldDigests(partial(digests_here, options))
         self.is_draining = False

@@ -29,7 +29,7 @@ from cloche.wire.work import Listing
 
 from .amounts import LeaseAmounts
 
-MOST_SANDBOXES = 256
+MOST_SANDBOXES, MOST_SANDBOXES_OF_LEASE = 512, 64
 MOST_ENDED = 256  # whose facts are kept
 END_S, DENY_S = 15.0, 2.0
 STARTS, SLOW_S = 4, 3.0  # sandboxes that start at once
@@ -54,7 +54,7 @@ class NodeSandboxes:
     """Open, find and end the sandboxes of leases."""
 
     def __init__(self, *, most: int = MOST_SANDBOXES):
-        self._shares = Shares(most)
+        self._shares = Shares(most, most_of_one=MOST_SANDBOXES_OF_LEASE)
         self.amounts = LeaseAmounts(self._living)
         self._open: dict[str, LeasedSandbox] = {}
         self._ended: deque[tuple[str, dict[str, Any]]] = deque(maxlen=MOST_ENDED)

@@ -74,6 +74,7 @@ def _without_nul(text: str) -> str:
 
 SessionId = Annotated[str, StringConstraints(max_length=64), AfterValidator(_without_nul)]
 MOST_PATH = 4_096  # characters
+MOST_PACKAGES, MOST_CONTROLS = 1_000, 64  # that a request names
 MOST_FAULTS = 10  # reported of one request
 _DECODED_AT_ONCE = 1 << 20  # characters, a multiple of 4
 
@@ -193,15 +194,15 @@ class OptionFields(WireModel):
     network_allow: list[Word] | None = Field(default=None, max_length=256)
     network_deny: list[Word] | None = Field(default=None, max_length=256)
     network_ports: list[int] | None = Field(default=None, max_length=64)
-    packages: list[Word] | Literal["auto"] | None = Field(default=None)
+    packages: Annotated[list[Word], Field(max_length=MOST_PACKAGES)] | Literal["auto"] | None = None
     packages_lock: LockField | None = None
     preset: Word | None = None
     backend: Word | None = None
-    require: list[Word] | Word | None = None
+    require: Annotated[list[Word], Field(max_length=MOST_CONTROLS)] | Word | None = None
     users: bool | None = None
     warm: bool | None = None
     screen: Literal["off", "warn", "block"] | None = None
-    best_effort: list[Word] | None = None
+    best_effort: Annotated[list[Word], Field(max_length=MOST_CONTROLS)] | None = None
     level: Word | None = None
     tier: int | None = None
     trusted: bool | None = None

@@ -9,11 +9,13 @@ from collections import Counter, deque
 class Places:
     """A number of places. Waiting callers get them in turn (round-robin).
 
-    One caller never gets the last place, if there are several: its long runs cannot block all others.
+    One caller never gets the last place, if there are several, nor more than `most_of_one`: its long runs cannot block
+    all others.
     """
 
-    def __init__(self, count: int):
-        self._free, self._most_of_one = count, max(1, count - 1)
+    def __init__(self, count: int, *, most_of_one: int | None = None):
+        self._free = count
+        self._most_of_one = max(1, count - 1) if most_of_one is None else most_of_one
         self._has: Counter[str | None] = Counter()
         self._waiting: dict[str | None, deque[asyncio.Future[None]]] = {}  # in the order of turns
 

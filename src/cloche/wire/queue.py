@@ -156,14 +156,14 @@ class RunQueue:
 
     def __init__(
         self, rows: RunRows, *, queue_limit: int, deadline_s: float, observer: RunObserver | None = None,
-        note_refusal: NoteRefusal | None = None,
+        note_refusal: NoteRefusal | None = None, places: Places | None = None, most_of_one: int | None = None,
     ):  # fmt: skip
         self._note_refusal: NoteRefusal = note_refusal or _note_nothing
         self._rows = rows
         self._observer: RunObserver = observer or Unobserved()
         self._deadline_s = deadline_s
-        self._places = Places(default_count())
-        self._waiting, self._bytes = Shares(queue_limit), Shares(MOST_QUEUED_BYTES)
+        self._places = places or Places(default_count())
+        self._waiting, self._bytes = Shares(queue_limit, most_of_one=most_of_one), Shares(MOST_QUEUED_BYTES)
         self._live: dict[str, ActiveRun] = {}
         self._kept: dict[str, int] = {}  # bytes of those that ended, the oldest first
         self.running = self._kept_bytes = 0

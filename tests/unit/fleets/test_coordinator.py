@@ -43,6 +43,7 @@ class Machine:
         self.verifier = Verifier(SIGNER.public_key, self.node.certificate)
         self.leases: dict[str, float] = {}
         self.ended: list[str] = []
+        self.stuck: set[str] = set()  # leases whose end takes too long
         self.denied: Sequence[str] = ()
         self.told = 0  # how often it was told these
         self.is_cut = self.is_busy = self.is_dead = self.is_draining = False
@@ -92,6 +93,9 @@ class Link:
 
     async def release(self, lease: str) -> None:
         machine = await self._machine_there()
+        if lease in machine.stuck:
+            await asyncio.sleep(3)
+            raise TimeoutError
         machine.leases.pop(lease, None)
         machine.ended.append(lease)
 
@@ -403,6 +407,21 @@ async def test_all_nodes_refuse_guests_the_addresses_of_all(engine: Machines, fl
     engine.machines["n1"].denied = ["10.0.0.9"]
     await seconds(2.5)
     assert list(engine.machines["n1"].denied) == expected
+
+
+@virtually(64)
+async def test_leases_that_do_not_end_hold_up_no_other(engine: Machines, fleet: Coordinator) -> None:
+    """The node is asked to end all of them in turns, more at once than it is asked for."""
+    leases = [await fleet.lease(LeaseSpec(cpus=0.5)) for _ in range(60)]
+    machine = engine.machines["n1"]
+    machine.stuck = {lease.id for lease in leases[:40]}
+    for lease in leases:
+        await fleet.release(lease)
+    await seconds(30)
+    assert {lease.id for lease in leases[40:]} <= set(machine.ended)
+    machine.stuck.clear()
+    await seconds(30)
+    assert len(machine.ended) == 60
 
 
 @virtually(1, 1)
