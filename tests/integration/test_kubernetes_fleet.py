@@ -192,6 +192,7 @@ def in_fleet(
 def test_a_server_that_fails_now_and_then_costs_no_claim(cluster: Cluster, reached: None) -> None:
     """Claims go on over 429, 500, a lost answer, a stale version, cut, doubled and forgotten watches."""
     cluster.repeats_events = True
+    cluster.fail("create", "/leases", CUT_AFTER)
 
     async def work(fleet: Coordinator) -> None:
         cluster.fill(2)

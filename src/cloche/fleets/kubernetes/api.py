@@ -39,6 +39,7 @@ class KubernetesApi:
         self._context = context
         self._config: Any = None
         self._rest: Any = None
+        self._used: list[Any] = []  # clients with old credentials, on which other requests may still wait
         self._connecting = asyncio.Lock()
         self.offset_s = 0.0
         self.requests = 0
@@ -99,7 +100,7 @@ class KubernetesApi:
             except ApiError as error:
                 if error.status == 401 and not has_renewed:
                     has_renewed = True
-                    await self._forget_credentials()
+                    self._forget_credentials()
                     continue
                 if not tries_left or (error.status != 429 and error.status < 500):
                     raise
@@ -167,11 +168,11 @@ class KubernetesApi:
                 self._rest = rest.RESTClientObject(self._config)
             return self._rest
 
-    async def _forget_credentials(self) -> None:
+    def _forget_credentials(self) -> None:
         """Read the credentials again with the next request: a program may have to make new ones."""
-        rest, self._rest = self._rest, None
-        if rest is not None:
-            await rest.close()
+        if self._rest is not None:
+            self._used.append(self._rest)
+            self._rest = None
 
     def _unreachable(self, error: Exception) -> BackendUnavailable:
         detail = str(error) or type(error).__name__
@@ -182,7 +183,9 @@ class KubernetesApi:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._forget_credentials()
+        self._forget_credentials()
+        while self._used:
+            await self._used.pop().close()
 
 
 def imported() -> Any:  # noqa: ANN401 - a module

@@ -16,10 +16,10 @@ import socket
 from collections.abc import Container
 from typing import Any
 
-from cloche.core.errors import ClocheError
+from cloche.core.errors import BackendUnavailable, ClocheError
 
 from .api import ApiError, KubernetesApi
-from .pods import CLAIMED, FLEET, Owner, Pod, _seconds, stamp
+from .pods import CLAIMED, FLEET, HOLDER, Owner, Pod, _seconds, stamp
 from .watching import PodWatch
 
 LASTS_S, RENEW_S, AGAIN_S = 120, 20.0, 4.0
@@ -68,22 +68,32 @@ class Holder:
 
     async def _create(self) -> None:
         now = stamp(self._api.now())
-        made = await self._api.create(
-            self._leases,
-            {
-                "apiVersion": "coordination.k8s.io/v1",
-                "kind": "Lease",
-                "metadata": {
-                    "name": self._object, "labels": {FLEET: "cloche", "cloche/holder": self.name},
-                    "ownerReferences": [self._fleet],
-                },
-                "spec": {
-                    "holderIdentity": f"{socket.gethostname()}:{os.getpid()}", "leaseDurationSeconds": LASTS_S,
-                    "acquireTime": now, "renewTime": now,
-                },
+        body = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {
+                "name": self._object, "labels": {FLEET: "cloche", HOLDER: self.name}, "ownerReferences": [self._fleet],
             },
-        )  # fmt: skip
+            "spec": {
+                "holderIdentity": f"{socket.gethostname()}:{os.getpid()}", "leaseDurationSeconds": LASTS_S,
+                "acquireTime": now, "renewTime": now,
+            },
+        }  # fmt: skip
+        try:
+            made = await self._api.create(self._leases, body)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            made = await self._own()
         self._uid = str(made["metadata"]["uid"])
+
+    async def _own(self) -> dict[str, Any]:
+        """Return the object, where the answer to its creation was lost."""
+        rows = (await self._api.get(self._leases, labelSelector=f"{HOLDER}={self.name}")).get("items")
+        if not rows:
+            raise BackendUnavailable(f"the object {self._object} of this process is gone.", remedy="Try again.")
+        row: dict[str, Any] = rows[0]
+        return row
 
     async def _tend(self) -> None:
         wait_s = RENEW_S
@@ -109,7 +119,7 @@ class Holder:
     async def _remove_dead(self) -> None:
         """Delete the pods of dead coordinators, those that this one lost sight of, and ended ones that are nobody's."""
         rows = (await self._api.get(self._leases, labelSelector=FLEET)).get("items") or ()
-        holders = {row["metadata"]["labels"].get("cloche/holder", ""): row for row in rows}
+        holders = {row["metadata"]["labels"].get(HOLDER, ""): row for row in rows}
         dead = {name for name, row in holders.items() if name != self.name and self._is_dead(name, row)}
         for pod in list(self._watch.pods.values()):
             if self._is_left(pod, dead, holders):
