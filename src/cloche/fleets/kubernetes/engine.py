@@ -99,6 +99,7 @@ class KubernetesEngine:
         hosts = self._addresses() if self.claimed else ()
         listed = [self._held(claim, hosts) for claim in self.claimed.values()]
         open_pods = [pod for pod in pods if self._is_open(pod)]
+        self._forget_old()
         self._read_ahead(pod for pod in open_pods if pod.is_ready)
         listed += [self._unclaimed(pod) for pod in open_pods]
         if not any(pod.is_ready and not self._reason(pod) for pod in open_pods):
@@ -174,6 +175,13 @@ class KubernetesEngine:
             log.debug("the Deployment: %s", error)
 
     # What a server is
+
+    def _forget_old(self) -> None:
+        """Forget what is known of containers that are gone, once in a while."""
+        if len(self._facts) + len(self._unfit) > 2 * len(self.watch.pods) + MOST_ENDS:
+            here = {pod.container for pod in self.watch.pods.values()}
+            self._facts = {name: facts for name, facts in self._facts.items() if name in here}
+            self._unfit = {name: unfit for name, unfit in self._unfit.items() if name in here}
 
     def _read_ahead(self, pods: Iterable[Pod]) -> None:
         for pod, _ in zip(pods, range(READ_AHEAD), strict=False):

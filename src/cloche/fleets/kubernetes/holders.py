@@ -120,6 +120,8 @@ class Holder:
         """Delete the pods of dead coordinators, those that this one lost sight of, and ended ones that are nobody's."""
         rows = (await self._api.get(self._leases, labelSelector=FLEET)).get("items") or ()
         holders = {row["metadata"]["labels"].get(HOLDER, ""): row for row in rows}
+        known = {*holders, *self._watch.pods, *(pod.holder for pod in self._watch.pods.values())}
+        self._seen = {name: seen for name, seen in self._seen.items() if name in known}
         dead = {name for name, row in holders.items() if name != self.name and self._is_dead(name, row)}
         for pod in list(self._watch.pods.values()):
             if self._is_left(pod, dead, holders):
