@@ -1,4 +1,4 @@
-"""What there is of a fleet, as `cloche doctor` shows it: nothing is started for it."""
+"""The state of a fleet for `cloche doctor`, which starts nothing."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from cloche.core.record import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetFindings:
-    """What there is of a fleet: the cluster's address, versions, nodes, and what is wrong with a remedy.
+    """The state of a fleet: the cluster's address, versions, nodes, and a problem with its remedy.
 
-    `version` is that of Ray here, or of the API server; empty where there is none.
+    `version` is that of Ray here, or of the API server; empty if unknown.
     """
 
     engine: str

@@ -24,7 +24,7 @@ _SERVERS_OWN = ("managedFields", "resourceVersion", "uid", "creationTimestamp", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What applying a manifest makes of an object; `before` is empty for a new one."""
+    """An object before and after its manifest is applied; `before` is empty for a new one."""
 
     manifest: Manifest
     before: Mapping[str, Any]
@@ -36,7 +36,7 @@ class Change:
         return f"{self.manifest['kind']}/{self.manifest['metadata']['name']}"
 
     def lines(self) -> list[str]:
-        """Return the difference; empty if there is none."""
+        """Return the difference, no lines for equal objects."""
         before, after = (as_yaml(_plain(row)).splitlines() if row else [] for row in (self.before, self.after))
         where = self.name if self.before else "/dev/null"
         return list(difflib.unified_diff(before, after, where, self.name, lineterm="", n=2))
@@ -63,14 +63,14 @@ def as_yaml(row: Mapping[str, Any]) -> str:
 
 
 class _Plain(yaml.SafeDumper):
-    """Repeat what stands twice, without anchors."""
+    """Write equal parts twice, without anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ANN401, ARG002 - the package's own method
         return True
 
 
 async def plan(api: KubernetesApi, settings: FleetSettings) -> tuple[list[Change], list[str]]:
-    """Return what applying changes, and what the server has not, in sentences. Raises ApiError, BackendUnavailable."""
+    """Return the changes, and sentences about missing features of the server. Raises ApiError, BackendUnavailable."""
     check_image(settings)
     served = await served_by(api)
     private_key = await _private_key(api, settings)
@@ -84,7 +84,7 @@ async def plan(api: KubernetesApi, settings: FleetSettings) -> tuple[list[Change
 
 
 async def served_by(api: KubernetesApi) -> Served:
-    """Return what the server is."""
+    """Return the version of the server."""
     minor = str((await api.get("/version")).get("minor", ""))
     digits = "".join(char for char in minor if char.isdecimal())
     return Served(minor=int(digits)) if digits else Served()
@@ -111,7 +111,7 @@ async def _change(api: KubernetesApi, row: Manifest) -> Change:
 
 
 async def apply(api: KubernetesApi, changes: Sequence[Change]) -> None:
-    """Apply what differs."""
+    """Apply the manifests that differ."""
     for change in changes:
         if change.lines():
             await _applied(api, change.manifest)
@@ -130,7 +130,7 @@ def path_of(row: Mapping[str, Any]) -> str:
 
 
 def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an object without what the server adds to it, and without a key."""
+    """Return an object without the fields that the server adds, and without a key."""
     meta = {name: value for name, value in row["metadata"].items() if name not in _SERVERS_OWN}
     rest = {name: value for name, value in row.items() if name not in ("metadata", "status")}
     if row.get("kind") == "Secret":

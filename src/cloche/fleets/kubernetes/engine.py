@@ -1,8 +1,8 @@
 """Pods as the nodes of a fleet, for the coordinator. See `fleets/engine.py`.
 
-Theory of operation: a ready pod that nobody has claimed is a node that starts: it has a share, and no address. Its
+Theory of operation: an unclaimed pod that is ready counts as a node that starts: it has a share, and no address. Its
 block is all of it, and to take the block is to claim the pod; then it has an address, and the coordinator connects.
-Before the claim the log of the pod says what its server is, and a connection is tried: no pod is claimed in vain.
+Before the claim the certificate is read from the log of the pod, and a connection is tried: no pod is claimed in vain.
 
 Coordinators look at the pods in different orders. A claimed pod whose container has started again, or that is deleted,
 is lost: its server's certificate is another one, and so are its files. A pod that was given back is deleted, and tried
@@ -42,7 +42,7 @@ log = logging.getLogger("cloche.fleet")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimedPod:
-    """A pod that this coordinator holds: which start of its container, and what its server is."""
+    """A pod that this coordinator holds: the start of its container, and the facts of its server."""
 
     pod: Pod
     facts: NodeFacts
@@ -94,7 +94,7 @@ class KubernetesEngine:
     # Nodes
 
     async def nodes(self) -> Sequence[EngineNode]:
-        """Return the pods that this coordinator holds or may claim, and why there are none."""
+        """Return the pods that this coordinator holds or may claim, else the Deployment with the reason."""
         pods = sorted(self.watch.pods.values(), key=self._turn)
         hosts = self._addresses() if self.claimed else ()
         listed = [self._held(claim, hosts) for claim in self.claimed.values()]
@@ -156,7 +156,7 @@ class KubernetesEngine:
         return tuple(sorted({host for host in hosts if _is_address(host)}))
 
     async def _ask_pool(self) -> None:
-        """Ask the Deployment why there is no pod, such as a quota, which no request of ours would tell."""
+        """Ask the Deployment why there is no pod, such as a quota: no request of a coordinator would fail for it."""
         if self._now() - self._pool_asked_at < POOL_S:
             return
         self._pool_asked_at = self._now()
@@ -177,7 +177,7 @@ class KubernetesEngine:
     # What a server is
 
     def _forget_old(self) -> None:
-        """Forget what is known of containers that are gone, once in a while."""
+        """Forget the facts of containers that are gone, from time to time."""
         if len(self._facts) + len(self._unfit) > 2 * len(self.watch.pods) + MOST_ENDS:
             here = {pod.container for pod in self.watch.pods.values()}
             self._facts = {name: facts for name, facts in self._facts.items() if name in here}
@@ -205,7 +205,7 @@ class KubernetesEngine:
             self._unfit[pod.container] = _Unfit(reason=str(error), until=self._now() + UNFIT_S)
 
     async def _read_facts(self, pod: Pod) -> NodeFacts:
-        """Return what a pod's server printed, once it is sure that it can be used. Raises BackendUnavailable."""
+        """Return the facts of a pod's server, after checks that it can be used. Raises BackendUnavailable."""
         async with self._reads:
             text = await self._api.text(f"{self._path}/{pod.name}/log", container="node", limitBytes=str(MOST_LOG))
         facts = facts_of(text)
@@ -290,7 +290,7 @@ class KubernetesEngine:
         self.watch.drop(block, pod.uid)
 
     async def _note_end(self, pod: Pod) -> None:
-        """Wait a moment for what the kubelet says about a server that has ended; it is gone with the pod."""
+        """Wait a moment for the kubelet's reason of a server's end; it is deleted with the pod."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
                 while not (reason := why_lost(self.watch.pods.get(pod.name), pod)):  # noqa: ASYNC110 - a moment

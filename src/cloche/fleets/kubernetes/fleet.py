@@ -1,4 +1,4 @@
-"""A fleet of pods: a coordinator in the caller's process, and what an operator sees and does."""
+"""A fleet of pods: a coordinator in the caller's process, and the calls of an operator."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def connect(settings: FleetSettings, link_to: LinkTo) -> Coordinator:
 
 
 def settings_of(settings: FleetSettings, data: Mapping[str, str]) -> FleetSettings:
-    """Return the settings with what the operator has set in the cluster."""
+    """Return the settings, those of the operator from the cluster."""
     return replace(
         settings,
         isolation="jail" if data.get("isolation") == "jail" else "pod",

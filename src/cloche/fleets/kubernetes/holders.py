@@ -1,4 +1,4 @@
-"""Who holds pods: an object of each coordinator, which it renews, and the removal of what dead coordinators left.
+"""Holders of pods: each coordinator renews an object of its own, and removes the pods of dead coordinators.
 
 Theory of operation: a coordinator makes a Lease of `coordination.k8s.io`, which owns the pods that it claims, and
 renews it. Any other one that sees it unrenewed deletes its pods, and then the object. Times are those of the API
@@ -117,7 +117,7 @@ class Holder:
             await self._create()
 
     async def _remove_dead(self) -> None:
-        """Delete the pods of dead coordinators, those that this one lost sight of, and ended ones that are nobody's."""
+        """Delete the pods of dead coordinators, those that this one lost sight of, and ended ones without a holder."""
         rows = (await self._api.get(self._leases, labelSelector=FLEET)).get("items") or ()
         holders = {row["metadata"]["labels"].get(HOLDER, ""): row for row in rows}
         known = {*holders, *self._watch.pods, *(pod.holder for pod in self._watch.pods.values())}

@@ -1,4 +1,4 @@
-"""What a cluster needs for a fleet, as objects of Kubernetes. Pure: settings and what the server serves go in.
+"""The objects of Kubernetes that a fleet needs. Pure: settings and the server's version go in.
 
 `deploy/kubernetes/` is made from this (`scripts/manifests.py`), and `cloche fleet up --engine kubernetes` applies it.
 """
@@ -43,7 +43,7 @@ class Served:
 def manifests(
     settings: FleetSettings, served: Served | None = None, *, data: Mapping[str, str] | None = None
 ) -> list[Manifest]:
-    """Return the objects in the order in which they are applied. `data` is of the fleet's own object, with its key."""
+    """Return the objects, in the order of their application. `data` belongs to the fleet's own object, with its key."""
     served = served or Served()
     return [
         _namespace(settings),
@@ -58,7 +58,7 @@ def manifests(
 
 
 def left_out(settings: FleetSettings, served: Served) -> list[str]:
-    """Return what a server has not, as sentences."""
+    """Return sentences about missing features of a server."""
     missing = []
     if settings.isolation == "jail" and not served.has_user_namespaces:
         missing.append(
@@ -71,7 +71,7 @@ def left_out(settings: FleetSettings, served: Served) -> list[str]:
 
 
 def fleet_object(settings: FleetSettings, data: Mapping[str, str]) -> Manifest:
-    """Return the fleet's own object: with it, coordinators and what they claimed are deleted."""
+    """Return the fleet's own object: with it, coordinators' objects and their pods are deleted."""
     terms = {
         "isolation": settings.isolation, "podAge": f"{settings.pod_age_s:g}", "leaseAge": f"{settings.lease_age_s:g}"
     }  # fmt: skip

@@ -1,6 +1,6 @@
-"""What a pod says about itself, and the patch that claims it. Pure: the caller has the JSON and the time.
+"""Descriptions of pods, and the patch that claims one. Pure: the caller has the JSON and the time.
 
-A pod of the fleet is *ready*, and then anybody's to claim, or *claimed* by one coordinator, whose holder object owns it
+A pod of the fleet is *ready* for any coordinator, or *claimed* by one coordinator, whose holder object owns it
 from then on. It is claimed once: a claimed pod is deleted, and never given to another.
 """
 
@@ -47,7 +47,7 @@ class Pod:
 
     `container` is the id of its container's present start, and `ended` says how a start ended. `stuck` says why the pod
     does not start, `over` why nothing runs in it any longer; both are empty for a pod that is well. `cpus` and
-    `memory_bytes` are what leases may use.
+    `memory_bytes` are for leases.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """What the server in a pod printed when it began to serve."""
+    """The facts that the server in a pod prints when it begins to serve."""
 
     address: str
     certificate: str
@@ -175,13 +175,13 @@ def stamp(at: float) -> str:
 
 
 def quantity(text: object) -> float:
-    """Return the number of an amount such as `500m`, `1Gi` or `2`; 0 for what is none."""
+    """Return the number of an amount such as `500m`, `1Gi` or `2`; 0 for other text."""
     match = re.fullmatch(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]{0,2})", str(text))
     return float(match[1]) * _UNITS.get(match[2], 0.0) if match else 0.0
 
 
 def facts_of(log: str) -> NodeFacts | None:
-    """Return what a node's server printed, from its pod's log; None if it is not there."""
+    """Return the facts that a node's server printed, from its pod's log; None if they are missing."""
     for fields in _printed(log):
         names = ("address", "certificate", "boot", "version")
         if all(isinstance(fields.get(name), str) for name in names):

@@ -1,8 +1,8 @@
 """The pods of a fleet in memory, kept up to date by a watch.
 
 Theory of operation: a list, then a watch from its resource version, again and again. A watch that is cut is resumed
-where it was; where the server has forgotten that version (410), all is listed anew. An event that is older than what is
-known has no effect. While the server does not answer, the pods stay as they were: a claim is guarded anyway.
+where it was; where the server has forgotten that version (410), all is listed anew. An event that is older than the
+known pod has no effect. While the server does not answer, the pods stay as they were: a claim is guarded anyway.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PodWatch:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def put(self, row: Mapping[str, Any]) -> Pod:
-        """Note a pod's JSON, unless a newer one is known, and return what is known then."""
+        """Note a pod's JSON, unless a newer one is known, and return the known one then."""
         pod = pod_of(row)
         before = self.pods.get(pod.name)
         if before is None or before.uid != pod.uid or not _is_older(pod, before):
