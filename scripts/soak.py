@@ -28,10 +28,14 @@ BATCHES = ("tests/soak/test_batches.py",)
 # This machine as a fleet; then Ray, on nodes in namespaces.
 NODES = ("tests/soak/test_fleet_batches.py",)
 ON_RAY = ("tests/soak/test_fleet.py", "tests/soak/test_fleet_day.py")
-FLEET = {"ray": ("-m", "soak or not soak", "tests/integration/test_ray.py", *ON_RAY)}
+OUTSIDE = ("tests/soak/test_fleet_jobs.py",)
+FLEET = {
+    "ray": ("-m", "soak or not soak", "tests/integration/test_ray.py", *ON_RAY),
+    "ray_jobs": ("-m", "soak", *OUTSIDE),
+}
 # Its programs are built for minutes, once: it runs when it is asked for by name.
 KUBERNETES = ("tests/soak/test_kubernetes.py",)
-APART = (*REMOTE, *WORKSPACE, *BATCHES, *NODES, *ON_RAY, *KUBERNETES)
+APART = (*REMOTE, *WORKSPACE, *BATCHES, *NODES, *ON_RAY, *OUTSIDE, *KUBERNETES)
 # Where it matters whether a signal's handler may raise in the main thread, as that of a test's time-out does.
 SIGNALS = ("tests/unit/test_sync.py", "tests/integration/test_sessions.py", "tests/integration/test_crossings.py")
 AREAS: dict[str, tuple[str, ...]] = {

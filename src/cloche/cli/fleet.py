@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cloche.core.escape import escape_line
@@ -26,7 +27,18 @@ T = TypeVar("T")
 ENGINES = ("ray", "kubernetes")
 COUNTS = ("leases", "waiting", "granted", "refused")
 EVERY_S = 2.0
+UNBOUNDED_S = 86_400.0  # of a command without a time-out, as a job
 CLEAR = "\x1b[H\x1b[2J"
+
+_address = option(
+    "--address", metavar="ADDRESS",
+    help="The cluster's; from outside of it, its dashboard's: http://HEAD:8265. Default: fleet.address.",
+)  # fmt: skip
+_pip = option(
+    "--runtime-env-pip", "pip", metavar="REQUIREMENT", multiple=True,
+    help="From outside: let Ray install this for the job. Repeatable.",
+)  # fmt: skip
+
 
 fleet = root.group("fleet", help="Start, look at and end a fleet of machines.")(lambda: None)
 
@@ -44,49 +56,127 @@ def _choice() -> object:
 @fleet.command("up")
 @_engine_option()
 @option("--apply", is_flag=True, help="Kubernetes: apply the manifests, after showing what that changes.")
+@_address
+@_pip
+@option(
+    "--service-port",
+    metavar="N",
+    type=int,
+    default=0,
+    help="The port of the service for callers outside; 0: a free one.",
+)
+@option("--key-sha256", metavar="HEX", help="Serve the fleet outside of the cluster, to the key with this SHA-256.")
+@option("--key-name", metavar="NAME", default="outside", help="The name of that key's owner.")
 @sandbox_options("config")
 @json_option()
-def _up(engine: str, apply: bool, options: SandboxOptions, as_json: bool) -> int:
+def _up(
+    engine: str,
+    apply: bool,
+    address: str | None,
+    pip: tuple[str, ...],
+    service_port: int,
+    key_sha256: str | None,
+    key_name: str,
+    options: SandboxOptions,
+    as_json: bool,
+) -> int:
     """Start the coordinator and node servers.
 
-    It waits until a node is ready. The cluster is that of fleet.address, else of RAY_ADDRESS, else the one on this
-    machine. For Kubernetes it prints the manifests of the fleet, and starts it with --apply alone.
+    It waits until a node is ready. The cluster is that of --address or fleet.address, else of RAY_ADDRESS, else the one
+    on this machine. With the address of a dashboard, from outside of the cluster, it starts a service there as well,
+    and prints the account with which backend cloche runs code there. For Kubernetes it prints the manifests of the
+    fleet, and starts it with --apply alone.
     """
     from cloche.core.errors import InvalidRequest
 
+    settings = _settings(engine, options, address)
     if apply and engine != "kubernetes":
         raise InvalidRequest(f"--apply: engine {engine} has no manifests")
+    if key_sha256 is not None and engine != "ray":
+        raise InvalidRequest(f"--key-sha256: engine {engine} has no service for callers outside")
     if engine == "kubernetes" and not apply:
-        return _print_manifests(options)
+        return _print_manifests(settings)
     if apply:
-        _run(engine, options, _apply)
-    return _shown(engine, options, lambda made: made.up(), as_json=as_json)
+        _run(engine, settings, _apply)
+    if _is_outside(engine, settings):
+        return _up_outside(settings, pip, service_port, as_json=as_json)
+
+    async def up(made: RayFleet | KubernetesOperator) -> dict[str, Any]:
+        document = status_as_dict(await made.up())
+        if key_sha256 is None:
+            return document
+        from cloche.fleets.ray.service import serve
+
+        from ._fleet_jobs import variables_of
+
+        variables = variables_of(settings)
+        served = await serve(variables, name=key_name, sha256=key_sha256, port=service_port)
+        return {**document, "service": served}
+
+    document = _run(engine, settings, up)
+    print_status(document, as_json=as_json)
+    if not as_json and (service := document.get("service")):
+        print(f"served at {service['address']}, with the certificate {service['certificate']}")
+    return 0
+
+
+def _up_outside(settings: FleetSettings, pip: tuple[str, ...], port: int, *, as_json: bool) -> int:
+    import contextlib
+    import sys
+
+    from ._fleet_jobs import new_key, print_account, run_in_cluster
+
+    key, words = new_key()
+    document = run_in_cluster(settings, ["up", "--service-port", str(port), *words], pip=pip)
+    if as_json:
+        document["service"]["key"] = key
+        print(json.dumps(document))
+        return 0
+    with contextlib.redirect_stdout(sys.stderr):  # what is printed is the account alone
+        print_status(document, as_json=False)
+    print_account(document["service"], key)
+    return 0
 
 
 @fleet.command("status")
 @_engine_option()
+@_address
+@_pip
 @sandbox_options("config")
 @json_option()
-def _status(engine: str, options: SandboxOptions, as_json: bool) -> int:
+def _status(engine: str, address: str | None, pip: tuple[str, ...], options: SandboxOptions, as_json: bool) -> int:
     """Show the nodes of a fleet, its leases and its queue."""
-    return _shown(engine, options, lambda made: made.status(), as_json=as_json)
+
+    async def status(made: RayFleet | KubernetesOperator) -> dict[str, Any]:
+        return status_as_dict(await made.status())
+
+    document = _here_or_there(engine, _settings(engine, options, address), status, ["status"], pip)
+    print_status(document, as_json=as_json)
+    return 0
 
 
 @fleet.command("top")
 @_engine_option()
+@_address
 @sandbox_options("config")
-def _top(engine: str, options: SandboxOptions) -> int:
+def _top(engine: str, address: str | None, options: SandboxOptions) -> int:
     """Show the same every 2 seconds, until Ctrl-C."""
     import asyncio
+
+    from cloche.core.errors import InvalidRequest
+
+    settings = _settings(engine, options, address)
+    if _is_outside(engine, settings):
+        raise InvalidRequest('from outside of the cluster each look is a job there; use "cloche fleet status"')
 
     async def watch(made: RayFleet | KubernetesOperator) -> None:
         while True:
             status = await made.status()
             print(CLEAR + time.strftime("%H:%M:%S"))
-            print_status(status, as_json=False)
+            print_status(status_as_dict(status), as_json=False)
             await asyncio.sleep(EVERY_S)
 
-    _run(engine, options, watch)
+    _run(engine, settings, watch)
     return 0
 
 
@@ -95,8 +185,20 @@ def _top(engine: str, options: SandboxOptions) -> int:
 @option("--timeout", metavar="TIME", help="How long to wait for its leases to end.")
 @flag("--undo", help="Let a drained node take leases again.")
 @_engine_option()
+@_address
+@_pip
 @sandbox_options("config")
-def _drain(node: str, timeout: str | None, undo: bool, engine: str, options: SandboxOptions) -> int:
+@json_option()
+def _drain(
+    node: str,
+    timeout: str | None,
+    undo: bool,
+    engine: str,
+    address: str | None,
+    pip: tuple[str, ...],
+    options: SandboxOptions,
+    as_json: bool,
+) -> int:
     """Give a node no further lease, and wait until it has none."""
     from cloche.core.errors import ClocheError, InvalidRequest, NotFound
     from cloche.core.limits import parse_duration
@@ -105,7 +207,7 @@ def _drain(node: str, timeout: str | None, undo: bool, engine: str, options: San
         raise InvalidRequest('NODE is empty; "cloche fleet status" lists the nodes\' ids')
     timeout_s = None if timeout is None else parse_duration(timeout, name="--timeout")
 
-    async def drain(made: RayFleet | KubernetesOperator) -> str:
+    async def drain(made: RayFleet | KubernetesOperator) -> dict[str, Any]:
         ids = [row.id for row in await made.nodes() if row.id.startswith(node)]
         if len(ids) != 1:
             raise NotFound(f'{len(ids)} nodes have an id that begins with {node!r}; "cloche fleet status" lists them.')
@@ -116,27 +218,37 @@ def _drain(node: str, timeout: str | None, undo: bool, engine: str, options: San
                 f"node {ids[0]} takes no further lease, but has some yet; the same command waits for their end, and "
                 "--undo lets it take leases again"
             ) from None
-        return ids[0]
+        return {"node": ids[0]}
 
-    print(f"{_run(engine, options, drain)} {'takes leases again' if undo else 'takes no lease, and has none'}")
+    words = ["drain", node, *(("--undo",) if undo else ()), *(() if timeout is None else ("--timeout", timeout))]
+    done = _here_or_there(engine, _settings(engine, options, address), drain, words, pip, more_s=timeout_s)
+    text = f"{escape_line(str(done.get('node')))} {'takes leases again' if undo else 'takes no lease, and has none'}"
+    print(json.dumps(done) if as_json else text)
     return 0
 
 
 @fleet.command("down")
 @_engine_option()
+@_address
+@_pip
 @sandbox_options("config")
-def _down(engine: str, options: SandboxOptions) -> int:
-    """End all leases, node servers and the coordinator."""
-    _run(engine, options, lambda made: made.down())
-    print("the fleet has ended")
+@json_option()
+def _down(engine: str, address: str | None, pip: tuple[str, ...], options: SandboxOptions, as_json: bool) -> int:
+    """End all leases, node servers, coordinator and service."""
+
+    async def down(made: RayFleet | KubernetesOperator) -> dict[str, Any]:
+        await made.down()
+        return {"ended": True}
+
+    done = _here_or_there(engine, _settings(engine, options, address), down, ["down"], pip)
+    print(json.dumps(done) if as_json else "the fleet has ended")
     return 0
 
 
-def _print_manifests(options: SandboxOptions) -> int:
-    from cloche.config.settings import load_settings
+def _print_manifests(settings: FleetSettings) -> int:
     from cloche.fleets.kubernetes.applying import printed
 
-    print(printed(load_settings(options).fleet), end="")
+    print(printed(settings), end="")
     return 0
 
 
@@ -153,25 +265,46 @@ async def _apply(made: RayFleet | KubernetesOperator) -> None:
     await apply(made.api, changes)
 
 
-def _shown(
+def _settings(engine: str, options: SandboxOptions, address: str | None) -> FleetSettings:
+    """Return the settings of the fleet. RAY_ADDRESS may be a dashboard's, as it may for Ray's own commands."""
+    from cloche.config.settings import load_settings
+    from cloche.core.record import replace
+    from cloche.fleets.ray.jobs import is_jobs_address
+
+    settings, of_ray = load_settings(options).fleet, os.environ.get("RAY_ADDRESS", "") if engine == "ray" else ""
+    address = address or settings.address or (of_ray if is_jobs_address(of_ray) else "")
+    return replace(settings, address=address)
+
+
+def _is_outside(engine: str, settings: FleetSettings) -> bool:
+    from cloche.fleets.ray.jobs import is_jobs_address
+
+    return engine == "ray" and is_jobs_address(settings.address)
+
+
+def _here_or_there(
     engine: str,
-    options: SandboxOptions,
-    work: Callable[[RayFleet | KubernetesOperator], Awaitable[FleetStatus]],
+    settings: FleetSettings,
+    work: Callable[[RayFleet | KubernetesOperator], Awaitable[dict[str, Any]]],
+    words: list[str],
+    pip: tuple[str, ...],
     *,
-    as_json: bool,
-) -> int:
-    print_status(_run(engine, options, work), as_json=as_json)
-    return 0
+    more_s: float | None = 0.0,
+) -> dict[str, Any]:
+    """Do something with the fleet of an engine, or have it done by a job of the cluster."""
+    if not _is_outside(engine, settings):
+        return _run(engine, settings, work)
+    from ._fleet_jobs import DONE_S, run_in_cluster
+
+    return run_in_cluster(settings, words, pip=pip, timeout_s=DONE_S + (UNBOUNDED_S if more_s is None else more_s))
 
 
-def _run(engine: str, options: SandboxOptions, work: Callable[[RayFleet | KubernetesOperator], Awaitable[T]]) -> T:
+def _run(engine: str, settings: FleetSettings, work: Callable[[RayFleet | KubernetesOperator], Awaitable[T]]) -> T:
     """Do something with the fleet of an engine."""
     import asyncio
 
-    from cloche.config.settings import load_settings
-
     async def main() -> T:
-        made = _made(engine, load_settings(options).fleet)
+        made = _made(engine, settings)
         try:
             return await work(made)
         finally:
@@ -225,32 +358,31 @@ def print_fleet(findings: FleetFindings) -> None:
         if text:
             print(escape_line(f"{label}: {text}"))
     if findings.status is not None:
-        print_status(findings.status, as_json=False)
+        print_status(status_as_dict(findings.status), as_json=False)
 
 
-def status_as_dict(status: FleetStatus, *, is_short: bool = False) -> dict[str, Any]:
-    """Return plain data, with short ids and sizes in words for a table."""
-    shown = 12 if is_short and status.engine == "ray" else None
+def status_as_dict(status: FleetStatus) -> dict[str, Any]:
+    """Return plain data for JSON."""
     rows = [
         {
-            "node": node.id[:shown], "state": node.state, "leases": node.leases,
-            "cpus": round(node.cpus, 3), "memory": format_size(node.memory_bytes) if is_short else node.memory_bytes,
-            "level": node.level, "version": node.version, "address": node.address, "reason": node.reason,
+            "node": node.id, "state": node.state, "leases": node.leases, "cpus": round(node.cpus, 3),
+            "memory": node.memory_bytes, "level": node.level, "version": node.version, "address": node.address,
+            "reason": node.reason,
         }
         for node in status.nodes
     ]  # fmt: skip
     return {**{name: getattr(status, name) for name in ("engine", *COUNTS, "version")}, "nodes": rows}
 
 
-def print_status(status: FleetStatus, *, as_json: bool) -> None:
+def print_status(facts: Mapping[str, Any], *, as_json: bool) -> None:
     """Print a row for each node, and the counts."""
-    facts = status_as_dict(status, is_short=not as_json)
-    rows = facts["nodes"]
     if as_json:
         print(json.dumps(facts))
         return
+    shown = 12 if facts["engine"] == "ray" else None
+    rows = [{**row, "node": row["node"][:shown], "memory": format_size(row["memory"])} for row in facts["nodes"]]
     if not rows:
-        print(f'there is no fleet on {escape_line(status.engine)}; "cloche fleet up" starts one')
+        print(f'there is no fleet on {escape_line(facts["engine"])}; "cloche fleet up" starts one')
         return
     show(rows, as_json=False, below=("address", "reason"))
     print(", ".join(f"{facts[name]} {name}" for name in COUNTS))

@@ -38,7 +38,7 @@ def make_certificate(host: str) -> OwnCertificate:
 def keep_certificate(folder: str, host: str) -> tuple[str, str]:
     """Return the file with the key and the certificate that this private folder keeps, and the certificate's SHA-256.
 
-    They are made for a host where there are none. Raises BackendUnavailable, and InvalidRequest for a folder that
+    A folder without them gets new ones for a host. Raises BackendUnavailable, and InvalidRequest for a folder that
     others may enter or that cannot be used.
     """
     path = os.path.join(folder, KEPT)

@@ -20,7 +20,7 @@ T = TypeVar("T")
 NAMESPACE = "cloche"
 COORDINATOR = "coordinator"
 ANSWER_S, REACHED_S = 20.0, 1.0
-OUTSIDE = "Write HOST:PORT, on a machine of the cluster; from outside of it use backend=cloche."
+OUTSIDE = 'Write HOST:PORT, on a machine of the cluster; from outside of it, the account of "cloche fleet up".'
 UNREACHED = 'Look at "ray status" there; the address is HOST:PORT of its head, such as 10.0.0.1:6379.'
 NONE_HERE = "no Ray cluster was found: a run starts Ray on this machine, which ends with its process."
 START_ONE = 'Set RAY_ADDRESS or fleet.address, or start one: "ray start --head".'
