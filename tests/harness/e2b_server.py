@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import ssl
 import struct
@@ -32,8 +33,9 @@ from urllib.parse import parse_qs, unquote_plus, urlsplit
 from tests.harness.containers import make_certificates
 
 KEY = "e2b_" + "5eed" * 10
-HOSTS_OWN = ("/usr", "/bin", "/lib", "/lib64", "/sbin", "/etc")
-FIRST_USER = 210_000  # of sandboxes: each has another id, as the kernel counts processes by it
+HOSTS_OWN = ("/usr", "/bin", "/lib", "/lib64", "/sbin")
+# Of sandboxes: each has another id, as the kernel counts processes by it, over all servers of this machine.
+FIRST_USER, USERS = 210_000 + os.getpid() % 2_000 * 500, 500
 JSON = "application/json"
 NOT_FOUND = "The sandbox was not found"
 
@@ -92,10 +94,10 @@ class Hangup(Exception):
 class Sandbox:
     """Be a machine: namespaces of its own, with a root in memory."""
 
-    def __init__(self, given: Mapping[str, Any], number: int):
+    def __init__(self, given: Mapping[str, Any], number: int, etc: Path):
         self.id, self.given = f"i{uuid.uuid4().hex[:19]}", given
         self.token, self.started = uuid.uuid4().hex, time.time() + number / 1000
-        self.user = FIRST_USER + number
+        self.user = FIRST_USER + number % USERS
         self.processes: dict[int, Process] = {}
         self.streams: set[asyncio.StreamWriter] = set()
         self.is_gone = False
@@ -104,14 +106,16 @@ class Sandbox:
             accounts.write(f"root:x:0:0::/root:/bin/sh\nuser:x:{self.user}:{self.user}::/home/user:/bin/sh\n")
             accounts.flush()
             os.chmod(accounts.name, 0o644)
-            self.pid = self._start(accounts.name)
+            self.pid = self._start(accounts.name, etc)
 
-    def _start(self, accounts: str) -> int:
+    def _start(self, accounts: str, etc: Path) -> int:
         reading, writing = os.pipe()
         words = ["bwrap", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net", "--cap-add", "ALL"]
         for place in HOSTS_OWN:
             words += ["--ro-bind", place, place] if os.path.exists(place) else []
-        words += ["--ro-bind", accounts, "/etc/passwd", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
+        # In a copy: as soon as a file of the host is replaced, the kernel takes away what is mounted over it.
+        words += ["--ro-bind", str(etc), "/etc", "--ro-bind", accounts, "/etc/passwd"]
+        words += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
         words += ["--dir", "/run", "--dir", "/root", "--dir", "/home/user", "--die-with-parent"]
         words += ["--info-fd", str(writing), "--", "/bin/sh", "-c", "echo up; exec sleep infinity"]
         self.holder = subprocess.Popen(words, pass_fds=[writing], stdout=subprocess.PIPE)
@@ -193,6 +197,9 @@ class E2BServer:
         self.sandboxes: dict[str, Sandbox] = {}
         self.made = 0  # sandboxes, ever
         self._came = threading.Condition()
+        self._etc = folder / "etc"
+        if not self._etc.exists():
+            shutil.copytree("/etc", self._etc, symlinks=True)
         place = certificate or folder / "server"
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._tls.load_cert_chain(place / "cert.pem", place / "key.pem")
@@ -320,7 +327,7 @@ class E2BServer:
 
     async def _create(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
         self.made += 1
-        sandbox = await asyncio.to_thread(Sandbox, given, self.made)
+        sandbox = await asyncio.to_thread(Sandbox, given, self.made, self._etc)
         self.sandboxes[sandbox.id] = sandbox
         self._expire(sandbox, given.get("timeout", 15))
         return self._connection(sandbox)
