@@ -20,6 +20,7 @@ LOOKS = 5  # in the time after which a silent connection is lost
 SERVICE_WIRE = 2  # its version
 MOST_MESSAGE = 1 << 20  # bytes of one web socket message
 MOST_INLINE = 1 << 18  # bytes of JSON in one frame; more is sent on the stream for JSON
+MOST_JSON = 64 << 20  # bytes of one result or event
 MOST_FIELDS = 32 << 20  # bytes of JSON of one call
 ANSWER_S, MOST_QUESTIONS = 60.0, 32  # for an answer about a host; unanswered ones of one sandbox
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -81,7 +82,8 @@ class RemoteAccount:
     on a node share its connections, so it does not count when accounts are compared. `fleet` has the settings of an
     engine's. The provider keeps a sandbox
     for at most `lifetime_s`. A connection that carries a call and has been silent for `silence_s` is lost; both
-    sides send pings before that, and the other times of the wire are multiples of it. A live sandbox at `cloche`
+    sides send pings before that, and the other times of the wire are multiples of it. A result has at most `most_json`
+    bytes. A live sandbox at `cloche`
     ends `lease_s` after its client is lost; with 0 a process of its own keeps it there. `quota_file` holds the
     counters; without one nothing is counted.
     """
@@ -97,6 +99,7 @@ class RemoteAccount:
     ca_file: str = ""
     lifetime_s: float = LIFETIME_S
     silence_s: float = SILENCE_S
+    most_json: int = MOST_JSON
     lease_s: float = LEASE_S
     quota: Quota = Quota()
     quota_file: str | None = None

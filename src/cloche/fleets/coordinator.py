@@ -85,7 +85,7 @@ class Coordinator:
         self._starting: asyncio.Task[None] | None = None
         self._recovered, self._changed = asyncio.Event(), asyncio.Event()
         self._looking = asyncio.Lock()
-        self._pulse_at = self._stalled_at = 0.0
+        self._pulse_at = self._stalled_at = self._began_at = 0.0
         self._is_closed = False
         self._unready_text: str | None = None
 
@@ -102,7 +102,7 @@ class Coordinator:
             await self.start()
 
     async def _start(self) -> None:
-        self._pulse_at = self.decisions.busy_at = self.clock()
+        self._pulse_at = self.decisions.busy_at = self._began_at = self.clock()
         await self._engine.start(self._signer.public_key)
         await self._look(is_first=True)
         for block in await self._engine.blocks() if self._engine.has_blocks else ():
@@ -579,9 +579,14 @@ class Coordinator:
     def _end_lease(self, end: EndLease) -> None:
         tended = self._tended.get(end.node)
         if tended is not None and end.kind != "node-lost":
-            tended.end(end.lease)
+            tended.end(end.lease, self._last_end(end.until))
         if end.kind in _EVENT_OF_END:
             self._tell(_EVENT_OF_END[end.kind], node=end.node, lease=end.lease)
+
+    def _last_end(self, until: float) -> float:
+        """Return when the last credential of a lease is over, 0 where an earlier coordinator may have signed later."""
+        now = self.clock()
+        return self._wall() + max(until - now, 0.0) if until and now - self._began_at > MOST_TTL_S else 0.0
 
     def _ask_block(self, ask: AskBlock) -> None:
         self._begin(self._take_block(ask))

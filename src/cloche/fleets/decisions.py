@@ -101,11 +101,15 @@ class GiveBack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndLease:
-    """End a lease at its node, where the node can be reached; its holder must not use it any longer."""
+    """End a lease at its node, where the node can be reached; its holder must not use it any longer.
+
+    `until` is its last end, 0 where that is not known.
+    """
 
     lease: str
     node: str
     kind: EndKind
+    until: float = 0.0
 
 
 Action = Grant | Refuse | AskBlock | GiveBack | EndLease
@@ -577,7 +581,8 @@ class Decisions:
         node.used = node.used.plus(sublet.size)
 
     def _end(self, sublet: Sublet, kind: EndKind) -> EndLease:
-        del self.leases[sublet.id], self._ends[sublet.id]
+        del self.leases[sublet.id]
+        until = self._ends.pop(sublet.id)
         self._held[sublet.key] -= 1
         if not self._held[sublet.key]:
             del self._held[sublet.key]
@@ -585,7 +590,7 @@ class Decisions:
         node.leases.discard(sublet.id)
         node.used = node.used.minus(sublet.size)
         self._refresh(node)
-        return EndLease(lease=sublet.id, node=sublet.node, kind=kind)
+        return EndLease(lease=sublet.id, node=sublet.node, kind=kind, until=until)
 
     def _shrunk(self, name: str, now: float) -> list[Action]:
         """Give back the blocks that a node which is drained, or has had its one lease, does not need any longer."""

@@ -184,8 +184,11 @@ class NodeLink(Protocol):
         """Return the ends of the leases that the node holds, in seconds since 1970, by their id."""
         ...
 
-    async def release(self, lease: str) -> None:
-        """End a lease and all that belongs to it. Without effect for one that is over."""
+    async def release(self, lease: str, until: float) -> None:
+        """End a lease and all that belongs to it. Without effect for one that is over.
+
+        `until` is when the last credential for it is over, in seconds since 1970; 0 where that is not known.
+        """
         ...
 
     async def drain(self, *, undo: bool = False) -> None:

@@ -111,7 +111,7 @@ class TendedNode:
         self.is_ready = self.was_ready = False
         self.silent_since = 0.0
         self.reason = ""
-        self.ending: dict[str, None] = {}
+        self.ending: dict[str, float] = {}  # leases, and when their last credentials are over
         self._renewed: dict[str, float] = {}
         self._denied_tag = ""  # of what the node denies
         self._has_ends, self._all_ended, self._first_try = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -123,9 +123,9 @@ class TendedNode:
         """Wait until it has answered, or failed to."""
         await self._first_try.wait()
 
-    def end(self, lease: str) -> None:
-        """End a lease at the node, soon."""
-        self.ending[lease] = None
+    def end(self, lease: str, until: float = 0.0) -> None:
+        """End a lease at the node, soon; `until` is when its last credential is over, 0 if that is not known."""
+        self.ending[lease] = until
         self._renewed.pop(lease, None)
         self._all_ended.clear()
         self._has_ends.set()
@@ -260,7 +260,7 @@ class TendedNode:
                     await asyncio.sleep(self._owner.timing.beat_s)
 
     async def _release(self, lease: str) -> None:
-        await self._connected().release(lease)
+        await self._connected().release(lease, self.ending.get(lease, 0.0))
         self.ending.pop(lease, None)
         if not self.ending:
             self._all_ended.set()

@@ -115,14 +115,14 @@ class NodeHost:
         why = None if project is None else self.leases.why_over(project)
         return error if why is None or project is None else lease_over(project, why)
 
-    async def end_lease(self, lease: str, why: str = RELEASED) -> None:
-        """End a lease; return when nothing of it is left."""
-        self._begin_end(lease, why)
+    async def end_lease(self, lease: str, why: str = RELEASED, *, until: float = 0.0) -> None:
+        """End a lease; return when nothing of it is left. `until` is the end of its last credential, 0 if unknown."""
+        self._begin_end(lease, why, until)
         if (ending := self._ending.get(lease)) is not None:
             await asyncio.shield(ending)
 
-    def _begin_end(self, lease: str, why: str) -> None:
-        if self.leases.end(lease, why, time.time()) and lease not in self._ending:
+    def _begin_end(self, lease: str, why: str, until: float = 0.0) -> None:
+        if self.leases.end(lease, why, time.time(), until=until) and lease not in self._ending:
             ending = self._ending[lease] = asyncio.ensure_future(self._end_all_of(lease))
             ending.add_done_callback(lambda _: self._note_ended(lease))
 

@@ -7,9 +7,11 @@ silent for too long. The id of one that ended is refused as long as a credential
 from __future__ import annotations
 
 from collections.abc import Mapping
+from heapq import heappop, heappush
 
 MOST_LEASES = 1_024
 REMEMBER_S = 3_600.0  # a credential that the node has not seen may end so much later
+MARGIN_S = 60.0  # after the end that the coordinator names
 RELEASED, ENDED, SILENT = "it was released", "its time is over", "its coordinator is silent"
 
 
@@ -20,6 +22,7 @@ class LeaseTable:
         self._most = most
         self._until: dict[str, float] = {}
         self._refused: dict[str, tuple[float, str]] = {}  # until when, and why
+        self._forgotten: list[tuple[float, str]] = []  # a heap of these times
 
     def __len__(self) -> int:
         return len(self._until)
@@ -47,15 +50,22 @@ class LeaseTable:
         """Note the end that a valid credential gives a lease: the latest counts."""
         self._until[lease] = max(until, self._until.get(lease, 0.0))
 
-    def end(self, lease: str, why: str, now: float) -> bool:
-        """Refuse a lease from now on; return whether it was held."""
-        until = self._until.pop(lease, None)
+    def end(self, lease: str, why: str, now: float, *, until: float = 0.0) -> bool:
+        """Refuse a lease from now on; return whether it was held.
+
+        `until` is when the last credential for it is over; 0 where that is not known.
+        """
+        held_until = self._until.pop(lease, None)
         _, first_why = self._refused.get(lease, (0.0, why))
-        self._refused[lease] = max(until or now, now) + REMEMBER_S, first_why
-        return until is not None
+        latest = max(held_until or now, now, until)
+        self._refused[lease] = latest + (MARGIN_S if until else REMEMBER_S), first_why
+        heappush(self._forgotten, (self._refused[lease][0], lease))
+        return held_until is not None
 
     def over(self, now: float) -> list[str]:
         """Return the held leases whose time is over, and forget refused ids whose credentials must be over, too."""
-        for lease in [lease for lease, (until, _) in self._refused.items() if until <= now]:
-            del self._refused[lease]
+        while self._forgotten and self._forgotten[0][0] <= now:
+            at, lease = heappop(self._forgotten)
+            if self._refused.get(lease, (0.0, ""))[0] == at:
+                del self._refused[lease]
         return [lease for lease, until in self._until.items() if until <= now]

@@ -42,9 +42,10 @@ class Drain(WireModel):
 
 
 class OneLease(WireModel):
-    """A lease."""
+    """A lease, and when its last credential is over; 0 if that is not known."""
 
     lease: LeaseId
+    until: Annotated[float, Field(ge=0)] = 0.0
 
 
 def _host(request: CallRequest) -> NodeHost:
@@ -91,7 +92,7 @@ async def leases(_: Call, request: CallRequest) -> object:
 async def release(_: Call, request: CallRequest) -> object:
     """End a lease; answered when nothing of it is left."""
     told: OneLease = request.fields
-    await _host(request).end_lease(told.lease)
+    await _host(request).end_lease(told.lease, until=min(told.until, time.time() + MOST_TTL_S))
     return {}
 
 

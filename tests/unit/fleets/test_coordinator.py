@@ -43,6 +43,7 @@ class Machine:
         self.verifier = Verifier(SIGNER.public_key, self.node.certificate)
         self.leases: dict[str, float] = {}
         self.ended: list[str] = []
+        self.last_ends: list[float] = []  # in how many seconds the last credentials are over; 0: unknown
         self.stuck: set[str] = set()  # leases whose end takes too long
         self.denied: Sequence[str] = ()
         self.told = 0  # how often it was told these
@@ -91,13 +92,14 @@ class Link:
     async def leases(self) -> Mapping[str, float]:
         return dict((await self._machine_there()).leases)
 
-    async def release(self, lease: str) -> None:
+    async def release(self, lease: str, until: float) -> None:
         machine = await self._machine_there()
         if lease in machine.stuck:
             await asyncio.sleep(3)
             raise TimeoutError
         machine.leases.pop(lease, None)
         machine.ended.append(lease)
+        machine.last_ends.append(until and until - now())
 
     async def drain(self, *, undo: bool = False) -> None:
         (await self._machine_there()).is_draining = not undo
@@ -407,6 +409,20 @@ async def test_all_nodes_refuse_guests_the_addresses_of_all(engine: Machines, fl
     engine.machines["n1"].denied = ["10.0.0.9"]
     await seconds(2.5)
     assert list(engine.machines["n1"].denied) == expected
+
+
+@virtually(2)
+async def test_a_node_remembers_an_ended_lease_no_longer_than_its_credentials(
+    engine: Machines, fleet: Coordinator
+) -> None:
+    """It is told when the last one is over, once no earlier coordinator can have signed a later one."""
+    await fleet.release(await fleet.lease(LeaseSpec()))
+    await seconds(3601)
+    lease = await fleet.renew(await fleet.lease(LeaseSpec(), ttl_s=60), ttl_s=90)
+    await fleet.release(lease)
+    await seconds(1)
+    unknown, known = engine.machines["n1"].last_ends
+    assert (unknown, round(known)) == (0, 90)
 
 
 @virtually(64)

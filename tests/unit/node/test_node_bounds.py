@@ -11,7 +11,7 @@ import pytest
 from cloche.core.errors import BackendUnavailable
 from cloche.node import PACKAGES, require_extra
 from cloche.node.admission import COORDINATOR, MOST_OF_ADDRESS, MOST_WRONG, WRONG_S, Admission
-from cloche.node.leases import ENDED, RELEASED, REMEMBER_S, LeaseTable
+from cloche.node.leases import ENDED, MARGIN_S, RELEASED, REMEMBER_S, LeaseTable
 
 
 def test_a_lease_ends_at_its_latest_end_and_its_id_stays_refused() -> None:
@@ -28,6 +28,11 @@ def test_a_lease_ends_at_its_latest_end_and_its_id_stays_refused() -> None:
     assert table.why_over("b") == RELEASED
     assert table.over(30.0 + REMEMBER_S) == []
     assert (table.why_over("a"), table.why_over("b")) == (None, RELEASED)
+    assert not table.end("b", RELEASED, 31.0, until=90.0)  # as the coordinator knows by now
+    table.over(90.0 + MARGIN_S - 1)
+    assert table.why_over("b") == RELEASED
+    table.over(90.0 + MARGIN_S)
+    assert table.why_over("b") is None
     table.note("c", 1.0)
     table.note("d", 1.0)
     assert table.is_full

@@ -76,6 +76,12 @@ class _Connections:
         wire.on_idle = self._close_later
         return wire
 
+    def close(self, account: RemoteAccount) -> None:
+        """Close the connections of an account, with their calls."""
+        self._turns.pop(account, None)
+        for wire in self._wires.pop(account, []):
+            wire.close()
+
     def _close_later(self, wire: Wire) -> None:
         """Close an idle connection after a while, and remove a lost one."""
         closing = self._closings.pop(wire, None)
@@ -134,6 +140,12 @@ async def connected(account: RemoteAccount) -> Wire:
     if connections is None:
         connections = _of_loops[loop] = _Connections()
     return await connections.wire(account)
+
+
+def disconnect(account: RemoteAccount) -> None:
+    """Close the connections of an account in this event loop."""
+    if (connections := _of_loops.get(asyncio.get_running_loop())) is not None:
+        connections.close(account)
 
 
 async def begin_on(

@@ -8,12 +8,13 @@ from typing import Any
 from cloche.core.remote import LeasedPlace, RemoteAccount, Secret
 from cloche.fleets.engine import EngineNode, KeepAnswer, NodeLink, NodeReport
 
-from .connections import ask
+from .connections import ask, disconnect
 
 SILENCE_S = 3.0
 ANSWER_S = 3.0
 MOST_TEXT = 256
-MOST_LEASES, MOST_DIGESTS = 100_000, 1_000
+MOST_JSON = 2 << 20  # bytes of an answer: a node has 1,024 leases, and reports 1,000 digests
+MOST_LEASES, MOST_DIGESTS = 10_000, 1_000
 
 
 class WireLink:
@@ -23,8 +24,9 @@ class WireLink:
         self._place = LeasedPlace(engine=engine, node=node.id, lease="", credential=Secret())
         self._credential = credential
         self._account = RemoteAccount(
-            provider=engine, url=node.address, certificate=node.certificate, place=self._place, silence_s=SILENCE_S
-        )
+            provider=engine, url=node.address, certificate=node.certificate, place=self._place,
+            silence_s=SILENCE_S, most_json=MOST_JSON,
+        )  # fmt: skip
 
     async def _ask(self, verb: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON
         self._place.credential = self._credential()
@@ -59,16 +61,17 @@ class WireLink:
             return {}
         return {name: float(ends) for name, ends in rows.items() if type(ends) in (int, float)}
 
-    async def release(self, lease: str) -> None:
+    async def release(self, lease: str, until: float) -> None:
         """End a lease at the node."""
-        await self._ask("node.release", lease=lease)
+        await self._ask("node.release", lease=lease, until=until)
 
     async def drain(self, *, undo: bool = False) -> None:
         """Let the node accept no further lease; with `undo` it accepts them again."""
         await self._ask("node.drain", undo=undo)
 
     async def close(self) -> None:
-        """Let go of the connection, which is closed once it is idle."""
+        """Close the connection, with what the node has not answered."""
+        disconnect(self._account)
 
 
 def link_to(node: EngineNode, credential: Callable[[], Secret]) -> NodeLink:

@@ -23,7 +23,6 @@ from ..remote.failures import Failure, remote_error
 from .websocket import WebSocket, connect
 
 IN, OUT, ERR, JSON = wire.STDIN, wire.STDOUT, wire.STDERR, wire.REPORT
-MOST_JSON = 64 << 20  # maximum of one result or event
 MOST_HELD = 128 << 20  # maximum of all incomplete JSON of one connection
 MOST_PARTS = 400_000  # commas, lists and objects in one result; its files alone can have a tenth of that
 LONG_DIGITS, MOST_LONG_DIGITS = 40, 1 << 18  # digits of a long integer, and of all long integers in one text
@@ -131,7 +130,7 @@ class Call(Channel):
             return
         self.connection.hold(len(data))
         self._json += data
-        if len(self._json) > MOST_JSON:
+        if len(self._json) > self.connection.account.most_json:
             raise wire.WireError("a result that is too large")
         self.grant(JSON, len(data))
 

@@ -1,0 +1,111 @@
+"""A node that answers its coordinator with too much, with nothing, or with other things than it should."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+
+from cloche.backends.cloche import connections, links
+from cloche.backends.cloche.links import WireLink
+from cloche.core.errors import OutcomeUnknown
+from cloche.core.remote import SERVICE_WIRE, Secret
+from cloche.fleets.engine import EngineNode
+from cloche.init import wire
+from cloche.serving.certificate import make_certificate
+
+BOUNDS = {"frame": wire.MOST_DATA, "window": wire.WINDOW_BYTES, "calls": 64, "streamed": 1 << 20}
+Answer = Callable[[ServerConnection, int], Awaitable[None]]
+
+
+@asynccontextmanager
+async def node_that(answer: Answer) -> AsyncIterator[WireLink]:
+    """Serve a node that answers each call so, and yield a link to it."""
+
+    async def handle(connection: ServerConnection) -> None:
+        await connection.send(json.dumps({"hello": {"wire": SERVICE_WIRE, "version": "1", "bounds": BOUNDS}}))
+        buffer = wire.FrameBuffer(1 << 20, wire.PONG)
+        try:
+            async for message in connection:
+                for kind, number, _ in buffer.feed(message, 512):  # type: ignore[arg-type]
+                    if kind == wire.OPEN:
+                        await answer(connection, number)
+        except ConnectionClosed:
+            pass
+
+    certificate = make_certificate("127.0.0.1")
+    async with serve(handle, "127.0.0.1", 0, ssl=certificate.context, compression=None) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        node = EngineNode(
+            id="n1", cpus=1.0, memory_bytes=1, address=f"https://127.0.0.1:{port}", certificate=certificate.sha256
+        )
+        link = WireLink(node, lambda: Secret("x.y"))
+        yield link
+        await link.close()
+
+
+def test_an_answer_that_does_not_end_ends_its_connection() -> None:
+    """At two megabytes, of a service's 64; the node gets no further."""
+    sent = 0
+
+    async def without_end(connection: ServerConnection, number: int) -> None:
+        nonlocal sent
+        while True:
+            await connection.send(wire.frame(wire.DATA, number, bytes([wire.REPORT]) + b" " * wire.MOST_DATA))
+            sent += wire.MOST_DATA
+            await connection.recv()  # the grant
+
+    async def main() -> None:
+        async with node_that(without_end) as link:
+            with pytest.raises(OutcomeUnknown):
+                await link.keep([], 60.0, {})
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert links.MOST_JSON - wire.MOST_DATA <= sent <= links.MOST_JSON + wire.WINDOW_BYTES
+
+
+def test_calls_that_are_never_answered_end_with_their_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often the coordinator tries again, there is no more than one connection, and none in the end."""
+    monkeypatch.setattr(links, "ANSWER_S", 0.05)
+
+    async def never(_: ServerConnection, __: int) -> None:
+        pass
+
+    async def main() -> None:
+        async with node_that(never) as link:
+            for _ in range(20):
+                with pytest.raises(OutcomeUnknown):
+                    await link.status()
+                kept = connections._of_loops[asyncio.get_running_loop()]._wires
+                assert [len(wires) for wires in kept.values()] == [1]
+                await link.close()
+                assert kept == {}
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_answers_of_other_types_are_none() -> None:
+    """A report with texts, numbers and lists in the wrong places has nothing in them."""
+    report: dict[str, Any] = {
+        "version": 7, "boot": ["x"], "leases": -1, "isDraining": "yes", "clock": "now", "digestsTag": {},
+        "digests": ["a", 5, "x" * 300, None], "deniedTag": 3,
+    }  # fmt: skip
+
+    async def odd(connection: ServerConnection, number: int) -> None:
+        await connection.send(wire.json_frame(wire.CLOSE, number, result=report))
+
+    async def main() -> None:
+        async with node_that(odd) as link:
+            told = await link.status()
+            assert (told.version, told.boot, told.leases, told.is_draining) == ("", "", 0, False)
+            assert (told.clock, told.digests, told.digests_tag) == (0.0, ("a",), "")
+            assert (await link.keep([], 60.0, {})).denied_tag == ""
+            assert await link.leases() == {}
+
+    asyncio.run(asyncio.wait_for(main(), 60))
