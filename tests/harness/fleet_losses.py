@@ -14,9 +14,11 @@ from typing import Any
 
 import cloche
 from cloche.core.errors import OutcomeUnknown
+from cloche.core.fleet import LeaseSpec
 from cloche.fleets.ray import cluster
+from cloche.fleets.ray.fleet import RayFleet
 
-from .fleet_calls import HEAD, command_of, ready, sandbox_host, until, with_fleet
+from .fleet_calls import HEAD, MIB, command_of, ready, sandbox_host, until, with_fleet
 from .namespace_calls import order
 
 SERVER, SUPERVISOR, COORDINATOR = "\0node\0", "ray::NodeSupervisor", "ray::CoordinatorActor"
@@ -63,6 +65,20 @@ def coordinator_ended() -> None:
     """Kill the coordinator for good: Ray does not start it again."""
     cluster.join()
     cluster.end_actor(cluster.COORDINATOR)
+
+
+def scaled(cpus: float) -> dict[str, Any]:
+    """Take a lease that no present node can have; return after how many seconds it came, and the count of nodes."""
+
+    async def work(fleet: RayFleet) -> dict[str, Any]:
+        began = time.monotonic()
+        lease = await fleet.lease(LeaseSpec(cpus=cpus, memory_bytes=256 * MIB))
+        seconds, nodes = time.monotonic() - began, await fleet.nodes()
+        await fleet.release(lease)
+        return {"seconds": seconds, "nodes": len(nodes)}
+
+    answer: dict[str, Any] = with_fleet(work)
+    return answer
 
 
 def client_killed() -> float:

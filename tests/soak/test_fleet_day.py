@@ -19,7 +19,7 @@ from tests.harness.texts import blocks
 
 pytestmark = [pytest.mark.root, pytest.mark.soak]
 NODES = (1, 2, 3)
-IDLE_S, ABANDONED_S, TTL_S = 5.0, 60.0, 15.0
+IDLE_S, ABANDONED_S, TTL_S, SCALING_S = 5.0, 60.0, 15.0, 40.0
 LATE_S = 60.0  # for a machine that does other things, too
 # Makes a Python look as if Cloche were not installed there; modules of an editable installation are found by path.
 WITHOUT_CLOCHE = """
@@ -186,3 +186,36 @@ def test_ten_lines_lead_from_one_machine_to_three(tmp_path: Path) -> None:
     assert done.stdout.count(" ready ") == 6, "three nodes, shown twice"
     assert "\n42\n" in done.stdout
     assert json.loads((tmp_path / "results.jsonl").read_text())["stdout"] == "7\n"
+
+
+def autoscaling(folder: Path, cpus: int) -> tuple[list[str], Mapping[str, str]]:
+    """Return words and variables of a head whose autoscaler may start one more node, as a process beside it."""
+    head = f"{'f' * 51}00000"
+    kinds = {
+        "ray.head.default": {"resources": {"CPU": 2}, "node_config": {}, "max_workers": 0},
+        "large": {
+            "resources": {"CPU": cpus, "memory": 4_000_000_000, "object_store_memory": 80_000_000},
+            "node_config": {}, "min_workers": 0, "max_workers": 1,
+        },
+    }  # fmt: skip
+    config = {
+        "cluster_name": "scaling", "max_workers": 1, "upscaling_speed": 1.0, "idle_timeout_minutes": 60,
+        "provider": {"type": "fake_multinode", "head_node_id": head, "launch_multiple": True},
+        "available_node_types": kinds, "head_node_type": "ray.head.default",
+    }  # fmt: skip
+    (folder / "scaling.json").write_text(json.dumps(config))
+    variables = {"AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1", "RAY_enable_autoscaler_v2": "1"}
+    variables |= {"RAY_CLOUD_INSTANCE_ID": head, "RAY_OVERRIDE_NODE_ID_FOR_TESTING": head}
+    return [f"--autoscaling-config={folder}/scaling.json"], variables
+
+
+def test_an_autoscaler_brings_a_machine_for_a_request(tmp_path: Path) -> None:
+    """A request that no present node can meet waits for a machine of Ray's autoscaler; one that none has is refused."""
+    words, variables = autoscaling(tmp_path, cpus=8)
+    with RayCluster(head=words, variables=variables) as cluster:
+        cluster.start(1)
+        cluster.call(fleet_calls.up, 1, {"scaling_s": SCALING_S})
+        scaled = cluster.call(fleet_losses.scaled, 3.0)
+        assert scaled["nodes"] == 2
+        assert scaled["seconds"] < SCALING_S + LATE_S
+        assert "no node can ever meet 50 processors" in cluster.call(fleet_calls.unmet)["text"]
