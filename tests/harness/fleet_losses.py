@@ -61,10 +61,10 @@ def run_once() -> str:
     return result.stdout
 
 
-def coordinator_ended() -> None:
-    """Kill the coordinator for good: Ray does not start it again."""
+def coordinator_killed(is_for_good: bool) -> None:
+    """Kill the coordinator; Ray starts it again unless it is for good."""
     cluster.join()
-    cluster.end_actor(cluster.COORDINATOR)
+    cluster.imported().kill(cluster.actor(cluster.COORDINATOR), no_restart=is_for_good)
 
 
 def scaled(cpus: float) -> dict[str, Any]:

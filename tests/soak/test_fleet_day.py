@@ -118,16 +118,17 @@ def ends(cluster: RayCluster, limit_s: float) -> None:
 
 
 def test_a_fleet_without_users_ends_itself_and_starts_again() -> None:
-    """After `fleet.idle` nothing of it is left; the next program starts it. One whose coordinator is dead ends, too."""
+    """After `fleet.idle` nothing of it is left, also where its coordinator was killed, once or for good."""
     with RayCluster() as cluster:
         started(cluster, *NODES, idle_s=IDLE_S)
         assert cluster.call(fleet_losses.run_once) == "7\n"
         ends(cluster, IDLE_S + LATE_S)
-        started(cluster, *NODES, idle_s=IDLE_S)
-        assert cluster.call(fleet_losses.run_once) == "7\n"
-        cluster.call(fleet_losses.coordinator_ended)
-        began = time.monotonic()
-        ends(cluster, ABANDONED_S + LATE_S)
+        for is_for_good in (False, True):
+            cluster.call(fleet_calls.up, 3, {"idle_s": IDLE_S})
+            assert cluster.call(fleet_losses.run_once) == "7\n"
+            cluster.call(fleet_losses.coordinator_killed, is_for_good)
+            began = time.monotonic()
+            ends(cluster, LATE_S + (ABANDONED_S if is_for_good else IDLE_S))
         assert time.monotonic() - began > ABANDONED_S / 2
         assert cluster.call(fleet_losses.run_once) == "7\n"
 

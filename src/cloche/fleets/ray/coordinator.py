@@ -80,6 +80,7 @@ class CoordinatorActor:
         self._starting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._used_at, self._is_ending = time.monotonic(), False
+        begin_to_serve()
 
     async def hello(self) -> str:
         """Return the version of Cloche in this process, and begin to serve."""
@@ -88,7 +89,7 @@ class CoordinatorActor:
         return metadata.version("cloche")
 
     async def _started(self) -> None:
-        """Start once, also where a restart of this actor was not greeted."""
+        """Start once."""
         if self._starting is None:
             self._starting = self._keep(self._start())
         await asyncio.shield(self._starting)
@@ -226,6 +227,12 @@ class CoordinatorActor:
             number += 1
             self._events.append((number, event))
             self._new_event.set()
+
+
+def begin_to_serve() -> None:
+    """Have this actor greeted, so that it serves, and ends, without a caller too, as after a restart."""
+    this_actor = cluster.imported().get_runtime_context().current_actor
+    this_actor.hello.options(enable_task_events=False).remote()
 
 
 async def answered(work: Awaitable[object]) -> CoordinatorAnswer:
