@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -34,11 +36,23 @@ time.sleep(10)
 """
 
 
+def answer_once(listener: socket.socket, answer: bytes) -> None:
+    """Send an answer to the first client."""
+    with listener.accept()[0] as connection:
+        connection.recv(100)
+        connection.sendall(answer)
+
+
 def test_a_cluster_that_does_not_answer_is_named_at_once() -> None:
-    """A port that nobody listens on, a word that is no address, and an address for another protocol."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
-        check_answers(address)
+    """A port where another protocol is spoken or nobody listens, a word that is no address, and another kind of one."""
+    for answer, is_right in ((b"\0\0\6\4\0\0\0\0\0\0\4\0\0\0\0", True), (b"HTTP/1.1 400 Bad Request\r\n", False)):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            address = f"127.0.0.1:{listener.getsockname()[1]}"
+            thread = threading.Thread(target=answer_once, args=(listener, answer))
+            thread.start()
+            with contextlib.nullcontext() if is_right else pytest.raises(BackendUnavailable, match="not Ray's head"):
+                check_answers(address)
+            thread.join()
     for wrong, text in ((address, "cannot be reached: .*refused"), ("head", "cannot be reached")):
         with pytest.raises(BackendUnavailable, match=text) as raised:
             check_answers(wrong)

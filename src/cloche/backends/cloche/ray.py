@@ -37,5 +37,5 @@ class RayBackend(LeasedBackend):
         from cloche.fleets.ray import cluster
         from cloche.fleets.ray.fleet import RayFleet
 
-        await cluster.in_thread(cluster.join, account.fleet.address)
+        await cluster.joined(account.fleet.address)
         return RayFleet(account.fleet)

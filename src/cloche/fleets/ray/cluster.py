@@ -19,7 +19,8 @@ from cloche.core.errors import BackendUnavailable
 T = TypeVar("T")
 NAMESPACE = "cloche"
 COORDINATOR = "coordinator"
-ANSWER_S, REACHED_S = 20.0, 1.0
+ANSWER_S, REACHED_S = 20.0, 2.0
+PREFACE, SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", b"\4"  # RFC 9113, section 3.4
 OUTSIDE = 'Write HOST:PORT, on a machine of the cluster; from outside of it, the account of "cloche fleet up".'
 UNREACHED = 'Look at "ray status" there; the address is HOST:PORT of its head, such as 10.0.0.1:6379.'
 NONE_HERE = "no Ray cluster was found: a run starts Ray on this machine, which ends with its process."
@@ -60,12 +61,15 @@ def find(address: str = "") -> str:
 
 
 def check_answers(address: str) -> None:
-    """Raise BackendUnavailable for a cluster whose port accepts no connection, which Ray itself tries for long."""
+    """Raise BackendUnavailable for a port where no cluster answers, which Ray itself would try without an end."""
     if "://" in address:
         raise BackendUnavailable(f"{address} is no address of a Ray cluster's head.", remedy=OUTSIDE)
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), REACHED_S).close()
+        with socket.create_connection((host.strip("[]"), int(port)), REACHED_S) as connection:
+            connection.sendall(PREFACE)
+            if len(answer := connection.recv(16)) < 9 or answer[3:4] != SETTINGS:
+                raise ConnectionError("what answers there is not Ray's head")
     except (OSError, ValueError) as error:
         raise BackendUnavailable(f"Ray at {address} cannot be reached: {error}.", remedy=UNREACHED) from error
 
@@ -107,10 +111,15 @@ def _init(ray: Any, where: str) -> None:  # noqa: ANN401 - a module
     if not where:
         log.warning("There is no Ray cluster: Ray is started here, and ends with this process.")
         os.environ.setdefault("RAY_SCHEDULER_EVENTS", "0")
+    is_loud = "RAY_BACKEND_LOG_LEVEL" in os.environ
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")  # a line a second for a wrong token
     try:
         ray.init(where or "local", log_to_driver=False, logging_level=logging.ERROR, namespace=NAMESPACE, **own)
     except Exception as error:
         raise unjoined(where, error) from error
+    finally:
+        if not is_loud:
+            del os.environ["RAY_BACKEND_LOG_LEVEL"]
     _is_own = not where
 
 
@@ -142,14 +151,40 @@ def _silence(ray: Any) -> None:  # noqa: ANN401 - a module
 
 def unjoined(address: str, error: Exception) -> BackendUnavailable:
     """Return the error of a cluster that cannot be joined."""
-    first = str(error).strip().partition("\n")[0] or type(error).__name__
+    first = (str(error).strip().partition("\n")[0] or type(error).__name__).rstrip(".")
     if not address:
-        return BackendUnavailable(f"Ray cannot be started here: {first}", remedy=START_ONE)
+        return BackendUnavailable(f"Ray cannot be started here: {first}.", remedy=START_ONE)
     if "ersion mismatch" in str(error):
         remedy = "Use the cluster's versions of Python and Ray, or reach its fleet from outside with backend=cloche."
     else:
-        remedy = 'Look at "ray status" there, and set RAY_AUTH_TOKEN if the cluster asks for a token.'
-    return BackendUnavailable(f"Ray at {address} cannot be joined: {first}", remedy=remedy)
+        remedy = 'Set RAY_AUTH_TOKEN to the cluster\'s token if it asks for one, and look at "ray status" there.'
+    return BackendUnavailable(f"Ray at {address} cannot be joined: {first}.", remedy=remedy)
+
+
+async def joined(address: str = "", *, starts: bool = True) -> None:
+    """Join a cluster as `join` does, in a thread that does not hold up the end of this process."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: Exception | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+    def work() -> None:
+        error: Exception | None = None
+        try:
+            join(address, starts=starts)
+        except Exception as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, error)
+
+    threading.Thread(target=work, name="cloche-ray-join", daemon=True).start()
+    await future
 
 
 async def in_thread(function: Callable[..., T], *args: Any, **options: Any) -> T:  # noqa: ANN401 - of any call

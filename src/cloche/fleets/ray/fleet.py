@@ -25,6 +25,7 @@ from .coordinator import POLL_S, CoordinatorActor, CoordinatorAnswer, Coordinato
 
 STARTED_S, READY_S, AGAIN_S = 60.0, 60.0, 0.2
 HOPELESS_S = 5.0  # that all nodes have a reason: a server that did not start is started again within that time
+OTHERS_S = 15.0  # for the other nodes, once one is ready
 BACK_S = 30.0  # until a killed coordinator serves again
 ENDED_S = 60.0
 OF_COORDINATOR = ("share", "reserve_cpu", "idle_s", "quota", "scaling_s", "port")
@@ -107,16 +108,23 @@ class RayFleet:
         self._handle = None
 
     async def up(self) -> FleetStatus:
-        """Start the coordinator if it is missing, and return the state once a node is ready."""
-        await cluster.in_thread(cluster.join, self._address, starts=False)
+        """Start the coordinator if it is missing, and return the state once a node is ready.
+
+        The others are waited for, too, for some seconds.
+        """
+        await cluster.joined(self._address, starts=False)
         await self._found()
         if texts := differences(await self._call("settings"), self._settings):
             log.warning('The fleet runs with %s: "cloche fleet down" and "up" apply the new settings.', texts)
         ends, hopeless_at = time.monotonic() + READY_S, float("inf")
+        others_until = 0.0
         while True:
             status = await self.status()
             if any(node.state == "ready" for node in status.nodes):
-                return status
+                others_until = others_until or time.monotonic() + OTHERS_S
+                is_starting = any(node.state == "starting" and not node.reason for node in status.nodes)
+                if not is_starting or time.monotonic() > others_until:
+                    return status
             is_hopeless = bool(status.nodes) and all(node.reason for node in status.nodes)
             if is_hopeless and self._settings.scaling_s:  # machines come with the first requests
                 return status
@@ -192,7 +200,7 @@ class RayFleet:
     async def _exists(self) -> bool:
         """Tell whether there is a coordinator."""
         if self._handle is None:
-            await cluster.in_thread(cluster.join, self._address, starts=False)
+            await cluster.joined(self._address, starts=False)
             self._handle = await cluster.in_thread(cluster.actor, cluster.COORDINATOR)
         return self._handle is not None
 
@@ -200,7 +208,7 @@ class RayFleet:
         """Return the coordinator, which is started if it is missing."""
         async with self._finding:
             if self._handle is None:
-                await cluster.in_thread(cluster.join, self._address)
+                await cluster.joined(self._address)
                 handle = await cluster.in_thread(self._coordinator)
                 await self._greet(handle)
                 self._handle = handle
