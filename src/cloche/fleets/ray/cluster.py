@@ -111,15 +111,10 @@ def _init(ray: Any, where: str) -> None:  # noqa: ANN401 - a module
     if not where:
         log.warning("There is no Ray cluster: Ray is started here, and ends with this process.")
         os.environ.setdefault("RAY_SCHEDULER_EVENTS", "0")
-    is_loud = "RAY_BACKEND_LOG_LEVEL" in os.environ
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")  # a line a second for a wrong token
     try:
         ray.init(where or "local", log_to_driver=False, logging_level=logging.ERROR, namespace=NAMESPACE, **own)
     except Exception as error:
         raise unjoined(where, error) from error
-    finally:
-        if not is_loud:
-            del os.environ["RAY_BACKEND_LOG_LEVEL"]
     _is_own = not where
 
 
