@@ -276,7 +276,8 @@ def lost(how: str) -> dict[str, Any]:
 
 def sandbox_host(result: Any) -> str:
     """Return the address of the node where something ran."""
-    return str(result.meta["remote"]["host"]).partition(":")[0]
+    node = result.meta["remote"]["node"]
+    return next(str(row["NodeManagerAddress"]) for row in cluster.imported().nodes() if row["NodeID"] == node)
 
 
 def ready_nodes(count: int) -> int:
