@@ -158,6 +158,11 @@ def guest_out_of_memory() -> dict[str, Any]:
     return asyncio.run(main())
 
 
+def has_coordinator() -> bool:
+    """Tell whether the coordinator is on this node."""
+    return bool(pids_of(COORDINATOR))
+
+
 def coordinators_node_killed(number: int, wait_s: float) -> dict[str, Any]:
     """Kill the node of the coordinator while each node has a sandbox; use the others after the time of a lease."""
 

@@ -62,7 +62,8 @@ class Quota:
 class LeasedPlace:
     """Name a lease on a node of a fleet; `credential` is replaced when the lease is renewed.
 
-    `why_lost` asks the fleet why the node was lost; its answer is empty where it does not know.
+    `why_lost` asks the fleet why the node was lost; its answer is empty where it does not know. `is_over` asks it
+    whether the lease is over, which takes some seconds where the node has just died.
     """
 
     engine: str
@@ -70,6 +71,7 @@ class LeasedPlace:
     lease: str
     credential: Secret = field(repr=False)
     why_lost: Callable[[], Awaitable[str]] | None = field(default=None, repr=False, compare=False)
+    is_over: Callable[[], Awaitable[bool]] | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from cloche.core.fleet import TTL_S, Fleet, Lease, LeaseSpec
 from cloche.core.remote import LeasedPlace
 
 IDLE_S = 1.0
+ASK_S = 0.5  # between two questions whether a lease is over
 WHY_S = 5.0  # for the reason of a lost node, before its error is raised
 MARGIN_S = 5.0  # a lease that ends sooner is renewed before it is used
 AT_EXIT_S = 2.0
@@ -131,9 +132,23 @@ class Leases:
         held.renewing = asyncio.ensure_future(self._renew(held))
         if hasattr(fleet, "why_lost"):  # a coordinator in this process
             held.place.why_lost = partial(self._why_lost, fleet.why_lost, held)
+        held.place.is_over = partial(self._is_over, held)
         self._held.add(held)
         granted.append(held)
         return held
+
+    async def _is_over(self, held: HeldLease) -> bool:
+        """Tell whether a lease is over, from any event loop; a node that has just died is known within seconds."""
+        if self._loop is None:
+            return True
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._soon_over(held), self._loop))
+
+    async def _soon_over(self, held: HeldLease) -> bool:
+        ends = time.monotonic() + WHY_S
+        while not held.is_lost and time.monotonic() < ends:
+            await self._renew_once(held)
+            await asyncio.sleep(0 if held.is_lost else ASK_S)
+        return held.is_lost
 
     async def _why_lost(self, ask: Callable[[str, float], Coroutine[Any, Any, str]], held: HeldLease) -> str:
         """Return why the node of a lease was lost, from any event loop."""
@@ -145,14 +160,18 @@ class Leases:
         """Renew a lease at a third of its time, for as long as it is held."""
         while True:
             await asyncio.sleep(self._ttl_s / 3)
-            try:
-                held.renewed(await (await self._connected()).renew(held.lease, ttl_s=self._ttl_s))
-            except NodeLost as error:
-                held.is_lost = True
-                log.warning("%s", error)
+            if held.is_lost:
                 return
-            except (ClocheError, OSError) as error:  # it is tried again, until the lease has ended
-                log.debug("lease %s was not renewed: %s", held.lease.id, error)
+            await self._renew_once(held)
+
+    async def _renew_once(self, held: HeldLease) -> None:
+        try:
+            held.renewed(await (await self._connected()).renew(held.lease, ttl_s=self._ttl_s))
+        except NodeLost as error:
+            held.is_lost = True
+            log.warning("%s", error)
+        except (ClocheError, OSError) as error:  # it is tried again, until the lease has ended
+            log.debug("lease %s was not renewed: %s", held.lease.id, error)
 
     async def _release_later(self, held: HeldLease) -> None:
         if held.releasing is not None:

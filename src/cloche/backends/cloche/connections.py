@@ -126,8 +126,10 @@ async def begin(
     try:
         wire = await connected(account)
     except RemoteUnavailable as error:
-        if account.place is not None and (why := await _why_lost(account)):
-            raise node_lost(account.place, why) from error
+        if account.place is not None:
+            why = await _why_lost(account)
+            if why or (account.place.is_over is not None and await account.place.is_over()):
+                raise node_lost(account.place, why or "it does not answer any longer") from error
         raise
     return await begin_on(wire, account, verb, fields, on_event=on_event, on_data=on_data)
 
