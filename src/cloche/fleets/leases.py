@@ -145,10 +145,11 @@ class Leases:
 
     async def _soon_over(self, held: HeldLease) -> bool:
         ends = time.monotonic() + WHY_S
-        while not held.is_lost and time.monotonic() < ends:
-            await self._renew_once(held)
-            await asyncio.sleep(0 if held.is_lost else ASK_S)
-        return held.is_lost
+        while await self._renew_once(held):
+            if time.monotonic() > ends:
+                return False
+            await asyncio.sleep(ASK_S)
+        return True
 
     async def _why_lost(self, ask: Callable[[str, float], Coroutine[Any, Any, str]], held: HeldLease) -> str:
         """Return why the node of a lease was lost, from any event loop."""
@@ -160,11 +161,13 @@ class Leases:
         """Renew a lease at a third of its time, for as long as it is held."""
         while True:
             await asyncio.sleep(self._ttl_s / 3)
-            if held.is_lost:
+            if not await self._renew_once(held):
                 return
-            await self._renew_once(held)
 
-    async def _renew_once(self, held: HeldLease) -> None:
+    async def _renew_once(self, held: HeldLease) -> bool:
+        """Renew a lease if the fleet answers, and tell whether it goes on."""
+        if held.is_lost:
+            return False
         try:
             held.renewed(await (await self._connected()).renew(held.lease, ttl_s=self._ttl_s))
         except NodeLost as error:
@@ -172,6 +175,7 @@ class Leases:
             log.warning("%s", error)
         except (ClocheError, OSError) as error:  # it is tried again, until the lease has ended
             log.debug("lease %s was not renewed: %s", held.lease.id, error)
+        return not held.is_lost
 
     async def _release_later(self, held: HeldLease) -> None:
         if held.releasing is not None:
