@@ -113,7 +113,6 @@ class RayFleet:
         The others are waited for, too, for some seconds.
         """
         await cluster.joined(self._address, starts=False)
-        await self._found()
         if texts := differences(await self._call("settings"), self._settings):
             log.warning('The fleet runs with %s: "cloche fleet down" and "up" apply the new settings.', texts)
         ends, hopeless_at = time.monotonic() + READY_S, float("inf")
