@@ -22,6 +22,7 @@ from cloche.core.fleet_settings import FleetSettings
 from ..signing import Signer
 from . import cluster
 from .coordinator import POLL_S, CoordinatorActor, CoordinatorAnswer, CoordinatorSettings
+from .engine import NODE_LABEL
 
 STARTED_S, READY_S, AGAIN_S = 60.0, 60.0, 0.2
 HOPELESS_S = 5.0  # that all nodes have a reason: a server that did not start is started again within that time
@@ -243,15 +244,17 @@ def _version() -> str:
 
 
 def start_coordinator(settings: CoordinatorSettings) -> Any:  # noqa: ANN401 - a handle
-    """Start the coordinator's actor on this node, or where there is room, unless another caller just did; blocks."""
-    ray = cluster.imported()
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+    """Start the coordinator's actor on this node, later elsewhere if need be, unless another caller just did; blocks.
 
+    By a label: Ray does not keep to a soft affinity of an actor that needs no processor.
+    """
+    ray = cluster.imported()
     here = ray.get_runtime_context().get_node_id()
     remote = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=100_000)(CoordinatorActor)
     options = {
         "name": cluster.COORDINATOR, "namespace": cluster.NAMESPACE, "lifetime": "detached", "get_if_exists": True,
-        "enable_task_events": False, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=True),
+        "enable_task_events": False, "label_selector": {NODE_LABEL: here},
+        "fallback_strategy": [{"label_selector": {}}],
     }  # fmt: skip
     return remote.options(**options).remote(settings)
 
