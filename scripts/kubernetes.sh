@@ -62,9 +62,12 @@ generate_openapi() {
 }
 
 build_program() {
-    local package=k8s.io/kubernetes/vendor/k8s.io/component-base/version
-    (cd "$tree" && go build -o "$work/bin/$1" -ldflags "-s -w -X $package.gitVersion=v$version -X $package.gitMajor=1 \
-        -X $package.gitMinor=20" "./cmd/$1")
+    local flags="-s -w" package
+    for package in component-base/version client-go/pkg/version; do
+        package=k8s.io/kubernetes/vendor/k8s.io/$package
+        flags+=" -X $package.gitVersion=v$version -X $package.gitMajor=1 -X $package.gitMinor=20"
+    done
+    (cd "$tree" && go build -o "$work/bin/$1" -ldflags "$flags" "./cmd/$1")
 }
 
 # Unpacked, not installed: the package of etcd would start a server.

@@ -17,8 +17,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from cloche.core.errors import BackendUnavailable, ClocheError, NodeLost
 from cloche.core.fleet import TTL_S, Fleet, Lease, LeaseSpec
@@ -30,6 +31,7 @@ WHY_S = 5.0  # for the reason of a lost node, before its error is raised
 MARGIN_S = 5.0  # a lease that ends sooner is renewed before it is used
 AT_EXIT_S = 2.0
 log = logging.getLogger("cloche.fleet")
+T = TypeVar("T")
 
 
 class HeldLease:
@@ -214,6 +216,7 @@ class Leases:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
+                self._loop.set_default_executor(_LastingExecutor())
                 self._fleet = None
                 threading.Thread(target=_run, args=(self._loop,), name="cloche-leases", daemon=True).start()
                 atexit.register(self.close)
@@ -225,6 +228,21 @@ class Leases:
             work.close()
         else:
             asyncio.run_coroutine_threadsafe(work, self._loop)
+
+
+class _LastingExecutor(ThreadPoolExecutor):
+    """Call in this thread what comes when the interpreter ends: other pools refuse it, and leases are released then."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **named: Any) -> Future[T]:  # noqa: ANN401 - any call
+        try:
+            return super().submit(fn, *args, **named)
+        except RuntimeError:
+            future = Future[T]()
+            try:
+                future.set_result(fn(*args, **named))
+            except BaseException as error:
+                future.set_exception(error)
+            return future
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

@@ -39,6 +39,7 @@ class ClocheBackend(AccountBackend):
     name = NAME
     is_disk_granted = installs_packages = streams_files = True
     _image = ""  # by digest; without one the service chooses
+    usual_level: Level | None = Level.JAIL  # required where the policy names none; None leaves it to the service
 
     def with_images(self, images: Mapping[str, str]) -> ClocheBackend:
         """Return the same backend with the image that a call named. Raises InvalidRequest for one without a digest."""
@@ -65,8 +66,7 @@ class ClocheBackend(AccountBackend):
         return account
 
     def _claimed(self, account: RemoteAccount) -> Capabilities:
-        # Level jail or above is required of a service, unless the policy names a level.
-        return claimed_capabilities(NAME, Level.JAIL, claimed_controls(account.host), NETWORKS)
+        return claimed_capabilities(NAME, self.usual_level or Level.CONFINED, claimed_controls(account.host), NETWORKS)
 
     def _settled(self, policy: Policy, limits: Limits) -> tuple[RemoteAccount, dict[str, Any]]:
         """Return the account and the fields of a sandbox.
@@ -75,12 +75,13 @@ class ClocheBackend(AccountBackend):
         """
         account = self._checked()
         # The service refuses levels below the required one; here the level counts as claimed.
-        level = max(Level.JAIL, policy.require_level or Level.JAIL) if policy.level is None else policy.level
+        usual = self.usual_level or Level.CONFINED
+        level = max(usual, policy.require_level or usual) if policy.level is None else policy.level
         check_claims(
             policy, claimed_enforcement(level, claimed_controls(account.host)), backend=NAME, networks=NETWORKS,
             network="a network that a service has", level="a service is asked for", can_ask=True,
         )  # fmt: skip
-        fields = option_fields(policy, limits)
+        fields = option_fields(policy, limits, usual_level=self.usual_level)
         return account, {**fields, "image": self._image} if self._image else fields
 
     @asynccontextmanager

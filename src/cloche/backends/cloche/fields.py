@@ -22,10 +22,10 @@ _OWN_POLICY = ("read_only_root", "writable_paths", "user", "seccomp", "drop_capa
 _USUAL: Mapping[type, Policy | Limits] = {Policy: Policy(), Limits: Limits()}
 
 
-def option_fields(policy: Policy, limits: Limits) -> dict[str, Any]:
+def option_fields(policy: Policy, limits: Limits, *, usual_level: Level | None = Level.JAIL) -> dict[str, Any]:
     """Return the fields of a sandbox, or of a run in its own sandbox. Raises InvalidRequest.
 
-    Level jail is the minimum unless the policy names a level.
+    `usual_level` is the minimum unless the policy names a level.
     """
     _check_own(policy, _OWN_POLICY)
     _check_own(limits, _OWN_LIMITS)
@@ -55,7 +55,7 @@ def option_fields(policy: Policy, limits: Limits) -> dict[str, Any]:
         fields["bestEffort"] = list(map(str, policy.best_effort))
     if policy.level is not None:
         fields["level"] = str(policy.level)
-    least_level = policy.require_level or (Level.JAIL if policy.level is None else None)
+    least_level = policy.require_level or (usual_level if policy.level is None else None)
     required = [*([str(least_level)] if least_level is not None else []), *map(str, policy.require_controls)]
     if required:
         fields["require"] = required

@@ -13,6 +13,7 @@ class KubernetesBackend(LeasedBackend):
     """Run code in pods of the cluster of the kubeconfig, or of that which this pod is in."""
 
     name, package = "kubernetes", "kubernetes_asyncio"
+    usual_level = None  # the fleet's template requires one of its pods
 
     async def connect(self, account: RemoteAccount) -> Fleet:
         """Return a coordinator in this process."""

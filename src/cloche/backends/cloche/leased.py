@@ -81,6 +81,7 @@ class LeasedBackend(ClocheBackend):
         leases = self._leases()
         held, account = await self._reachable(leases, spec)
         node = _NodeBackend(account, self._image)
+        node.usual_level = self.usual_level
         try:
             yield node
         finally:

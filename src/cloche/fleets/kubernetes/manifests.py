@@ -63,7 +63,7 @@ def left_out(settings: FleetSettings, served: Served) -> list[str]:
     if settings.isolation == "jail" and not served.has_user_namespaces:
         missing.append(
             f"Kubernetes 1.{served.minor} has no user namespaces for pods: hostUsers and procMount are left out, and "
-            "the level in the pods is confined, not jail."
+            "pods that do not reach level jail refuse every run."
         )
     if served.minor < POLICY_V1_SINCE:
         missing.append(f"Kubernetes 1.{served.minor} has no policy/v1: the budget is of policy/v1beta1.")
@@ -211,7 +211,8 @@ def _container(settings: FleetSettings, *, has_jail: bool) -> Manifest:
         "image": settings.image,
         "command": ["cloche", "node"],
         "args": [
-            "--listen", f"$(POD_IP):{PORT}", "--public-key", "$(PUBLIC_KEY)", "--waits", "--backend", "local", *denied
+            "--listen", f"$(POD_IP):{PORT}", "--public-key", "$(PUBLIC_KEY)", "--waits", "--backend", "local",
+            "--require", "jail" if settings.isolation == "jail" else "confined", *denied
         ],
         "env": [
             {"name": "HOME", "value": HOME},
