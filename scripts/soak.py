@@ -83,7 +83,7 @@ FRAMEWORKS: dict[str, tuple[str, ...]] = {
 # What notebooks use: libraries that show things, and Jupyter.
 NOTEBOOKS = {"notebooks": ("tests/frameworks/test_nbconvert.py",)}
 # The packages of E2B and Daytona at the lower bounds of their extras.
-OLDER = {"remote_older": tuple(path for path in REMOTE if "cloche" not in path)}
+OLDER = {"remote_older": tuple(path for path in REMOTE if "e2b" in path or "daytona" in path)}
 
 
 def session(

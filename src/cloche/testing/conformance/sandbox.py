@@ -193,9 +193,9 @@ async def _parallel(subject: Subject) -> None:
         if len(speakers) == 4:
             all_speak.set()
 
-    code = "import time; print('up', flush=True); time.sleep(100)"
+    code = "import time; print('up', flush=True); time.sleep(280)"
     runs = [
-        asyncio.ensure_future(subject.run(python(code), sink=partial(collect, number=number), timeout_s=120))
+        asyncio.ensure_future(subject.run(python(code), sink=partial(collect, number=number), timeout_s=300))
         for number in range(4)
     ]
     speaking = asyncio.ensure_future(all_speak.wait())
