@@ -21,15 +21,17 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "gate"
-# Seconds and engine of each file, by place: of the last run here, or as they are kept in the tree.
+# Seconds of each file, and of the tests in it that need an engine, by place: of the last run here, or as they are kept.
 KEPT, LAST = ROOT / "scripts" / "gate_times.json", "times.json"
 IS_ROOT, IN_CI = os.geteuid() == 0, os.environ.get("CI", "").lower() in {"true", "1"}
 OTHER = "3.13"
+ENGINES = ("docker", "gvisor", "machine")  # tests/harness/worker.py
 NO_SUCH_PYTHON = 77  # of scripts/other_python.sh
 SECOND_LOOKS = 10  # more failures than that are no accident
 # Tests wait for half of their time; more of them at once cost more of the processors each, as these cache less.
@@ -63,7 +65,11 @@ class Place:
 
 @dataclass
 class Job:
-    """Files, or tests, that one worker runs; `engine` is what it needs, if that may be there once only, or "any"."""
+    """Files, or tests, that one worker runs.
+
+    `engine` may be there once only: of a file, those tests are run that need it, or those that need none. With "any" it
+    is all of them.
+    """
 
     place: Place
     tests: Sequence[str]
@@ -133,7 +139,7 @@ class Worker(Process):
         self.job, self.began, self.begun = job, time.monotonic(), job.tests[0]
         self.engine = job.engine or self.engine
         with suppress(OSError):  # it has ended meanwhile, which is noted as that
-            self.connection.sendall(json.dumps({"tests": list(job.tests), "engine": self.engine}).encode() + b"\n")
+            self.connection.sendall(json.dumps({"tests": list(job.tests), "engine": job.engine}).encode() + b"\n")
 
     def read(self) -> Iterator[dict[str, Any]]:
         """Return what it has said since; there must be something."""
@@ -159,6 +165,7 @@ class Gate:
             chains[job.place.name, job.engine or job.tests[0]] += job.seconds
         self.waiting = sorted(jobs, key=lambda job: -chains[job.place.name, job.engine or job.tests[0]])
         self._at_once, self.account = at_once, Account()
+        self._parts = {(job.place.name, job.tests[0], job.engine) for job in jobs}
         self._installing: dict[str, Process] = {}
         self._beside: Sequence[Process] = ()
         self._left_out: set[str] = set()
@@ -304,13 +311,13 @@ class Gate:
         worker.job, self.done = None, self.done + 1
         took = time.monotonic() - worker.began
         times = self.account.times.setdefault(job.place.name, {})
-        file = job.tests[0].partition("::")[0]
-        before = times.get(file, [0, 0, ""])
-        engine = job.engine or next(iter(other), "")
-        times[file] = [round(before[0] + took, 1), round(before[1] + used, 1), engine]
-        for engine, tests in other.items():
-            self.waiting.insert(0, Job(job.place, tests, job.seconds, engine))
-            self.total += 1
+        key = part_of(job.tests[0].partition("::")[0], job.engine)
+        before = times.get(key, [0, 0])
+        times[key] = [round(before[0] + took, 1), round(before[1] + used, 1)]
+        for engine, tests in other.items() if not job.engine else ():
+            if (job.place.name, job.tests[0], engine) not in self._parts:
+                self.waiting.insert(0, Job(job.place, tests, job.seconds, engine))
+                self.total += 1
 
     def _fail(self, worker: Worker, test: str, why: str) -> None:
         self.account.failed[worker.place.name, test] = why
@@ -332,6 +339,11 @@ class Gate:
             f"{now - self._began:.0f} s: {self.account.passed} passed, {failed} failed; "
             f"{self.done} of {self.total} files, about {left / self._at_once:.0f} s left; now {', '.join(running)}"
         )
+
+
+def part_of(file: str, engine: str) -> str:
+    """Return by what name the times of a file's tests of an engine are kept."""
+    return f"{file} {engine}" if engine in ENGINES else file
 
 
 def name_of(test: str) -> str:
@@ -383,14 +395,15 @@ def places(user: Path, temporary: Path, area: str) -> list[Place]:
 
 
 def jobs_of(all_places: Sequence[Place]) -> list[Job]:
-    """Return a job for each file, with what is known of it."""
+    """Return a job for each file, and one for each engine that tests of it are known to need."""
     known = [json.loads(path.read_text()) for path in (WORK / LAST, KEPT) if path.exists()]
     jobs = []
     for place in all_places:
-        for file in place.files:
-            rows = [times[place.name][file] for times in known if file in times.get(place.name, {})]
-            seconds, _, engine = rows[0] if rows else (DEFAULT_S, 0, "")
-            jobs.append(Job(place, [file], seconds, engine))
+        for file, engine in product(place.files, ("", *ENGINES)):
+            key = part_of(file, engine)
+            seconds = [times[place.name][key][0] for times in known if key in times.get(place.name, {})]
+            if seconds or not engine:
+                jobs.append(Job(place, [file], seconds[0] if seconds else DEFAULT_S, engine))
     return jobs
 
 

@@ -81,7 +81,7 @@ class Worker:
         mine, other = [], dict[str, list[str]]()
         for item in items:
             needed = engine_of(item)
-            if engine == "any" or needed in ("", engine):
+            if engine in ("any", needed):
                 mine.append(item)
             else:
                 other.setdefault(needed, []).append(item.nodeid)
@@ -105,7 +105,7 @@ class Worker:
             expected = getattr(report, "wasxfail", None)
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
             self._say(skipped=report.nodeid, why=reason if expected is None else f"fails as expected: {expected}")
-        elif not report.nodeid.endswith("nothing"):
+        elif report.nodeid != self._end.nodeid:
             self._say(passed=report.nodeid, part=report.when, seconds=report.duration)
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:

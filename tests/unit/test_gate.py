@@ -34,6 +34,13 @@ def server():
     assert open("asked").read() == "asked asked "
 """
 ASKS = 'def test_asks(server):\n    assert server == "open"\n    open("asked", "a").write("asked ")\n'
+MIXED = """
+import pytest
+@pytest.fixture(scope="session")
+def docker_daemon(): return "open"
+def test_needs_nothing(): pass
+def test_needs_an_engine(docker_daemon): pass
+"""
 WORDS = ("-m", "pytest", "-p", "no:cacheprovider", "-p", "tests.conftest", "-c", "/dev/null", "--rootdir", ".")
 
 
@@ -122,3 +129,16 @@ def test_the_longest_begins_and_an_engines_files_count_together(gate: ModuleType
     rows = [("short", 1, ""), ("one", 4, "docker"), ("long", 5, ""), ("two", 3, "docker")]
     jobs = [gate.Job(place, [name], seconds, engine) for name, seconds, engine in rows]
     assert [job.tests[0] for job in gate.Gate(jobs, 2).waiting] == ["one", "two", "long", "short"]
+
+
+def test_the_tests_of_a_file_that_need_an_engine_are_a_part_of_their_own(
+    gate: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The rest waits for no engine. The parts are known the next time, and each test runs once."""
+    for _ in range(2):
+        assert judged(gate, tmp_path, test_mixed=MIXED) == 0
+        assert capfd.readouterr().out.splitlines()[-1] == "2 passed, 0 failed"
+        place = gate.Place("some", (), ["test_mixed.py"], tmp_path)
+        assert [(job.tests, job.engine) for job in gate.jobs_of([place])] == [
+            (["test_mixed.py"], ""), (["test_mixed.py"], "docker"),
+        ]  # fmt: skip
