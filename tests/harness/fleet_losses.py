@@ -15,6 +15,7 @@ from typing import Any
 import cloche
 from cloche.core.errors import OutcomeUnknown
 from cloche.core.fleet import LeaseSpec
+from cloche.core.fleet_settings import FleetSettings
 from cloche.fleets.ray import cluster
 from cloche.fleets.ray.fleet import RayFleet
 
@@ -61,10 +62,13 @@ def run_once() -> str:
     return result.stdout
 
 
-def coordinator_killed(is_for_good: bool) -> None:
-    """Kill the coordinator; Ray starts it again unless it is for good."""
-    cluster.join()
-    cluster.imported().kill(cluster.actor(cluster.COORDINATOR), no_restart=is_for_good)
+def used(idle_s: float, kills: int) -> str:
+    """Start a fleet, run a program, and kill the coordinator: not at all, once, or for good (2)."""
+    with_fleet(lambda fleet: fleet.up(), FleetSettings(idle_s=idle_s))
+    printed = run_once()
+    if kills:
+        cluster.imported().kill(cluster.actor(cluster.COORDINATOR), no_restart=kills > 1)
+    return printed
 
 
 def scaled(cpus: float) -> dict[str, Any]:

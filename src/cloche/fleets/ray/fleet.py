@@ -119,6 +119,7 @@ class RayFleet:
         ends, hopeless_at = time.monotonic() + READY_S, float("inf")
         others_until = 0.0
         while True:
+            await self._call("hello")  # whoever waits uses the fleet
             status = await self.status()
             if any(node.state == "ready" for node in status.nodes):
                 others_until = others_until or time.monotonic() + OTHERS_S
