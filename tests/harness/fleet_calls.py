@@ -89,12 +89,12 @@ def runs() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def hosts(count: int, cpus: float = 0.2) -> list[str]:
+def hosts(count: int, memory: str = "64m") -> list[str]:
     """Return the addresses of the nodes that so many sandboxes at once are on."""
 
     async def main() -> list[str]:
         async with contextlib.AsyncExitStack() as stack:
-            options: Any = {"backend": "ray", "live": True, "cpus": cpus, "memory": "64m"}
+            options: Any = {"backend": "ray", "live": True, "cpus": 0.2, "memory": memory}
             opened = [await stack.enter_async_context(cloche.AsyncSandbox(**options)) for _ in range(count)]
             return sorted({sandbox_host(await sandbox.exec(shell="true")) for sandbox in opened})
 

@@ -160,7 +160,7 @@ def test_a_drain_is_undone_and_top_ends_quietly() -> None:
         assert fleet(cluster, "drain", node)[:2] == (0, f"{node} takes no lease, and has none\n")
         assert len(cluster.call(fleet_calls.hosts, 4)) == 1
         assert fleet(cluster, "drain", node, "--undo")[:2] == (0, f"{node} takes leases again\n")
-        assert len(cluster.call(fleet_calls.hosts, 2, 0.8)) == 2
+        assert len(cluster.call(fleet_calls.hosts, 2, "1500m")) == 2
         for name, code in (("TERM", 143), ("INT", 130)):
             script = f'{cluster.python} -m cloche fleet top & p=$!; sleep 8; kill -{name} $p; wait $p; echo "code $?"'
             done = cluster.run(["bash", "-mc", script])
