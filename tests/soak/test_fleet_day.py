@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.root, pytest.mark.soak]
 NODES = (1, 2, 3)
 IDLE_S, ABANDONED_S, TTL_S, SCALING_S = 15.0, 60.0, 15.0, 40.0
 # By its module: the wheel of Ray lacks the defaults of the type "fake_multinode".
-FAKE_PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
+FAKE_PROVIDER = "tests.harness.ray_machines.MachinesHere"
 LATE_S = 60.0  # for a machine that does other things, too
 # Makes a Python look as if Cloche were not installed there; modules of an editable installation are found by path.
 WITHOUT_CLOCHE = """
@@ -204,7 +204,7 @@ def autoscaling(folder: Path, cpus: int) -> tuple[list[str], Mapping[str, str]]:
     }  # fmt: skip
     config = {
         "cluster_name": "scaling", "max_workers": 1, "upscaling_speed": 1.0, "idle_timeout_minutes": 60,
-        "provider": {"type": "external", "module": FAKE_PROVIDER, "head_node_id": head, "launch_multiple": True},
+        "provider": {"type": "external", "module": FAKE_PROVIDER, "head_node_id": head, "launch_multiple": True, "disable_node_updaters": True},
         "available_node_types": kinds, "head_node_type": "ray.head.default",
         "cluster_synced_files": [],
         **{f"{name}_commands": [] for name in ("setup", "head_setup", "worker_setup", "initialization")},
@@ -212,7 +212,8 @@ def autoscaling(folder: Path, cpus: int) -> tuple[list[str], Mapping[str, str]]:
     (folder / "scaling.json").write_text(json.dumps(config))
     variables = {"AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1", "RAY_enable_autoscaler_v2": "1"}
     variables |= {"RAY_CLOUD_INSTANCE_ID": head, "RAY_OVERRIDE_NODE_ID_FOR_TESTING": head}
-    return [f"--autoscaling-config={folder}/scaling.json"], variables
+    modules = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return [f"--autoscaling-config={folder}/scaling.json"], variables | {"PYTHONPATH": modules}
 
 
 def test_an_autoscaler_brings_a_machine_for_a_request(tmp_path: Path) -> None:
