@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import cloche
@@ -44,8 +43,8 @@ def left_here() -> list[str]:
     marks = (SERVER, SUPERVISOR, COORDINATOR)
     left = [command_of(str(pid)).decode() for mark in marks for pid in pids_of(mark)]
     namespace = os.readlink("/proc/self/ns/pid").partition("[")[2].rstrip("]")
-    groups = [str(path) for path in Path("/sys/fs/cgroup").rglob(f"cloche-*-{namespace}-*")]
-    return left + groups
+    folders = [folder for folder, _, _ in os.walk("/sys/fs/cgroup")]  # some vanish meanwhile
+    return left + [folder for folder in folders if "/cloche-" in folder and f"-{namespace}-" in folder]
 
 
 def blocks_left() -> list[str]:

@@ -204,7 +204,10 @@ def autoscaling(folder: Path, cpus: int) -> tuple[list[str], Mapping[str, str]]:
     }  # fmt: skip
     config = {
         "cluster_name": "scaling", "max_workers": 1, "upscaling_speed": 1.0, "idle_timeout_minutes": 60,
-        "provider": {"type": "external", "module": FAKE_PROVIDER, "head_node_id": head, "launch_multiple": True, "disable_node_updaters": True},
+        "provider": {
+            "type": "external", "module": FAKE_PROVIDER, "head_node_id": head, "launch_multiple": True,
+            "disable_node_updaters": True,
+        },
         "available_node_types": kinds, "head_node_type": "ray.head.default",
         "cluster_synced_files": [],
         **{f"{name}_commands": [] for name in ("setup", "head_setup", "worker_setup", "initialization")},
