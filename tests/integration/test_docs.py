@@ -27,10 +27,14 @@ HELD_ELSEWHERE = "cloche bench "  # takes half a minute, which test_bench.py spe
 
 
 def examples(kind: str) -> Iterator[object]:
-    """Yield each block of a kind, named by its document and number."""
+    """Yield each block of a kind, named by its document and number: the README's, and the first of each page.
+
+    The soak has the others (`make soak AREA=service`): most begin as the first does, and have tests of their own.
+    """
     for document in DOCUMENTS:
         for number, text in enumerate(blocks(document, kind), 1):
-            yield pytest.param(text, id=f"{document.relative_to(ROOT)}-{number}")
+            marks = pytest.mark.soak if number > 1 and document.parent != ROOT else ()
+            yield pytest.param(text, id=f"{document.relative_to(ROOT)}-{number}", marks=marks)
 
 
 @pytest.fixture
