@@ -220,7 +220,8 @@ class KubernetesCluster(NamespaceCalls):
         """Return the environment of programs: the administrator's, and nothing of this user's own folders."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "CLOCHE_", "KUBE"))}
         home = str(self.folder / "home")
-        return kept | {"HOME": home, "TMPDIR": home, "KUBECONFIG": str(self.admin_kubeconfig), "PYTHONPATH": str(ROOT)}
+        own = {"HOME": home, "TMPDIR": home, "CLOCHE_KUBERNETES": str(PROGRAMS.parent)}
+        return kept | own | {"KUBECONFIG": str(self.admin_kubeconfig), "PYTHONPATH": str(ROOT)}
 
     def close(self) -> None:
         """End everything, and remove what it had."""

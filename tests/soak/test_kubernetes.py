@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.harness import kubernetes_cluster
+from tests.harness import kubernetes_calls, kubernetes_cluster
 from tests.harness.kubernetes_cluster import IMAGE, SYSCTLS, KubernetesCluster
 
 pytestmark = [pytest.mark.root, pytest.mark.soak]
 LABELS = {"app": "waits"}
+LATE_S, OUTAGE_S = 20.0, 30.0  # for a machine that does other things, too
+FLEET = {
+    "CLOCHE_FLEET_IMAGE": IMAGE, "CLOCHE_FLEET_PODS": "6", "CLOCHE_FLEET_POD_CPUS": "0.2",
+    "CLOCHE_FLEET_POD_MEMORY": "128m",
+}  # fmt: skip
 
 
 def _deployment(count: int) -> dict[str, Any]:
@@ -67,3 +73,45 @@ def test_a_cluster_runs_pods_and_leaves_nothing() -> None:
         cluster.kubectl("wait", "node/node-2", "--for=condition=Ready=Unknown", "--timeout=60s")
         kubernetes_cluster.until(lambda: _ready_pods(cluster)["node-1"] == 4, 120.0)
     assert _of_the_machine() == before
+
+
+def _fleet(cluster: KubernetesCluster, *words: str) -> None:
+    """Run `cloche fleet` as the administrator."""
+    command = [sys.executable, "-m", "cloche", "fleet", words[0], "--engine", "kubernetes", *words[1:]]
+    done = cluster.run(command, env=cluster.environment() | FLEET, timeout=400)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def test_a_fleet_on_a_cluster() -> None:
+    """Sandboxes in pods, with the least role: all that they do, claims at once, outages, lost nodes, a dead holder."""
+    if lacks := kubernetes_cluster.missing():
+        pytest.skip(f"missing: {', '.join(lacks)}")
+    with KubernetesCluster() as cluster:
+        cluster.start(1, 2)
+        _fleet(cluster, "up", "--apply")
+        caller = {"KUBECONFIG": str(cluster.kubeconfig_for("cloche-caller", "cloche"))}
+
+        def call(name: str, *values: Any) -> dict[str, Any]:
+            cluster.kubectl("rollout", "status", "deployment/cloche-default", "--namespace=cloche", "--timeout=200s")
+            answer: dict[str, Any] = cluster.call(getattr(kubernetes_calls, name), *values, variables=caller)
+            return answer
+
+        assert call("used") == {
+            "stdout": "42\n", "engine": "kubernetes", "level": "confined", "source": "claimed", "file": "made outside",
+            "cell": 42, "terminal": True,
+        }  # fmt: skip
+        claims = call("claims", 6, 3)
+        assert claims["pods"] == 6
+        assert claims["seconds"] < LATE_S
+        away = call("without_api_server", OUTAGE_S)
+        assert (away["answers"] > 10, away["after"], away["later"]) == (True, "9\n", "8\n")
+        for how in ("kill", "cut"):
+            lost = call("lost", how)
+            assert (lost["kind"], lost["again"], lost["elsewhere"]) == ("NodeLost", "7\n", True)
+            assert lost["seconds"] < LATE_S
+            if how == "kill":
+                cluster.start(lost["number"])
+            else:
+                cluster.mend(lost["number"])
+        _fleet(cluster, "down")
+        assert not cluster.kubectl("get", "deployments", "--namespace=cloche", "--output=name")

@@ -33,6 +33,7 @@ from .watching import PodWatch
 
 MOST_LOG = 1 << 16
 READ_AHEAD, READS_AT_ONCE = 4, 8  # pods whose logs are read before they are needed
+SERVES_S, AGAIN_S = 10.0, 0.5  # for the first words of a server whose port is open
 TRIES, UNFIT_S = 3, 15.0  # how long a pod that cannot be used is not tried again
 POOL_S = 1.0  # how often the Deployment is asked why there is no pod
 DELETES_AT_ONCE = 16
@@ -206,9 +207,10 @@ class KubernetesEngine:
 
     async def _read_facts(self, pod: Pod) -> NodeFacts:
         """Return the facts of a pod's server, after checks that it can be used. Raises BackendUnavailable."""
-        async with self._reads:
-            text = await self._api.text(f"{self._path}/{pod.name}/log", container="node", limitBytes=str(MOST_LOG))
-        facts = facts_of(text)
+        facts, ends = await self._printed(pod), self._now() + SERVES_S
+        while facts is None and self._now() < ends:  # its port is open somewhat before it serves
+            await asyncio.sleep(AGAIN_S)
+            facts = await self._printed(pod)
         if facts is None or urlsplit(facts.address).hostname != pod.address:
             raise BackendUnavailable("the log of the pod has no address and certificate of its server.")
         if self._version and facts.version != self._version:
@@ -222,6 +224,11 @@ class KubernetesEngine:
                 remedy="Run in a pod of the cluster that the NetworkPolicy lets in (label cloche/role: caller).",
             )
         return facts
+
+    async def _printed(self, pod: Pod) -> NodeFacts | None:
+        async with self._reads:
+            text = await self._api.text(f"{self._path}/{pod.name}/log", container="node", limitBytes=str(MOST_LOG))
+        return facts_of(text)
 
     async def _facts_of(self, pod: Pod) -> NodeFacts:
         facts = self._facts.get(pod.container)
