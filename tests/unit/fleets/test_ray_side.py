@@ -57,7 +57,7 @@ def test_a_cluster_that_does_not_answer_is_named_at_once() -> None:
         with pytest.raises(BackendUnavailable, match=text) as raised:
             check_answers(wrong)
         assert "HOST:PORT of its head" in raised.value.remedy
-    with pytest.raises(BackendUnavailable, match=r"ray://head:10001 is no address .*use backend=cloche"):
+    with pytest.raises(BackendUnavailable, match=r"ray://head:10001 is no address .*from outside of it"):
         check_answers("ray://head:10001")
 
 
