@@ -152,6 +152,14 @@ def test_what_is_lost_when_a_part_dies() -> None:
         assert node == {"lost": [f"10.77.0.{place}"], "again": "7\n"}
 
 
+def test_sandboxes_elsewhere_go_on_without_rays_head() -> None:
+    """For more than the time of a lease; after a minute Ray itself ends what has joined it."""
+    with RayCluster() as cluster:
+        started(cluster, 1, 3, 2)
+        ttl = {"CLOCHE_FLEET_TTL": f"{TTL_S:g}s"}
+        assert cluster.call(fleet_losses.head_killed, 2 * TTL_S, number=2, variables=ttl) == ["10.77.0.1"]
+
+
 def test_a_drain_is_undone_and_top_ends_quietly() -> None:
     """`drain --undo` lets the node take leases again; SIGTERM and Ctrl-C end `top` without a trace."""
     with RayCluster() as cluster:
