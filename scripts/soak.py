@@ -27,7 +27,7 @@ WORKSPACE = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests"
 BATCHES = ("tests/soak/test_batches.py",)
 # This machine as a fleet; then Ray, on nodes in namespaces.
 NODES = ("tests/soak/test_fleet_batches.py",)
-ON_RAY = ("tests/soak/test_fleet.py", "tests/soak/test_fleet_day.py")
+ON_RAY = ("tests/soak/test_fleet.py", "tests/soak/test_fleet_day.py", "tests/soak/test_fleet_work.py")
 OUTSIDE = ("tests/soak/test_fleet_jobs.py",)
 FLEET = {
     "ray": ("-m", "soak or not soak", "tests/integration/test_ray.py", *ON_RAY),

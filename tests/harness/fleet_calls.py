@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -20,12 +21,16 @@ from cloche.core.record import replace
 from cloche.fleets.ray import cluster
 from cloche.fleets.ray.fleet import RayFleet
 
+from . import batches
 from .namespace_calls import order
 
-MIB, HEAD = 1 << 20, "10.77.0.1"
+MIB, HEAD, LEASING = 1 << 20, "10.77.0.1", 16
 WHOLE = LeaseSpec(cpus=1.0, memory_bytes=256 * MIB)  # all processors of a node's share
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
 PATIENCE_S = 60.0
+SERVER = b"\0node\0"  # in the command of a node's server
+# Processes whose memory must not grow with the number of leases, by a part of their command.
+KEEPERS = {"coordinator": b"ray::Coord", "gcs": b"gcs_server", "raylet": b"/raylet/raylet", "server": SERVER}
 # Prints how many bytes each port answers; `connect` alone would succeed at the proxy.
 ASKS = f"""
 import socket
@@ -84,7 +89,7 @@ def runs() -> dict[str, Any]:
     remote = seen.meta["remote"]
     return {
         "level": str(seen.enforcement.level), "source": seen.enforcement.level_source, "node": remote["node"],
-        "engine": remote["provider"], "variables": seen.stdout.strip(), "status": seen.status.value,
+        "engine": remote["provider"], "variables": seen.stdout.strip(), "status": str(seen.status),
         "live": live.stdout, "score": server_score(),
     }  # fmt: skip
 
@@ -108,8 +113,18 @@ def reasons(count: int) -> None:
 
 def server_score() -> list[str]:
     """Return the OOM scores of the servers on this node."""
-    pids = [entry for entry in os.listdir("/proc") if entry.isdigit() and b"\0node\0" in command_of(entry)]
-    return [Path(f"/proc/{pid}/oom_score_adj").read_text().strip() for pid in pids]
+    return [Path(f"/proc/{pid}/oom_score_adj").read_text().strip() for pid in _pids(SERVER)]
+
+
+def kill_server() -> None:
+    """Kill the server of this node."""
+    for pid in _pids(SERVER):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _pids(mark: bytes) -> list[int]:
+    """Return the processes of this node whose command has a mark."""
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and mark in command_of(entry)]
 
 
 def command_of(pid: str) -> bytes:
@@ -335,7 +350,7 @@ def mixed(count: int) -> dict[str, Any]:
         code, status = kinds[number % len(kinds) if number % 10 == 0 else number % 3]
         async with places:
             result = await cloche.arun(code.format(n=number), backend="ray", cpus=0.2, timeout=2)
-        return result.status.value == status and (status != "ok" or result.stdout == f"{number}\n")
+        return result.status == status and (status != "ok" or result.stdout == f"{number}\n")
 
     async def main() -> list[bool]:
         places = asyncio.Semaphore(8)
@@ -343,6 +358,88 @@ def mixed(count: int) -> dict[str, Any]:
 
     right = sum(asyncio.run(main()))
     return {"right": right, "left": with_fleet(_left)}
+
+
+def data(tasks: int) -> list[list[str]]:
+    """Run the example of Ray Data from so many tasks, each of which waits until all of them hold a CPU."""
+    import ray.data  # not in the environment of other tests
+
+    from examples import ray_data
+
+    cluster.join()
+    ray.cloudpickle.register_pickle_by_value(ray_data)  # as the program's own module is
+
+    class Meeting:
+        def __init__(self) -> None:
+            self.left, self.all_there = tasks, asyncio.Event()
+
+        async def join(self) -> None:
+            self.left -= 1
+            if not self.left:
+                self.all_there.set()
+            await self.all_there.wait()
+
+    meeting = ray.remote(num_cpus=0)(Meeting).remote()
+
+    def together(batch: dict[str, Any]) -> dict[str, Any]:
+        ray.get(meeting.join.remote(), timeout=PATIENCE_S)
+        return ray_data.run_code(batch)
+
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    programs = ray.data.from_items(
+        [{"code": f"print({number} ** 2)"} for number in range(2 * tasks)], override_num_blocks=tasks
+    )
+    rows = programs.map_batches(together, batch_size=2, concurrency=tasks).take_all()
+    return sorted(([row["code"], row["stdout"], row["status"]] for row in rows), key=lambda row: int(row[1]))
+
+
+def batch(count: int, kills: int) -> dict[str, Any]:
+    """Run programs that may run twice, while the server of one node after the other is killed."""
+    kill_at = {count * (kill + 1) // (kills + 1): kill + 1 for kill in range(kills)}
+
+    async def main() -> dict[str, Any]:
+        number, wrong, killing = 0, list[str](), list[asyncio.Task[None]]()
+        results = cloche.amap(
+            batches.programs(count), backend="ray", cpus=0.3, concurrency=6, retries=8, idempotent=True
+        )
+        async for result in results:
+            if batches.is_wrong(number, str(result.status), result.stdout):
+                wrong.append(f"{number}: {result}")
+            if number in kill_at:
+                killing.append(asyncio.create_task(asyncio.to_thread(order, "kill_server", kill_at[number])))
+            number += 1
+        await asyncio.gather(*killing)
+        return {"results": number, "wrong": wrong, "kills": len(killing)}
+
+    return asyncio.run(main()) | {"left": with_fleet(_left)}
+
+
+def memory_over_leases(*counts: int) -> list[dict[str, float]]:
+    """Take and release so many leases, one number after the other; return what the coordinator and Ray's head have.
+
+    In MiB: the proportional set size of each process of `KEEPERS` on this node, after each number.
+    """
+
+    async def take(fleet: RayFleet, count: int) -> None:
+        for _ in range(count):
+            await fleet.release(await fleet.lease(LeaseSpec(cpus=0.1, memory_bytes=64 * MIB)))
+
+    async def work(fleet: RayFleet) -> list[dict[str, float]]:
+        rows = []
+        for count in counts:
+            await asyncio.gather(*(take(fleet, count // LEASING) for _ in range(LEASING)))
+            rows.append({name: sum(map(_pss_mib, _pids(mark))) for name, mark in KEEPERS.items()})
+        return rows
+
+    rows: list[dict[str, float]] = with_fleet(work)
+    return rows
+
+
+def _pss_mib(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) / 1024
+    raise AssertionError(f"process {pid} has ended")
 
 
 async def _left(fleet: RayFleet) -> int:
@@ -354,7 +451,7 @@ def down() -> list[str]:
     """End the fleet, and return the processes of it that are left on this node."""
     with_fleet(lambda fleet: fleet.down())
     ends = time.monotonic() + PATIENCE_S
-    marks = (b"ray::Coord", b"ray::NodeSupervisor", b"\0node\0")
+    marks = (KEEPERS["coordinator"], b"ray::NodeSupervisor", SERVER)
     while True:
         left = [command_of(entry).decode() for entry in os.listdir("/proc") if entry.isdigit()]
         left = [command for command in left if any(mark.decode() in command for mark in marks)]

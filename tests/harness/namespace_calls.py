@@ -30,7 +30,7 @@ class NamespaceCalls:
 
     def run(self, words: Sequence[str], number: int | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run a program on a node to its end, and return what it printed."""
-        settings = {"env": self.environment(), "timeout": 200, "check": False, "cwd": ROOT} | options
+        settings: dict[str, Any] = {"env": self.environment(), "timeout": 200, "check": False, "cwd": ROOT} | options
         command = self.command(words, self.first if number is None else number)
         return subprocess.run(command, capture_output=True, text=True, **settings)  # noqa: PLW1510
 

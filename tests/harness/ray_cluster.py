@@ -8,6 +8,7 @@ as its standard input is open, and every node dies with it, so a test that is ki
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import secrets
@@ -28,6 +29,7 @@ SHARE, PERIOD_US = 0.5, 100_000  # a run may have no more than its node: the def
 NETWORK, PORT, FIRST = "10.77.0.", 6379, 1
 STARTED_S, JOINED_S = 120.0, 60.0
 GROUPS = Path("/sys/fs/cgroup/cpu" if Path("/sys/fs/cgroup/cpu").is_dir() else "/sys/fs/cgroup")
+USES = Path("/sys/fs/cgroup/cpuacct" if Path("/sys/fs/cgroup/cpuacct").is_dir() else "/sys/fs/cgroup")
 # Failures are noticed within seconds; nothing is reported to anybody.
 RAY_SETTINGS = {
     "RAY_health_check_initial_delay_ms": "1000",
@@ -98,6 +100,16 @@ class RayCluster(NamespaceCalls):
         """Put the cable back."""
         self._ask("cable", number=number, state="up")
 
+    def kill_server(self, number: int) -> None:
+        """Kill `cloche node` of a node, which its supervisor then starts again."""
+        code = "from tests.harness.fleet_calls import kill_server; kill_server()"
+        self.run([self.python, "-c", code], number, check=True)
+
+    @property
+    def groups(self) -> list[str]:
+        """Return the control groups of the nodes that count their processor time."""
+        return [str(USES / f"cloche-ray-{self._switch.pid}-{number}") for number in self.pids]
+
     def environment(self) -> dict[str, str]:
         """Return what a program on a node needs to join the cluster."""
         modules = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -141,13 +153,14 @@ class _Node:
         self.number, self._folder, self._python = number, folder, python
         self.variables, self._head, self._is_bare = options
         self.cable = f"node{number}"
-        self._group = GROUPS / f"cloche-ray-{os.getpid()}-{number}"
+        self._group, self._use = (place / f"cloche-ray-{os.getpid()}-{number}" for place in (GROUPS, USES))
         self.outer = self.pid = self._told = 0
         self.namespace = ""
 
     def start(self) -> None:
         """Make the namespaces, plug in the cable, and let Ray start."""
-        self._group.mkdir(exist_ok=True)
+        for group in (self._group, self._use):
+            group.mkdir(exist_ok=True)
         ours, theirs = os.pipe()
         told, tell = os.pipe()
         if (outer := os.fork()) == 0:
@@ -182,14 +195,15 @@ class _Node:
         """Kill pid 1, with which all processes of the node die, and remove the groups."""
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.outer, 0)
-        for folder, _, _ in os.walk(self._group, topdown=False):
+        for folder, _, _ in itertools.chain(*(os.walk(group, topdown=False) for group in (self._group, self._use))):
             remove_group(Path(folder))
 
     def _make_namespaces(self, told: int, go: int) -> None:
         from cloche.jail.syscalls import CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, prctl, unshare
 
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        (self._group / "cgroup.procs").write_text(str(os.getpid()))
+        for group in (self._group, self._use):
+            (group / "cgroup.procs").write_text(str(os.getpid()))
         unshare(CLONE_NEWNET | CLONE_NEWNS | CLONE_NEWPID)
         if (pid := os.fork()) == 0:
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

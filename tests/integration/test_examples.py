@@ -72,8 +72,9 @@ def test_a_network_by_name_needs_no_network() -> None:
 
 def test_what_the_documents_show_is_what_runs() -> None:
     """Line by line."""
-    (shown,) = blocks(EXAMPLES.parent / "docs" / "agents.md", "py")
-    assert shown in (EXAMPLES / "langchain_agent.py").read_text()
+    for page, name in (("agents.md", "langchain_agent.py"), ("fleet.md", "ray_data.py")):
+        (shown,) = blocks(EXAMPLES.parent / "docs" / page, "py")
+        assert shown in (EXAMPLES / name).read_text()
 
 
 @pytest.mark.parametrize(
