@@ -14,6 +14,7 @@ from .record import dataclass, field
 DOMAINS: Mapping[str, str] = {"e2b": "e2b.app", "daytona": "app.daytona.io"}  # where an account names nothing else
 LIFETIME_S = 3600.0
 SILENCE_S, LEAST_SILENCE_S = 10.0, 1.0
+NODE_SILENCE_S = 4.5  # after which a caller takes the node of a fleet for lost
 LEASE_S = 300.0  # how long a sandbox of a service lives on without its client
 LOOKS = 5  # in the time after which a silent connection is lost
 # Of the wire of a service, both ends.
@@ -111,8 +112,8 @@ class RemoteAccount:
 
     @property
     def look_s(self) -> float:
-        """Return how often a connection with calls is looked after."""
-        return self.silence_s / LOOKS
+        """Return how often a connection with calls is looked after, more often at a node of a fleet."""
+        return (self.silence_s if self.place is None else min(self.silence_s, NODE_SILENCE_S)) / LOOKS
 
     @property
     def pong_s(self) -> float:

@@ -21,7 +21,7 @@ from cloche.core.enforcement import Control, Level, State
 from cloche.core.errors import BackendUnavailable
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
-from cloche.core.remote import LeasedPlace, Quota, RemoteAccount, Secret
+from cloche.core.remote import LOOKS, LeasedPlace, Quota, RemoteAccount, Secret
 
 KEY = "e2b_0123456789abcdef0123"
 ASKED = {"provider": "e2b", "package": "json", "extra": "e2b", "variable": "E2B_API_KEY"}
@@ -255,3 +255,11 @@ def test_a_service_does_not_say_how_much_is_held_here() -> None:
     assert limits_of({"outputBytes": 1 << 20}, asked).output_bytes == 1 << 20
     for wrong in (-1, 10**400, 1e300, float("nan")):
         assert limits_of({"pids": wrong}, asked) == asked, wrong
+
+
+def test_a_node_is_looked_after_more_often_than_a_service() -> None:
+    """A call to a node that was cut off ends within 5 s, though a service may be silent for longer."""
+    place = LeasedPlace(engine="ray", node="n", lease="l", credential=Secret())
+    assert RemoteAccount(provider="ray", place=place).look_s * LOOKS < 5
+    assert RemoteAccount(provider="ray", place=place, silence_s=2.0).look_s * LOOKS == pytest.approx(2.0)
+    assert RemoteAccount(provider="cloche").look_s * LOOKS == pytest.approx(10.0)
