@@ -24,6 +24,7 @@ from typing import Any
 
 import cloche
 from cloche.core.errors import NodeLost
+from cloche.core.events import Event, Started
 from cloche.fleets.ray import cluster
 from cloche.fleets.ray.fleet import RayFleet
 from tests.harness import fleet_calls
@@ -95,14 +96,19 @@ async def _noticed(how: str) -> dict[str, float]:
         hosts = [fleet_calls.sandbox_host(await sandbox.exec(shell="true")) for sandbox in sandboxes]
         host = next(host for host in hosts if host != fleet_calls.HEAD)
         session = await sandboxes[hosts.index(host)].session()
-        fleet = RayFleet()
+        fleet, begun = RayFleet(), list[Event]()
         stack.push_async_callback(fleet.close)
         waiting: dict[str, list[Coroutine[Any, Any, object]]] = {
             "session": [session.run(SLEEP, timeout=2000)],
-            "single run": [cloche.arun(SLEEP, backend="ray", cpus=0.2, timeout=2000) for _ in range(3 * NODES)],
+            "single run": [
+                cloche.arun(SLEEP, backend="ray", cpus=0.2, timeout=2000, on_event=begun.append)
+                for _ in range(3 * NODES)
+            ],
             "fleet": [_lost(fleet)],
         }
         tasks = {name: [asyncio.create_task(_at_end(work)) for work in works] for name, works in waiting.items()}
+        while sum(isinstance(event, Started) for event in begun) < 3 * NODES:  # noqa: ASYNC110 - on several nodes
+            await asyncio.sleep(0.1)
         await asyncio.sleep(BEGUN_S)
         began, number = time.monotonic(), int(host.rpartition(".")[2])
         await asyncio.to_thread(order, how, number)
