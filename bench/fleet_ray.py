@@ -102,13 +102,14 @@ async def _noticed(how: str) -> dict[str, float]:
             "session": [session.run(SLEEP, timeout=2000)],
             "single run": [
                 cloche.arun(SLEEP, backend="ray", cpus=0.2, timeout=2000, on_event=begun.append)
-                for _ in range(3 * NODES)
+                for _ in range(2 * NODES)
             ],
             "fleet": [_lost(fleet)],
         }
         tasks = {name: [asyncio.create_task(_at_end(work)) for work in works] for name, works in waiting.items()}
-        while sum(isinstance(event, Started) for event in begun) < 3 * NODES:  # noqa: ASYNC110 - on several nodes
-            await asyncio.sleep(0.1)
+        async with asyncio.timeout(PATIENCE_S):
+            while sum(isinstance(event, Started) for event in begun) < 2 * NODES:  # noqa: ASYNC110 - on several nodes
+                await asyncio.sleep(0.1)
         await asyncio.sleep(BEGUN_S)
         began, number = time.monotonic(), int(host.rpartition(".")[2])
         await asyncio.to_thread(order, how, number)
