@@ -97,7 +97,7 @@ def test_what_no_node_has_is_refused_with_what_there_is(backend: LocalFleetBacke
 def test_a_node_that_is_lost_takes_its_session_and_the_next_run_has_a_place(backend: LocalFleetBackend) -> None:
     """A cell under way is NodeLost within seconds, named; another run works once the server is there again."""
 
-    async def lose() -> None:
+    async def lose() -> NodeLost:
         async with backend.open_live(CLAIMED, Limits()) as sandbox:
             session = await sandbox.open_session("python", {})
             started = asyncio.get_running_loop().create_future()
@@ -111,11 +111,13 @@ def test_a_node_that_is_lost_takes_its_session_and_the_next_run_has_a_place(back
             await started
             os.kill(node_pid(), signal.SIGKILL)
             async with asyncio.timeout(50):
-                await cell
+                with pytest.raises(NodeLost, match="node local or lease ls_") as raised:
+                    await cell
+            await session.close()  # it has ended with the node
+            return raised.value
 
-    with pytest.raises(NodeLost, match="node local or lease ls_") as raised:
-        asyncio.run(lose())
-    assert raised.value.node == "local"
+    lost = asyncio.run(lose())
+    assert lost.node == "local"
     assert asyncio.run(_run(backend, "print('again')")).stdout == "again\n"
 
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest
+from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest, NodeLost
 from cloche.core.events import Sink, discard
 from cloche.core.remote import RemoteAccount
 from cloche.core.request import Request
@@ -103,7 +103,7 @@ class RemoteSession:
     async def close(self) -> None:
         """End the session, for good."""
         self._is_alive = False
-        with contextlib.suppress(BackendUnavailable):  # the session or its sandbox has ended
+        with contextlib.suppress(BackendUnavailable, NodeLost):  # the session, its sandbox or its node has ended
             await self._ask("session.close")
 
     async def checkpoint(self, name: str) -> None:
