@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import cloche
 from cloche.core.errors import NodeLost
@@ -96,25 +97,34 @@ async def _noticed(how: str) -> dict[str, float]:
         hosts = [fleet_calls.sandbox_host(await sandbox.exec(shell="true")) for sandbox in sandboxes]
         host = next(host for host in hosts if host != fleet_calls.HEAD)
         session = await sandboxes[hosts.index(host)].session()
-        fleet, begun = RayFleet(), list[Event]()
+        fleet = RayFleet()
         stack.push_async_callback(fleet.close)
-        waiting: dict[str, list[Coroutine[Any, Any, object]]] = {
-            "session": [session.run(SLEEP, timeout=2000)],
-            "single run": [
-                cloche.arun(SLEEP, backend="ray", cpus=0.2, timeout=2000, on_event=begun.append)
-                for _ in range(2 * NODES)
-            ],
-            "fleet": [_lost(fleet)],
+        tasks = {
+            "session": [asyncio.create_task(_at_end(session.run(SLEEP, timeout=2000)))],
+            "single run": await _runs_on(host, fleet),
+            "fleet": [asyncio.create_task(_at_end(_lost(fleet)))],
         }
-        tasks = {name: [asyncio.create_task(_at_end(work)) for work in works] for name, works in waiting.items()}
-        async with asyncio.timeout(PATIENCE_S):
-            while sum(isinstance(event, Started) for event in begun) < 2 * NODES:  # noqa: ASYNC110 - on several nodes
-                await asyncio.sleep(0.1)
         await asyncio.sleep(BEGUN_S)
         began, number = time.monotonic(), int(host.rpartition(".")[2])
         await asyncio.to_thread(order, how, number)
         seconds = {name: await _first(each) - began for name, each in tasks.items()}
     return {"number": number, **seconds}
+
+
+async def _runs_on(host: str, fleet: RayFleet) -> list[asyncio.Task[float]]:
+    """Start runs until the node of that address has one, beside the sandbox there; return all of them."""
+    runs, begun = list[asyncio.Task[float]](), list[Event]()
+    async with asyncio.timeout(PATIENCE_S):
+        while await _leases_at(host, fleet) < 2:
+            work = cloche.arun(SLEEP, backend="ray", cpus=0.2, timeout=2000, on_event=begun.append)
+            runs.append(asyncio.create_task(_at_end(work)))
+            while sum(isinstance(event, Started) for event in begun) < len(runs):  # noqa: ASYNC110 - on another machine
+                await asyncio.sleep(0.1)
+    return runs
+
+
+async def _leases_at(host: str, fleet: RayFleet) -> int:
+    return next(node.leases for node in await fleet.nodes() if host == urlsplit(node.address).hostname)
 
 
 async def _lost(fleet: RayFleet) -> None:
