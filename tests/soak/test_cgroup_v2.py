@@ -21,10 +21,10 @@ import cloche
 from cloche.testing.conformance import CHECKS
 from tests.harness.machines import monitors, with_root
 
-pytestmark = [pytest.mark.soak, pytest.mark.root, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.soak, pytest.mark.root, pytest.mark.timeout(1800)]
 
 MACHINE: dict[str, Any] = {
-    "backend": "microvm", "require": "vm", "cpus": 2, "memory": "1g", "disk": "256m", "pids": 4000, "timeout": 300,
+    "backend": "microvm", "require": "vm", "cpus": 2, "memory": "1g", "disk": "256m", "pids": 4000, "timeout": 1500,
 }  # fmt: skip
 TESTS = Path(__file__).parents[1]
 ENTER = (TESTS / "harness/programs/inside_v2.py").read_text()
