@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import pytest
 
 import cloche
 from cloche.backends.cloche import ClocheBackend, leased
+from cloche.backends.cloche.kubernetes import KubernetesBackend
+from cloche.backends.cloche.leased import LeasedBackend
 from cloche.backends.cloche.links import link_to
 from cloche.backends.cloche.ray import RayBackend
 from cloche.backends.daytona import DaytonaBackend, client
@@ -66,27 +69,26 @@ def at_cloche(folder: Path) -> Iterator[ClocheBackend]:
         yield ClocheBackend().with_account(account)
 
 
-class RayOverThisMachine(RayBackend):
-    """The backend over a fleet of this machine, which needs no Ray."""
-
-    package = "websockets"
-
-    async def connect(self, account: RemoteAccount) -> Fleet:
-        """Return a fleet whose node is ready."""
-        fleet = LocalFleet(link_to, settings=FleetSettings(share=1.0))
-        await fleet.up()
-        return fleet
+async def connect_here(self: LeasedBackend, account: RemoteAccount) -> Fleet:
+    """Return a fleet of this machine whose node is ready."""
+    fleet = LocalFleet(link_to, settings=FleetSettings(share=1.0))
+    await fleet.up()
+    return fleet
 
 
 @contextmanager
-def at_ray(_: Path) -> Iterator[RayBackend]:
-    """Give the backend at a node of a fleet, without a cluster."""
-    yield RayOverThisMachine(RemoteAccount(provider="ray"))
+def over_this_machine(kind: type[LeasedBackend], _: Path) -> Iterator[LeasedBackend]:
+    """Give a backend of leases at a node of this machine, without its engine and its engine's package."""
+    here = type("OverThisMachine", (kind,), {"package": "websockets", "connect": connect_here})
+    yield here(RemoteAccount(provider=kind.name))
     for leases in leased._of_processes.values():
         leases.close()
 
 
-SERVERS = {"e2b": at_e2b, "daytona": at_daytona, "cloche": at_cloche, "ray": at_ray}
+SERVERS = {
+    "e2b": at_e2b, "daytona": at_daytona, "cloche": at_cloche, "ray": partial(over_this_machine, RayBackend),
+    "kubernetes": partial(over_this_machine, KubernetesBackend),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=REMOTE)
