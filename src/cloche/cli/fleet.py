@@ -326,11 +326,16 @@ def _made(engine: str, settings: FleetSettings) -> RayFleet | KubernetesOperator
 def examined(backend: str | None) -> FleetFindings | None:
     """Return what there is of a fleet, None unless a backend of one is named or configured. Raises InvalidRequest."""
     from cloche.config.settings import load_settings
-    from cloche.core.errors import InvalidRequest
+    from cloche.core.errors import ClocheError, InvalidRequest
 
-    settings = load_settings()
     if backend not in (None, *ENGINES):
         raise InvalidRequest(f"--backend {backend}: the machines of {', '.join(ENGINES)} are looked at")
+    try:
+        settings = load_settings()
+    except ClocheError:
+        if backend is not None:
+            raise
+        return None  # the host is measured, whatever the configuration says
     if backend is None and settings.backend not in ENGINES and not settings.fleet.address:
         return None
     if "kubernetes" in (backend, settings.backend if backend is None else ""):
