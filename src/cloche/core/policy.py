@@ -241,7 +241,7 @@ class Tier:
 class BackendRow:
     """Describe one backend's name, except for its code, which `execution.registry` alone imports.
 
-    `provider` is "module:attribute", called without arguments; without one, `needs` names the missing parts. `level` is
+    `provider` is "module:attribute", called without arguments; `auto` has none, a choice among the others. `level` is
     the one level that this name stands for. `alternative` is a second provider, used where the first is not available
     and the caller names no image. `takes_image` says whether an image can be chosen, `queries_service` whether a daemon
     or a machine must answer before the backend counts as available. `isolates`: tiers 3 and 4 may choose it.
@@ -256,7 +256,6 @@ class BackendRow:
     provider: str | None = None
     alternative: str | None = None
     level: Level | None = None
-    needs: str = ""
     takes_image: bool = False
     queries_service: bool = False
     isolates: bool = True

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("cloche.runtime")
 LINUX, WINDOWS = "linux", "win32"
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-USE_LOCAL = 'Use the default backend "local", which needs nothing to be set up.'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,11 +127,8 @@ def _backends_of(name: str, *, needs_image: bool = False) -> list[Backend]:
 
 def _backend_of(name: str) -> Backend:
     row = row_of(name)
-    if row.provider is None and not row.needs:
-        raise BackendUnavailable(f"backend {name!r} is a choice among the others.", remedy="Name one of them here.")
     if row.provider is None:
-        reason = f"backend {name!r} ({row.needs}) is not part of this version of Cloche."
-        raise BackendUnavailable(reason, remedy=USE_LOCAL)
+        raise BackendUnavailable(f"backend {name!r} is a choice among the others.", remedy="Name one of them here.")
     backend = _load(row.provider, os.getpid())
     if row.is_remote and not has_power(backend, SupportsAccount):
         raise InternalError(f"backend {name!r} sends code elsewhere, but does not name the account")
