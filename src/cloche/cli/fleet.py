@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -174,6 +175,7 @@ def _top(engine: str, address: str | None, options: SandboxOptions) -> int:
             status = await made.status()
             print(CLEAR + time.strftime("%H:%M:%S"))
             print_status(status_as_dict(status), as_json=False)
+            sys.stdout.flush()  # each look is shown at once, in a pipe, too
             await asyncio.sleep(EVERY_S)
 
     _run(engine, settings, watch)
