@@ -51,7 +51,8 @@ importlib.metadata.Distribution.from_name = from_name
 
 # Looks at the fleet until it has seen a whole state, then sends a signal.
 WATCHES = """
-import subprocess, sys
+import signal, subprocess, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell ignores it in what it runs in the background
 with subprocess.Popen([sys.executable, "-m", "cloche", "fleet", "top"], stdout=subprocess.PIPE, text=True) as watching:
     while "refused" not in watching.stdout.readline():
         pass
