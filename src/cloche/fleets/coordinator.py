@@ -622,7 +622,7 @@ class Coordinator:
                 log.warning("engine %s keeps block %s: %r", self.engine, back.block, error)
             await asyncio.sleep(self.timing.beat_s if tries_left else 0)
 
-    _HANDLERS: Mapping[type[Action], Callable[[Coordinator, Any], None]] = {
+    _HANDLERS: Mapping[type[Action], Callable[[Coordinator, Any], None]] = {  # pyright: ignore[reportAssignmentType]
         Grant: _grant, Refuse: _refuse, EndLease: _end_lease, AskBlock: _ask_block, GiveBack: _give_back,
     }  # fmt: skip
 

@@ -133,7 +133,7 @@ class Leases:
         held = HeldLease(spec, await fleet.lease(spec, ttl_s=self._ttl_s, key=self._key))
         held.renewing = asyncio.ensure_future(self._renew(held))
         if hasattr(fleet, "why_lost"):  # a coordinator in this process
-            held.place.why_lost = partial(self._why_lost, fleet.why_lost, held)
+            held.place.why_lost = partial(self._why_lost, fleet.why_lost, held)  # pyright: ignore[reportAttributeAccessIssue]
         held.place.is_over = partial(self._is_over, held)
         self._held.add(held)
         granted.append(held)

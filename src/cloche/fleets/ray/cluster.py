@@ -35,7 +35,7 @@ _threads = ThreadPoolExecutor(8, "cloche-ray")
 def imported() -> Any:  # noqa: ANN401 - a module
     """Return the module of Ray. Raises BackendUnavailable."""
     try:
-        import ray
+        import ray  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise BackendUnavailable(
             "the package ray is not installed.", remedy='Install the extra that brings it: "pip install cloche[ray]".'
@@ -52,7 +52,7 @@ def find(address: str = "") -> str:
     address = address or os.environ.get("RAY_ADDRESS", "")
     if address not in ("", "auto"):
         return address
-    from ray._private import services
+    from ray._private import services  # pyright: ignore[reportMissingImports]
 
     try:
         return str(services.get_ray_address_from_environment("auto", None))

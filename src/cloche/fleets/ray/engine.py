@@ -225,7 +225,7 @@ def block_of(row: Mapping[str, Any]) -> ReservedBlock | None:
 
 
 def _only_on(node: str) -> Any:  # noqa: ANN401 - a class of Ray's
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # pyright: ignore[reportMissingImports]
 
     return NodeAffinitySchedulingStrategy(node, soft=False)
 

@@ -185,8 +185,8 @@ async def _served(variables: Mapping[str, str], name: str, sha256: str, port: in
 def _supervisor(port: int, variables: dict[str, str]) -> Any:  # noqa: ANN401 - a handle
     """Return the service's actor, a new one on this node if there is none; blocks."""
     ray = cluster.imported()
-    from ray.util import get_node_ip_address
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+    from ray.util import get_node_ip_address  # pyright: ignore[reportMissingImports]
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # pyright: ignore[reportMissingImports]
 
     node = ray.get_runtime_context().get_node_id()
     remote = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=4)(ServiceSupervisor)

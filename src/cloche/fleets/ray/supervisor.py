@@ -109,7 +109,7 @@ class NodeSupervisor:
         if server.get("words") != self._words:
             end(server)
             return {}
-        return {name: value for name, value in server.items() if name != "words"} | {"hosts": addresses()}
+        return {name: value for name, value in server.items() if name != "words"} | {"hosts": addresses()}  # pyright: ignore[reportReturnType]
 
     def _start(self) -> dict[str, object]:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -183,7 +183,7 @@ def addresses() -> list[str]:
 
 def leave(node: str) -> None:
     """Remove the blocks of a node, and end the actor that this runs in, for good."""
-    import ray
+    import ray  # pyright: ignore[reportMissingImports]
 
     with contextlib.suppress(Exception):  # Ray's head may be gone, too
         for row in ray.util.placement_group_table().values():
@@ -194,8 +194,8 @@ def leave(node: str) -> None:
 
 def group_of(row: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a class of Ray's
     """Return the placement group of a row of Ray's table."""
-    from ray._raylet import PlacementGroupID
-    from ray.util.placement_group import PlacementGroup
+    from ray._raylet import PlacementGroupID  # pyright: ignore[reportMissingImports]
+    from ray.util.placement_group import PlacementGroup  # pyright: ignore[reportMissingImports]
 
     return PlacementGroup(PlacementGroupID.from_hex(row["placement_group_id"]))
 
