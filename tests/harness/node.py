@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ class Node:
 
     def __init__(
         self, home: Path, *words: str, signer: Signer | None = None, variables: Mapping[str, str] | None = None,
-        program: str = "cloche",
+        program: str = "cloche", before: Sequence[str] = (),
     ):  # fmt: skip
         self.signer = signer or Signer()
         self.home = home
@@ -47,8 +47,8 @@ class Node:
         environ = {**environment(home), **(variables or {})}
         self.process: Command | subprocess.Popen[bytes]
         with output.open("wb") as file, output.with_suffix(".err").open("wb") as errors:
-            if variables:
-                words_of_python = [sys.executable, "-m", program, *command]
+            if variables or before:
+                words_of_python = [*before, sys.executable, "-m", program, *command]
                 self.process = subprocess.Popen(words_of_python, env=environ, cwd=home, stdout=file, stderr=errors)
             else:
                 self.process = imported_once(*MODULES).start(command, env=environ, cwd=home, output=file.fileno())

@@ -233,8 +233,9 @@ def test_a_folder_of_the_host_is_a_copy(tmp_path: Path) -> None:
 
 def test_what_it_lacks_is_an_error_that_says_what_to_do(opened: cloche.Sandbox) -> None:
     """Servers, clones and further users are refused, with what gives them."""
-    with pytest.raises(cloche.BackendUnavailable, match="no servers"):
-        opened.forward(8000)
+    for ask in (opened.ports, lambda: opened.forward(8000), lambda: opened.connect(8000)):
+        with pytest.raises(cloche.BackendUnavailable, match=r"no servers.*pods, that give level jail"):
+            ask()
     with pytest.raises(cloche.BackendUnavailable, match=r"checkpoints.*level jail"):
         opened.session(checkpoints=True).__enter__()
     with pytest.raises(cloche.ClocheError, match="user"):

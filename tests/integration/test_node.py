@@ -21,7 +21,7 @@ import pytest
 import cloche
 from cloche.backends.cloche.connections import ask
 from cloche.backends.remote.failures import Failure, RemoteUnavailable
-from cloche.core.errors import InvalidRequest, NodeLost, PolicyDenied
+from cloche.core.errors import BackendUnavailable, InvalidRequest, NodeLost, PolicyDenied
 from cloche.core.fleet import TTL_S
 from cloche.execution.concurrency import default_count
 from cloche.fleets.signing import Signer
@@ -36,6 +36,12 @@ with socket.create_server(("127.0.0.1", 8000)) as server:
     peer.sendall(peer.recv(100).upper())
     peer.close()
 """
+
+# As in a pod: an ordinary user, and no user namespaces.
+POD = (
+    "unshare", "--user", "--map-user=10001", "--keep-caps", "sh", "-c",
+    'echo 0 >/proc/sys/user/max_user_namespaces; exec setpriv --ambient-caps=-all --inh-caps=-all "$@"', "sh",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +120,21 @@ def test_a_lease_runs_sessions_processes_files_and_ports(node: Node) -> None:
         workspace.run("open('kept', 'w').write('1')")
         assert workspace.run("print(open('kept').read())").stdout == "1\n"
     assert node.ask("node.status")["level"] == "jail"
+
+
+def test_a_node_at_level_confined_says_that_it_has_no_servers(tmp_path: Path) -> None:
+    """In a pod no process inside listens: listing, forwarding and connecting are errors at once, with a remedy."""
+    pod = Node(tmp_path, "--require", "confined", before=POD)
+    backend = pod.backend("pod")
+    backend.usual_level = None
+    try:
+        with cloche.Sandbox(live=True, backend=backend) as sandbox:
+            assert str(sandbox.exec(["true"]).enforcement.level) == "confined"
+            for ask in (sandbox.ports, lambda: sandbox.forward(8000), lambda: sandbox.connect(8000)):
+                with pytest.raises(BackendUnavailable, match=r"no servers: .*host's own\. Use a host, or pods, that"):
+                    ask()
+    finally:
+        pod.end()
 
 
 def test_what_is_not_signed_for_this_node_opens_nothing(node: Node) -> None:

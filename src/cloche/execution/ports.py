@@ -8,7 +8,7 @@ import weakref
 from types import TracebackType
 from typing import Self
 
-from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest
+from cloche.core.errors import ClocheError, InvalidRequest
 from cloche.core.processes import ListeningPort
 from cloche.core.protocols import OpenConnection, OpenLiveSandbox
 
@@ -167,18 +167,17 @@ class PortOperations(LiveOperations):
         """Listen on `host_port` of 127.0.0.1 here, or any free port, and forward connections to a server inside.
 
         The server may start later; a connection that it does not accept is closed. At most 256 connections at once.
+        Raises BackendUnavailable at level `confined`, which has no servers.
         """
         live = self._require_live("forward")
-        why = getattr(live, "why_no_servers", "")
-        if why:
-            raise BackendUnavailable(f"port {port}: {why}.", remedy="Use a host that gives level jail.")
+        await live.list_ports()  # refused where a sandbox has no servers
         forward = AsyncForward(live, _checked_port(port, "port", minimum=1))
         await forward.listen(_checked_port(host_port, "host_port", minimum=0))
         self._forwards.add(forward)
         return forward
 
     async def ports(self) -> tuple[ListeningPort, ...]:
-        """Return the TCP ports on which programs listen inside."""
+        """Return the TCP ports on which programs listen inside. Raises BackendUnavailable at level `confined`."""
         return tuple(await self._require_live("ports").list_ports())
 
     async def _close_ports(self) -> None:

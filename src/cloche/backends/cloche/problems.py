@@ -58,7 +58,7 @@ def error_of(refused: CallRefused, account: RemoteAccount, *, path: str | None =
     if kind == "lease-over" and account.place is not None:
         return node_lost(account.place, message)
     if kind == "backend-unavailable":
-        return BackendUnavailable(f"the service at {account.host}: {detail}", remedy=remedy)
+        return BackendUnavailable(f"the service at {account.host}: {detail.rstrip('.')}.", remedy=remedy)
     if kind == "cancelled":
         return OutcomeUnknown(
             f"the service at {account.host} has cancelled this: {message}; check its state before you retry"

@@ -6,14 +6,13 @@ Its init and the reapers of its processes are `jail/confined_resident.py`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, NoReturn
 
 from cloche.core.enforcement import Enforcement, Level
 from cloche.core.errors import BackendUnavailable
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
-from cloche.core.processes import ListeningPort
 from cloche.core.protocols import Keeping
 from cloche.jail.messages import Spec
 from cloche.jail.user_namespaces import claim_outside_id
@@ -32,6 +31,7 @@ ONE_UID = (
     "host gives an ordinary user one id, and its kernel allows programs with the same id to signal each other"
 )
 NO_SERVERS = "a sandbox at level confined has no servers: a port that a program listens on would be the host's own"
+_ELSEWHERE = "Use a host, or pods, that give level jail."
 NO_WATCHES = "watch: level confined cannot watch files: inotify would report files of the host as well"
 NO_CLONES = "checkpoints: level confined has none, because a clone needs namespaces"
 
@@ -43,8 +43,6 @@ def why_no_life(host: Host) -> str:
 
 class ConfinedLiveSandbox(LocalLiveSandbox):
     """Hold open processes that share a workspace and an id; see core.protocols.OpenLiveSandbox."""
-
-    why_no_servers = NO_SERVERS
 
     def __init__(
         self, *, policy: Policy, limits: Limits, enforcement: Enforcement, host: Host, keeping: Keeping | None = None
@@ -92,11 +90,11 @@ class ConfinedLiveSandbox(LocalLiveSandbox):
 
     async def connect(self, port: int) -> NoReturn:
         """Raise BackendUnavailable: there are no servers inside."""
-        raise BackendUnavailable(f"port {port}: {NO_SERVERS}.", remedy="Use a host that gives level jail.")
+        raise BackendUnavailable(f"port {port}: {NO_SERVERS}.", remedy=_ELSEWHERE)
 
-    async def list_ports(self) -> Sequence[ListeningPort]:
-        """Return none: listening ports in this network namespace are the host's."""
-        return ()
+    async def list_ports(self) -> NoReturn:
+        """Raise BackendUnavailable: listening ports in this network namespace are the host's."""
+        raise BackendUnavailable(f"{NO_SERVERS}.", remedy=_ELSEWHERE)
 
     @contextlib.asynccontextmanager
     async def watch_path(self, path: str, *, recursive: bool = False) -> AsyncIterator[FileWatch]:  # noqa: ARG002

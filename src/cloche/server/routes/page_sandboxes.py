@@ -18,6 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import ValidationError
 
+from cloche.core.errors import BackendUnavailable
 from cloche.core.escape import escape_name, utf8_safe
 from cloche.core.limits import format_size
 from cloche.core.processes import FileInfo
@@ -90,7 +91,10 @@ async def _now(caller: Caller, service: Service, sandbox_id: str) -> dict[str, A
     if box["state"] == RUNNING:
         async with using(service, caller, sandbox_id) as use:
             listing = await sandbox_processes.processes(use)
-            ports = await sandboxes.ports(use)
+            try:
+                ports = await sandboxes.ports(use)
+            except BackendUnavailable:  # level confined has no servers
+                ports = {"items": []}
         shown["processes"] = [
             {**row, "tone": "busy" if row["exitCode"] is None else tone(row["status"])}
             for row in islice(reversed(listing["items"]), MOST_ROWS)
