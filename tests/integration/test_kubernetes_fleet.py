@@ -266,10 +266,15 @@ def test_pods_that_do_not_start_are_named_within_seconds(cluster: Cluster, reach
 def test_what_the_cluster_refuses_is_said_with_a_remedy(
     cluster: Cluster, reached: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A used-up quota, missing rights, expired credentials, no such fleet or template, no cluster."""
-    cluster.refuse('pods "x" is forbidden: exceeded quota: cloche-node, used: pods=15')
-    assert 'its pods are refused: pods "x" is forbidden: exceeded quota: cloche-node' in refusal(cluster)
+    """Missing rights, a used-up quota, expired credentials, no such fleet or template, no cluster."""
     rules = cluster.rules
+    cluster.fill(1)
+    cluster.rules = [{**row, "verbs": sorted({*row["verbs"]} - {"patch"})} for row in rules or ()]
+    assert "no permission to patch pods in namespace cloche" in refusal(cluster)
+    cluster.rules = rules
+    cluster.refuse('pods "x" is forbidden: exceeded quota: cloche-node, used: pods=15')
+    cluster.remove(cluster.pods_path, *cluster.pods)
+    assert 'its pods are refused: pods "x" is forbidden: exceeded quota: cloche-node' in refusal(cluster)
     cluster.rules = [row for row in rules or () if "pods" not in row["resources"]]
     text = refusal(cluster)
     assert "no permission to list pods in namespace cloche" in text

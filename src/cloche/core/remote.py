@@ -15,6 +15,7 @@ DOMAINS: Mapping[str, str] = {"e2b": "e2b.app", "daytona": "app.daytona.io"}  # 
 LIFETIME_S = 3600.0
 SILENCE_S, LEAST_SILENCE_S = 10.0, 1.0
 NODE_SILENCE_S = 4.5  # after which a caller takes the node of a fleet for lost
+LOST_S = 5.0  # from a node's last byte to the error that it is lost, the wait for a reason included
 LEASE_S = 300.0  # how long a sandbox of a service lives on without its client
 LOOKS = 5  # in the time after which a silent connection is lost
 # Of the wire of a service, both ends.
@@ -63,15 +64,15 @@ class Quota:
 class LeasedPlace:
     """Name a lease on a node of a fleet; `credential` is replaced when the lease is renewed.
 
-    `why_lost` asks the fleet why the node was lost; its answer is empty where it does not know. `is_over` asks it
-    whether the lease is over, which takes some seconds where the node has just died.
+    `why_lost` asks the fleet why the node was lost, for so many seconds; its answer is empty where it does not know.
+    `is_over` asks it whether the lease is over, which takes some seconds where the node has just died.
     """
 
     engine: str
     node: str
     lease: str
     credential: Secret = field(repr=False)
-    why_lost: Callable[[], Awaitable[str]] | None = field(default=None, repr=False, compare=False)
+    why_lost: Callable[[float], Awaitable[str]] | None = field(default=None, repr=False, compare=False)
     is_over: Callable[[], Awaitable[bool]] | None = field(default=None, repr=False, compare=False)
 
 

@@ -233,15 +233,15 @@ class Coordinator:
         return renewed
 
     async def why_lost(self, lease: str, wait_s: float) -> str:
-        """Return why the node of a lease was lost, once that is known; empty if it is not within `wait_s`."""
+        """Return why the node of a lease was lost, as far as that is known within `wait_s`."""
+        known = ""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 while lease not in self._lost:
                     await self._next_change()
-                node, reason = self._lost[lease]
-                known = await self._engine.why_lost(node) if isinstance(self._engine, TellingEngine) else ""
-                return known or reason
-        return ""
+                if isinstance(self._engine, TellingEngine):
+                    known = await self._engine.why_lost(self._lost[lease][0])
+        return known or self._lost.get(lease, ("", ""))[1]
 
     def _note_lost(self, node: str, leases: Iterable[str], reason: str) -> None:
         self._lost |= dict.fromkeys(leases, (node, reason))

@@ -26,8 +26,7 @@ from cloche.core.fleet import TTL_S, Fleet, Lease, LeaseSpec
 from cloche.core.remote import LeasedPlace
 
 IDLE_S = 1.0
-ASK_S = 0.5  # between two questions whether a lease is over
-WHY_S = 5.0  # for the reason of a lost node, before its error is raised
+ASK_S, OVER_S = 0.5, 5.0  # between two questions whether a lease is over, and for all of them
 MARGIN_S = 5.0  # a lease that ends sooner is renewed before it is used
 AT_EXIT_S = 2.0
 log = logging.getLogger("cloche.fleet")
@@ -146,18 +145,20 @@ class Leases:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._soon_over(held), self._loop))
 
     async def _soon_over(self, held: HeldLease) -> bool:
-        ends = time.monotonic() + WHY_S
+        ends = time.monotonic() + OVER_S
         while await self._renew_once(held):
             if time.monotonic() > ends:
                 return False
             await asyncio.sleep(ASK_S)
         return True
 
-    async def _why_lost(self, ask: Callable[[str, float], Coroutine[Any, Any, str]], held: HeldLease) -> str:
-        """Return why the node of a lease was lost, from any event loop."""
+    async def _why_lost(
+        self, ask: Callable[[str, float], Coroutine[Any, Any, str]], held: HeldLease, wait_s: float
+    ) -> str:
+        """Return why the node of a lease was lost, from any event loop; empty if it is not known within `wait_s`."""
         if self._loop is None:
             return ""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ask(held.lease.id, WHY_S), self._loop))
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ask(held.lease.id, wait_s), self._loop))
 
     async def _renew(self, held: HeldLease) -> None:
         """Renew a lease at a third of its time, for as long as it is held."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,17 +12,19 @@ from pathlib import Path
 
 import pytest
 
+from cloche.backends.cloche.connections import outcome
 from cloche.backends.cloche.fields import MOST_OUTPUT, limits_of
-from cloche.backends.cloche.wire import read_json
+from cloche.backends.cloche.wire import Wire, read_json
 from cloche.backends.remote.accounts import check_account
 from cloche.backends.remote.claims import check_claims, claimed_controls, claimed_enforcement
 from cloche.backends.remote.failures import Failure, by_status, remote_error, scrub
 from cloche.backends.remote.quota import Counter, counter_for
 from cloche.core.enforcement import Control, Level, State
-from cloche.core.errors import BackendUnavailable
+from cloche.core.errors import BackendUnavailable, NodeLost
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.remote import LOOKS, LeasedPlace, Quota, RemoteAccount, Secret
+from tests.harness.virtual_loop import run_virtually
 
 KEY = "e2b_0123456789abcdef0123"
 ASKED = {"provider": "e2b", "package": "json", "extra": "e2b", "variable": "E2B_API_KEY"}
@@ -263,3 +266,29 @@ def test_a_node_is_looked_after_more_often_than_a_service() -> None:
     assert RemoteAccount(provider="ray", place=place).look_s * LOOKS < 5
     assert RemoteAccount(provider="ray", place=place, silence_s=2.0).look_s * LOOKS == pytest.approx(2.0)
     assert RemoteAccount(provider="cloche").look_s * LOOKS == pytest.approx(10.0)
+
+
+def test_the_reason_of_a_lost_node_does_not_delay_its_error() -> None:
+    """A node that was cut off is an error within 5 s, whatever the fleet says; one that ended waits for its reason."""
+
+    async def lose(why: str, after_s: float, *, is_cut: bool) -> tuple[str, float]:
+        async def why_lost(wait_s: float) -> str:
+            await asyncio.sleep(min(after_s, wait_s))
+            return why if after_s < wait_s else ""
+
+        place = LeasedPlace(engine="ray", node="n", lease="l", credential=Secret(), why_lost=why_lost)
+        account = RemoteAccount(provider="ray", place=place)
+        wire, loop = Wire(account), asyncio.get_running_loop()  # without a socket nothing is answered
+        call, began = await wire.begin("run", {}), loop.time()
+        if not is_cut:
+            wire.lose(Failure.NO_NETWORK, "it was closed")
+        with pytest.raises(NodeLost) as lost:
+            await outcome(call, account, "code ran", timeout_s=None)
+        return str(lost.value), loop.time() - began
+
+    message, seconds = run_virtually(lose("evicted", 60.0, is_cut=True))
+    assert "nothing was heard" in message
+    assert seconds <= 5.0
+    message, seconds = run_virtually(lose("OOMKilled", 3.0, is_cut=False))
+    assert "OOMKilled" in message
+    assert seconds == pytest.approx(3.0)

@@ -13,7 +13,7 @@ from typing import Any
 
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.loops import become_task
-from cloche.core.remote import RemoteAccount
+from cloche.core.remote import LOST_S, RemoteAccount
 
 from ..remote.failures import Failure, RemoteUnavailable
 from .problems import error_of, late, lost, node_lost
@@ -23,6 +23,7 @@ IDLE_S = 45.0
 MOST_WIRES = 8  # connections of one account in one loop
 AGAIN_S, LONGEST_WAIT_S = 0.2, 3.0  # default and maximum delay before a second attempt to connect
 ANSWER_S = 60.0  # time-out of calls that are carried out at once
+LEAST_WHY_S = 0.2  # for the reason of a lost node, which the fleet may know already
 # Failures that may be temporary.
 _PASSING = (Failure.NO_NETWORK, Failure.RATE_LIMITED, Failure.SERVER)
 
@@ -127,7 +128,7 @@ async def begin(
         wire = await connected(account)
     except RemoteUnavailable as error:
         if account.place is not None:
-            why = await _why_lost(account)
+            why = await _why_lost(account, LOST_S)
             if why or (account.place.is_over is not None and await account.place.is_over()):
                 raise node_lost(account.place, why or "it does not answer any longer") from error
         raise
@@ -184,7 +185,8 @@ async def outcome(
     except CallRefused as refused:
         raise error_of(refused, account, path=path) from refused
     except LinkLost as error:
-        raise lost(error, account, action, where, why=await _why_lost(account)) from error
+        why = await _why_lost(account, max(LOST_S - error.silent_s, LEAST_WHY_S))
+        raise lost(error, account, action, where, why=why) from error
     except TimeoutError as error:
         raise late(account, action, where) from error
     if not isinstance(result, dict):
@@ -192,9 +194,9 @@ async def outcome(
     return result
 
 
-async def _why_lost(account: RemoteAccount) -> str:
+async def _why_lost(account: RemoteAccount, wait_s: float) -> str:
     ask_why = None if account.place is None else account.place.why_lost
-    return "" if ask_why is None else await ask_why()
+    return "" if ask_why is None else await ask_why(wait_s)
 
 
 async def ask(

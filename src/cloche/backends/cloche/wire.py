@@ -33,11 +33,11 @@ TakeData = Callable[[int, bytes], None]
 
 
 class LinkLost(Exception):
-    """Raised if the connection ends during a call."""
+    """Raised if the connection ends during a call. Nothing was received for the last `silent_s`."""
 
-    def __init__(self, failure: Failure, detail: str):
+    def __init__(self, failure: Failure, detail: str, *, silent_s: float = 0.0):
         super().__init__(detail)
-        self.failure, self.detail = failure, detail
+        self.failure, self.detail, self.silent_s = failure, detail, silent_s
 
 
 class CallRefused(Exception):
@@ -445,8 +445,9 @@ class Wire:
             self._hello.set_exception(LinkLost(failure, why))
             self._hello.exception()
         calls, self.calls = list(self.calls.values()), {}
+        silent_s = self._loop.time() - self._heard_at
         for call in calls:
             call.on_end(OUT)
             call.on_end(ERR)
-            call.conclude(LinkLost(failure, why))
+            call.conclude(LinkLost(failure, why, silent_s=silent_s))
         self.on_idle(self)

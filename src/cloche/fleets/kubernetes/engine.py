@@ -35,6 +35,7 @@ MOST_LOG = 1 << 16
 READ_AHEAD, READS_AT_ONCE = 4, 8  # pods whose logs are read before they are needed
 SERVES_S, AGAIN_S = 10.0, 0.5  # for the first words of a server whose port is open
 TRIES, UNFIT_S = 3, 15.0  # how long a pod that cannot be used is not tried again
+ALL = "*"  # in place of a container, where no pod may be claimed
 POOL_S = 1.0  # how often the Deployment is asked why there is no pod
 DELETES_AT_ONCE = 16
 LAST_WORDS_S, LOOK_S, MOST_ENDS = 3.0, 0.1, 256
@@ -130,10 +131,8 @@ class KubernetesEngine:
         )  # fmt: skip
 
     def _reason(self, pod: Pod) -> str:
-        unfit = self._unfit.get(pod.container)
-        if unfit is not None and unfit.until > self._now():
-            return unfit.reason
-        return pod.over or pod.stuck
+        unfit = [self._unfit[key] for key in (pod.container, ALL) if key in self._unfit]
+        return next((each.reason for each in unfit if each.until > self._now()), pod.over or pod.stuck)
 
     def _held(self, claim: ClaimedPod, hosts: tuple[str, ...]) -> EngineNode:
         pod = self.watch.pods.get(claim.pod.name)
@@ -180,7 +179,7 @@ class KubernetesEngine:
     def _forget_old(self) -> None:
         """Forget the facts of containers that are gone, from time to time."""
         if len(self._facts) + len(self._unfit) > 2 * len(self.watch.pods) + MOST_ENDS:
-            here = {pod.container for pod in self.watch.pods.values()}
+            here = {ALL, *(pod.container for pod in self.watch.pods.values())}
             self._facts = {name: facts for name, facts in self._facts.items() if name in here}
             self._unfit = {name: unfit for name, unfit in self._unfit.items() if name in here}
 
@@ -203,7 +202,10 @@ class KubernetesEngine:
         if (error := done.exception()) is None:
             self._facts[pod.container] = done.result()
         else:
-            self._unfit[pod.container] = _Unfit(reason=str(error), until=self._now() + UNFIT_S)
+            self._note_unfit(pod.container, error)
+
+    def _note_unfit(self, container: str, error: BaseException) -> None:
+        self._unfit[container] = _Unfit(reason=str(error), until=self._now() + UNFIT_S)
 
     async def _read_facts(self, pod: Pod) -> NodeFacts:
         """Return the facts of a pod's server, after checks that it can be used. Raises BackendUnavailable."""
@@ -267,6 +269,8 @@ class KubernetesEngine:
             try:
                 pod = self.watch.put(await self._api.patch(f"{self._path}/{name}", patch))
             except ApiError as error:
+                if error.status == 403:
+                    self._note_unfit(ALL, error)
                 if error.status != 409:
                     raise
                 pod = self.watch.put(await self._api.get(f"{self._path}/{name}"))
