@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import stat
+import time
 from collections.abc import Callable, Container, Hashable, Iterator, Mapping
 from functools import lru_cache
 from itertools import islice
@@ -52,6 +53,8 @@ _MAX_CACHED = 64
 _files: dict[Hashable, tuple[str, ...]] = {}  # the paths that may hold settings, by the inputs they depend on
 _stored: Layer = {}
 _stored_version = 0
+_look_s = 0.0  # how long the facts of files hold
+_looks: dict[tuple[str, ...], tuple[float, Hashable]] = {}
 _cache: dict[tuple[str, bool], tuple[tuple[int, int, int, int], Layer]] = {}  # layers, by the file's path
 
 
@@ -156,8 +159,27 @@ def fingerprint(config_paths: ConfigPaths) -> Hashable:
         variables,
         folder,
         str(config_paths.config_file),
-        tuple([_stat_facts(path) for path in files]),
+        _facts_of(files),
     )
+
+
+def look_at_files_every(seconds: float) -> None:
+    """Let this process notice a changed file later by so much: a server with many runs a second saves `stat` calls."""
+    global _look_s
+    _look_s = seconds
+
+
+def _facts_of(files: tuple[str, ...]) -> Hashable:
+    if _look_s <= 0:
+        return tuple([_stat_facts(path) for path in files])
+    now = time.monotonic()
+    looked_at, facts = _looks.get(files, (-_look_s, ()))
+    if now - looked_at >= _look_s:
+        if len(_looks) >= MOST_FILES:
+            _looks.clear()
+        facts = tuple([_stat_facts(path) for path in files])
+        _looks[files] = now, facts
+    return facts
 
 
 def _watched_files(variables: Hashable, folder: str, config_paths: ConfigPaths) -> tuple[str, ...]:

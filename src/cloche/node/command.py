@@ -16,6 +16,7 @@ from contextlib import suppress
 from cloche import __version__, hostfs
 from cloche.config.options import SandboxOptions
 from cloche.config.settings import load_settings
+from cloche.config.sources import look_at_files_every
 from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest
 from cloche.core.record import dataclass, field
 from cloche.execution.concurrency import Slots, batch_slots
@@ -32,6 +33,7 @@ from .server import listen, serving
 
 ENGINE_VARIABLES = ("RAY_", "KUBERNETES_")  # beginnings of variables that are the engine's own
 MEASURE_S, CLEAR_S = 10.0, 20.0
+CONFIG_LOOK_S = 1.0  # a changed configuration file counts from then on
 log = logging.getLogger("cloche.fleet")
 
 
@@ -80,6 +82,7 @@ async def _serve(command: NodeCommand) -> None:
             f"--listen {command.host}:{command.port}: callers need one address; name the one at which they reach this "
             "machine"
         )
+    look_at_files_every(CONFIG_LOOK_S)
     batch_slots.set(Slots(MOST_RUNS))  # leases bound the runs, and not the processors of the machine
     certificate = make_certificate(command.host)
     verifier = Verifier(command.public_key, certificate.sha256)

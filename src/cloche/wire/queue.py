@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from cloche.audit.log import act_for
 from cloche.audit.recording import is_traced
@@ -43,7 +43,7 @@ KEPT_S = 60.0  # how long the events of a run that ended can be read
 MOST_KEPT_BYTES = 64 << 20  # of their results and events; beyond it, the oldest are dropped earlier
 SERVICE_STOPPED = "the service was stopped during this run"
 _NOTHING_RAN = (Refused, StartFailed, BackendUnavailable, InvalidRequest, PolicyDenied)
-log = logging.getLogger("cloche.service")
+log, _jail_log = logging.getLogger("cloche.service"), logging.getLogger("cloche.jail")
 
 Start = Callable[[Sink | None], Awaitable[Result]]
 Encode = Callable[[str, Result], Awaitable[tuple[str, str]]]  # takes the run's id
@@ -194,13 +194,30 @@ class RunQueue:
 
     async def submit(self, order: RunOrder) -> ActiveRun:
         """Queue a run once its row is committed. Raises Refused (503) if the queue is full, IntegrityError."""
+        live = await self._enter(order)
+        live.task = asyncio.ensure_future(self._run(live, order))
+        live.task.add_done_callback(lambda _: self._ended(live, has_events=order.has_events))
+        return live
+
+    async def run_here(self, order: RunOrder) -> ActiveRun:
+        """Run an order without events in the caller's task, and return its ended run. Cancelling it kills the run."""
+        live = await self._enter(order)
+        live.task = cast("asyncio.Task[str]", asyncio.current_task())
         try:
-            return await self._submit(order)
+            await self._run(live, order)
+        finally:
+            live.events.end()
+            self._live.pop(live.id, None)
+        return live
+
+    async def _enter(self, order: RunOrder) -> ActiveRun:
+        try:
+            return await self._take_turn(order)
         except (Refused, RecordsFailed) as error:
             await self._note_refusal(error, **_described(order))
             raise
 
-    async def _submit(self, order: RunOrder) -> ActiveRun:
+    async def _take_turn(self, order: RunOrder) -> ActiveRun:
         if self.is_closed:
             raise self._no_room("the service is being stopped", 5)
         if not self.has_room(order):
@@ -214,8 +231,6 @@ class RunQueue:
             self._leave_queue(order)
             raise
         self._live[live.id] = live
-        live.task = asyncio.ensure_future(self._run(live, order))
-        live.task.add_done_callback(lambda _: self._ended(live, has_events=order.has_events))
         return live
 
     @asynccontextmanager
@@ -367,7 +382,7 @@ def _described(order: RunOrder) -> dict[str, Any]:
 
 def _is_watched() -> bool:
     """Tell whether the phases of a run are traced or debugged, which needs its events."""
-    return is_traced() or logging.getLogger("cloche.jail").isEnabledFor(logging.DEBUG)
+    return is_traced() or _jail_log.isEnabledFor(logging.DEBUG)
 
 
 def _queue_span(run_id: str) -> AbstractContextManager[None]:

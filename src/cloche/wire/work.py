@@ -226,18 +226,19 @@ async def queued(call: Call, request: CallRequest, order: RunOrder) -> str:
         await call.hold_result(request.service, json_size(results[0]))  # the run keeps its place meanwhile
         return results[0]
 
-    live = await request.service.runs.submit(
-        replace(order, start=start, returns_files=False, has_events=fields.stream, noted_beside=True)
-    )
-    async with _ended_with(live):
-        if fields.stream or request.service.keeps_runs:
+    kept = replace(order, start=start, returns_files=False, has_events=fields.stream, noted_beside=True)
+    if fields.stream or request.service.keeps_runs:
+        live = await request.service.runs.submit(kept)
+        async with _ended_with(live):
             await call.event("run", {"id": live.id})
-        if fields.stream:
-            await _tell_events(call, live)
-        await live.wait()
-        result = results[0]
-        if fields.return_files and result.files:
-            result = await _send_files(call, request, result)
+            if fields.stream:
+                await _tell_events(call, live)
+            await live.wait()
+    else:
+        live = await request.service.runs.run_here(kept)
+    result = results[0]
+    if fields.return_files and result.files:
+        result = await _send_files(call, request, result)
     if result is not results[0] or result.files or len(result.stdout_bytes) > PIECE:
         return await asyncio.to_thread(encode_result, live.id, result)
     return encode_result(live.id, result, live.plain)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cloche.config import sources
 from cloche.config.keys import Settings
 from cloche.config.settings import load_settings
 from cloche.config.sources import MAX_FILE_BYTES
@@ -184,6 +185,22 @@ def test_a_changed_file_is_read_again(home: Path) -> None:
         fresh.write_text(f"pids: {pids}\n")
         fresh.rename(path)
         assert load(home).limits.pids == pids
+
+
+def test_a_server_may_look_at_files_less_often(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A changed file counts after the time that the process set, and not before."""
+    now = 100.0
+    monkeypatch.setattr(sources.time, "monotonic", lambda: now)
+    monkeypatch.setattr(sources, "_looks", {})
+    monkeypatch.setattr(sources, "_look_s", 1.0)
+    path = home / ".config" / "cloche" / "config.yaml"
+    path.write_text("pids: 10\n")
+    assert load(home).limits.pids == 10
+    path.write_text("pids: 110\n")
+    now += 0.9
+    assert load(home).limits.pids == 10
+    now += 0.2
+    assert load(home).limits.pids == 110
 
 
 def test_the_folder_of_the_platform(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
