@@ -119,6 +119,7 @@ class KubernetesCluster(NamespaceCalls):
             (self.folder / name).mkdir()
         self._authority = Authority(self.folder)
         self.nodes: dict[int, _Node] = {}
+        self.networks: set[int] = set()  # the namespaces of all that were there, by inode
         self.programs: dict[str, subprocess.Popen[bytes]] = {}
         self.admin_kubeconfig = self._kubeconfig("admin", group="system:masters")
         self._switch = subprocess.Popen(
@@ -131,6 +132,7 @@ class KubernetesCluster(NamespaceCalls):
         try:
             assert self._switch.stdout is not None
             assert self._switch.stdout.readline() == b"ready\n"
+            self.networks.add(_network_of(self._switch.pid))
             for name in self._words:
                 self.start_program(name)
         except BaseException:
@@ -167,6 +169,7 @@ class KubernetesCluster(NamespaceCalls):
         """Start nodes, and wait until they are ready."""
         for number in numbers:
             self.nodes[number] = _Node(self, number)
+            self.networks.add(_network_of(self.nodes[number].pid))
         for number in numbers:
             self.nodes[number].wait()
             until(lambda: self.is_node_ready(number), NODE_S, self.nodes[number].tail)  # noqa: B023 - called here alone
@@ -182,6 +185,27 @@ class KubernetesCluster(NamespaceCalls):
     def mend(self, number: int) -> None:
         """Put the cable back."""
         self._ip(f"link set node{number} up")
+
+    def drain(self, number: int) -> None:
+        """Evict all pods of a node, which takes none until `uncordon`."""
+        words = ("--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=120s")
+        self.kubectl("drain", f"node-{number}", *words)
+
+    def uncordon(self, number: int) -> None:
+        """Let a node take pods again."""
+        self.kubectl("uncordon", f"node-{number}")
+
+    def kill_container(self, pod: str, namespace: str) -> None:
+        """Send SIGKILL to the first process of a pod's container, which the kubelet starts again."""
+        path = "--output=jsonpath={.spec.nodeName} {.status.containerStatuses[0].containerID}"
+        node, container = self.kubectl("get", "pod", pod, f"--namespace={namespace}", path).split()
+        words = ["ctr", "--namespace=k8s.io", "tasks", "kill", "--signal=SIGKILL", container.rpartition("/")[2]]
+        done = self.run(words, int(node[-1]))
+        assert done.returncode == 0, done.stderr
+
+    def processes_left(self) -> list[str]:
+        """Return the processes in the namespaces of this cluster, which has ended."""
+        return [pid for pid in os.listdir("/proc") if pid.isdigit() and _network_of(int(pid)) in self.networks]
 
     def is_node_ready(self, number: int) -> bool:
         """Say whether the node is ready, as the API server has it."""
@@ -376,6 +400,7 @@ class _Node:
             "authorization": {"mode": "Webhook"},
             "cgroupDriver": "cgroupfs",
             "cgroupsPerQOS": False,
+            "cpuCFSQuota": False,  # a hundred pods share two processors; each needs more than its part to start
             "enforceNodeAllocatable": [],
             "failSwapOn": False,
             "protectKernelDefaults": True,  # it must find SYSCTLS, and never writes them
@@ -391,6 +416,13 @@ class _Node:
             "readOnlyPort": 0,
             "healthzPort": 0,
         }  # fmt: skip
+
+
+def _network_of(pid: int) -> int:
+    """Return the inode of a process's network namespace, 0 for a process that is gone."""
+    with contextlib.suppress(OSError):
+        return os.stat(f"/proc/{pid}/ns/net").st_ino
+    return 0
 
 
 def missing() -> list[str]:

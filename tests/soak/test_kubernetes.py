@@ -1,52 +1,80 @@
-"""A real Kubernetes cluster of two nodes: `make soak AREA=kubernetes`, which makes its programs and the image."""
+"""A real Kubernetes cluster of two nodes: `make soak AREA=kubernetes`, which makes its programs and the image.
+
+One cluster for all tests of this file, in their order. What they measure is in `build/kubernetes/measured.json`.
+"""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections import Counter
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cloche.fleets.kubernetes.manifests import RULES
 from tests.harness import kubernetes_calls, kubernetes_cluster
-from tests.harness.kubernetes_cluster import IMAGE, SYSCTLS, KubernetesCluster
+from tests.harness.kubernetes_cluster import IMAGE, IMAGES, SYSCTLS, KubernetesCluster, until
 
 pytestmark = [pytest.mark.root, pytest.mark.soak]
-LABELS = {"app": "waits"}
-LATE_S, OUTAGE_S = 20.0, 30.0  # for a machine that does other things, too
+FEW, MANY, PROCESSES = 6, 50, 5
+LATE_S, OUTAGE_S, ROLLOUT_S = 20.0, 30.0, 400  # for a machine that does other things, too
 FLEET = {
-    "CLOCHE_FLEET_IMAGE": IMAGE, "CLOCHE_FLEET_PODS": "6", "CLOCHE_FLEET_POD_CPUS": "0.2",
+    "CLOCHE_FLEET_IMAGE": IMAGE, "CLOCHE_FLEET_PODS": str(FEW), "CLOCHE_FLEET_POD_CPUS": "0.03",
     "CLOCHE_FLEET_POD_MEMORY": "128m",
 }  # fmt: skip
 
 
-def _deployment(count: int) -> dict[str, Any]:
-    """Return a Deployment of pods that wait, spread over the nodes."""
-    spread = {
-        "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": LABELS},
-    }  # fmt: skip
-    container = {"name": "waits", "image": IMAGE, "command": ["sleep", "infinity"], "imagePullPolicy": "Never"}
-    pod = {"terminationGracePeriodSeconds": 1, "topologySpreadConstraints": [spread], "containers": [container]}
-    template = {"metadata": {"labels": LABELS}, "spec": pod}
-    return {
-        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "waits"},
-        "spec": {"replicas": count, "selector": {"matchLabels": LABELS}, "template": template},
-    }  # fmt: skip
+class Fleet:
+    """A fleet on a cluster, with an operator, and callers that have the least role."""
 
+    def __init__(self, cluster: KubernetesCluster):
+        self.cluster, self.measured = cluster, dict[str, Any]()
+        self.caller: dict[str, str] = {}
+        self.killed: dict[str, Any] = {}
 
-def _ready_pods(cluster: KubernetesCluster) -> Counter[str]:
-    """Count the ready pods of each node."""
-    pods = json.loads(cluster.kubectl("get", "pods", "--output=json"))["items"]
-    ready = {"type": "Ready", "status": "True"}.items()
-    return Counter(
-        pod["spec"]["nodeName"]
-        for pod in pods
-        if any(ready <= each.items() for each in pod["status"].get("conditions", ())) and "nodeName" in pod["spec"]
-    )
+    def command(self, *words: str, **settings: str) -> subprocess.CompletedProcess[str]:
+        """Run `cloche fleet` as the administrator."""
+        command = [sys.executable, "-m", "cloche", "fleet", words[0], "--engine", "kubernetes", *words[1:]]
+        variables = {f"CLOCHE_FLEET_{name.upper()}": value for name, value in settings.items()}
+        return self.cluster.run(command, env=self.cluster.environment() | FLEET | variables, timeout=ROLLOUT_S)
+
+    def done(self, *words: str, **settings: str) -> str:
+        """Run `cloche fleet`, which has to succeed."""
+        done = self.command(*words, **settings)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        return done.stdout
+
+    def become(self, account: str) -> None:
+        """Let calls have another account of the namespace."""
+        self.caller = {"KUBECONFIG": str(self.cluster.kubeconfig_for(account, "cloche"))}
+
+    def call(self, name: str, *values: Any, is_full: bool = True) -> Any:
+        """Call a function as the caller, by default once all pods of the Deployment are ready."""
+        if is_full:
+            self.wait()
+        answer = self.cluster.call(getattr(kubernetes_calls, name), *values, variables=self.caller)
+        self.note(" ".join(map(str, (name, *values))), answer)
+        return answer
+
+    def wait(self) -> float:
+        """Wait until all pods of the Deployment are ready, and return for how long."""
+        began = time.monotonic()
+        words = ("rollout", "status", "deployment/cloche-default", f"--timeout={ROLLOUT_S}s")
+        self.kubectl(*words)
+        return time.monotonic() - began
+
+    def kubectl(self, *words: str) -> str:
+        """Run kubectl in the fleet's namespace."""
+        return self.cluster.kubectl("--namespace=cloche", *words)
+
+    def note(self, name: str, value: Any) -> None:
+        """Write what was measured."""
+        self.measured[name] = value
+        (IMAGES / "measured.json").write_text(json.dumps(self.measured, indent=1))
 
 
 def _of_the_machine() -> dict[str, Any]:
@@ -54,64 +82,159 @@ def _of_the_machine() -> dict[str, Any]:
     sysctls = {name: Path("/proc/sys", name).read_text() for name in SYSCTLS}
     groups = {str(path) for path in Path("/sys/fs/cgroup").glob("*/cloche-kubernetes-*")}
     links = {line.split()[1] for line in subprocess.check_output(["ip", "-oneline", "link"], text=True).splitlines()}
-    return sysctls | {"groups": groups, "links": links, "folders": set(Path("/var/tmp").glob("cloche-kubernetes-*"))}
+    mounts = {line for line in Path("/proc/mounts").read_text().splitlines() if "cloche-kubernetes" in line}
+    folders = set(Path("/var/tmp").glob("cloche-kubernetes-*"))
+    return sysctls | {"groups": groups, "links": links, "folders": folders, "mounts": mounts}
 
 
-def test_a_cluster_runs_pods_and_leaves_nothing() -> None:
-    """Pods of the image are ready on two nodes; a killed node is noticed, and its pods are replaced on the other."""
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Fleet]:
+    """Return a fleet of a few pods on two nodes; at its end nothing of it, or of the cluster, is left."""
     if lacks := kubernetes_cluster.missing():
         pytest.skip(f"missing: {', '.join(lacks)}")
-    before = _of_the_machine()
+    before, began = _of_the_machine(), time.monotonic()
     with KubernetesCluster() as cluster:
+        made = Fleet(cluster)
+        made.note("control plane", time.monotonic() - began)
         cluster.start(1, 2)
-        cluster.apply(_deployment(4))
-        cluster.kubectl("rollout", "status", "deployment/waits", "--timeout=120s")
-        assert _ready_pods(cluster) == {"node-1": 2, "node-2": 2}
-        pod = cluster.kubectl("get", "pods", "--output=name").split()[0]
-        assert cluster.kubectl("exec", pod, "--", "cloche", "--version").startswith("cloche ")
-        cluster.kill(2)
-        cluster.kubectl("wait", "node/node-2", "--for=condition=Ready=Unknown", "--timeout=60s")
-        kubernetes_cluster.until(lambda: _ready_pods(cluster)["node-1"] == 4, 120.0)
+        made.note("two nodes", time.monotonic() - began)
+        made.note("up", made.done("up", "--apply"))
+        made.become("cloche-caller")
+        yield made
+        made.done("down")
+        assert not made.kubectl("get", "deployments,pods,configmaps,leases", "--selector=cloche/fleet", "--output=name")
     assert _of_the_machine() == before
+    assert not cluster.processes_left()
 
 
-def _fleet(cluster: KubernetesCluster, *words: str) -> None:
-    """Run `cloche fleet` as the administrator."""
-    command = [sys.executable, "-m", "cloche", "fleet", words[0], "--engine", "kubernetes", *words[1:]]
-    done = cluster.run(command, env=cluster.environment() | FLEET, timeout=400)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+def test_a_sandbox_in_a_pod_does_all_but_listen(fleet: Fleet) -> None:
+    """Programs, files, sessions and terminals, with the least role; a holder is killed here, for the last test."""
+    assert "v1.20.2" in fleet.cluster.kubectl("version")
+    fleet.killed = fleet.call("holder_killed")
+    assert fleet.killed["is there"]
+    assert fleet.call("used", is_full=False) == {
+        "stdout": "42\n", "engine": "kubernetes", "level": "confined", "source": "claimed", "file": "made outside",
+        "cell": 42, "terminal": True, "no servers": [True, True],
+    }  # fmt: skip
 
 
-def test_a_fleet_on_a_cluster() -> None:
-    """Sandboxes in pods, with the least role: all that they do, claims at once, outages, lost nodes, a dead holder."""
-    if lacks := kubernetes_cluster.missing():
-        pytest.skip(f"missing: {', '.join(lacks)}")
-    with KubernetesCluster() as cluster:
-        cluster.start(1, 2)
-        _fleet(cluster, "up", "--apply")
-        caller = {"KUBECONFIG": str(cluster.kubeconfig_for("cloche-caller", "cloche"))}
+def test_a_missing_right_is_named_with_verb_and_resource(fleet: Fleet) -> None:
+    """An account without the role may not even read the fleet's object; one may read pods, and not claim them."""
+    fleet.become("cloche-node")
+    assert "no permission to get configmaps in namespace cloche" in fleet.call("refused")["text"]
+    rules = [{**rule, "verbs": [verb for verb in rule["verbs"] if verb != "patch"]} for rule in RULES]
+    here: dict[str, Any] = {"name": "reader", "namespace": "cloche"}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "reader"}
+    subject = {"kind": "ServiceAccount", **here}
+    version = "rbac.authorization.k8s.io/v1"
+    fleet.cluster.apply(
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": here},
+        {"apiVersion": version, "kind": "Role", "metadata": here, "rules": rules},
+        {"apiVersion": version, "kind": "RoleBinding", "metadata": here, "roleRef": role, "subjects": [subject]},
+    )
+    fleet.become("reader")
+    said = fleet.call("refused", is_full=False)
+    assert "no permission to patch pods in namespace cloche" in said["text"]
+    assert said["seconds"] < LATE_S
+    fleet.become("cloche-caller")
 
-        def call(name: str, *values: Any) -> dict[str, Any]:
-            cluster.kubectl("rollout", "status", "deployment/cloche-default", "--namespace=cloche", "--timeout=200s")
-            answer: dict[str, Any] = cluster.call(getattr(kubernetes_calls, name), *values, variables=caller)
-            return answer
 
-        assert call("used") == {
-            "stdout": "42\n", "engine": "kubernetes", "level": "confined", "source": "claimed", "file": "made outside",
-            "cell": 42, "terminal": True,
-        }  # fmt: skip
-        claims = call("claims", 6, 3)
-        assert claims["pods"] == 6
-        assert claims["seconds"] < LATE_S
-        away = call("without_api_server", OUTAGE_S)
-        assert (away["answers"] > 10, away["after"], away["later"]) == (True, "9\n", "8\n")
-        for how in ("kill", "cut"):
-            lost = call("lost", how)
-            assert (lost["kind"], lost["again"], lost["elsewhere"]) == ("NodeLost", "7\n", True)
-            assert lost["seconds"] < LATE_S
-            if how == "kill":
-                cluster.start(lost["number"])
-            else:
-                cluster.mend(lost["number"])
-        _fleet(cluster, "down")
-        assert not cluster.kubectl("get", "deployments", "--namespace=cloche", "--output=name")
+def test_a_quota_that_is_used_up_is_named(fleet: Fleet) -> None:
+    """All pods are claimed, and the quota permits no further one: who asks then is told within seconds."""
+    fleet.wait()
+    count = len(fleet.kubectl("get", "pods", "--output=name").split())
+    spec = {"hard": {"pods": str(count)}}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "tight", "namespace": "cloche"}}
+    fleet.cluster.apply({**quota, "spec": spec})
+    said = fleet.call("all_taken", FEW)
+    assert "exceeded quota: tight" in said["text"]
+    assert said["seconds"] < LATE_S
+    fleet.kubectl("delete", "resourcequota", "tight")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"template": "huge", "pod_cpus": "100"}, "2 Insufficient cpu"),
+        ({"template": "none", "image": "cloche-test:none"}, "its image cannot be pulled"),
+    ],
+)
+def test_pods_that_cannot_start_are_named(fleet: Fleet, settings: dict[str, str], words: str) -> None:
+    """`cloche fleet up` fails with the scheduler's words, or with the image."""
+    began = time.monotonic()
+    done = fleet.command("up", "--apply", **settings, pods="1")
+    fleet.note(f"up {settings['template']}", {"text": done.stderr, "seconds": time.monotonic() - began})
+    assert words in done.stderr
+    said = fleet.call("refused", settings["template"])
+    assert words in said["text"]
+    fleet.kubectl("delete", "deployment", f"cloche-{settings['template']}")
+    fleet.done("up", "--apply")
+
+
+def test_a_drained_pod_is_gone_with_its_sandbox(fleet: Fleet) -> None:
+    """`cloche fleet drain` waits for the lease of a claimed pod, and ends a ready one at once."""
+    answer = fleet.call("drained")
+    assert (answer["lived"], answer["waited"], answer["left"]) == ("7\n", True, False)
+    assert "takes no lease, and has none" in answer["printed"]
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [("kill_container", "its container has ended: Error, exit code 137"), ("drain", "is being deleted")],
+)
+def test_what_becomes_of_a_pod_is_told(fleet: Fleet, how: str, reason: str) -> None:
+    """A container that restarts and a machine that is drained lose their sandboxes, with the kubelet's reason."""
+    lost = fleet.call("lost", how, *(["cloche"] if how == "kill_container" else []))
+    if how == "drain":
+        fleet.cluster.uncordon(lost["number"])
+        assert lost["elsewhere"]
+    assert (lost["kind"], lost["again"], lost["other pod"]) == ("NodeLost", "7\n", True)
+    assert reason in lost["text"]
+    assert lost["seconds"] < LATE_S
+
+
+def test_without_controllers_ready_pods_are_claimed(fleet: Fleet) -> None:
+    """The controller manager is killed: sandboxes live, and pods are claimed; once it is back, the pool fills."""
+    answer = fleet.call("without_controllers", 3)
+    assert answer == {"printed": ["0\n", "1\n", "2\n"], "lived": "9\n", "after": "8\n"}
+    fleet.note("filled after", fleet.wait())
+
+
+def test_the_api_server_may_be_away(fleet: Fleet) -> None:
+    """For half a minute: the sandbox that lives goes on, and who asks for one gets it afterwards."""
+    away = fleet.call("without_api_server", OUTAGE_S)
+    assert (away["answers"] > 10, away["after"], away["later"]) == (True, "9\n", "8\n")
+
+
+@pytest.mark.parametrize("how", ["kill", "cut"])
+def test_a_lost_node_is_noticed_before_kubernetes_does(fleet: Fleet, how: str) -> None:
+    """Its holder gets NodeLost within seconds, the next run is elsewhere, and so are all ready pods later."""
+    lost = fleet.call("lost", how)
+    assert (lost["kind"], lost["again"], lost["elsewhere"]) == ("NodeLost", "7\n", True)
+    assert lost["seconds"] < LATE_S
+    number = lost["number"]
+    if how == "cut":
+        fleet.cluster.mend(number)
+    else:
+        fleet.cluster.kubectl("wait", f"node/node-{number}", "--for=condition=Ready=Unknown", "--timeout=60s")
+        began = time.monotonic()
+        fleet.wait()
+        fleet.note("whole again on the other node", time.monotonic() - began)
+        fleet.cluster.start(number)
+    until(lambda: fleet.cluster.is_node_ready(number), 60.0)
+
+
+def test_the_pod_of_a_killed_process_is_deleted(fleet: Fleet) -> None:
+    """The holder was killed in the first test; any other coordinator deletes what it had."""
+    fleet.note("reaped after", fleet.call("reaped", fleet.killed["pod"]) - fleet.killed["at"])
+
+
+def test_fifty_claims_at_once_take_fifty_pods(fleet: Fleet) -> None:
+    """Five processes ask for ten each at the same moment: no pod is claimed twice."""
+    began = time.monotonic()
+    fleet.done("up", "--apply", pods=str(MANY))
+    fleet.wait()
+    fleet.note("fifty pods ready", time.monotonic() - began)
+    claims = fleet.call("claims", PROCESSES, MANY // PROCESSES)
+    assert len(claims["pods"]) == len(set(claims["pods"])) == MANY
+    assert claims["seconds"] < LATE_S

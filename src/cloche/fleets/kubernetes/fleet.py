@@ -114,7 +114,9 @@ class KubernetesOperator:
 
     async def nodes(self) -> Sequence[NodeInfo]:
         """Return the pods, and the Deployment that makes none with its reason."""
-        pods = await self._pods()
+        return await self._described(await self._pods())
+
+    async def _described(self, pods: Sequence[Pod]) -> list[NodeInfo]:
         reason = "" if any(pod.is_ready for pod in pods) else await self._pool_reason()
         more = [NodeInfo(id=f"deployment/cloche-{self._settings.template}", reason=reason)] if reason else []
         return [*map(node_info, sorted(pods, key=lambda pod: pod.name)), *more]
@@ -131,14 +133,16 @@ class KubernetesOperator:
         )
 
     async def up(self) -> FleetStatus:
-        """Wait until a pod is ready, and return the state. Raises BackendUnavailable."""
+        """Wait until a pod of the template is ready, and return the state. Raises BackendUnavailable."""
         ends = time.monotonic() + READY_S
         while True:
-            status = await self.status()
-            if any(node.state == "ready" for node in status.nodes):
-                return status
-            reasons = [f"{node.id}: {node.reason}" for node in status.nodes if node.reason]
-            if time.monotonic() > ends or (reasons and len(reasons) == len(status.nodes)):
+            nodes = await self._described(
+                [pod for pod in await self._pods() if pod.template == self._settings.template]
+            )
+            if any(node.state == "ready" for node in nodes):
+                return await self.status()
+            reasons = [f"{node.id}: {node.reason}" for node in nodes if node.reason]
+            if time.monotonic() > ends or (reasons and len(reasons) == len(nodes)):
                 raise BackendUnavailable(f"no pod of the fleet is ready. {' '.join(reasons[:3])}", remedy=_LOOK)
             await asyncio.sleep(LOOK_S)
 
