@@ -108,7 +108,7 @@ def fleet() -> Iterator[Fleet]:
 
 
 def test_a_sandbox_in_a_pod_does_all_but_listen(fleet: Fleet) -> None:
-    """Programs, files, sessions and terminals, with the least role; a holder is killed here, for the last test."""
+    """Programs, files, sessions and terminals, with the least role; a holder is killed here, for a later test."""
     assert "v1.20.2" in fleet.cluster.kubectl("version")
     fleet.killed = fleet.call("holder_killed")
     assert fleet.killed["is there"]
@@ -162,13 +162,18 @@ def test_a_quota_that_is_used_up_is_named(fleet: Fleet) -> None:
 def test_pods_that_cannot_start_are_named(fleet: Fleet, settings: dict[str, str], words: str) -> None:
     """`cloche fleet up` fails with the scheduler's words, or with the image."""
     began = time.monotonic()
-    done = fleet.command("up", "--apply", **settings, pods="1")
+    done = fleet.command("up", "--apply", **settings, pods="3")
     fleet.note(f"up {settings['template']}", {"text": done.stderr, "seconds": time.monotonic() - began})
     assert words in done.stderr
     said = fleet.call("refused", settings["template"])
     assert words in said["text"]
     fleet.kubectl("delete", "deployment", f"cloche-{settings['template']}")
     fleet.done("up", "--apply")
+
+
+def test_the_pod_of_a_killed_process_is_deleted(fleet: Fleet) -> None:
+    """The holder was killed in the first test; any other coordinator deletes what it had."""
+    fleet.note("reaped after", fleet.call("reaped", fleet.killed["pod"]) - fleet.killed["at"])
 
 
 def test_a_drained_pod_is_gone_with_its_sandbox(fleet: Fleet) -> None:
@@ -222,11 +227,6 @@ def test_a_lost_node_is_noticed_before_kubernetes_does(fleet: Fleet, how: str) -
         fleet.note("whole again on the other node", time.monotonic() - began)
         fleet.cluster.start(number)
     until(lambda: fleet.cluster.is_node_ready(number), 60.0)
-
-
-def test_the_pod_of_a_killed_process_is_deleted(fleet: Fleet) -> None:
-    """The holder was killed in the first test; any other coordinator deletes what it had."""
-    fleet.note("reaped after", fleet.call("reaped", fleet.killed["pod"]) - fleet.killed["at"])
 
 
 def test_fifty_claims_at_once_take_fifty_pods(fleet: Fleet) -> None:
