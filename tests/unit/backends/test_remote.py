@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cloche.backends.cloche.connections import outcome
+from cloche.backends.cloche.connections import begin, outcome
 from cloche.backends.cloche.fields import MOST_OUTPUT, limits_of
 from cloche.backends.cloche.wire import Wire, read_json
 from cloche.backends.remote.accounts import check_account
@@ -292,3 +293,24 @@ def test_the_reason_of_a_lost_node_does_not_delay_its_error() -> None:
     message, seconds = run_virtually(lose("OOMKilled", 3.0, is_cut=False))
     assert "OOMKilled" in message
     assert seconds == pytest.approx(3.0)
+
+
+def test_a_node_that_the_fleet_has_lost_is_not_waited_for() -> None:
+    """A call to a machine that accepts connections and says nothing ends as soon as the fleet knows better."""
+
+    async def begin_lost() -> float:
+        async def why_lost(wait_s: float) -> str:
+            return "evicted" if wait_s else ""
+
+        place = LeasedPlace(engine="ray", node="n", lease="l", credential=Secret(), why_lost=why_lost)
+        with socket.create_server(("127.0.0.1", 0)) as server:  # its kernel accepts
+            account = RemoteAccount(
+                provider="ray", url=f"https://127.0.0.1:{server.getsockname()[1]}", certificate="c" * 64, place=place,
+                silence_s=60.0,
+            )  # fmt: skip
+            began = time.monotonic()
+            with pytest.raises(NodeLost, match="evicted"):
+                await begin(account, "run", {})
+            return time.monotonic() - began
+
+    assert asyncio.run(begin_lost()) < 20

@@ -23,6 +23,7 @@ IDLE_S = 45.0
 MOST_WIRES = 8  # connections of one account in one loop
 AGAIN_S, LONGEST_WAIT_S = 0.2, 3.0  # default and maximum delay before a second attempt to connect
 ANSWER_S = 60.0  # time-out of calls that are carried out at once
+SLOW_S = 0.5  # to connect, after which the fleet is asked whether the node is lost
 LEAST_WHY_S = 0.2  # for the reason of a lost node, which the fleet may know already
 # Failures that may be temporary.
 _PASSING = (Failure.NO_NETWORK, Failure.RATE_LIMITED, Failure.SERVER)
@@ -125,7 +126,7 @@ async def begin(
 ) -> Call:
     """Begin a call over a kept or new connection. Raises BackendUnavailable, InvalidRequest, NodeLost."""
     try:
-        wire = await connected(account)
+        wire = await _connected_or_lost(account)
     except RemoteUnavailable as error:
         if account.place is not None:
             why = await _why_lost(account, LOST_S)
@@ -133,6 +134,27 @@ async def begin(
                 raise node_lost(account.place, why or "it does not answer any longer") from error
         raise
     return await begin_on(wire, account, verb, fields, on_event=on_event, on_data=on_data)
+
+
+async def _connected_or_lost(account: RemoteAccount) -> Wire:
+    """Return a connection. A fleet that knows that the node is lost is believed while it does not answer."""
+    if account.place is None or account.place.why_lost is None:
+        return await connected(account)
+    await become_task()
+    connecting = asyncio.ensure_future(connected(account))
+    works: list[asyncio.Future[Any]] = [connecting]
+    try:
+        await asyncio.wait((connecting,), timeout=SLOW_S)
+        if not connecting.done():
+            asking = asyncio.ensure_future(_why_lost(account, account.open_s))
+            works.append(asking)
+            await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
+            if not connecting.done() and (why := asking.result()):
+                raise node_lost(account.place, why)
+        return await connecting
+    finally:
+        for work in works:
+            work.cancel()
 
 
 async def connected(account: RemoteAccount) -> Wire:
