@@ -17,6 +17,7 @@ import ipaddress
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -32,7 +33,7 @@ from .pods import READY, NodeFacts, Pod, claim_patch, facts_of
 from .watching import PodWatch
 
 MOST_LOG = 1 << 16
-READ_AHEAD, READS_AT_ONCE = 4, 8  # pods whose logs are read before they are needed
+READ_AHEAD, READS_AT_ONCE = 4, 8  # pods whose logs are read before they are needed, at most
 SERVES_S, AGAIN_S = 10.0, 0.5  # for the first words of a server whose port is open
 TRIES, UNFIT_S = 3, 15.0  # how long a pod that cannot be used is not tried again
 ALL = "*"  # in place of a container, where no pod may be claimed
@@ -84,6 +85,7 @@ class KubernetesEngine:
         self._reading: dict[str, asyncio.Task[NodeFacts]] = {}
         self._reads = asyncio.Semaphore(READS_AT_ONCE)
         self._tasks: set[asyncio.Future[Any]] = set()
+        self._claims = 0
         self._ends: dict[str, str] = {}  # of claimed pods, and why
         self._pool_reason, self._pool_asked_at = "", 0.0
 
@@ -184,7 +186,8 @@ class KubernetesEngine:
             self._unfit = {name: unfit for name, unfit in self._unfit.items() if name in here}
 
     def _read_ahead(self, pods: Iterable[Pod]) -> None:
-        for pod, _ in zip(pods, range(READ_AHEAD), strict=False):
+        """Read what the next claims need; a process that has claimed one pod so far may need no other."""
+        for pod in islice(pods, max(min(self._claims - 1, READ_AHEAD), 0)):
             if pod.container not in self._facts and not self._reason(pod):
                 self._read(pod)
 
@@ -276,6 +279,7 @@ class KubernetesEngine:
                 pod = self.watch.put(await self._api.get(f"{self._path}/{name}"))
             if pod.holder == self.holder.name:
                 self.claimed[name] = ClaimedPod(pod=pod, facts=facts)
+                self._claims += 1
                 return pod
         raise BlockTaken(f"pod {name} changes all the time, and was not claimed.")
 
