@@ -55,12 +55,14 @@ class Cluster:
         self.requests: Counter[str] = Counter()
         self.claims: list[tuple[str, str]] = []
         self.faults: list[tuple[str, str, int, dict[str, str]]] = []
-        self.rules: list[Json] | None = manifests.RULES
+        self.rules: list[Json] | None = manifests.rules(settings.mode)
         self.repeats_events = False
         self.token = TOKEN
-        self.logs: dict[str, str] = {}
+        self.logs: dict[str, str | Callable[[], str]] = {}
         self.start_pod: Callable[[str], tuple[str, str]] = lambda _: ("127.0.0.1", "")
         self.end_pod: Callable[[str], None] = lambda _: None
+        self.admits: Callable[[str, Json], str] = lambda *_: ""  # why an object is refused
+        self.created: Callable[[str, Json], None] = lambda *_: None  # told of each object that is created
         self._numbers, self._versions = itertools.count(1), itertools.count(100)
         self._lock = threading.RLock()
         self._changed: asyncio.Condition
@@ -213,11 +215,13 @@ class Cluster:
         }  # fmt: skip
         self.put(self.pods_path, row)
 
-    def change_pod(self, name: str, **status: Any) -> None:
+    def change_pod(self, name: str, *, spec: Json | None = None, **status: Any) -> None:
         """Change the status of a pod, as its kubelet does."""
-        row = copy.deepcopy(self.pods[name])
-        row["status"] |= status
-        self.put(self.pods_path, row)
+        with self._lock:
+            row = copy.deepcopy(self.pods[name])
+            row["status"] = row.get("status", {}) | status
+            row["spec"] |= spec or {}
+            self.put(self.pods_path, row)
 
     def restart(self, name: str, reason: str = "OOMKilled") -> None:
         """Let the container of a pod start again in place."""
@@ -325,7 +329,11 @@ class Cluster:
             if verb == "create":
                 if body["metadata"]["name"] in known:
                     return _status(409, "it exists", "AlreadyExists")
-                return web.json_response(self.put(path, body), status=201)
+                if refusal := self.admits(path, body):
+                    return _status(403, refusal, "Forbidden")
+                made = self.put(path, body)
+                self.created(path, copy.deepcopy(made))
+                return web.json_response(made, status=201)
             if verb == "deletecollection":
                 for each in [key for key, row in known.items() if _selects(query.get("labelSelector", ""), row)]:
                     self.remove(path, each)
@@ -335,7 +343,9 @@ class Cluster:
             if name not in known:
                 return _status(404, f"{name} not found", "NotFound")
             if part == "log":
-                return web.Response(text="2026-01-01 a line of the node\n" + self.logs[name] + "\n")
+                text = self.logs[name]
+                text = text if isinstance(text, str) else text()
+                return web.Response(text=f"2026-01-01 a line of the node\n{text}\n")
             if verb == "patch":
                 return self._patch(path, known[name], body)
             if verb == "delete":

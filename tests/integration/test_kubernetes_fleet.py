@@ -320,7 +320,7 @@ def test_what_a_dead_coordinator_left_is_removed(
         cluster.change_pod(cluster.held_by("ready")[0], phase="Failed", reason="Evicted")
         await until(lambda: len(cluster.held_by("ready")) == 3, "an evicted pod of nobody is deleted")
         assert mine.node in cluster.pods
-        for task in (*dead._tasks, *engine._reading.values()):
+        for task in (*dead._tasks, *engine._servers._reading.values()):
             task.cancel()
         await dead.close()
 

@@ -16,15 +16,22 @@ MOST_PORT = 65_535
 
 
 @root.command("node")
-@option(
-    "--listen", metavar="HOST:PORT", required=True, help="The address at which callers reach it; port 0: a free one."
-)
-@option("--public-key", metavar="KEY", required=True, help="The key of the fleet's coordinator: 32 bytes in base64url.")
+@option("--listen", metavar="HOST:PORT", help="The address at which callers reach it; port 0: a free one.")
+@option("--public-key", metavar="KEY", help="The key of the fleet's coordinator: 32 bytes in base64url.")
 @option("--ttl", metavar="TIME", default="60s", help="All leases end when the coordinator is silent for so long.")
 @option("--state", metavar="DIR", help="A private folder: its file node.json says where the node is.")
 @option("--waits", is_flag=True, help="Serve on until a coordinator calls for the first time, however long it takes.")
+@option("--copy-to", metavar="DIR", help="Only copy Cloche and what a node needs there, for another image's Python.")
 @sandbox_options(but=("fallback", "trusted"))
-def _node(listen: str, public_key: str, ttl: str, state: str | None, waits: bool, options: SandboxOptions) -> int:
+def _node(
+    listen: str | None,
+    public_key: str | None,
+    ttl: str,
+    state: str | None,
+    waits: bool,
+    copy_to: str | None,
+    options: SandboxOptions,
+) -> int:
     """Serve sandboxes to the leases of a fleet.
 
     An engine, such as Ray, starts this on each of its machines. When it serves, it prints one line of JSON: its
@@ -37,9 +44,13 @@ def _node(listen: str, public_key: str, ttl: str, state: str | None, waits: bool
     from cloche.core.limits import parse_duration
     from cloche.node import require_extra
 
+    require_extra()
+    if copy_to is not None:
+        return _copy(copy_to)
+    if not listen or not public_key:
+        raise InvalidRequest("--listen and --public-key: a node needs its address, and the key of its coordinator")
     host, port = read_listen(listen)
     ttl_s = parse_duration(ttl, name="--ttl")
-    require_extra()
     from cloche.node.command import NodeCommand, run_node
 
     command = NodeCommand(
@@ -47,6 +58,15 @@ def _node(listen: str, public_key: str, ttl: str, state: str | None, waits: bool
         options=cast("SandboxOptions", given_options(options)),
     )  # fmt: skip
     return run_node(command)
+
+
+def _copy(target: str) -> int:
+    from pathlib import Path
+
+    from cloche.node.copying import copy_to
+
+    copy_to(Path(target))
+    return 0
 
 
 def read_listen(text: str) -> tuple[str, int]:
