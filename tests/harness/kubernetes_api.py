@@ -55,19 +55,20 @@ class Cluster:
         self.requests: Counter[str] = Counter()
         self.claims: list[tuple[str, str]] = []
         self.faults: list[tuple[str, str, int, dict[str, str]]] = []
-        self.rules: list[Json] | None = manifests.RULES
+        self.rules: list[Json] | None = manifests.rules(settings.mode)
         self.repeats_events = False
         self.token = TOKEN
-        self.logs: dict[str, str] = {}
+        self.logs: dict[str, str | Callable[[], str]] = {}
         self.start_pod: Callable[[str], tuple[str, str]] = lambda _: ("127.0.0.1", "")
         self.end_pod: Callable[[str], None] = lambda _: None
+        self.admits: Callable[[str, Json], str] = lambda *_: ""  # why an object is refused
+        self.created: Callable[[str, Json], None] = lambda *_: None  # told of each object that is created
         self._numbers, self._versions = itertools.count(1), itertools.count(100)
         self._lock = threading.RLock()
         self._changed: asyncio.Condition
         self._loop = asyncio.new_event_loop()
         self._runner: web.AppRunner | None = None
         self._watches: set[asyncio.Task[Any]] = set()
-        self.forwards: set[asyncio.Task[Any]] = set()
         self.port = 0
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -92,8 +93,8 @@ class Cluster:
         self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
 
     async def _stop(self) -> None:
-        for task in (*self._watches, *self.forwards):
-            task.cancel()
+        for watch in list(self._watches):
+            watch.cancel()
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -214,11 +215,13 @@ class Cluster:
         }  # fmt: skip
         self.put(self.pods_path, row)
 
-    def change_pod(self, name: str, **status: Any) -> None:
+    def change_pod(self, name: str, *, spec: Json | None = None, **status: Any) -> None:
         """Change the status of a pod, as its kubelet does."""
-        row = copy.deepcopy(self.pods[name])
-        row["status"] |= status
-        self.put(self.pods_path, row)
+        with self._lock:
+            row = copy.deepcopy(self.pods[name])
+            row["status"] = row.get("status", {}) | status
+            row["spec"] |= spec or {}
+            self.put(self.pods_path, row)
 
     def restart(self, name: str, reason: str = "OOMKilled") -> None:
         """Let the container of a pod start again in place."""
@@ -244,18 +247,12 @@ class Cluster:
 
     def cut_watches(self) -> None:
         """Cut the connections of all watches."""
-        self._cancel(self._watches)
 
-    def cut_forwards(self) -> None:
-        """Cut all streams to ports of pods."""
-        self._cancel(self.forwards)
+        async def cut() -> None:
+            for watch in list(self._watches):
+                watch.cancel()
 
-    def _cancel(self, tasks: set[asyncio.Task[Any]]) -> None:
-        async def cancel() -> None:
-            for task in list(tasks):
-                task.cancel()
-
-        self.on_loop(cancel())
+        self.on_loop(cut())
 
     def forget(self) -> None:
         """Forget all events, so that watches from before are answered with 410."""
@@ -287,9 +284,6 @@ class Cluster:
             return web.json_response({"status": {"resourceRules": every if self.rules is None else self.rules}})
         if not self._is_allowed(verb, resource, parts[1]):
             return _status(403, f'{resource} is forbidden: User "me" cannot {verb} resource "{resource}"', "Forbidden")
-        if parts[2] == "portforward":
-            may_create = self._is_allowed("create", resource, parts[1])
-            return await self._forward(request, parts[1]) if may_create else _status(403, "no create", "Forbidden")
         if verb == "watch":
             return await self._watch(request, parts[0])
         body = await request.json() if request.can_read_body else {}
@@ -335,7 +329,11 @@ class Cluster:
             if verb == "create":
                 if body["metadata"]["name"] in known:
                     return _status(409, "it exists", "AlreadyExists")
-                return web.json_response(self.put(path, body), status=201)
+                if refusal := self.admits(path, body):
+                    return _status(403, refusal, "Forbidden")
+                made = self.put(path, body)
+                self.created(path, copy.deepcopy(made))
+                return web.json_response(made, status=201)
             if verb == "deletecollection":
                 for each in [key for key, row in known.items() if _selects(query.get("labelSelector", ""), row)]:
                     self.remove(path, each)
@@ -345,7 +343,9 @@ class Cluster:
             if name not in known:
                 return _status(404, f"{name} not found", "NotFound")
             if part == "log":
-                return web.Response(text="2026-01-01 a line of the node\n" + self.logs[name] + "\n")
+                text = self.logs[name]
+                text = text if isinstance(text, str) else text()
+                return web.Response(text=f"2026-01-01 a line of the node\n{text}\n")
             if verb == "patch":
                 return self._patch(path, known[name], body)
             if verb == "delete":
@@ -431,44 +431,6 @@ class Cluster:
             return response
         finally:
             self._watches.discard(task)
-
-    async def _forward(self, request: web.Request, pod: str) -> web.StreamResponse:
-        """Pass bytes to a port of a pod, as its kubelet does: it connects to loopback in the pod."""
-        if pod not in self.pods:
-            return _status(404, f"{pod} not found", "NotFound")
-        port, task = int(request.query["ports"]), asyncio.current_task()
-        socket = web.WebSocketResponse(protocols=["v4.channel.k8s.io"])
-        await socket.prepare(request)
-        assert task is not None
-        self.forwards.add(task)
-        try:
-            for channel in (b"\0", b"\1"):
-                await socket.send_bytes(channel + port.to_bytes(2, "little"))
-            try:
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            except OSError as error:
-                await socket.send_bytes(b"\1" + f"failed to dial {port}: connection refused: {error}".encode())
-                return socket
-            outward = asyncio.ensure_future(_outward(reader, socket))
-            try:
-                async for message in socket:
-                    assert message.data[:1] == b"\0"
-                    writer.write(message.data[1:])
-                    await writer.drain()
-            finally:
-                outward.cancel()
-                writer.close()
-        except asyncio.CancelledError:
-            request.transport.abort()  # type: ignore[union-attr]
-        finally:
-            self.forwards.discard(task)
-        return socket
-
-
-async def _outward(reader: asyncio.StreamReader, socket: web.WebSocketResponse) -> None:
-    while data := await reader.read(1 << 16):
-        await socket.send_bytes(b"\0" + data)
-    await socket.close()
 
 
 def _selects(selector: str, row: Json) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from cloche.fleets.kubernetes.manifests import RULES
+from cloche.fleets.kubernetes.manifests import rules
 from tests.harness import kubernetes_calls, kubernetes_cluster
 from tests.harness.kubernetes_cluster import IMAGE, IMAGES, SYSCTLS, KubernetesCluster, until
 
@@ -122,14 +122,14 @@ def test_a_missing_right_is_named_with_verb_and_resource(fleet: Fleet) -> None:
     """An account without the role may not even read the fleet's object; one may read pods, and not claim them."""
     fleet.become("cloche-node")
     assert "no permission to get configmaps in namespace cloche" in fleet.call("refused")["text"]
-    rules = [{**rule, "verbs": [verb for verb in rule["verbs"] if verb != "patch"]} for rule in RULES]
+    allowed = [{**rule, "verbs": [verb for verb in rule["verbs"] if verb != "patch"]} for rule in rules("warm")]
     here: dict[str, Any] = {"name": "reader", "namespace": "cloche"}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "reader"}
     subject = {"kind": "ServiceAccount", **here}
     version = "rbac.authorization.k8s.io/v1"
     fleet.cluster.apply(
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": here},
-        {"apiVersion": version, "kind": "Role", "metadata": here, "rules": rules},
+        {"apiVersion": version, "kind": "Role", "metadata": here, "rules": allowed},
         {"apiVersion": version, "kind": "RoleBinding", "metadata": here, "roleRef": role, "subjects": [subject]},
     )
     fleet.become("reader")

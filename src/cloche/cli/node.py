@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 from cloche.core.errors import InvalidRequest
 
 from .app import root
-from .options import flag, option, sandbox_options
+from .options import option, sandbox_options
 
 if TYPE_CHECKING:
     from cloche.config.options import SandboxOptions
@@ -16,17 +16,21 @@ MOST_PORT = 65_535
 
 
 @root.command("node")
-@option(
-    "--listen", metavar="HOST:PORT", required=True, help="The address at which callers reach it; port 0: a free one."
-)
-@flag("--all-addresses", help="Listen at every address of this machine, and tell HOST. A port-forward needs it.")
-@option("--public-key", metavar="KEY", required=True, help="The key of the fleet's coordinator: 32 bytes in base64url.")
+@option("--listen", metavar="HOST:PORT", help="The address at which callers reach it; port 0: a free one.")
+@option("--public-key", metavar="KEY", help="The key of the fleet's coordinator: 32 bytes in base64url.")
 @option("--ttl", metavar="TIME", default="60s", help="All leases end when the coordinator is silent for so long.")
 @option("--state", metavar="DIR", help="A private folder: its file node.json says where the node is.")
 @option("--waits", is_flag=True, help="Serve on until a coordinator calls for the first time, however long it takes.")
+@option("--copy-to", metavar="DIR", help="Only copy Cloche and what a node needs there, for another image's Python.")
 @sandbox_options(but=("fallback", "trusted"))
 def _node(
-    listen: str, all_addresses: bool, public_key: str, ttl: str, state: str | None, waits: bool, options: SandboxOptions
+    listen: str | None,
+    public_key: str | None,
+    ttl: str,
+    state: str | None,
+    waits: bool,
+    copy_to: str | None,
+    options: SandboxOptions,
 ) -> int:
     """Serve sandboxes to the leases of a fleet.
 
@@ -40,16 +44,29 @@ def _node(
     from cloche.core.limits import parse_duration
     from cloche.node import require_extra
 
+    require_extra()
+    if copy_to is not None:
+        return _copy(copy_to)
+    if not listen or not public_key:
+        raise InvalidRequest("--listen and --public-key: a node needs its address, and the key of its coordinator")
     host, port = read_listen(listen)
     ttl_s = parse_duration(ttl, name="--ttl")
-    require_extra()
     from cloche.node.command import NodeCommand, run_node
 
     command = NodeCommand(
         host=host, port=port, public_key=public_key, state=state or "", ttl_s=ttl_s, waits=waits,
-        is_everywhere=all_addresses, options=cast("SandboxOptions", given_options(options)),
+        options=cast("SandboxOptions", given_options(options)),
     )  # fmt: skip
     return run_node(command)
+
+
+def _copy(target: str) -> int:
+    from pathlib import Path
+
+    from cloche.node.copying import copy_to
+
+    copy_to(Path(target))
+    return 0
 
 
 def read_listen(text: str) -> tuple[str, int]:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from .record import dataclass
 
+FleetMode = Literal["warm", "pod", "agent-sandbox"]
 TTL_S = 60.0  # of a lease
 WAIT_S = 300.0  # in the queue
 
@@ -24,10 +25,11 @@ class FleetSettings:
     checkpoints, and for each fork.
 
     On Kubernetes the address is a context of the kubeconfig. The fleet is in a `namespace`, its pods are of a
-    `template`. A pod has one lease (`isolation` "pod"), or many until it is `pod_age_s` old ("jail"); none lasts for
-    longer than `lease_age_s`. `fleet up` makes `pods` pods of `image`, each with `pod_cpus` and `pod_memory_bytes` for
-    leases, and of `runtime_class`; with `network` they may reach public addresses.
-    Callers `reach` a pod at its address, or by the API server's port-forward.
+    `template`. Its `mode` says where they come from: a Deployment ("warm"), besides pods for images that callers name
+    ("pod"), or the objects of agent-sandbox. A pod has one lease (`isolation` "pod"), or many until it is `pod_age_s`
+    old ("jail"); none lasts for longer than `lease_age_s`. `fleet up` makes `pods` pods of `image`, each with
+    `pod_cpus` and `pod_memory_bytes` for leases, and of `runtime_class`; with `network` they may reach public
+    addresses.
     """
 
     address: str = ""
@@ -42,6 +44,7 @@ class FleetSettings:
     sandboxes: int = 1
     namespace: str = "cloche"
     template: str = "default"
+    mode: FleetMode = "warm"
     isolation: Literal["pod", "jail"] = "pod"
     pod_age_s: float = 3_600.0
     lease_age_s: float = 86_400.0
@@ -51,4 +54,3 @@ class FleetSettings:
     pod_memory_bytes: int = 1 << 30
     runtime_class: str = ""
     network: bool = False
-    reach: Literal["auto", "address", "forward"] = "auto"

@@ -9,6 +9,7 @@ clearing what an earlier node of this machine left.
 - `leases.py`: which leases there are, and when they end; pure.
 - `host.py`: what the wire needs (`cloche.wire.host.WireHost`); `sandboxes.py`: live sandboxes of leases.
 - `digests.py`: which packages and images this machine has.
+- `copying.py`: copy Cloche and what a node needs to a folder; `start.py` there starts it with another image's Python.
 - `verbs.py`: the verbs of role coordinator.
 
 Needs the extra `node`.

@@ -10,8 +10,8 @@ import yaml
 from cloche.core.fleet_settings import FleetSettings
 from cloche.core.record import replace
 from cloche.fleets.decisions import AskBlock, Decisions, GiveBack, Grant, PlacingRules
-from cloche.fleets.kubernetes.manifests import FORWARD, PRIVATE, RULES, Served, left_out, manifests
-from cloche.fleets.kubernetes.pods import Owner, claim_patch, facts_of, pod_of, quantity
+from cloche.fleets.kubernetes.manifests import PRIVATE, Served, foreign_pod, left_out, manifests, rules
+from cloche.fleets.kubernetes.pods import Owner, born_claimed, claim_patch, facts_of, pod_of, quantity
 from cloche.fleets.placing import ResourceSize
 from cloche.fleets.waiting import LeaseRequest
 
@@ -100,6 +100,21 @@ def test_the_manifests_are_valid(isolation: Any, minor: int) -> None:
         kubernetes_validate.validate(row, f"1.{minor}", strict=True)
 
 
+@pytest.mark.parametrize("minor", [30, 33, 37])
+def test_a_pod_for_another_image_is_valid_and_made_by_that_mode_alone(minor: int) -> None:
+    """It has the schema of the server's version, and the role of its mode may create it."""
+    settings = replace(SETTINGS, mode="pod")
+    spec = foreign_pod(settings, Served(minor=minor))
+    pod = born_claimed(spec, Owner(holder="h", name="cloche-h", uid="l"), name="cloche-h-1", longest_s=50)
+    kubernetes_validate.validate(pod, f"1.{minor}", strict=True)
+    (copying,), (container,) = spec["initContainers"], spec["containers"]
+    assert (
+        copying["securityContext"]["capabilities"] == container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    )
+    rows = {row["kind"]: row for row in manifests(settings)}
+    assert [rule["verbs"] for rule in rows["Role"]["rules"] if rule not in rules("warm")] == [["create"]]
+
+
 def test_the_manifests_give_pods_nothing_that_they_do_not_need() -> None:
     """No token, no privilege, no way out, limits that are requests; what a server has not is left out and said."""
     rows = {row["kind"]: row for row in manifests(SETTINGS)}
@@ -110,13 +125,8 @@ def test_the_manifests_give_pods_nothing_that_they_do_not_need() -> None:
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert container["resources"]["limits"] == container["resources"]["requests"]
     assert rows["NetworkPolicy"]["spec"]["egress"] == []
-    assert not any("create" in rule["verbs"] for rule in RULES if "pods" in rule["resources"])
-    assert rows["Role"]["rules"] == RULES
-    assert "--all-addresses" in container["args"], "a port-forward arrives at loopback"
-    assert {"127.0.0.0/8", *PRIVATE} <= {*container["args"]}
-    outside = manifests(replace(SETTINGS, reach="forward"))
-    roles = {row["metadata"]["name"]: row["rules"] for row in outside if row["kind"] == "Role"}
-    assert roles == {"cloche-caller": RULES, "cloche-outside": [*RULES, FORWARD]}
+    assert not any("create" in rule["verbs"] for rule in rules("warm") if "pods" in rule["resources"])
+    assert rows["Role"]["rules"] == rules("warm")
     jail = replace(SETTINGS, isolation="jail", network=True)
     old = {row["kind"]: row for row in manifests(jail, Served(minor=20))}
     assert "hostUsers" not in old["Deployment"]["spec"]["template"]["spec"]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from cloche.core.fleet import Fleet
+from cloche.core.record import replace
 from cloche.core.remote import RemoteAccount
 
+from .backend import ANY_LANGUAGE
 from .leased import LeasedBackend
 from .links import link_to
 
@@ -14,6 +18,11 @@ class KubernetesBackend(LeasedBackend):
 
     name, package = "kubernetes", "kubernetes_asyncio"
     usual_level = None  # the fleet's template requires one of its pods
+
+    def with_images(self, images: Mapping[str, str]) -> KubernetesBackend:
+        """Return the same backend with pods of the image that a call named."""
+        account, image = self.account(), images.get(ANY_LANGUAGE, "")
+        return type(self)(replace(account, fleet=replace(account.fleet, image=image)) if image else self._account)
 
     async def connect(self, account: RemoteAccount) -> Fleet:
         """Return a coordinator in this process."""

@@ -1,65 +1,50 @@
 """Pods as the nodes of a fleet, for the coordinator. See `fleets/engine.py`.
 
-Theory of operation: an unclaimed pod that is ready counts as a node that starts: it has a share, and no address. Its
-block is all of it, and to take the block is to claim the pod; then it has an address, and the coordinator connects.
-Before the claim the certificate is read from the log of the pod, and a connection is tried: no pod is claimed in vain.
+Theory of operation: a source offers what may be taken as nodes that start: each has a share, and no address. Its block
+is all of it, and to take the block is to claim the pod, or to make it; then it has an address, and the coordinator
+connects. The sources are the modes of a fleet: `warm.py`, `made.py`.
 
-Coordinators look at the pods in different orders. A claimed pod whose container has started again, or that is deleted,
-is lost: its server's certificate is another one, and so are its files. A pod that was given back is deleted, and tried
-again until it is.
+A claimed pod whose container has started again, or that is deleted, is lost: its server's certificate is another one,
+and so are its files. A pod that was given back is deleted, and tried again until it is.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import ipaddress
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
 from typing import Any
 from urllib.parse import urlsplit
 
-from cloche.core.errors import BackendUnavailable, ClocheError
+from cloche.core.errors import ClocheError
 from cloche.core.fleet_settings import FleetSettings
-from cloche.core.record import dataclass, replace
 
-from ..engine import BlockTaken, EngineNode, ReservedBlock
+from ..engine import EngineNode, ReservedBlock
 from ..tending import Reach, reach
-from .api import ApiError, KubernetesApi
-from .forwarding import PodAddresses
+from .api import KubernetesApi
 from .holders import Holder
-from .pods import READY, NodeFacts, Pod, claim_patch, facts_of
+from .made import MadePods
+from .pods import Pod
+from .servers import PodServers
+from .sources import ClaimedPod, FleetPods, PodSource
+from .warm import WarmPods
 from .watching import PodWatch
 
-MOST_LOG = 1 << 16
-READ_AHEAD, READS_AT_ONCE = 4, 8  # pods whose logs are read before they are needed, at most
-SERVES_S, AGAIN_S = 10.0, 0.5  # for the first words of a server whose port is open
-TRIES, UNFIT_S = 3, 15.0  # how long a pod that cannot be used is not tried again
-ALL = "*"  # in place of a container, where no pod may be claimed
-POOL_S = 1.0  # how often the Deployment is asked why there is no pod
 DELETES_AT_ONCE = 16
 LAST_WORDS_S, LOOK_S, MOST_ENDS = 3.0, 0.1, 256
+SOURCES: Mapping[str, Callable[[FleetPods], PodSource]] = {"warm": WarmPods, "pod": MadePods}
 log = logging.getLogger("cloche.fleet")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimedPod:
-    """A pod that this coordinator holds: the start of its container, and the facts of its server."""
-
-    pod: Pod
-    facts: NodeFacts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Unfit:
-    reason: str
-    until: float
-
-
 class KubernetesEngine:
-    """Implement FleetEngine on the pods of one namespace. `fleet` is the owner reference of the fleet's own object."""
+    """Implement FleetEngine on the pods of one namespace.
+
+    `fleet` is the owner reference of the fleet's own object, and `data` what that has. The mode of the settings names
+    the source of the pods.
+    """
 
     name, has_blocks = "kubernetes", True
 
@@ -69,27 +54,30 @@ class KubernetesEngine:
         settings: FleetSettings,
         *,
         fleet: dict[str, str],
+        data: Mapping[str, str],
         version: str = "",
         reach: Callable[[str], Awaitable[Reach]] = reach,
     ):
-        self._api, self._settings, self._version = api, settings, version
+        self._api, self._settings, self._reach = api, settings, reach
         self.scaling_s = settings.scaling_s
-        core, apps = f"/api/v1/namespaces/{settings.namespace}", f"/apis/apps/v1/namespaces/{settings.namespace}"
-        self._path, self._deployments = f"{core}/pods", f"{apps}/deployments"
-        self.ways = PodAddresses(api, self._path, settings.reach, reach=reach)
-        self.watch = PodWatch(api, self._path)
+        path = f"/api/v1/namespaces/{settings.namespace}/pods"
+        self.watch = PodWatch(api, path)
         self.changed = self.watch.changed
         self.claimed: dict[str, ClaimedPod] = {}
-        self.holder = Holder(api, settings.namespace, fleet, self.watch, self.claimed)
-        self._leaving: dict[str, Pod] = {}  # given back, and not yet known to be deleted
-        self._facts: dict[str, NodeFacts] = {}  # by the container
-        self._unfit: dict[str, _Unfit] = {}
-        self._reading: dict[str, asyncio.Task[NodeFacts]] = {}
-        self._reads = asyncio.Semaphore(READS_AT_ONCE)
+        self._making: dict[str, str] = {}
+        self._leaving: dict[str, str] = {}  # given back, and not yet known to be deleted; by name, with the uid
+        held: Container[str] = ChainMap[str, object](self.claimed, self._making)  # type: ignore[arg-type]
+        self.holder = Holder(api, settings.namespace, fleet, self.watch, held)
+        self._servers = PodServers(api, path, version, reach)
+        self._source = SOURCES[settings.mode](
+            FleetPods(
+                api=api, settings=settings, data=data, watch=self.watch, servers=self._servers, holder=self.holder,
+                making=self._making, is_used=lambda name: name in self.claimed or name in self._leaving,
+                give_up=self._give_up,
+            )
+        )  # fmt: skip
         self._tasks: set[asyncio.Future[Any]] = set()
-        self._claims = 0
         self._ends: dict[str, str] = {}  # of claimed pods, and why
-        self._pool_reason, self._pool_asked_at = "", 0.0
 
     async def start(self, public_key: str) -> None:
         """Read the pods, and begin to watch them. Raises ApiError, BackendUnavailable."""
@@ -100,50 +88,18 @@ class KubernetesEngine:
     # Nodes
 
     async def nodes(self) -> Sequence[EngineNode]:
-        """Return the pods that this coordinator holds or may claim, else the Deployment with the reason."""
-        pods = sorted(self.watch.pods.values(), key=self._turn)
+        """Return the pods that this coordinator holds, and what it may take, or why there is nothing."""
         hosts = self._addresses() if self.claimed else ()
-        listed = [self._held(claim, hosts) for claim in self.claimed.values()]
-        open_pods = [pod for pod in pods if self._is_open(pod)]
-        self._forget_old()
-        self._read_ahead(pod for pod in open_pods if pod.is_ready)
-        listed += [self._unclaimed(pod) for pod in open_pods]
-        if not any(pod.is_ready and not self._reason(pod) for pod in open_pods):
-            await self._ask_pool()
-            if self._pool_reason:
-                pool = f"deployment/cloche-{self._settings.template}"
-                listed.append(EngineNode(id=pool, cpus=0.0, memory_bytes=0, reason=self._pool_reason))
-        return listed
+        held = [self._held(name, claim, hosts) for name, claim in self.claimed.items()]
+        self._servers.forget_all_but(self.watch.pods.values())
+        return [*held, *await self._source.nodes()]
 
-    def _turn(self, pod: Pod) -> bytes:
-        """Return a pod's place in the order of this coordinator."""
-        return hashlib.sha256(f"{self.holder.name}:{pod.uid}".encode()).digest()
-
-    def _is_open(self, pod: Pod) -> bool:
-        return (
-            pod.state == READY
-            and pod.template == self._settings.template
-            and not pod.is_leaving
-            and pod.name not in self.claimed
-            and pod.name not in self._leaving
-        )
-
-    def _unclaimed(self, pod: Pod) -> EngineNode:
-        return EngineNode(
-            id=pod.name, cpus=pod.cpus, memory_bytes=pod.memory_bytes, reason=self._reason(pod),
-            is_coming=not pod.is_ready,
-        )  # fmt: skip
-
-    def _reason(self, pod: Pod) -> str:
-        unfit = [self._unfit[key] for key in (pod.container, ALL) if key in self._unfit]
-        return next((each.reason for each in unfit if each.until > self._now()), pod.over or pod.stuck)
-
-    def _held(self, claim: ClaimedPod, hosts: tuple[str, ...]) -> EngineNode:
+    def _held(self, name: str, claim: ClaimedPod, hosts: tuple[str, ...]) -> EngineNode:
         pod = self.watch.pods.get(claim.pod.name)
         if reason := why_lost(pod, claim.pod):
-            self._ends[claim.pod.name] = reason
+            self._ends[name] = reason
         return EngineNode(
-            id=claim.pod.name, cpus=claim.pod.cpus, memory_bytes=claim.pod.memory_bytes, address=claim.facts.address,
+            id=name, cpus=claim.pod.cpus, memory_bytes=claim.pod.memory_bytes, address=claim.facts.address,
             certificate=claim.facts.certificate, boot=claim.facts.boot, hosts=hosts,
             reason=reason, is_leaving=pod is not None and self._is_to_go(pod),
         )  # fmt: skip
@@ -159,159 +115,68 @@ class KubernetesEngine:
             hosts += (pod.address, pod.machine_address)
         return tuple(sorted({host for host in hosts if _is_address(host)}))
 
-    async def _ask_pool(self) -> None:
-        """Ask the Deployment why there is no pod, such as a quota: no request of a coordinator would fail for it."""
-        if self._now() - self._pool_asked_at < POOL_S:
-            return
-        self._pool_asked_at = self._now()
-        try:
-            self._pool_reason = pool_reason(
-                await self._api.get(f"{self._deployments}/cloche-{self._settings.template}")
-            )
-        except ApiError as error:
-            self._pool_reason = str(error)
-            if error.status == 404:
-                self._pool_reason = (
-                    f"namespace {self._settings.namespace} has no template {self._settings.template}: "
-                    '"cloche fleet up --engine kubernetes --apply" makes it'
-                )
-        except ClocheError as error:
-            log.debug("the Deployment: %s", error)
-
-    # What a server is
-
-    def _forget_old(self) -> None:
-        """Forget the facts of containers that are gone, from time to time."""
-        if len(self._facts) + len(self._unfit) > 2 * len(self.watch.pods) + MOST_ENDS:
-            here = {ALL, *(pod.container for pod in self.watch.pods.values())}
-            self._facts = {name: facts for name, facts in self._facts.items() if name in here}
-            self._unfit = {name: unfit for name, unfit in self._unfit.items() if name in here}
-
-    def _read_ahead(self, pods: Iterable[Pod]) -> None:
-        """Read what the next claims need; a process that has claimed one pod so far may need no other."""
-        for pod in islice(pods, max(min(self._claims - 1, READ_AHEAD), 0)):
-            if pod.container not in self._facts and not self._reason(pod):
-                self._read(pod)
-
-    def _read(self, pod: Pod) -> asyncio.Task[NodeFacts]:
-        reading = self._reading.get(pod.container)
-        if reading is None:
-            reading = self._reading[pod.container] = asyncio.create_task(self._read_facts(pod))
-            reading.add_done_callback(lambda done: self._note_read(pod, done))
-        return reading
-
-    def _note_read(self, pod: Pod, done: asyncio.Task[NodeFacts]) -> None:
-        self._reading.pop(pod.container, None)
-        if done.cancelled():
-            return
-        if (error := done.exception()) is None:
-            self._facts[pod.container] = done.result()
-        else:
-            self._note_unfit(pod.container, error)
-
-    def _note_unfit(self, container: str, error: BaseException) -> None:
-        self._unfit[container] = _Unfit(reason=str(error), until=self._now() + UNFIT_S)
-
-    async def _read_facts(self, pod: Pod) -> NodeFacts:
-        """Return the facts of a pod's server, after checks that it can be used. Raises BackendUnavailable."""
-        facts, ends = await self._printed(pod), self._now() + SERVES_S
-        while facts is None and self._now() < ends:  # its port is open somewhat before it serves
-            await asyncio.sleep(AGAIN_S)
-            facts = await self._printed(pod)
-        if facts is None or urlsplit(facts.address).hostname != pod.address:
-            raise BackendUnavailable("the log of the pod has no address and certificate of its server.")
-        if self._version and facts.version != self._version:
-            raise BackendUnavailable(
-                f"it has Cloche {facts.version}, and this is {self._version}.",
-                remedy="Use an image with the same version (fleet.image).",
-            )
-        await self.ways.check(pod.name, facts.address)
-        return facts
-
-    async def _printed(self, pod: Pod) -> NodeFacts | None:
-        async with self._reads:
-            text = await self._api.text(f"{self._path}/{pod.name}/log", container="node", limitBytes=str(MOST_LOG))
-        return facts_of(text)
-
-    async def _facts_of(self, pod: Pod) -> NodeFacts:
-        facts = self._facts.get(pod.container)
-        return facts if facts is not None else await asyncio.shield(self._read(pod))
-
     # Blocks
 
     async def blocks(self) -> Sequence[ReservedBlock]:
         """Return the pods that this coordinator holds: none at its start."""
-        return [_block(claim.pod) for claim in self.claimed.values()]
+        return [_block(name, claim.pod) for name, claim in self.claimed.items()]
 
     async def take_block(self, *, node: str, cpus: float, memory_bytes: int) -> ReservedBlock:
         """Claim a pod, all of it."""
         del cpus, memory_bytes
-        claiming = asyncio.ensure_future(self._claim(node))
+        taking = asyncio.ensure_future(self._take(node))
         try:
-            return _block(await asyncio.shield(claiming))
+            return _block(node, (await asyncio.shield(taking)).pod)
         except asyncio.CancelledError:
-            claiming.add_done_callback(self._undo_claim)
-            self._keep(claiming)
+            if self._source.takes_long:
+                taking.cancel()
+            taking.add_done_callback(lambda done: self._undo(node, done))
+            self._keep(taking)
             raise
 
-    def _undo_claim(self, claiming: asyncio.Future[Pod]) -> None:
-        if not claiming.cancelled() and claiming.exception() is None:
-            self._keep(asyncio.ensure_future(self.give_back(claiming.result().name)))
+    async def _take(self, node: str) -> ClaimedPod:
+        claim = self.claimed[node] = await self._source.take(node)
+        return claim
+
+    def _give_up(self, node: str) -> None:
+        """End what was being made for a node."""
+        self._leaving[node] = self._making.pop(node)
+        self._keep(asyncio.ensure_future(self.give_back(node)))
+
+    def _undo(self, node: str, taking: asyncio.Future[ClaimedPod]) -> None:
+        if not taking.cancelled() and taking.exception() is None:
+            self._keep(asyncio.ensure_future(self.give_back(node)))
 
     def _keep(self, work: asyncio.Future[Any]) -> None:
         self._tasks.add(work)
-        work.add_done_callback(self._tasks.discard)
+        work.add_done_callback(self._end_of)
 
-    async def _claim(self, name: str) -> Pod:
-        for _ in range(TRIES):
-            pod = self._claimable(name)
-            facts = await self._facts_of(pod)
-            patch = claim_patch(pod, self.holder.owner, now=self._api.now(), longest_s=self._settings.lease_age_s)
-            try:
-                pod = self.watch.put(await self._api.patch(f"{self._path}/{name}", patch))
-            except ApiError as error:
-                if error.status == 403:
-                    self._note_unfit(ALL, error)
-                if error.status != 409:
-                    raise
-                pod = self.watch.put(await self._api.get(f"{self._path}/{name}"))
-            if pod.holder == self.holder.name:
-                facts = replace(facts, address=self.ways.open(name, facts.address))
-                self.claimed[name] = ClaimedPod(pod=pod, facts=facts)
-                self._claims += 1
-                return pod
-        raise BlockTaken(f"pod {name} changes all the time, and was not claimed.")
-
-    def _claimable(self, name: str) -> Pod:
-        """Return a pod that may be claimed. Raises BackendUnavailable."""
-        pod = self.watch.pods.get(name)
-        if pod is None or not self._is_open(pod) or not pod.is_ready or not pod.address or pod.over or pod.stuck:
-            raise BlockTaken(f"pod {name} is another's, or not ready.")
-        return pod
+    def _end_of(self, work: asyncio.Future[Any]) -> None:
+        self._tasks.discard(work)
+        if not work.cancelled() and (error := work.exception()) is not None:
+            log.debug("a pod of the fleet: %s", error)
 
     async def give_back(self, block: str) -> None:
         """Delete a claimed pod."""
         claim = self.claimed.pop(block, None)
         if claim is not None:
-            self._leaving[block] = claim.pod
-            if block not in self._ends and await self.ways.reach(claim.facts.address) == "refused":
-                await self._note_end(claim.pod)
-            await self.ways.close(claim.facts.address)
-        pod = self._leaving.get(block)
-        if pod is None:
+            self._leaving[block] = claim.pod.uid
+            if block not in self._ends and await self._reach(claim.facts.address) == "refused":
+                await self._note_end(block, claim.pod)
+        uid = self._leaving.get(block)
+        if uid is None:
             return
-        await self._api.delete(f"{self._path}/{block}", uid=pod.uid)
+        await self._source.end(block, uid)
         self._leaving.pop(block, None)
-        self.watch.drop(block, pod.uid)
 
-    async def _note_end(self, pod: Pod) -> None:
+    async def _note_end(self, name: str, pod: Pod) -> None:
         """Wait a moment for the kubelet's reason of a server's end; it is deleted with the pod."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
                 while not (reason := why_lost(self.watch.pods.get(pod.name), pod)):  # noqa: ASYNC110 - a moment
                     await asyncio.sleep(LOOK_S)
-                self._ends[pod.name] = reason
-        self._ends.setdefault(pod.name, "")
+                self._ends[name] = reason
+        self._ends.setdefault(name, "")
         while len(self._ends) > MOST_ENDS:
             del self._ends[next(iter(self._ends))]
 
@@ -335,21 +200,15 @@ class KubernetesEngine:
 
     async def close(self) -> None:
         """Delete the pods that this coordinator holds, and disconnect."""
-        for work in [*self._reading.values()]:
-            work.cancel()
-        await asyncio.gather(*self._reading.values(), *self._tasks, return_exceptions=True)
+        await self._servers.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.stop()
-        await self.ways.close()
         await self.watch.close()
         try:
             await self.holder.close()
         except ClocheError as error:
             log.debug("the fleet's object of this process was left: %s", error)
         await self._api.close()
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()
 
 
 def why_lost(pod: Pod | None, claimed: Pod) -> str:
@@ -363,18 +222,8 @@ def why_lost(pod: Pod | None, claimed: Pod) -> str:
     return ""
 
 
-def pool_reason(deployment: Mapping[str, Any]) -> str:
-    """Return why a Deployment makes no pods; empty if it does."""
-    for row in (deployment.get("status") or {}).get("conditions") or ():
-        if row.get("type") == "ReplicaFailure" and row.get("status") == "True":
-            return f"its pods are refused: {row.get('message', '')}"[:400]
-    if not (deployment.get("spec") or {}).get("replicas", 1):
-        return "its Deployment has 0 replicas"
-    return ""
-
-
-def _block(pod: Pod) -> ReservedBlock:
-    return ReservedBlock(id=pod.name, node=pod.name, cpus=pod.cpus, memory_bytes=pod.memory_bytes)
+def _block(name: str, pod: Pod) -> ReservedBlock:
+    return ReservedBlock(id=name, node=name, cpus=pod.cpus, memory_bytes=pod.memory_bytes)
 
 
 def _is_address(text: str) -> bool:

@@ -12,8 +12,8 @@ from cloche.core.record import replace
 
 from ..findings import FleetFindings
 from .api import KubernetesApi
-from .fleet import KubernetesOperator
-from .manifests import RULES
+from .fleet import KubernetesOperator, mode_of
+from .manifests import rules
 
 MOST_SKEW_S = 10.0
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
@@ -46,7 +46,8 @@ async def _examined(settings: FleetSettings) -> FleetFindings:
 async def _missing(api: KubernetesApi, namespace: str) -> tuple[str, str]:
     """Return which rights this account has not, with the remedy."""
     answer = await api.create(REVIEWS, {"spec": {"namespace": namespace}})
-    missing = list(missing_rights((answer.get("status") or {}).get("resourceRules") or ()))
+    mode = await mode_of(api, namespace)
+    missing = list(missing_rights((answer.get("status") or {}).get("resourceRules") or (), mode))
     if not missing:
         return "", ""
     return (
@@ -55,10 +56,10 @@ async def _missing(api: KubernetesApi, namespace: str) -> tuple[str, str]:
     )
 
 
-def missing_rights(rules: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the verbs and resources of the role that no rule allows."""
-    allowed = list(rules)
-    for row in RULES:
+def missing_rights(allows: Iterable[Mapping[str, Any]], mode: str = "warm") -> Iterator[str]:
+    """Yield the verbs and resources of the role in this mode that no rule allows."""
+    allowed = list(allows)
+    for row in rules(mode):
         for resource in row["resources"]:
             for verb in row["verbs"]:
                 if not any(_allows(rule, row["apiGroups"][0], resource, verb) for rule in allowed):

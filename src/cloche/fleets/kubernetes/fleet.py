@@ -19,13 +19,16 @@ from ..coordinator import Coordinator
 from ..decisions import PlacingRules
 from ..engine import LinkTo
 from ..signing import Signer
+from ..tending import Timing
 from .api import ApiError, KubernetesApi
-from .engine import KubernetesEngine, pool_reason
+from .engine import KubernetesEngine
 from .pods import CLAIMED, FLEET, LEAVING, Pod, pod_of
+from .warm import pool_reason
 
 OBJECT = "cloche-fleet"
 READY_S, LOOK_S = 300.0, 1.0
 UNUSED_S, IDLE_S = 30.0, 300.0  # of a claimed pod without a lease: one that never had any, one that had some
+MAKING_S = 600.0  # of a pod with its image, which may be large
 UP = 'Make it: "cloche fleet up --engine kubernetes --apply".'
 
 
@@ -37,6 +40,7 @@ async def connect(settings: FleetSettings, link_to: LinkTo) -> Coordinator:
     api = KubernetesApi(settings.address)
     try:
         fleet = await _object(api, settings.namespace, "configmaps")
+        settings = settings_of(settings, fleet["data"])
         signer = Signer(_private_key(await _object(api, settings.namespace, "secrets")))
         if signer.public_key != fleet["data"].get("publicKey"):
             raise BackendUnavailable(
@@ -46,8 +50,8 @@ async def connect(settings: FleetSettings, link_to: LinkTo) -> Coordinator:
     except BaseException:
         await api.close()
         raise
-    settings, version = settings_of(settings, fleet["data"]), metadata.version("cloche")
-    engine = KubernetesEngine(api, settings, fleet=owner_of(fleet), version=version)
+    version = metadata.version("cloche")
+    engine = KubernetesEngine(api, settings, fleet=owner_of(fleet), data=fleet["data"], version=version)
     is_pod = settings.isolation == "pod"
     rules = PlacingRules(
         quota=settings.quota,
@@ -56,17 +60,37 @@ async def connect(settings: FleetSettings, link_to: LinkTo) -> Coordinator:
         one_lease=is_pod,
         block_idle_s=UNUSED_S if is_pod else IDLE_S,
     )
-    return Coordinator(engine, link_to, signer=signer, version=version, rules=rules, reach=engine.ways.reach)
+    timing = Timing() if settings.mode == "warm" else Timing(block_s=MAKING_S)
+    return Coordinator(engine, link_to, signer=signer, version=version, rules=rules, timing=timing)
 
 
 def settings_of(settings: FleetSettings, data: Mapping[str, str]) -> FleetSettings:
-    """Return the settings, those of the operator from the cluster."""
+    """Return the settings, those of the operator from the cluster. Raises InvalidRequest for an image that is refused.
+
+    In a fleet of mode `pod` the image of the template is in its warm pods; each other one has pods of its own.
+    """
+    is_foreign = bool(settings.image and data.get("image")) and settings.image != data["image"]
+    mode = data.get("mode", "warm")
+    if is_foreign and mode != "pod":
+        raise InvalidRequest(
+            f"image: the pods of this fleet have {data['image']}, and not {settings.image}: its mode is {mode}. An "
+            "operator lets callers name images with fleet.mode: pod, or makes another template"
+        )
     return replace(
         settings,
+        mode="warm" if mode == "pod" and not is_foreign else mode,  # type: ignore[arg-type]  # checked by the engine
         isolation="jail" if data.get("isolation") == "jail" else "pod",
         pod_age_s=_number(data.get("podAge"), settings.pod_age_s),
         lease_age_s=_number(data.get("leaseAge"), settings.lease_age_s),
     )
+
+
+async def mode_of(api: KubernetesApi, namespace: str) -> str:
+    """Return the mode of a fleet, the usual one where there is no fleet yet, or none that may be read."""
+    try:
+        return str((await _object(api, namespace, "configmaps"))["data"].get("mode", "warm"))
+    except BackendUnavailable:
+        return "warm"
 
 
 def owner_of(row: Mapping[str, Any]) -> dict[str, str]:

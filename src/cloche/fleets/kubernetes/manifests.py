@@ -5,25 +5,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from cloche.core.fleet_settings import FleetSettings
 from cloche.core.record import dataclass
 
-from .pods import CONTAINER, FLEET, NODE_MEMORY, PORT, READY, STATE, TEMPLATE
+from .pods import CONTAINER, COPYING, FLEET, NODE_MEMORY, PORT, READY, STATE, TEMPLATE
 
 Manifest = dict[str, Any]
 NAME = "cloche"
 OBJECT = "cloche-fleet"
-CALLER, OUTSIDE, NODE = "cloche-caller", "cloche-outside", "cloche-node"
+CALLER, NODE = "cloche-caller", "cloche-node"
 ROLE = "cloche/role"  # label of pods that run code, and of namespaces with such pods: "caller"
 USER_ID = 10_001
 SECCOMP = "cloche-seccomp.json"  # what "cloche doctor --container-profile" writes, below the kubelet's folder seccomp
 HOME, TEMPORARY = "/var/lib/cloche", "/tmp"
+PROGRAMS = "/opt/cloche"  # of a pod with another image: where Cloche and what it needs are copied to
 # No guest reaches these, whatever rules a caller gives: pods, services, machines, and the metadata of clouds.
 PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "fc00::/7", "fe80::/10")
-LOOPBACK = ("127.0.0.0/8", "::1/128")  # where the node's server listens, too
 USER_NAMESPACES_SINCE = 33  # 1.33 has hostUsers and procMount without a switch
 POLICY_V1_SINCE = 21
 MOST_PODS_MORE = 4  # claimed pods for each ready one, before the quota refuses further ones
@@ -49,7 +50,7 @@ def manifests(
     return [
         _namespace(settings),
         *_accounts(settings),
-        fleet_object(settings, data or {}),
+        fleet_object(settings, data or {}, served),
         _network_policy(settings),
         _quota(settings),
         _limit_range(settings),
@@ -71,11 +72,14 @@ def left_out(settings: FleetSettings, served: Served) -> list[str]:
     return missing
 
 
-def fleet_object(settings: FleetSettings, data: Mapping[str, str]) -> Manifest:
+def fleet_object(settings: FleetSettings, data: Mapping[str, str], served: Served) -> Manifest:
     """Return the fleet's own object: with it, coordinators' objects and their pods are deleted."""
     terms = {
-        "isolation": settings.isolation, "podAge": f"{settings.pod_age_s:g}", "leaseAge": f"{settings.lease_age_s:g}"
+        "mode": settings.mode, "image": settings.image, "isolation": settings.isolation,
+        "podAge": f"{settings.pod_age_s:g}", "leaseAge": f"{settings.lease_age_s:g}",
     }  # fmt: skip
+    if settings.mode == "pod":
+        terms["pod"] = json.dumps(foreign_pod(settings, served))
     return _made("v1", "ConfigMap", OBJECT, settings, data={**terms, **data})
 
 
@@ -96,7 +100,7 @@ def _namespace(settings: FleetSettings) -> Manifest:
 
 
 # The least verbs of a coordinator: pods, their logs, its own object, the fleet's two objects, why there are no pods.
-RULES: list[Manifest] = [
+WARM_RULES: list[Manifest] = [
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "patch", "delete"]},
     {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},
     {"apiGroups": [""], "resources": ["configmaps", "secrets"], "resourceNames": [OBJECT], "verbs": ["get"]},
@@ -107,28 +111,24 @@ RULES: list[Manifest] = [
         "verbs": ["create", "list", "patch", "delete"],
     },
 ]
+MORE_RULES: Mapping[str, list[Manifest]] = {
+    "pod": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["create"]}],
+}
 
 
-# A web socket is a GET; since 1.35 the right to create is asked for, too.
-FORWARD: Manifest = {"apiGroups": [""], "resources": ["pods/portforward"], "verbs": ["get", "create"]}
+def rules(mode: str) -> list[Manifest]:
+    """Return the rules of the role for a mode of the fleet."""
+    return [*WARM_RULES, *MORE_RULES.get(mode, ())]
 
 
 def _accounts(settings: FleetSettings) -> list[Manifest]:
+    subject = {"kind": "ServiceAccount", "name": CALLER, "namespace": settings.namespace}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": CALLER}
     return [
         _made("v1", "ServiceAccount", NODE, settings, automountServiceAccountToken=False),
-        *_account(CALLER, RULES, settings),
-        *(_account(OUTSIDE, [*RULES, FORWARD], settings) if settings.reach == "forward" else ()),
-    ]
-
-
-def _account(name: str, rules: list[Manifest], settings: FleetSettings) -> list[Manifest]:
-    """Return a service account, and its role."""
-    subject = {"kind": "ServiceAccount", "name": name, "namespace": settings.namespace}
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
-    return [
-        _made("v1", "ServiceAccount", name, settings),
-        _made("rbac.authorization.k8s.io/v1", "Role", name, settings, rules=rules),
-        _made("rbac.authorization.k8s.io/v1", "RoleBinding", name, settings, subjects=[subject], roleRef=role),
+        _made("v1", "ServiceAccount", CALLER, settings),
+        _made("rbac.authorization.k8s.io/v1", "Role", CALLER, settings, rules=rules(settings.mode)),
+        _made("rbac.authorization.k8s.io/v1", "RoleBinding", CALLER, settings, subjects=[subject], roleRef=role),
     ]
 
 
@@ -218,14 +218,13 @@ def _pod(settings: FleetSettings, served: Served) -> Manifest:
 
 
 def _container(settings: FleetSettings, *, has_jail: bool) -> Manifest:
-    denied = [word for network in (*PRIVATE, *LOOPBACK) for word in ("--network-deny", network)]
+    denied = [word for network in PRIVATE for word in ("--network-deny", network)]
     return {
         "name": CONTAINER,
         "image": settings.image,
         "command": ["cloche", "node"],
         "args": [
-            "--listen", f"$(POD_IP):{PORT}", "--all-addresses", "--public-key", "$(PUBLIC_KEY)", "--waits",
-            "--backend", "local",
+            "--listen", f"$(POD_IP):{PORT}", "--public-key", "$(PUBLIC_KEY)", "--waits", "--backend", "local",
             "--require", "jail" if settings.isolation == "jail" else "confined", *denied
         ],
         "env": [
@@ -243,4 +242,34 @@ def _container(settings: FleetSettings, *, has_jail: bool) -> Manifest:
             "capabilities": {"drop": ["ALL"]},
         },
         "volumeMounts": [{"name": "home", "mountPath": HOME}, {"name": "temporary", "mountPath": TEMPORARY}],
+    }  # fmt: skip
+
+
+def foreign_pod(settings: FleetSettings, served: Served) -> Manifest:
+    """Return the description of a pod for an image that a caller names, which is put in the place of the fleet's.
+
+    A container of the fleet's image first copies Cloche and what it needs; then that image's own Python runs it.
+    """
+    spec = _pod(settings, served)
+    (container,) = spec["containers"]
+    mount = {"name": "programs", "mountPath": PROGRAMS}
+    copying = {
+        "name": COPYING,
+        "image": settings.image,
+        "command": ["cloche", "node", "--copy-to", PROGRAMS],
+        "resources": container["resources"],
+        "securityContext": {key: value for key, value in container["securityContext"].items() if key != "procMount"},
+        "volumeMounts": [mount],
+    }
+    foreign = {
+        **container,
+        "command": ["python3", "-I", f"{PROGRAMS}/cloche/node/start.py"],
+        "args": ["node", *container["args"]],
+        "workingDir": HOME,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [*container["volumeMounts"], {**mount, "readOnly": True}],
+    }
+    volumes = [*spec["volumes"], {"name": "programs", "emptyDir": {}}]
+    return {
+        **spec, "restartPolicy": "Never", "initContainers": [copying], "containers": [foreign], "volumes": volumes
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Descriptions of pods, and the patch that claims one. Pure: the caller has the JSON and the time.
+"""Descriptions of pods, the patch that claims one, and pods that are made claimed. Pure: the caller has the JSON.
 
 A pod of the fleet is *ready* for any coordinator, or *claimed* by one coordinator, whose holder object owns it
 from then on. It is claimed once: a claimed pod is deleted, and never given to another.
@@ -18,7 +18,7 @@ FLEET, TEMPLATE, STATE, HOLDER, LEAVING = (
     "cloche/fleet", "cloche/template", "cloche/state", "cloche/holder", "cloche/leaving"
 )  # fmt: skip
 READY, CLAIMED = "ready", "claimed"
-CONTAINER = "node"
+CONTAINER, COPYING = "node", "copy"
 PORT = 8471
 NODE_MEMORY = 128 << 20  # of a pod, for the node's server itself
 MOST_REASON = 300
@@ -86,6 +86,7 @@ def pod_of(row: Mapping[str, Any]) -> Pod:
     meta, spec, status = row.get("metadata", {}), row.get("spec", {}), row.get("status", {})
     labels = meta.get("labels") or {}
     container = _named(status.get("containerStatuses"))
+    copying: Mapping[str, Any] = next(iter(status.get("initContainerStatuses") or ()), {})
     limits = (_named(spec.get("containers")).get("resources") or {}).get("limits") or {}
     return Pod(
         name=meta.get("name", ""),
@@ -98,14 +99,14 @@ def pod_of(row: Mapping[str, Any]) -> Pod:
         machine=spec.get("nodeName") or "",
         machine_address=status.get("hostIP") or "",
         container=container.get("containerID") or "",
-        ended=_ended(container, limits),
+        ended=_ended(container, limits) or (f"{COPYING}: {last_end(copying)}" if _exit_code(copying) else ""),
         is_running="running" in (container.get("state") or {}),
         is_ready=_condition(status, "Ready").get("status") == "True",
         is_leaving=bool(meta.get("deletionTimestamp")) or LEAVING in labels,
         started_at=_seconds(status.get("startTime")),
         cpus=quantity(limits.get("cpu", "0")),
         memory_bytes=max(int(quantity(limits.get("memory", "0"))) - NODE_MEMORY, 0),
-        stuck=_stuck(status, container),
+        stuck=_stuck(status, container) or _stuck(status, copying),
         over=_over(meta, status),
     )
 
@@ -151,6 +152,10 @@ def last_end(container: Mapping[str, Any]) -> str:
             words = (ended.get("reason"), f"exit code {ended.get('exitCode')}", ended.get("message"))
             return _text(", ".join(str(word) for word in words if word))
     return ""
+
+
+def _exit_code(container: Mapping[str, Any]) -> int:
+    return int(((container.get("state") or {}).get("terminated") or {}).get("exitCode") or 0)
 
 
 def _ended(container: Mapping[str, Any], limits: Mapping[str, Any]) -> str:
@@ -229,3 +234,16 @@ def claim_patch(pod: Pod, owner: Owner, *, now: float, longest_s: float) -> dict
         },
         "spec": {"activeDeadlineSeconds": int(age_s + longest_s) + 1},
     }
+
+
+def born_claimed(spec: Mapping[str, Any], owner: Owner, *, name: str, longest_s: float) -> dict[str, Any]:
+    """Return a pod that is claimed from its creation, with its owner and its deadline."""
+    metadata = {
+        "name": name,
+        "labels": {FLEET: "cloche", STATE: CLAIMED, HOLDER: owner.holder},
+        "ownerReferences": [owner.reference()],
+    }
+    return {
+        "apiVersion": "v1", "kind": "Pod", "metadata": metadata,
+        "spec": {**spec, "activeDeadlineSeconds": int(longest_s) + 1},
+    }  # fmt: skip
