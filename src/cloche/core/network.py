@@ -481,6 +481,14 @@ class NetworkRules:
             return f"{refused}; {NO_RULE_OPENS}"
         return f"{refused}; the policy can allow it by {_opening_rule(name, port, meant, network)}"
 
+    def reaches(self, address: Address) -> bool:
+        """Tell whether a guest may connect to an address on some port, also by a name that resolves to it."""
+        meant = meant_address(address)
+        if next(self._denied.containing(meant), None) is not None:  # most of a fleet's, and fast
+            return False
+        rule = next((rule for rule in self.allow if rule.has_address(meant)), None)
+        return not self.decide_address(rule, address)
+
     @property
     def open_ports(self) -> tuple[int, ...]:
         """Return the ports on which mode `open` reaches any public host; none in another mode."""

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 from ipaddress import IPv4Network, IPv6Network, collapse_addresses
 
 from cloche.core.errors import PolicyDenied
-from cloche.core.hosts import Network, meant_address, parse_address
-from cloche.core.network import NetworkRules, Rule, parse_deny_rule
+from cloche.core.hosts import Address, Network, parse_address
+from cloche.core.network import Rule, parse_deny_rule
 from cloche.core.policy import Policy
 from cloche.fleets.engine import denied_tag
 
@@ -29,8 +29,9 @@ class DeniedHosts:
     def __init__(self) -> None:
         self.rules: tuple[str, ...] | None = None
         self.tag = ""
-        self._addresses: tuple[str, ...] = ()
+        self._addresses: tuple[Address | None, ...] = ()  # None for a name
         self._passed: set[tuple[object, ...]] = set()  # rules that were checked
+        self._further: tuple[tuple[str, ...], Sequence[str]] | None = None  # beside the operator's
 
     async def take(self, addresses: Sequence[str]) -> tuple[str, ...]:
         """Take all addresses, and return the rules that were not there before. Raises InvalidRequest."""
@@ -38,9 +39,9 @@ class DeniedHosts:
         if self.rules is not None and tag == self.tag:
             return ()
         is_long = len(addresses) > FEW_ADDRESSES
-        rules = await asyncio.to_thread(fewest_rules, addresses) if is_long else fewest_rules(addresses)
+        rules, parsed = await asyncio.to_thread(_read, addresses) if is_long else _read(addresses)
         before = set(self.rules or ())
-        self.rules, self.tag, self._addresses = rules, tag, tuple(addresses)
+        self.rules, self.tag, self._addresses, self._further = rules, tag, parsed, None
         self._passed.clear()
         return tuple(rule for rule in self.rules if rule not in before)
 
@@ -48,7 +49,10 @@ class DeniedHosts:
         """Return rules and those of the fleet, but for what `own`, the operator's, deny. Raises PolicyDenied."""
         if self.rules is None:
             raise PolicyDenied(_UNKNOWN)
-        further = not_within(self.rules, own)
+        own = tuple(own)
+        if self._further is None or self._further[0] != own:
+            self._further = own, not_within(self.rules, own)
+        further = self._further[1]
         if len(further) > MOST_RULES:
             raise PolicyDenied(
                 f"network: {len(further)} addresses and ranges of the fleet are denied to each guest, and {MOST_RULES} "
@@ -63,10 +67,14 @@ class DeniedHosts:
         if policy.network == "off" or key in self._passed:
             return
         rules = policy.network_rules()
-        if any(_reaches(rules, address) for address in self._addresses):
+        if any(address is None or rules.reaches(address) for address in self._addresses):
             raise PolicyDenied(_REACHED)
         if len(self._passed) < MOST_PASSED:
             self._passed.add(key)
+
+
+def _read(texts: Sequence[str]) -> tuple[tuple[str, ...], tuple[Address | None, ...]]:
+    return fewest_rules(texts), tuple(map(parse_address, texts))
 
 
 def fewest_rules(texts: Iterable[str]) -> tuple[str, ...]:
@@ -96,12 +104,3 @@ def _is_within(rule: Rule, wider: Collection[Network]) -> bool:
 
 def _has(wider: Network, network: Network) -> bool:
     return wider.version == network.version and network.subnet_of(wider)  # type: ignore[arg-type]  # the same version
-
-
-def _reaches(rules: NetworkRules, host: str) -> bool:
-    """Tell whether a guest may reach a host on some port, also by a name that resolves to it."""
-    address = parse_address(host)
-    if address is None:
-        return True
-    rule = next((rule for rule in rules.allow if rule.has_address(meant_address(address))), None)
-    return not rules.decide_address(rule, address)
