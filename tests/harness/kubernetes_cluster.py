@@ -188,7 +188,7 @@ class KubernetesCluster(NamespaceCalls):
 
     def drain(self, number: int) -> None:
         """Evict all pods of a node, which takes none until `uncordon`."""
-        words = ("--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=120s")
+        words = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=120s")
         self.kubectl("drain", f"node-{number}", *words)
 
     def uncordon(self, number: int) -> None:

@@ -216,6 +216,21 @@ def test_a_server_that_fails_now_and_then_costs_no_claim(cluster: Cluster, reach
     in_fleet(cluster, work)
 
 
+def test_a_request_waits_for_the_pod_that_a_slow_controller_will_make(cluster: Cluster, reached: None) -> None:
+    """There is no pod, and the Deployment has no reason for that: its controller may just be away."""
+
+    async def work(fleet: Coordinator) -> None:
+        deployments = cluster.objects[f"/apis/apps/v1/namespaces/{SETTINGS.namespace}/deployments"]
+        deployments["cloche-default"]["spec"]["replicas"] = 1
+        asked = asyncio.create_task(fleet.lease(SMALL))
+        await asyncio.sleep(2 * fleet.decisions.rules.unmet_s)
+        assert not asked.done()
+        cluster.fill(1)
+        await asked
+
+    in_fleet(cluster, work)
+
+
 def test_leases_go_on_while_the_api_server_is_away(cluster: Cluster, reached: None) -> None:
     """Leases are renewed meanwhile; one that is released is deleted afterwards, and one that waits is granted."""
 

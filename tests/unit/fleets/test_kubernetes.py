@@ -78,7 +78,7 @@ def test_a_claim_is_one_guarded_patch() -> None:
     patch = claim_patch(pod, owner, now=pod.started_at + 100, longest_s=50)
     assert patch["metadata"]["resourceVersion"] == "7"
     assert patch["metadata"]["uid"] == "u"
-    assert [row["uid"] for row in patch["metadata"]["ownerReferences"]] == ["l"]
+    assert [(row["uid"], row["controller"]) for row in patch["metadata"]["ownerReferences"]] == [("l", True)]
     assert patch["spec"] == {"activeDeadlineSeconds": 151}
 
 

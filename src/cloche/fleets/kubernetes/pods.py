@@ -87,7 +87,7 @@ def pod_of(row: Mapping[str, Any]) -> Pod:
     labels = meta.get("labels") or {}
     container = _named(status.get("containerStatuses"))
     copying: Mapping[str, Any] = next(iter(status.get("initContainerStatuses") or ()), {})
-    limits = (_named(spec.get("containers")).get("resources") or {}).get("limits") or {}
+    limits, (cpus, memory_bytes) = _limits(spec), amounts_of(row)
     return Pod(
         name=meta.get("name", ""),
         uid=meta.get("uid", ""),
@@ -104,11 +104,21 @@ def pod_of(row: Mapping[str, Any]) -> Pod:
         is_ready=_condition(status, "Ready").get("status") == "True",
         is_leaving=bool(meta.get("deletionTimestamp")) or LEAVING in labels,
         started_at=_seconds(status.get("startTime")),
-        cpus=quantity(limits.get("cpu", "0")),
-        memory_bytes=max(int(quantity(limits.get("memory", "0"))) - NODE_MEMORY, 0),
+        cpus=cpus,
+        memory_bytes=memory_bytes,
         stuck=_stuck(status, container) or _stuck(status, copying),
         over=_over(meta, status),
     )
+
+
+def amounts_of(row: Mapping[str, Any]) -> tuple[float, int]:
+    """Return the processors and the bytes that leases may use of a pod, or of a template's pods."""
+    limits = _limits(row.get("spec") or {})
+    return quantity(limits.get("cpu", "0")), max(int(quantity(limits.get("memory", "0"))) - NODE_MEMORY, 0)
+
+
+def _limits(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    return (_named(spec.get("containers")).get("resources") or {}).get("limits") or {}
 
 
 def _named(rows: Any) -> Mapping[str, Any]:  # noqa: ANN401 - JSON
@@ -213,9 +223,10 @@ class Owner:
     name: str
     uid: str
 
-    def reference(self) -> dict[str, str]:
-        """Return it as an entry of `ownerReferences`."""
-        return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "name": self.name, "uid": self.uid}
+    def reference(self) -> dict[str, Any]:
+        """Return it as an entry of `ownerReferences`: `kubectl drain` refuses to evict pods without a controller."""
+        kind = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "controller": True}
+        return {**kind, "name": self.name, "uid": self.uid}
 
 
 def claim_patch(pod: Pod, owner: Owner, *, now: float, longest_s: float) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from cloche.core.errors import ClocheError
 
 from ..engine import BlockTaken, EngineNode
 from .api import ApiError
-from .pods import READY, NodeFacts, Pod, claim_patch
+from .pods import READY, NodeFacts, Pod, amounts_of, claim_patch
 from .servers import ALL
 from .sources import ClaimedPod, FleetPods
 
@@ -34,20 +34,20 @@ class WarmPods:
     def __init__(self, fleet: FleetPods):
         self._fleet, self._template = fleet, fleet.settings.template
         self._deployment = f"{fleet.apps}/deployments/cloche-{self._template}"
-        self._pool_reason, self._pool_asked_at = "", 0.0
+        self._pool_id = f"deployment/cloche-{self._template}"
+        self._pool, self._pool_asked_at = EngineNode(id=self._pool_id, cpus=0.0, memory_bytes=0), 0.0
         self._claims = 0
 
     async def nodes(self) -> Sequence[EngineNode]:
-        """Return the pods that may be claimed, else the Deployment with the reason."""
+        """Return the pods that may be claimed, and the Deployment where there is none."""
         pods = sorted(filter(self._is_open, self._fleet.watch.pods.values()), key=self._turn)
         servers = self._fleet.servers
         servers.read_ahead((pod for pod in pods if pod.is_ready), self._claims)
         listed = [self._unclaimed(pod) for pod in pods]
         if not any(pod.is_ready and not servers.reason(pod) for pod in pods):
             await self._ask_pool()
-            if self._pool_reason:
-                pool = f"deployment/cloche-{self._template}"
-                listed.append(EngineNode(id=pool, cpus=0.0, memory_bytes=0, reason=self._pool_reason))
+            if self._pool.reason or not pods:
+                listed.append(self._pool)
         return listed
 
     def _turn(self, pod: Pod) -> bytes:
@@ -65,20 +65,24 @@ class WarmPods:
         )  # fmt: skip
 
     async def _ask_pool(self) -> None:
-        """Ask the Deployment why there is no pod, such as a quota: no request of a coordinator would fail for it."""
+        """Ask the Deployment why there is no pod, such as a quota: no request of a coordinator would fail for it.
+
+        Without a reason there will be one: its controller is slow, or another one takes over.
+        """
         now = asyncio.get_running_loop().time()
         if now - self._pool_asked_at < POOL_S:
             return
         self._pool_asked_at = now
         try:
-            self._pool_reason = pool_reason(await self._fleet.api.get(self._deployment))
+            self._pool = pool_of(self._pool_id, await self._fleet.api.get(self._deployment))
         except ApiError as error:
-            self._pool_reason = str(error)
+            reason = str(error)
             if error.status == 404:
-                self._pool_reason = (
+                reason = (
                     f"namespace {self._fleet.settings.namespace} has no template {self._template}: "
                     '"cloche fleet up --engine kubernetes --apply" makes it'
                 )
+            self._pool = EngineNode(id=self._pool_id, cpus=0.0, memory_bytes=0, reason=reason)
         except ClocheError as error:
             log.debug("the Deployment: %s", error)
 
@@ -115,6 +119,13 @@ class WarmPods:
     async def end(self, node: str, uid: str) -> None:
         """Delete a claimed pod."""
         await self._fleet.delete_pod(node, uid)
+
+
+def pool_of(name: str, deployment: Mapping[str, Any]) -> EngineNode:
+    """Return a Deployment as a node that starts: it has what one of its pods will have."""
+    cpus, memory_bytes = amounts_of((deployment.get("spec") or {}).get("template") or {})
+    reason = pool_reason(deployment)
+    return EngineNode(id=name, cpus=cpus, memory_bytes=memory_bytes, reason=reason, is_coming=not reason)
 
 
 def pool_reason(deployment: Mapping[str, Any]) -> str:
