@@ -69,6 +69,7 @@ class Cluster:
         self._loop = asyncio.new_event_loop()
         self._runner: web.AppRunner | None = None
         self._watches: set[asyncio.Task[Any]] = set()
+        self.forwards: set[asyncio.Task[Any]] = set()
         self.port = 0
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -93,8 +94,8 @@ class Cluster:
         self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
 
     async def _stop(self) -> None:
-        for watch in list(self._watches):
-            watch.cancel()
+        for task in (*self._watches, *self.forwards):
+            task.cancel()
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -111,6 +112,7 @@ class Cluster:
             for name in pods if path.endswith("/pods") else ():
                 self.end_pod(name)
         self.on_loop(self._stop())
+        self.on_loop(_end_tasks())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(WAIT_S)
         self._loop.close()
@@ -247,12 +249,18 @@ class Cluster:
 
     def cut_watches(self) -> None:
         """Cut the connections of all watches."""
+        self._cancel(self._watches)
 
-        async def cut() -> None:
-            for watch in list(self._watches):
-                watch.cancel()
+    def cut_forwards(self) -> None:
+        """Cut all streams to ports of pods."""
+        self._cancel(self.forwards)
 
-        self.on_loop(cut())
+    def _cancel(self, tasks: set[asyncio.Task[Any]]) -> None:
+        async def cancel() -> None:
+            for task in list(tasks):
+                task.cancel()
+
+        self.on_loop(cancel())
 
     def forget(self) -> None:
         """Forget all events, so that watches from before are answered with 410."""
@@ -284,6 +292,9 @@ class Cluster:
             return web.json_response({"status": {"resourceRules": every if self.rules is None else self.rules}})
         if not self._is_allowed(verb, resource, parts[1]):
             return _status(403, f'{resource} is forbidden: User "me" cannot {verb} resource "{resource}"', "Forbidden")
+        if parts[2] == "portforward":
+            may_create = self._is_allowed("create", resource, parts[1])
+            return await self._forward(request, parts[1]) if may_create else _status(403, "no create", "Forbidden")
         if verb == "watch":
             return await self._watch(request, parts[0])
         body = await request.json() if request.can_read_body else {}
@@ -431,6 +442,51 @@ class Cluster:
             return response
         finally:
             self._watches.discard(task)
+
+    async def _forward(self, request: web.Request, pod: str) -> web.StreamResponse:
+        """Pass bytes to a port of a pod, as its kubelet does: it connects to loopback in the pod."""
+        if pod not in self.pods:
+            return _status(404, f"{pod} not found", "NotFound")
+        port, task = int(request.query["ports"]), asyncio.current_task()
+        socket = web.WebSocketResponse(protocols=["v4.channel.k8s.io"])
+        await socket.prepare(request)
+        assert task is not None
+        self.forwards.add(task)
+        try:
+            for channel in (b"\0", b"\1"):
+                await socket.send_bytes(channel + port.to_bytes(2, "little"))
+            try:
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError as error:
+                await socket.send_bytes(b"\1" + f"failed to dial {port}: connection refused: {error}".encode())
+                return socket
+            outward = asyncio.ensure_future(_outward(reader, socket))
+            try:
+                async for message in socket:
+                    assert message.data[:1] == b"\0"
+                    writer.write(message.data[1:])
+                    await writer.drain()
+            finally:
+                outward.cancel()
+                writer.close()
+        except asyncio.CancelledError:
+            request.transport.abort()  # type: ignore[union-attr]
+        finally:
+            self.forwards.discard(task)
+        return socket
+
+
+async def _end_tasks() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _outward(reader: asyncio.StreamReader, socket: web.WebSocketResponse) -> None:
+    while data := await reader.read(1 << 16):
+        await socket.send_bytes(b"\0" + data)
+    await socket.close()
 
 
 def _selects(selector: str, row: Json) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,22 +12,25 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
 import cloche
-from cloche.backends.cloche import leased
-from cloche.core.errors import BackendUnavailable, NodeLost
+from cloche.backends.cloche import connections, leased
+from cloche.core.errors import BackendUnavailable, NodeLost, OutcomeUnknown
 from cloche.core.fleet import FleetSettings, LeaseSpec
 from cloche.core.record import replace
 from cloche.core.remote import Secret
 from cloche.fleets.coordinator import Coordinator
 from cloche.fleets.engine import EngineNode, KeepAnswer, NodeReport
 from cloche.fleets.kubernetes import engine as engine_module
-from cloche.fleets.kubernetes import holders
+from cloche.fleets.kubernetes import forwarding, holders, manifests
+from cloche.fleets.kubernetes.api import KubernetesApi
 from cloche.fleets.kubernetes.examine import examine
 from cloche.fleets.kubernetes.fleet import KubernetesOperator, connect
+from cloche.fleets.kubernetes.forwarding import PodAddresses, PodForward
 from cloche.fleets.signing import Signer
 from cloche.fleets.tending import Reach
 from tests.harness.kubernetes_api import CUT, CUT_AFTER, TOKEN, Cluster
@@ -146,6 +150,90 @@ def nodes(cluster: Cluster, tmp_path: Path) -> Iterator[list[Node]]:
     for node in started:
         with suppress(ProcessLookupError):
             node.end(signal.SIGKILL)
+
+
+ELSEWHERE = "127.0.0.9"  # where no server is: so a pod seems from outside
+
+
+@pytest.fixture
+def outside(nodes: list[Node], cluster: Cluster) -> None:
+    """Let pods be reached through the API server alone."""
+    start = cluster.start_pod
+
+    def started(name: str) -> tuple[str, str]:
+        address, log = start(name)
+        return ELSEWHERE, log.replace(address, ELSEWHERE)
+
+    cluster.start_pod = started
+
+
+def test_from_outside_pods_are_reached_through_the_api_server(
+    cluster: Cluster, outside: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the role for that, and without a word of the caller; a cut stream is a lost link, and the lease lives on."""
+    cluster.fill(1)
+    cluster.rules = [*manifests.rules("warm"), manifests.FORWARD]
+    monkeypatch.setattr(connections, "LOST_S", 0.0)
+    big = os.urandom(3 << 20)
+    with cloche.Sandbox(backend="kubernetes", live=True, memory="64m", cpus=0.1) as sandbox:
+        sandbox.write_file("big", big)
+        assert sandbox.read_file("big") == big
+        with sandbox.start(["sleep", "1000"]) as process:
+            streams = cluster.requests["get pods/portforward"]
+            cluster.cut_forwards()
+            with pytest.raises(OutcomeUnknown, match="the connection to it was lost"):
+                process.wait()
+        assert sandbox.run("print(len(open('big', 'rb').read()))").stdout == f"{3 << 20}\n"
+        assert cluster.requests["get pods/portforward"] > streams
+    assert len(dict(cluster.claims)) == 1
+
+
+async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(1 << 16):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+
+
+async def _is_closed(port: int | None) -> bool:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    with suppress(ConnectionError):
+        assert await reader.read() == b""
+    writer.close()
+    return True
+
+
+def test_a_forwarded_port_is_for_its_own_user_and_bounded(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user's connection is closed at once, as is one too many; without the role its name is told."""
+    cluster.fill(1)
+    (pod,) = cluster.pods
+
+    async def work() -> None:
+        echo = await asyncio.start_server(_echo, "127.0.0.1", 0)
+        api = KubernetesApi()
+        forward = PodForward(api, f"{cluster.pods_path}/{pod}", echo.sockets[0].getsockname()[1])
+        port = urlsplit(forward.listen()).port
+        with pytest.raises(BackendUnavailable, match=r"no permission to get pods/portforward.*role cloche-outside"):
+            await PodAddresses(api, cluster.pods_path, "auto").check(pod, "https://127.0.0.9:1")
+        cluster.rules = [manifests.FORWARD]
+        assert await forward.reach() == "open"
+        monkeypatch.setattr(forwarding, "MOST_STREAMS", 1)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"x" * (1 << 22))
+        assert await reader.readexactly(1 << 22) == b"x" * (1 << 22)
+        assert await _is_closed(port), "one too many"
+        writer.close()
+        await until(lambda: not cluster.forwards, "the stream has ended")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "geteuid", lambda: 12_345)
+            assert await _is_closed(port), "another user's"
+        assert not cluster.forwards
+        echo.close()
+        assert await forward.reach() == "refused"
+        await forward.close()
+        await api.close()
+
+    asyncio.run(work())
 
 
 def node_of(nodes: list[Node], pod: str) -> Node:
@@ -307,7 +395,7 @@ def test_what_the_cluster_refuses_is_said_with_a_remedy(
 def test_pods_that_cannot_serve_are_not_claimed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pod with another version, or one that cannot be reached from here, is named, and stays for others."""
     cluster.fill(1)
-    assert "cannot be reached from here. Run in a pod of the cluster" in refusal(cluster)
+    assert "cannot be reached from here, and not by port-forward either: no permission to get" in refusal(cluster)
     cluster.version = "0.0.1"
     (pod,) = cluster.pods
     cluster.remove(cluster.pods_path, pod)

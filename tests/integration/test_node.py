@@ -123,8 +123,12 @@ def test_a_lease_runs_sessions_processes_files_and_ports(node: Node) -> None:
 
 
 def test_a_node_at_level_confined_says_that_it_has_no_servers(tmp_path: Path) -> None:
-    """In a pod no process inside listens: listing, forwarding and connecting are errors at once, with a remedy."""
-    pod = Node(tmp_path, "--require", "confined", before=POD)
+    """In a pod no process inside listens: listing, forwarding and connecting are errors at once, with a remedy.
+
+    The node itself listens at each address of its pod, loopback too, where a port-forward arrives.
+    """
+    pod = Node(tmp_path, "--require", "confined", "--all-addresses", before=POD)
+    pod.facts["address"] = pod.facts["address"].replace("127.0.0.1", "127.0.0.2")
     backend = pod.backend("pod")
     backend.usual_level = None
     try:

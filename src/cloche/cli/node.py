@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 from cloche.core.errors import InvalidRequest
 
 from .app import root
-from .options import option, sandbox_options
+from .options import flag, option, sandbox_options
 
 if TYPE_CHECKING:
     from cloche.config.options import SandboxOptions
@@ -17,6 +17,7 @@ MOST_PORT = 65_535
 
 @root.command("node")
 @option("--listen", metavar="HOST:PORT", help="The address at which callers reach it; port 0: a free one.")
+@flag("--all-addresses", help="Listen at every address of this machine, and tell HOST. A port-forward needs it.")
 @option("--public-key", metavar="KEY", help="The key of the fleet's coordinator: 32 bytes in base64url.")
 @option("--ttl", metavar="TIME", default="60s", help="All leases end when the coordinator is silent for so long.")
 @option("--state", metavar="DIR", help="A private folder: its file node.json says where the node is.")
@@ -25,6 +26,7 @@ MOST_PORT = 65_535
 @sandbox_options(but=("fallback", "trusted"))
 def _node(
     listen: str | None,
+    all_addresses: bool,
     public_key: str | None,
     ttl: str,
     state: str | None,
@@ -55,7 +57,7 @@ def _node(
 
     command = NodeCommand(
         host=host, port=port, public_key=public_key, state=state or "", ttl_s=ttl_s, waits=waits,
-        options=cast("SandboxOptions", given_options(options)),
+        is_everywhere=all_addresses, options=cast("SandboxOptions", given_options(options)),
     )  # fmt: skip
     return run_node(command)
 

@@ -540,6 +540,7 @@ KEYS: tuple[Key, ...] = (
     _fleet("pod_memory", parse_memory, "pod_memory_bytes", render=lambda value, _: format_size(value)),
     _fleet("runtime_class", readers.parse_object_name),
     _fleet("network", readers.parse_switch),
+    _fleet("reach", readers.one_of(("auto", "address", "forward"))),
     Key(name="image", read=lambda value, *, name: {f"image.{ANY_LANGUAGE}": readers.parse_image(value, name=name)}),
     Key(name="images", read=readers.read_images),
     *map(_image, (ANY_LANGUAGE, *LANGUAGES)),

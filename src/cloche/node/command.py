@@ -42,7 +42,7 @@ class NodeCommand:
     """Hold the options of the command line.
 
     `state` is a private folder of this node; empty for none. A node that `waits` does not end before its first
-    heartbeat.
+    heartbeat. One that `is_everywhere` listens at all addresses of its machine, and tells `host`.
     """
 
     host: str
@@ -51,6 +51,7 @@ class NodeCommand:
     state: str = ""
     ttl_s: float = TTL_S
     waits: bool = False
+    is_everywhere: bool = False
     options: SandboxOptions = field(default_factory=SandboxOptions)
 
 
@@ -87,7 +88,8 @@ async def _serve(command: NodeCommand) -> None:
     certificate = make_certificate(command.host)
     verifier = Verifier(command.public_key, certificate.sha256)
     held = open_state(command.state) if command.state else None
-    listener = listen(command.host, command.port, Admission())
+    every = "::" if ":" in command.host else "0.0.0.0"  # noqa: S104 - where the operator asks for it
+    listener = listen(every if command.is_everywhere else command.host, command.port, Admission())
     try:
         await _clear()
         host = NodeHost(

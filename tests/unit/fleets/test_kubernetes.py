@@ -10,7 +10,7 @@ import yaml
 from cloche.core.fleet_settings import FleetSettings
 from cloche.core.record import replace
 from cloche.fleets.decisions import AskBlock, Decisions, GiveBack, Grant, PlacingRules
-from cloche.fleets.kubernetes.manifests import PRIVATE, Served, foreign_pod, left_out, manifests, rules
+from cloche.fleets.kubernetes.manifests import FORWARD, PRIVATE, Served, foreign_pod, left_out, manifests, rules
 from cloche.fleets.kubernetes.pods import Owner, born_claimed, claim_patch, facts_of, pod_of, quantity
 from cloche.fleets.placing import ResourceSize
 from cloche.fleets.waiting import LeaseRequest
@@ -127,6 +127,11 @@ def test_the_manifests_give_pods_nothing_that_they_do_not_need() -> None:
     assert rows["NetworkPolicy"]["spec"]["egress"] == []
     assert not any("create" in rule["verbs"] for rule in rules("warm") if "pods" in rule["resources"])
     assert rows["Role"]["rules"] == rules("warm")
+    assert "--all-addresses" in container["args"], "a port-forward arrives at loopback"
+    assert {"127.0.0.0/8", *PRIVATE} <= {*container["args"]}
+    outside = manifests(replace(SETTINGS, reach="forward"))
+    roles = {row["metadata"]["name"]: row["rules"] for row in outside if row["kind"] == "Role"}
+    assert roles == {"cloche-caller": rules("warm"), "cloche-outside": [*rules("warm"), FORWARD]}
     jail = replace(SETTINGS, isolation="jail", network=True)
     old = {row["kind"]: row for row in manifests(jail, Served(minor=20))}
     assert "hostUsers" not in old["Deployment"]["spec"]["template"]["spec"]

@@ -21,15 +21,16 @@ ANSWER_S, CONNECT_S = 10.0, 5.0
 TRIES, AGAIN_S, MOST_AGAIN_S = 5, 0.2, 5.0
 MOST_SKEW_S = 10.0
 MOST_TEXT = 400
+CLOSE_S, MOST_MESSAGE = 0.5, 1 << 20  # of a web socket
 MERGE, APPLY = "application/merge-patch+json", "application/apply-patch+yaml"
 
 
 class ApiError(BackendUnavailable):
-    """Report an answer of the API server that is a refusal; `status` is that of HTTP, `reason` the server's word."""
+    """Report an answer of the API server that is a refusal; `status` is that of HTTP, `word` the server's."""
 
     def __init__(self, message: str, *, remedy: str = "", status: int = 0, reason: str = ""):
         super().__init__(message, remedy=remedy)
-        self.status, self.reason = status, reason
+        self.status, self.word = status, reason
 
 
 class KubernetesApi:
@@ -124,9 +125,7 @@ class KubernetesApi:
     ) -> AsyncIterator[Any]:
         """Yield the response to one request. Raises ApiError, OSError, TimeoutError."""
         rest, url = await self._connected(), self.host + path
-        headers = {"Accept": "application/json, */*", "Content-Type": kind}
-        if token := await self._config.get_api_key_with_prefix("BearerToken"):
-            headers["Authorization"] = token
+        headers = {"Accept": "application/json, */*", "Content-Type": kind, **await self._authorization()}
         self.requests += 1
         response = None
         try:
@@ -151,6 +150,32 @@ class KubernetesApi:
                 event = json.loads(line)
                 if isinstance(event, dict):
                     yield event
+
+    @asynccontextmanager
+    async def socket(self, path: str, protocol: str, **query: str) -> AsyncIterator[Any]:
+        """Yield a web socket, of an HTTP client of its own. Raises ApiError, OSError, TimeoutError."""
+        await self._connected()
+        module = imported()
+        client, aiohttp = module.RESTClientObject(self._config, maxsize=1), module.aiohttp
+        headers, self.requests = await self._authorization(), self.requests + 1
+        try:
+            async with client.pool_manager.ws_connect(
+                self.host + path, params=query, headers=headers, protocols=[protocol], max_msg_size=MOST_MESSAGE,
+                timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_S), proxy=self._config.proxy,
+            ) as stream:  # fmt: skip
+                yield stream
+        except aiohttp.WSServerHandshakeError as error:
+            if error.status == 401:
+                self._forget_credentials()
+            raise error_of("GET", path, error.status, b"") from error
+        except aiohttp.ClientError as error:
+            raise ConnectionError(str(error) or type(error).__name__) from error
+        finally:
+            await client.close()
+
+    async def _authorization(self) -> dict[str, str]:
+        token = await self._config.get_api_key_with_prefix("BearerToken")
+        return {"Authorization": token} if token else {}
 
     def _note_clock(self, date: str) -> None:
         try:

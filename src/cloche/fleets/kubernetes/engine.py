@@ -21,10 +21,12 @@ from urllib.parse import urlsplit
 
 from cloche.core.errors import ClocheError
 from cloche.core.fleet_settings import FleetSettings
+from cloche.core.record import replace
 
 from ..engine import EngineNode, ReservedBlock
 from ..tending import Reach, reach
 from .api import KubernetesApi
+from .forwarding import PodAddresses
 from .holders import Holder
 from .made import MadePods
 from .pods import Pod
@@ -58,9 +60,10 @@ class KubernetesEngine:
         version: str = "",
         reach: Callable[[str], Awaitable[Reach]] = reach,
     ):
-        self._api, self._settings, self._reach = api, settings, reach
+        self._api, self._settings = api, settings
         self.scaling_s = settings.scaling_s
         path = f"/api/v1/namespaces/{settings.namespace}/pods"
+        self.ways = PodAddresses(api, path, settings.reach, reach=reach)
         self.watch = PodWatch(api, path)
         self.changed = self.watch.changed
         self.claimed: dict[str, ClaimedPod] = {}
@@ -68,7 +71,7 @@ class KubernetesEngine:
         self._leaving: dict[str, str] = {}  # given back, and not yet known to be deleted; by name, with the uid
         held: Container[str] = ChainMap[str, object](self.claimed, self._making)  # type: ignore[arg-type]
         self.holder = Holder(api, settings.namespace, fleet, self.watch, held)
-        self._servers = PodServers(api, path, version, reach)
+        self._servers = PodServers(api, path, version, self.ways)
         self._source = SOURCES[settings.mode](
             FleetPods(
                 api=api, settings=settings, data=data, watch=self.watch, servers=self._servers, holder=self.holder,
@@ -135,7 +138,9 @@ class KubernetesEngine:
             raise
 
     async def _take(self, node: str) -> ClaimedPod:
-        claim = self.claimed[node] = await self._source.take(node)
+        claim = await self._source.take(node)
+        facts = replace(claim.facts, address=self.ways.open(claim.pod.name, claim.facts.address))
+        self.claimed[node] = replace(claim, facts=facts)
         return claim
 
     def _give_up(self, node: str) -> None:
@@ -161,8 +166,9 @@ class KubernetesEngine:
         claim = self.claimed.pop(block, None)
         if claim is not None:
             self._leaving[block] = claim.pod.uid
-            if block not in self._ends and await self._reach(claim.facts.address) == "refused":
+            if block not in self._ends and await self.ways.reach(claim.facts.address) == "refused":
                 await self._note_end(block, claim.pod)
+            await self.ways.close(claim.facts.address)
         uid = self._leaving.get(block)
         if uid is None:
             return
@@ -203,6 +209,7 @@ class KubernetesEngine:
         await self._servers.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.stop()
+        await self.ways.close()
         await self.watch.close()
         try:
             await self.holder.close()

@@ -61,7 +61,9 @@ async def connect(settings: FleetSettings, link_to: LinkTo) -> Coordinator:
         block_idle_s=UNUSED_S if is_pod else IDLE_S,
     )
     timing = Timing() if settings.mode == "warm" else Timing(block_s=MAKING_S)
-    return Coordinator(engine, link_to, signer=signer, version=version, rules=rules, timing=timing)
+    return Coordinator(
+        engine, link_to, signer=signer, version=version, rules=rules, timing=timing, reach=engine.ways.reach
+    )
 
 
 def settings_of(settings: FleetSettings, data: Mapping[str, str]) -> FleetSettings:

@@ -89,7 +89,7 @@ class MadePods:
             try:
                 return await fleet.api.create(fleet.path, row)
             except ApiError as error:
-                if error.reason == "AlreadyExists":  # the answer to an earlier request was lost
+                if error.word == "AlreadyExists":  # the answer to an earlier request was lost
                     return await fleet.api.get(f"{fleet.path}/{name}")
                 if error.status != 409 or not tries_left:  # else a quota is counted for others at the same moment
                     raise

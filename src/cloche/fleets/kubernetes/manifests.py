@@ -17,7 +17,7 @@ from .pods import CONTAINER, COPYING, FLEET, NODE_MEMORY, PORT, READY, STATE, TE
 Manifest = dict[str, Any]
 NAME = "cloche"
 OBJECT = "cloche-fleet"
-CALLER, NODE = "cloche-caller", "cloche-node"
+CALLER, OUTSIDE, NODE = "cloche-caller", "cloche-outside", "cloche-node"
 ROLE = "cloche/role"  # label of pods that run code, and of namespaces with such pods: "caller"
 USER_ID = 10_001
 SECCOMP = "cloche-seccomp.json"  # what "cloche doctor --container-profile" writes, below the kubelet's folder seccomp
@@ -25,6 +25,7 @@ HOME, TEMPORARY = "/var/lib/cloche", "/tmp"
 PROGRAMS = "/opt/cloche"  # of a pod with another image: where Cloche and what it needs are copied to
 # No guest reaches these, whatever rules a caller gives: pods, services, machines, and the metadata of clouds.
 PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "fc00::/7", "fe80::/10")
+LOOPBACK = ("127.0.0.0/8", "::1/128")  # where the node's server listens, too
 USER_NAMESPACES_SINCE = 33  # 1.33 has hostUsers and procMount without a switch
 POLICY_V1_SINCE = 21
 MOST_PODS_MORE = 4  # claimed pods for each ready one, before the quota refuses further ones
@@ -121,14 +122,26 @@ def rules(mode: str) -> list[Manifest]:
     return [*WARM_RULES, *MORE_RULES.get(mode, ())]
 
 
+# A web socket is a GET; since 1.35 the right to create is asked for, too.
+FORWARD: Manifest = {"apiGroups": [""], "resources": ["pods/portforward"], "verbs": ["get", "create"]}
+
+
 def _accounts(settings: FleetSettings) -> list[Manifest]:
-    subject = {"kind": "ServiceAccount", "name": CALLER, "namespace": settings.namespace}
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": CALLER}
     return [
         _made("v1", "ServiceAccount", NODE, settings, automountServiceAccountToken=False),
-        _made("v1", "ServiceAccount", CALLER, settings),
-        _made("rbac.authorization.k8s.io/v1", "Role", CALLER, settings, rules=rules(settings.mode)),
-        _made("rbac.authorization.k8s.io/v1", "RoleBinding", CALLER, settings, subjects=[subject], roleRef=role),
+        *_account(CALLER, rules(settings.mode), settings),
+        *(_account(OUTSIDE, [*rules(settings.mode), FORWARD], settings) if settings.reach == "forward" else ()),
+    ]
+
+
+def _account(name: str, may: list[Manifest], settings: FleetSettings) -> list[Manifest]:
+    """Return a service account, and its role."""
+    subject = {"kind": "ServiceAccount", "name": name, "namespace": settings.namespace}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
+    return [
+        _made("v1", "ServiceAccount", name, settings),
+        _made("rbac.authorization.k8s.io/v1", "Role", name, settings, rules=may),
+        _made("rbac.authorization.k8s.io/v1", "RoleBinding", name, settings, subjects=[subject], roleRef=role),
     ]
 
 
@@ -218,13 +231,14 @@ def _pod(settings: FleetSettings, served: Served) -> Manifest:
 
 
 def _container(settings: FleetSettings, *, has_jail: bool) -> Manifest:
-    denied = [word for network in PRIVATE for word in ("--network-deny", network)]
+    denied = [word for network in (*PRIVATE, *LOOPBACK) for word in ("--network-deny", network)]
     return {
         "name": CONTAINER,
         "image": settings.image,
         "command": ["cloche", "node"],
         "args": [
-            "--listen", f"$(POD_IP):{PORT}", "--public-key", "$(PUBLIC_KEY)", "--waits", "--backend", "local",
+            "--listen", f"$(POD_IP):{PORT}", "--all-addresses", "--public-key", "$(PUBLIC_KEY)", "--waits",
+            "--backend", "local",
             "--require", "jail" if settings.isolation == "jail" else "confined", *denied
         ],
         "env": [

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from itertools import islice
 from urllib.parse import urlsplit
 
 from cloche.core.errors import BackendUnavailable
 from cloche.core.record import dataclass
 
-from ..tending import Reach
 from .api import KubernetesApi
+from .forwarding import PodAddresses
 from .pods import CONTAINER, NodeFacts, Pod, facts_of
 
 MOST_LOG = 1 << 16
@@ -43,8 +43,8 @@ class Unfit:
 class PodServers:
     """Know the servers of pods. `path` is that of the pods; a server of another `version` is not used."""
 
-    def __init__(self, api: KubernetesApi, path: str, version: str, reach: Callable[[str], Awaitable[Reach]]):
-        self._api, self._path, self._version, self._reach = api, path, version, reach
+    def __init__(self, api: KubernetesApi, path: str, version: str, ways: PodAddresses):
+        self._api, self._path, self._version, self._ways = api, path, version, ways
         self._facts: dict[str, NodeFacts] = {}  # by the container
         self._unfit: dict[str, Unfit] = {}
         self._reading: dict[str, asyncio.Task[NodeFacts]] = {}
@@ -113,11 +113,7 @@ class PodServers:
                 f"it has Cloche {facts.version}, and this is {self._version}.",
                 remedy="Use an image with the same version (fleet.image).",
             )
-        if await self._reach(facts.address) != "open":
-            raise BackendUnavailable(
-                f"{facts.address} cannot be reached from here.",
-                remedy="Run in a pod of the cluster that the NetworkPolicy lets in (label cloche/role: caller).",
-            )
+        await self._ways.check(pod.name, facts.address)
         return facts
 
     async def _printed(self, pod: Pod) -> NodeFacts | None:
