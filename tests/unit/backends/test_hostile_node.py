@@ -14,6 +14,7 @@ from websockets.exceptions import ConnectionClosed
 
 from cloche.backends.cloche import connections, links
 from cloche.backends.cloche.links import WireLink
+from cloche.backends.cloche.wire import MOST_EVENT_PARTS, MOST_FRAME_CHARS, LinkLost
 from cloche.core.errors import OutcomeUnknown
 from cloche.core.remote import SERVICE_WIRE, Secret
 from cloche.fleets.engine import EngineNode
@@ -107,5 +108,40 @@ def test_answers_of_other_types_are_none() -> None:
             assert (told.clock, told.digests, told.digests_tag) == (0.0, ("a",), "")
             assert (await link.keep([], 60.0, {})).denied_tag == ""
             assert await link.leases() == {}
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_what_the_event_loop_reads_is_small() -> None:
+    """Events of a call that takes none are not read; an end with much JSON ends the connection, as does an event."""
+    parts = [0] * (MOST_EVENT_PARTS + 1)
+
+    async def told(connection: ServerConnection, number: int) -> None:
+        await connection.send(wire.frame(wire.EVENT, number, b"{"))
+        await connection.send(wire.json_frame(wire.CLOSE, number, result={"deniedTag": "a"}))
+
+    async def large_end(connection: ServerConnection, number: int) -> None:
+        await connection.send(wire.json_frame(wire.CLOSE, number, result={"deniedTag": "a" * MOST_FRAME_CHARS}))
+
+    async def large_event(connection: ServerConnection, number: int) -> None:
+        body = json.dumps({"parts": parts}, separators=(",", ":")).encode()
+        for start in range(0, len(body), wire.MOST_DATA):
+            piece = bytes([wire.REPORT]) + body[start : start + wire.MOST_DATA]
+            await connection.send(wire.frame(wire.DATA, number, piece))
+        await connection.send(wire.frame(wire.END, number, bytes([wire.REPORT])))
+        await connection.send(wire.json_frame(wire.EVENT, number, event="x", dataOn=wire.REPORT))
+
+    async def main() -> None:
+        async with node_that(told) as link:
+            assert (await link.keep([], 60.0, {})).denied_tag == "a"
+        async with node_that(large_end) as link:
+            with pytest.raises(OutcomeUnknown, match="more JSON"):
+                await link.keep([], 60.0, {})
+        async with node_that(large_event) as link:
+            taken = list[object]()
+            call = await connections.begin(link._account, "x", {}, on_event=lambda *event: taken.append(event))
+            with pytest.raises(LinkLost):
+                await call.result(30)
+            assert taken == []
 
     asyncio.run(asyncio.wait_for(main(), 60))

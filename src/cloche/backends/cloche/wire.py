@@ -25,6 +25,8 @@ from .websocket import WebSocket, connect
 IN, OUT, ERR, JSON = wire.STDIN, wire.STDOUT, wire.STDERR, wire.REPORT
 MOST_HELD = 128 << 20  # maximum of all incomplete JSON of one connection
 MOST_PARTS = 400_000  # commas, lists and objects in one result; its files alone can have a tenth of that
+MOST_EVENT_PARTS = 50_000  # in an event, which the event loop reads: more than a guest can show at once
+MOST_FRAME_CHARS = MOST_INLINE + 4_096  # of JSON in one frame, which the event loop reads, too
 LONG_DIGITS, MOST_LONG_DIGITS = 40, 1 << 18  # digits of a long integer, and of all long integers in one text
 MOST_NUMBER = (1 << 32) - 1
 
@@ -48,7 +50,7 @@ class CallRefused(Exception):
         self.problem = problem
 
 
-def read_json(data: bytes) -> Any:  # noqa: ANN401 - any JSON
+def read_json(data: bytes, max_parts: int = MOST_PARTS) -> Any:  # noqa: ANN401 - any JSON
     """Return the JSON value that a service sent.
 
     Raises ValueError for values that cannot be serialised, and for too many.
@@ -56,7 +58,7 @@ def read_json(data: bytes) -> Any:  # noqa: ANN401 - any JSON
     The parser of `json` holds the GIL until its end, so a thread alone would not keep the event loop responsive.
     """
     text = data.decode()
-    check_parts(text, MOST_PARTS)
+    check_parts(text, max_parts)
     try:
         return json.loads(text, parse_constant=refuse_constant, parse_float=finite, parse_int=_Integers().read)
     except RecursionError:
@@ -77,14 +79,20 @@ class _Integers:
         return int(digits)
 
 
-def _read_object(body: bytes) -> dict[str, Any]:
+def _read_object(body: bytes, max_parts: int = MOST_PARTS) -> dict[str, Any]:
     try:
-        message = read_json(body)
+        message = read_json(body, max_parts)
     except ValueError as error:
         raise wire.WireError("a frame holds no JSON") from error
     if not isinstance(message, dict):
         raise wire.WireError("a frame holds no JSON object")
     return message
+
+
+def _read_frame(body: bytes) -> dict[str, Any]:
+    if len(body) > MOST_FRAME_CHARS and len(body.decode(errors="replace")) > MOST_FRAME_CHARS:
+        raise wire.WireError("a frame with more JSON than one may have")
+    return _read_object(body)
 
 
 def _drop_event(_: str, __: Mapping[str, Any]) -> None:
@@ -115,9 +123,9 @@ class Call(Channel):
         """Handle a frame. Raises WireError."""
         if kind == wire.EVENT:
             self.credit.note_whole(JSON, len(body))
-            self._take_event(_read_object(body), len(body))
+            self._take_event(body)
         elif kind == wire.CLOSE:
-            self._take_close(_read_object(body))
+            self._take_close(_read_frame(body))
         else:
             super().take(kind, body)
 
@@ -140,14 +148,20 @@ class Call(Channel):
             self._ended.add(stream)
             self.on_end(stream)
 
-    def _take_event(self, message: Mapping[str, Any], size: int) -> None:
-        name = message.get("event")
-        data = _read_object(self._take_json()) if message.get("dataOn") == JSON else message.get("data")
+    def _take_event(self, body: bytes) -> None:
+        if self._on_event is _drop_event:  # not worth to be read
+            self._take_json()
+            self.grant(JSON, len(body))
+            return
+        message = _read_frame(body)
+        name, data = message.get("event"), message.get("data")
+        if message.get("dataOn") == JSON:
+            data = _read_object(self._take_json(), MOST_EVENT_PARTS)
         if not isinstance(name, str) or not isinstance(data, dict):
             raise wire.WireError("an event without a name or data")
-        self.event_size = size
+        self.event_size = len(body)
         if not self.keeps_events:
-            self.grant(JSON, size)
+            self.grant(JSON, len(body))
         self._on_event(name, data)
 
     def _take_close(self, message: Mapping[str, Any]) -> None:
