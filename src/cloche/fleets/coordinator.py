@@ -513,11 +513,12 @@ class Coordinator:
             self.decisions.node_has(name, digests, self.clock())
 
     def _listed_leases(self, node: str, leases: Mapping[str, float]) -> Iterator[tuple[Sublet, float]]:
-        """Yield the leases of a node's list with their ends, as far as a coordinator may have granted them."""
+        """Yield the leases of a node's list that a coordinator may have granted; all are over after `alone_s`."""
+        is_late = self.clock() - self._began_at > self.timing.alone_s
         for lease, until in leases.items():
             sublet, left_s = sublet_of(lease, node), until - self._wall()
             if sublet is not None and left_s <= MOST_TTL_S:
-                yield sublet, self.clock() + left_s
+                yield sublet, 0.0 if is_late else self.clock() + left_s
 
     def node_is_silent(self, node: TendedNode) -> None:
         """End the leases of a node that does not answer; one that never did is not waited for."""

@@ -17,6 +17,7 @@ from cloche.fleets.coordinator import Coordinator
 from cloche.fleets.decisions import PlacingRules
 from cloche.fleets.engine import EngineNode, KeepAnswer, NodeReport, ReservedBlock, denied_tag
 from cloche.fleets.events import MOST_EVENTS
+from cloche.fleets.lease_ids import key_tag, new_lease_id, size_of
 from cloche.fleets.signing import LeaseClaim, Signer, Verifier
 from cloche.fleets.tending import Reach
 
@@ -355,6 +356,20 @@ async def test_a_new_coordinator_knows_what_the_last_one_granted(engine: Machine
     for lease in renewed:
         await heir.release(lease)
     await heir.close()
+
+
+@virtually(4, 4, has_blocks=False, quota=2)
+async def test_a_node_that_lists_leases_of_others_uses_up_no_quota(engine: Machines, fleet: Coordinator) -> None:
+    """A hostile one that comes back with made-up leases: they are ended there, and the key gets its own."""
+    await seconds(61)
+    machine = engine.machines["n1"]
+    machine.is_dead = True
+    await seconds(3)
+    made_up = [new_lease_id(size_of(0.001, 1 << 20), key_tag("a")) for _ in range(9)]
+    machine.leases, machine.is_dead = dict.fromkeys(made_up, now() + 3_000.0), False
+    await seconds(5)
+    assert [(await fleet.lease(LeaseSpec(), key="a")).node for _ in range(2)]
+    assert sorted(machine.ended) == sorted(made_up)
 
 
 @virtually(1, 4)
