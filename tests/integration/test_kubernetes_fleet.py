@@ -28,7 +28,6 @@ from cloche.fleets.engine import EngineNode, KeepAnswer, NodeReport
 from cloche.fleets.kubernetes import engine as engine_module
 from cloche.fleets.kubernetes import forwarding, holders, manifests
 from cloche.fleets.kubernetes.api import KubernetesApi
-from cloche.fleets.kubernetes.examine import examine
 from cloche.fleets.kubernetes.fleet import KubernetesOperator, connect
 from cloche.fleets.kubernetes.forwarding import PodAddresses, PodForward
 from cloche.fleets.signing import Signer
@@ -483,15 +482,3 @@ def test_up_shows_what_it_changes_and_makes_the_key_once(cluster: Cluster, tmp_p
     assert "+" not in second
     assert cluster.objects["/api/v1/namespaces/here/secrets"]["cloche-fleet"]["data"]["privateKey"] == key
     assert "Secret" not in {row["kind"] for row in yaml.safe_load_all(up())}
-
-
-def test_the_doctor_looks_at_rights_and_pods(cluster: Cluster, reached: None) -> None:
-    """With all rights and a ready pod nothing is wrong; else the missing rights, or the missing pods, are named."""
-    found = examine(SETTINGS)
-    assert (found.version, found.problem) == ("v1.20.2", "no pod is ready.")
-    cluster.fill(1)
-    assert examine(SETTINGS).problem == ""
-    cluster.rules = [
-        {**row, "verbs": [verb for verb in row["verbs"] if verb != "patch"]} for row in cluster.rules or ()
-    ]
-    assert examine(SETTINGS).problem == "this account may not patch pods, patch leases in namespace cloche."

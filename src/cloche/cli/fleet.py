@@ -349,7 +349,7 @@ def examined(backend: str | None) -> FleetFindings | None:
 
 def fleet_as_dict(findings: FleetFindings) -> dict[str, object]:
     """Return plain data for JSON."""
-    names = ("engine", "address", "version", "python", "problem", "remedy")
+    names = ("engine", "address", "version", "python", "problem", "remedy", "network_policy")
     facts = {name: getattr(findings, name) for name in names}
     return {**facts, "status": None if findings.status is None else status_as_dict(findings.status)}
 
@@ -361,7 +361,8 @@ def print_fleet(findings: FleetFindings) -> None:
     there = findings.version or "of no known version"
     print()
     print(escape_line(f"fleet on {findings.engine}: cluster {where}; {here if findings.engine == 'ray' else there}"))
-    for label, text in (("why it does not work", findings.problem), ("what to do", findings.remedy)):
+    shown = ("why it does not work", findings.problem), ("what to do", findings.remedy)
+    for label, text in (*shown, ("NetworkPolicy", findings.network_policy)):
         if text:
             print(escape_line(f"{label}: {text}"))
     if findings.status is not None:

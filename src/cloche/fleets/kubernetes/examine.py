@@ -1,21 +1,38 @@
-"""Look at the fleet of a namespace without starting anything, for `cloche doctor`: server, rights, clock, pods."""
+"""Look at the fleet of a namespace for `cloche doctor`, which starts nothing: server, rights, clock, pods, network.
+
+Whether the NetworkPolicy is enforced is tried with connections from here to a pod, for which no right is needed: at the
+port of its server, where the policy lets callers in, and beside it, where it lets nobody in and nothing listens. A
+network without policies has the pod's kernel refuse the second one; one that enforces them drops it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cloche.core.errors import BackendUnavailable
+from cloche.core.fleet import NodeInfo
 from cloche.core.fleet_settings import FleetSettings
 from cloche.core.record import replace
 
 from ..findings import FleetFindings
+from ..tending import reach
 from .api import KubernetesApi
 from .fleet import KubernetesOperator, mode_of
 from .manifests import rules
+from .pods import PORT
 
 MOST_SKEW_S = 10.0
+BESIDE = PORT + 1
+BY_HAND = "kubectl run probe --namespace default --rm --stdin --restart Never --image busybox -- nc -w 3 {} {}"
+REMEDIES = {
+    "exceeded quota": 'Raise it ("kubectl describe quota" shows it), or release leases.',
+    "cannot be pulled": "Push the image, name it right (fleet.image), or give the machines the registry's credentials.",
+    "no machine of the cluster fits": "Add a machine, or ask for less: fleet.pod_cpus, pod_memory, runtime_class.",
+    "container does not start": '"kubectl logs" and "kubectl describe pod" have its words.',
+    "container has ended": '"kubectl logs --previous" has its words.',
+}
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
 
 
@@ -35,8 +52,11 @@ async def _examined(settings: FleetSettings) -> FleetFindings:
         problem, remedy = _clock(operator.api.offset_s)
         status = await operator.status()
         if not problem and not any(node.state == "ready" for node in status.nodes):
-            problem, remedy = "no pod is ready.", 'Look at the reasons below; "cloche fleet up --apply" starts a fleet.'
-        return replace(findings, address=operator.api.host, status=status, problem=problem, remedy=remedy)
+            problem, remedy = _no_pod(status.nodes)
+        policy = await _policy([node.address for node in status.nodes if node.state == "ready"])
+        return replace(
+            findings, address=operator.api.host, status=status, problem=problem, remedy=remedy, network_policy=policy
+        )
     except BackendUnavailable as error:
         return replace(findings, address=operator.api.host, problem=error.reason, remedy=error.remedy)
     finally:
@@ -69,6 +89,34 @@ def missing_rights(allows: Iterable[Mapping[str, Any]], mode: str = "warm") -> I
 def _allows(rule: Mapping[str, Any], group: str, resource: str, verb: str) -> bool:
     wanted = {"apiGroups": group, "resources": resource, "verbs": verb}
     return all({"*", value} & set(rule.get(name) or ()) for name, value in wanted.items())
+
+
+def _no_pod(nodes: Iterable[NodeInfo]) -> tuple[str, str]:
+    """Return why no pod is ready, with the remedy."""
+    reason = next((node.reason for node in nodes if node.reason), "")
+    remedies = (remedy for words, remedy in REMEDIES.items() if words in reason)
+    return f"no pod is ready{reason and f': {reason}'}.", next(remedies, '"cloche fleet up --apply" starts a fleet.')
+
+
+async def _policy(addresses: Sequence[str]) -> str:
+    """Try whether the network enforces the fleet's NetworkPolicy, and return a sentence."""
+    if not addresses:
+        return "not tried, as no pod is ready."
+    host = f"[{addresses[0]}]" if ":" in addresses[0] else addresses[0]
+    served, beside = await asyncio.gather(reach(f"https://{host}:{PORT}"), reach(f"https://{host}:{BESIDE}"))
+    by_hand = BY_HAND.format(addresses[0], PORT)
+    if served != "open":
+        return (
+            f"not tried, as {host}:{PORT} cannot be reached from here. Run this in a pod with the label cloche/role: "
+            f'caller, or by hand "{by_hand}", which has to fail.'
+        )
+    tried = f"{host} accepts connections at {PORT}, and at {BESIDE}, where the policy lets nobody in,"
+    if beside == "silent":
+        return f"enforced: {tried} packets are dropped."
+    return (
+        f"NOT enforced: {tried} its kernel answers. Use a network that enforces policies. One that rejects instead of "
+        f'dropping looks the same: then "{by_hand}" fails.'
+    )
 
 
 def _clock(offset_s: float) -> tuple[str, str]:
