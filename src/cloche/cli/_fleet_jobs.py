@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import getpass
 import hashlib
+import re
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cloche import __version__
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 DONE_S = 300.0
 KEY_BYTES = 32
+_SERVICE = {"address": r"https://[A-Za-z0-9.:\[\]-]+", "certificate": "[0-9a-f]{64}"}
 
 
 def run_in_cluster(
@@ -42,7 +44,24 @@ def new_key() -> tuple[str, list[str]]:
     return key, ["--key-sha256", hashlib.sha256(key.encode()).hexdigest(), "--key-name", name[:64]]
 
 
-def print_account(service: dict[str, str], key: str) -> None:
+def service_of(document: Mapping[str, Any]) -> dict[str, str]:
+    """Return the address and the certificate of a fleet's service. Raises BackendUnavailable for anything else.
+
+    They become lines of a file with settings, and the network in between may be hostile.
+    """
+    from cloche.core.errors import BackendUnavailable
+
+    service = document.get("service")
+    texts = {name: str(service.get(name)) for name in _SERVICE} if isinstance(service, dict) else {}
+    if not texts or not all(re.fullmatch(_SERVICE[name], text) for name, text in texts.items()):
+        raise BackendUnavailable(
+            "the cluster's answer names no service with an address and a certificate.",
+            remedy="Ask again over https://, or over ssh -L: a machine in between may have changed it.",
+        )
+    return texts
+
+
+def print_account(service: Mapping[str, str], key: str) -> None:
     """Print the lines of a .env with which Cloche runs code at a service."""
     say("these lines are an account: keep them in a file of yours, and name it with --env-file")
     print(

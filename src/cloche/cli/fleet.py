@@ -125,17 +125,18 @@ def _up_outside(settings: FleetSettings, pip: tuple[str, ...], port: int, *, as_
     import contextlib
     import sys
 
-    from ._fleet_jobs import new_key, print_account, run_in_cluster
+    from ._fleet_jobs import new_key, print_account, run_in_cluster, service_of
 
     key, words = new_key()
     document = run_in_cluster(settings, ["up", "--service-port", str(port), *words], pip=pip)
+    service = service_of(document)
     if as_json:
         document["service"]["key"] = key
         print(json.dumps(document))
         return 0
     with contextlib.redirect_stdout(sys.stderr):  # what is printed is the account alone
         print_status(document, as_json=False)
-    print_account(document["service"], key)
+    print_account(service, key)
     return 0
 
 
@@ -393,4 +394,4 @@ def print_status(facts: Mapping[str, Any], *, as_json: bool) -> None:
         print(f'there is no fleet on {escape_line(facts["engine"])}; "cloche fleet up" starts one')
         return
     show(rows, as_json=False, below=("address", "reason"))
-    print(", ".join(f"{facts[name]} {name}" for name in COUNTS))
+    print(escape_line(", ".join(f"{facts[name]} {name}" for name in COUNTS)))

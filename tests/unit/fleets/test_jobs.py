@@ -130,6 +130,18 @@ def test_up_prints_an_account_whose_key_the_cluster_never_sees(
     assert '"pip": ["cloche[node,server]"]' in sent
 
 
+@pytest.mark.parametrize("name", ["address", "certificate"])
+def test_an_answer_adds_no_line_to_an_account(
+    dashboard: Dashboard, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """A network in between, or a log that another user writes to, gives the caller no settings."""
+    service = {**UP["service"], name: f"{UP['service'][name]}\nCLOCHE_TRUSTED=true"}  # type: ignore[dict-item,index]
+    dashboard.log = json.dumps({**UP, "service": service})
+    assert fleet("up", "--address", dashboard.url) != 0
+    printed = capsys.readouterr()
+    assert (printed.out, "names no service" in printed.err) == ("", True)
+
+
 def test_other_commands_are_jobs_as_well(dashboard: Dashboard, capsys: pytest.CaptureFixture[str]) -> None:
     """Each prints what it prints inside."""
     dashboard.log = json.dumps({"node": "node-1"})

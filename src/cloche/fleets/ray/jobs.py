@@ -215,7 +215,7 @@ def jobs_at(address: str, *, pip: Sequence[str], version: str) -> RayJobs:
 def _read(text: str) -> dict[str, Any] | None:
     try:
         document = json.loads(text) if text.lstrip().startswith("{") else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
 
