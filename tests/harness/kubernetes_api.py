@@ -1,7 +1,7 @@
 """A small API server of Kubernetes on loopback: lists, watches, guarded patches, roles, and its faults on demand.
 
 It plays the controllers, too: a Deployment's pods are made anew when one is claimed or deleted, and what an owner had
-is deleted with it. A pod is what `Cluster.start_pod` says: an entry alone, or a `cloche node` of this machine.
+is deleted with it. A pod is an entry alone, which is ready at once, or a `cloche node` of this machine (`NodePods`).
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ import copy
 import itertools
 import json
 import re
+import signal
 import threading
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 from aiohttp import web
@@ -29,9 +32,17 @@ from cloche.fleets.kubernetes import manifests
 from cloche.fleets.kubernetes.pods import CONTAINER, READY, STATE, stamp
 from cloche.fleets.signing import Signer
 
+from .commands import imported_once
+from .node import MODULES, Node
+
 WAIT_S = 30.0
+MOST_PODS = 1_000
 TOKEN = "a-token"
 CUT, CUT_AFTER = 0, 1  # in place of a status
+EXCEEDED = (
+    'pods "cloche-default-x" is forbidden: exceeded quota: cloche-node, requested: pods=1, used: pods={used}, '
+    "limited: pods={limit}"
+)
 Json = dict[str, Any]
 
 
@@ -59,8 +70,9 @@ class Cluster:
         self.repeats_events = False
         self.token = TOKEN
         self.logs: dict[str, str | Callable[[], str]] = {}
-        self.start_pod: Callable[[str], tuple[str, str]] = lambda _: ("127.0.0.1", "")
-        self.end_pod: Callable[[str], None] = lambda _: None
+        self.quota = MOST_PODS  # at once, as a ResourceQuota bounds them
+        self.start_pod: Callable[[str], object] = self.serve
+        self.end_pod: Callable[[str], object] = lambda _: None
         self.admits: Callable[[str, Json], str] = lambda *_: ""  # why an object is refused
         self.created: Callable[[str, Json], None] = lambda *_: None  # told of each object that is created
         self._numbers, self._versions = itertools.count(1), itertools.count(100)
@@ -184,23 +196,21 @@ class Cluster:
         with self._lock:
             path = f"/apis/apps/v1/namespaces/{self.settings.namespace}/deployments"
             deployment = self.objects.get(path, {}).get(f"cloche-{self.settings.template}")
-            if deployment is None or deployment.get("status", {}).get("conditions"):
+            if deployment is None:
                 return
             missing = deployment["spec"]["replicas"] - len(self.held_by(READY))
-            for _ in range(missing):
+            room = self.quota - len(self.pods)
+            for _ in range(min(missing, room)):
                 self._make_pod(deployment)
+            message = EXCEEDED.format(used=len(self.pods), limit=self.quota)
+            failure = {"type": "ReplicaFailure", "status": "True", "message": message}
+            deployment["status"] = {"conditions": [failure]} if missing > room else {}
 
     def _make_pod(self, deployment: Json) -> None:
         number = next(self._numbers)
         name, template = f"{deployment['metadata']['name']}-{number:04}", deployment["spec"]["template"]
         owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "rs", "uid": "rs", "controller": True}
-        address, log = self.start_pod(name)
-        self.logs[name] = log or json.dumps(
-            {
-                "address": f"https://{address}:{8000 + number}", "certificate": f"{number:064x}", "boot": "b",
-                "version": self.version,
-            }
-        )  # fmt: skip
+        container = {"name": CONTAINER, "restartCount": 0, "state": {"waiting": {"reason": "ContainerCreating"}}}
         row = {
             "metadata": {
                 "name": name, "namespace": self.settings.namespace, "labels": dict(template["metadata"]["labels"]),
@@ -208,14 +218,27 @@ class Cluster:
             },
             "spec": copy.deepcopy(template["spec"]) | {"nodeName": "machine-1"},
             "status": {
-                "phase": "Running", "podIP": address, "hostIP": "10.9.9.9", "startTime": stamp(time.time()),
-                "conditions": [{"type": "Ready", "status": "True"}],
-                "containerStatuses": [
-                    {"name": CONTAINER, "containerID": f"c://{name}-0", "restartCount": 0, "state": {"running": {}}}
-                ],
+                "phase": "Pending", "hostIP": "10.9.9.9", "startTime": stamp(time.time()),
+                "containerStatuses": [container],
             },
         }  # fmt: skip
         self.put(self.pods_path, row)
+        self.start_pod(name)
+
+    def serve(self, name: str, facts: Mapping[str, Any] | None = None) -> None:
+        """Let a pod be ready, whose server has printed such facts."""
+        number = int(name[-4:])
+        made = {"address": f"https://127.0.0.1:{8000 + number}", "certificate": f"{number:064x}", "boot": "b"}
+        facts = facts or {**made, "version": self.version}
+        with self._lock:
+            if name not in self.pods:
+                return
+            self.logs[name] = json.dumps(facts)
+            running = {"name": CONTAINER, "containerID": f"c://{name}-0", "restartCount": 0, "state": {"running": {}}}
+            self.change_pod(
+                name, phase="Running", podIP=urlsplit(facts["address"]).hostname, containerStatuses=[running],
+                conditions=[{"type": "Ready", "status": "True"}],
+            )  # fmt: skip
 
     def change_pod(self, name: str, *, spec: Json | None = None, **status: Any) -> None:
         """Change the status of a pod, as its kubelet does."""
@@ -234,12 +257,6 @@ class Cluster:
             "lastState": {"terminated": {"reason": reason, "exitCode": 137}},
         }  # fmt: skip
         self.change_pod(name, containerStatuses=[container])
-
-    def refuse(self, message: str) -> None:
-        """Let the Deployment make no further pods, as a quota does."""
-        path = f"/apis/apps/v1/namespaces/{self.settings.namespace}/deployments"
-        row = self.objects[path][f"cloche-{self.settings.template}"]
-        row["status"] = {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": message}]}
 
     # Faults
 
@@ -511,3 +528,37 @@ def _merged(row: Any, patch: Any) -> Any:
 def _status(code: int, message: str, reason: str = "", *, headers: Mapping[str, str] | None = None) -> web.Response:
     body = {"kind": "Status", "status": "Failure", "message": message, "reason": reason, "code": code}
     return web.json_response(body, status=code, headers=headers)
+
+
+class NodePods:
+    """Let each pod of a cluster be a `cloche node` of this machine, which starts beside the API server.
+
+    Pods seem to be at `address`.
+    """
+
+    def __init__(self, cluster: Cluster, home: Path):
+        self._cluster, self._home, self.address = cluster, home, "127.0.0.1"
+        self._started: dict[str, Future[Node]] = {}
+        self._starting = ThreadPoolExecutor()
+        imported_once(*MODULES)  # for all of them
+        cluster.start_pod = self._start
+        cluster.end_pod = lambda name: self._starting.submit(self.kill, name)
+
+    def _start(self, name: str) -> None:
+        self._started[name] = self._starting.submit(Node, self._home, "--waits", signer=self._cluster.signer)
+        self._started[name].add_done_callback(lambda started: self._serves(name, started.result().facts))
+
+    def _serves(self, name: str, facts: Mapping[str, Any]) -> None:
+        self._cluster.serve(name, {**facts, "address": facts["address"].replace("127.0.0.1", self.address)})
+
+    def kill(self, name: str) -> None:
+        """End the server of a pod by SIGKILL."""
+        if (started := self._started.pop(name, None)) is not None:
+            started.result().end(signal.SIGKILL)
+
+    def close(self) -> None:
+        """End all servers."""
+        self._cluster.start_pod = self._cluster.end_pod = lambda _: None
+        for name in list(self._started):
+            self.kill(name)
+        self._starting.shutdown()

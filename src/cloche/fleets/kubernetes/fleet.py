@@ -178,10 +178,14 @@ class KubernetesOperator:
         if pod is None:
             raise NotFound(f"the fleet has no pod {node}.")
         path = f"{self._core}/pods/{node}"
-        if pod.state == CLAIMED:
-            await self.api.patch(path, {"metadata": {"uid": pod.uid, "labels": {LEAVING: "true"}}})
-        else:
-            await self.api.delete(path, uid=pod.uid)
+        try:
+            if pod.state == CLAIMED:
+                await self.api.patch(path, {"metadata": {"uid": pod.uid, "labels": {LEAVING: "true"}}})
+            else:
+                await self.api.delete(path, uid=pod.uid)
+        except ApiError as error:
+            if error.status != 404:  # its last lease has just ended, and the pod with it
+                raise
         async with asyncio.timeout(timeout_s):
             while any(row.uid == pod.uid for row in await self._pods()):  # noqa: ASYNC110 - in the cluster
                 await asyncio.sleep(LOOK_S)
