@@ -270,9 +270,12 @@ def test_a_node_is_looked_after_more_often_than_a_service() -> None:
 
 
 def test_the_reason_of_a_lost_node_does_not_delay_its_error() -> None:
-    """A node that was cut off is an error within 5 s, whatever the fleet says; one that ended waits for its reason."""
+    """A node that was cut off is an error within 5 s, whatever the fleet says; one that ended waits for its reason.
 
-    async def lose(why: str, after_s: float, *, is_cut: bool) -> tuple[str, float]:
+    So does a call that begins when the connection has just ended.
+    """
+
+    async def lose(why: str, after_s: float, how: str) -> tuple[str, float]:
         async def why_lost(wait_s: float) -> str:
             await asyncio.sleep(min(after_s, wait_s))
             return why if after_s < wait_s else ""
@@ -280,19 +283,22 @@ def test_the_reason_of_a_lost_node_does_not_delay_its_error() -> None:
         place = LeasedPlace(engine="ray", node="n", lease="l", credential=Secret(), why_lost=why_lost)
         account = RemoteAccount(provider="ray", place=place)
         wire, loop = Wire(account), asyncio.get_running_loop()  # without a socket nothing is answered
+        if how == "closed before":
+            wire.lose(Failure.NO_NETWORK, "it was closed")
         call, began = await wire.begin("run", {}), loop.time()
-        if not is_cut:
+        if how == "closed":
             wire.lose(Failure.NO_NETWORK, "it was closed")
         with pytest.raises(NodeLost) as lost:
             await outcome(call, account, "code ran", timeout_s=None)
         return str(lost.value), loop.time() - began
 
-    message, seconds = run_virtually(lose("evicted", 60.0, is_cut=True))
+    message, seconds = run_virtually(lose("evicted", 60.0, "cut"))
     assert "nothing was heard" in message
     assert seconds <= 5.0
-    message, seconds = run_virtually(lose("OOMKilled", 3.0, is_cut=False))
-    assert "OOMKilled" in message
-    assert seconds == pytest.approx(3.0)
+    for how in ("closed", "closed before"):
+        message, seconds = run_virtually(lose("OOMKilled", 3.0, how))
+        assert "OOMKilled" in message
+        assert seconds == pytest.approx(3.0)
 
 
 def test_a_node_that_the_fleet_has_lost_is_not_waited_for() -> None:

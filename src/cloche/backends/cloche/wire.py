@@ -251,7 +251,7 @@ class Wire:
         self._heard_at = self._loop.time()
         self._watching: asyncio.TimerHandle | None = None
         self._unanswered = 0
-        self.is_lost = False
+        self._loss: LinkLost | None = None
         self.on_idle: Callable[[Wire], None] = lambda _: None
 
     async def open(self) -> None:
@@ -272,6 +272,11 @@ class Wire:
         except BaseException:
             self._close()
             raise
+
+    @property
+    def is_lost(self) -> bool:
+        """Tell whether the connection has ended."""
+        return self._loss is not None
 
     async def is_alive(self) -> bool:
         """Return whether the connection works. It is pinged if nothing was received for a while."""
@@ -310,7 +315,11 @@ class Wire:
         while self._number in self.calls:
             self._number = self._number % MOST_NUMBER + 1
         right = {} if credential is None else {"credential": credential.reveal()}
-        call = self.calls[self._number] = Call(self, self._number, on_event=on_event, on_data=on_data)
+        call = Call(self, self._number, on_event=on_event, on_data=on_data)
+        if self._loss is not None:  # since it was chosen for this call
+            call.conclude(self._loss)
+            return call
+        self.calls[call.number] = call
         self._watch()
         if len(text) <= MOST_INLINE:
             head = json.dumps({"verb": verb, **right})
@@ -450,7 +459,7 @@ class Wire:
             self._socket.close()
 
     def _ended(self, failure: Failure, why: str) -> None:
-        self.is_lost = True
+        self._loss = self._loss or LinkLost(failure, why)
         self._turns.stop()
         if self._watching is not None:
             self._watching.cancel()
