@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed
 from cloche.backends.cloche import connections, links
 from cloche.backends.cloche.links import WireLink
 from cloche.backends.cloche.wire import MOST_EVENT_PARTS, MOST_FRAME_CHARS, LinkLost
-from cloche.core.errors import OutcomeUnknown
+from cloche.core.errors import InvalidRequest, NodeLost, OutcomeUnknown
 from cloche.core.remote import SERVICE_WIRE, Secret
 from cloche.fleets.engine import EngineNode
 from cloche.init import wire
@@ -143,5 +143,25 @@ def test_what_the_event_loop_reads_is_small() -> None:
             with pytest.raises(LinkLost):
                 await call.result(30)
             assert taken == []
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_half_a_surrogate_pair_ends_no_connection_and_a_close_is_named() -> None:
+    """A model's code may have one: its call is refused here, and calls of other leases on the connection go on."""
+
+    async def held(connection: ServerConnection, number: int) -> None:
+        if number == 2:
+            await connection.close(1008, "no more")
+
+    async def main() -> None:
+        async with node_that(held) as link:
+            call = await connections.begin(link._account, "x", {})
+            for text in ("\ud800", "\udcff"):
+                with pytest.raises(InvalidRequest, match="not JSON in UTF-8"):
+                    await connections.begin(link._account, "x", {"code": text})
+            assert not call.closed.done()
+            with pytest.raises(NodeLost, match="closed the connection with 1008 no more"):
+                await connections.ask(link._account, "x", {"code": "\U0001f600"})
 
     asyncio.run(asyncio.wait_for(main(), 60))

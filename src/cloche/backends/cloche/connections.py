@@ -188,7 +188,7 @@ async def begin_on(
         return await wire.begin(verb, fields, credential=credential, on_event=on_event, on_data=on_data)
     except ValueError as error:
         raise InvalidRequest(
-            f"the data of this call is too large or not JSON ({error}); write files instead"
+            f"the data of this call is too large or not JSON in UTF-8 ({error}); write files instead"
         ) from error
 
 

@@ -225,7 +225,8 @@ class WebSocket(asyncio.Protocol):
                 message, self._parts = b"".join(self._parts), []
                 self._on_message(message, self._is_text)
         elif frame.opcode is Opcode.CLOSE:
-            code, reason = self._ws.close_code, self._ws.close_reason or ""
+            close = self._ws.close_rcvd
+            code, reason = (1005, "") if close is None else (close.code, close.reason)
             failure = Failure.UNAUTHORIZED if code == 1008 else Failure.SERVER
             self._end(failure, f"it closed the connection with {code} {reason}".strip())
 

@@ -306,9 +306,11 @@ class Wire:
         on_data: TakeData | None = None,
     ) -> Call:
         """Begin a call, with the credential of a lease where the service is a node. Raises ValueError for fields that
-        are too large.
+        are too large, or have half a surrogate pair: the service would close the connection, with all of its calls.
         """
         text = json.dumps(fields, allow_nan=False)
+        if "\\ud" in text:
+            json.dumps(fields, ensure_ascii=False).encode()
         if len(text) > MOST_FIELDS:
             raise ValueError(f"{len(text)} bytes of JSON, where {MOST_FIELDS} are the most")
         self._number = self._number % MOST_NUMBER + 1
