@@ -201,14 +201,15 @@ class Cluster:
             missing = deployment["spec"]["replicas"] - len(self.held_by(READY))
             room = self.quota - len(self.pods)
             for _ in range(min(missing, room)):
-                self._make_pod(deployment)
+                self.make_pod(deployment["metadata"]["name"], deployment["spec"]["template"])
             message = EXCEEDED.format(used=len(self.pods), limit=self.quota)
             failure = {"type": "ReplicaFailure", "status": "True", "message": message}
             deployment["status"] = {"conditions": [failure]} if missing > room else {}
 
-    def _make_pod(self, deployment: Json) -> None:
+    def make_pod(self, pool: str, template: Json) -> None:
+        """Make a ready pod of a template, as a controller and a kubelet do."""
         number = next(self._numbers)
-        name, template = f"{deployment['metadata']['name']}-{number:04}", deployment["spec"]["template"]
+        name = f"{pool}-{number:04}"
         owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "rs", "uid": "rs", "controller": True}
         container = {"name": CONTAINER, "restartCount": 0, "state": {"waiting": {"reason": "ContainerCreating"}}}
         row = {

@@ -113,6 +113,7 @@ class Kubelet:
             message = f'failed to pull and unpack image "{container["image"]}": not found'
             return {"waiting": {"reason": "ErrImagePull", "message": message}}
         words = [*container["command"], *container.get("args", ())]
+        words = [word for word in words if word != "--all-addresses"]  # this machine's are those of all pods
         program = shutil.which(words[0], path=str(programs))
         if program is None:
             message = f'exec: "{words[0]}": executable file not found in $PATH: unknown'

@@ -2,9 +2,12 @@
 
 import asyncio
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +19,14 @@ from cloche.backends.cloche.links import link_to
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.fleet import FleetSettings, LeaseSpec
 from cloche.core.record import replace
+from cloche.fleets.kubernetes import holders, manifests
+from cloche.fleets.kubernetes.api import KubernetesApi
+from cloche.fleets.kubernetes.applying import plan
 from cloche.fleets.kubernetes.fleet import connect
 from tests.harness.kubernetes_api import CUT_AFTER, Cluster
 from tests.harness.kubernetes_kubelet import Kubelet, image_with
+from tests.harness.kubernetes_sandboxes import SandboxController
+from tests.harness.node import Node
 
 SETTINGS = FleetSettings(image="cloche:test", mode="pod")
 SMALL = LeaseSpec(cpus=0.5, memory_bytes=128 << 20, wait_s=30)
@@ -87,9 +95,9 @@ def test_an_image_that_no_template_has_gets_a_pod_of_its_own(cluster: Cluster, k
     asyncio.run(until(lambda: not cluster.pods, "the pod is deleted with its lease"))
 
 
-async def refused(image: str, *, wait_s: float = 20.0) -> str:
+async def refused(image: str, *, wait_s: float = 20.0, template: str = "default") -> str:
     """Return how a request for a pod with an image is refused."""
-    coordinator = await connect(replace(SETTINGS, image=image), link_to)
+    coordinator = await connect(replace(SETTINGS, image=image, template=template), link_to)
     try:
         with pytest.raises(BackendUnavailable) as raised:
             await coordinator.lease(replace(SMALL, wait_s=wait_s))
@@ -130,3 +138,72 @@ def test_a_fleet_of_templates_refuses_other_images(cluster: Cluster) -> None:
     cluster.apply_fleet()
     with pytest.raises(InvalidRequest, match=r"the pods of this fleet have cloche:test, and not science:1.*mode: pod"):
         cloche.run("print(1)", backend="kubernetes", image="science:1")
+
+
+@pytest.fixture
+def sandboxes(cluster: Cluster) -> SandboxController:
+    """Return the controller of agent-sandbox, and let callers have the role of its mode."""
+    cluster.settings = replace(SETTINGS, mode="agent-sandbox", pods=2)
+    cluster.objects.clear()
+    cluster.apply_fleet()
+    cluster.rules = manifests.rules("agent-sandbox")
+    return SandboxController(cluster)
+
+
+@pytest.fixture
+def node(cluster: Cluster, sandboxes: SandboxController, tmp_path: Path) -> Iterator[Node]:
+    """Fill the pool with a server of this machine, and with pods that nobody serves."""
+    started = Node(tmp_path, "--waits", signer=cluster.signer)
+    facts = iter([started.facts])
+    cluster.start_pod = lambda name: cluster.serve(name, next(facts, None))
+    sandboxes.fill()
+    yield started
+    with suppress(ProcessLookupError):
+        started.end(signal.SIGKILL)
+
+
+def test_a_claim_on_a_warm_pool_gives_a_pod(
+    cluster: Cluster, sandboxes: SandboxController, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The least role of the mode is enough; the claim is made once, and is deleted in the end, also after failures."""
+    monkeypatch.setattr(holders, "RENEW_S", 0.5)
+    cluster.fail("create", "/sandboxclaims", CUT_AFTER)
+    cluster.fail("delete", "/sandboxclaims", 403, times=3)
+    with cloche.Sandbox(backend="kubernetes", live=True, memory="64m", cpus=0.2) as sandbox:
+        assert sandbox.run("print(6 * 7)").stdout == "42\n"
+        (claim,) = sandboxes.claims.values()
+        assert claim["spec"]["warmPoolRef"] == {"name": "cloche-default"}
+        assert claim["spec"]["lifecycle"]["shutdownPolicy"] == "Delete"
+        ends_s = datetime.fromisoformat(claim["spec"]["lifecycle"]["shutdownTime"]).timestamp() - time.time()
+        assert 86_400 - SOON_S < ends_s < 86_401
+        (owner,) = claim["metadata"]["ownerReferences"]
+        assert owner["name"] in cluster.objects["/apis/coordination.k8s.io/v1/namespaces/cloche/leases"]
+        assert len(cluster.pods) == 3, "the pool is full again"
+    asyncio.run(until(lambda: not sandboxes.claims, "the claim is deleted with its lease"))
+    assert len(cluster.pods) == 2, "and so is its pod"
+    assert cluster.requests["patch pods"] == 0
+
+
+def test_a_cluster_without_agent_sandbox_is_told_what_needs_none(
+    cluster: Cluster, sandboxes: SandboxController
+) -> None:
+    """Where its objects are not served, `warm` is named; a claim without a pool has the controller's words."""
+
+    async def work() -> list[str]:
+        api = KubernetesApi()
+        cluster.rules = None
+        cluster.fail("list", "agents.x-k8s.io", 404)
+        with pytest.raises(
+            BackendUnavailable, match=r"serves no extensions\.agents\.x-k8s\.io/v1beta1.*fleet\.mode: warm"
+        ):
+            await plan(api, cluster.settings)
+        await api.close()
+        cluster.rules = manifests.rules("agent-sandbox")
+        cluster.fail("create", "/sandboxclaims", 404)
+        return await asyncio.gather(refused("", template="other"), refused("", template="other"))
+
+    no_pool, not_served = sorted(asyncio.run(work()), key=lambda text: "agent-sandbox" in text)
+    assert 'SandboxWarmPool "cloche-other" not found (WarmPoolNotFound)' in no_pool
+    assert "serves no extensions.agents.x-k8s.io/v1beta1 (agent-sandbox)" in not_served
+    assert 'use "fleet.mode: warm", which needs no such objects' in not_served
+    assert not sandboxes.claims

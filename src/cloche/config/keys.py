@@ -530,7 +530,7 @@ KEYS: tuple[Key, ...] = (
     _fleet("sandboxes", parse_count),
     _fleet("namespace", readers.parse_object_name),
     _fleet("template", readers.parse_object_name),
-    _fleet("mode", readers.one_of(("warm", "pod"))),
+    _fleet("mode", readers.one_of(("warm", "pod", "agent-sandbox"))),
     _fleet("isolation", readers.one_of(("pod", "jail"))),
     _fleet("pod_age", parse_duration, "pod_age_s", render=_seconds),
     _fleet("lease_age", parse_duration, "lease_age_s", render=_seconds),

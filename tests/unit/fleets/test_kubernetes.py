@@ -7,16 +7,18 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from cloche.core.fleet_settings import FleetSettings
+from cloche.core.fleet_settings import FleetMode, FleetSettings
 from cloche.core.record import replace
 from cloche.fleets.decisions import AskBlock, Decisions, GiveBack, Grant, PlacingRules
 from cloche.fleets.kubernetes.manifests import FORWARD, PRIVATE, Served, foreign_pod, left_out, manifests, rules
 from cloche.fleets.kubernetes.pods import Owner, born_claimed, claim_patch, facts_of, pod_of, quantity
+from cloche.fleets.kubernetes.pooled import reason_of
 from cloche.fleets.placing import ResourceSize
 from cloche.fleets.waiting import LeaseRequest
 
 ROOT = Path(__file__).parents[3]
 SETTINGS = FleetSettings(image="cloche:test")
+MODES: tuple[FleetMode, FleetMode] = ("warm", "agent-sandbox")
 SIZE = ResourceSize.of(1, 1 << 30)
 
 
@@ -112,7 +114,30 @@ def test_a_pod_for_another_image_is_valid_and_made_by_that_mode_alone(minor: int
         copying["securityContext"]["capabilities"] == container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     )
     rows = {row["kind"]: row for row in manifests(settings)}
-    assert [rule["verbs"] for rule in rows["Role"]["rules"] if rule not in rules("warm")] == [["create"]]
+    assert {*rows["Role"]["rules"][0]["verbs"]} - {*rules("warm")[0]["verbs"]} == {"create"}
+
+
+def test_a_pool_of_agent_sandbox_takes_the_place_of_the_deployment() -> None:
+    """Its pods are the Deployment's, but for a label; no budget selects them, and the role may only read them."""
+    plain, pooled = ({row["kind"]: row for row in manifests(replace(SETTINGS, mode=mode))} for mode in MODES)
+    of_pool, of_deployment = pooled["SandboxTemplate"]["spec"]["podTemplate"], plain["Deployment"]["spec"]["template"]
+    assert of_pool["spec"] == of_deployment["spec"]
+    labels = of_pool["metadata"]["labels"].items()
+    assert not pooled["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"].items() <= labels
+    assert pooled["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"].items() <= labels
+    name = pooled["SandboxTemplate"]["metadata"]["name"]
+    assert pooled["SandboxWarmPool"]["spec"]["sandboxTemplateRef"] == {"name": name}
+    assert "Deployment" not in pooled
+    verbs = {rule["resources"][0]: rule["verbs"] for rule in pooled["Role"]["rules"]}
+    assert (verbs["pods"], verbs["sandboxclaims"]) == (["get", "list", "watch"], ["create", "get", "delete"])
+
+
+def test_a_claim_says_why_it_waits() -> None:
+    """The condition Ready has the controller's reason and message; one that is ready has none."""
+    waiting = {"type": "Ready", "status": "False", "reason": "TemplateNotFound", "message": "a  b"}
+    assert reason_of({"status": {"conditions": [{"type": "Finished"}, waiting]}}) == ("TemplateNotFound", "a b")
+    assert reason_of({"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "R"}]}}) == ("", "")
+    assert reason_of({}) == ("", "")
 
 
 def test_the_manifests_give_pods_nothing_that_they_do_not_need() -> None:

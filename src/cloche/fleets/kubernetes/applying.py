@@ -17,6 +17,7 @@ from cloche.core.record import dataclass
 from ..signing import Signer
 from .api import APPLY, ApiError, KubernetesApi
 from .manifests import OBJECT, Manifest, Served, left_out, manifests, secret_object
+from .pooled import check_served
 
 _PLURALS = {"NetworkPolicy": "networkpolicies"}
 _SERVERS_OWN = ("managedFields", "resourceVersion", "uid", "creationTimestamp", "generation", "selfLink")
@@ -73,6 +74,8 @@ async def plan(api: KubernetesApi, settings: FleetSettings) -> tuple[list[Change
     """Return the changes, and sentences about missing features of the server. Raises ApiError, BackendUnavailable."""
     check_image(settings)
     served = await served_by(api)
+    if settings.mode == "agent-sandbox":
+        await check_served(api)
     private_key = await _private_key(api, settings)
     signer = Signer(private_key)
     data = {"publicKey": signer.public_key, "version": metadata.version("cloche")}

@@ -2,7 +2,7 @@
 
 Theory of operation: a source offers what may be taken as nodes that start: each has a share, and no address. Its block
 is all of it, and to take the block is to claim the pod, or to make it; then it has an address, and the coordinator
-connects. The sources are the modes of a fleet: `warm.py`, `made.py`.
+connects. The sources are the modes of a fleet: `warm.py`, `made.py`, `pooled.py`.
 
 A claimed pod whose container has started again, or that is deleted, is lost: its server's certificate is another one,
 and so are its files. A pod that was given back is deleted, and tried again until it is.
@@ -30,6 +30,7 @@ from .forwarding import PodAddresses
 from .holders import Holder
 from .made import MadePods
 from .pods import Pod
+from .pooled import PooledSandboxes
 from .servers import PodServers
 from .sources import ClaimedPod, FleetPods, PodSource
 from .warm import WarmPods
@@ -37,7 +38,9 @@ from .watching import PodWatch
 
 DELETES_AT_ONCE = 16
 LAST_WORDS_S, LOOK_S, MOST_ENDS = 3.0, 0.1, 256
-SOURCES: Mapping[str, Callable[[FleetPods], PodSource]] = {"warm": WarmPods, "pod": MadePods}
+SOURCES: Mapping[str, Callable[[FleetPods], PodSource]] = {
+    "warm": WarmPods, "pod": MadePods, "agent-sandbox": PooledSandboxes,
+}  # fmt: skip
 log = logging.getLogger("cloche.fleet")
 
 
@@ -70,7 +73,7 @@ class KubernetesEngine:
         self._making: dict[str, str] = {}
         self._leaving: dict[str, str] = {}  # given back, and not yet known to be deleted; by name, with the uid
         held: Container[str] = ChainMap[str, object](self.claimed, self._making)  # type: ignore[arg-type]
-        self.holder = Holder(api, settings.namespace, fleet, self.watch, held)
+        self.holder = Holder(api, settings.namespace, fleet, self.watch, held, self._end_leaving)
         self._servers = PodServers(api, path, version, self.ways)
         self._source = SOURCES[settings.mode](
             FleetPods(
@@ -138,10 +141,10 @@ class KubernetesEngine:
             raise
 
     async def _take(self, node: str) -> ClaimedPod:
-        claim = await self._source.take(node)
-        facts = replace(claim.facts, address=self.ways.open(claim.pod.name, claim.facts.address))
-        self.claimed[node] = replace(claim, facts=facts)
-        return claim
+        taken = await self._source.take(node)
+        facts = replace(taken.facts, address=self.ways.open(taken.pod.name, taken.facts.address))
+        self.claimed[node] = replace(taken, facts=facts)
+        return self.claimed[node]
 
     def _give_up(self, node: str) -> None:
         """End what was being made for a node."""
@@ -174,6 +177,10 @@ class KubernetesEngine:
             return
         await self._source.end(block, uid)
         self._leaving.pop(block, None)
+
+    async def _end_leaving(self) -> None:
+        for block in list(self._leaving):
+            await self.give_back(block)
 
     async def _note_end(self, name: str, pod: Pod) -> None:
         """Wait a moment for the kubelet's reason of a server's end; it is deleted with the pod."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from cloche.core.errors import BackendUnavailable
 from cloche.core.fleet import NodeInfo
-from cloche.core.fleet_settings import FleetSettings
+from cloche.core.fleet_settings import FleetMode, FleetSettings
 from cloche.core.record import replace
 
 from ..findings import FleetFindings
@@ -76,7 +76,7 @@ async def _missing(api: KubernetesApi, namespace: str) -> tuple[str, str]:
     )
 
 
-def missing_rights(allows: Iterable[Mapping[str, Any]], mode: str = "warm") -> Iterator[str]:
+def missing_rights(allows: Iterable[Mapping[str, Any]], mode: FleetMode = "warm") -> Iterator[str]:
     """Yield the verbs and resources of the role in this mode that no rule allows."""
     allowed = list(allows)
     for row in rules(mode):

@@ -8,11 +8,11 @@ import binascii
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
-from typing import Any
+from typing import Any, get_args
 
 from cloche.core.errors import BackendUnavailable, InvalidRequest, NotFound
 from cloche.core.fleet import FleetStatus, NodeInfo
-from cloche.core.fleet_settings import FleetSettings
+from cloche.core.fleet_settings import FleetMode, FleetSettings
 from cloche.core.record import replace
 
 from ..coordinator import Coordinator
@@ -22,7 +22,7 @@ from ..signing import Signer
 from ..tending import Timing
 from .api import ApiError, KubernetesApi
 from .engine import KubernetesEngine
-from .pods import CLAIMED, FLEET, LEAVING, Pod, pod_of
+from .pods import FLEET, GROUP, LEAVING, Pod, pod_of
 from .warm import pool_reason
 
 OBJECT = "cloche-fleet"
@@ -72,7 +72,7 @@ def settings_of(settings: FleetSettings, data: Mapping[str, str]) -> FleetSettin
     In a fleet of mode `pod` the image of the template is in its warm pods; each other one has pods of its own.
     """
     is_foreign = bool(settings.image and data.get("image")) and settings.image != data["image"]
-    mode = data.get("mode", "warm")
+    mode = _mode(data)
     if is_foreign and mode != "pod":
         raise InvalidRequest(
             f"image: the pods of this fleet have {data['image']}, and not {settings.image}: its mode is {mode}. An "
@@ -80,19 +80,28 @@ def settings_of(settings: FleetSettings, data: Mapping[str, str]) -> FleetSettin
         )
     return replace(
         settings,
-        mode="warm" if mode == "pod" and not is_foreign else mode,  # type: ignore[arg-type]  # checked by the engine
+        mode="warm" if mode == "pod" and not is_foreign else mode,
         isolation="jail" if data.get("isolation") == "jail" else "pod",
         pod_age_s=_number(data.get("podAge"), settings.pod_age_s),
         lease_age_s=_number(data.get("leaseAge"), settings.lease_age_s),
     )
 
 
-async def mode_of(api: KubernetesApi, namespace: str) -> str:
+async def mode_of(api: KubernetesApi, namespace: str) -> FleetMode:
     """Return the mode of a fleet, the usual one where there is no fleet yet, or none that may be read."""
     try:
-        return str((await _object(api, namespace, "configmaps"))["data"].get("mode", "warm"))
+        data = (await _object(api, namespace, "configmaps"))["data"]
     except BackendUnavailable:
         return "warm"
+    return _mode(data)
+
+
+def _mode(data: Mapping[str, str]) -> FleetMode:
+    """Return the mode that the fleet's object names. Raises BackendUnavailable for another word."""
+    mode = data.get("mode", "warm")
+    if mode not in get_args(FleetMode):
+        raise BackendUnavailable(f"the fleet has the mode {mode[:64]!r}, which this version does not know.", remedy=UP)
+    return mode  # type: ignore[return-value]
 
 
 def owner_of(row: Mapping[str, Any]) -> dict[str, str]:
@@ -179,7 +188,7 @@ class KubernetesOperator:
             raise NotFound(f"the fleet has no pod {node}.")
         path = f"{self._core}/pods/{node}"
         try:
-            if pod.state == CLAIMED:
+            if pod.is_claimed:
                 await self.api.patch(path, {"metadata": {"uid": pod.uid, "labels": {LEAVING: "true"}}})
             else:
                 await self.api.delete(path, uid=pod.uid)
@@ -198,7 +207,9 @@ class KubernetesOperator:
         """End all leases, pods and coordinators' claims. The namespace, its roles and its policies stay."""
         namespace = self._settings.namespace
         coordination = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-        for collection in (f"{self._apps}/deployments", f"{self._core}/pods", coordination):
+        of_pools = [f"/apis/{GROUP}/namespaces/{namespace}/sandbox{kind}" for kind in ("warmpools", "templates")]
+        pools = of_pools if await mode_of(self.api, namespace) == "agent-sandbox" else []
+        for collection in (f"{self._apps}/deployments", *pools, coordination, f"{self._core}/pods"):
             await self.api.ask("DELETE", collection, query={"labelSelector": FLEET})
         for kind in ("configmaps", "secrets"):
             await self.api.delete(f"{self._core}/{kind}/{OBJECT}")
@@ -224,7 +235,7 @@ _LOOK = '"cloche fleet status --engine kubernetes" shows the pods; "kubectl desc
 
 def node_info(pod: Pod) -> NodeInfo:
     """Return a pod as `cloche fleet status` shows it."""
-    reason, is_claimed = pod.over or pod.stuck, pod.state == CLAIMED
+    reason, is_claimed = pod.over or pod.stuck, pod.is_claimed
     state = "draining" if pod.is_leaving else "lost" if pod.over else "ready" if pod.is_ready else "starting"
     return NodeInfo(
         id=pod.name,

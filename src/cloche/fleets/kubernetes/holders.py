@@ -13,13 +13,13 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Container
+from collections.abc import Awaitable, Callable, Container
 from typing import Any
 
 from cloche.core.errors import BackendUnavailable, ClocheError
 
 from .api import ApiError, KubernetesApi
-from .pods import CLAIMED, FLEET, HOLDER, Owner, Pod, _seconds, stamp
+from .pods import CLAIMED, FLEET, HOLDER, READY, Owner, Pod, _seconds, stamp
 from .watching import PodWatch
 
 LASTS_S, RENEW_S, AGAIN_S = 120, 20.0, 4.0
@@ -30,14 +30,22 @@ log = logging.getLogger("cloche.fleet")
 class Holder:
     """Keep the object of one coordinator.
 
-    `fleet` is the fleet's own object, as an owner reference. `held` has the pods that the coordinator knows to hold.
+    `fleet` is the fleet's own object, as an owner reference. `held` has the pods that the coordinator knows to hold;
+    `retry` ends again what it gave back, and could not end.
     """
 
     def __init__(
-        self, api: KubernetesApi, namespace: str, fleet: dict[str, str], watch: PodWatch, held: Container[str]
+        self,
+        api: KubernetesApi,
+        namespace: str,
+        fleet: dict[str, str],
+        watch: PodWatch,
+        held: Container[str],
+        retry: Callable[[], Awaitable[None]],
     ):
         self.name = secrets.token_hex(6)
         self._api, self._fleet, self._watch, self._held = api, fleet, watch, held
+        self._retry = retry
         self._pods = f"/api/v1/namespaces/{namespace}/pods"
         self._leases = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._uid = ""
@@ -102,6 +110,7 @@ class Holder:
             try:
                 await self._renew()
                 await self._remove_dead()
+                await self._retry()
                 wait_s = RENEW_S
             except (ClocheError, OSError) as error:
                 log.warning("the fleet's object of this process: %s", error)
@@ -133,7 +142,7 @@ class Holder:
 
     def _is_left(self, pod: Pod, dead: set[str], holders: dict[str, Any]) -> bool:
         if pod.state != CLAIMED:
-            return bool(pod.over) and not pod.is_leaving
+            return pod.state == READY and bool(pod.over) and not pod.is_leaving
         if pod.holder == self.name:
             return pod.name not in self._held and self._is_unchanged(pod.name, "not held")
         return pod.holder in dead or (pod.holder not in holders and self._is_unchanged(pod.holder, "no object"))

@@ -9,10 +9,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from cloche.core.fleet_settings import FleetSettings
+from cloche.core.fleet_settings import FleetMode, FleetSettings
 from cloche.core.record import dataclass
 
-from .pods import CONTAINER, COPYING, FLEET, NODE_MEMORY, PORT, READY, STATE, TEMPLATE
+from .pods import CONTAINER, COPYING, FLEET, GROUP, NODE_MEMORY, POOLED, PORT, READY, STATE, TEMPLATE
 
 Manifest = dict[str, Any]
 NAME = "cloche"
@@ -56,7 +56,7 @@ def manifests(
         _quota(settings),
         _limit_range(settings),
         _disruption_budget(settings, served),
-        _deployment(settings, served),
+        *(_sandbox_pool(settings, served) if settings.mode == "agent-sandbox" else [_deployment(settings, served)]),
     ]
 
 
@@ -79,8 +79,8 @@ def fleet_object(settings: FleetSettings, data: Mapping[str, str], served: Serve
         "mode": settings.mode, "image": settings.image, "isolation": settings.isolation,
         "podAge": f"{settings.pod_age_s:g}", "leaseAge": f"{settings.lease_age_s:g}",
     }  # fmt: skip
-    if settings.mode == "pod":
-        terms["pod"] = json.dumps(foreign_pod(settings, served))
+    if settings.mode != "warm":
+        terms["pod"] = json.dumps((foreign_pod if settings.mode == "pod" else _pod)(settings, served))
     return _made("v1", "ConfigMap", OBJECT, settings, data={**terms, **data})
 
 
@@ -100,26 +100,35 @@ def _namespace(settings: FleetSettings) -> Manifest:
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": settings.namespace, "labels": labels}}
 
 
-# The least verbs of a coordinator: pods, their logs, its own object, the fleet's two objects, why there are no pods.
-WARM_RULES: list[Manifest] = [
-    {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "patch", "delete"]},
-    {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},
-    {"apiGroups": [""], "resources": ["configmaps", "secrets"], "resourceNames": [OBJECT], "verbs": ["get"]},
-    {"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["get"]},
-    {
-        "apiGroups": ["coordination.k8s.io"],
-        "resources": ["leases"],
-        "verbs": ["create", "list", "patch", "delete"],
-    },
-]
-MORE_RULES: Mapping[str, list[Manifest]] = {
-    "pod": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["create"]}],
+# The least verbs of a coordinator: pods, their logs, its own object, the fleet's two objects, and what its mode needs.
+POD_VERBS: Mapping[FleetMode, list[str]] = {
+    "warm": ["get", "list", "watch", "patch", "delete"],
+    "pod": ["get", "list", "watch", "patch", "delete", "create"],
+    "agent-sandbox": ["get", "list", "watch"],
+}
+POOLS: list[Manifest] = [{"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["get"]}]  # why there is no pod
+POOL_RULES: Mapping[FleetMode, list[Manifest]] = {
+    "warm": POOLS,
+    "pod": POOLS,
+    "agent-sandbox": [
+        {"apiGroups": [GROUP.partition("/")[0]], "resources": ["sandboxclaims"], "verbs": ["create", "get", "delete"]}
+    ],
 }
 
 
-def rules(mode: str) -> list[Manifest]:
+def rules(mode: FleetMode) -> list[Manifest]:
     """Return the rules of the role for a mode of the fleet."""
-    return [*WARM_RULES, *MORE_RULES.get(mode, ())]
+    return [
+        {"apiGroups": [""], "resources": ["pods"], "verbs": POD_VERBS[mode]},
+        {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},
+        {"apiGroups": [""], "resources": ["configmaps", "secrets"], "resourceNames": [OBJECT], "verbs": ["get"]},
+        *POOL_RULES[mode],
+        {
+            "apiGroups": ["coordination.k8s.io"],
+            "resources": ["leases"],
+            "verbs": ["create", "list", "patch", "delete"],
+        },
+    ]
 
 
 # A web socket is a GET; since 1.35 the right to create is asked for, too.
@@ -127,20 +136,21 @@ FORWARD: Manifest = {"apiGroups": [""], "resources": ["pods/portforward"], "verb
 
 
 def _accounts(settings: FleetSettings) -> list[Manifest]:
+    allowed = rules(settings.mode)
     return [
         _made("v1", "ServiceAccount", NODE, settings, automountServiceAccountToken=False),
-        *_account(CALLER, rules(settings.mode), settings),
-        *(_account(OUTSIDE, [*rules(settings.mode), FORWARD], settings) if settings.reach == "forward" else ()),
+        *_account(CALLER, allowed, settings),
+        *(_account(OUTSIDE, [*allowed, FORWARD], settings) if settings.reach == "forward" else ()),
     ]
 
 
-def _account(name: str, may: list[Manifest], settings: FleetSettings) -> list[Manifest]:
+def _account(name: str, allowed: list[Manifest], settings: FleetSettings) -> list[Manifest]:
     """Return a service account, and its role."""
     subject = {"kind": "ServiceAccount", "name": name, "namespace": settings.namespace}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
     return [
         _made("v1", "ServiceAccount", name, settings),
-        _made("rbac.authorization.k8s.io/v1", "Role", name, settings, rules=may),
+        _made("rbac.authorization.k8s.io/v1", "Role", name, settings, rules=allowed),
         _made("rbac.authorization.k8s.io/v1", "RoleBinding", name, settings, subjects=[subject], roleRef=role),
     ]
 
@@ -209,6 +219,20 @@ def _deployment(settings: FleetSettings, served: Served) -> Manifest:
         "template": {"metadata": {"labels": ready}, "spec": _pod(settings, served)},
     }
     return _made("apps/v1", "Deployment", f"{NAME}-{settings.template}", settings, spec=spec)
+
+
+def _sandbox_pool(settings: FleetSettings, served: Served) -> list[Manifest]:
+    """Return the objects of agent-sandbox in place of the Deployment. The fleet has a NetworkPolicy of its own."""
+    name, labels = f"{NAME}-{settings.template}", {FLEET: NAME, TEMPLATE: settings.template, STATE: POOLED}
+    template = {
+        "podTemplate": {"metadata": {"labels": labels}, "spec": _pod(settings, served)},
+        "networkPolicyManagement": "Unmanaged",
+    }
+    pool = {"replicas": settings.pods, "sandboxTemplateRef": {"name": name}}
+    return [
+        _made(GROUP, "SandboxTemplate", name, settings, spec=template),
+        _made(GROUP, "SandboxWarmPool", name, settings, spec=pool),
+    ]
 
 
 def _pod(settings: FleetSettings, served: Served) -> Manifest:

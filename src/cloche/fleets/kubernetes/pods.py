@@ -17,7 +17,9 @@ from cloche.core.record import dataclass
 FLEET, TEMPLATE, STATE, HOLDER, LEAVING = (
     "cloche/fleet", "cloche/template", "cloche/state", "cloche/holder", "cloche/leaving"
 )  # fmt: skip
-READY, CLAIMED = "ready", "claimed"
+READY, CLAIMED, POOLED = "ready", "claimed", "pooled"
+GROUP = "extensions.agents.x-k8s.io/v1beta1"  # of agent-sandbox
+CLAIM_OF = "agents.x-k8s.io/claim-uid"  # label of a pod that agent-sandbox has bound to a claim
 CONTAINER, COPYING = "node", "copy"
 PORT = 8471
 NODE_MEMORY = 128 << 20  # of a pod, for the node's server itself
@@ -45,9 +47,9 @@ _UNITS = {
 class Pod:
     """Describe a pod of the fleet.
 
-    `container` is the id of its container's present start, and `ended` says how a start ended. `stuck` says why the pod
-    does not start, `over` why nothing runs in it any longer; both are empty for a pod that is well. `cpus` and
-    `memory_bytes` are for leases.
+    `claim` is the uid of a claim of agent-sandbox. `container` is the id of its container's present start, and `ended`
+    says how a start ended. `stuck` says why the pod does not start, `over` why nothing runs in it any longer; both are
+    empty for a pod that is well. `cpus` and `memory_bytes` are for leases.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Pod:
     template: str = ""
     state: str = READY
     holder: str = ""
+    claim: str = ""
     address: str = ""
     machine: str = ""
     machine_address: str = ""
@@ -69,6 +72,11 @@ class Pod:
     memory_bytes: int = 0
     stuck: str = ""
     over: str = ""
+
+    @property
+    def is_claimed(self) -> bool:
+        """Tell whether somebody has it."""
+        return self.state == CLAIMED or bool(self.claim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +103,7 @@ def pod_of(row: Mapping[str, Any]) -> Pod:
         template=labels.get(TEMPLATE, ""),
         state=labels.get(STATE, ""),
         holder=labels.get(HOLDER, ""),
+        claim=labels.get(CLAIM_OF, ""),
         address=status.get("podIP") or "",
         machine=spec.get("nodeName") or "",
         machine_address=status.get("hostIP") or "",
