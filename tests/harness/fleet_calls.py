@@ -9,19 +9,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
 import cloche
-from cloche.core.errors import BackendUnavailable, NodeLost, OutcomeUnknown
+from cloche.core.errors import BackendUnavailable, OutcomeUnknown
 from cloche.core.fleet import LeaseSpec
 from cloche.core.fleet_settings import FleetSettings
-from cloche.core.record import replace
 from cloche.fleets.ray import cluster
 from cloche.fleets.ray.fleet import RayFleet
 
 from . import batches
+from .fleet_claims import World, checked
 from .namespace_calls import order
 
 MIB, HEAD, LEASING = 1 << 20, "10.77.0.1", 16
@@ -135,27 +135,6 @@ def command_of(pid: str) -> bytes:
         return b""
 
 
-def spread() -> dict[str, Any]:
-    """Take a place on each node; one more waits, is cancelled, and another one gets the next free place."""
-
-    async def work(fleet: RayFleet) -> dict[str, Any]:
-        held = [await fleet.lease(WHOLE) for _ in range(3)]
-        waiting = [asyncio.create_task(fleet.lease(WHOLE)) for _ in range(2)]
-        await until(lambda status: status.waiting == 2, fleet)
-        waiting[0].cancel()
-        await until(lambda status: status.waiting == 1, fleet)
-        await fleet.release(held[1])
-        granted = await waiting[1]
-        nodes = len({lease.node for lease in held})
-        for lease in (held[0], held[2], granted):
-            await fleet.release(lease)
-        await until(lambda status: status.leases == 0, fleet)
-        return {"nodes": nodes, "same": granted.node == held[1].node}
-
-    answer: dict[str, Any] = with_fleet(work)
-    return answer
-
-
 async def until(condition: Callable[[Any], bool], fleet: RayFleet) -> None:
     """Wait until a condition holds of the fleet's state."""
     async with asyncio.timeout(PATIENCE_S):
@@ -163,46 +142,14 @@ async def until(condition: Callable[[Any], bool], fleet: RayFleet) -> None:
             await asyncio.sleep(0.05)
 
 
-def queued(quota: int) -> dict[str, Any]:
-    """Let requests of two keys wait for one place, one wait too long, and one be beyond the quota."""
+def claims() -> dict[str, str]:
+    """Try what every fleet does, on three nodes."""
 
-    async def work(fleet: RayFleet) -> dict[str, Any]:
-        held = [await fleet.lease(WHOLE, key="x") for _ in range(3)]
-        order, waiting = list[str](), list[asyncio.Task[None]]()
+    async def lose(node: str) -> None:
+        await asyncio.to_thread(order, "kill_server", int(host_of(node).rpartition(".")[2]))
 
-        async def wait_for(name: str) -> None:
-            lease = await fleet.lease(WHOLE, key=name[0])
-            order.append(name)
-            await fleet.release(lease)
-
-        for name in ("a1", "a2", "a3", "b1"):
-            waiting.append(asyncio.create_task(wait_for(name)))
-            await until(lambda status: status.waiting == len(waiting), fleet)
-        late = await refused(fleet.lease(replace(WHOLE, wait_s=1.0), key="c"))
-        many = [asyncio.create_task(fleet.lease(WHOLE, key="q")) for _ in range(quota)]
-        await until(lambda status: status.waiting == len(waiting) + quota, fleet)
-        beyond = await refused(fleet.lease(WHOLE, key="q"))
-        for task in many:
-            task.cancel()
-        await until(lambda status: status.waiting == len(waiting), fleet)
-        await fleet.release(held[0])
-        await asyncio.gather(*waiting)
-        for lease in held[1:]:
-            await fleet.release(lease)
-        await until(lambda status: status.leases == 0, fleet)
-        return {"order": order, "late": late, "beyond": beyond}
-
-    answer: dict[str, Any] = with_fleet(work)
-    return answer
-
-
-async def refused(work: Awaitable[object]) -> str:
-    """Return the error of a request that is refused."""
-    try:
-        await work
-    except BackendUnavailable as error:
-        return str(error)
-    raise AssertionError("it was granted")
+    answers: dict[str, str] = with_fleet(lambda fleet: checked(World(fleet, fleet, 3, lose)))
+    return answers
 
 
 def unmet() -> dict[str, Any]:
@@ -291,50 +238,17 @@ def lost(how: str) -> dict[str, Any]:
 
 def sandbox_host(result: Any) -> str:
     """Return the address of the node where something ran."""
-    node = result.meta["remote"]["node"]
+    return host_of(result.meta["remote"]["node"])
+
+
+def host_of(node: str) -> str:
+    """Return the address of a node."""
     return next(str(row["NodeManagerAddress"]) for row in cluster.imported().nodes() if row["NodeID"] == node)
 
 
 def ready_nodes(count: int) -> int:
     """Wait until exactly so many nodes are ready."""
     return len(with_fleet(lambda fleet: ready(fleet, count)))
-
-
-def drained() -> dict[str, Any]:
-    """Drain a node that has a lease, and release it meanwhile."""
-
-    async def work(fleet: RayFleet) -> dict[str, Any]:
-        lease = await fleet.lease(WHOLE)
-        try:
-            await fleet.drain(lease.node, timeout_s=1)
-        except TimeoutError:
-            is_late = True
-        draining = asyncio.create_task(fleet.drain(lease.node))
-        await fleet.release(lease)
-        await draining
-        others = [await fleet.lease(LeaseSpec(cpus=0.1, memory_bytes=64 * MIB)) for _ in range(6)]
-        for other in others:
-            await fleet.release(other)
-        return {"late": is_late, "again": lease.node in {other.node for other in others}}
-
-    answer: dict[str, Any] = with_fleet(work)
-    return answer
-
-
-def expired() -> dict[str, Any]:
-    """Let a lease end by its own time, and renew it then."""
-
-    async def work(fleet: RayFleet) -> dict[str, Any]:
-        lease = await fleet.lease(WHOLE, ttl_s=5.0)
-        await until(lambda status: status.leases == 0, fleet)
-        try:
-            await fleet.renew(lease)
-        except NodeLost as error:
-            return {"text": str(error), "early": time.time() < lease.until - 1}
-        raise AssertionError("it was renewed")
-
-    answer: dict[str, Any] = with_fleet(work)
-    return answer
 
 
 def mixed(count: int) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.harness import fleet_calls
+from tests.harness.fleet_claims import NAMES, QUOTA
 from tests.harness.ray_cluster import RayCluster
 
 pytestmark = pytest.mark.root
-QUOTA = 32
 
 
 @pytest.fixture(scope="module")
@@ -38,25 +38,17 @@ def test_a_program_runs_on_a_node_and_sees_nothing_of_ray(cluster: RayCluster) -
     assert cluster.stderr == ""
 
 
-def test_leases_spread_wait_and_are_cancelled(cluster: RayCluster) -> None:
-    """Three leases of whole nodes are on three; one that waits gets the place that is given back."""
-    assert cluster.call(fleet_calls.spread) == {"nodes": 3, "same": True}
+@pytest.fixture(scope="module")
+def answers(cluster: RayCluster) -> dict[str, str]:
+    """Return what is wrong with each claim about a fleet."""
+    wrong: dict[str, str] = cluster.call(fleet_calls.claims)
+    return wrong
 
 
-def test_the_queue_is_in_order_and_fair_and_bounded(cluster: RayCluster) -> None:
-    """Keys take turns, each in order of arrival; a request that waits too long, or beyond the quota, is refused."""
-    queued = cluster.call(fleet_calls.queued, QUOTA)
-    assert queued["order"] == ["a1", "b1", "a2", "a3"]
-    assert "no node had 1 processors and 256 MiB of memory free within 1 s" in queued["late"]
-    assert f"the quota of {QUOTA} leases at once is used up" in queued["beyond"]
-
-
-def test_what_no_node_can_have_is_refused_at_once(cluster: RayCluster) -> None:
-    """The error says what was asked for, and what there is."""
-    refused = cluster.call(fleet_calls.unmet)
-    assert "no node can ever meet 50 processors" in refused["text"]
-    assert "the largest share of a node is 1 processors" in refused["text"]
-    assert refused["seconds"] < 10
+@pytest.mark.parametrize("claim", NAMES)
+def test_a_fleet_on_ray_keeps_the_promises_of_the_seam(answers: dict[str, str], claim: str) -> None:
+    """As `test_fleet_claims.py` has them for this machine and for pods."""
+    assert not answers[claim], answers[claim]
 
 
 def test_a_coordinator_that_was_killed_comes_back_with_its_leases(cluster: RayCluster) -> None:

@@ -25,12 +25,6 @@ def cluster() -> Iterator[RayCluster]:
     collect_garbage()  # a killed node leaves control groups, which its next server or this removes
 
 
-def test_a_node_is_drained_and_a_lease_ends_in_time(cluster: RayCluster) -> None:
-    """A drained node takes no lease, and waits for those that it has; a lease that nobody renews is over."""
-    assert "is over" in cluster.call(fleet_calls.expired)["text"]
-    assert cluster.call(fleet_calls.drained) == {"late": True, "again": False}
-
-
 def test_mixed_runs_leave_nothing(cluster: RayCluster) -> None:
     """Programs that end, fail, crash and hang: each has its outcome, and no lease and no process is left."""
     assert cluster.call(fleet_calls.mixed, 500) == {"right": 500, "left": 0}
