@@ -22,6 +22,11 @@ from tests.harness.commands import Command, imported_once
 from tests.harness.service import environment
 
 START_S, END_S = 60.0, 30.0
+# As in a pod: an ordinary user, and no user namespaces.
+POD = (
+    "unshare", "--user", "--map-user=10001", "--keep-caps", "sh", "-c",
+    'echo 0 >/proc/sys/user/max_user_namespaces; exec setpriv --ambient-caps=-all --inh-caps=-all "$@"', "sh",
+)  # fmt: skip
 MODULES = (
     "cloche.node.command", "cloche.cli.node", "cloche.backends.local.backend", "cloche.execution.sandbox",
     "cryptography.x509", "cryptography.hazmat.primitives.asymmetric.ed25519", "websockets.asyncio.server",

@@ -25,7 +25,7 @@ from cloche.core.errors import BackendUnavailable, InvalidRequest, NodeLost, Pol
 from cloche.core.fleet import TTL_S
 from cloche.execution.concurrency import default_count
 from cloche.fleets.signing import Signer
-from tests.harness.node import Node, lease_id
+from tests.harness.node import POD, Node, lease_id
 
 PATIENCE_S = 60.0
 SERVER = """
@@ -36,12 +36,6 @@ with socket.create_server(("127.0.0.1", 8000)) as server:
     peer.sendall(peer.recv(100).upper())
     peer.close()
 """
-
-# As in a pod: an ordinary user, and no user namespaces.
-POD = (
-    "unshare", "--user", "--map-user=10001", "--keep-caps", "sh", "-c",
-    'echo 0 >/proc/sys/user/max_user_namespaces; exec setpriv --ambient-caps=-all --inh-caps=-all "$@"', "sh",
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,6 @@ HOME, TEMPORARY = "/var/lib/cloche", "/tmp"
 PROGRAMS = "/opt/cloche"  # of a pod with another image: where Cloche and what it needs are copied to
 # No guest reaches these, whatever rules a caller gives: pods, services, machines, and the metadata of clouds.
 PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "fc00::/7", "fe80::/10")
-LOOPBACK = ("127.0.0.0/8", "::1/128")  # where the node's server listens, too
 USER_NAMESPACES_SINCE = 33  # 1.33 has hostUsers and procMount without a switch
 POLICY_V1_SINCE = 21
 MOST_PODS_MORE = 4  # claimed pods for each ready one, before the quota refuses further ones
@@ -255,7 +254,7 @@ def _pod(settings: FleetSettings, served: Served) -> Manifest:
 
 
 def _container(settings: FleetSettings, *, has_jail: bool) -> Manifest:
-    denied = [word for network in (*PRIVATE, *LOOPBACK) for word in ("--network-deny", network)]
+    denied = [word for network in PRIVATE for word in ("--network-deny", network)]
     return {
         "name": CONTAINER,
         "image": settings.image,
