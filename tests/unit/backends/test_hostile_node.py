@@ -52,7 +52,7 @@ async def node_that(answer: Answer) -> AsyncIterator[WireLink]:
 
 
 def test_an_answer_that_does_not_end_ends_its_connection() -> None:
-    """At two megabytes, of a service's 64; the node gets no further."""
+    """At two megabytes, of a service's 64; the node gets no further, though it ignores that its call is cancelled."""
     sent = 0
 
     async def without_end(connection: ServerConnection, number: int) -> None:
@@ -68,7 +68,30 @@ def test_an_answer_that_does_not_end_ends_its_connection() -> None:
                 await link.keep([], 60.0, {})
 
     asyncio.run(asyncio.wait_for(main(), 60))
-    assert links.MOST_JSON - wire.MOST_DATA <= sent <= links.MOST_JSON + wire.WINDOW_BYTES
+    assert links.MOST_JSON - wire.MOST_DATA <= sent <= links.MOST_JSON + wire.WINDOW_BYTES + wire.MOST_DATA
+
+
+def test_an_answer_that_is_too_large_ends_its_call_alone() -> None:
+    """A guest may have written it: the calls of other leases go on over the connection."""
+
+    async def main() -> None:
+        async with node_that(honest) as link:
+            other = await connections.begin(link._account, "x", {})
+            with pytest.raises(OutcomeUnknown, match="too large"):
+                await link.status()
+            assert (await link.keep([], 60.0, {})).denied_tag == "a"
+            assert not other.closed.done()
+
+    async def honest(connection: ServerConnection, number: int) -> None:
+        if number == 2:
+            for _ in range(links.MOST_JSON // wire.MOST_DATA + 1):
+                await connection.send(wire.frame(wire.DATA, number, bytes([wire.REPORT]) + b" " * wire.MOST_DATA))
+            await connection.send(wire.frame(wire.END, number, bytes([wire.REPORT])))
+            await connection.send(wire.json_frame(wire.CLOSE, number, resultOn=wire.REPORT))
+        elif number == 3:
+            await connection.send(wire.json_frame(wire.CLOSE, number, result={"deniedTag": "a"}))
+
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_calls_that_are_never_answered_end_with_their_link(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,10 @@ MOST_HELD = 128 << 20  # maximum of all incomplete JSON of one connection
 MOST_PARTS = 400_000  # commas, lists and objects in one result; its files alone can have a tenth of that
 MOST_EVENT_PARTS = 50_000  # in an event, which the event loop reads: more than a guest can show at once
 MOST_FRAME_CHARS = MOST_INLINE + 4_096  # of JSON in one frame, which the event loop reads, too
+_TOO_LARGE = {
+    "type": "outcome-unknown",
+    "detail": "this may have been done, but its answer, with all others at once, is too large; print less",
+}
 LONG_DIGITS, MOST_LONG_DIGITS = 40, 1 << 18  # digits of a long integer, and of all long integers in one text
 MOST_NUMBER = (1 << 32) - 1
 
@@ -113,7 +117,7 @@ class Call(Channel):
             self.on_data = on_data
         self.keeps_events = False  # True if the consumer grants credit for events later
         self.event_size = 0  # size of the event being passed to `on_event`
-        self._is_cancelled = False
+        self._is_cancelled = self._is_too_large = False
         self._ended: set[int] = set()
         self._json = bytearray()
 
@@ -136,11 +140,15 @@ class Call(Channel):
         if stream != JSON:
             self.on_data(stream, bytes(data))
             return
-        self.connection.hold(len(data))
+        if self._is_too_large:
+            return
         self._json += data
-        if len(self._json) > self.connection.account.most_json:
-            raise wire.WireError("a result that is too large")
-        self.grant(JSON, len(data))
+        if self.connection.hold(len(data)) and len(self._json) <= self.connection.account.most_json:
+            self.grant(JSON, len(data))
+            return
+        self._is_too_large = True  # a guest may have written it: other calls of the connection go on
+        self._take_json()
+        self.cancel()
 
     def take_end(self, stream: int) -> None:
         """Record the end of a stream. After an end, the JSON stream may carry another text."""
@@ -149,7 +157,7 @@ class Call(Channel):
             self.on_end(stream)
 
     def _take_event(self, body: bytes) -> None:
-        if self._on_event is _drop_event:  # not worth to be read
+        if self._on_event is _drop_event or self._is_too_large:  # not worth to be read
             self._take_json()
             self.grant(JSON, len(body))
             return
@@ -165,7 +173,7 @@ class Call(Channel):
         self._on_event(name, data)
 
     def _take_close(self, message: Mapping[str, Any]) -> None:
-        problem = message.get("error")
+        problem = _TOO_LARGE if self._is_too_large else message.get("error")
         if isinstance(problem, dict):
             self.conclude(CallRefused(problem))
         elif message.get("resultOn") == JSON:
@@ -387,11 +395,10 @@ class Wire:
         self.most_streamed = streamed if type(streamed) is int and streamed > 0 else 0
         self._hello.set_result(None)
 
-    def hold(self, count: int) -> None:
-        """Add to the number of buffered JSON bytes. Raises WireError beyond the bound."""
+    def hold(self, count: int) -> bool:
+        """Add to the number of buffered JSON bytes; return whether it is within the bound."""
         self._held += count
-        if self._held > MOST_HELD:
-            raise wire.WireError("results that are too large")
+        return self._held <= MOST_HELD
 
     # What goes.
 
