@@ -5,9 +5,11 @@ import base64
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
+from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +19,7 @@ import yaml
 
 import cloche
 from cloche.backends.cloche import connections, leased
+from cloche.cli.app import root
 from cloche.core.errors import BackendUnavailable, NodeLost, OutcomeUnknown
 from cloche.core.fleet import FleetSettings, LeaseSpec
 from cloche.core.record import replace
@@ -442,3 +445,17 @@ def test_up_shows_what_it_changes_and_makes_the_key_once(cluster: Cluster, tmp_p
     assert "+" not in second
     assert cluster.objects["/api/v1/namespaces/here/secrets"]["cloche-fleet"]["data"]["privateKey"] == key
     assert "Secret" not in {row["kind"] for row in yaml.safe_load_all(up())}
+
+
+def test_a_server_of_another_kind_is_named(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A page in HTML is no refusal of an API server. The configured backend says which engine is meant."""
+    monkeypatch.setenv("SANDBOX_TYPE", "kubernetes")
+    with HTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(cluster, "port", server.server_port)
+        cluster.kubeconfig(tmp_path)
+        assert root.main(["fleet", "status"], standalone_mode=False) == 125
+        server.shutdown()
+    assert f"what answers at http://127.0.0.1:{server.server_port} is no API server" in capsys.readouterr().err

@@ -33,7 +33,8 @@ CLEAR = "\x1b[H\x1b[2J"
 
 _address = option(
     "--address", metavar="ADDRESS",
-    help="The cluster's; from outside of it, its dashboard's: http://HEAD:8265. Default: fleet.address.",
+    help="The cluster's; from outside of it, its dashboard's: http://HEAD:8265; for Kubernetes a context of the "
+    "kubeconfig. Default: fleet.address.",
 )  # fmt: skip
 _pip = option(
     "--runtime-env-pip", "pip", metavar="REQUIREMENT", multiple=True,
@@ -45,7 +46,9 @@ fleet = root.group("fleet", help="Start, look at and end a fleet of machines.")(
 
 
 def _engine_option() -> Callable[[Callable[..., int]], Callable[..., int]]:
-    return option("--engine", type=_choice(), default=ENGINES[0], help="What knows the machines.")
+    return option(
+        "--engine", type=_choice(), help="What knows the machines. Default: the backend if it is one, or ray."
+    )
 
 
 def _choice() -> object:
@@ -71,7 +74,7 @@ def _choice() -> object:
 @sandbox_options("config")
 @json_option()
 def _up(
-    engine: str,
+    engine: str | None,
     apply: bool,
     address: str | None,
     pip: tuple[str, ...],
@@ -90,13 +93,13 @@ def _up(
     """
     from cloche.core.errors import InvalidRequest
 
-    settings = _settings(engine, options, address)
+    engine, settings = _settings(engine, options, address)
     if apply and engine != "kubernetes":
         raise InvalidRequest(f"--apply: engine {engine} has no manifests")
     if key_sha256 is not None and engine != "ray":
         raise InvalidRequest(f"--key-sha256: engine {engine} has no service for callers outside")
     if engine == "kubernetes" and not apply:
-        return _print_manifests(settings)
+        return _print_manifests(settings, as_json=as_json)
     if apply:
         _run(engine, settings, _apply)
     if _is_outside(engine, settings):
@@ -146,13 +149,15 @@ def _up_outside(settings: FleetSettings, pip: tuple[str, ...], port: int, *, as_
 @_pip
 @sandbox_options("config")
 @json_option()
-def _status(engine: str, address: str | None, pip: tuple[str, ...], options: SandboxOptions, as_json: bool) -> int:
+def _status(
+    engine: str | None, address: str | None, pip: tuple[str, ...], options: SandboxOptions, as_json: bool
+) -> int:
     """Show the nodes of a fleet, its leases and its queue."""
 
     async def status(made: RayFleet | KubernetesOperator) -> dict[str, Any]:
         return status_as_dict(await made.status())
 
-    document = _here_or_there(engine, _settings(engine, options, address), status, ["status"], pip)
+    document = _here_or_there(*_settings(engine, options, address), status, ["status"], pip)
     print_status(document, as_json=as_json)
     return 0
 
@@ -161,20 +166,20 @@ def _status(engine: str, address: str | None, pip: tuple[str, ...], options: San
 @_engine_option()
 @_address
 @sandbox_options("config")
-def _top(engine: str, address: str | None, options: SandboxOptions) -> int:
+def _top(engine: str | None, address: str | None, options: SandboxOptions) -> int:
     """Show the same every 2 seconds, until Ctrl-C."""
     import asyncio
 
     from cloche.core.errors import InvalidRequest
 
-    settings = _settings(engine, options, address)
+    engine, settings = _settings(engine, options, address)
     if _is_outside(engine, settings):
         raise InvalidRequest('from outside of the cluster each look is a job there; use "cloche fleet status"')
 
     async def watch(made: RayFleet | KubernetesOperator) -> None:
         while True:
             status = await made.status()
-            print(CLEAR + time.strftime("%H:%M:%S"))
+            print((CLEAR if sys.stdout.isatty() else "") + time.strftime("%H:%M:%S"))
             print_status(status_as_dict(status), as_json=False)
             sys.stdout.flush()  # each look is shown at once, in a pipe, too
             await asyncio.sleep(EVERY_S)
@@ -196,7 +201,7 @@ def _drain(
     node: str,
     timeout: str | None,
     undo: bool,
-    engine: str,
+    engine: str | None,
     address: str | None,
     pip: tuple[str, ...],
     options: SandboxOptions,
@@ -224,7 +229,7 @@ def _drain(
         return {"node": ids[0]}
 
     words = ["drain", node, *(("--undo",) if undo else ()), *(() if timeout is None else ("--timeout", timeout))]
-    done = _here_or_there(engine, _settings(engine, options, address), drain, words, pip, more_s=timeout_s)
+    done = _here_or_there(*_settings(engine, options, address), drain, words, pip, more_s=timeout_s)
     text = f"{escape_line(str(done.get('node')))} {'takes leases again' if undo else 'takes no lease, and has none'}"
     print(json.dumps(done) if as_json else text)
     return 0
@@ -236,22 +241,22 @@ def _drain(
 @_pip
 @sandbox_options("config")
 @json_option()
-def _down(engine: str, address: str | None, pip: tuple[str, ...], options: SandboxOptions, as_json: bool) -> int:
+def _down(engine: str | None, address: str | None, pip: tuple[str, ...], options: SandboxOptions, as_json: bool) -> int:
     """End all leases, node servers, coordinator and service."""
 
     async def down(made: RayFleet | KubernetesOperator) -> dict[str, Any]:
         await made.down()
         return {"ended": True}
 
-    done = _here_or_there(engine, _settings(engine, options, address), down, ["down"], pip)
+    done = _here_or_there(*_settings(engine, options, address), down, ["down"], pip)
     print(json.dumps(done) if as_json else "the fleet has ended")
     return 0
 
 
-def _print_manifests(settings: FleetSettings) -> int:
+def _print_manifests(settings: FleetSettings, *, as_json: bool) -> int:
     from cloche.fleets.kubernetes.applying import printed
 
-    print(printed(settings), end="")
+    print(printed(settings, as_json=as_json), end="")
     return 0
 
 
@@ -268,15 +273,17 @@ async def _apply(made: RayFleet | KubernetesOperator) -> None:
     await apply(made.api, changes)
 
 
-def _settings(engine: str, options: SandboxOptions, address: str | None) -> FleetSettings:
-    """Return the settings of the fleet. RAY_ADDRESS may be a dashboard's, as it may for Ray's own commands."""
+def _settings(engine: str | None, options: SandboxOptions, address: str | None) -> tuple[str, FleetSettings]:
+    """Return the engine and the fleet's settings. RAY_ADDRESS may be a dashboard's, as for Ray's own commands."""
     from cloche.config.settings import load_settings
     from cloche.core.record import replace
     from cloche.fleets.ray.jobs import is_jobs_address
 
-    settings, of_ray = load_settings(options).fleet, os.environ.get("RAY_ADDRESS", "") if engine == "ray" else ""
+    loaded = load_settings(options)
+    settings, engine = loaded.fleet, engine or (loaded.backend if loaded.backend in ENGINES else ENGINES[0])
+    of_ray = os.environ.get("RAY_ADDRESS", "") if engine == "ray" else ""
     address = address or settings.address or (of_ray if is_jobs_address(of_ray) else "")
-    return replace(settings, address=address)
+    return engine, replace(settings, address=address)
 
 
 def _is_outside(engine: str, settings: FleetSettings) -> bool:
@@ -391,7 +398,9 @@ def print_status(facts: Mapping[str, Any], *, as_json: bool) -> None:
     shown = 12 if facts["engine"] == "ray" else None
     rows = [{**row, "node": row["node"][:shown], "memory": format_size(row["memory"])} for row in facts["nodes"]]
     if not rows:
-        print(f'there is no fleet on {escape_line(facts["engine"])}; "cloche fleet up" starts one')
+        engine = escape_line(facts["engine"])
+        words = "" if engine == "ray" else f" --engine {engine} --apply"
+        print(f'there is no fleet on {engine}; "cloche fleet up{words}" starts one')
         return
     show(rows, as_json=False, below=("address", "reason"))
     print(escape_line(", ".join(f"{facts[name]} {name}" for name in COUNTS)))

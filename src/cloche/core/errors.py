@@ -53,7 +53,8 @@ class BackendUnavailable(ClocheError):
     """
 
     def __init__(self, reason: str, *, remedy: str = ""):
-        super().__init__(f"{reason} {remedy}".rstrip())
+        stop = "" if not remedy or reason.endswith((".", "?", "!", ":", ";", ",")) else "."
+        super().__init__(f"{reason}{stop} {remedy}".rstrip())
         self.reason = reason
         self.remedy = remedy
 

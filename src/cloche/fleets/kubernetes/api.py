@@ -18,10 +18,16 @@ from typing import Any
 from cloche.core.errors import BackendUnavailable
 
 ANSWER_S, CONNECT_S = 10.0, 5.0
+FIRST_S, AWAY_S = 3.0, 20.0  # after which a failed connection is not tried again: one that never answered, or did
 TRIES, AGAIN_S, MOST_AGAIN_S = 5, 0.2, 5.0
 MOST_SKEW_S = 10.0
 MOST_TEXT = 400
 CLOSE_S, MOST_MESSAGE = 0.5, 1 << 20  # of a web socket
+OTHER_CONTEXT = 'Look at "kubectl version" with the same kubeconfig; fleet.address names another context of it.'
+BIND = (
+    'Bind the role cloche-caller to an account that runs code ("cloche fleet up --engine kubernetes" prints it); '
+    '"cloche fleet up --apply", "drain" and "down" need one that administers the namespace.'
+)
 MERGE, APPLY = "application/merge-patch+json", "application/apply-patch+yaml"
 
 
@@ -44,6 +50,7 @@ class KubernetesApi:
         self._connecting = asyncio.Lock()
         self.offset_s = 0.0
         self.requests = 0
+        self._has_answered = False
 
     @property
     def host(self) -> str:
@@ -89,11 +96,16 @@ class KubernetesApi:
         query: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         """Make a request, again where the server is busy; return its answer. Raises ApiError, BackendUnavailable."""
-        answer = json.loads(await self._tried(method, path, body=body, kind=kind, query=query))
+        content = await self._tried(method, path, body=body, kind=kind, query=query)
+        try:
+            answer = json.loads(content)
+        except ValueError as error:
+            raise self._foreign() from error
         return answer if isinstance(answer, dict) else {}
 
     async def _tried(self, method: str, path: str, **more: Any) -> bytes:  # noqa: ANN401 - of `_send`
         again_s, has_renewed = AGAIN_S, False
+        ends = time.monotonic() + (AWAY_S if self._has_answered else FIRST_S)
         for tries_left in reversed(range(TRIES)):
             try:
                 async with self._sent(method, path, timeout_s=ANSWER_S, **more) as response:
@@ -106,7 +118,7 @@ class KubernetesApi:
                 if not tries_left or (error.status != 429 and error.status < 500):
                     raise
             except (OSError, TimeoutError) as error:
-                if not tries_left:
+                if not tries_left or time.monotonic() > ends:
                     raise self._unreachable(error) from error
             await asyncio.sleep(again_s)
             again_s = min(2 * again_s, MOST_AGAIN_S)
@@ -133,9 +145,12 @@ class KubernetesApi:
                 method, url, headers=headers, body=None if body is None else dict(body), query_params=dict(query or {}),
                 _preload_content=False, _request_timeout=(CONNECT_S, timeout_s),
             )  # fmt: skip
+            self._has_answered = True
             self._note_clock(response.headers.get("Date", ""))
             if response.status >= 300:
-                raise error_of(method, path, response.status, (await response.read())[: 1 << 16])
+                content = (await response.read())[: 1 << 16]
+                is_page = response.status == 404 and content.lstrip().startswith(b"<")
+                raise self._foreign() if is_page else error_of(method, path, response.status, content)
             yield response
         except imported().aiohttp.ClientError as error:
             raise ConnectionError(str(error) or type(error).__name__) from error
@@ -199,11 +214,14 @@ class KubernetesApi:
             self._used.append(self._rest)
             self._rest = None
 
+    def _foreign(self) -> BackendUnavailable:
+        return BackendUnavailable(f"what answers at {self.host} is no API server of Kubernetes.", remedy=OTHER_CONTEXT)
+
     def _unreachable(self, error: Exception) -> BackendUnavailable:
         detail = str(error) or type(error).__name__
         return BackendUnavailable(
             f"the API server of Kubernetes at {self.host} does not answer: {detail[:MOST_TEXT]}",
-            remedy='Look at "kubectl version" with the same kubeconfig; fleet.address names another context of it.',
+            remedy=OTHER_CONTEXT,
         )
 
     async def close(self) -> None:
@@ -283,10 +301,7 @@ def error_of(method: str, path: str, status: int, body: bytes) -> ApiError:
         remedy = f'"kubectl describe quota -n {namespace}" shows it; raise it, or release leases.'
     elif status == 403:
         text = f"no permission to {verb} {resource} in namespace {namespace}: {message}."
-        remedy = (
-            'Bind the role cloche-caller to this account ("cloche fleet up --engine kubernetes" prints it), and try '
-            f'"kubectl auth can-i {verb} {resource} -n {namespace}".'
-        )
+        remedy = f'{BIND} Try "kubectl auth can-i {verb} {resource} -n {namespace}".'
     else:
         text = f"the API server refuses to {verb} {resource}: {message} (status {status})."
         remedy = "Look at the API server." if status >= 500 else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import difflib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
@@ -47,15 +48,18 @@ def check_image(settings: FleetSettings) -> None:
     """Raise InvalidRequest where there is no image for the pods."""
     if not settings.image:
         raise InvalidRequest(
-            "fleet.image: name the image of the pods, which has this version of Cloche with the extra node "
-            "(deploy/Dockerfile with EXTRAS=node)"
+            "fleet.image (CLOCHE_FLEET_IMAGE): name the image of the pods, which has this version of Cloche with the "
+            "extra node: deploy/Dockerfile with EXTRAS=node"
         )
 
 
-def printed(settings: FleetSettings) -> str:
-    """Return the manifests as YAML for `kubectl apply`; the key comes with `--apply`."""
+def printed(settings: FleetSettings, *, as_json: bool = False) -> str:
+    """Return the manifests as YAML or a List in JSON for `kubectl apply`; the key comes with `--apply`."""
     check_image(settings)
-    return "---\n".join(map(as_yaml, manifests(settings)))
+    rows = manifests(settings)
+    if as_json:
+        return json.dumps({"apiVersion": "v1", "kind": "List", "items": rows}) + "\n"
+    return "---\n".join(map(as_yaml, rows))
 
 
 def as_yaml(row: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from cloche.core.record import replace
 from ..findings import FleetFindings
 from ..tending import reach
 from .api import KubernetesApi
-from .fleet import KubernetesOperator, mode_of
+from .fleet import UP, KubernetesOperator, mode_of
 from .manifests import rules
 from .pods import PORT
 
@@ -95,7 +95,7 @@ def _no_pod(nodes: Iterable[NodeInfo]) -> tuple[str, str]:
     """Return why no pod is ready, with the remedy."""
     reason = next((node.reason for node in nodes if node.reason), "")
     remedies = (remedy for words, remedy in REMEDIES.items() if words in reason)
-    return f"no pod is ready{reason and f': {reason}'}.", next(remedies, '"cloche fleet up --apply" starts a fleet.')
+    return f"no pod is ready{reason and f': {reason}'}.", next(remedies, UP)
 
 
 async def _policy(addresses: Sequence[str]) -> str:

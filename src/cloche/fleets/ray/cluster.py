@@ -62,15 +62,15 @@ def find(address: str = "") -> str:
 
 def check_answers(address: str) -> None:
     """Raise BackendUnavailable for a port where no cluster answers, which Ray itself would try without an end."""
-    if "://" in address:
-        raise BackendUnavailable(f"{address} is no address of a Ray cluster's head.", remedy=OUTSIDE)
     host, _, port = address.rpartition(":")
+    if "://" in address or not port.isdecimal():
+        raise BackendUnavailable(f"{address} is no address of a Ray cluster's head.", remedy=OUTSIDE)
     try:
         with socket.create_connection((host.strip("[]"), int(port)), REACHED_S) as connection:
             connection.sendall(PREFACE)
             if len(answer := connection.recv(16)) < 9 or answer[3:4] != SETTINGS:
                 raise ConnectionError("what answers there is not Ray's head")
-    except (OSError, ValueError) as error:
+    except (OSError, OverflowError) as error:
         raise BackendUnavailable(f"Ray at {address} cannot be reached: {error}.", remedy=UNREACHED) from error
 
 
