@@ -26,7 +26,9 @@ Answer = Callable[[ServerConnection, int], Awaitable[None]]
 
 
 @asynccontextmanager
-async def node_that(answer: Answer) -> AsyncIterator[WireLink]:
+async def node_that(
+    answer: Answer, note: Callable[[dict[str, Any]], object] = lambda _: None
+) -> AsyncIterator[WireLink]:
     """Serve a node that answers each call so, and yield a link to it."""
 
     async def handle(connection: ServerConnection) -> None:
@@ -34,8 +36,9 @@ async def node_that(answer: Answer) -> AsyncIterator[WireLink]:
         buffer = wire.FrameBuffer(1 << 20, wire.PONG)
         try:
             async for message in connection:
-                for kind, number, _ in buffer.feed(message, 512):  # type: ignore[arg-type]
+                for kind, number, body in buffer.feed(message, 512):  # type: ignore[arg-type]
                     if kind == wire.OPEN:
+                        note(json.loads(body))
                         await answer(connection, number)
         except ConnectionClosed:
             pass
@@ -168,6 +171,22 @@ def test_what_the_event_loop_reads_is_small() -> None:
             assert taken == []
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_fields_of_many_values_come_in_pieces() -> None:
+    """A service refuses those of one call; in the frame that opens it they would end the connection."""
+    opened = list[dict[str, Any]]()
+
+    async def note(connection: ServerConnection, number: int) -> None:
+        await connection.send(wire.json_frame(wire.CLOSE, number, result={}))
+
+    async def main() -> None:
+        async with node_that(note, opened.append) as link:
+            for count in (10, 30_000):
+                await connections.ask(link._account, "x", {"argv": ["a"] * count})
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert [fields.get("fieldsOn") for fields in opened] == [None, wire.REPORT]
 
 
 def test_half_a_surrogate_pair_ends_no_connection_and_a_close_is_named() -> None:

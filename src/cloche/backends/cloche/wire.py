@@ -27,6 +27,7 @@ MOST_HELD = 128 << 20  # maximum of all incomplete JSON of one connection
 MOST_PARTS = 400_000  # commas, lists and objects in one result; its files alone can have a tenth of that
 MOST_EVENT_PARTS = 50_000  # in an event, which the event loop reads: more than a guest can show at once
 MOST_FRAME_CHARS = MOST_INLINE + 4_096  # of JSON in one frame, which the event loop reads, too
+MOST_COMMAS = 8_000  # of fields in the frame that opens a call: a service closes the connection for 20,000 values
 _TOO_LARGE = {
     "type": "outcome-unknown",
     "detail": "this may have been done, but its answer, with all others at once, is too large; print less",
@@ -331,7 +332,7 @@ class Wire:
             return call
         self.calls[call.number] = call
         self._watch()
-        if len(text) <= MOST_INLINE:
+        if len(text) <= MOST_INLINE and text.count(",") <= MOST_COMMAS:
             head = json.dumps({"verb": verb, **right})
             body = f"{head[:-1]}{', ' if fields else ''}{text[1:]}"
             self.send(wire.frame(wire.OPEN, call.number, body.encode()))
