@@ -40,6 +40,8 @@ from .sync_run import blocking, run, wait_for
 
 if TYPE_CHECKING:
     from .core.network import NetworkRules
+    from .execution.tools import ToolsArgument
+    from .functions.tool import ToolLimits
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -263,12 +265,14 @@ class Sandbox:
         workspace_disk: int | str | None = None,
         workspace_hide: Sequence[str] | None = None,
         workspace_read: Sequence[str | os.PathLike[str]] | None = None,
+        tools: ToolsArgument | None = None,
+        tool_limits: ToolLimits | None = None,
         **options: Unpack[SandboxOptions],
     ) -> None:
         self._sandbox = AsyncSandbox(
             env=env, files=files, live=live, name=name, keep=keep, lifetime=lifetime, idle=idle, workspace=workspace,
             workspace_at=workspace_at, workspace_disk=workspace_disk, workspace_hide=workspace_hide,
-            workspace_read=workspace_read,
+            workspace_read=workspace_read, tools=tools, tool_limits=tool_limits,
             **options,
         )  # fmt: skip
         self._pid = os.getpid()

@@ -38,6 +38,7 @@ KINDS: Mapping[str, str] = {
     "execution": "how a run ended: its status, the enforced controls, the limits that were hit",
     "approval": "a call of a tool was approved: by whom",
     "denial": "a call was not approved, or the rules or the service refused it: by whom, and why",
+    "tool_call": "a program called a function of the caller: which, sizes, how it ended",
     "commit": "changes of a sandbox are about to be written to a folder of the host: which diff, how many paths",
     "packages": "packages are shown to a run: the requirements, the packages, and their index",
     "settings": "the service's settings were changed: by whom, each with its old and its new value",

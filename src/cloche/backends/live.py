@@ -24,6 +24,7 @@ from cloche.core.errors import (
     StartFailed,
 )
 from cloche.core.events import HeadTail, OutputChunk, Sink, Started, Stream, discard
+from cloche.core.functions import OfferedFunctions
 from cloche.core.limits import Limits
 from cloche.core.processes import Detached, ListeningPort, ProcessInfo, ProcessRequest
 from cloche.core.protocols import OpenConnection
@@ -34,6 +35,7 @@ from cloche.egress.windows import Decide, SharedNetwork, Window
 from cloche.init import wire
 
 from .init_link import InitLink, Operation, OperationFailed, failure_of
+from .live_calls import CallChannel
 from .live_files import FILE_S, LiveFiles
 from .live_streams import ByteStream
 from .results import make_result, run_notes
@@ -75,6 +77,7 @@ class LiveProcess:
         self.kept = {wire.STDOUT: HeadTail(limits.output_bytes), wire.STDERR: HeadTail(limits.output_bytes)}
         self._sink = sink
         self.on_report: Callable[[bytes], None] = lambda _: None
+        self.calls: CallChannel | None = None
         # For sandboxes that can report why they ended by themselves: returns an event like `exit`, or None.
         self.on_loss: Callable[[], Awaitable[dict[str, Any] | None]] | None = None
         # Seconds that the sandbox was paused in total, and before this process began: pauses extend the time-out.
@@ -88,6 +91,11 @@ class LiveProcess:
         self.traffic = Traffic()
         self._window: Window | None = None
         channel.on_data = self._take
+
+    def open_calls(self, functions: OfferedFunctions | None) -> CallChannel | None:
+        """Serve its calls of the caller's functions, if there are any."""
+        self.calls = None if functions is None else CallChannel(self._channel, functions)
+        return self.calls
 
     async def begin(self) -> None:
         """Wait until the process has started. Raises StartFailed, OutcomeUnknown."""
@@ -118,6 +126,9 @@ class LiveProcess:
     def _take(self, stream: int, data: memoryview) -> None:
         if stream in self.kept and self._sink is None:
             (self.stdout if stream == wire.STDOUT else self.stderr).put(bytes(data))
+            return
+        if stream == wire.HOST_CALLS and self.calls is not None:
+            self.calls.receive(data)
             return
         self._channel.grant(stream, len(data))
         if stream == wire.REPORT:
@@ -373,6 +384,7 @@ class LiveSandbox(LiveFiles):
         self.is_kept = False  # by a keeper: closing only disconnects
         self.network: SharedNetwork | None = None
         self._decide: Decide | None = None
+        self.functions: OfferedFunctions | None = None
         # The total before the current pause, and when that began (0.0: not paused).
         self._paused_s, self._paused_at = 0.0, 0.0
 
@@ -423,6 +435,10 @@ class LiveSandbox(LiveFiles):
         with contextlib.suppress(ClocheError):
             return _number((await self.ask("info")).get("paused_s"))
         return 0.0
+
+    def offer_functions(self, functions: OfferedFunctions) -> None:
+        """Let programs and sessions call functions of the caller; see core.functions.SupportsFunctions."""
+        self.functions = functions
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """Return a command's whole environment."""

@@ -44,10 +44,10 @@ def argv_of(commands: Sequence[Sequence[str]]) -> list[str]:
     return ["sh", "-c", " && ".join([*(f"{step} 1>&2" for step in compile_steps), f"exec {last}"])]
 
 
-def streams_of(request: Request, *, has_report: bool) -> list[int]:
+def streams_of(request: Request, *, has_report: bool, calls: bool) -> list[int]:
     """Return the streams of a program; without an input stream, its input is empty."""
-    inputs, reports = [wire.STDIN] if request.stdin else [], [wire.REPORT] if has_report else []
-    return [*inputs, wire.STDOUT, wire.STDERR, *reports]
+    inputs, reports = [wire.STDIN] if request.stdin else [], [wire.REPORT] if has_report or calls else []
+    return [*inputs, wire.STDOUT, wire.STDERR, *reports, *([wire.HOST_CALLS, wire.HOST_ANSWERS] if calls else [])]
 
 
 async def with_files(
@@ -71,8 +71,13 @@ async def run_to_end(sandbox: LiveSandbox, request: Request, run: LiveRun, sink:
     reader = GuestReportReader()
     process.network = sandbox.network
     process.on_report = lambda data: _read_report(reader, process, data)
-    await sandbox.begun(process)
-    ended = await _attend(process, request.stdin)
+    calls = process.open_calls(sandbox.functions)
+    try:
+        await sandbox.begun(process)
+        ended = await _attend(process, request.stdin)
+    finally:
+        if calls is not None:
+            await finish(calls.wait_closed())
     await process.note_traffic()
     changes = await sandbox.collect_files(
         request.collect, since=since, timeout_s=timeout_s, max_bytes=limits.disk_bytes, inputs=run.inputs
@@ -93,6 +98,7 @@ async def run_to_end(sandbox: LiveSandbox, request: Request, run: LiveRun, sink:
             **await run.notes(usage.wall_s),
             "backend": sandbox.backend,
             **report.notes(),
+            **(calls.calls.notes() if calls is not None else {}),
             **process.traffic.notes(is_shared=True),
         },
     )

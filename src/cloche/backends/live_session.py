@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import BackendUnavailable, OutcomeUnknown
 from cloche.core.events import HeadTail, OutputChunk, Sink, discard, kept_between
+from cloche.core.functions import OfferedFunctions
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
 from cloche.core.record import dataclass
@@ -22,7 +23,8 @@ from cloche.egress.windows import SharedNetwork
 from cloche.init import wire
 
 from .cell_outputs import Printed
-from .live import LATE_S, NAMES, LiveProcess, observed_end, usage_of
+from .live import LATE_S, NAMES, LiveProcess, LiveSandbox, observed_end, usage_of
+from .live_calls import CallChannel
 from .live_files import LiveFiles
 from .saved_files import Changes
 from .session import Session, SessionEnd, SessionLink
@@ -50,8 +52,17 @@ class LiveProgram:
 class LiveTransport:
     """Carry one interpreter in a live sandbox; see backends.session.SessionTransport."""
 
-    def __init__(self, channel: Operation, limits: Limits, codec: Codec, *, slowness: float = 1.0):
+    def __init__(
+        self,
+        channel: Operation,
+        limits: Limits,
+        codec: Codec,
+        *,
+        slowness: float = 1.0,
+        functions: OfferedFunctions | None = None,
+    ):
         self._channel, self._limits, self.slowness = channel, limits, slowness
+        self._calls = None if functions is None else CallChannel(channel, functions)
         self._process = LiveProcess(channel, limits)
         channel.on_data, channel.on_end = self._take, self._take_end
         self.on_flood: Callable[[], None] = lambda: None
@@ -85,6 +96,8 @@ class LiveTransport:
             raise
         finally:
             self.link.lose("the interpreter has ended")
+            if self._calls is not None:
+                self._calls.close()
 
     @property
     def end(self) -> asyncio.Future[dict[str, Any]] | None:
@@ -93,8 +106,13 @@ class LiveTransport:
     async def prepare(self, code: str, *, was_signalled: bool) -> None:
         """Do nothing: nothing is built per cell, and signals travel in order with the cells."""
 
+    def call_notes(self) -> Mapping[str, Any]:
+        return self._calls.calls.notes() if self._calls is not None else {}
+
     def begin(self, sink: Sink) -> None:
         self._sink = sink
+        if self._calls is not None:
+            self._calls.calls.renew()
         self._kept = {stream: output.followed(self._limits.output_bytes) for stream, output in self._kept.items()}
         for stream, head_tail in self._kept.items():
             if sink is not discard and (before := head_tail.joined()):
@@ -164,8 +182,13 @@ class LiveTransport:
                 await asyncio.wait([self._end], timeout=self.late_s)
         finally:
             self._channel.close()
+            if self._calls is not None:
+                await self._calls.wait_closed()
 
     def _take(self, stream: int, data: memoryview) -> None:
+        if stream == wire.HOST_CALLS and self._calls is not None:
+            self._calls.receive(data)
+            return
         self._channel.grant(stream, len(data))
         if stream == wire.REPORT:
             self.link.receive(bytes(data))
@@ -249,7 +272,7 @@ class LiveSession(Session):
 
 
 async def open_live_session(
-    sandbox: LiveFiles,
+    sandbox: LiveSandbox,
     link: InitLink,
     program: LiveProgram,
     limits: Limits,
@@ -260,8 +283,10 @@ async def open_live_session(
     network: SharedNetwork | None = None,
 ) -> LiveSession:
     """Start an interpreter over a sandbox's link, and wait until it is ready. Raises StartFailed, OutcomeUnknown."""
-    channel = link.open("start", waits=True, **program.order, streams=STREAMS)
-    transport = LiveTransport(channel, limits, program.new_codec(), slowness=slowness)
+    functions = sandbox.functions
+    streams = STREAMS if functions is None else (*STREAMS, wire.HOST_CALLS, wire.HOST_ANSWERS)
+    channel = link.open("start", waits=True, **program.order, streams=streams)
+    transport = LiveTransport(channel, limits, program.new_codec(), slowness=slowness, functions=functions)
     session = LiveSession(sandbox, transport, program, limits, enforcement=enforcement, notes=notes)
     session.network = network
     try:

@@ -194,6 +194,10 @@ class SessionTransport(Protocol):
         """Pass output on as it arrives, starting with the output since the last `collect`."""
         ...
 
+    def call_notes(self) -> Mapping[str, Any]:
+        """Return the entries for a cell's meta about its calls of the caller's functions."""
+        ...
+
     def send(self, data: bytes) -> Awaitable[None] | None:
         """Send all of `data`, or return an awaitable for the remainder; cancelling that may lose the link."""
         ...
@@ -595,6 +599,7 @@ class Session:
             "run": self._request_id,
             "state": "kept" if frame is not None else "lost",
             **notes,
+            **self._transport.call_notes(),
             **self._traffic.notes(is_shared=True),
         }
         if outputs.is_cut or is_cut:

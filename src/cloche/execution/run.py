@@ -48,6 +48,10 @@ from .prepare import Prepared, prepare_in_thread, screen
 
 if TYPE_CHECKING:
     from cloche.core.fixing import Fixer
+    from cloche.functions.calls import HostFunctions
+    from cloche.functions.tool import ToolLimits
+
+    from .tools import ToolsArgument
 
 OnOutput = Callable[[Stream, bytes], None]
 
@@ -83,6 +87,8 @@ async def arun(
     out: str | PathLike[str] | None = None,
     spill: str | PathLike[str] | None = None,
     autofix: Fixer | None = None,
+    tools: ToolsArgument | None = None,
+    tool_limits: ToolLimits | None = None,
     **options: Unpack[SandboxOptions],
 ) -> Result:
     """Run `code` in a throwaway sandbox and return the result.
@@ -96,7 +102,9 @@ async def arun(
     or changed, `spill` one for the full output as stdout.txt and stderr.txt; in both, existing files are replaced, and
     links are not followed. With `autofix` (see `cloche.autofix.loop.AutoFix`) a failing program is repaired by a
     language model and run again, each time in a new sandbox. The result is that of the last run, and its `fix` lists
-    the repairs; callbacks get the events of every run. The other keywords are those of `SandboxOptions`. Cancelling the
+    the repairs; callbacks get the events of every run. `tools` are functions of the caller, by name, that the program
+    imports from `cloche_host` and calls: a function that is not async runs in a thread, others on this loop. The other
+    keywords are those of `SandboxOptions`. Cancelling the
     call kills the run.
 
     A failure of the code is a status of the result. Raises InvalidRequest, PolicyDenied, BackendUnavailable,
@@ -107,6 +115,11 @@ async def arun(
     if autofix is not None or not vars(type(prepared.backend)).get("starts_eagerly", False):
         await become_task()
     fixer = None if autofix is None else check_fixer(autofix, prepared, code)
+    functions = None
+    if tools:
+        from .tools import functions_for  # needed by some runs only
+
+        functions = functions_for(tools, tool_limits, prepared)
     prepared_request = await prepare_request(
         prepared, code, language=language, argv=argv, stdin=stdin, env=env, files=files
     )
@@ -114,12 +127,12 @@ async def arun(
     sink = make_sink(on_output, on_event)
     note_fallback(prepared.audit, prepared.notes)
     if fixer is None:
-        return await run_once(prepared, prepared_request, sink=sink, out=out, spill=spill)
+        return await run_once(prepared, prepared_request, sink=sink, out=out, spill=spill, functions=functions)
     return await run_fixing(
         fixer,
         prepared,
         prepared_request,
-        lambda fixed_request: run_once(prepared, fixed_request, sink=sink, spill=spill),
+        lambda fixed_request: run_once(prepared, fixed_request, sink=sink, spill=spill, functions=functions),
         out,
     )
 
@@ -153,9 +166,14 @@ async def run_once(
     sink: Sink | None = None,
     out: str | PathLike[str] | None = None,
     spill: str | PathLike[str] | None = None,
+    functions: HostFunctions | None = None,
 ) -> Result:
     """Run a prepared request in its own sandbox."""
     async with shared_slots().hold(), _opening(prepared) as opened:
+        if functions is not None:
+            from .tools import offer
+
+            offer(opened, functions)
         if _supports_single_run(type(opened)):
             cast("SupportsSingleRun", opened).expect_single_run()
         return await run_in(opened, prepared, prepared_request, sink=sink, out=out, spill=spill)

@@ -66,6 +66,10 @@ from .run import (
 
 if TYPE_CHECKING:
     from cloche.core.fixing import Fixer
+    from cloche.functions.calls import HostFunctions
+    from cloche.functions.tool import ToolLimits
+
+    from .tools import ToolsArgument
 
 MOST_FORKS = 64  # per call
 
@@ -405,6 +409,8 @@ class AsyncSandbox(
         workspace_disk: int | str | None = None,
         workspace_hide: Sequence[str] | None = None,
         workspace_read: Sequence[str | PathLike[str]] | None = None,
+        tools: ToolsArgument | None = None,
+        tool_limits: ToolLimits | None = None,
         **options: Unpack[SandboxOptions],
     ) -> None:
         self._options = options
@@ -416,6 +422,11 @@ class AsyncSandbox(
         self._files = files
         self._name = name
         self._prepared: Prepared = prepare(**options)
+        self._functions: HostFunctions | None = None
+        if tools:
+            from .tools import functions_for  # needed by some sandboxes only
+
+            self._functions = functions_for(tools, tool_limits, self._prepared)
         self._is_live = True if name is not None or workspace is not None or self.policy.users else live
         self._stack = AsyncExitStack()
         self._opened: OpenSandbox | None = None
@@ -459,6 +470,10 @@ class AsyncSandbox(
         async with AsyncExitStack() as on_failure:
             self._grow(on_failure)
             opened = await on_failure.enter_async_context(self._opening_with_folder())
+            if self._functions is not None:
+                from .tools import offer
+
+                offer(opened, self._functions)
             await write_all(opened, gather_files(self._files, max_bytes=self.limits.disk_bytes).files)
             self._stack = on_failure.pop_all()
         self._opened = opened

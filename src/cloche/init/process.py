@@ -41,7 +41,7 @@ REST_S, SMALL_BYTES = 0.002, 4096  # more than that at once is no such program's
 PIPE_BYTES = 1 << 20  # the most that a pipe holds
 MOST_LEFT_PIPES = 64  # of ended processes, whose orphans may still write
 POLLIN, POLLOUT = select.POLLIN, select.POLLOUT
-INTO = (wire.STDIN, wire.REQUESTS)
+INTO = (wire.STDIN, wire.REQUESTS, wire.HOST_ANSWERS)
 SIGHUP, SIGKILL = 1, 9
 
 
@@ -274,6 +274,17 @@ class Outgoing:
         Drain(self.process.loop, fd)
 
 
+class Calls(Outgoing):
+    """Send calls of the client's functions: at once, and no more when the process has ended."""
+
+    def take_event(self, _: int) -> None:
+        self.read()
+
+    def finish(self) -> bool:
+        """Tell that nothing remains to be read: there is no one to take an answer."""
+        return True
+
+
 class Answers(Outgoing):
     """Send a session's answers, each after all output that was printed before it."""
 
@@ -393,7 +404,8 @@ class Process:
             if number == wire.REPORT and self.is_session:
                 self.outgoing[number] = Answers(self, number, ours[number], list(self.outgoing.values()))
             elif number not in INTO:
-                self.outgoing[number] = Outgoing(self, number, ours[number])
+                kind = Calls if number == wire.HOST_CALLS else Outgoing
+                self.outgoing[number] = kind(self, number, ours[number])
         if timeout_s is not None:
             loop.call_at((self, self._kind_of_clock), self.started_at + timeout_s, lambda: self.kill("timeout"))
 

@@ -28,7 +28,9 @@ the connection. `Credit` counts both directions.
   `to` (`process`, `group` or `tree`), `resize` with `rows` and `columns`, `kill` with `cause`, `keep`, `rest` with
   `is_resting`: it has no request now, so its memory need not be watched closely. CLOSE by the client kills the tree,
   unless `is_kept`. With stream 4 it is a session: its answers on 3 come after all output that was printed before them,
-  its end when all processes that it started have ended. A program has its ends of 4 and 3 as descriptors 3 and 4.
+  its end when all processes that it started have ended. A program has its ends of 4 and 3 as descriptors 3 and 4. 5 and
+  6 carry its calls of the client's functions and the answers (`cloche.functions`): frames like these, OPEN and CLOSE,
+  whose channel is the number of a call; the first one inside is HELLO. It has them as descriptors 5 and 6.
 - `attach`: the streams and the exit of a running or kept process, by `id`. First come the last unread bytes.
 - `processes`: one event `processes` with a list of the running and the kept ended ones.
 - `kill`: a tree, by `id`.
@@ -77,8 +79,8 @@ GRANTED_AT_ONCE = WINDOW_BYTES // 4  # small pieces are not acknowledged one by 
 MOST_AT_ONCE = 512  # frames that are handled in one turn of an event loop
 MOST_CHANNELS = 512  # of one connection
 LONGEST_WAIT_S = 30.0  # for room, of a process without a time-out
-STDIN, STDOUT, STDERR, REPORT, REQUESTS = range(5)
-STREAMS = 5  # of one channel
+STDIN, STDOUT, STDERR, REPORT, REQUESTS, HOST_CALLS, HOST_ANSWERS = range(7)
+STREAMS = 7  # of one channel
 
 
 class WireError(ValueError):

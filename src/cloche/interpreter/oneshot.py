@@ -177,13 +177,31 @@ class LibraryWatch:
         return value_module
 
 
+def offer_functions(ends: tuple[int, ...], archive: Any) -> Any:
+    """Make the module of the caller's functions, if there are any; return their link, or None."""
+    if not ends:
+        return None
+    module: Any = type(sys)("interpreter.host_functions")
+    exec(archive.code(module.__name__), module.__dict__)
+    return module.install(*ends)
+
+
 def run(
-    settings: dict[str, Any], env: dict[str, str], preloaded: Preloaded, privileges: Privileges, value_fd: int
+    settings: dict[str, Any],
+    env: dict[str, str],
+    preloaded: Preloaded,
+    privileges: Privileges,
+    value_fd: int,
+    *host_ends: int,
 ) -> None:
-    """Run the script at `settings["path"]` with `settings["argv"]` and leave the process as the interpreter does."""
+    """Run the script at `settings["path"]` with `settings["argv"]` and leave the process as the interpreter does.
+
+    `host_ends` are the descriptors for calls of the caller's functions, and for their answers.
+    """
     path: str = settings["path"]
     gc.freeze()  # nothing that was made for this run is for the script to find, or to collect
     take_over(env, preloaded)
+    offer_functions(host_ends, privileges.archive)
     code = _run_script(settings, path, preloaded, privileges, value_fd)
     finish(code, os.path.dirname(path), preloaded, privileges)
 

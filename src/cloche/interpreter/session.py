@@ -73,8 +73,11 @@ class Session:
         namespace: dict[str, Any],
         preloaded: oneshot.Preloaded,
         privileges: oneshot.Privileges,
+        host: Any = None,
     ):
         self.link, self.answers, self.namespace, self.pid = link, answers, namespace, os.getpid()
+        self._host = host  # the link of the caller's functions, if there are any
+        self._ends = (answers, link) if host is None else (answers, link, host.calls, host.answers)
         self._preloaded, self._privileges = preloaded, privileges
         self._turn = _thread.RLock()  # to send: any thread of a cell may show something
         self._main, self._sender, self._is_late = _thread.get_ident(), 0, False
@@ -128,10 +131,10 @@ class Session:
 
     def _fork(self, request: dict[str, Any]) -> None:
         """Clone this process, and go on in both; in the clone when it has its namespaces and mounts."""
-        _, fds = self._privileges.recvmsg(self.link, 1, session_fork.CLONE_FDS)
+        _, fds = self._privileges.recvmsg(self.link, 1, session_fork.STREAMS + len(self._ends))
         try:
             self.tasks.close()
-            plan = session_fork.Clone((self.answers, self.link), fds, self._look_around(fds))
+            plan = session_fork.Clone(self._ends, fds, self._look_around(fds))
             pid = self._privileges.clone(request["flags"])
         except (OSError, RuntimeError) as error:
             self._close_all(fds)
@@ -148,7 +151,7 @@ class Session:
     def _look_around(self, fds: list[int]) -> list[session_fork.OpenFile]:
         """Return the files to open again in a clone, or raise the obstacles; between cells nothing changes."""
         if self.files is None:
-            obstacles, files = session_fork.look_for_obstacles({self.link, self.answers, *fds}, self.clones)
+            obstacles, files = session_fork.look_for_obstacles({*self._ends, *fds}, self.clones)
             self.files = None if obstacles else files
         else:
             obstacles, files = session_fork.running_children(self.clones), self.files
@@ -177,6 +180,8 @@ class Session:
         self.pid = self.tasks.pid = os.getpid()
         self.clones.clear()
         self.files = None
+        if self._host is not None:
+            self._host.begin()
         plan.finish_set_up(is_fork=bool(go.get("is_fork")), reseed=oneshot.reseed_all)
         oneshot.name_output()
         self.send({"op": "ready", "runtime": _runtime()})
@@ -532,9 +537,11 @@ def serve(
     privileges: oneshot.Privileges,
     answers: int,
     link: int,
+    *host_ends: int,
 ) -> None:
     """Serve a session on `link`, in the standing of a plain interpreter; ends the process."""
     oneshot.take_over(env, preloaded)
+    host = oneshot.offer_functions(host_ends, privileges.archive)
     oneshot.set_up_paths(settings, preloaded)
     if "stand_ins" in settings:
         oneshot.lead_to_stand_ins(settings["stand_ins"], privileges.archive)
@@ -549,5 +556,5 @@ def serve(
     this.stdout = this.__stdout__ = _counted(this.stdout)
     this.stderr = this.__stderr__ = _counted(this.stderr)
     sys.modules["builtins"].input = _refuse_input  # type: ignore[attr-defined]  # the guest's own built-ins
-    Session(link, answers, namespace, preloaded, privileges).serve()
+    Session(link, answers, namespace, preloaded, privileges, host).serve()
     oneshot.finish(0, settings["home"], preloaded, privileges)

@@ -27,7 +27,7 @@ ACCESS_MODE = 3
 OWN_PATHS = ("/workspace", "/tmp", "/dev/shm")
 TIMERS = {"ITIMER_REAL": "SIGALRM", "ITIMER_VIRTUAL": "SIGVTALRM", "ITIMER_PROF": "SIGPROF"}
 CHUNK_BYTES = 1 << 16
-CLONE_FDS = 4  # of a clone: standard output, error, the pipe of its answers, and its link
+STREAMS = 2  # of a clone: standard output and error; its ends, such as its link, follow
 
 
 class OpenFile:
@@ -178,10 +178,10 @@ def _read(path: str) -> str:
 class Clone:
     """Hold the data for a clone of this process: its own streams, answers and link, and the files to open again.
 
-    `ends` are the parent's answers and link, whose numbers those of the clone take over.
+    `ends` are the parent's answers and link, and those for the caller's functions; the clone's take over their numbers.
     """
 
-    def __init__(self, ends: tuple[int, int], fds: list[int], files: list[OpenFile]):
+    def __init__(self, ends: tuple[int, ...], fds: list[int], files: list[OpenFile]):
         self.ends, self.fds, self.files = ends, fds, files
         self.folder = _working_directory()
         random = sys.modules.get("random")

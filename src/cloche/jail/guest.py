@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _signal: Any = __import__("_signal")  # `signal` would cost every run milliseconds
 
 LINK, ANSWERS = 3, 4  # where the driver of a session finds its link and the pipe of its answers
+HOST_CALLS, HOST_ANSWERS = 5, 6  # where a program finds the ends for its calls of the caller's functions
 MOST_FILES = 1024  # that a guest may have open, where the caller's own limit is no lower
 CANNOT_RUN, NOT_FOUND = 126, 127
 GO = b"g"
@@ -107,7 +108,8 @@ class Guest:
     def _take_order(self) -> tuple[Order, list[int]]:
         """Wait for the order; return it and the streams: standard input, output, error, the value's pipe.
 
-        For a session that pipe takes its answers, and its link follows. The reaper has written the input files by then;
+        For a session that pipe takes its answers, and its link follows. The ends for calls of the caller's functions
+        come last, if there are any. The reaper has written the input files by then;
         if it must not read this run's data, this process writes them.
         """
         if not self.is_under_load and self._has_time(self.asking):
@@ -130,12 +132,13 @@ class Guest:
             posix._exit(0)
         is_compiling = command is not None and self.index < len(order.commands) - 1
         self._take_streams(fds, is_compiling=is_compiling)
-        kept_fds = _out_of_the_way(fds[3:]) if command is None or order.is_session else []
+        numbers = (ANSWERS, LINK, HOST_CALLS, HOST_ANSWERS)[0 if order.is_session else 2 :]
+        passed = fds[3:] if command is None or order.is_session else [] if is_compiling else fds[4:]
+        kept_fds = _out_of_the_way(passed)
         self._close_descriptors(kept_fds)
         if command is not None:
-            if order.is_session:  # the executed program gets its ends by known numbers
-                for fd, number in zip(kept_fds, (ANSWERS, LINK), strict=True):
-                    call("dup3", fd, number, 0)
+            for fd, number in zip(kept_fds, numbers, strict=False):  # the executed program gets its ends by known numbers
+                call("dup3", fd, number, 0)
             self._exec(command, order.env)
         self._run_python(order, kept_fds)
 
@@ -299,7 +302,7 @@ def is_ours(name: str) -> bool:
 def _out_of_the_way(fds: list[int]) -> list[int]:
     """Move kept descriptors to the last numbers below the limit: some programs close all low numbers, opened or not.
 
-    The value's pipe, or that of a session's answers, has the first, a session's link the other.
+    The value's pipe, or that of a session's answers, has the first, a session's link the next.
     """
     numbers = range(min(MOST_FILES, posix.sysconf("SC_OPEN_MAX")) - 1, 2, -1)
     return [call("dup3", fd, number, posix.O_CLOEXEC) for fd, number in zip(fds, numbers, strict=False)]

@@ -341,7 +341,7 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
         env = self._variables_of(program.env, request.env)
         order: dict[str, Any] = {"env": env, "timeout_s": timeout_s, "cwd": WORKSPACE}
         order["remove"], order["folders"] = self.take_leftover(), [program.build] if program.build else []
-        order["streams"] = streams_of(request, has_report=program.python is not None)
+        order["streams"] = streams_of(request, has_report=program.python is not None, calls=self.functions is not None)
         files = [(f"{WORKSPACE}/{file.path}", file.mode & 0o777, file.data) for file in program.files]
         if program.python is None:
             order["argv"] = argv_of(program.commands)

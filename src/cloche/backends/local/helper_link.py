@@ -65,6 +65,7 @@ class HelperConnection:
     """Hold one helper: start it or take over a warm one, send runs, end it. Use from one event loop."""
 
     _run = RunEnd()  # of the last run that was sent; this one stands for no run
+    serves_calls = False  # of its guests: then nothing waits without the event loop
 
     def __init__(self, spec: Spec, executable: str, slot: Slot | None = None, claim: int = -1, namespace: int = -1):
         """Take a sandbox's spec, a warm slot if there is one, and the descriptor that holds its outside id, or -1.
@@ -268,7 +269,7 @@ class HelperConnection:
         end = self._end = loop.create_future()
         handoff = self._slot.handoff if self._slot is not None else None
         unread_s = UNREAD_S
-        if self._slot is not None and is_single_call_loop(loop):
+        if self._slot is not None and is_single_call_loop(loop) and not self.serves_calls:
             if handoff is not None:
                 self._wait_for_handoff(handoff, end, on_message)
             else:

@@ -71,7 +71,7 @@ from .plan import (
 from .prefork import pool_for, preload_settings
 from .sandbox import LocalOpenSandbox
 from .socket_tunnel import SocketTunnel
-from .streams import QuietSocket
+from .call_pipes import QuietSocket
 
 if TYPE_CHECKING:
     from cloche.core.network import NetworkRules
@@ -520,7 +520,7 @@ class LocalLiveSandbox(LiveSandbox):
             "timeout_s": timeout_s,
             "remove": self.take_leftover(),
             "folders": run.folders,
-            "streams": streams_of(request, has_report=run.python is not None),
+            "streams": streams_of(request, has_report=run.python is not None, calls=self.functions is not None),
         }
         order |= {"python": _as_json(run.python)} if run.python is not None else {"argv": argv_of(run.commands)}
         files = [(f"{self._paths.workspace}/{path}", mode, data) for path, mode, data in run.files]
@@ -589,7 +589,11 @@ class LocalLiveSandbox(LiveSandbox):
     def _alone(self) -> LocalOpenSandbox:
         """Return a separate sandbox with the same rules, whose runs take turns."""
         policy = self._policy.with_changes(users=False)
-        return LocalOpenSandbox(policy=policy, limits=self.limits, enforcement=self._enforcement_apart, host=self._host)
+        apart = LocalOpenSandbox(
+            policy=policy, limits=self.limits, enforcement=self._enforcement_apart, host=self._host
+        )
+        apart.functions = self.functions
+        return apart
 
     async def _copy_files_to(self, apart: LocalOpenSandbox) -> None:
         """Copy the workspace into a separate sandbox; a guest of that sandbox unpacks it."""

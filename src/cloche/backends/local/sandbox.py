@@ -14,6 +14,7 @@ from cloche import hostfs
 from cloche.core.enforcement import Enforcement, Level
 from cloche.core.errors import ClocheError, InvalidRequest, OutcomeUnknown, SandboxFileRefused, StartFailed
 from cloche.core.events import PlanStep, Sink, Started, discard
+from cloche.core.functions import OfferedFunctions
 from cloche.core.limits import Limits
 from cloche.core.loops import become_task, finish
 from cloche.core.policy import Policy
@@ -37,6 +38,7 @@ from ..results import make_result, run_notes
 from ..saved_files import Changes
 from ..toolchain import python_toolchain
 from . import font_cache, run_report
+from .call_pipes import CallPipes
 from .helper_link import HelperConnection
 from .plan import (
     LocalProgram,
@@ -87,6 +89,11 @@ class LocalOpenSandbox:
         self._claim: Claim | None = None
         self._sessions: list[LocalSession] = []
         self._network: SandboxNetwork | None = None  # of runs in a helper without a slot
+        self.functions: OfferedFunctions | None = None
+
+    def offer_functions(self, functions: OfferedFunctions) -> None:
+        """Let programs and sessions call functions of the caller; see core.functions.SupportsFunctions."""
+        self.functions = functions
 
     def expect_single_run(self) -> None:
         """Announce that the next run is the last one: the helper then clears up while the result is assembled."""
@@ -270,6 +277,7 @@ class LocalOpenSandbox:
         )
         fork.move_to(workspace)
         fork._claim = self._claim.share() if self._claim is not None else None
+        fork.functions = self.functions
         return fork
 
     async def changes(self, timeout_s: float) -> Changes:
@@ -469,14 +477,21 @@ class LocalOpenSandbox:
             raise StartFailed(message, errno=error.errno) from error
         if sink is not discard:
             pipes.listen()
+        calls = CallPipes(self.functions) if self.functions is not None else None
+        streams = (*pipes.guest_ends(), *(calls.guest_ends() if calls is not None else ()))
         try:
-            ended = await self._attend(program.run, pipes.guest_ends(), sink, pipes)
+            ended = await self._attend(program.run, streams, sink, pipes, calls)
             await pipes.drain(is_quiet=any(report and report.get("is_quiet") for report in (ended, ended["ended"])))
             traffic = await self._traffic(ended) if self._spec.network is not None else Traffic()
         finally:
             pipes.close()
+            if calls is not None:
+                await finish(calls.wait_closed())
         changes = await self._look(program.inputs, program.run.timeout_s)
-        return await self._result(program, pipes, ended, changes, traffic)
+        result = await self._result(program, pipes, ended, changes, traffic)
+        if calls is not None:
+            result.meta.update(calls.calls.notes())
+        return result
 
     async def _traffic(self, ended: Mapping[str, Any]) -> Traffic:
         """Return the traffic of a run that has ended, and close its remaining connections.
@@ -491,12 +506,22 @@ class LocalOpenSandbox:
         await become_task()
         return await network.report(ends=True)
 
-    async def _attend(self, run: Run, streams: Sequence[int], sink: Sink, pipes: Pipes | None = None) -> dict[str, Any]:
+    async def _attend(
+        self,
+        run: Run,
+        streams: Sequence[int],
+        sink: Sink,
+        pipes: Pipes | None = None,
+        calls: CallPipes | None = None,
+    ) -> dict[str, Any]:
         """Send a run and wait for its end; when cancelled, kill it and wait until it is dead."""
         self.workspace.clear_for(run)
         connection, building = await self._send(run, streams, is_awaited=sink is not discard)
         if pipes is not None:
             pipes.close_guest_ends()
+        if calls is not None:
+            calls.close_guest_ends()
+            connection.serves_calls = True
         plan: list[PlanStep] = []
 
         def on_message(tag: str, body: dict[str, Any], fds: list[int]) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
 from cloche.core.events import Sink
+from cloche.core.functions import OfferedFunctions
 from cloche.core.limits import Limits
 from cloche.core.loops import become_task, finish
 from cloche.core.protocols import OpenSandbox
@@ -55,6 +56,11 @@ class LocalSessionOwner(OpenSandbox, Protocol):
 
     @property
     def workspace(self) -> Workspace: ...
+
+    @property
+    def functions(self) -> OfferedFunctions | None:
+        """Return the caller's functions that its guests may call."""
+        ...
 
     def move_to(self, workspace: Workspace) -> None:
         """Switch to the workspace of the interpreter in which a session continues."""
@@ -107,7 +113,7 @@ class LocalTransport:
 
     def new_pipes(self) -> SessionPipes:
         """Return pipes for a further interpreter of this session."""
-        return SessionPipes(self._limits, self._program.new_codec(), self._flood)
+        return SessionPipes(self._limits, self._program.new_codec(), self._flood, self.owner.functions)
 
     def _flood(self) -> None:
         self.on_flood()
@@ -199,6 +205,11 @@ class LocalTransport:
 
     def begin(self, sink: Sink) -> None:
         self.node.pipes.begin(sink)
+        if self.node.pipes.calls is not None:
+            self.node.pipes.calls.calls.renew()
+
+    def call_notes(self) -> Mapping[str, Any]:
+        return self.node.pipes.calls.calls.notes() if self.node.pipes.calls is not None else {}
 
     def send(self, data: bytes) -> Awaitable[None] | None:
         return self.node.pipes.send(data)

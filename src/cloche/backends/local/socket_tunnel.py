@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import socket
 
-from .streams import QuietSocket
+from .call_pipes import QuietSocket
 
 MOST_READ = 1 << 20  # bytes per read, however many are requested
 

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from cloche.core.events import Event, HeadTail, OutputChunk, Sink, Started, Stream, discard, kept_between
+from cloche.core.functions import OfferedFunctions
 from cloche.core.frames import MAX_REPORT_BYTES, GuestReport, GuestReportReader, encode
 from cloche.core.limits import Limits
 from cloche.core.result import KillCause
@@ -29,6 +30,7 @@ from cloche.jail.syscalls import FORK_FLAGS
 from ..cell_outputs import Printed
 from ..session import SessionLink
 from ..session_languages import Codec
+from .call_pipes import CallPipes, QuietSocket
 
 log = logging.getLogger("cloche.jail")
 _STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
@@ -44,19 +46,6 @@ _SEALS = 0x0001 | 0x0002 | 0x0004 | 0x0008  # F_SEAL_SEAL, _SHRINK, _GROW, _WRIT
 _F_ADD_SEALS = 1033
 SESSION_CHUNK_BYTES = 1 << 18
 MOST_PIECES = 16
-
-
-class QuietSocket(socket.socket):
-    """Send with MSG_NOSIGNAL, since a guest may close the other end: SIGPIPE's default action would end the caller."""
-
-    def __init__(self, source: socket.socket):
-        super().__init__(fileno=source.detach())
-
-    def send(self, data: Any, flags: int = 0, /) -> int:  # noqa: ANN401 - whatever has bytes
-        return super().send(data, flags | socket.MSG_NOSIGNAL)
-
-    def sendmsg(self, buffers: Any, ancdata: Any = (), flags: int = 0, address: Any = None, /) -> int:  # noqa: ANN401
-        return super().sendmsg(buffers, ancdata, flags | socket.MSG_NOSIGNAL, address)
 
 
 class StreamReader:
@@ -327,9 +316,16 @@ class SessionPipes(StreamSet):
     `link` parses the interpreter's answers; `link.on_flood` is also called for too much output.
     """
 
-    def __init__(self, limits: Limits, codec: Codec, on_flood: Callable[[], None]):
+    def __init__(
+        self,
+        limits: Limits,
+        codec: Codec,
+        on_flood: Callable[[], None],
+        functions: OfferedFunctions | None = None,
+    ):
         super().__init__()
         self._loop = asyncio.get_running_loop()
+        self.calls: CallPipes | None = None
         ours, self._theirs = socket.socketpair()
         self._socket = QuietSocket(ours)
         self._socket.shutdown(socket.SHUT_RD)
@@ -345,6 +341,7 @@ class SessionPipes(StreamSet):
                 self._readers[stream].listen()
             self._answers = self._new_pipe()
             os.set_blocking(self._answers, False)
+            self.calls = CallPipes(functions) if functions is not None else None
         except BaseException:
             self.close()
             raise
@@ -354,16 +351,22 @@ class SessionPipes(StreamSet):
         self.link.on_flood()  # looked up late, because a clone's callback is set later
 
     def guest_ends(self) -> list[int]:
-        """Return the guest's ends: standard input, output, error, the pipe of its answers, and the link."""
-        return [*self._guest, self._theirs.fileno()]
+        """Return the guest's ends: standard input, output, error, the pipe of its answers, the link; those for calls."""
+        return [*self._guest, self._theirs.fileno(), *(self.calls.guest_ends() if self.calls is not None else ())]
 
     def close_guest_ends(self) -> None:
         super().close_guest_ends()
         self._theirs.close()
+        if self.calls is not None:
+            self.calls.close_guest_ends()
 
     def holds(self) -> list[str]:
         """Return the names of the guest's ends as /proc/PID/fd shows them, such as `pipe:[123]`."""
-        return [_name(self._theirs.fileno(), "socket"), *(_name(fd, "pipe") for fd in self._guest[1:])]
+        pipes, sockets = self._guest[1:], [self._theirs.fileno()]
+        if self.calls is not None:
+            calls, answers = self.calls.guest_ends()
+            pipes, sockets = [*pipes, calls], [*sockets, answers]
+        return [*(_name(fd, "socket") for fd in sockets), *(_name(fd, "pipe") for fd in pipes)]
 
     async def ask_for_clone(
         self, request_id: int, clone_pipes: SessionPipes, timeout_s: float
@@ -442,6 +445,8 @@ class SessionPipes(StreamSet):
 
     def close(self) -> None:
         """Close the link and all pipes."""
+        if self.calls is not None:
+            self.calls.close()
         self.link.lose("the session was closed")
         super().close()
 

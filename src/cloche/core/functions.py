@@ -1,0 +1,75 @@
+"""The protocols between backends and the caller's functions that a guest may call; see `cloche.functions`.
+
+A backend carries bytes alone: those of the guest's calls come here, and those of the answers go back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+
+class CallTransport(Protocol):
+    """Carry the frames of one guest's calls."""
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether the guest has many answers to read."""
+        ...
+
+    def send(self, data: bytes, /) -> None:
+        """Queue a frame for the guest."""
+        ...
+
+    async def drain(self) -> None:
+        """Wait until the guest has read most of what was queued, or is gone."""
+        ...
+
+    def pause(self, is_paused: bool, /) -> None:
+        """Stop, or go on, reading the guest's bytes."""
+        ...
+
+
+class OpenCalls(Protocol):
+    """Serve the calls of one guest, on one event loop."""
+
+    def receive(self, data: bytes, /) -> None:
+        """Take bytes of the guest."""
+        ...
+
+    def resume(self) -> None:
+        """Go on, as the transport is full no more."""
+        ...
+
+    def renew(self) -> None:
+        """Count anew, for the next cell of a session."""
+        ...
+
+    def notes(self) -> Mapping[str, Any]:
+        """Return the entries for a result's meta."""
+        ...
+
+    def end(self) -> None:
+        """Cancel all calls; nothing more is sent."""
+        ...
+
+    async def close(self) -> None:
+        """End, and wait a moment for the cancelled functions."""
+        ...
+
+
+class OfferedFunctions(Protocol):
+    """Be the functions that the guests of one sandbox may call."""
+
+    def serve(self, transport: CallTransport, /) -> OpenCalls:
+        """Serve one guest, on the running event loop."""
+        ...
+
+
+@runtime_checkable
+class SupportsFunctions(Protocol):
+    """Be an open sandbox whose programs and sessions may call functions of the caller."""
+
+    def offer_functions(self, functions: OfferedFunctions, /) -> None:
+        """Offer them to all programs and sessions that start from now on."""
+        ...

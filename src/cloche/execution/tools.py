@@ -1,0 +1,67 @@
+"""The caller's functions for a run or a sandbox: read, offered to what was opened, and recorded call by call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cloche.audit.chain import sha256_of
+from cloche.core.errors import AuditFailed, BackendUnavailable
+from cloche.core.functions import SupportsFunctions
+from cloche.core.protocols import OpenSandbox
+from cloche.functions.calls import CallRecord, HostFunctions
+from cloche.functions.tool import Tool, ToolLimits, read_tools
+
+from .prepare import Prepared
+
+if TYPE_CHECKING:
+    from cloche.audit.log import Audit
+
+ToolsArgument = Mapping[str, "Callable[..., Any] | Tool"] | Sequence["Callable[..., Any] | Tool"]
+
+
+def functions_for(tools: object, limits: ToolLimits | None, prepared: Prepared) -> HostFunctions | None:
+    """Return the functions that `tools` names, for this backend; None for none.
+
+    Raises InvalidRequest, and BackendUnavailable for a backend whose guests cannot call them.
+    """
+    bound = read_tools(tools, limits)
+    if bound is None:
+        return None
+    if not getattr(prepared.backend, "serves_functions", False):
+        raise BackendUnavailable(
+            f"tools: programs on backend {prepared.backend.name!r} cannot call functions of the caller.",
+            remedy='Use backend "local", or leave tools out and pass their results as files or input.',
+        )
+    return HostFunctions(bound, on_call=_recorder(prepared.audit))
+
+
+def offer(opened: OpenSandbox, functions: HostFunctions) -> None:
+    """Offer functions to all that runs in an open sandbox. Raises BackendUnavailable."""
+    if not isinstance(opened, SupportsFunctions):
+        raise BackendUnavailable(
+            "tools: programs in this kind of sandbox cannot call functions of the caller.",
+            remedy="Leave tools out, or open another kind of sandbox: live=False.",
+        )
+    opened.offer_functions(functions)
+
+
+def _recorder(audit: Audit | None) -> Callable[[CallRecord], None]:
+    if audit is None:
+        return lambda _: None
+    from cloche.audit.redaction import Redactor
+
+    redactor = Redactor({})
+
+    def record(call: CallRecord) -> None:
+        try:
+            stored = audit.store("code", call.arguments, redactor)
+        except AuditFailed:
+            stored = None  # the event says that it is missing
+        audit.note(
+            "tool_call", redactor=redactor, tool=call.name, status=call.outcome, reason=call.message or None,
+            argument_bytes=len(call.arguments), arguments_sha256=sha256_of(call.arguments),
+            arguments_artifact_sha256=stored, result_bytes=call.result_bytes, duration_s=round(call.seconds, 6),
+        )  # fmt: skip
+
+    return record
