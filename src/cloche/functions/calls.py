@@ -14,6 +14,7 @@ import asyncio
 import contextvars
 import inspect
 import logging
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -35,9 +36,11 @@ MOST_WAITING = 1024  # calls that were received and do not run yet
 MOST_REFUSED = 1000  # calls above a limit, after which nothing more is read
 FRAMES_AT_ONCE = 64
 CANCEL_TIMEOUT_S = 2.0  # for a cancelled function to clean up
+MOST_PARTS = 20_000  # commas, lists and objects of a call, which are read at once
 SMALL_BYTES = 1 << 13  # of a call that is parsed without a thread
 MOST_MESSAGE_CHARS = 2000
 FRAME_BYTES = 512  # of a call's frame, beside its arguments
+_turn = threading.Lock()
 Approve = Callable[[BoundTool, Mapping[str, Any]], Awaitable[None]]
 
 
@@ -250,14 +253,14 @@ class GuestCalls:
             )
         if len(body) <= SMALL_BYTES:
             return self._check(body)
-        return await self._in_thread(partial(self._check, body))  # type: ignore[no-any-return]
+        return await self._in_thread(partial(_in_turn, partial(self._check, body)))  # type: ignore[no-any-return]
 
     def _in_thread(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
         return self._functions.threads.run(function, self._functions.context)
 
     def _check(self, body: bytes) -> tuple[BoundTool, list[Any], dict[str, Any]]:
         try:
-            message = decode(as_text(body))[0]
+            message = decode(as_text(body), MOST_PARTS)[0]
         except ValueError as error:
             raise Refused("refused", f"the arguments are not accepted: {error}"[:MOST_MESSAGE_CHARS]) from None
         name = message.get("call") if isinstance(message, dict) else None
@@ -295,19 +298,26 @@ class GuestCalls:
         value = tool.tool.function(*arguments, **keywords)
         if inspect.isawaitable(value):
             raise TypeError(f"{tool.name} is not async but returned an awaitable; make it `async def`")
-        return self._as_json(tool, value)
+        return self._as_json(tool, value) if is_small(value) else _in_turn(partial(self._as_json, tool, value))
 
     async def _await(self, tool: BoundTool, arguments: list[Any], keywords: dict[str, Any]) -> bytes:
         value = await tool.tool.function(*arguments, **keywords)
         if is_small(value):
             return self._as_json(tool, value)
-        return await self._in_thread(partial(self._as_json, tool, value))  # type: ignore[no-any-return]
+        write = partial(self._as_json, tool, value)
+        return await self._in_thread(partial(_in_turn, write))  # type: ignore[no-any-return]
 
     def _as_json(self, tool: BoundTool, value: Any) -> bytes:  # noqa: ANN401
         try:
             return as_json(value, self._limits.call_bytes)
         except NotJson as error:
             raise Refused("refused", f"the result of {tool.name} cannot be sent: {error}") from None
+
+
+def _in_turn(work: Callable[[], Any]) -> Any:  # noqa: ANN401
+    """Read or write large JSON: one thread at a time, as each holds the interpreter's lock for a while."""
+    with _turn:
+        return work()
 
 
 def _message(error: BaseException) -> str:

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 _thread: Any = __import__("_thread")
+# Before the program's folder is searched, where there may be other modules of these names.
+json: Any = __import__("json")
+_select: Any = __import__("select")
+_future: Any = __import__("__future__")
 
 NAME = "cloche_host"
 HEADER_BYTES = 9
@@ -70,7 +74,7 @@ class Link:
         self.functions: dict[str, Any] = {}
         self.has_greeting = False
         self.numbers = itertools.count(1)  # whose step is one instruction, for all threads
-        self.poll: Any = __import__("select").poll
+        self.poll: Any = _select.poll
         self.begin()
 
     def begin(self) -> None:
@@ -264,8 +268,6 @@ class Link:
     def _take_greeting(self, body: bytes) -> None:
         if self.has_greeting:
             return
-        import json
-
         for row in json.loads(body)["functions"]:
             function = _made(row["source"], row["name"], self.call)
             function.wait = _made(row["source"], row["name"], self.call_and_wait)
@@ -330,7 +332,7 @@ def install(calls: int, answers: int) -> Link:
 
 def _made(source: str, name: str, call: Callable[..., Any]) -> Any:
     namespace: dict[str, Any] = {"__name__": NAME, "_cloche_call": call}
-    flags = __import__("__future__").annotations.compiler_flag
+    flags = _future.annotations.compiler_flag
     exec(compile(source, f"<{NAME}.{name}>", "exec", flags, dont_inherit=True), namespace)
     function = namespace[name]
     function.__annotations__ = {key: Annotation(text) for key, text in function.__annotations__.items()}
@@ -339,8 +341,6 @@ def _made(source: str, name: str, call: Callable[..., Any]) -> Any:
 
 def _body(name: str, values: dict[str, Any], more: tuple[Any, ...], named: Any) -> bytes:
     """Return a call as JSON. An argument that was left out, whose default the caller alone knows, is `...`."""
-    import json
-
     call: dict[str, Any] = {"call": name, "data": {key: value for key, value in values.items() if value is not ...}}
     if more:
         call["more"] = list(more)
@@ -354,8 +354,6 @@ def _body(name: str, values: dict[str, Any], more: tuple[Any, ...], named: Any) 
 
 def _read(name: str, answer: bytes) -> Any:
     """Return the value of an answer, or raise its error."""
-    import json
-
     message = json.loads(answer)
     error = message.get("error")
     if error is not None:

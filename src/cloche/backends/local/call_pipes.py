@@ -74,9 +74,7 @@ class CallPipes:
     def _write(self) -> None:
         was_full = self.is_full
         try:
-            with memoryview(self._unsent) as view:
-                sent = self._socket.send(view[:FULL_BYTES])
-            del self._unsent[:sent]
+            del self._unsent[: self._socket.send(bytes(self._unsent[:FULL_BYTES]))]
         except BlockingIOError:
             pass
         except OSError:

@@ -1,0 +1,297 @@
+"""Functions of the caller that programs in the local jail call, and what hostile programs make of that."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cloche
+from cloche.core.errors import BackendUnavailable, InvalidRequest
+from cloche.functions.tool import Tool, ToolLimits, stubs
+
+pytestmark = pytest.mark.usefixtures("settings_of_nobody")
+
+# The descriptors of the link, as a hostile program finds them.
+RAW = """
+import os, sys, time, cloche_host
+link = cloche_host._functions.__closure__[0].cell_contents
+calls, answers = link.calls, link.answers
+def frame(number, body, kind=1): return len(body).to_bytes(4, "big") + number.to_bytes(4, "big") + bytes((kind,)) + body
+"""
+
+
+def search(query: str, limit: int = 3) -> list[str]:
+    """Search the index.
+
+    Return titles.
+    """
+    return [f"{query} {number}" for number in range(limit)]
+
+
+async def later(number: int) -> int:
+    """Return a number after a moment."""
+    await asyncio.sleep(0.02)
+    return number
+
+
+def fail() -> None:
+    """Fail."""
+    raise FileNotFoundError("no such page")
+
+
+TOOLS: dict[str, Callable[..., Any]] = {"search": search, "later": later, "fail": fail}
+USES = """
+import asyncio, concurrent.futures, json
+from cloche_host import HostError, fail, later, search
+async def many():
+    return await asyncio.gather(*[later(number) for number in range(20)], search("x", limit=1))
+def caught(call):
+    try:
+        return call()
+    except Exception as error:
+        return [type(error).__name__, str(error), getattr(error, "kind", "")]
+with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    threaded = list(pool.map(lambda number: search(str(number), limit=1)[0], range(20)))
+seen = [search("y"), threaded, caught(fail), caught(lambda: search(5)), caught(lambda: search())]
+"""
+SEEN = [
+    ["y 0", "y 1", "y 2"],
+    [f"{number} 0" for number in range(20)],
+    ["HostError", "no such page", "FileNotFoundError"],
+    ["HostError", "query must be text, not an integer", "refused"],
+    ["TypeError", "search() missing 1 required positional argument: 'query'", ""],
+]
+IN_A_RUN = USES + "[*seen, asyncio.run(many())]"
+MANY = [*range(20), ["x 0"]]
+
+
+def run_cold() -> cloche.Result:
+    return cloche.run(IN_A_RUN, tools=TOOLS, warm=False)
+
+
+def run_warm() -> cloche.Result:
+    cloche.run("1", tools=TOOLS)
+    return cloche.run(IN_A_RUN, tools=TOOLS)
+
+
+def run_confined() -> cloche.Result:
+    return cloche.run(IN_A_RUN, tools=TOOLS, level="confined")
+
+
+def run_live() -> cloche.Result:
+    with cloche.Sandbox(tools=TOOLS) as sandbox:
+        return sandbox.run(IN_A_RUN)
+
+
+def cell_live() -> cloche.Result:
+    with cloche.Sandbox(tools=TOOLS) as sandbox:
+        session = sandbox.session()
+        session.run(USES)
+        return session.run("[*seen, await many()]")
+
+
+def cell_of_fork() -> cloche.Result:
+    with cloche.Sandbox(tools=TOOLS, live=False) as sandbox:
+        session = sandbox.session()
+        session.run("import cloche_host; before = cloche_host.search('z', limit=1)")
+        (fork,) = session.fork(1)
+        fork.run(USES)
+        result = fork.run("[*seen, await many()]")
+        assert session.run("before + cloche_host.search('a', limit=1)").value == ["z 0", "a 0"]
+        return result
+
+
+@pytest.mark.parametrize("place", [run_cold, run_warm, run_confined, run_live, cell_live, cell_of_fork])
+def test_a_program_calls_functions_of_its_caller(place: Callable[[], cloche.Result]) -> None:
+    """Plainly, from threads and tasks at once; errors have the function's own message, and the result has counts."""
+    result = place()
+    assert result.value == [*SEEN, MANY], result.stderr
+    counts = result.meta["tools"]
+    assert counts["by_name"]["later"] == 20
+    assert counts["calls"] >= 21
+
+
+def test_help_and_stubs_show_signature_and_docstring() -> None:
+    """What a model is told before is what `help` says inside."""
+    result = cloche.run("from cloche_host import search; help(search)", tools=TOOLS)
+    assert "search(query: str, limit: int = 3) -> list[str]\n    Search the index." in result.stdout
+    text = stubs(TOOLS)
+    assert text.startswith("from cloche_host import search, later, fail")
+    assert 'def search(query: str, limit: int = 3) -> list[str]:\n    """Search the index.\n\n    Return titles.' in text
+    compile(text, "stubs", "exec")
+
+
+def test_a_project_cannot_take_the_module_nor_break_it() -> None:
+    """Files named like it, and like all that it is made of, are in the folder that is searched first."""
+    taken = {f"{name}.py": "raise SystemExit('taken')" for name in ("cloche_host", "select", "json", "__future__", "asyncio")}
+    control = cloche.run("import cloche_host", files=taken)
+    assert "taken" in control.stderr
+    for warm in (False, True):
+        code = "from cloche_host import search; search('x', limit=1)"
+        assert cloche.run(code, files=taken, tools=TOOLS, warm=warm).value == ["x 0"]
+
+
+def test_a_backend_without_calls_says_so_before_anything_runs() -> None:
+    """And so does a list of tools that is none."""
+    with pytest.raises(BackendUnavailable, match="cannot call functions of the caller.*backend \"local\""):
+        cloche.run("1", tools=TOOLS, backend=NoCalls())
+    for wrong in ({"__class__": search}, {"search": 5}, "search", [search, search], {"for": search}):
+        with pytest.raises(InvalidRequest, match="tools: "):
+            cloche.run("1", tools=wrong)  # type: ignore[arg-type]
+
+
+class NoCalls:
+    """Be a backend that has no way for calls."""
+
+    name = "plain"
+
+    def open(self, *_: object) -> None:
+        """Fail the test: nothing may be opened."""
+        raise AssertionError
+
+
+def test_async_functions_run_on_the_callers_loop_and_others_in_threads() -> None:
+    """So one may use what belongs to the loop, and the other may block."""
+    seen: dict[str, object] = {}
+
+    async def on_loop() -> None:
+        seen["loop"] = asyncio.get_running_loop()
+
+    def in_thread() -> None:
+        seen["thread"] = threading.current_thread()
+
+    async def run() -> object:
+        await cloche.arun("from cloche_host import *; on_loop(); in_thread()", tools=[on_loop, in_thread])
+        return asyncio.get_running_loop()
+
+    assert asyncio.run(run()) is seen["loop"]
+    assert seen["thread"] is not threading.main_thread()
+
+
+def test_a_run_that_ends_cancels_its_calls() -> None:
+    """At its own end, at its time-out and when it is cancelled; no call outlives it."""
+    ends: list[str] = []
+
+    async def wait(word: str) -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            ends.append(word)
+            raise
+
+    leaves = "import os; from cloche_host import wait\nimport threading\nthreading.Thread(target=wait, args=('end',), daemon=True).start()\nimport time; time.sleep(0.3); os._exit(0)"
+    assert cloche.run(leaves, tools=[wait]).ok
+    assert cloche.run("from cloche_host import wait; wait('time')", tools=[wait], timeout=0.5).status == "timeout"
+
+    async def cancel() -> None:
+        running = asyncio.create_task(cloche.arun("from cloche_host import wait; wait('cancel')", tools=[wait]))
+        await asyncio.sleep(0.7)
+        running.cancel()
+        await asyncio.wait([running])
+
+    asyncio.run(cancel())
+    assert ends == ["end", "time", "cancel"]
+
+
+def test_calls_are_in_the_audit_log(tmp_path: Path) -> None:
+    """With the function, the sizes, the end and a hash; never with the arguments themselves."""
+    cloche.run("from cloche_host import search, fail; search('secret words')\ntry: fail()\nexcept Exception: pass", tools=TOOLS, audit=tmp_path)
+    events = [json.loads(line) for file in tmp_path.glob("*.jsonl") for line in file.read_text().splitlines()]
+    rows = [event for event in events if event["kind"] == "tool_call"]
+    assert [(row["tool"], row["status"]) for row in rows] == [("search", "ok"), ("fail", "failed")]
+    assert rows[0]["argument_bytes"] > 10
+    assert "secret words" not in json.dumps(events)
+
+
+# Hostile programs.
+
+
+def test_a_child_of_the_program_cannot_call() -> None:
+    """A fork would read the answers of its parent."""
+    code = "import os\nfrom cloche_host import search\nsearch('x')\npid = os.fork()\nif pid == 0:\n    try: search('y')\n    except Exception as error: print(error, flush=True)\n    os._exit(0)\nos.waitpid(pid, 0)"
+    assert "called by the process that the run began with" in cloche.run(code, tools=TOOLS).stdout
+
+
+def test_no_descriptor_gets_to_the_caller() -> None:
+    """One that arrives would be closed by the caller, for as long as the program said (SO_LINGER)."""
+    code = RAW + "import socket\nsocket.send_fds(socket.socket(fileno=os.dup(answers)), [b'x'], [0])"
+    control = "import socket\na, b = socket.socketpair()\nsocket.send_fds(a, [b'x'], [0])"
+    assert cloche.run(control).ok
+    result = cloche.run(code, tools=TOOLS)
+    assert "BrokenPipeError" in result.stderr or "EPIPE" in result.stderr, result.stderr
+
+
+HOSTILE = {
+    "floods": "os.set_blocking(calls, True)\nnumber = 0\nwhile True:\n    os.write(calls, b''.join(frame(number + n, b'{}') for n in range(1, 999))); number += 999",
+    "never reads": "os.set_blocking(calls, True)\nfor number in range(1, 10**6): os.write(calls, frame(number, b'{\"call\":\"large\",\"data\":{}}'))",
+    "sends half": "os.write(calls, frame(1, b'x' * 500_000)[:60_000]); time.sleep(60)",
+    "sends a gibibyte": "os.write(calls, (1 << 30).to_bytes(4, 'big') + bytes(4) + b'\\1'); time.sleep(60)",
+    "closes its ends": "os.close(calls); os.close(answers); time.sleep(60)",
+    "lies": "os.write(calls, frame(1, b'[' * 9000) + frame(2, b'\\xff' * 999, 7) + frame(2, b'5')); time.sleep(60)",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_program_holds_no_other_work_of_the_caller(name: str) -> None:
+    """The loop goes on, memory stays, and another program's calls are served meanwhile."""
+
+    async def large() -> str:
+        return "x" * 100_000
+
+    async def claim() -> None:
+        longest_s, last = 0.0, (time.perf_counter(), time.process_time())
+        attacker = asyncio.create_task(cloche.arun(RAW + HOSTILE[name], tools=[large], timeout=1.2))
+        await cloche.arun("1", tools=TOOLS)
+        last = (time.perf_counter(), time.process_time())
+        victim = asyncio.create_task(
+            cloche.arun("from cloche_host import search\nfor _ in range(30): search('x')", tools=TOOLS)
+        )
+        while not attacker.done():
+            await asyncio.sleep(0.001)
+            now = time.perf_counter(), time.process_time()
+            longest_s = max(longest_s, min(after - before for after, before in zip(now, last, strict=True)))
+            last = now
+        assert (await victim).meta["tools"]["ok"] == 30
+        assert (await attacker).status == "timeout"
+        assert longest_s < 0.05
+
+    asyncio.run(claim())
+
+
+@pytest.mark.parametrize("count", [2000, pytest.param(10_000, marks=pytest.mark.soak)])
+def test_many_calls_lose_none_and_leave_the_caller_as_it_was(count: int) -> None:
+    """Thousands in one run, eight at a time."""
+    code = (
+        "import concurrent.futures, sys, cloche_host\nwith concurrent.futures.ThreadPoolExecutor(8) as pool: "
+        "total = sum(pool.map(cloche_host.double, range(int(sys.argv[1]))))\ntotal"
+    )
+
+    def double(number: int) -> int:
+        return 2 * number
+
+    cloche.run(code, argv=["500"], tools=[double], timeout=60)
+    before = resident()
+    result = cloche.run(code, argv=[str(count)], tools=[double], timeout=60)
+    assert result.value == count * (count - 1)
+    assert result.meta["tools"]["ok"] == count
+    assert resident() - before < 10 * 1024 * 1024
+
+
+def resident() -> int:
+    """Return the bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def test_limits_are_refusals_with_their_keyword() -> None:
+    """A program reads which limit it has reached, and its caller how to raise it."""
+    code = "from cloche_host import search\nfor _ in range(3): search('x')"
+    result = cloche.run(code, tools=[Tool(search)], tool_limits=ToolLimits(calls=2))
+    assert "has made 2 calls, which is its limit (tool_limits: calls)" in result.stderr
+    assert result.meta["tools"]["refused"] == 1
