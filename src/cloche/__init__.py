@@ -5,6 +5,7 @@ killed; an exception only if Cloche itself failed. The layers, lowest first; eac
 it, and each folder's `__init__.py` describes its content:
 
 - `core`: values and rules. `hostfs.py`: host files by descriptor.
+- `functions`: functions of the caller that a program may call.
 - `jail`: the native sandbox of the kernel. `interpreter`: runs the guest's code inside a sandbox. `forkserver`: warm
   starts.
 - `backends`: local, docker, gvisor, microvm, microsandbox, and their shared modules.
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from .execution.grading import acheck
     from .execution.run import arun
     from .execution.sandbox import AsyncSandbox
+    from .functions.tool import Tool
     from .sync import DockerSandbox, E2BSandbox, LocalSandbox, Sandbox, check, get_sandbox
     from .sync_batch import map  # noqa: A004 - the public name
     from .sync_run import run
@@ -77,6 +79,7 @@ _HOMES = {
     "OutcomeUnknown": "core.errors",
     "InternalError": "core.errors",
     "SandboxFileError": "core.errors",
+    "Tool": "functions.tool",
     "placement": "core.policy",
     "run_python_code": "agent.functions",
 }
@@ -102,6 +105,7 @@ __all__ = [
     "SandboxFileError",
     "StartFailed",
     "Status",
+    "Tool",
     "__version__",
     "acheck",
     "amap",

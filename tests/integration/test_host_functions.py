@@ -73,24 +73,29 @@ MANY = [*range(20), ["x 0"]]
 
 
 def run_cold() -> cloche.Result:
+    """Run in a helper of its own."""
     return cloche.run(IN_A_RUN, tools=TOOLS, warm=False)
 
 
 def run_warm() -> cloche.Result:
+    """Run in a fork of the template."""
     cloche.run("1", tools=TOOLS)
     return cloche.run(IN_A_RUN, tools=TOOLS)
 
 
 def run_confined() -> cloche.Result:
+    """Run without namespaces."""
     return cloche.run(IN_A_RUN, tools=TOOLS, level="confined")
 
 
 def run_live() -> cloche.Result:
+    """Run as a process of a live sandbox."""
     with cloche.Sandbox(tools=TOOLS) as sandbox:
         return sandbox.run(IN_A_RUN)
 
 
 def cell_live() -> cloche.Result:
+    """Run as a cell in a live sandbox."""
     with cloche.Sandbox(tools=TOOLS) as sandbox:
         session = sandbox.session()
         session.run(USES)
@@ -98,6 +103,7 @@ def cell_live() -> cloche.Result:
 
 
 def cell_of_fork() -> cloche.Result:
+    """Run as a cell of a fork."""
     with cloche.Sandbox(tools=TOOLS, live=False) as sandbox:
         session = sandbox.session()
         session.run("import cloche_host; before = cloche_host.search('z', limit=1)")
@@ -124,13 +130,16 @@ def test_help_and_stubs_show_signature_and_docstring() -> None:
     assert "search(query: str, limit: int = 3) -> list[str]\n    Search the index." in result.stdout
     text = stubs(TOOLS)
     assert text.startswith("from cloche_host import search, later, fail")
-    assert 'def search(query: str, limit: int = 3) -> list[str]:\n    """Search the index.\n\n    Return titles.' in text
+    assert (
+        'def search(query: str, limit: int = 3) -> list[str]:\n    """Search the index.\n\n    Return titles.' in text
+    )
     compile(text, "stubs", "exec")
 
 
 def test_a_project_cannot_take_the_module_nor_break_it() -> None:
     """Files named like it, and like all that it is made of, are in the folder that is searched first."""
-    taken = {f"{name}.py": "raise SystemExit('taken')" for name in ("cloche_host", "select", "json", "__future__", "asyncio")}
+    names = ("cloche_host", "select", "json", "__future__", "asyncio")
+    taken = {f"{name}.py": "raise SystemExit('taken')" for name in names}
     control = cloche.run("import cloche_host", files=taken)
     assert "taken" in control.stderr
     for warm in (False, True):
@@ -140,7 +149,7 @@ def test_a_project_cannot_take_the_module_nor_break_it() -> None:
 
 def test_a_backend_without_calls_says_so_before_anything_runs() -> None:
     """And so does a list of tools that is none."""
-    with pytest.raises(BackendUnavailable, match="cannot call functions of the caller.*backend \"local\""):
+    with pytest.raises(BackendUnavailable, match=r'cannot call functions of the caller.*backend "local"'):
         cloche.run("1", tools=TOOLS, backend=NoCalls())
     for wrong in ({"__class__": search}, {"search": 5}, "search", [search, search], {"for": search}):
         with pytest.raises(InvalidRequest, match="tools: "):
@@ -175,6 +184,36 @@ def test_async_functions_run_on_the_callers_loop_and_others_in_threads() -> None
     assert seen["thread"] is not threading.main_thread()
 
 
+LEAVES = """
+import os, threading, time
+from cloche_host import wait
+threading.Thread(target=wait, args=("end",), daemon=True).start()
+time.sleep(0.3)
+os._exit(0)
+"""
+FAILS = """
+from cloche_host import fail, search
+search("secret words")
+try:
+    fail()
+except Exception:
+    pass
+"""
+FORKS = """
+import os
+from cloche_host import search
+search("x")
+pid = os.fork()
+if pid == 0:
+    try:
+        search("y")
+    except Exception as error:
+        print(error, flush=True)
+    os._exit(0)
+os.waitpid(pid, 0)
+"""
+
+
 def test_a_run_that_ends_cancels_its_calls() -> None:
     """At its own end, at its time-out and when it is cancelled; no call outlives it."""
     ends: list[str] = []
@@ -186,8 +225,7 @@ def test_a_run_that_ends_cancels_its_calls() -> None:
             ends.append(word)
             raise
 
-    leaves = "import os; from cloche_host import wait\nimport threading\nthreading.Thread(target=wait, args=('end',), daemon=True).start()\nimport time; time.sleep(0.3); os._exit(0)"
-    assert cloche.run(leaves, tools=[wait]).ok
+    assert cloche.run(LEAVES, tools=[wait]).ok
     assert cloche.run("from cloche_host import wait; wait('time')", tools=[wait], timeout=0.5).status == "timeout"
 
     async def cancel() -> None:
@@ -202,7 +240,7 @@ def test_a_run_that_ends_cancels_its_calls() -> None:
 
 def test_calls_are_in_the_audit_log(tmp_path: Path) -> None:
     """With the function, the sizes, the end and a hash; never with the arguments themselves."""
-    cloche.run("from cloche_host import search, fail; search('secret words')\ntry: fail()\nexcept Exception: pass", tools=TOOLS, audit=tmp_path)
+    cloche.run(FAILS, tools=TOOLS, audit=tmp_path)
     events = [json.loads(line) for file in tmp_path.glob("*.jsonl") for line in file.read_text().splitlines()]
     rows = [event for event in events if event["kind"] == "tool_call"]
     assert [(row["tool"], row["status"]) for row in rows] == [("search", "ok"), ("fail", "failed")]
@@ -215,8 +253,7 @@ def test_calls_are_in_the_audit_log(tmp_path: Path) -> None:
 
 def test_a_child_of_the_program_cannot_call() -> None:
     """A fork would read the answers of its parent."""
-    code = "import os\nfrom cloche_host import search\nsearch('x')\npid = os.fork()\nif pid == 0:\n    try: search('y')\n    except Exception as error: print(error, flush=True)\n    os._exit(0)\nos.waitpid(pid, 0)"
-    assert "called by the process that the run began with" in cloche.run(code, tools=TOOLS).stdout
+    assert "called by the process that the run began with" in cloche.run(FORKS, tools=TOOLS).stdout
 
 
 def test_no_descriptor_gets_to_the_caller() -> None:
@@ -229,12 +266,22 @@ def test_no_descriptor_gets_to_the_caller() -> None:
 
 
 HOSTILE = {
-    "floods": "os.set_blocking(calls, True)\nnumber = 0\nwhile True:\n    os.write(calls, b''.join(frame(number + n, b'{}') for n in range(1, 999))); number += 999",
-    "never reads": "os.set_blocking(calls, True)\nfor number in range(1, 10**6): os.write(calls, frame(number, b'{\"call\":\"large\",\"data\":{}}'))",
+    "floods": """
+os.set_blocking(calls, True)
+number = 0
+while True:
+    os.write(calls, b"".join(frame(number + n, b"{}") for n in range(1, 999)))
+    number += 999
+""",
+    "never reads": """
+os.set_blocking(calls, True)
+for number in range(1, 10**6):
+    os.write(calls, frame(number, b'{"call":"large","data":{}}'))
+""",
     "sends half": "os.write(calls, frame(1, b'x' * 500_000)[:60_000]); time.sleep(60)",
-    "sends a gibibyte": "os.write(calls, (1 << 30).to_bytes(4, 'big') + bytes(4) + b'\\1'); time.sleep(60)",
+    "sends a gibibyte": "os.write(calls, (1 << 30).to_bytes(4, 'big') + bytes(4) + b'1'); time.sleep(60)",
     "closes its ends": "os.close(calls); os.close(answers); time.sleep(60)",
-    "lies": "os.write(calls, frame(1, b'[' * 9000) + frame(2, b'\\xff' * 999, 7) + frame(2, b'5')); time.sleep(60)",
+    "lies": "os.write(calls, frame(1, b'[' * 9000) + frame(2, b'x' * 999, 7) + frame(2, b'5')); time.sleep(60)",
 }
 
 

@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "cloche"
 CORE = {"core"}
 BELOW_MECHANISM = CORE | {"hostfs"}
 MECHANISM = {"init", "channels", "jail", "jail/setup", "interpreter", "forkserver", "egress"}
-BELOW_CONFIG = BELOW_MECHANISM | MECHANISM | {"backends", "fleets"}
+BELOW_CONFIG = BELOW_MECHANISM | MECHANISM | {"functions", "backends", "fleets"}
 KEEPER = {"keeper", "keeper/registry", "keeper/attach"}
 BELOW_EXECUTION = BELOW_CONFIG | KEEPER | {"config", "audit", "blocking", "packages", "workspace"}
 BELOW_SYNC = BELOW_EXECUTION | {"execution"}
@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hostfs": CORE,
     "init": set(),
     "channels": {"init"},
+    "functions": CORE | {"init"},
     "jail": set(),
     "jail/setup": {"jail"},
     "interpreter": set(),
@@ -88,8 +89,8 @@ RELATIVE_ONLY = {"init", "keeper", "jail", "jail/setup", "interpreter", "backend
 # What several backends use, and so belongs to none.
 SHARED_BY_BACKENDS = {
     "archive", "cell_outputs", "certificates", "container_profile", "containers", "enforcement",
-    "garbage_collection", "host", "init_link", "layout", "live", "live_files", "live_runs", "live_session",
-    "live_streams", "network", "own_loop", "remedies", "remote", "results", "saved_files", "session",
+    "garbage_collection", "host", "init_link", "layout", "live", "live_calls", "live_files", "live_runs",
+    "live_session", "live_streams", "network", "own_loop", "remedies", "remote", "results", "saved_files", "session",
     "session_languages", "subordinate_ids", "toolchain",
 }  # fmt: skip
 # The one file that names concrete backends.

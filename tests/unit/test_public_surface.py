@@ -25,6 +25,7 @@ PUBLIC = [
     "SandboxFileError",
     "StartFailed",
     "Status",
+    "Tool",
     "__version__",
     "acheck",
     "amap",

@@ -384,7 +384,6 @@ class LiveSandbox(LiveFiles):
         self.is_kept = False  # by a keeper: closing only disconnects
         self.network: SharedNetwork | None = None
         self._decide: Decide | None = None
-        self.functions: OfferedFunctions | None = None
         # The total before the current pause, and when that began (0.0: not paused).
         self._paused_s, self._paused_at = 0.0, 0.0
 

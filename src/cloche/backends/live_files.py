@@ -25,6 +25,7 @@ from cloche.core.errors import (
     SandboxFileTooLarge,
     SandboxNotDirectoryError,
 )
+from cloche.core.functions import OfferedFunctions
 from cloche.core.guest_json import finite, refuse_constant
 from cloche.core.languages import is_program_file
 from cloche.core.loops import become_task
@@ -170,6 +171,7 @@ class LiveFiles:
 
     file_timeout_s = FILE_S  # at most the sandbox's own
     clock_slack_ns = 0  # how far the workspace's clock may lag behind init's
+    functions: OfferedFunctions | None = None  # of the caller, for its programs and sessions
 
     def __init__(self) -> None:
         self._turns = asyncio.Semaphore(MOST_AT_ONCE)

@@ -23,7 +23,7 @@ from cloche.egress.windows import SharedNetwork
 from cloche.init import wire
 
 from .cell_outputs import Printed
-from .live import LATE_S, NAMES, LiveProcess, LiveSandbox, observed_end, usage_of
+from .live import LATE_S, NAMES, LiveProcess, observed_end, usage_of
 from .live_calls import CallChannel
 from .live_files import LiveFiles
 from .saved_files import Changes
@@ -229,6 +229,7 @@ class LiveSession(Session):
             enforcement=enforcement, notes=notes,
         )  # fmt: skip
         self._opened_in, self._why_no_forks = sandbox, program.why_no_forks
+        self.call_notes = transport.call_notes
         self.start_timeout_s = min(self.start_timeout_s, limits.timeout_s)
         self._most_bytes = limits.disk_bytes
         self._cells = asyncio.Lock()  # cells take turns
@@ -272,7 +273,7 @@ class LiveSession(Session):
 
 
 async def open_live_session(
-    sandbox: LiveSandbox,
+    sandbox: LiveFiles,
     link: InitLink,
     program: LiveProgram,
     limits: Limits,

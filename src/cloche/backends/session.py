@@ -194,10 +194,6 @@ class SessionTransport(Protocol):
         """Pass output on as it arrives, starting with the output since the last `collect`."""
         ...
 
-    def call_notes(self) -> Mapping[str, Any]:
-        """Return the entries for a cell's meta about its calls of the caller's functions."""
-        ...
-
     def send(self, data: bytes) -> Awaitable[None] | None:
         """Send all of `data`, or return an awaitable for the remainder; cancelling that may lose the link."""
         ...
@@ -272,6 +268,8 @@ class Session:
         self.owns_network = False  # the network is then closed with the session
         self._window: Window | None = None
         self._traffic = Traffic()  # of the current cell, of all processes
+        # Returns the entries for a cell's meta about its calls of the caller's functions.
+        self.call_notes: Callable[[], Mapping[str, Any]] = dict
         self.start = str(notes.get("start", "cold"))
         self.runtime = language
         transport.on_flood = self._on_flood
@@ -599,7 +597,7 @@ class Session:
             "run": self._request_id,
             "state": "kept" if frame is not None else "lost",
             **notes,
-            **self._transport.call_notes(),
+            **self.call_notes(),
             **self._traffic.notes(is_shared=True),
         }
         if outputs.is_cut or is_cut:

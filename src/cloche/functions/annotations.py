@@ -46,7 +46,7 @@ def checker(annotation: Any) -> Check:  # noqa: ANN401 - an annotation may be an
     if origin in (typing.Union, types.UnionType) and all(map(_is_plain, arguments)):
         return _any_of(annotation, [checker(argument) for argument in arguments])
     if origin is typing.Literal:
-        return _literal(annotation, arguments)
+        return _literal(arguments)
     if origin in _LISTS and _is_plain(annotation):
         return _list(checker(arguments[0]))
     if origin in _OBJECTS and _is_plain(annotation):
@@ -78,7 +78,7 @@ def _kind(annotation: Any) -> Check:  # noqa: ANN401
     return check
 
 
-def _literal(annotation: Any, allowed: tuple[Any, ...]) -> Check:  # noqa: ANN401
+def _literal(allowed: tuple[Any, ...]) -> Check:
     def check(value: Any, place: str) -> Any:  # noqa: ANN401
         if not any(type(value) is type(one) and value == one for one in allowed):
             raise Unfit(f"{place} must be one of {', '.join(map(repr, allowed))}")
@@ -142,5 +142,4 @@ def _by_pydantic(annotation: Any) -> Check:  # noqa: ANN401
 
 
 def _named(value: object) -> str:
-    words = {str: "text", bool: "true or false", int: "an integer", float: "a number", list: "a list", dict: "an object"}
-    return words.get(type(value), "null")
+    return _KINDS[type(value)][0] if type(value) in _KINDS else "something else"

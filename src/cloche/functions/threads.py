@@ -41,7 +41,7 @@ class Threads:
             try:
                 value = context.copy().run(function)
             except BaseException as error:  # SystemExit or StopIteration would not pass through a future
-                failure = error if isinstance(error, Exception) and not isinstance(error, StopIteration) else _told(error)
+                failure = _told(error)
             try:
                 loop.call_soon_threadsafe(settle, value, failure)
             except RuntimeError:
@@ -77,4 +77,6 @@ class Threads:
 
 
 def _told(error: BaseException) -> Exception:
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
     return RuntimeError(f"it raised {type(error).__name__}: {error}")

@@ -45,7 +45,8 @@ class Tool:
     timeout_s: float = field(default=TIMEOUT_S, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not callable(self.function):
+        given: object = self.function
+        if not callable(given):
             raise InvalidRequest(f"tools: {self.function!r} is not a function; give one, or a Tool of one")
         name = self.name or getattr(self.function, "__name__", "")
         if not is_name(name):
@@ -56,7 +57,8 @@ class Tool:
         if str(self.risk) not in RISKS:
             raise InvalidRequest(f"tools: {name}: unknown risk {self.risk!r}; known: {', '.join(RISKS)}")
         object.__setattr__(self, "risk", str(self.risk))
-        is_time = isinstance(self.timeout_s, int | float) and not isinstance(self.timeout_s, bool)
+        time_s: object = self.timeout_s
+        is_time = isinstance(time_s, int | float) and not isinstance(time_s, bool)
         if not is_time or not 0 < self.timeout_s < math.inf:
             raise InvalidRequest(f"tools: {name}: timeout_s {self.timeout_s!r} is not a time; give seconds, such as 60")
 
@@ -164,7 +166,7 @@ class Tools:
         self.by_name: dict[str, BoundTool] = {}
         for tool in tools:
             if tool.name in self.by_name:
-                raise InvalidRequest(f"tools: two functions are called {tool.name}; give one another name: Tool(f, name=...)")
+                raise InvalidRequest(f"tools: two functions are called {tool.name}; rename one: Tool(f, name=...)")
             self.by_name[tool.name] = BoundTool(tool)
         if len(self.by_name) > MOST_TOOLS:
             raise InvalidRequest(f"tools: {len(self.by_name)} are more than {MOST_TOOLS}")
@@ -199,7 +201,9 @@ def read_tools(tools: object, limits: ToolLimits | None = None) -> Tools | None:
     elif isinstance(tools, Iterable) and not isinstance(tools, str | bytes):
         rows = [one if isinstance(one, Tool) else Tool(one) for one in tools]
     else:
-        raise InvalidRequest(f"tools: give functions by name, {{'search': search}}, or a list, not {type(tools).__name__}")
+        raise InvalidRequest(
+            f"tools: give functions by name, {{'search': search}}, or a list, not {type(tools).__name__}"
+        )
     if limits is not None and not isinstance(limits, ToolLimits):
         raise InvalidRequest(f"tool_limits: give ToolLimits(...), not {type(limits).__name__}")
     return Tools(rows, limits or ToolLimits()) if rows else None

@@ -115,9 +115,9 @@ class Link:
         finally:
             if self.waiting.pop(number, None) is not None and not self.is_lost:  # interrupted
                 self._send(CLOSE, number, b"")
-        if waiter.answer is None:
+        if not waiter.answer:
             raise HostError(GONE)
-        return _read(name, waiter.answer)
+        return _read(waiter.answer)
 
     def _open(self, waiter: Waiter) -> tuple[int, Waiter]:
         self._check_process()
@@ -141,7 +141,7 @@ class Link:
             if future.done():
                 return
             try:
-                future.set_result(_read(name, answer) if answer else _gone())
+                future.set_result(_read(answer) if answer else _gone())
             except HostError as error:
                 future.set_exception(error)
 
@@ -213,17 +213,20 @@ class Link:
         """Wait for an answer: as the thread that reads, or for that one."""
         poll = self.poll()
         poll.register(self.answers, POLLIN)
-        while waiter.answer is None and not self.is_lost:
+        while self._is_open(waiter):
             if not self.reading.acquire(False):
                 waiter.wake.acquire()
                 continue
             try:
-                if waiter.answer is None and not self.is_lost:
+                if self._is_open(waiter):
                     poll.poll()
                     self._read_some()
             finally:
                 self.reading.release()
                 self._rouse_one()
+
+    def _is_open(self, waiter: Waiter) -> bool:
+        return waiter.answer is None and not self.is_lost
 
     def _rouse_one(self) -> None:
         """Have another thread read that waits, if there is one."""
@@ -278,7 +281,7 @@ class Link:
 def _pending(name: str, loop: Any) -> Any:
     """Return a future that says, where it is used as the value, that it has to be awaited."""
     asyncio: Any = sys.modules["asyncio"]
-    words = f"in a running event loop {name}(...) returns an awaitable: write `await {name}(...)`, or `{name}.wait(...)`"
+    words = f"in a running event loop {name}(...) returns an awaitable: `await {name}(...)`, or `{name}.wait(...)`"
 
     def refuse(*_: Any) -> Any:
         raise TypeError(words)
@@ -347,12 +350,12 @@ def _body(name: str, values: dict[str, Any], more: tuple[Any, ...], named: Any) 
     if named:
         call["data"] = {**named, **call["data"]}
     try:
-        return json.dumps(call, allow_nan=False).encode("ascii")
+        return bytes(json.dumps(call, allow_nan=False), "ascii")
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f"{name}: its arguments cannot be sent as JSON: {error}") from None
 
 
-def _read(name: str, answer: bytes) -> Any:
+def _read(answer: bytes) -> Any:
     """Return the value of an answer, or raise its error."""
     message = json.loads(answer)
     error = message.get("error")

@@ -137,7 +137,9 @@ class Guest:
         kept_fds = _out_of_the_way(passed)
         self._close_descriptors(kept_fds)
         if command is not None:
-            for fd, number in zip(kept_fds, numbers, strict=False):  # the executed program gets its ends by known numbers
+            for fd, number in zip(
+                kept_fds, numbers, strict=False
+            ):  # the executed program gets its ends by known numbers
                 call("dup3", fd, number, 0)
             self._exec(command, order.env)
         self._run_python(order, kept_fds)

@@ -68,7 +68,7 @@ class Guest:
 
     async def answer(self, number: int) -> dict[str, Any]:
         """Wait for an answer and return it."""
-        while number not in self.answers:
+        while number not in self.answers:  # noqa: ASYNC110 - as a guest that looks
             await asyncio.sleep(0.001)
         return self.answers.pop(number)
 
@@ -172,7 +172,17 @@ def test_a_long_integer_is_refused() -> None:
     in_loop(claim)
 
 
-@pytest.mark.parametrize("name", ["__class__", "__globals__", "tool", "one.__globals__", "", "One", 5, None, ["one"], {}])
+NAMES: list[Any] = ["__class__", "__globals__", "tool", "one.__globals__", "", "One", 5, None, ["one"], {}]
+UNKNOWN: list[dict[str, Any]] = [
+    {"n": 1, "__class__": 2},
+    {"n": 1, "self": 2},
+    {"n": 1, "timeout_s": 2},
+    {"limit": 1},
+    {},
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_name_reaches_nothing_but_the_tools(name: Any) -> None:
     """A server that looks names up as attributes hands out its own internals."""
     assert getattr(Guest, "__class__", None) is type
@@ -186,7 +196,7 @@ def test_a_name_reaches_nothing_but_the_tools(name: Any) -> None:
     in_loop(claim)
 
 
-@pytest.mark.parametrize("data", [{"n": 1, "__class__": 2}, {"n": 1, "self": 2}, {"n": 1, "timeout_s": 2}, {"limit": 1}, {}])
+@pytest.mark.parametrize("data", UNKNOWN)
 def test_only_the_parameters_of_the_function_are_filled(data: dict[str, Any]) -> None:
     """A missing argument, and one that the function has not, are refused by name before the function runs."""
 
@@ -330,14 +340,13 @@ def test_a_guest_that_never_reads_is_not_written_for() -> None:
         (lambda: [0] * 10_000_000, "items"),
         (lambda: float("nan"), "nan"),
         (lambda: {"inner": [float("inf")]}, "inf"),
-        (lambda: object(), "object"),
+        (object, "object"),
         (lambda: {1: 2}, "no text"),
         (lambda: {1, 2}, "set"),
     ],
 )
 def test_a_result_that_cannot_be_sent_is_refused_in_time(make: Callable[[], Any], why: str) -> None:
     """A naive writer takes all of a gibibyte, and the loop with it; here nothing of it is written."""
-
     value = make()
 
     async def claim() -> None:
@@ -511,10 +520,9 @@ def test_calls_without_end_leave_nothing_in_memory() -> None:
         assert isinstance(guest, GuestCalls)
         for number in range(1, 1001):
             guest.receive(wire.frame(wire.OPEN, number, b'{"call":"one","data":{"n":1}}'))
-            while guest._running or guest._waiting:
+            while guest._running or guest._waiting:  # noqa: ASYNC110 - of each call by itself
                 await asyncio.sleep(0)
         assert guest.counts.calls == 1000
         assert guest.counts.outcomes == {"ok": 1000}
 
     in_loop(claim)
-

@@ -50,6 +50,7 @@ from ..network import join_shared_network, network_rules, network_variables, ope
 from ..results import run_notes
 from ..toolchain import other_languages, python_toolchain
 from . import environment
+from .call_pipes import QuietSocket
 from .font_cache import seems_to_draw
 from .helper_link import HelperConnection
 from .plan import (
@@ -71,7 +72,6 @@ from .plan import (
 from .prefork import pool_for, preload_settings
 from .sandbox import LocalOpenSandbox
 from .socket_tunnel import SocketTunnel
-from .call_pipes import QuietSocket
 
 if TYPE_CHECKING:
     from cloche.core.network import NetworkRules

@@ -309,6 +309,7 @@ class LocalSession(Session):
             enforcement=enforcement, notes={"backend": "local"},
         )  # fmt: skip
         self._local, self._program, self._limits = transport, program, limits
+        self.call_notes = transport.call_notes
         self._can_fork = can_fork
 
     @property

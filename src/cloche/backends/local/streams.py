@@ -20,8 +20,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from cloche.core.events import Event, HeadTail, OutputChunk, Sink, Started, Stream, discard, kept_between
-from cloche.core.functions import OfferedFunctions
 from cloche.core.frames import MAX_REPORT_BYTES, GuestReport, GuestReportReader, encode
+from cloche.core.functions import OfferedFunctions
 from cloche.core.limits import Limits
 from cloche.core.result import KillCause
 from cloche.core.suppressed import suppress_logged
@@ -351,7 +351,7 @@ class SessionPipes(StreamSet):
         self.link.on_flood()  # looked up late, because a clone's callback is set later
 
     def guest_ends(self) -> list[int]:
-        """Return the guest's ends: standard input, output, error, the pipe of its answers, the link; those for calls."""
+        """Return the guest's ends: standard input, output, error, the pipe of its answers, its link; those of calls."""
         return [*self._guest, self._theirs.fileno(), *(self.calls.guest_ends() if self.calls is not None else ())]
 
     def close_guest_ends(self) -> None:
