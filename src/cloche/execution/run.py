@@ -45,13 +45,12 @@ from .accounts import account_of, counted
 from .concurrency import shared_slots
 from .inputs import Files, Inputs, gather_files, has_host_files, read_argv, read_env, read_stdin
 from .prepare import Prepared, prepare_in_thread, screen
+from .tools import ToolsArgument, functions_for, offer
 
 if TYPE_CHECKING:
     from cloche.core.fixing import Fixer
     from cloche.functions.calls import HostFunctions
     from cloche.functions.tool import ToolLimits
-
-    from .tools import ToolsArgument
 
 OnOutput = Callable[[Stream, bytes], None]
 
@@ -115,11 +114,7 @@ async def arun(
     if autofix is not None or not vars(type(prepared.backend)).get("starts_eagerly", False):
         await become_task()
     fixer = None if autofix is None else check_fixer(autofix, prepared, code)
-    functions = None
-    if tools:
-        from .tools import functions_for  # needed by some runs only
-
-        functions = functions_for(tools, tool_limits, prepared)
+    functions = functions_for(tools, tool_limits, prepared)
     prepared_request = await prepare_request(
         prepared, code, language=language, argv=argv, stdin=stdin, env=env, files=files
     )
@@ -170,10 +165,7 @@ async def run_once(
 ) -> Result:
     """Run a prepared request in its own sandbox."""
     async with shared_slots().hold(), _opening(prepared) as opened:
-        if functions is not None:
-            from .tools import offer
-
-            offer(opened, functions)
+        offer(opened, functions)
         if _supports_single_run(type(opened)):
             cast("SupportsSingleRun", opened).expect_single_run()
         return await run_in(opened, prepared, prepared_request, sink=sink, out=out, spill=spill)

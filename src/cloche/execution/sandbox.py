@@ -63,13 +63,11 @@ from .run import (
     streamed,
     write_all,
 )
+from .tools import ToolsArgument, functions_for, offer
 
 if TYPE_CHECKING:
     from cloche.core.fixing import Fixer
-    from cloche.functions.calls import HostFunctions
     from cloche.functions.tool import ToolLimits
-
-    from .tools import ToolsArgument
 
 MOST_FORKS = 64  # per call
 
@@ -242,12 +240,7 @@ class AsyncSession:
             return run(code, timeout_s=timeout_s, sink=discard)
         return with_sink(lambda guarded: run(code, timeout_s=timeout_s, sink=guarded), sink)
 
-    def stream(
-        self,
-        code: str,
-        *,
-        timeout: float | str | None = None,
-    ) -> AsyncIterator[Event]:
+    def stream(self, code: str, *, timeout: float | str | None = None) -> AsyncIterator[Event]:
         """Run as `run` does; yield Started, OutputChunk and Displayed, and finally Ended."""
         return streamed(lambda sink: self.run(code, timeout=timeout, on_event=sink))
 
@@ -422,11 +415,7 @@ class AsyncSandbox(
         self._files = files
         self._name = name
         self._prepared: Prepared = prepare(**options)
-        self._functions: HostFunctions | None = None
-        if tools:
-            from .tools import functions_for  # needed by some sandboxes only
-
-            self._functions = functions_for(tools, tool_limits, self._prepared)
+        self._functions = functions_for(tools, tool_limits, self._prepared)
         self._is_live = True if name is not None or workspace is not None or self.policy.users else live
         self._stack = AsyncExitStack()
         self._opened: OpenSandbox | None = None
@@ -470,10 +459,7 @@ class AsyncSandbox(
         async with AsyncExitStack() as on_failure:
             self._grow(on_failure)
             opened = await on_failure.enter_async_context(self._opening_with_folder())
-            if self._functions is not None:
-                from .tools import offer
-
-                offer(opened, self._functions)
+            offer(opened, self._functions)
             await write_all(opened, gather_files(self._files, max_bytes=self.limits.disk_bytes).files)
             self._stack = on_failure.pop_all()
         self._opened = opened

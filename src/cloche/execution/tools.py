@@ -9,13 +9,13 @@ from cloche.audit.chain import sha256_of
 from cloche.core.errors import AuditFailed, BackendUnavailable
 from cloche.core.functions import SupportsFunctions
 from cloche.core.protocols import OpenSandbox
-from cloche.functions.calls import CallRecord, HostFunctions
-from cloche.functions.tool import Tool, ToolLimits, read_tools
 
 from .prepare import Prepared
 
 if TYPE_CHECKING:
     from cloche.audit.log import Audit
+    from cloche.functions.calls import CallRecord, HostFunctions
+    from cloche.functions.tool import Tool, ToolLimits
 
 ToolsArgument = Mapping[str, "Callable[..., Any] | Tool"] | Sequence["Callable[..., Any] | Tool"]
 
@@ -25,6 +25,11 @@ def functions_for(tools: object, limits: ToolLimits | None, prepared: Prepared) 
 
     Raises InvalidRequest, and BackendUnavailable for a backend whose guests cannot call them.
     """
+    if not tools:
+        return None
+    from cloche.functions.calls import HostFunctions  # needed by some runs only
+    from cloche.functions.tool import read_tools
+
     bound = read_tools(tools, limits)
     if bound is None:
         return None
@@ -36,8 +41,10 @@ def functions_for(tools: object, limits: ToolLimits | None, prepared: Prepared) 
     return HostFunctions(bound, on_call=_recorder(prepared.audit))
 
 
-def offer(opened: OpenSandbox, functions: HostFunctions) -> None:
-    """Offer functions to all that runs in an open sandbox. Raises BackendUnavailable."""
+def offer(opened: OpenSandbox, functions: HostFunctions | None) -> None:
+    """Offer functions, if there are any, to all that runs in an open sandbox. Raises BackendUnavailable."""
+    if functions is None:
+        return
     if not isinstance(opened, SupportsFunctions):
         raise BackendUnavailable(
             "tools: programs in this kind of sandbox cannot call functions of the caller.",

@@ -38,7 +38,6 @@ from ..results import make_result, run_notes
 from ..saved_files import Changes
 from ..toolchain import python_toolchain
 from . import font_cache, run_report
-from .call_pipes import CallPipes
 from .helper_link import HelperConnection
 from .plan import (
     LocalProgram,
@@ -88,8 +87,8 @@ class LocalOpenSandbox:
         self._gives_fonts = enforcement.level is Level.JAIL and "/tmp" in policy.writable_paths
         self._claim: Claim | None = None
         self._sessions: list[LocalSession] = []
-        self._network: SandboxNetwork | None = None  # of runs in a helper without a slot
         self.functions: OfferedFunctions | None = None
+        self._network: SandboxNetwork | None = None  # of runs in a helper without a slot
 
     def offer_functions(self, functions: OfferedFunctions) -> None:
         """Let programs and sessions call functions of the caller; see core.functions.SupportsFunctions."""
@@ -387,9 +386,7 @@ class LocalOpenSandbox:
             run.generated = {**run.generated, path: text}
 
     async def font_file(self, env: Mapping[str, str]) -> tuple[str, str] | None:
-        """Return path and text of matplotlib's list of fonts; None if there is no list, or matplotlib looks
-        elsewhere.
-        """
+        """Return path and text of matplotlib's list of fonts; None without one, or if matplotlib looks elsewhere."""
         cache, limits = f"{self._guest_paths.tmp}/.cache", self._limits
         if not self._gives_fonts or env.get("XDG_CACHE_HOME") != cache or "MPLCONFIGDIR" in env:
             return None
@@ -471,27 +468,22 @@ class LocalOpenSandbox:
             program.run.env = with_toolchains(program.run.env, self._policy, request.env)
         sink = sink if sink is discard else started_first(sink)
         try:
-            pipes = Pipes(request.stdin, self._limits, self._kill, sink)
+            pipes = Pipes(request.stdin, self._limits, self._kill, sink, self.functions)
         except OSError as error:
             message = with_limit(f"cannot make the pipes of a run: {error}", error.errno)
             raise StartFailed(message, errno=error.errno) from error
         if sink is not discard:
             pipes.listen()
-        calls = CallPipes(self.functions) if self.functions is not None else None
-        streams = (*pipes.guest_ends(), *(calls.guest_ends() if calls is not None else ()))
         try:
-            ended = await self._attend(program.run, streams, sink, pipes, calls)
+            ended = await self._attend(program.run, pipes.guest_ends(), sink, pipes)
             await pipes.drain(is_quiet=any(report and report.get("is_quiet") for report in (ended, ended["ended"])))
             traffic = await self._traffic(ended) if self._spec.network is not None else Traffic()
         finally:
             pipes.close()
-            if calls is not None:
-                await finish(calls.wait_closed())
+            if pipes.calls is not None:
+                await finish(pipes.calls.wait_closed())
         changes = await self._look(program.inputs, program.run.timeout_s)
-        result = await self._result(program, pipes, ended, changes, traffic)
-        if calls is not None:
-            result.meta.update(calls.calls.notes())
-        return result
+        return await self._result(program, pipes, ended, changes, traffic)
 
     async def _traffic(self, ended: Mapping[str, Any]) -> Traffic:
         """Return the traffic of a run that has ended, and close its remaining connections.
@@ -506,22 +498,13 @@ class LocalOpenSandbox:
         await become_task()
         return await network.report(ends=True)
 
-    async def _attend(
-        self,
-        run: Run,
-        streams: Sequence[int],
-        sink: Sink,
-        pipes: Pipes | None = None,
-        calls: CallPipes | None = None,
-    ) -> dict[str, Any]:
+    async def _attend(self, run: Run, streams: Sequence[int], sink: Sink, pipes: Pipes | None = None) -> dict[str, Any]:
         """Send a run and wait for its end; when cancelled, kill it and wait until it is dead."""
         self.workspace.clear_for(run)
         connection, building = await self._send(run, streams, is_awaited=sink is not discard)
         if pipes is not None:
             pipes.close_guest_ends()
-        if calls is not None:
-            calls.close_guest_ends()
-            connection.serves_calls = True
+            connection.serves_calls = pipes.calls is not None
         plan: list[PlanStep] = []
 
         def on_message(tag: str, body: dict[str, Any], fds: list[int]) -> None:
@@ -612,9 +595,7 @@ class LocalOpenSandbox:
         return self._connection
 
     def _showing(self) -> Show | None:
-        """Return the function that shows the guest's files as this user's in a second mount; None if they are this
-        user's.
-        """
+        """Return the function that shows the guest's files as this user's in a second mount; None if they are so."""
         ids = self._host.ids if self._spec.is_shown else None
         return ids.showing(self._spec.inside_id) if ids is not None else None
 
@@ -659,7 +640,7 @@ class LocalOpenSandbox:
             usage=usage(ended),
             enforcement=self._enforcement,
             changes=changes,
-            meta={**notes, "backend": "local", "start": self._start.name, **report.notes(), **traffic.notes()},
+            meta={**notes, "backend": "local", "start": self._start.name, **pipes.notes(), **traffic.notes()},
         )
 
 

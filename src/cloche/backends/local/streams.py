@@ -16,7 +16,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from cloche.core.events import Event, HeadTail, OutputChunk, Sink, Started, Stream, discard, kept_between
@@ -163,6 +163,7 @@ class StreamSet:
     def __init__(self) -> None:
         self._guest: list[int] = []
         self._readers: dict[str, StreamReader] = {}
+        self.calls: CallPipes | None = None
 
     def _new_pipe(self) -> int:
         ours, theirs = os.pipe2(os.O_CLOEXEC)
@@ -180,6 +181,8 @@ class StreamSet:
         """Close the guest's ends, so that the pipes end with the guest."""
         while self._guest:
             os.close(self._guest.pop())
+        if self.calls is not None:
+            self.calls.close_guest_ends()
 
     async def drain(self, *, is_quiet: bool = False) -> None:
         """Read the data left in the pipes, for a bounded time although every writer is dead.
@@ -194,6 +197,8 @@ class StreamSet:
             await asyncio.wait([reader.ended for reader in open_ones], timeout=DRAIN_S)
 
     def close(self) -> None:
+        if self.calls is not None:
+            self.calls.close()
         self.close_guest_ends()
         for reader in self._readers.values():
             if not reader.has_ended:
@@ -220,7 +225,14 @@ def ignore(data: bytes) -> None:
 class Pipes(StreamSet):
     """Hold the descriptors of one run. Use from a running event loop, and close in any case."""
 
-    def __init__(self, stdin: bytes, limits: Limits, kill: Callable[[KillCause], None], sink: Sink):
+    def __init__(
+        self,
+        stdin: bytes,
+        limits: Limits,
+        kill: Callable[[KillCause], None],
+        sink: Sink,
+        functions: OfferedFunctions | None = None,
+    ):
         super().__init__()
         self._report_reader = GuestReportReader()
         self._listening: asyncio.TimerHandle | None = None
@@ -233,6 +245,7 @@ class Pipes(StreamSet):
             for stream in _STREAMS:
                 self._add_reader(stream, limits.output_bytes, limits.flood_bytes, to_sink(stream, sink), on_flood)
             self._add_reader("value", 1, MAX_REPORT_BYTES, self._value_reader(kill), on_flood)
+            self.calls = CallPipes(functions) if functions is not None else None
         except BaseException:
             self.close()
             raise
@@ -250,8 +263,12 @@ class Pipes(StreamSet):
         return read
 
     def guest_ends(self) -> tuple[int, ...]:
-        """Return the guest's ends: standard input, output, error, and the pipe of the report."""
-        return tuple(self._guest)
+        """Return the guest's ends: standard input, output, error, the pipe of the report; those of calls."""
+        return (*self._guest, *(self.calls.guest_ends() if self.calls is not None else ()))
+
+    def notes(self) -> Mapping[str, Any]:
+        """Return the entries for the result's meta about the report, and about calls of the caller's functions."""
+        return {**self.report().notes(), **(self.calls.calls.notes() if self.calls is not None else {})}
 
     def listen(self) -> None:
         """Read data as it arrives, from now on; until then it waits in the pipes."""
@@ -325,7 +342,6 @@ class SessionPipes(StreamSet):
     ):
         super().__init__()
         self._loop = asyncio.get_running_loop()
-        self.calls: CallPipes | None = None
         ours, self._theirs = socket.socketpair()
         self._socket = QuietSocket(ours)
         self._socket.shutdown(socket.SHUT_RD)
@@ -357,8 +373,6 @@ class SessionPipes(StreamSet):
     def close_guest_ends(self) -> None:
         super().close_guest_ends()
         self._theirs.close()
-        if self.calls is not None:
-            self.calls.close_guest_ends()
 
     def holds(self) -> list[str]:
         """Return the names of the guest's ends as /proc/PID/fd shows them, such as `pipe:[123]`."""
@@ -445,8 +459,6 @@ class SessionPipes(StreamSet):
 
     def close(self) -> None:
         """Close the link and all pipes."""
-        if self.calls is not None:
-            self.calls.close()
         self.link.lose("the session was closed")
         super().close()
 
