@@ -113,6 +113,7 @@ make_image() {
         tar --create --null --files-from=-) | tar --extract --directory="$build/tree"
     .venv/bin/python scripts/sandbox_image.py cloche-test:node "$build/node.tar" dash bash coreutils tar python3 util-linux \
         procps --tree "$build/tree" --program "$build/tree/$place/bin/cloche"
+    .venv/bin/python scripts/sandbox_image.py cloche-test:python "$build/python.tar" dash coreutils python3
     .venv/bin/python scripts/sandbox_image.py cloche-test:pause "$build/pause.tar" --busybox /usr/bin/busybox \
         --command "sleep infinity"
     rm -rf "$build/tree"

@@ -70,6 +70,24 @@ def used() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def with_image(image: str) -> dict[str, Any]:
+    """Run a program in a pod of an image, twice, or return how that is refused."""
+    began = time.monotonic()
+    try:
+        seen = cloche.run("import sys; print(sys.version_info[:2])", image=image, **SMALL)
+        first_s = time.monotonic() - began
+        cloche.run("print(1)", image=image, **SMALL)
+    except BackendUnavailable as error:
+        return {"text": str(error), "seconds": time.monotonic() - began}
+    return {
+        "text": seen.stdout,
+        "level": str(seen.enforcement.level),
+        "pod": seen.meta["remote"]["node"],
+        "seconds": first_s,
+        "second": time.monotonic() - began - first_s,
+    }
+
+
 def _refused(work: Callable[[], object]) -> str:
     try:
         work()

@@ -229,6 +229,19 @@ def test_a_lost_node_is_noticed_before_kubernetes_does(fleet: Fleet, how: str) -
     until(lambda: fleet.cluster.is_node_ready(number), 60.0)
 
 
+def test_an_image_that_no_template_has_gets_a_pod(fleet: Fleet) -> None:
+    """A pod is made for the image, and deleted after it; of one without Python, and of none, the cause is told."""
+    fleet.done("up", "--apply", mode="pod")
+    said = fleet.call("with_image", "cloche-test:python")
+    assert said["text"] == "(3, 11)\n"
+    for image, words in (("cloche-test:pause", "python3"), ("cloche-test:none", "its image cannot be pulled")):
+        refused = fleet.call("with_image", image)
+        assert words in refused["text"]
+        assert refused["seconds"] < LATE_S
+    fleet.done("up", "--apply")
+    until(lambda: "cloche/holder" not in fleet.kubectl("get", "pods", "--show-labels"), LATE_S)
+
+
 def test_fifty_claims_at_once_take_fifty_pods(fleet: Fleet) -> None:
     """Five processes ask for ten each at the same moment: no pod is claimed twice."""
     began = time.monotonic()
