@@ -220,7 +220,8 @@ class KubernetesCluster(NamespaceCalls):
 
     def apply(self, *manifests: Mapping[str, Any]) -> str:
         """Apply manifests as the administrator."""
-        return self.kubectl("apply", "--filename=-", stdin="\n---\n".join(json.dumps(each) for each in manifests))
+        listed = {"apiVersion": "v1", "kind": "List", "items": manifests}
+        return self.kubectl("apply", "--filename=-", stdin=json.dumps(listed))
 
     def kubeconfig_for(self, account: str, namespace: str = "default") -> Path:
         """Return a file with which a client is a service account, whose token it has."""

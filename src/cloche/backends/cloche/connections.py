@@ -16,7 +16,7 @@ from cloche.core.loops import become_task
 from cloche.core.remote import LOST_S, RemoteAccount
 
 from ..remote.failures import Failure, RemoteUnavailable
-from .problems import error_of, late, lost, node_lost
+from .problems import error_of, is_lease_over, late, lost, node_lost
 from .wire import Call, CallRefused, LinkLost, TakeData, TakeEvent, Wire
 
 IDLE_S = 45.0
@@ -205,7 +205,8 @@ async def outcome(
     try:
         result = await call.result(timeout_s)
     except CallRefused as refused:
-        raise error_of(refused, account, path=path) from refused
+        why = await _why_lost(account, LEAST_WHY_S) if is_lease_over(refused) else ""
+        raise error_of(refused, account, path=path, why=why) from refused
     except LinkLost as error:
         why = await _why_lost(account, max(LOST_S - error.silent_s, LEAST_WHY_S))
         raise lost(error, account, action, where, why=why) from error

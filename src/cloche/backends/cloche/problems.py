@@ -40,10 +40,9 @@ _FAILURES = {
 }  # fmt: skip
 
 
-def error_of(refused: CallRefused, account: RemoteAccount, *, path: str | None = None) -> Exception:
-    """Return the error for a problem. `path` is the file of the call, if there is one."""
-    problem = refused.problem
-    kind = str(problem.get("type"))[-80:].rpartition("/")[2]
+def error_of(refused: CallRefused, account: RemoteAccount, *, path: str | None = None, why: str = "") -> Exception:
+    """Return the error for a problem. `path` is the file of the call, if there is one, `why` a fleet's reason."""
+    problem, kind = refused.problem, _kind(refused)
     detail, remedy = _text(problem, "detail", account), _text(problem, "remedy", account)
     message = f"{detail}; {remedy}" if remedy else detail
     by = f"the service at {account.host}: {message}"
@@ -56,7 +55,7 @@ def error_of(refused: CallRefused, account: RemoteAccount, *, path: str | None =
     if kind in _SIMPLE:
         return _SIMPLE[kind](by)
     if kind == "lease-over" and account.place is not None:
-        return node_lost(account.place, message)
+        return node_lost(account.place, why or message)
     if kind == "backend-unavailable":
         return BackendUnavailable(f"the service at {account.host}: {detail.rstrip('.')}.", remedy=remedy)
     if kind == "cancelled":
@@ -70,6 +69,15 @@ def error_of(refused: CallRefused, account: RemoteAccount, *, path: str | None =
         account.provider, failure, detail=message, status=status, retry_after_s=_seconds(problem.get("retryAfter")),
         account=account,
     )  # fmt: skip
+
+
+def is_lease_over(refused: CallRefused) -> bool:
+    """Tell whether a node has refused a call because its lease is over."""
+    return _kind(refused) == "lease-over"
+
+
+def _kind(refused: CallRefused) -> str:
+    return str(refused.problem.get("type"))[-80:].rpartition("/")[2]
 
 
 def node_lost(place: LeasedPlace, why: str) -> NodeLost:

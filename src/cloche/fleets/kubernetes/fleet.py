@@ -27,6 +27,7 @@ from .warm import pool_reason
 
 OBJECT = "cloche-fleet"
 READY_S, LOOK_S = 300.0, 1.0
+UNMET_S = 1.0  # pods that start are known, so nothing else is waited for
 UNUSED_S, IDLE_S = 30.0, 300.0  # of a claimed pod without a lease: one that never had any, one that had some
 MAKING_S = 600.0  # of a pod with its image, which may be large
 UP = 'Make it: "cloche fleet up --engine kubernetes --apply".'
@@ -55,6 +56,7 @@ async def connect(settings: FleetSettings, link_to: LinkTo) -> Coordinator:
     is_pod = settings.isolation == "pod"
     rules = PlacingRules(
         quota=settings.quota,
+        unmet_s=UNMET_S,
         scaling_s=settings.scaling_s,
         block_part=1.0,
         one_lease=is_pod,
