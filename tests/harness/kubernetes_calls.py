@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Literal
 
 import cloche
+from cloche.backends.cloche.kubernetes import KubernetesBackend
 from cloche.backends.cloche.links import link_to
 from cloche.core.errors import BackendUnavailable, ClocheError, OutcomeUnknown
 from cloche.core.fleet import LeaseSpec
 from cloche.core.fleet_settings import FleetSettings
 from cloche.core.record import replace
+from cloche.core.remote import RemoteAccount
 from cloche.fleets.coordinator import Coordinator
 from cloche.fleets.kubernetes.fleet import connect
 
 from .kubernetes_cluster import PROGRAMS
 from .namespace_calls import order
 
-MIB = 1 << 20
+MIB, TURNS = 1 << 20, 50
 CPUS = 0.02
 SPEC = LeaseSpec(cpus=CPUS, memory_bytes=32 * MIB, wait_s=120)
 SMALL: dict[str, Any] = {"backend": "kubernetes", "cpus": CPUS, "memory": "32m"}
@@ -86,6 +90,39 @@ def with_image(image: str) -> dict[str, Any]:
         "seconds": first_s,
         "second": time.monotonic() - began - first_s,
     }
+
+
+def forwarded() -> dict[str, Any]:
+    """Use a sandbox through the API server's port-forward; say how long a program takes so, and by the address."""
+    data = os.urandom(8 * MIB)
+    with _reached("address") as near, _reached("forward") as far:
+        far.write_file("data", data)
+        is_same = far.read_file("data") == data
+        with far.terminal(["bash", "--norc"], rows=30, columns=100) as terminal:
+            terminal.write("stty size; exit\n")
+            size = b"30 100" in terminal.stdout.read_all(10_000)
+        times: dict[str, list[float]] = {"address": [], "forward": []}
+        for _ in range(TURNS):
+            for name, sandbox in (("address", near), ("forward", far)):
+                began = time.perf_counter()
+                sandbox.run("print(1)")
+                times[name].append(1e3 * (time.perf_counter() - began))
+    return {"same": is_same, "terminal": size} | {name: statistics.median(each) for name, each in times.items()}
+
+
+def _reached(reach: Literal["address", "forward"]) -> cloche.Sandbox:
+    account = RemoteAccount(provider="kubernetes", fleet=FleetSettings(reach=reach))
+    return cloche.Sandbox(live=True, **{**SMALL, "backend": KubernetesBackend(account)})
+
+
+def forward_refused() -> str:
+    """Ask for a sandbox through the API server, and return how that is refused."""
+
+    def work() -> None:
+        with _reached("forward"):
+            pass
+
+    return _refused(work)
 
 
 def _refused(work: Callable[[], object]) -> str:

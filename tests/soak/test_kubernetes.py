@@ -229,6 +229,16 @@ def test_a_lost_node_is_noticed_before_kubernetes_does(fleet: Fleet, how: str) -
     until(lambda: fleet.cluster.is_node_ready(number), 60.0)
 
 
+def test_the_api_server_forwards_to_a_pod(fleet: Fleet) -> None:
+    """With a role for it a sandbox is used from where no pod can be reached; without it the missing right is named."""
+    fleet.done("up", "--apply", reach="forward")
+    assert "no permission to get pods/portforward in namespace cloche" in fleet.call("forward_refused")
+    fleet.become("cloche-outside")
+    said = fleet.call("forwarded")
+    assert (said["same"], said["terminal"]) == (True, True)
+    fleet.become("cloche-caller")
+
+
 def test_an_image_that_no_template_has_gets_a_pod(fleet: Fleet) -> None:
     """A pod is made for the image, and deleted after it; of one without Python, and of none, the cause is told."""
     fleet.done("up", "--apply", mode="pod")
@@ -238,7 +248,6 @@ def test_an_image_that_no_template_has_gets_a_pod(fleet: Fleet) -> None:
         refused = fleet.call("with_image", image)
         assert words in refused["text"]
         assert refused["seconds"] < LATE_S
-    fleet.done("up", "--apply")
     until(lambda: "cloche/holder" not in fleet.kubectl("get", "pods", "--show-labels"), LATE_S)
 
 
