@@ -14,7 +14,7 @@ programs=(kube-apiserver kube-controller-manager kube-scheduler kubelet)
 step() { echo "kubernetes: $*"; }
 
 install_packages() {
-    local needed=(containerd runc containernetworking-plugins golang-go golang-github-modern-go-reflect2-dev gcc libc6-dev
+    local needed=(containerd runc containernetworking-plugins iptables golang-go golang-github-modern-go-reflect2-dev gcc libc6-dev
         dpkg-dev busybox-static iproute2 util-linux procps python3) missing=() name
     for name in "${needed[@]}"; do
         dpkg-query --show --showformat '${db:Status-Status}' "$name" 2>/dev/null | grep -qx installed || missing+=("$name")

@@ -352,6 +352,12 @@ def until_so(is_so: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
         time.sleep(0.2)
 
 
+def doctor() -> str:
+    """Return what `cloche doctor` says of the fleet."""
+    command = [sys.executable, "-m", "cloche", "doctor", "--backend", "kubernetes"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
 def kubectl(*words: str) -> str:
     """Ask the API server as this caller."""
     command = [str(PROGRAMS / "kubectl"), "--namespace=cloche", *words]

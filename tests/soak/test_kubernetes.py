@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from cloche.fleets.kubernetes.manifests import rules
+from cloche.fleets.kubernetes.pods import PORT
 from tests.harness import kubernetes_calls, kubernetes_cluster
 from tests.harness.kubernetes_cluster import IMAGE, IMAGES, SYSCTLS, KubernetesCluster, until
 
@@ -116,6 +117,16 @@ def test_a_sandbox_in_a_pod_does_all_but_listen(fleet: Fleet) -> None:
         "stdout": "42\n", "engine": "kubernetes", "level": "confined", "source": "claimed", "file": "made outside",
         "cell": 42, "terminal": True, "no servers": [True, True],
     }  # fmt: skip
+
+
+def test_the_doctor_says_what_the_network_enforces(fleet: Fleet) -> None:
+    """The network of this cluster enforces no NetworkPolicy; packets that a node drops look like one that does."""
+    assert "NetworkPolicy: NOT enforced" in fleet.call("doctor")
+    rule = ["iptables", "--insert", "FORWARD", "--protocol", "tcp", "--dport", str(PORT + 1), "--jump", "DROP"]
+    for number in (1, 2):
+        done = fleet.cluster.run(rule, number)
+        assert done.returncode == 0, done.stderr
+    assert "NetworkPolicy: enforced" in fleet.call("doctor")
 
 
 def test_a_missing_right_is_named_with_verb_and_resource(fleet: Fleet) -> None:
