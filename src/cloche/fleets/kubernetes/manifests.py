@@ -202,7 +202,7 @@ def _amounts(settings: FleetSettings) -> Manifest:
 
 
 def _disruption_budget(settings: FleetSettings, served: Served) -> Manifest:
-    """Keep half of the ready pods in a drain. Claimed pods have no controller, and block no drain."""
+    """Keep half of the ready pods in a drain. Claimed pods do not count, and block no drain."""
     version = "policy/v1" if served.minor >= POLICY_V1_SINCE else "policy/v1beta1"
     spec = {"maxUnavailable": "50%", "selector": {"matchLabels": {FLEET: NAME, STATE: READY}}}
     return _made(version, "PodDisruptionBudget", NODE, settings, spec=spec)
