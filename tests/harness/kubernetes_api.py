@@ -315,6 +315,8 @@ class Cluster:
             return await self._forward(request, parts[1]) if may_create else _status(403, "no create", "Forbidden")
         if verb == "watch":
             return await self._watch(request, parts[0])
+        if query.get("follow"):
+            await self._printed(parts[1])
         body = await request.json() if request.can_read_body else {}
         return self._answer(verb, parts, query, body, request.content_type)
 
@@ -346,6 +348,15 @@ class Cluster:
         rows = [row for row in self.rules if resource in row["resources"] and verb in row["verbs"]]
         return any(name in row.get("resourceNames", [name]) for row in rows)
 
+    async def _printed(self, name: str) -> None:
+        """Wait until a pod's log has the facts of its server, or the pod is gone."""
+        while name in self.pods and '"boot"' not in self._log_of(name):  # noqa: ASYNC110 - a moment
+            await asyncio.sleep(0.02)
+
+    def _log_of(self, name: str) -> str:
+        text = self.logs[name]
+        return text if isinstance(text, str) else text()
+
     def _answer(
         self, verb: str, parts: tuple[str, str, str], query: Mapping[str, str], body: Json, content_type: str
     ) -> web.Response:
@@ -372,9 +383,7 @@ class Cluster:
             if name not in known:
                 return _status(404, f"{name} not found", "NotFound")
             if part == "log":
-                text = self.logs[name]
-                text = text if isinstance(text, str) else text()
-                return web.Response(text=f"2026-01-01 a line of the node\n{text}\n")
+                return web.Response(text=f"2026-01-01 a line of the node\n{self._log_of(name)}\n")
             if verb == "patch":
                 return self._patch(path, known[name], body)
             if verb == "delete":

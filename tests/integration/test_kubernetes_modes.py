@@ -22,7 +22,8 @@ from cloche.core.record import replace
 from cloche.fleets.kubernetes import holders, manifests
 from cloche.fleets.kubernetes.api import KubernetesApi
 from cloche.fleets.kubernetes.applying import plan
-from cloche.fleets.kubernetes.fleet import connect
+from cloche.fleets.kubernetes.fleet import KubernetesOperator, connect
+from cloche.fleets.kubernetes.pods import GROUP
 from tests.harness.kubernetes_api import CUT_AFTER, Cluster
 from tests.harness.kubernetes_kubelet import Kubelet, image_with
 from tests.harness.kubernetes_sandboxes import SandboxController
@@ -162,6 +163,13 @@ def node(cluster: Cluster, sandboxes: SandboxController, tmp_path: Path) -> Iter
         started.end(signal.SIGKILL)
 
 
+async def end_fleet(settings: FleetSettings) -> None:
+    """End a fleet as its operator."""
+    operator = KubernetesOperator(settings)
+    await operator.down()
+    await operator.close()
+
+
 def test_a_claim_on_a_warm_pool_gives_a_pod(
     cluster: Cluster, sandboxes: SandboxController, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +190,10 @@ def test_a_claim_on_a_warm_pool_gives_a_pod(
     asyncio.run(until(lambda: not sandboxes.claims, "the claim is deleted with its lease"))
     assert len(cluster.pods) == 2, "and so is its pod"
     assert cluster.requests["patch pods"] == 0
+    assert cluster.requests["get pods/log"] <= 2, "the log of a server that starts is followed"
+    cluster.rules = None
+    asyncio.run(end_fleet(cluster.settings))
+    assert not any(rows for path, rows in cluster.objects.items() if GROUP in path), "nor is there a pool"
 
 
 def test_a_cluster_without_agent_sandbox_is_told_what_needs_none(

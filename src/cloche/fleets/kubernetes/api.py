@@ -160,11 +160,16 @@ class KubernetesApi:
 
     async def lines(self, path: str, *, timeout_s: float, **query: str) -> AsyncIterator[dict[str, Any]]:
         """Yield the events of a watch until it ends. Raises ApiError, OSError, TimeoutError."""
+        async for line in self.text_lines(path, timeout_s=timeout_s, **query):
+            event = json.loads(line)
+            if isinstance(event, dict):
+                yield event
+
+    async def text_lines(self, path: str, *, timeout_s: float, **query: str) -> AsyncIterator[str]:
+        """Yield lines as they come, such as a log's. Raises ApiError, OSError, TimeoutError."""
         async with self._sent("GET", path, timeout_s=timeout_s, query=query) as response:
             while line := await response.content.readline():
-                event = json.loads(line)
-                if isinstance(event, dict):
-                    yield event
+                yield line.decode(errors="replace")
 
     @asynccontextmanager
     async def socket(self, path: str, protocol: str, **query: str) -> AsyncIterator[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import islice
 from urllib.parse import urlsplit
 
@@ -16,7 +17,7 @@ from .pods import CONTAINER, NodeFacts, Pod, facts_of
 
 MOST_LOG = 1 << 16
 READ_AHEAD, READS_AT_ONCE = 4, 8  # pods whose logs are read before they are needed, at most
-SERVES_S, AGAIN_S = 30.0, 0.5  # for the first words of a server whose port is open
+SERVES_S = 30.0  # for the first words of a server whose port is open
 UNFIT_S = 15.0  # how long a pod that cannot be used is not tried again
 ALL = "*"  # in place of a container, where no pod may be claimed
 MOST_KEPT = 256  # facts and reasons, beside twice the number of pods
@@ -101,11 +102,7 @@ class PodServers:
             self.note_unfit(pod.container, error)
 
     async def _read_facts(self, pod: Pod) -> NodeFacts:
-        now = asyncio.get_running_loop().time
-        facts, ends = await self._printed(pod), now() + SERVES_S
-        while facts is None and now() < ends:  # its port is open somewhat before it serves
-            await asyncio.sleep(AGAIN_S)
-            facts = await self._printed(pod)
+        facts = await self._printed(pod) or await self._printed_later(pod)
         if facts is None or urlsplit(facts.address).hostname != pod.address:
             raise BackendUnavailable("the log of the pod has no address and certificate of its server.")
         if self._version and facts.version != self._version:
@@ -118,5 +115,17 @@ class PodServers:
 
     async def _printed(self, pod: Pod) -> NodeFacts | None:
         async with self._reads:
-            text = await self._api.text(f"{self._path}/{pod.name}/log", container=CONTAINER, limitBytes=str(MOST_LOG))
-        return facts_of(text)
+            return facts_of(await self._api.text(self._log(pod), container=CONTAINER, limitBytes=str(MOST_LOG)))
+
+    async def _printed_later(self, pod: Pod) -> NodeFacts | None:
+        """Follow the log: a port is open somewhat before its server serves. None where it ends, or says nothing."""
+        query = {"container": CONTAINER, "limitBytes": str(MOST_LOG), "follow": "true"}
+        with suppress(TimeoutError, OSError, ValueError):  # the last one: a line that is too long
+            async with asyncio.timeout(SERVES_S):
+                async for line in self._api.text_lines(self._log(pod), timeout_s=SERVES_S, **query):
+                    if (facts := facts_of(line)) is not None:
+                        return facts
+        return None
+
+    def _log(self, pod: Pod) -> str:
+        return f"{self._path}/{pod.name}/log"
