@@ -365,6 +365,8 @@ class Cluster:
             known = self.objects.setdefault(path, {})
             if verb == "list":
                 rows = [row for row in known.values() if _selects(query.get("labelSelector", ""), row)]
+                if query.get("fieldSelector") == "spec.unschedulable=true":
+                    rows = [row for row in rows if row["spec"].get("unschedulable")]
                 return web.json_response({"items": rows, "metadata": {"resourceVersion": str(next(self._versions))}})
             if verb == "create":
                 if body["metadata"]["name"] in known:

@@ -307,6 +307,32 @@ def test_leases_go_on_while_the_api_server_is_away(cluster: Cluster, reached: No
     in_fleet(cluster, work)
 
 
+def test_claims_avoid_cordoned_machines_and_are_not_disrupted(cluster: Cluster, reached: None) -> None:
+    """As the operator wants it: a pod elsewhere is taken first, and autoscalers are told in the claim's own patch."""
+    cluster.settings = replace(SETTINGS, cordons=True, do_not_disrupt=True)
+    cluster.apply_fleet()
+    sight = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]}
+    cluster.rules = [*manifests.rules("warm"), sight]
+    for name, spec in {"machine-1": {"unschedulable": True}, "machine-2": {}}.items():
+        cluster.put("/api/v1/nodes", {"metadata": {"name": name}, "spec": spec})
+
+    async def work(fleet: Coordinator) -> None:
+        cluster.fill(4)
+        elsewhere = list(cluster.pods)[2]
+        row = cluster.pods[elsewhere]
+        cluster.put(cluster.pods_path, {**row, "spec": {**row["spec"], "nodeName": "machine-2"}})
+        patches = cluster.requests["patch pods"]
+        first = await fleet.lease(SMALL)
+        assert (first.node, cluster.requests["patch pods"] - patches) == (elsewhere, 1)
+        annotations = cluster.pods[first.node]["metadata"]["annotations"]
+        assert annotations["karpenter.sh/do-not-disrupt"] == "true"
+        assert annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
+        assert (await fleet.lease(SMALL)).node != elsewhere, "where there is no other, a cordoned machine serves"
+        assert cluster.requests["list nodes"] == 1
+
+    in_fleet(cluster, work)
+
+
 def refusal(cluster: Cluster, settings: FleetSettings = SETTINGS, *, wait_s: float = 20.0) -> str:
     """Return how a request for a lease is refused."""
 

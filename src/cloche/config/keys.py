@@ -539,7 +539,7 @@ KEYS: tuple[Key, ...] = (
     _fleet("pod_cpus", parse_cpus),
     _fleet("pod_memory", parse_memory, "pod_memory_bytes", render=lambda value, _: format_size(value)),
     _fleet("runtime_class", readers.parse_object_name),
-    _fleet("network", readers.parse_switch),
+    *(_fleet(name, readers.parse_switch) for name in ("network", "do_not_disrupt", "cordons")),
     _fleet("reach", readers.one_of(("auto", "address", "forward"))),
     Key(name="image", read=lambda value, *, name: {f"image.{ANY_LANGUAGE}": readers.parse_image(value, name=name)}),
     Key(name="images", read=readers.read_images),

@@ -97,7 +97,9 @@ def test_the_log_says_what_the_server_is() -> None:
 @pytest.mark.parametrize("minor", [30, 32, 33, 37])
 def test_the_manifests_are_valid(isolation: Any, minor: int) -> None:
     """Each object has the schema of the server's version."""
-    settings = replace(SETTINGS, isolation=isolation, network=True, runtime_class="gvisor")
+    settings = replace(
+        SETTINGS, isolation=isolation, network=True, runtime_class="gvisor", reach="forward", cordons=True
+    )
     for row in manifests(settings, Served(minor=minor), data={"publicKey": "k"}):
         kubernetes_validate.validate(row, f"1.{minor}", strict=True)
 
@@ -156,6 +158,7 @@ def test_the_manifests_give_pods_nothing_that_they_do_not_need() -> None:
     assert {*PRIVATE} <= {*container["args"]}
     outside = manifests(replace(SETTINGS, reach="forward"))
     roles = {row["metadata"]["name"]: row["rules"] for row in outside if row["kind"] == "Role"}
+    assert "ClusterRole" not in {row["kind"] for row in outside}
     assert roles == {"cloche-caller": rules("warm"), "cloche-outside": [*rules("warm"), FORWARD]}
     jail = replace(SETTINGS, isolation="jail", network=True)
     old = {row["kind"]: row for row in manifests(jail, Served(minor=20))}

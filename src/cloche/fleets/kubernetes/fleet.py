@@ -86,6 +86,8 @@ def settings_of(settings: FleetSettings, data: Mapping[str, str]) -> FleetSettin
         isolation="jail" if data.get("isolation") == "jail" else "pod",
         pod_age_s=_number(data.get("podAge"), settings.pod_age_s),
         lease_age_s=_number(data.get("leaseAge"), settings.lease_age_s),
+        do_not_disrupt=data.get("doNotDisrupt") == "true",
+        cordons=data.get("cordons") == "true",
     )
 
 

@@ -49,7 +49,9 @@ class MadePods:
     def _described(self, name: str) -> dict[str, Any]:
         spec, settings = copy.deepcopy(self._offers.spec), self._fleet.settings
         spec["containers"][0]["image"] = self._image
-        row = born_claimed(spec, self._fleet.holder.owner, name=name, longest_s=settings.lease_age_s)
+        row = born_claimed(
+            spec, self._fleet.holder.owner, name=name, longest_s=settings.lease_age_s, is_kept=settings.do_not_disrupt
+        )
         row["metadata"]["namespace"] = settings.namespace
         return row
 

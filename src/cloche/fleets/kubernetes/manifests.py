@@ -77,6 +77,7 @@ def fleet_object(settings: FleetSettings, data: Mapping[str, str], served: Serve
     terms = {
         "mode": settings.mode, "image": settings.image, "isolation": settings.isolation,
         "podAge": f"{settings.pod_age_s:g}", "leaseAge": f"{settings.lease_age_s:g}",
+        "doNotDisrupt": str(settings.do_not_disrupt).lower(), "cordons": str(settings.cordons).lower(),
     }  # fmt: skip
     if settings.mode != "warm":
         terms["pod"] = json.dumps((foreign_pod if settings.mode == "pod" else _pod)(settings, served))
@@ -140,6 +141,7 @@ def _accounts(settings: FleetSettings) -> list[Manifest]:
         _made("v1", "ServiceAccount", NODE, settings, automountServiceAccountToken=False),
         *_account(CALLER, allowed, settings),
         *(_account(OUTSIDE, [*allowed, FORWARD], settings) if settings.reach == "forward" else ()),
+        *(_sight_of_machines(settings) if settings.cordons else ()),
     ]
 
 
@@ -152,6 +154,23 @@ def _account(name: str, allowed: list[Manifest], settings: FleetSettings) -> lis
         _made("rbac.authorization.k8s.io/v1", "Role", name, settings, rules=allowed),
         _made("rbac.authorization.k8s.io/v1", "RoleBinding", name, settings, subjects=[subject], roleRef=role),
     ]
+
+
+def _sight_of_machines(settings: FleetSettings) -> list[Manifest]:
+    """Return the right to list machines, which are no part of a namespace, for the callers' accounts."""
+    accounts = (CALLER, OUTSIDE) if settings.reach == "forward" else (CALLER,)
+    metadata = {"name": f"{settings.namespace}-machines", "labels": {FLEET: NAME}}
+    row = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": metadata}
+    return [
+        {**row, "kind": "ClusterRole", "rules": [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]}]},
+        {
+            **row, "kind": "ClusterRoleBinding",
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": metadata["name"]},
+            "subjects": [
+                {"kind": "ServiceAccount", "name": account, "namespace": settings.namespace} for account in accounts
+            ],
+        },
+    ]  # fmt: skip
 
 
 def _network_policy(settings: FleetSettings) -> Manifest:

@@ -18,6 +18,7 @@ FLEET, TEMPLATE, STATE, HOLDER, LEAVING = (
     "cloche/fleet", "cloche/template", "cloche/state", "cloche/holder", "cloche/leaving"
 )  # fmt: skip
 READY, CLAIMED, POOLED = "ready", "claimed", "pooled"
+DO_NOT_DISRUPT = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
 GROUP = "extensions.agents.x-k8s.io/v1beta1"  # of agent-sandbox
 CLAIM_OF = "agents.x-k8s.io/claim-uid"  # label of a pod that agent-sandbox has bound to a claim
 CONTAINER, COPYING = "node", "copy"
@@ -238,7 +239,14 @@ class Owner:
         return {**kind, "name": self.name, "uid": self.uid}
 
 
-def claim_patch(pod: Pod, owner: Owner, *, now: float, longest_s: float) -> dict[str, Any]:
+def _claimed(owner: Owner, *, is_kept: bool) -> dict[str, Any]:
+    """Return what marks a pod as claimed; autoscalers do not disrupt one that is kept."""
+    labels = {STATE: CLAIMED, HOLDER: owner.holder}
+    kept = {"annotations": DO_NOT_DISRUPT} if is_kept else {}
+    return {"labels": labels, "ownerReferences": [owner.reference()], **kept}
+
+
+def claim_patch(pod: Pod, owner: Owner, *, now: float, longest_s: float, is_kept: bool = False) -> dict[str, Any]:
     """Return the merge patch that claims a pod. It has no effect on one that has changed since it was read.
 
     The ReplicaSet is no owner any longer, and makes another pod. The kubelet ends the pod at its deadline, which counts
@@ -249,21 +257,19 @@ def claim_patch(pod: Pod, owner: Owner, *, now: float, longest_s: float) -> dict
         "metadata": {
             "uid": pod.uid,
             "resourceVersion": pod.resource_version,
-            "labels": {STATE: CLAIMED, HOLDER: owner.holder},
-            "ownerReferences": [owner.reference()],
+            **_claimed(owner, is_kept=is_kept),
         },
         "spec": {"activeDeadlineSeconds": int(age_s + longest_s) + 1},
     }
 
 
-def born_claimed(spec: Mapping[str, Any], owner: Owner, *, name: str, longest_s: float) -> dict[str, Any]:
+def born_claimed(
+    spec: Mapping[str, Any], owner: Owner, *, name: str, longest_s: float, is_kept: bool = False
+) -> dict[str, Any]:
     """Return a pod that is claimed from its creation, with its owner and its deadline."""
-    metadata = {
-        "name": name,
-        "labels": {FLEET: "cloche", STATE: CLAIMED, HOLDER: owner.holder},
-        "ownerReferences": [owner.reference()],
-    }
+    claimed = _claimed(owner, is_kept=is_kept)
+    labels = {FLEET: "cloche", **claimed["labels"]}
     return {
-        "apiVersion": "v1", "kind": "Pod", "metadata": metadata,
+        "apiVersion": "v1", "kind": "Pod", "metadata": {**claimed, "name": name, "labels": labels},
         "spec": {**spec, "activeDeadlineSeconds": int(longest_s) + 1},
     }  # fmt: skip

@@ -22,6 +22,7 @@ from .servers import ALL
 from .sources import ClaimedPod, FleetPods
 
 TRIES = 3
+MACHINES, CORDONS_S = "/api/v1/nodes", 10.0
 POOL_S = 1.0  # how often the Deployment is asked why there is no pod
 log = logging.getLogger("cloche.fleet")
 
@@ -37,6 +38,7 @@ class WarmPods:
         self._pool_id = f"deployment/cloche-{self._template}"
         self._pool, self._pool_asked_at = EngineNode(id=self._pool_id, cpus=0.0, memory_bytes=0), 0.0
         self._claims = 0
+        self._cordoned, self._cordoned_until, self._looking = frozenset[str](), 0.0, asyncio.Lock()
 
     async def nodes(self) -> Sequence[EngineNode]:
         """Return the pods that may be claimed, and the Deployment where there is none."""
@@ -91,6 +93,7 @@ class WarmPods:
         for _ in range(TRIES):
             pod = self._claimable(node)
             facts = await self._fleet.servers.facts(pod)
+            await self._avoid_cordoned(pod)
             if (claimed := await self._patched(pod, facts)) is not None:
                 self._claims += 1
                 return claimed
@@ -98,7 +101,10 @@ class WarmPods:
 
     async def _patched(self, pod: Pod, facts: NodeFacts) -> ClaimedPod | None:
         fleet = self._fleet
-        patch = claim_patch(pod, fleet.holder.owner, now=fleet.api.now(), longest_s=fleet.settings.lease_age_s)
+        patch = claim_patch(
+            pod, fleet.holder.owner, now=fleet.api.now(), longest_s=fleet.settings.lease_age_s,
+            is_kept=fleet.settings.do_not_disrupt,
+        )  # fmt: skip
         try:
             pod = fleet.watch.put(await fleet.api.patch(f"{fleet.path}/{pod.name}", patch))
         except ApiError as error:
@@ -108,6 +114,32 @@ class WarmPods:
                 raise
             pod = fleet.watch.put(await fleet.api.get(f"{fleet.path}/{pod.name}"))
         return ClaimedPod(pod=pod, facts=facts) if pod.holder == fleet.holder.name else None
+
+    async def _avoid_cordoned(self, pod: Pod) -> None:
+        """Raise BlockTaken for a pod on a cordoned machine, where another pod is ready elsewhere."""
+        cordoned = await self._cordoned_machines()
+        others = (other for other in self._fleet.watch.pods.values() if self._is_open(other) and other.is_ready)
+        if pod.machine in cordoned and any(other.machine not in cordoned for other in others):
+            why = BlockTaken(f"its machine {pod.machine} is cordoned.")
+            self._fleet.servers.note_unfit(pod.container, why)
+            raise why
+
+    async def _cordoned_machines(self) -> frozenset[str]:
+        """Return the machines that take no further pod, as of some seconds ago; none without the right to see them."""
+        async with self._looking:
+            now = asyncio.get_running_loop().time()
+            if self._fleet.settings.cordons and now > self._cordoned_until:
+                self._cordoned_until = now + CORDONS_S
+                await self._look_at_machines()
+        return self._cordoned
+
+    async def _look_at_machines(self) -> None:
+        try:
+            answer = await self._fleet.api.get(MACHINES, fieldSelector="spec.unschedulable=true")
+        except ClocheError as error:
+            log.warning("cordoned machines are not avoided: %s", error)
+            return
+        self._cordoned = frozenset(row["metadata"]["name"] for row in answer.get("items") or ())
 
     def _claimable(self, name: str) -> Pod:
         """Return a pod that may be claimed. Raises BackendUnavailable."""
