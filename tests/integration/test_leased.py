@@ -11,6 +11,8 @@ from typing import Any, ClassVar, cast
 import pytest
 
 from cloche.backends.cloche.leased import LeasedBackend
+from cloche.cli import session
+from cloche.cli.app import root
 from cloche.core.errors import BackendUnavailable, InvalidRequest, NodeLost
 from cloche.core.languages import LANGUAGES
 from cloche.core.limits import Limits
@@ -134,11 +136,28 @@ class ServedBackend(LocalFleetBackend):
         return self.of_tests.leases
 
 
-def test_a_service_holds_a_live_sandbox_on_a_node(backend: LocalFleetBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a keeper; it is used like any other, and its end is noticed when the node is lost."""
+@pytest.fixture
+def served(backend: LocalFleetBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the backend of Ray be that of this machine."""
     monkeypatch.setattr(ServedBackend, "of_tests", backend, raising=False)
     row = replace(BACKEND_ROWS["ray"], provider=f"{__name__}:ServedBackend")
     monkeypatch.setitem(cast("dict[str, BackendRow]", BACKEND_ROWS), "ray", row)
+
+
+def test_the_command_line_keeps_an_interpreter_on_a_node(
+    served: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Cells from a pipe run in a live sandbox there. A level that is only claimed is refused by the backend's name."""
+    monkeypatch.setattr(session, "read_code", lambda: "x = 6\n# %%\nprint(x * 7)")
+    assert root.main(["session", "--backend", "ray"], standalone_mode=False) == 0
+    assert root.main(["session", "--backend", "ray", "--require", "jail"], standalone_mode=False) == 125
+    out, err = capfd.readouterr()
+    assert out == "42\n"
+    assert "backend 'ray': level jail is required, and jail is only claimed" in err
+
+
+def test_a_service_holds_a_live_sandbox_on_a_node(backend: LocalFleetBackend, served: None) -> None:
+    """Without a keeper; it is used like any other, and its end is noticed when the node is lost."""
     options: dict[str, Any] = {"backend": "ray", "accept_claimed": True}
     terms = Terms(lifetime_s=600.0, lease_s=300.0)
 

@@ -14,7 +14,7 @@ from cloche.core.limits import format_size
 
 from .app import root
 from .options import argument, flag, json_option, option, sandbox_options
-from .output import show
+from .output import say, show
 
 if TYPE_CHECKING:
     from cloche.config.options import SandboxOptions
@@ -216,9 +216,12 @@ def _drain(
     timeout_s = None if timeout is None else parse_duration(timeout, name="--timeout")
 
     async def drain(made: RayFleet | KubernetesOperator) -> dict[str, Any]:
-        ids = [row.id for row in await made.nodes() if row.id.startswith(node)]
-        if len(ids) != 1:
-            raise NotFound(f'{len(ids)} nodes have an id that begins with {node!r}; "cloche fleet status" lists them.')
+        rows = [row for row in await made.nodes() if row.id.startswith(node)]
+        if len(rows) != 1:
+            raise NotFound(f'{len(rows)} nodes have an id that begins with {node!r}; "cloche fleet status" lists them.')
+        ids, leases = [rows[0].id], rows[0].leases
+        if leases and not undo:
+            say(f"node {ids[0]} takes no further lease, and has {leases} yet: their end is waited for")
         try:
             await (made.undrain(ids[0]) if undo else made.drain(ids[0], timeout_s=timeout_s))
         except TimeoutError:

@@ -124,8 +124,7 @@ def _session(
     variables, files = read_pairs(env), read_files(file)
     with contextlib.ExitStack() as stack:
         with showing_progress():
-            # Checkpoints and forks need a sandbox that is not live. A view of a folder needs a live one.
-            settings: dict[str, Any] = {"warm": False, **rules, **(folder or {"live": False})}
+            settings: dict[str, Any] = {"warm": False, **rules, **(folder or {"live": _is_remote(options)})}
             sandbox = stack.enter_context(
                 Sandbox(env=variables, files=files, **settings)
                 if inside is None
@@ -143,6 +142,14 @@ def _session(
             session.close()
             settle_changes(sandbox, review=review)
     return exit_code
+
+
+def _is_remote(options: SandboxOptions) -> bool:
+    """Tell whether sessions need a live sandbox. In others they have checkpoints and forks on the local backend."""
+    from cloche.config.settings import load_settings
+    from cloche.core.policy import BACKEND_ROWS
+
+    return BACKEND_ROWS[load_settings(options).backend].is_remote
 
 
 def split_cells(text: str) -> list[str]:

@@ -155,7 +155,7 @@ class Coordinator:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(node.close() for node in self._tended.values()))
         self._tended.clear()
-        error = BackendUnavailable("the fleet was closed.", remedy="Connect to a fleet again.")
+        error = BackendUnavailable("the fleet has ended.", remedy='"cloche fleet up" starts one again.')
         for waiter in self._waiters.values():
             _refuse_waiter(waiter, error)
         self._readers.close()
@@ -183,7 +183,7 @@ class Coordinator:
         del labels  # nothing is chosen by them yet
         request = self._request(spec, ttl_s, key)
         if self._is_closed:
-            raise BackendUnavailable("the fleet was closed.", remedy="Connect to a fleet again.")
+            raise BackendUnavailable("the fleet has ended.", remedy='"cloche fleet up" starts one again.')
         await self._started()
         waiter: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         self._waiters[request.id] = waiter

@@ -490,7 +490,8 @@ class Decisions:
     def _refuse_unmet(self, request: LeaseRequest, shares: set[ResourceSize]) -> Refuse:
         if not shares:
             reason = f"no node takes leases, so none can meet {request.size}."
-            return self._refuse(request, "unmet", reason, "Mend a node, or add one.")
+            remedy = 'Mend a node, or add one; "cloche fleet drain NODE --undo" lets a drained one take leases again.'
+            return self._refuse(request, "unmet", reason, remedy)
         largest = {max(shares), max(shares, key=lambda share: (share.memory, share.cpus_m))}
         reason = (
             f"no node can ever meet {request.size}: the largest share of a node is "

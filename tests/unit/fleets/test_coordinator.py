@@ -602,7 +602,7 @@ async def test_down_ends_everything(engine: Machines, fleet: Coordinator) -> Non
     await fleet.down()
     assert (engine.machines["n1"].ended, engine.held, engine.is_stopped) == ([lease.id], {}, True)
     for refused in (waiting, fleet.lease(LeaseSpec())):
-        with pytest.raises(BackendUnavailable, match="closed"):
+        with pytest.raises(BackendUnavailable, match="the fleet has ended"):
             await refused
 
 

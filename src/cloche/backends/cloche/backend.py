@@ -66,7 +66,9 @@ class ClocheBackend(AccountBackend):
         return account
 
     def _claimed(self, account: RemoteAccount) -> Capabilities:
-        return claimed_capabilities(NAME, self.usual_level or Level.CONFINED, claimed_controls(account.host), NETWORKS)
+        return claimed_capabilities(
+            self.name, self.usual_level or Level.CONFINED, claimed_controls(account.host), NETWORKS
+        )
 
     def _settled(self, policy: Policy, limits: Limits) -> tuple[RemoteAccount, dict[str, Any]]:
         """Return the account and the fields of a sandbox.
@@ -78,7 +80,7 @@ class ClocheBackend(AccountBackend):
         usual = self.usual_level or Level.CONFINED
         level = max(usual, policy.require_level or usual) if policy.level is None else policy.level
         check_claims(
-            policy, claimed_enforcement(level, claimed_controls(account.host)), backend=NAME, networks=NETWORKS,
+            policy, claimed_enforcement(level, claimed_controls(account.host)), backend=self.name, networks=NETWORKS,
             network="a network that a service has", level="a service is asked for", can_ask=True,
         )  # fmt: skip
         fields = option_fields(policy, limits, usual_level=self.usual_level)
