@@ -39,6 +39,7 @@ from .execution.sandbox import AsyncSandbox, AsyncSession
 from .sync_run import blocking, run, wait_for
 
 if TYPE_CHECKING:
+    from .agent.approval import Approver
     from .core.network import NetworkRules
     from .execution.tools import ToolsArgument
     from .functions.tool import ToolLimits
@@ -267,12 +268,13 @@ class Sandbox:
         workspace_read: Sequence[str | os.PathLike[str]] | None = None,
         tools: ToolsArgument | None = None,
         tool_limits: ToolLimits | None = None,
+        approve: Approver | None = None,
         **options: Unpack[SandboxOptions],
     ) -> None:
         self._sandbox = AsyncSandbox(
             env=env, files=files, live=live, name=name, keep=keep, lifetime=lifetime, idle=idle, workspace=workspace,
             workspace_at=workspace_at, workspace_disk=workspace_disk, workspace_hide=workspace_hide,
-            workspace_read=workspace_read, tools=tools, tool_limits=tool_limits,
+            workspace_read=workspace_read, tools=tools, tool_limits=tool_limits, approve=approve,
             **options,
         )  # fmt: skip
         self._pid = os.getpid()

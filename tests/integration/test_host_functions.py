@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import cloche
+from cloche.agent.approval import ApprovalRequest, Decision, callback
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.functions.tool import Tool, ToolLimits, stubs
 
@@ -246,6 +247,68 @@ def test_calls_are_in_the_audit_log(tmp_path: Path) -> None:
     assert [(row["tool"], row["status"]) for row in rows] == [("search", "ok"), ("fail", "failed")]
     assert rows[0]["argument_bytes"] > 10
     assert "secret words" not in json.dumps(events)
+
+
+# Approval.
+
+
+ASKS = """
+from cloche_host import HostError, remove
+
+def attempt(page):
+    try:
+        return remove(page)
+    except HostError as error:
+        return error.kind
+
+[attempt(page) for page in ["a", "a", "home"]]
+"""
+
+
+def remove(page: list[str] | str) -> str:
+    """Remove a page."""
+    return f"no {page}"
+
+
+def test_a_risky_call_needs_a_yes_each_time() -> None:
+    """A yes is for one call: the same call is asked about again, unless the approver says that it shall not be."""
+    asked: list[object] = []
+
+    def decide(request: ApprovalRequest) -> Decision:
+        asked.append(request.arguments["page"])
+        is_remembered = len(asked) > 3
+        return Decision(is_approved=request.arguments["page"] != "home", by="me", is_remembered=is_remembered)
+
+    tools = [Tool(remove, risk="high")]
+    assert cloche.run(ASKS, tools=tools, approve=callback(decide)).value == ["no a", "no a", "denied"]
+    assert asked == ["a", "a", "home"]
+    assert cloche.run(ASKS, tools=tools, approve=callback(decide)).value == ["no a", "no a", "denied"]
+    assert asked[3:] == ["a", "home"]
+    assert cloche.run(ASKS, tools=tools).value == ["denied"] * 3
+
+
+def test_what_was_approved_is_what_runs() -> None:
+    """Neither the approver nor a second call under the same number changes the arguments."""
+
+    def decide(request: ApprovalRequest) -> bool:
+        assert isinstance(request.arguments, dict)
+        request.arguments["page"].append("home")
+        return True
+
+    code = "from cloche_host import remove; remove(['a'])"
+    assert cloche.run(code, tools=[Tool(remove, risk="critical")], approve=callback(decide)).value == "no ['a']"
+
+
+def test_no_answer_in_time_is_a_no() -> None:
+    """The approver has a time of its own, and the call ends with a refusal."""
+
+    async def decide(_: ApprovalRequest) -> Decision:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    limits = ToolLimits(approval_s=0.1)
+    result = cloche.run(ASKS, tools=[Tool(remove, risk="high")], approve=decide, tool_limits=limits)
+    assert result.value == ["denied"] * 3
 
 
 # Hostile programs.

@@ -21,7 +21,7 @@ BELOW_MECHANISM = CORE | {"hostfs"}
 MECHANISM = {"init", "channels", "jail", "jail/setup", "interpreter", "forkserver", "egress"}
 BELOW_CONFIG = BELOW_MECHANISM | MECHANISM | {"functions", "backends", "fleets"}
 KEEPER = {"keeper", "keeper/registry", "keeper/attach"}
-BELOW_EXECUTION = BELOW_CONFIG | KEEPER | {"config", "audit", "blocking", "packages", "workspace"}
+BELOW_EXECUTION = BELOW_CONFIG | KEEPER | {"config", "audit", "blocking", "packages", "workspace", "agent/approval"}
 BELOW_SYNC = BELOW_EXECUTION | {"execution"}
 BELOW_AGENT = BELOW_SYNC | {"sync", "sync_run", "sync_batch"}
 # "face" is `cloche/__init__.py`, the public names themselves.
@@ -60,6 +60,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sync_run": BELOW_SYNC,
     "sync_batch": BELOW_SYNC,
     "sync": BELOW_SYNC | {"sync_run"},
+    "agent/approval": CORE | {"audit", "blocking"},
     "agent": BELOW_AGENT,
     "skills": BELOW_AGENT | {"agent"},
     "autofix": BELOW_AGENT | {"agent"},

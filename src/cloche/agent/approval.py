@@ -19,6 +19,9 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from cloche.audit.chain import sha256_of
+from cloche.audit.log import Audit
+from cloche.audit.recording import is_traced
 from cloche.blocking.calls import in_own_thread
 from cloche.core.errors import ApprovalDenied, InvalidRequest
 from cloche.core.policy import Policy
@@ -27,6 +30,7 @@ from cloche.core.record import dataclass, field, replace
 PATIENCE_S = 300.0
 ON_HOST = "the host"  # what `runs_on` of the rules says where there is no sandbox
 CANCEL_TIMEOUT_S = 2.0  # for a cancelled approver to clean up
+_CODE = ("code", "command")  # the arguments of tools that are run
 MOST_COMPARED_LINES = 2_000  # comparing takes time with the square of it
 log = logging.getLogger("cloche.agent")
 
@@ -287,3 +291,29 @@ async def _cancel(asking: asyncio.Future[object]) -> None:
     asking.cancel()
     asking.add_done_callback(lambda task: task.cancelled() or task.exception())  # or asyncio reports it as forgotten
     await asyncio.wait({asking}, timeout=CANCEL_TIMEOUT_S)
+
+
+def record_decision(audit: Audit | None, event: ApprovalEvent) -> None:
+    """Record a decision, and who it was. Raises AuditFailed, so that nothing follows from it."""
+    if not isinstance(event, Decided):
+        return
+    request, decision = event.request, event.decision
+    is_approved = decision.is_approved is True
+    if is_traced():
+        from cloche.audit.telemetry import decision_event
+
+        decision_event("cloche.approval", is_approved=is_approved, by=str(decision.by), risk=str(request.risk))
+    if audit is None:
+        return
+    code = next((text for name in _CODE if isinstance(text := request.arguments.get(name), str)), None)
+    audit.record(
+        "approval" if is_approved else "denial",
+        tool=request.tool,
+        risk=str(request.risk),
+        by=decision.by,
+        reason=decision.reason or None,
+        code_sha256=None if code is None else sha256_of(code),
+        request_sha256=request.fingerprint,
+        is_confirmation=request.is_confirmation,
+        was_remembered=event.was_remembered,
+    )

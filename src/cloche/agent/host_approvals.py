@@ -21,9 +21,8 @@ from cloche.execution.network import check_ceiling, may_be_asked
 from cloche.keeper import registry
 from cloche.keeper.attach import Kept, read_entry
 
-from .approval import ApprovalRequest, Decided
+from .approval import ApprovalRequest, Decided, record_decision
 from .queue import ApprovalQueue
-from .toolbox import record_decision
 
 IDLE_S, END_S = 60.0, 30.0
 log = logging.getLogger("cloche.agent")

@@ -21,7 +21,6 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from cloche.audit.chain import sha256_of
 from cloche.audit.log import Audit, acting
 from cloche.audit.recording import Execution, is_traced, recorded
 from cloche.blocking import calls
@@ -44,7 +43,7 @@ from cloche.execution.registry import capabilities_of
 from cloche.execution.sandbox import AsyncSandbox
 
 from .answers import MOST_CHARS, Answer, CallResult, SaveOutput, answer_of, clip, python_text
-from .approval import ON_HOST, PATIENCE_S, ApprovalEvent, ApprovalRequest, Approver, Decided, Gate, Risk, deny
+from .approval import ON_HOST, PATIENCE_S, ApprovalEvent, ApprovalRequest, Approver, Gate, Risk, deny, record_decision
 from .catalog import (
     Tool,
     ToolAction,
@@ -66,7 +65,6 @@ from .host import Roots, run_on_host
 from .host_folder import ShownDiffs
 from .interpreters import Interpreters, Room, Share
 
-_CODE = ("code", "command")  # the arguments of tools that are run
 log = logging.getLogger("cloche.agent")
 MOST_READ_BYTES = 4 * MIB
 OUTPUTS = "tool-outputs"  # the folder of the workspace for outputs that are too long for an answer
@@ -74,32 +72,6 @@ WORKSPACE = "/workspace"
 ENDINGS, ENDING_S = 3, 0.2  # rounds in which what was left running is ended, as it may go on forking
 _ENDED = "[What earlier calls left running took every process there may be, and was ended.]"
 _LOST = "The sandbox is gone with all files; the next call begins in a new one."
-
-
-def record_decision(audit: Audit | None, event: ApprovalEvent) -> None:
-    """Record a decision, and who it was. Raises AuditFailed, so that nothing follows from it."""
-    if not isinstance(event, Decided):
-        return
-    request, decision = event.request, event.decision
-    is_approved = decision.is_approved is True
-    if is_traced():
-        from cloche.audit.telemetry import decision_event
-
-        decision_event("cloche.approval", is_approved=is_approved, by=str(decision.by), risk=str(request.risk))
-    if audit is None:
-        return
-    code = next((text for name in _CODE if isinstance(text := request.arguments.get(name), str)), None)
-    audit.record(
-        "approval" if is_approved else "denial",
-        tool=request.tool,
-        risk=str(request.risk),
-        by=decision.by,
-        reason=decision.reason or None,
-        code_sha256=None if code is None else sha256_of(code),
-        request_sha256=request.fingerprint,
-        is_confirmation=request.is_confirmation,
-        was_remembered=event.was_remembered,
-    )
 
 
 def audit_failure_text(error: AuditFailed) -> str:

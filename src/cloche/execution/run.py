@@ -48,6 +48,7 @@ from .prepare import Prepared, prepare_in_thread, screen
 from .tools import ToolsArgument, functions_for, offer
 
 if TYPE_CHECKING:
+    from cloche.agent.approval import Approver
     from cloche.core.fixing import Fixer
     from cloche.functions.calls import HostFunctions
     from cloche.functions.tool import ToolLimits
@@ -88,6 +89,7 @@ async def arun(
     autofix: Fixer | None = None,
     tools: ToolsArgument | None = None,
     tool_limits: ToolLimits | None = None,
+    approve: Approver | None = None,
     **options: Unpack[SandboxOptions],
 ) -> Result:
     """Run `code` in a throwaway sandbox and return the result.
@@ -102,9 +104,9 @@ async def arun(
     links are not followed. With `autofix` (see `cloche.autofix.loop.AutoFix`) a failing program is repaired by a
     language model and run again, each time in a new sandbox. The result is that of the last run, and its `fix` lists
     the repairs; callbacks get the events of every run. `tools` are functions of the caller, by name, that the program
-    imports from `cloche_host` and calls: a function that is not async runs in a thread, others on this loop. The other
-    keywords are those of `SandboxOptions`. Cancelling the
-    call kills the run.
+    imports from `cloche_host` and calls: a function that is not async runs in a thread, others on this loop. `approve`
+    decides about calls of risky ones. The other keywords are those of `SandboxOptions`. Cancelling the call kills the
+    run.
 
     A failure of the code is a status of the result. Raises InvalidRequest, PolicyDenied, BackendUnavailable,
     StartFailed.
@@ -114,7 +116,7 @@ async def arun(
     if autofix is not None or not vars(type(prepared.backend)).get("starts_eagerly", False):
         await become_task()
     fixer = None if autofix is None else check_fixer(autofix, prepared, code)
-    functions = functions_for(tools, tool_limits, prepared)
+    functions = functions_for(tools, tool_limits, approve, prepared)
     prepared_request = await prepare_request(
         prepared, code, language=language, argv=argv, stdin=stdin, env=env, files=files
     )

@@ -66,6 +66,7 @@ from .run import (
 from .tools import ToolsArgument, functions_for, offer
 
 if TYPE_CHECKING:
+    from cloche.agent.approval import Approver
     from cloche.core.fixing import Fixer
     from cloche.functions.tool import ToolLimits
 
@@ -225,9 +226,8 @@ class AsyncSession:
 
         limits = sandbox.limits.with_changes(timeout_s=sandbox.timeout_s(timeout))
         notes = {"network": sandbox.policy.network}
-        result = await fixer.fix(
-            FixTask(code=code, language=self._language, limits=limits, keeps_state=True, notes=notes), attempt
-        )
+        task = FixTask(code=code, language=self._language, limits=limits, keeps_state=True, notes=notes)
+        result = await fixer.fix(task, attempt)
         if out is not None:
             await copy_out(result, out)
         return result
@@ -404,6 +404,7 @@ class AsyncSandbox(
         workspace_read: Sequence[str | PathLike[str]] | None = None,
         tools: ToolsArgument | None = None,
         tool_limits: ToolLimits | None = None,
+        approve: Approver | None = None,
         **options: Unpack[SandboxOptions],
     ) -> None:
         self._options = options
@@ -415,7 +416,7 @@ class AsyncSandbox(
         self._files = files
         self._name = name
         self._prepared: Prepared = prepare(**options)
-        self._functions = functions_for(tools, tool_limits, self._prepared)
+        self._functions = functions_for(tools, tool_limits, approve, self._prepared)
         self._is_live = True if name is not None or workspace is not None or self.policy.users else live
         self._stack = AsyncExitStack()
         self._opened: OpenSandbox | None = None
@@ -463,8 +464,7 @@ class AsyncSandbox(
             await write_all(opened, gather_files(self._files, max_bytes=self.limits.disk_bytes).files)
             self._stack = on_failure.pop_all()
         self._opened = opened
-        if self._is_live:
-            self._turns = asyncio.Semaphore(most_at_once(self.limits.pids))
+        self._turns = asyncio.Semaphore(most_at_once(self.limits.pids)) if self._is_live else self._turns
 
     async def _close_here(self, *raised: Any) -> None:  # noqa: ANN401 - as __aexit__ has it
         self._opened = None
@@ -583,9 +583,9 @@ class AsyncSandbox(
     async def open_interpreter(self, language: str, env: Mapping[str, str]) -> OpenSession:
         """Start the interpreter of a session. Callers usually want `session`."""
         opened = self._require_open()
-        if not isinstance(opened, SupportsSessions):
-            raise BackendUnavailable(f"backend {self.backend!r} has no sessions; use run, or another backend")
-        return await opened.open_session(language, env)
+        if isinstance(opened, SupportsSessions):
+            return await opened.open_session(language, env)
+        raise BackendUnavailable(f"backend {self.backend!r} has no sessions; use run, or another backend")
 
     async def _open_apart(self, language: str, env: Mapping[str, str], idle_timeout_s: float | None) -> AsyncSession:
         live = self._require_open()

@@ -13,15 +13,18 @@ from cloche.core.protocols import OpenSandbox
 from .prepare import Prepared
 
 if TYPE_CHECKING:
+    from cloche.agent.approval import Approver
     from cloche.audit.log import Audit
-    from cloche.functions.calls import CallRecord, HostFunctions
-    from cloche.functions.tool import Tool, ToolLimits
+    from cloche.functions.calls import Approve, CallRecord, HostFunctions
+    from cloche.functions.tool import BoundTool, Tool, ToolLimits, Tools
 
 ToolsArgument = Mapping[str, "Callable[..., Any] | Tool"] | Sequence["Callable[..., Any] | Tool"]
 
 
-def functions_for(tools: object, limits: ToolLimits | None, prepared: Prepared) -> HostFunctions | None:
-    """Return the functions that `tools` names, for this backend; None for none.
+def functions_for(
+    tools: object, limits: ToolLimits | None, approve: Approver | None, prepared: Prepared
+) -> HostFunctions | None:
+    """Return the functions that `tools` names, for this backend; None for none. `approve` decides about risky calls.
 
     Raises InvalidRequest, and BackendUnavailable for a backend whose guests cannot call them.
     """
@@ -38,7 +41,7 @@ def functions_for(tools: object, limits: ToolLimits | None, prepared: Prepared) 
             f"tools: programs on backend {prepared.backend.name!r} cannot call functions of the caller.",
             remedy='Use backend "local", or leave tools out and pass their results as files or input.',
         )
-    return HostFunctions(bound, on_call=_recorder(prepared.audit))
+    return HostFunctions(bound, on_call=_recorder(prepared.audit), approve=_asker(bound, approve, prepared))
 
 
 def offer(opened: OpenSandbox, functions: HostFunctions | None) -> None:
@@ -51,6 +54,26 @@ def offer(opened: OpenSandbox, functions: HostFunctions | None) -> None:
             remedy="Leave tools out, or open another kind of sandbox: live=False.",
         )
     opened.offer_functions(functions)
+
+
+def _asker(tools: Tools, approve: Approver | None, prepared: Prepared) -> Approve | None:
+    """Return a function that lets approved calls through; None where no tool is risky."""
+    if approve is None and all(tool.risk in ("low", "medium") for tool in tools.by_name.values()):
+        return None
+    from cloche.agent.approval import ApprovalRequest, Gate, Risk, deny, record_decision
+
+    gate = Gate(
+        approve or deny,
+        patience_s=tools.limits.approval_s,
+        on_event=lambda event: record_decision(prepared.audit, event),
+    )
+    rules = {"runs_on": prepared.backend.name}
+
+    async def ask(tool: BoundTool, arguments: Mapping[str, Any]) -> None:
+        risk = Risk[tool.risk.upper()]
+        await gate.approve(ApprovalRequest(tool=tool.name, risk=risk, arguments=arguments, rules=rules))
+
+    return ask
 
 
 def _recorder(audit: Audit | None) -> Callable[[CallRecord], None]:

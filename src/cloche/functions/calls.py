@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import copy
 import inspect
 import logging
 import threading
@@ -202,8 +203,9 @@ class GuestCalls:
     async def _serve(self, number: int, body: bytes) -> None:
         started, name, outcome, message, result = time.monotonic(), "", "ok", "", b""
         try:
-            tool, arguments, keywords = await self._read(body)
+            tool, arguments, keywords, shown = await self._read(body)
             name = tool.name
+            await self._ask(tool, shown)
             result = await self._run(tool, arguments, keywords)
         except asyncio.CancelledError:
             outcome = "cancelled"
@@ -241,7 +243,7 @@ class GuestCalls:
     def _send(self, number: int, body: bytes) -> None:
         self._transport.send(wire.frame(wire.CLOSE, number, body))
 
-    async def _read(self, body: bytes) -> tuple[BoundTool, list[Any], dict[str, Any]]:
+    async def _read(self, body: bytes) -> tuple[BoundTool, list[Any], dict[str, Any], dict[str, Any]]:
         """Return the tool of a call and its checked arguments. Raises Refused."""
         self.counts.calls += 1
         limits, counts = self._limits, self.counts
@@ -258,7 +260,7 @@ class GuestCalls:
     def _in_thread(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
         return self._functions.threads.run(function, self._functions.context)
 
-    def _check(self, body: bytes) -> tuple[BoundTool, list[Any], dict[str, Any]]:
+    def _check(self, body: bytes) -> tuple[BoundTool, list[Any], dict[str, Any], dict[str, Any]]:
         try:
             message = decode(as_text(body), MOST_PARTS)[0]
         except ValueError as error:
@@ -272,17 +274,22 @@ class GuestCalls:
             known = ", ".join(self._functions.tools.by_name)
             raise Refused("refused", f"there is no function {name[:100]!r} here; there is: {known}")
         try:
-            return (tool, *tool.arguments(data, more))
+            shown = copy.deepcopy({**data, "*": more} if more else data) if self._functions.approve is not None else {}
+            return (tool, *tool.arguments(data, more), shown)
         except Unfit as error:
             raise Refused("refused", str(error)[:MOST_MESSAGE_CHARS]) from None
 
+    async def _ask(self, tool: BoundTool, arguments: Mapping[str, Any]) -> None:
+        """Wait for the approver, if there is one. Raises Refused without a yes."""
+        if self._functions.approve is None:
+            return
+        try:
+            await self._functions.approve(tool, arguments)
+        except ApprovalDenied as error:
+            raise Refused("denied", str(error)[:MOST_MESSAGE_CHARS]) from None
+
     async def _run(self, tool: BoundTool, arguments: list[Any], keywords: dict[str, Any]) -> bytes:
         """Call the function and return its result as JSON. Raises Refused, and what the function raises."""
-        if self._functions.approve is not None:
-            try:
-                await self._functions.approve(tool, {"arguments": arguments, **keywords} if arguments else keywords)
-            except ApprovalDenied as error:
-                raise Refused("denied", str(error)) from None
         limit = asyncio.timeout(tool.timeout_s)
         try:
             async with limit:

@@ -21,7 +21,7 @@ from cloche.core.record import dataclass, field
 from .annotations import Check, Unfit, checker
 
 RISKS = ("low", "medium", "high", "critical")
-TIMEOUT_S = 60.0
+TIMEOUT_S, APPROVAL_S = 60.0, 300.0
 AT_ONCE, MOST_CALLS, CALL_BYTES, TOTAL_BYTES = 16, 100_000, MIB, 1024 * MIB
 MOST_TOOLS, MOST_DOC_CHARS = 500, 4000
 MOST_BYTES = 8 * MIB  # of one call, or one result
@@ -68,13 +68,15 @@ class ToolLimits:
     """Bound the calls of one run, or of one cell of a session.
 
     `at_once` calls run at a time, and further ones wait. `calls` is their number in all, `call_bytes` the size of one
-    call's arguments and of its result as JSON, `total_bytes` that of all arguments and results.
+    call's arguments and of its result as JSON, `total_bytes` that of all arguments and results. An approver has
+    `approval_s` seconds to answer; the time of the call itself begins after that.
     """
 
     at_once: int = AT_ONCE
     calls: int = MOST_CALLS
     call_bytes: int = CALL_BYTES
     total_bytes: int = TOTAL_BYTES
+    approval_s: float = APPROVAL_S
 
     def __post_init__(self) -> None:
         bounds = {"at_once": 256, "calls": 1 << 31, "call_bytes": MOST_BYTES, "total_bytes": 1 << 50}

@@ -11,8 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from cloche.agent.approval import ApprovalRequest, Decided, Decision
-from cloche.agent.toolbox import record_decision
+from cloche.agent.approval import ApprovalRequest, Decided, Decision, record_decision
 from cloche.audit.log import acting
 from cloche.core.errors import ClocheError, NotFound
 from cloche.core.remote import ANSWER_S, MOST_QUESTIONS

@@ -18,9 +18,8 @@ from fastapi.responses import Response
 from pydantic import ConfigDict, Field, StringConstraints
 from sqlalchemy.orm import Session
 
-from cloche.agent.approval import PATIENCE_S, ApprovalRequest, Decided, Decision, Risk
+from cloche.agent.approval import PATIENCE_S, ApprovalRequest, Decided, Decision, Risk, record_decision
 from cloche.agent.queue import NotWaiting, QueueEntry, changes_since
-from cloche.agent.toolbox import record_decision
 from cloche.audit.log import Audit, acting, audit_for
 from cloche.core.errors import InvalidRequest, NotFound, RecordsFailed
 from cloche.core.record import replace
