@@ -154,7 +154,7 @@ def sandboxes(cluster: Cluster) -> SandboxController:
 @pytest.fixture
 def node(cluster: Cluster, sandboxes: SandboxController, tmp_path: Path) -> Iterator[Node]:
     """Fill the pool with a server of this machine, and with pods that nobody serves."""
-    started = Node(tmp_path, "--waits", signer=cluster.signer)
+    started = Node(tmp_path, "--waits", signer=cluster.signer, variables={"PYTHONUNBUFFERED": "1"})
     facts = iter([started.facts])
     cluster.start_pod = lambda name: cluster.serve(name, next(facts, None))
     sandboxes.fill()
