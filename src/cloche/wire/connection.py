@@ -103,6 +103,7 @@ class Wire:
             if len(body) > MOST_PING:
                 raise BadMessage(f"a ping of {len(body)} bytes; at most {MOST_PING} are answered")
             await self.send_frame(wire.frame(wire.PONG, number, body))
+            await asyncio.sleep(0)  # an answer costs more than a frame: others have their turn
         elif kind == wire.PONG:
             pass
         elif kind in (wire.HELLO, wire.EVENT, wire.ASK):

@@ -9,7 +9,7 @@ import ssl
 import struct
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
@@ -170,3 +170,32 @@ def test_a_client_that_pings_and_reads_nothing_is_disconnected(monkeypatch: pyte
                 await flood(writer)
 
     asyncio.run(asyncio.wait_for(main(), 30))
+
+
+@pytest.mark.parametrize("opcode", [Opcode.PING, Opcode.BINARY])
+def test_frames_of_a_stranger_do_not_hold_the_loop(monkeypatch: pytest.MonkeyPatch, opcode: Opcode) -> None:
+    """Forty thousand empty ones are a quarter of a megabyte; heartbeats and calls of leases have their turns."""
+    monkeypatch.setattr(server, "STRANGER_S", 1.0)
+    key = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
+    head = f"GET /api/wire HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n{key}\r\n"
+    frames = Frame(opcode, b"").serialize(mask=True) * 40_000
+
+    def flood(port: int) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        with context.wrap_socket(socket.create_connection(("127.0.0.1", port))) as client, suppress(OSError):
+            client.sendall(head.encode()[:-2])
+            client.sendall(head.encode()[-2:] + frames)
+            while client.recv(1 << 16):
+                pass
+
+    async def main() -> float:
+        async with node_server() as served:
+            flooding = asyncio.create_task(asyncio.to_thread(flood, served._port))
+            longest, at = 0.0, time.thread_time()
+            while not flooding.done():
+                await asyncio.sleep(0)
+                longest, at = max(longest, time.thread_time() - at), time.thread_time()
+            return longest
+
+    assert asyncio.run(asyncio.wait_for(main(), 60)) < 0.1

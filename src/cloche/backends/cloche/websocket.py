@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from cloche.core.errors import BackendUnavailable
 from cloche.core.record import dataclass
 from cloche.core.remote import MOST_MESSAGE, RemoteAccount
+from cloche.core.web_frames import size_of_frame
 from cloche.init.wire import MOST_AT_ONCE
 
 from ..remote.failures import Failure, by_status, remote_error
@@ -159,18 +160,12 @@ class WebSocket(asyncio.Protocol):
     def _size_of_next(self, data: bytes, start: int) -> int:
         """Return the size of the received part of the next header line or frame; 0 if a frame's header is incomplete.
 
-        The package parses all data it gets in one call. Frame headers: RFC 6455, section 5.2.
+        The package parses all data it gets in one call.
         """
         available = len(data) - start
         if not self.opened.done():
             return (data.find(b"\n", start) + 1 or len(data)) - start
-        size = self._frame_left
-        if not size:
-            length = data[start + 1] & 127 if available > 1 else 127
-            header = 2 + {126: 2, 127: 8}.get(length, 0)
-            if available < header:
-                return 0
-            size = header + (length if length < 126 else int.from_bytes(data[start + 2 : start + header], "big"))
+        size = self._frame_left or size_of_frame(data, start)
         self._frame_left = max(0, size - available)
         return min(size, available)
 
