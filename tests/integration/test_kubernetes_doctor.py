@@ -57,7 +57,7 @@ def test_the_doctor_names_each_fault_with_its_remedy(
     found = examine(SETTINGS)
     assert "no machine of the cluster fits: 0/2 nodes." in found.problem
     assert "fleet.pod_cpus" in found.remedy
-    cluster.refuse("exceeded quota: cloche-node")
+    cluster.quota = 0
     cluster.remove(cluster.pods_path, pod)
     found = examine(SETTINGS)
     assert ("exceeded quota: cloche-node" in found.problem, "kubectl describe quota" in found.remedy) == (True, True)

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -26,6 +27,7 @@ from cloche.core.record import replace
 from cloche.core.remote import Secret
 from cloche.fleets.coordinator import Coordinator
 from cloche.fleets.engine import EngineNode, KeepAnswer, NodeReport
+from cloche.fleets.kubernetes import api as api_module
 from cloche.fleets.kubernetes import engine as engine_module
 from cloche.fleets.kubernetes import forwarding, holders, manifests
 from cloche.fleets.kubernetes.api import KubernetesApi
@@ -247,7 +249,10 @@ def in_fleet(
 
 
 def test_a_server_that_fails_now_and_then_costs_no_claim(cluster: Cluster, reached: None) -> None:
-    """Claims go on over 429, 500, a lost answer, a stale version, cut, doubled and forgotten watches."""
+    """Claims go on over 429, 500, a lost answer, a stale version, cut, doubled and forgotten watches.
+
+    A server that says when to ask again is not asked before.
+    """
     cluster.repeats_events = True
     cluster.fail("create", "/leases", CUT_AFTER)
 
@@ -257,6 +262,11 @@ def test_a_server_that_fails_now_and_then_costs_no_claim(cluster: Cluster, reach
         for status in (429, 500, CUT, CUT_AFTER):
             cluster.fail("patch", "/pods/", status)
             held.append(await fleet.lease(SMALL))
+        cluster.fail("list", "/pods", 429, **{"Retry-After": "1"})
+        api, began = KubernetesApi(), time.monotonic()
+        await api.get(cluster.pods_path)
+        await api.close()
+        assert time.monotonic() - began >= 1
         cluster.cut_watches()
         held.append(await fleet.lease(SMALL))
         cluster.forget()
@@ -372,7 +382,9 @@ def test_what_the_cluster_refuses_is_said_with_a_remedy(
     cluster.rules = rules
     cluster.quota = 0
     cluster.remove(cluster.pods_path, *cluster.pods)
-    assert f"its pods are refused: {EXCEEDED.format(used=0, limit=0)}" in refusal(cluster)
+    text = refusal(cluster)
+    assert f"its pods are refused: {EXCEEDED.format(used=0, limit=0)}" in text
+    assert 'Raise it ("kubectl describe quota" shows it), or release leases.' in text
     cluster.rules = [row for row in rules or () if "pods" not in row["resources"]]
     text = refusal(cluster)
     assert "no permission to list pods in namespace cloche" in text
@@ -383,6 +395,12 @@ def test_what_the_cluster_refuses_is_said_with_a_remedy(
     cluster.token = TOKEN
     assert "has no template gpu" in refusal(cluster, replace(SETTINGS, template="gpu"))
     assert "there is no fleet in namespace elsewhere" in refusal(cluster, replace(SETTINGS, namespace="elsewhere"))
+    with socket.create_server(("127.0.0.1", 0)) as silent, monkeypatch.context() as patch:
+        cluster.port = silent.getsockname()[1]
+        cluster.kubeconfig(tmp_path)
+        for name, value in {"ANSWER_S": 0.2, "FIRST_S": 0.1}.items():
+            patch.setattr(api_module, name, value)
+        assert "does not answer: it was silent for 0.2 s. Look at" in refusal(cluster)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     assert "no Kubernetes cluster was found" in refusal(cluster)
 

@@ -564,10 +564,12 @@ class Coordinator:
         self._tell("lease", node=grant.node, lease=grant.request.id)
 
     def _refuse(self, refusal: Refuse) -> None:
-        reason = refusal.reason + (self._unready() if refusal.kind in ("unmet", "late") else "")
+        unready = self._unready() if refusal.kind in ("unmet", "late") else ""
+        known = self._engine.remedy(unready) if isinstance(self._engine, TellingEngine) else ""
+        reason, remedy = refusal.reason + unready, known or refusal.remedy
         waiter = self._waiters.get(refusal.request.id)
         if waiter is not None:
-            _refuse_waiter(waiter, BackendUnavailable(reason, remedy=refusal.remedy))
+            _refuse_waiter(waiter, BackendUnavailable(reason, remedy=remedy))
         self._tell("refused", lease=refusal.request.id, detail=reason)
 
     def _unready(self) -> str:
@@ -600,7 +602,7 @@ class Coordinator:
         except Exception as error:
             where = f"on node {ask.node}" if ask.node else "on any machine"
             level = logging.DEBUG if isinstance(error, BlockTaken) else logging.WARNING
-            log.log(level, "engine %s gave no block %s: %r", self.engine, where, error)
+            log.log(level, "engine %s gave no block %s: %s", self.engine, where, str(error) or type(error).__name__)
             self._carry_out(self.decisions.block_refused(ask.ask, self.clock()))
             return
         if block.node not in self.decisions.nodes:

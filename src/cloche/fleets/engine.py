@@ -120,6 +120,10 @@ class TellingEngine(FleetEngine, Protocol):
         """Return why a machine was lost, once that is known; empty where the engine does not know."""
         ...
 
+    def remedy(self, reasons: str) -> str:
+        """Return what to do about the reasons why machines take no lease; empty where the engine does not know."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport:

@@ -267,10 +267,16 @@ class TendedNode:
 
 
 def sentence_of(unready: Sequence[NodeInfo]) -> str:
-    """Return a sentence about nodes that take no lease, with the reasons of the first ones."""
-    shown = [f"{info.id} ({info.state}{f': {info.reason}' if info.reason else ''})" for info in unready[:5]]
-    more = f" and {len(unready) - 5} others" if len(unready) > 5 else ""
-    return f" Nodes that take no lease: {', '.join(shown)}{more}." if shown else ""
+    """Return a sentence about nodes that take no lease, with the names of some for each reason."""
+    alike: dict[str, list[str]] = {}
+    for info in unready:
+        alike.setdefault(f"{info.state}{f': {info.reason}' if info.reason else ''}", []).append(info.id)
+    shown = [f"{_some(names)} ({why})" for why, names in alike.items()]
+    return f" Nodes that take no lease: {_some(shown, 5)}." if shown else ""
+
+
+def _some(texts: Sequence[str], most: int = 3) -> str:
+    return ", ".join(texts[:most]) + (f" and {len(texts) - most} others" if len(texts) > most else "")
 
 
 def why_unfit(report: NodeReport, *, version: str, wall: float) -> BackendUnavailable | None:

@@ -1,5 +1,6 @@
 """What pods say about themselves, the manifests of a fleet, and nodes with one lease; nothing here has a cluster."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import yaml
 from cloche.core.fleet_settings import FleetMode, FleetSettings
 from cloche.core.record import replace
 from cloche.fleets.decisions import AskBlock, Decisions, GiveBack, Grant, PlacingRules
+from cloche.fleets.kubernetes.api import error_of
 from cloche.fleets.kubernetes.manifests import FORWARD, PRIVATE, Served, foreign_pod, left_out, manifests, rules
 from cloche.fleets.kubernetes.pods import Owner, born_claimed, claim_patch, facts_of, pod_of, quantity
 from cloche.fleets.kubernetes.pooled import reason_of
@@ -20,6 +22,8 @@ ROOT = Path(__file__).parents[3]
 SETTINGS = FleetSettings(image="cloche:test")
 MODES: tuple[FleetMode, FleetMode] = ("warm", "agent-sandbox")
 SIZE = ResourceSize.of(1, 1 << 30)
+PREEMPTED = {"reason": "PreemptionByScheduler", "message": "preempting to accommodate a higher priority pod"}
+PODS = "/api/v1/namespaces/here/pods"
 
 
 def pod_with(container: dict[str, Any] | None = None, **status: Any) -> Any:
@@ -49,6 +53,19 @@ def waiting(reason: str, **more: Any) -> dict[str, Any]:
             "its container does not start (CrashLoopBackOff): Error, exit code 2",
         ),
         (
+            pod_with(
+                {
+                    **waiting("CrashLoopBackOff"),
+                    "lastState": {"terminated": {"reason": "OOMKilled", "exitCode": 137}},
+                }
+            ),
+            "its container does not start (CrashLoopBackOff): OOMKilled, exit code 137; its limit is 1Gi of memory",
+        ),
+        (
+            pod_with(phase="Failed", conditions=[{"type": "DisruptionTarget", **PREEMPTED}]),
+            "the pod has ended: PreemptionByScheduler preempting to accommodate a higher priority pod",
+        ),
+        (
             pod_with(waiting("CreateContainerConfigError", message='configmap "cloche-fleet" not found')),
             'its container does not start (CreateContainerConfigError): configmap "cloche-fleet" not found',
         ),
@@ -63,6 +80,32 @@ def waiting(reason: str, **more: Any) -> dict[str, Any]:
 def test_a_pod_says_what_is_wrong_with_it(pod: Any, words: str) -> None:
     """The kubelet's reason and message are part of the sentence; a pod that starts has none."""
     assert (pod.stuck or pod.over) == words
+
+
+@pytest.mark.parametrize(
+    ("verb", "status", "message", "words"),
+    [
+        ("list", 401, "Unauthorized", "refuses these credentials: Unauthorized. They have expired"),
+        (
+            "watch",
+            403,
+            "x is forbidden",
+            "no permission to watch pods in namespace here: x is forbidden. Bind ",
+        ),
+        ("watch", 403, "", '"kubectl auth can-i watch pods -n here"'),
+        ("create", 403, "exceeded quota: q", "a quota of namespace here is used up: exceeded quota: q. "),
+        ("create", 403, "exceeded quota: q", '"kubectl describe quota -n here" shows it'),
+        ("list", 429, "too many", "takes no further requests of this account for now: too many. Try again in a minute"),
+        ("list", 500, "etcd", "refuses to list pods: etcd (status 500). Look at the API server."),
+    ],
+)
+def test_a_refusal_of_the_api_server_is_a_sentence_with_a_remedy(
+    verb: str, status: int, message: str, words: str
+) -> None:
+    """It has the server's own message, and the verb, the resource and the namespace where they matter."""
+    error = error_of(verb, PODS, status, json.dumps({"message": message}).encode(), again="7")
+    assert words in str(error)
+    assert (error.status, error.again_s) == (status, 7.0)
 
 
 def test_a_pod_has_what_leases_may_use_and_how_it_ended() -> None:

@@ -32,11 +32,14 @@ MERGE, APPLY = "application/merge-patch+json", "application/apply-patch+yaml"
 
 
 class ApiError(BackendUnavailable):
-    """Report an answer of the API server that is a refusal; `status` is that of HTTP, `word` the server's."""
+    """Report an answer of the API server that is a refusal; `status` is that of HTTP, `word` the server's.
 
-    def __init__(self, message: str, *, remedy: str = "", status: int = 0, reason: str = ""):
+    It is to be asked again after `again_s`.
+    """
+
+    def __init__(self, message: str, *, remedy: str = "", status: int = 0, reason: str = "", again_s: float = 0.0):
         super().__init__(message, remedy=remedy)
-        self.status, self.word = status, reason
+        self.status, self.word, self.again_s = status, reason, again_s
 
 
 class KubernetesApi:
@@ -104,9 +107,11 @@ class KubernetesApi:
         return answer if isinstance(answer, dict) else {}
 
     async def _tried(self, method: str, path: str, **more: Any) -> bytes:  # noqa: ANN401 - of `_send`
+        loop = asyncio.get_running_loop()
         again_s, has_renewed = AGAIN_S, False
-        ends = time.monotonic() + (AWAY_S if self._has_answered else FIRST_S)
+        ends = loop.time() + (AWAY_S if self._has_answered else FIRST_S)
         for tries_left in reversed(range(TRIES)):
+            wait_s, is_last = again_s, not tries_left or loop.time() > ends
             try:
                 async with self._sent(method, path, timeout_s=ANSWER_S, **more) as response:
                     return bytes(await response.read())
@@ -115,12 +120,13 @@ class KubernetesApi:
                     has_renewed = True
                     self._forget_credentials()
                     continue
-                if not tries_left or (error.status != 429 and error.status < 500):
+                if is_last or (error.status != 429 and error.status < 500):
                     raise
+                wait_s = max(wait_s, min(error.again_s, MOST_AGAIN_S))
             except (OSError, TimeoutError) as error:
-                if not tries_left or time.monotonic() > ends:
+                if is_last:
                     raise self._unreachable(error) from error
-            await asyncio.sleep(again_s)
+            await asyncio.sleep(wait_s)
             again_s = min(2 * again_s, MOST_AGAIN_S)
         raise AssertionError
 
@@ -148,11 +154,14 @@ class KubernetesApi:
             self._has_answered = True
             self._note_clock(response.headers.get("Date", ""))
             if response.status >= 300:
-                content = (await response.read())[: 1 << 16]
+                content, again = (await response.read())[: 1 << 16], response.headers.get("Retry-After", "")
                 is_page = response.status == 404 and content.lstrip().startswith(b"<")
-                raise self._foreign() if is_page else error_of(method, path, response.status, content)
+                verb = "watch" if (query or {}).get("watch") else verb_of(method, path)
+                raise self._foreign() if is_page else error_of(verb, path, response.status, content, again=again)
             yield response
         except imported().aiohttp.ClientError as error:
+            if isinstance(error, TimeoutError):
+                raise TimeoutError from error
             raise ConnectionError(str(error) or type(error).__name__) from error
         finally:
             if response is not None:
@@ -187,7 +196,7 @@ class KubernetesApi:
         except aiohttp.WSServerHandshakeError as error:
             if error.status == 401:
                 self._forget_credentials()
-            raise error_of("GET", path, error.status, b"") from error
+            raise error_of(verb_of("GET", path), path, error.status, b"") from error
         except aiohttp.ClientError as error:
             raise ConnectionError(str(error) or type(error).__name__) from error
         finally:
@@ -223,9 +232,11 @@ class KubernetesApi:
         return BackendUnavailable(f"what answers at {self.host} is no API server of Kubernetes.", remedy=OTHER_CONTEXT)
 
     def _unreachable(self, error: Exception) -> BackendUnavailable:
-        detail = str(error) or type(error).__name__
+        detail = str(error) or (
+            f"it was silent for {ANSWER_S:g} s" if isinstance(error, TimeoutError) else type(error).__name__
+        )
         return BackendUnavailable(
-            f"the API server of Kubernetes at {self.host} does not answer: {detail[:MOST_TEXT]}",
+            f"the API server of Kubernetes at {self.host} does not answer: {detail[:MOST_TEXT].rstrip('.')}.",
             remedy=OTHER_CONTEXT,
         )
 
@@ -284,20 +295,20 @@ def _unconfigured(files: str, context: str, detail: str, *, has_file: bool) -> B
         )
     named = f" context {context!r} of" if context else ""
     return BackendUnavailable(
-        f"the cluster of{named} {files} cannot be used: {detail[:MOST_TEXT]}",
+        f"the cluster of{named} {files} cannot be used: {detail[:MOST_TEXT].rstrip('.')}.",
         remedy='Look at "kubectl config get-contexts"; fleet.address names the context.',
     )
 
 
-def error_of(method: str, path: str, status: int, body: bytes) -> ApiError:
-    """Return the error for a refusal of the API server."""
+def error_of(verb: str, path: str, status: int, body: bytes, *, again: str = "") -> ApiError:
+    """Return the error for a refusal of the API server; `again` is its Retry-After."""
     try:
         said = json.loads(body)
         message, reason = str(said.get("message", "")), str(said.get("reason", ""))
     except (ValueError, AttributeError):
         message, reason = body.decode(errors="replace"), ""
     message = " ".join(message.split())[:MOST_TEXT] or f"status {status}"
-    verb, resource, namespace = verb_of(method, path), resource_of(path), namespace_of(path)
+    resource, namespace = resource_of(path), namespace_of(path)
     if status == 401:
         text = f"the API server refuses these credentials: {message}."
         remedy = "They have expired, or are another cluster's: log in again, and look at KUBECONFIG."
@@ -307,10 +318,14 @@ def error_of(method: str, path: str, status: int, body: bytes) -> ApiError:
     elif status == 403:
         text = f"no permission to {verb} {resource} in namespace {namespace}: {message}."
         remedy = f'{BIND} Try "kubectl auth can-i {verb} {resource} -n {namespace}".'
+    elif status == 429:
+        text = f"the API server takes no further requests of this account for now: {message}."
+        remedy = "Try again in a minute; its flow control (FlowSchema) bounds each account."
     else:
         text = f"the API server refuses to {verb} {resource}: {message} (status {status})."
         remedy = "Look at the API server." if status >= 500 else ""
-    return ApiError(text, remedy=remedy, status=status, reason=reason)
+    again_s = float(again) if again.isdecimal() else 0.0
+    return ApiError(text, remedy=remedy, status=status, reason=reason, again_s=again_s)
 
 
 def verb_of(method: str, path: str) -> str:

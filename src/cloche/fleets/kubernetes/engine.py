@@ -29,7 +29,7 @@ from .api import KubernetesApi
 from .forwarding import PodAddresses
 from .holders import Holder
 from .made import MadePods
-from .pods import Pod
+from .pods import Pod, remedy_of
 from .pooled import PooledSandboxes
 from .servers import PodServers
 from .sources import ClaimedPod, FleetPods, PodSource
@@ -198,6 +198,10 @@ class KubernetesEngine:
         while node not in self._ends and (node in self.claimed or node in self._leaving):  # noqa: ASYNC110 - a moment
             await asyncio.sleep(LOOK_S)
         return self._ends.get(node, "")
+
+    def remedy(self, reasons: str) -> str:
+        """Return what to do about the reasons why pods take no lease."""
+        return remedy_of(reasons)
 
     # Its end
 

@@ -21,18 +21,11 @@ from ..tending import reach
 from .api import KubernetesApi
 from .fleet import UP, KubernetesOperator, mode_of
 from .manifests import rules
-from .pods import PORT
+from .pods import PORT, remedy_of
 
 MOST_SKEW_S = 10.0
 BESIDE = PORT + 1
 BY_HAND = "kubectl run probe --namespace default --rm --stdin --restart Never --image busybox -- nc -w 3 {} {}"
-REMEDIES = {
-    "exceeded quota": 'Raise it ("kubectl describe quota" shows it), or release leases.',
-    "cannot be pulled": "Push the image, name it right (fleet.image), or give the machines the registry's credentials.",
-    "no machine of the cluster fits": "Add a machine, or ask for less: fleet.pod_cpus, pod_memory, runtime_class.",
-    "container does not start": '"kubectl logs" and "kubectl describe pod" have its words.',
-    "container has ended": '"kubectl logs --previous" has its words.',
-}
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
 
 
@@ -94,8 +87,7 @@ def _allows(rule: Mapping[str, Any], group: str, resource: str, verb: str) -> bo
 def _no_pod(nodes: Iterable[NodeInfo]) -> tuple[str, str]:
     """Return why no pod is ready, with the remedy."""
     reason = next((node.reason for node in nodes if node.reason), "")
-    remedies = (remedy for words, remedy in REMEDIES.items() if words in reason)
-    return f"no pod is ready{reason and f': {reason}'}.", next(remedies, UP)
+    return f"no pod is ready{reason and f': {reason}'}.", remedy_of(reason) or UP
 
 
 async def _policy(addresses: Sequence[str]) -> str:

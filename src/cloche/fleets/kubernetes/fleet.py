@@ -22,7 +22,7 @@ from ..signing import Signer
 from ..tending import Timing
 from .api import ApiError, KubernetesApi
 from .engine import KubernetesEngine
-from .pods import FLEET, GROUP, LEAVING, Pod, pod_of
+from .pods import FLEET, GROUP, LEAVING, Pod, pod_of, remedy_of
 from .warm import pool_reason
 
 OBJECT = "cloche-fleet"
@@ -182,7 +182,8 @@ class KubernetesOperator:
                 return await self.status()
             reasons = [f"{node.id}: {node.reason}" for node in nodes if node.reason]
             if time.monotonic() > ends or (reasons and len(reasons) == len(nodes)):
-                raise BackendUnavailable(f"no pod of the fleet is ready. {' '.join(reasons[:3])}", remedy=_LOOK)
+                why = ", ".join(reasons[:3]).rstrip(".")
+                raise BackendUnavailable(f"no pod of the fleet is ready: {why}.", remedy=remedy_of(why) or _LOOK)
             await asyncio.sleep(LOOK_S)
 
     async def drain(self, node: str, *, timeout_s: float | None = None) -> None:

@@ -29,6 +29,15 @@ _STUCK = (
     "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError",
     "CreateContainerError", "RunContainerError", "CrashLoopBackOff",
 )  # fmt: skip
+REMEDIES = {  # by words of the reason
+    "exceeded quota": 'Raise it ("kubectl describe quota" shows it), or release leases.',
+    "cannot be pulled": "Push the image, name it right (fleet.image), or give the machines the registry's credentials.",
+    "no machine of the cluster fits": "Add a machine, or ask for less: fleet.pod_cpus, pod_memory, runtime_class.",
+    "OOMKilled": "Give it more memory: fleet.pod_memory.",
+    "container does not start": '"kubectl logs" and "kubectl describe pod" have its words.',
+    "container has ended": '"kubectl logs --previous" has its words.',
+    "has 0 replicas": '"kubectl scale" raises them.',
+}
 _PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 _UNITS = {
     "": 1.0,
@@ -116,7 +125,7 @@ def pod_of(row: Mapping[str, Any]) -> Pod:
         started_at=_seconds(status.get("startTime")),
         cpus=cpus,
         memory_bytes=memory_bytes,
-        stuck=_stuck(status, container) or _stuck(status, copying),
+        stuck=_stuck(status, container, limits) or _stuck(status, copying, limits),
         over=_over(meta, status),
     )
 
@@ -131,6 +140,11 @@ def _limits(spec: Mapping[str, Any]) -> Mapping[str, Any]:
     return (_named(spec.get("containers")).get("resources") or {}).get("limits") or {}
 
 
+def remedy_of(reason: str) -> str:
+    """Return what to do about the reason why pods take no lease; empty where that is not known."""
+    return next((remedy for words, remedy in REMEDIES.items() if words in reason), "")
+
+
 def _named(rows: Any) -> Mapping[str, Any]:  # noqa: ANN401 - JSON
     """Return the row of the node's container among those of a pod."""
     return next((row for row in rows or () if row.get("name") == CONTAINER), {})
@@ -140,7 +154,7 @@ def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     return next((row for row in status.get("conditions") or () if row.get("type") == kind), {})
 
 
-def _stuck(status: Mapping[str, Any], container: Mapping[str, Any]) -> str:
+def _stuck(status: Mapping[str, Any], container: Mapping[str, Any], limits: Mapping[str, Any]) -> str:
     scheduled = _condition(status, "PodScheduled")
     if scheduled.get("reason") == "Unschedulable":
         return _text(f"no machine of the cluster fits: {scheduled.get('message', '')}")
@@ -150,13 +164,13 @@ def _stuck(status: Mapping[str, Any], container: Mapping[str, Any]) -> str:
         return ""
     if reason in _PULL:
         return _text(f"its image cannot be pulled ({reason}): {message or container.get('image', '')}")
-    return _text(f"its container does not start ({reason}): {last_end(container) or message}")
+    return _text(f"its container does not start ({reason}): {_ended(container, limits) or message}")
 
 
 def _over(meta: Mapping[str, Any], status: Mapping[str, Any]) -> str:
     target = _condition(status, "DisruptionTarget")
-    why = " ".join(filter(None, (status.get("reason") or target.get("reason"), status.get("message"))))
-    why = why or target.get("message", "")
+    told = status if status.get("reason") else target
+    why = " ".join(filter(None, (told.get("reason"), told.get("message") or status.get("message"))))
     if status.get("phase") in ("Failed", "Succeeded"):
         return _text(f"the pod has ended: {why or status['phase']}")
     if meta.get("deletionTimestamp"):
