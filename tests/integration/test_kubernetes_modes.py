@@ -144,7 +144,7 @@ def test_a_fleet_of_templates_refuses_other_images(cluster: Cluster) -> None:
 @pytest.fixture
 def sandboxes(cluster: Cluster) -> SandboxController:
     """Return the controller of agent-sandbox, and let callers have the role of its mode."""
-    cluster.settings = replace(SETTINGS, mode="agent-sandbox", pods=2)
+    cluster.settings = replace(SETTINGS, mode="agent-sandbox", pods=2, do_not_disrupt=True)
     cluster.objects.clear()
     cluster.apply_fleet()
     cluster.rules = manifests.rules("agent-sandbox")
@@ -182,6 +182,7 @@ def test_a_claim_on_a_warm_pool_gives_a_pod(
         (claim,) = sandboxes.claims.values()
         assert claim["spec"]["warmPoolRef"] == {"name": "cloche-default"}
         assert claim["spec"]["lifecycle"]["shutdownPolicy"] == "Delete"
+        assert claim["spec"]["additionalPodMetadata"]["annotations"]["karpenter.sh/do-not-disrupt"] == "true"
         ends_s = datetime.fromisoformat(claim["spec"]["lifecycle"]["shutdownTime"]).timestamp() - time.time()
         assert 86_400 - SOON_S < ends_s < 86_401
         (owner,) = claim["metadata"]["ownerReferences"]

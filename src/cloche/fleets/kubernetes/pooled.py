@@ -17,7 +17,7 @@ from cloche.core.errors import BackendUnavailable
 from ..engine import EngineNode
 from .api import ApiError, KubernetesApi
 from .offers import Offers
-from .pods import FLEET, GROUP, HOLDER, Pod
+from .pods import DO_NOT_DISRUPT, FLEET, GROUP, HOLDER, Pod
 from .sources import ClaimedPod, FleetPods
 
 ASKS_S, PATIENCE_S = 1.0, 2.0  # how often a claim is asked what it waits for; for errors that may pass
@@ -63,7 +63,8 @@ class PooledSandboxes:
             "ownerReferences": [fleet.holder.owner.reference()],
         }
         lifecycle = {"shutdownTime": ends.strftime("%Y-%m-%dT%H:%M:%SZ"), "shutdownPolicy": "Delete"}
-        spec = {"warmPoolRef": {"name": self._pool}, "lifecycle": lifecycle}
+        kept = {"additionalPodMetadata": {"annotations": DO_NOT_DISRUPT}} if fleet.settings.do_not_disrupt else {}
+        spec = {"warmPoolRef": {"name": self._pool}, "lifecycle": lifecycle, **kept}
         return {"apiVersion": GROUP, "kind": "SandboxClaim", "metadata": metadata, "spec": spec}
 
     async def _bound(self, name: str, uid: str) -> Pod:
