@@ -114,6 +114,9 @@ def test_a_pod_has_what_leases_may_use_and_how_it_ended() -> None:
     pod = pod_with(ended)
     assert (pod.cpus, pod.memory_bytes) == (0.5, (1 << 30) - (128 << 20))
     assert pod.ended == "OOMKilled, exit code 137; its limit is 1Gi of memory"
+    log = '{"address": "https://a:1"}\nTraceback\nOSError: no room\n'
+    failed = pod_with({"state": {"terminated": {"reason": "Error", "exitCode": 1, "message": log}}}).ended
+    assert failed == "Error, exit code 1, OSError: no room"
     assert [quantity(text) for text in ("2", "250m", "1Ki", "1e3", "0.5", "x")] == [2, 0.25, 1024, 1000, 0.5, 0]
 
 

@@ -183,9 +183,15 @@ def last_end(container: Mapping[str, Any]) -> str:
     for state in ("state", "lastState"):
         ended = (container.get(state) or {}).get("terminated")
         if ended:
-            words = (ended.get("reason"), f"exit code {ended.get('exitCode')}", ended.get("message"))
+            words = (ended.get("reason"), f"exit code {ended.get('exitCode')}", _last_line(ended.get("message")))
             return _text(", ".join(str(word) for word in words if word))
     return ""
+
+
+def _last_line(message: Any) -> str:  # noqa: ANN401 - JSON
+    """Return the last line of an end's message, which may be the end of the log; the server's facts are no words."""
+    lines = [line for line in str(message or "").splitlines() if line.strip() and not line.startswith("{")]
+    return lines[-1] if lines else ""
 
 
 def _exit_code(container: Mapping[str, Any]) -> int:
