@@ -105,6 +105,25 @@ def check_sessions(sandbox: Sandbox) -> None:
         shell.checkpoint("a")
 
 
+def check_functions_of_the_caller(backend: str, **options: Any) -> None:
+    """Runs, cells and commands of a live sandbox call functions of the caller, and so does a run by itself."""
+
+    def double(number: int) -> int:
+        return 2 * number
+
+    code = "import cloche_host, concurrent.futures\nwith concurrent.futures.ThreadPoolExecutor(4) as pool: "
+    code += "found = list(pool.map(cloche_host.double, range(20)))\nopen('x', 'w').write('1')\nfound"
+    expected = [2 * number for number in range(20)]
+    with Sandbox(backend=backend, live=True, tools=[double], **options) as sandbox:
+        assert sandbox.run(code).value == expected
+        session = sandbox.session()
+        assert session.run(code).value == expected
+        assert session.run("cloche_host.double('a')").stderr.endswith("number must be an integer, not text\n")
+    result = cloche.run(code, backend=backend, tools=[double], **options)
+    assert (result.value, [file.path for file in result.files]) == (expected, ["x"])
+    assert result.meta["tools"]["ok"] == 20
+
+
 def check_ends_with_its_tree(sandbox: Sandbox, *, timeout_s: float = 2.0) -> None:
     """A time-out ends what hides from its command, and nobody else's."""
     other = sandbox.start(["cat"])
@@ -195,6 +214,11 @@ def assert_answers(process: Process) -> None:
     process.write("there\n")
     process.close_stdin()
     assert process.wait().stdout == "there\n"
+
+
+def test_programs_call_functions_of_the_caller(docker: Daemon) -> None:
+    """In a container's live sandbox, which a run by itself gets, too."""
+    check_functions_of_the_caller("docker", image=docker.image(IMAGE), level="jail")
 
 
 @pytest.fixture

@@ -152,6 +152,8 @@ def test_a_backend_without_calls_says_so_before_anything_runs() -> None:
     """And so does a list of tools that is none."""
     with pytest.raises(BackendUnavailable, match=r'cannot call functions of the caller.*backend "local"'):
         cloche.run("1", tools=TOOLS, backend=NoCalls())
+    with pytest.raises(InvalidRequest, match="only Python programs"):
+        cloche.run("1", language="bash", tools=TOOLS)
     for wrong in ({"__class__": search}, {"search": 5}, "search", [search, search], {"for": search}):
         with pytest.raises(InvalidRequest, match="tools: "):
             cloche.run("1", tools=wrong)  # type: ignore[arg-type]

@@ -64,6 +64,12 @@ def test_the_first_process_is_out_of_reach(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.soak
+def test_programs_call_functions_of_the_caller(image: Path) -> None:
+    """As in a container of docker's."""
+    docker.check_functions_of_the_caller("microvm", **SMALL)
+
+
+@pytest.mark.soak
 def test_files_and_interpreters_live_beside_commands(sandbox: Sandbox) -> None:
     """Every folder that it names can be written to; sessions share the files, and have no forks."""
     docker.check_files(sandbox)

@@ -40,6 +40,12 @@ def test_each_command_ends_with_its_tree(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.timeout(120)
+def test_programs_call_functions_of_the_caller(gvisor_alone: None) -> None:
+    """As in a container of docker's."""
+    docker.check_functions_of_the_caller("gvisor")
+
+
+@pytest.mark.timeout(120)
 def test_a_folder_of_the_host_is_copied_and_committed(gvisor_alone: None, tmp_path: Path) -> None:
     """As in a container of docker's."""
     docker.check_folder_of_the_host(tmp_path, backend="gvisor")

@@ -45,7 +45,7 @@ from .accounts import account_of, counted
 from .concurrency import shared_slots
 from .inputs import Files, Inputs, gather_files, has_host_files, read_argv, read_env, read_stdin
 from .prepare import Prepared, prepare_in_thread, screen
-from .tools import ToolsArgument, functions_for, offer
+from .tools import ToolsArgument, functions_for, guests_that_call, offer, opening_with
 
 if TYPE_CHECKING:
     from cloche.agent.approval import Approver
@@ -116,9 +116,10 @@ async def arun(
     if autofix is not None or not vars(type(prepared.backend)).get("starts_eagerly", False):
         await become_task()
     fixer = None if autofix is None else check_fixer(autofix, prepared, code)
-    functions = functions_for(tools, tool_limits, approve, prepared)
+    functions = functions_for(tools, tool_limits, approve, prepared, None if code is None else language)
+    collect = ("**",) if functions is not None and guests_that_call(prepared) == "live" else ()
     prepared_request = await prepare_request(
-        prepared, code, language=language, argv=argv, stdin=stdin, env=env, files=files
+        prepared, code, language=language, argv=argv, stdin=stdin, env=env, files=files, collect=collect
     )
     check_out(out)
     sink = make_sink(on_output, on_event)
@@ -166,15 +167,15 @@ async def run_once(
     functions: HostFunctions | None = None,
 ) -> Result:
     """Run a prepared request in its own sandbox."""
-    async with shared_slots().hold(), _opening(prepared) as opened:
+    async with shared_slots().hold(), _opening(prepared, functions) as opened:
         offer(opened, functions)
         if _supports_single_run(type(opened)):
             cast("SupportsSingleRun", opened).expect_single_run()
         return await run_in(opened, prepared, prepared_request, sink=sink, out=out, spill=spill)
 
 
-def _opening(prepared: Prepared) -> AbstractAsyncContextManager[OpenSandbox]:
-    opening = prepared.backend.open(prepared.policy, prepared.limits)
+def _opening(prepared: Prepared, functions: HostFunctions | None = None) -> AbstractAsyncContextManager[OpenSandbox]:
+    opening = opening_with(functions, prepared)
     if not is_traced():
         return opening
     from cloche.audit.telemetry import opened_in_span

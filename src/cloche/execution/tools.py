@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 from cloche.audit.chain import sha256_of
-from cloche.core.errors import AuditFailed, BackendUnavailable
+from cloche.core.errors import AuditFailed, BackendUnavailable, InvalidRequest
 from cloche.core.functions import SupportsFunctions
-from cloche.core.protocols import OpenSandbox
+from cloche.core.languages import language_named
+from cloche.core.protocols import OpenSandbox, SupportsLive
 
 from .prepare import Prepared
 
@@ -18,11 +20,16 @@ if TYPE_CHECKING:
     from cloche.functions.calls import Approve, CallRecord, HostFunctions
     from cloche.functions.tool import BoundTool, Tool, ToolLimits, Tools
 
+PYTHON = "python"
 ToolsArgument = Mapping[str, "Callable[..., Any] | Tool"] | Sequence["Callable[..., Any] | Tool"]
 
 
 def functions_for(
-    tools: object, limits: ToolLimits | None, approve: Approver | None, prepared: Prepared
+    tools: object,
+    limits: ToolLimits | None,
+    approve: Approver | None,
+    prepared: Prepared,
+    language: str | None = PYTHON,
 ) -> HostFunctions | None:
     """Return the functions that `tools` names, for this backend; None for none. `approve` decides about risky calls.
 
@@ -36,12 +43,30 @@ def functions_for(
     bound = read_tools(tools, limits)
     if bound is None:
         return None
-    if not getattr(prepared.backend, "serves_functions", False):
+    if not guests_that_call(prepared):
         raise BackendUnavailable(
             f"tools: programs on backend {prepared.backend.name!r} cannot call functions of the caller.",
-            remedy='Use backend "local", or leave tools out and pass their results as files or input.',
+            remedy='Use backend "local", "docker", "gvisor" or "microvm", or leave tools out.',
+        )
+    if language is None or language_named(language).name != PYTHON:
+        raise InvalidRequest(
+            f"tools: only Python programs can call functions of the caller, not {language or 'commands'}; "
+            "leave tools out, or write the program in Python"
         )
     return HostFunctions(bound, on_call=_recorder(prepared.audit), approve=_asker(bound, approve, prepared))
+
+
+def guests_that_call(prepared: Prepared) -> str:
+    """Return `all`, `live` (those of live sandboxes alone) or nothing, as the backend says of itself."""
+    return str(getattr(prepared.backend, "serves_functions", ""))
+
+
+def opening_with(functions: HostFunctions | None, prepared: Prepared) -> AbstractAsyncContextManager[OpenSandbox]:
+    """Return the context manager that opens the sandbox of one run: a live one where only those serve functions."""
+    backend = prepared.backend
+    if functions is not None and guests_that_call(prepared) == "live" and isinstance(backend, SupportsLive):
+        return backend.open_live(prepared.policy, prepared.limits)
+    return backend.open(prepared.policy, prepared.limits)
 
 
 def offer(opened: OpenSandbox, functions: HostFunctions | None) -> None:
@@ -51,7 +76,7 @@ def offer(opened: OpenSandbox, functions: HostFunctions | None) -> None:
     if not isinstance(opened, SupportsFunctions):
         raise BackendUnavailable(
             "tools: programs in this kind of sandbox cannot call functions of the caller.",
-            remedy="Leave tools out, or open another kind of sandbox: live=False.",
+            remedy="Open a live one, without live=False, or leave tools out.",
         )
     opened.offer_functions(functions)
 

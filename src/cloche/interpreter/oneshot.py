@@ -182,7 +182,7 @@ def offer_functions(ends: tuple[int, ...], archive: Any) -> Any:
     if not ends:
         return None
     module: Any = type(sys)("interpreter.host_functions")
-    exec(archive.code(module.__name__), module.__dict__)
+    archive.exec_module(module)
     return module.install(*ends)
 
 

@@ -72,6 +72,7 @@ class DockerBackend:
     """Give sandboxes that are containers. `images` maps languages to image names; `*` matches any other language."""
 
     name = "docker"
+    serves_functions = "live"  # of the caller, to guests of live sandboxes
 
     def __init__(self, images: Mapping[str, str] | None = None):
         self._images = dict(images or {})

@@ -182,6 +182,7 @@ class RunscBackend:
     """
 
     name = "gvisor"
+    serves_functions = "live"  # of the caller, to guests of live sandboxes
 
     def __init__(self, *, use_cgroups: bool = True):
         self._use_cgroups = use_cgroups

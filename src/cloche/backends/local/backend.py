@@ -54,7 +54,7 @@ class LocalBackend:
 
     name = "local"
     starts_eagerly = True  # its runs need no task before they wait for the first time
-    serves_functions = True  # of the caller, to guests
+    serves_functions = "all"  # of the caller, to all guests
 
     def __init__(self, *, use_cgroups: bool = True):
         self._use_cgroups = use_cgroups

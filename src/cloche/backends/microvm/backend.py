@@ -80,6 +80,7 @@ class MicroVMBackend:
     """Give sandboxes that are virtual machines under QEMU."""
 
     name = "microvm"
+    serves_functions = "live"  # of the caller, to guests of live sandboxes
 
     def capabilities(self) -> Capabilities:
         """Return the controls that a machine enforces here. The first call on a host boots a machine to test KVM."""

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 STDIN_FD, STDOUT_FD = 0, 1  # the caller's link
-OUTPUT, REPORT, REQUESTS = 1, 3, 4  # numbers of streams, as in `init.wire`
+OUTPUT, REPORT, REQUESTS, HOST_CALLS, HOST_ANSWERS = 1, 3, 4, 5, 6  # numbers of streams, as in `init.wire`
 ANSWER_FD = 3  # of our own process that works on files, as in `init.files`
 INIT = 1
 MOST_MESSAGE = 4096
@@ -404,7 +404,7 @@ class ContainerGuest:
         """
         for number in range(3):
             os.dup2(self.streams[number], number)
-        more = [self.streams[number] for number in (REPORT, REQUESTS) if number in self.streams]
+        more = [fd for number, fd in sorted(self.streams.items()) if number >= REPORT]
         last = self.host.nofile - 1
         inherited = [
             os.dup2(fd, last - index, inheritable=False) for index, fd in enumerate((*more, self.errors_writer))
@@ -458,8 +458,9 @@ class ContainerGuest:
         env = {**self.account, **{str(name): str(value) for name, value in (order.get("env") or {}).items()}}
         python: Any = order.get("python")
         if python is None:
-            for fd, number in zip(inherited, (ANSWERS, LINK), strict=False):
-                os.dup2(fd, number)
+            numbers = {REPORT: ANSWERS, REQUESTS: LINK, HOST_CALLS: HOST_CALLS, HOST_ANSWERS: HOST_ANSWERS}
+            for fd, stream in zip(inherited, [number for number in numbers if number in self.streams], strict=True):
+                os.dup2(fd, numbers[stream])
             execute([str(argument) for argument in order["argv"]], env)
         else:
             os.close(self.errors_writer)
