@@ -37,7 +37,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Sandboxes chosen by settings": ("get_sandbox", "CodeSandbox", "LocalSandbox", "DockerSandbox", "E2BSandbox"),
     "Grading": ("check", "acheck"),
     "Results": ("Result", "ExecutionResult", "Status"),
-    "Limits and levels": ("Limits", "Level"),
+    "Limits, levels and secrets": ("Limits", "Level", "Secret"),
     "Errors": (
         "ClocheError", "InvalidRequest", "PolicyDenied", "ApprovalDenied", "BackendUnavailable",
         "StartFailed", "OutcomeUnknown", "InternalError", "SandboxFileError",

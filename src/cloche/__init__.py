@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .core.policy import placement
     from .core.protocols import CodeSandbox
     from .core.result import ExecutionResult, Result, Status
+    from .core.secrets import Secret
     from .execution.batch import amap
     from .execution.grading import acheck
     from .execution.run import arun
@@ -69,6 +70,7 @@ _HOMES = {
     "ExecutionResult": "core.result",
     "Status": "core.result",
     "Limits": "core.limits",
+    "Secret": "core.secrets",
     "Level": "core.enforcement",
     "ClocheError": "core.errors",
     "InvalidRequest": "core.errors",
@@ -103,6 +105,7 @@ __all__ = [
     "Result",
     "Sandbox",
     "SandboxFileError",
+    "Secret",
     "StartFailed",
     "Status",
     "Tool",

@@ -23,6 +23,7 @@ PUBLIC = [
     "Result",
     "Sandbox",
     "SandboxFileError",
+    "Secret",
     "StartFailed",
     "Status",
     "Tool",

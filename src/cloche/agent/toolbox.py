@@ -432,10 +432,12 @@ class Toolbox:
         policy = asdict(self._sandbox.policy)
         del policy["layers"]  # where packages lie; which ones they may be is another rule
         del policy["host_folder"]  # what is said of that is in `workspace`
+        del policy["secrets"]
         return {
             "runs_on": self._sandbox.backend,
             "policy": policy,
             "limits": limits,
+            **({"secrets": held.hosts_by_name} if (held := self._sandbox.policy.secrets) else {}),
             **({"workspace": self._diffs.folder} if self._diffs.folder else {}),
             **({"interpreter": "goes on between calls"} if "restart" in tool.properties else {}),
         }

@@ -34,7 +34,7 @@ def files_and_variables() -> tuple[tuple[Row, ...], Mapping[str, str]]:
     for name in VARIABLES:
         path = os.environ.get(name, "")
         if path and path not in paths:
-            text = _read(path)
+            text = read_certificates(path)
             paths[path] = f"{FOLDER}/authorities-{len(rows)}.pem" if text else ""
             rows += [("text", paths[path], text)] if text else []
         if paths.get(path):
@@ -46,10 +46,11 @@ def files_and_variables() -> tuple[tuple[Row, ...], Mapping[str, str]]:
 def variables_here() -> Mapping[str, str]:
     """Return the variables unchanged, for guests that see these files at their own paths; read once."""
     paths = {name: os.path.realpath(os.environ[name]) for name in VARIABLES if os.environ.get(name)}
-    return {name: path for name, path in paths.items() if _read(path)}
+    return {name: path for name, path in paths.items() if read_certificates(path)}
 
 
-def _read(path: str) -> str:
+def read_certificates(path: str) -> str:
+    """Return the text of a file of certificates; empty, and logged, for another file."""
     try:
         with open(path, encoding="ascii", errors="replace") as file:
             text = file.read(MOST_BYTES + 1)

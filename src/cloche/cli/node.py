@@ -23,7 +23,7 @@ MOST_PORT = 65_535
 @option("--state", metavar="DIR", help="A private folder: its file node.json says where the node is.")
 @option("--waits", is_flag=True, help="Serve on until a coordinator calls for the first time, however long it takes.")
 @option("--copy-to", metavar="DIR", help="Only copy Cloche and what a node needs there, for another image's Python.")
-@sandbox_options(but=("fallback", "trusted"))
+@sandbox_options(but=("fallback", "trusted", "secrets"))
 def _node(
     listen: str | None,
     all_addresses: bool,

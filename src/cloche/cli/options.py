@@ -180,6 +180,12 @@ _SANDBOX: Mapping[str, Mapping[str, Any]] = {
         "spelled": "--network-port", "metavar": "PORT", "multiple": True, "callback": _joined,
         "help": "A port that --network open allows besides 80 and 443. Repeatable.",
     },
+    "secrets": {
+        "spelled": "--secret", "metavar": "NAME[=SOURCE][@HOST]", "multiple": True,
+        "callback": lambda _, __, values: values or None,
+        "help": "A secret for these hosts alone, which the program cannot read: NAME of a known provider, "
+        "NAME=env:VAR@HOST, NAME=file:PATH@HOST, NAME=cmd:COMMAND@HOST. Repeatable.",
+    },
     "packages": {
         "metavar": "NAMES", "multiple": True, "callback": _joined,
         "help": "Packages to install first: rich,httpx; or auto. Repeatable.",

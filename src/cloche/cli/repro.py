@@ -68,7 +68,7 @@ def _show(id: str, as_json: bool) -> int:  # noqa: A002 - the argument's name
 
 @repro.command("run")
 @_id
-@sandbox_options(but=("packages", "locked"))
+@sandbox_options(but=("packages", "locked", "secrets"))
 @json_option()
 def _run(id: str, as_json: bool, options: SandboxOptions) -> int:  # noqa: A002
     """Run a reproduction.

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     "--interpreters", metavar="N", type=click.IntRange(min=0), default=16,
     help="How many interpreters keep their state between calls; 0: each call gets a new one.",
 )  # fmt: skip
-@sandbox_options(but=("fallback", "trusted"))
+@sandbox_options(but=("fallback", "trusted", "secrets"))
 @folder_options("workspace_at", "workspace_read")
 @no_sandbox_option()
 @debug_option()
@@ -159,7 +159,7 @@ def _link(url: str | None, key_file: str | None) -> int:
     "--sandbox-fusion", "sandbox_fusion",
     help="Answer /run_code and /run_jupyter as SandboxFusion does, with a key in the address.",
 )  # fmt: skip
-@sandbox_options(but=("fallback", "trusted"))
+@sandbox_options(but=("fallback", "trusted", "secrets"))
 @debug_option()
 def _serve(
     host: str,

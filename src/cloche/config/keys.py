@@ -579,7 +579,7 @@ VARIABLE_READERS: Mapping[str, Reader] = {
 ARGUMENT_READERS: Mapping[str, Reader] = {
     name: reader
     for name in SandboxOptions.__annotations__
-    if name != "config" and (reader := BY_NAME[name].reader) is not None
+    if name not in ("config", "secrets") and (reader := BY_NAME[name].reader) is not None
 }
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from cloche.core.enforcement import Level
 from cloche.core.policy import Fallback, OnNetwork, PackageManagers, ScreenMode
 from cloche.core.protocols import Backend
+
+if TYPE_CHECKING:
+    from cloche.core.secrets import Secret
 
 Prefer = Literal["strongest", "fastest"]
 
@@ -40,6 +43,8 @@ class SandboxOptions(TypedDict, total=False):
     - toolchains: folders of this host with programs ("~/.cargo", "~/.rustup"), shown read-only at their own paths,
       without credentials, and on PATH.
     - languages: the languages that may run; csharp is not among the default ones.
+    - secrets: secrets by name that the egress process puts into requests, `{"API_KEY": cloche.Secret(hosts=[...])}`; a
+      program has a placeholder of each in its environment.
     - users: give a live sandbox several users, including root inside; they are not isolated from each other.
     - warm: start in a sandbox that was prepared in advance, if there is one; false starts a new one.
     - preload: modules that are already loaded when the code starts ("numpy", "pandas").
@@ -72,6 +77,7 @@ class SandboxOptions(TypedDict, total=False):
     toolchains: Sequence[str] | None
     languages: Sequence[str] | None
     screen: ScreenMode | None
+    secrets: Mapping[str, Secret] | Sequence[str] | None
     users: bool | None
     warm: bool | None
     preload: Sequence[str] | None

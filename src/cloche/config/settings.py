@@ -57,11 +57,13 @@ def load_settings(
     """Return the settings of a run.
 
     `arguments` are the keywords of `cloche.run` that configure a sandbox, None meaning "not given"; `config` among them
-    is the same as `config_file`. The other parameters replace the process's environment, working directory and home.
+    is the same as `config_file`. `secrets` are no setting, and left out (`execution/secrets.py`). The other parameters
+    replace the process's environment, working directory and home.
     Raises InvalidRequest naming the source and the invalid key.
     """
     options = dict(arguments or {})
     named = options.pop("config", None) or config_file
+    options.pop("secrets", None)
     variables = os.environ if environ is None else environ
     config_paths = ConfigPaths(environ=variables, cwd=cwd, home=home, config_file=named)
     for name, value in options.items():

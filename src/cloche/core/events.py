@@ -71,13 +71,23 @@ class NetworkRefused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceholderSent:
+    """Say that the placeholder of a secret went to a host as it is, how often, and why; told when the run has ended."""
+
+    host: str
+    port: int
+    why: str
+    connections: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """Carry the result; the last event of a run."""
 
     result: Result
 
 
-Event = Started | OutputChunk | Displayed | Cleared | NetworkRefused | Ended
+Event = Started | OutputChunk | Displayed | Cleared | NetworkRefused | PlaceholderSent | Ended
 Sink = Callable[[Event], None]
 
 

@@ -20,6 +20,7 @@ from .record import dataclass, field, replace
 if TYPE_CHECKING:
     from .changes import HostFolder
     from .network import NetworkRules
+    from .secrets import SecretSet
 
 ScreenMode = Literal["off", "warn", "block"]
 OnNetwork = Literal["refuse", "ask"]
@@ -59,7 +60,8 @@ class Policy:
     host with packages, shown read-only: `site` is importable, `bin` is on PATH; only Cloche sets them. `host_folder` is
     the folder that a live sandbox is shown copy-on-write; only Cloche sets it. `packages_lock` is the text of a lock
     file, for a backend that installs packages itself; only Cloche sets it. `digests` are those of the packages that a
-    sandbox needs, for a backend that chooses among machines; only Cloche sets it. `runtime` names the only container
+    sandbox needs, for a backend that chooses among machines; only Cloche sets it. `secrets` are those that the egress
+    process puts into requests; only Cloche sets them. `runtime` names the only container
     runtime allowed: docker's own, at level `jail` (C3). `fallback` says where `trusted` code, the operator's own and
     never a model's, may run if the chosen backend is missing: the local backend, then with `process` a child process
     (S12).
@@ -98,6 +100,7 @@ class Policy:
     package_managers: PackageManagers = "live"
     packages_lock: str = ""
     digests: tuple[str, ...] = ()
+    secrets: SecretSet | None = None
 
     def __post_init__(self) -> None:
         if self.screen not in get_args(ScreenMode):

@@ -11,6 +11,8 @@ name server, carried connections, refusals with a sentence.
 - Readers without I/O: `dns` (one question, one answer), `client_hello` (the server name of a TLS connection),
   `http_request` (the valid forms of a request's head, its new text, the end of a response). They raise declared errors,
   `errors.Refused` above all, and bound time and memory for all input.
+- Secrets: `opened` holds those of one sandbox, and opens connections to their hosts. `tls` is its authority and bytes
+  inside TLS, `credentials` puts values into requests, and `redaction` takes them out of answers.
 - `stream`: a connection's two directions, carried with backpressure and half-close, and turns. `http`: the relay of
   plain HTTP, which decides for each request.
 

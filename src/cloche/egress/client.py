@@ -40,7 +40,12 @@ if TYPE_CHECKING:
 # behind those of the standard library: they hold whatever somebody has installed.
 log = logging.getLogger("cloche.egress")
 BOOT = "import sys; sys.path += {paths!r}; from cloche.egress.process import main; main(0)"
-REPORT_S, END_S = 10.0, 5.0
+OPENING = ("cryptography",)
+USES = {
+    "h11": "which reads HTTP",
+    "cryptography": 'which makes the certificates that secrets need (pip install "cloche[secrets]")',
+}
+REPORT_S, END_S, SECRETS_S = 10.0, 5.0, 90.0
 OnMessage = Callable[[str, dict[str, Any]], None]
 
 
@@ -123,6 +128,18 @@ class SandboxNetwork:
         """Ask for a report, which comes as a message with this number. Raises OSError."""
         messages.send(self.fileno(), "report", {"number": number, "ends": ends})
 
+    async def await_secrets(self) -> dict[str, Any]:
+        """Return the `variables` with placeholders and the `authority` that the guest gets, or an `error`.
+
+        Raises OSError, of which TimeoutError is a kind.
+        """
+        async with asyncio.timeout(SECRETS_S):
+            while True:
+                tag, body = await self._receive()
+                if tag == "secrets":
+                    return body
+                self._tell(tag, body)
+
     async def _await_report(self, number: int) -> Traffic:
         while True:
             tag, body = await self._receive()
@@ -176,13 +193,18 @@ class SandboxNetwork:
 
 
 class _Process:
-    """Be the egress process. Raises OSError where it cannot be started."""
+    """Be the egress process. Raises OSError where it cannot be started.
 
-    def __init__(self) -> None:
+    One that `has_secrets` opens connections, and verifies hosts by the `authorities`, a text in PEM; without one by
+    those of this machine.
+    """
+
+    def __init__(self, *, has_secrets: bool = False, authorities: str = "") -> None:
         self.networks: weakref.WeakSet[SandboxNetwork] = weakref.WeakSet()  # that are open
         if sys.platform != "linux":
             raise OSError(errno.ENOSYS, f"it needs Linux, and this is {system_name(sys.platform)}")
-        boot, program = RESET_SIGNALS + BOOT.format(paths=_module_paths()), egress_filter(os.uname().machine)
+        paths = _module_paths("h11", *(OPENING if has_secrets else ()))
+        boot, program = RESET_SIGNALS + BOOT.format(paths=paths), egress_filter(os.uname().machine)
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.link.setblocking(False)  # one that reads nothing is an error, and holds nobody up
         with theirs:
@@ -195,7 +217,8 @@ class _Process:
                     env={},
                     start_new_session=True,
                 )
-                messages.send(self.link.fileno(), "filter", {"program": program})
+                settings = {"program": program, "has_secrets": has_secrets, "authorities": authorities}
+                messages.send(self.link.fileno(), "filter", settings)
             except BaseException:
                 self.link.close()
                 raise
@@ -205,7 +228,14 @@ class _Process:
         return self.process.poll() is None
 
     def open(
-        self, rules: NetworkRules, proxies: Mapping[str, str], *, asks: bool, is_kept: bool = False
+        self,
+        rules: NetworkRules,
+        proxies: Mapping[str, str],
+        *,
+        asks: bool,
+        is_kept: bool = False,
+        secrets: Sequence[Mapping[str, Any]] = (),
+        values: Sequence[int] = (),
     ) -> SandboxNetwork:
         ours, jail_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -213,8 +243,11 @@ class _Process:
         control.setblocking(False)
         try:
             with ours, theirs:
-                body = {"rules": rules.as_wire(), "proxies": dict(proxies), "asks": asks, "is_kept": is_kept}
-                messages.send(self.link.fileno(), "open", body, [ours.fileno(), theirs.fileno()])
+                body = {
+                    "rules": rules.as_wire(), "proxies": dict(proxies), "asks": asks, "is_kept": is_kept,
+                    "secrets": list(map(dict, secrets)),
+                }  # fmt: skip
+                messages.send(self.link.fileno(), "open", body, [ours.fileno(), theirs.fileno(), *values])
         except BaseException:
             network.close()
             raise
@@ -232,13 +265,15 @@ class _Process:
             self.process.wait()
 
 
-def _module_paths() -> list[str]:
-    """Return where the egress process finds this package, and the parser of HTTP. Raises OSError without one."""
-    source_folder = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    module_spec = importlib.util.find_spec("h11")
-    if module_spec is None or not module_spec.origin:
-        raise FileNotFoundError(errno.ENOENT, "the package h11, which reads HTTP, is not installed")
-    return list(dict.fromkeys((source_folder, os.path.dirname(os.path.dirname(module_spec.origin)))))
+def _module_paths(*names: str) -> list[str]:
+    """Return where the egress process finds this package, and the others that it needs. Raises OSError without one."""
+    folders = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))]
+    for name in names:
+        module_spec = importlib.util.find_spec(name)
+        if module_spec is None or not module_spec.origin:
+            raise FileNotFoundError(errno.ENOENT, f"the package {name}, {USES[name]}, is not installed")
+        folders.append(os.path.dirname(os.path.dirname(module_spec.origin)))
+    return list(dict.fromkeys(folders))
 
 
 class OwnNetwork:
@@ -301,6 +336,7 @@ def join_network(control: socket.socket) -> tuple[SandboxNetwork, dict[str, Any]
 
 
 _process: _Process | None = None
+_process_with_secrets: _Process | None = None  # apart, so that no other sandbox's bytes are read where values are
 _to_hand_over: set[_Process] = set()
 _released: list[_Process] = []  # children of this process, to be taken note of when they end
 # Held also while this process is forked: a child from the midst of a start would hold the link, or keep the start
@@ -329,6 +365,31 @@ def open_network(
         return _process.open(rules, proxies or {}, asks=asks)
 
 
+def open_network_with_secrets(
+    rules: NetworkRules,
+    secrets: Sequence[Mapping[str, Any]],
+    values: Sequence[int],
+    *,
+    authorities: str,
+    proxies: Mapping[str, str],
+    asks: bool = False,
+) -> SandboxNetwork:
+    """Open a network with secrets; `await_secrets` says what its guest gets.
+
+    `secrets` are rows of `core.secrets.as_wire` with a `value` as bytes, or None: those stand in the descriptors
+    `values`, one after the other. `authorities` verify the hosts, those of this machine if it is empty; they count when
+    the process is started. Raises OSError.
+    """
+    global _process_with_secrets
+    with _lock:
+        if _process_with_secrets is not None and not _process_with_secrets.is_alive:
+            _process_with_secrets.end()
+            _process_with_secrets = None
+        if _process_with_secrets is None:
+            _process_with_secrets = _Process(has_secrets=True, authorities=authorities)
+        return _process_with_secrets.open(rules, proxies, asks=asks, secrets=secrets, values=values)
+
+
 def operator_proxies() -> dict[str, str]:
     """Return the upstream proxies that this process's environment names, by `http`, `https` and `no`.
 
@@ -344,10 +405,7 @@ def operator_proxies() -> dict[str, str]:
 
 def rest() -> None:
     """End the egress process where no sandbox has a network in it; the next one starts another."""
-    with _lock:
-        is_idle = _process is not None and not _process.networks
-    if is_idle:
-        end_process()
+    _end_processes(lambda process: not process.networks)
 
 
 def process_id() -> int | None:
@@ -358,22 +416,28 @@ def process_id() -> int | None:
 
 def end_process() -> None:
     """End the egress process, where there is one; the next network starts another."""
-    global _process
+    _end_processes(lambda _: True)
+
+
+def _end_processes(is_over: Callable[[_Process], bool]) -> None:
+    global _process, _process_with_secrets
     with _lock:
-        process, _process = _process, None
-    if process is not None:
+        ended = [process for process in (_process, _process_with_secrets) if process is not None and is_over(process)]
+        _process = None if _process in ended else _process
+        _process_with_secrets = None if _process_with_secrets in ended else _process_with_secrets
+    for process in ended:
         process.end()
 
 
 def _forget_after_fork() -> None:
-    global _lock, _process
+    global _lock, _process, _process_with_secrets
     _lock = threading.RLock()
-    for process in (*_to_hand_over, *_released, *([_process] if _process is not None else [])):
+    for process in (*_to_hand_over, *_released, *filter(None, (_process, _process_with_secrets))):
         process.link.close()
         process.process.returncode = 0  # nobody's child here
     _to_hand_over.clear()
     _released.clear()
-    _process = None
+    _process = _process_with_secrets = None
 
 
 def _wait_for_start() -> None:

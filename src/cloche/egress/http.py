@@ -15,12 +15,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Protocol
 
 from .errors import Refused
 from .http_request import (
     MOST_HEAD_BYTES,
     AnswerReader,
+    AnswerRefused,
     Body,
+    Headers,
     HeadFinder,
     HttpRequest,
     Rejected,
@@ -49,16 +52,20 @@ _REASONS = {
 async def relay(
     guest: Stream, host: str, port: int, connect: Callable[[], Awaitable[Stream]], refuse: Callable[[str], str],
     *, proxied: bool = False, head_s: float = HEAD_S, idle_s: float = IDLE_S, turns: Turns | None = None,
+    edits: Edits | None = None,
 ) -> None:  # fmt: skip
     """Carry a guest's requests for `host`, which is in lower case, and the answers; close both sides at the end.
 
     `connect` is called once, for the first allowed request. It raises Refused for a forbidden target, which the guest
     reads with status 403, and OSError, which becomes 502. `refuse` takes the refused target, such as "a request for
     other.example", and returns the sentence that the guest reads. `proxied` writes targets as a proxy needs them.
-    `turns` are shared with the guest's other connections. Returns at the end of the connection, for any cause.
+    `turns` are shared with the guest's other connections. `edits` change requests and answers. Returns at the end of
+    the connection, for any cause.
     """
-    target = RequestTarget(host=host, port=port, is_proxied=proxied)
-    connection = _Connection(guest, target, connect, refuse, head_s, turns or Turns())
+    edit, is_tls = (edits.edit, edits.is_tls) if edits is not None else (None, False)
+    target = RequestTarget(host=host, port=port, is_proxied=proxied, is_tls=is_tls, edit=edit)
+    read_answer = edits.read_answer if edits is not None else AnswerReader
+    connection = _Connection(guest, target, connect, refuse, head_s, turns or Turns(), read_answer)
     try:
         async with idle_limit(idle_s) as note:
             connection.note = note
@@ -68,6 +75,20 @@ async def relay(
         pass
     finally:
         await connection.close()
+
+
+class Edits(Protocol):
+    """Change the requests and answers of connections to one host, which come in TLS if `is_tls`."""
+
+    is_tls: bool
+
+    def edit(self, target: str, headers: Headers) -> Headers:
+        """Return the headers of a request for upstream. Raises Rejected."""
+        ...
+
+    def read_answer(self, request: HttpRequest) -> AnswerReader:
+        """Return the reader of an answer, which returns the bytes to pass on. Raises Rejected before it is asked."""
+        ...
 
 
 class _GuestGone(OSError):
@@ -162,15 +183,17 @@ class _Upstream:
     shows it. `passing` is done when the host sends no more, or the connection is no longer HTTP.
     """
 
-    def __init__(self, stream: Stream, guest: _Guest, request: HttpRequest, note: Callable[[], None], turns: Turns):
+    def __init__(
+        self, stream: Stream, guest: _Guest, answer: AnswerReader, note: Callable[[], None], turns: Turns
+    ):  # fmt: skip
         self.stream, self._turns = stream, turns
         self._guest, self._note = guest, note
-        self.expect(request)
+        self.expect(answer)
         self.passing = asyncio.create_task(self._pass_answers())
 
-    def expect(self, request: HttpRequest) -> None:
-        """Take note of a request that is about to be sent."""
-        self.answer = AnswerReader(request)
+    def expect(self, answer: AnswerReader) -> None:
+        """Read answers so from now on: a request is about to be sent."""
+        self.answer = answer
         self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -182,24 +205,28 @@ class _Upstream:
         with sharing() as size:
             while data := await self.stream.receive(min(size(), self._most())):
                 self._note()
-                await self._follow(data)
-                await self._guest.send(data)
+                if passed := await self._follow(data):
+                    await self._guest.send(passed)
                 self._note()
                 if self.answer.progress not in ("open", "unknown") and not self.answered.done():
                     self.answered.set_result(None)
                 if self.answer.progress == "switched":
                     return
+            if rest := self.answer.end():
+                await self._guest.send(rest)
 
     def _most(self) -> int:
         return _COUNTED_BYTES if self.answer.is_counted else _READ_BYTES
 
-    async def _follow(self, data: bytes) -> None:
-        offset, turn = 0, _Turn(self._turns)
+    async def _follow(self, data: bytes) -> bytes:
+        """Have the answer read, and return the bytes to pass on."""
+        offset, turn, pieces = 0, _Turn(self._turns), []
         while offset < len(data):
             size = len(data) if self.answer.is_counted else turn.parsed_bytes
-            self.answer.feed(data[offset : offset + size])
+            pieces.append(self.answer.feed(data[offset : offset + size]))
             offset += size
             await turn.pass_on()
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def stop(self) -> None:
         """Pass on nothing more."""
@@ -211,9 +238,9 @@ class _Connection:
 
     def __init__(
         self, guest: Stream, place: RequestTarget, connect: Callable[[], Awaitable[Stream]],
-        refuse: Callable[[str], str], head_s: float, turns: Turns,
+        refuse: Callable[[str], str], head_s: float, turns: Turns, read_answer: Callable[[HttpRequest], AnswerReader],
     ):  # fmt: skip
-        self._guest, self._place = _Guest(guest), place
+        self._guest, self._place, self._read_answer = _Guest(guest), place, read_answer
         self._connect, self._refuse, self._head_s, self._turns = connect, refuse, head_s, turns
         self._upstream: _Upstream | None = None
         self.note: Callable[[], None] = lambda: None
@@ -256,9 +283,10 @@ class _Connection:
     async def _exchange(self, request: HttpRequest, body: Body) -> bool:
         """Pass on a request and its answer; say whether another one may follow."""
         if self._upstream is None:
-            self._upstream = _Upstream(await self._open(), self._guest, request, self.note, self._turns)
+            answer = self._read_answer(request)
+            self._upstream = _Upstream(await self._open(), self._guest, answer, self.note, self._turns)
         elif self._upstream.answer.progress == "complete":
-            self._upstream.expect(request)
+            self._upstream.expect(self._read_answer(request))
         else:  # the host said something that nobody had asked for
             return False
         try:
@@ -302,6 +330,8 @@ class _Connection:
             if self._guest.has_ended and not self._guest.buffer:
                 upstream.stream.end_sending()
             await self._guest.wait(upstream.answered, upstream.passing)
+        if upstream.passing.done() and isinstance(refused := upstream.passing.exception(), AnswerRefused):
+            raise _Failed(502, f"{self._place.host}: {refused.strerror}")
 
     async def _say(self, status: int, sentence: str) -> None:
         """Answer in the host's place, unless the guest has the beginning of another answer."""

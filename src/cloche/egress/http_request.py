@@ -12,7 +12,7 @@ only then is the next request decided, and only the response to an upgrade to We
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import h11
@@ -21,7 +21,7 @@ from ..core.record import dataclass
 
 MOST_HEAD_BYTES = 64 << 10
 MOST_HEADERS = 128
-PORT = 80  # that a Host without a port means
+PORT, TLS_PORT = 80, 443  # that a Host without a port means
 MOST_ANSWER_HEAD_BYTES = 256 << 10
 MOST_SHOWN = 100  # characters of a guest's in a sentence
 
@@ -29,7 +29,7 @@ _END = b"\r\n\r\n"
 # Control characters, of which HT alone may stand in a head, CR without LF, and LF without CR.
 _ILLEGAL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|(?<!\r)\n|\r(?=[^\n])")
 _REQUEST_LINE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+ [\x21-\x7e]+ HTTP/1\.[01]")
-_ABSOLUTE = re.compile(r"http://([^/?#]*)([/?].*)?", re.IGNORECASE)
+_ABSOLUTE = re.compile(r"(http|https)://([^/?#]*)([/?].*)?", re.IGNORECASE)
 _LENGTH = re.compile(rb"0|[1-9][0-9]{0,17}")
 # Headers of which there is one at most. With an underscore for the hyphen they are the same ones to some servers.
 _SINGLE = (b"host", b"content-length", b"transfer-encoding", b"upgrade")
@@ -38,6 +38,7 @@ _CONNECTION_OPTIONS = {b"close", b"keep-alive", b"upgrade", b"te"}
 _NOT_PASSED = (b"host", b"proxy-connection", b"proxy-authorization")
 
 Headers = Sequence[tuple[bytes, bytes]]
+EditHeaders = Callable[[str, Headers], Headers]
 
 
 class Rejected(Exception):
@@ -48,18 +49,31 @@ class Rejected(Exception):
         self.status, self.what = status, what
 
 
+class AnswerRefused(OSError):
+    """Report an answer that cannot be searched for values, with a sentence in `strerror`."""
+
+    def __init__(self, sentence: str):
+        super().__init__(0, sentence)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTarget:
-    """Say whom requests of a connection are for, and whether they go there by a proxy of the operator's."""
+    """Say whom requests of a connection are for, and whether they go there by a proxy of the operator's.
+
+    `is_tls`: they came in TLS. `edit` gets the target and the headers of each, and returns the headers for upstream; it
+    raises Rejected.
+    """
 
     host: str
     port: int
     is_proxied: bool = False
+    is_tls: bool = False
+    edit: EditHeaders | None = None
 
     @property
     def authority(self) -> str:
         """Return host and port as a client writes them."""
-        return self.host if self.port == PORT else f"{self.host}:{self.port}"
+        return self.host if self.port == (TLS_PORT if self.is_tls else PORT) else f"{self.host}:{self.port}"
 
     def is_meant_by(self, authority: str) -> bool:
         """Say whether a Host, or the authority of a target, is this place."""
@@ -187,7 +201,10 @@ def _decide(event: h11.Request, single: Mapping[bytes, bytes], place: RequestTar
     options = _options(event)
     is_upgrade = b"upgrade" in single and _is_upgrade(event, single, options)
     is_old = event.http_version == b"1.0"
-    headers = [header for header in event.headers.raw_items() if header[0].lower() not in _NOT_PASSED]
+    raw_headers: Headers = event.headers.raw_items()
+    if place.edit is not None:
+        raw_headers = place.edit(event.target.decode("ascii"), raw_headers)
+    headers = [header for header in raw_headers if header[0].lower() not in _NOT_PASSED]
     if is_old:  # what keeps a connection open was never one thing before HTTP/1.1
         headers = [*(header for header in headers if header[0].lower() != b"connection"), (b"Connection", b"close")]
     return HttpRequest(
@@ -203,9 +220,9 @@ def _target(event: h11.Request, place: RequestTarget) -> str:
     target = event.target.decode("ascii")
     path = target
     if absolute := _ABSOLUTE.fullmatch(target):
-        if not place.is_meant_by(absolute[1]):
+        if not place.is_meant_by(absolute[2]) or (absolute[1].lower() == "https") != place.is_tls:
             raise Rejected(403, f"a request for {_shown(event.target)}")
-        path = absolute[2] or ""
+        path = absolute[3] or ""
         path = path if path.startswith("/") else f"/{path}"
     elif not (target.startswith("/") or (target == "*" and event.method == b"OPTIONS")):
         raise Rejected(403, f"a request for {_shown(event.target)}")
@@ -290,8 +307,8 @@ class AnswerReader:
         """Tell whether the next bytes belong to a body and only their number matters."""
         return self._left > 0
 
-    def feed(self, data: bytes) -> None:
-        """Take received bytes, at least one."""
+    def feed(self, data: bytes) -> bytes:
+        """Take received bytes, at least one, and return those to pass on."""
         self.has_begun = True
         if self.is_counted:
             self._count(data)
@@ -303,6 +320,14 @@ class AnswerReader:
                 self.progress, self._left = "unknown", 0
         elif self.progress != "switched":
             self.progress = "unknown"  # nobody asked for more
+        return data
+
+    def end(self) -> bytes:
+        """Take note of the end of the connection, and return what remains to be passed on."""
+        return b""
+
+    def _take(self, event: h11.Event) -> None:
+        """Take an event; for those who write the answer anew."""
 
     def _count(self, data: bytes) -> None:
         self._left -= len(data)
@@ -311,6 +336,7 @@ class AnswerReader:
 
     def _follow(self) -> None:
         while (event := self._connection.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
+            self._take(event)  # type: ignore[arg-type]  # the two markers are no events
             if isinstance(event, h11.Response):
                 self._take_head(event)
             if isinstance(event, h11.Data):

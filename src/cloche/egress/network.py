@@ -18,9 +18,8 @@ import functools
 import os
 import resource
 import socket
-import struct
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.hosts import Address, parse_address
@@ -34,8 +33,12 @@ from .errors import Failed, Refused
 from .http import relay
 from .ledger import Ledger, LedgerRow, Sum
 from .names import Names
-from .stream import SocketStream, Turns, splice
+from .sockets import Pace, accept_now, reset, speaks_first
+from .stream import SocketStream, Stream, Turns, splice
 from .upstream import Proxies, connect
+
+if TYPE_CHECKING:
+    from .opened import SandboxSecrets
 
 DNS_PORT, HTTP_PORT, TLS_PORT = 53, 80, 443
 MOST_CONNECTIONS, MOST_LOOKUPS, MOST_NAME_STREAMS = 512, 8, 64
@@ -49,20 +52,6 @@ HELLO_S, IDLE_S, NAME_STREAM_S = 20.0, 900.0, 10.0
 MOST_TOLD = 64  # refusals between two reports: what the caller has not read must never fill the link
 MOST_DATAGRAM, MOST_HELLO = 4096, 16_384
 TOO_MANY_NAMES = "too many names were looked up; look up only names that are needed"
-RESET = struct.pack("ii", 1, 0)  # of SO_LINGER: closing sends a reset, and waits for nothing
-
-
-class Pace:
-    """Let so many things happen in a second, and some more at once."""
-
-    def __init__(self, per_s: float, burst: float):
-        self._per_s, self._burst, self._left, self._at = per_s, burst, burst, 0.0
-
-    def wait_s(self, now: float) -> float:
-        """Count one more, and return for how many seconds no other may follow, 0.0 for none."""
-        self._left = min(self._burst, self._left + (now - self._at) * self._per_s) - 1
-        self._at = now
-        return max(0.0, -self._left / self._per_s)
 
 
 class GuestConnection:
@@ -105,6 +94,8 @@ class GuestNetwork:
     def __init__(self, body: Mapping[str, Any], jail_link: int, control: int, on_end: Callable[[GuestNetwork], None]):
         self._loop = asyncio.get_running_loop()
         self._rules = NetworkRules.parse(**body["rules"])
+        self._secrets: SandboxSecrets | None = None
+        self._awaits_secrets = bool(body["secrets"])
         self._proxies, self._asks = Proxies(body["proxies"]), bool(body["asks"])
         self._jail_link, self._control, self._on_end = jail_link, control, on_end
         self._callers = Callers(control, is_kept=bool(body["is_kept"]))
@@ -122,6 +113,14 @@ class GuestNetwork:
         self._is_ended = False
         self._listen_to_jail()
         self._loop.add_reader(control, self._receive_from_caller, control)
+
+    def take_secrets(self, secrets: SandboxSecrets | None, error: str = "") -> None:
+        """Have these secrets, and tell the caller what its sandbox gets; or why there are none, and end."""
+        self._secrets, self._awaits_secrets = secrets, secrets is None
+        told = secrets.as_wire() if secrets is not None else {"error": error}
+        if not self._is_ended and self._callers.tell_one(self._callers.control.end, "secrets", told):
+            return
+        self.end()
 
     # What the helper and the caller say.
 
@@ -351,7 +350,7 @@ class GuestNetwork:
         return 0.0
 
     def _accept_name_stream(self, jail: JailNetwork, listener: socket.socket) -> float:
-        accepted = _accepted(listener)
+        accepted = accept_now(listener)
         if accepted is None:
             return NO_ROOM_S
         self._begin_name_stream(jail, accepted)
@@ -359,7 +358,7 @@ class GuestNetwork:
 
     def _begin_name_stream(self, jail: JailNetwork, guest_socket: socket.socket) -> None:
         if self._name_streams >= MOST_NAME_STREAMS:
-            _reset(guest_socket)
+            reset(guest_socket)
         else:
             self._name_streams += 1
             self._begin(jail, self._serve_name_stream(jail, guest_socket)).add_done_callback(self._end_name_stream)
@@ -394,7 +393,7 @@ class GuestNetwork:
     # Connections.
 
     def _accept(self, jail: JailNetwork, port: int, listener: socket.socket) -> float:
-        accepted = _accepted(listener)
+        accepted = accept_now(listener)
         if accepted is None:
             return NO_ROOM_S
         self._begin_connection(jail, accepted, accepted.getsockname()[0], port)
@@ -404,12 +403,12 @@ class GuestNetwork:
         self._turns.note(self._loop.time())
         host = jail.names.name_of(address) or address
         if address.startswith("127."):  # for a server of the guest's own, which is not there
-            _reset(guest_socket)
+            reset(guest_socket)
         elif len(self._connections) >= self._most_connections or len(_all_connections) >= self._most_of_all:
             self._note_refusal(
                 host, port, f"there are {len(self._connections)} connections, the maximum at once; close some"
             )
-            _reset(guest_socket)
+            reset(guest_socket)
         else:
             is_many = len(self._connections) >= FEW_CONNECTIONS
             connection = GuestConnection(jail, host, port, BUFFER_BYTES if is_many else 0)
@@ -432,19 +431,18 @@ class GuestNetwork:
                 await self._carry(connection, guest)
         except Refused as error:
             self._note_refusal(connection.host, connection.port, error.reason)
-            _reset(guest_socket)
+            reset(guest_socket)
         except Failed as error:
             self._ledger.row(connection.host, connection.port, error.reason)
-            _reset(guest_socket)
+            reset(guest_socket)
         except (OSError, TimeoutError):  # of the one side or the other: both are closed
-            _reset(guest_socket)
+            reset(guest_socket)
         except Exception as error:  # a fault of ours: nothing is carried, and it does not go unsaid
-            self._ledger.row(
-                connection.host, connection.port, f"a fault of the egress process: {type(error).__name__}: {error}"
-            )
-            _reset(guest_socket)
+            what = type(error).__name__ if self._secrets is not None else f"{type(error).__name__}: {error}"
+            self._ledger.row(connection.host, connection.port, f"a fault of the egress process: {what}")
+            reset(guest_socket)
         except BaseException:
-            _reset(guest_socket)
+            reset(guest_socket)
             raise
         finally:
             guest.close()
@@ -454,6 +452,10 @@ class GuestNetwork:
         """Return the rule of the allow list for a connection, if there is one. Raises Refused."""
         if Names.is_ours(connection.host):
             raise Refused(f"{connection.host} belongs to no name of this sandbox; look the name up again")
+        if self._awaits_secrets:
+            raise Refused("the secrets of this sandbox are not there yet")
+        if self._secrets is not None:
+            self._secrets.check(connection.host, connection.port)
         decision = self._rules.decide(connection.host, connection.port)
         if decision.is_allowed:
             return decision.rule
@@ -478,6 +480,10 @@ class GuestNetwork:
         """Carry bytes both ways; where the guest's first ones are of TLS, they must name the host."""
         rule = await self._decide(connection)
         first = await self._read_hello(connection, guest) if connection.port == TLS_PORT else b""
+        if self._secrets is not None and self._secrets.opens(connection.host):
+            opened = await self._secrets.open_guest(guest, connection.host, first)
+            await self._carry_opened(connection, self._secrets, opened)
+            return
         upstream = await self._connect(connection, rule)
         try:
             if connection.port != TLS_PORT:
@@ -520,6 +526,8 @@ class GuestNetwork:
             decision = self._rules.decide(name, connection.port)
             if not decision.is_allowed:
                 raise Refused(decision.why)
+            if self._secrets is not None:
+                self._secrets.check(name, connection.port, is_by_address=True)
             connection.name = name
         elif name is not None and name != connection.host:
             raise Refused(f"{name} (the server name in TLS) is not {connection.host}, the host of the connection")
@@ -527,7 +535,7 @@ class GuestNetwork:
 
     async def _read_first(self, connection: GuestConnection, guest: SocketStream, upstream: SocketStream) -> bytes:
         """Return the guest's first bytes, a whole hello where it is one; nothing where the server speaks first."""
-        if not await _speaks_first(guest, upstream):
+        if not await speaks_first(guest, upstream, IDLE_S):
             return b""
         data, name = b"", None
         async with asyncio.timeout(HELLO_S):
@@ -551,18 +559,36 @@ class GuestNetwork:
         connection.row = self._ledger.row(connection.host, connection.port)
         return SocketStream(upstream_socket, self._turns, connection.buffer_bytes)
 
+    async def _connect_for_http(self, connection: GuestConnection) -> SocketStream:
+        try:
+            return await self._connect(connection, await self._decide(connection))
+        except Refused as error:
+            self._note_refusal(connection.host, connection.port, error.reason)
+            raise
+        except Failed as error:
+            self._ledger.row(connection.host, connection.port, error.reason)
+            raise OSError(error.reason) from error
+
+    async def _carry_opened(self, connection: GuestConnection, secrets: SandboxSecrets, guest: Stream) -> None:
+        """Carry the requests in a guest's TLS to a host with a secret."""
+        host, port = connection.host, connection.port
+
+        async def connect_to_host() -> Stream:
+            return await secrets.open_host(host, lambda: self._connect_for_http(connection))
+
+        def refuse(reason: str) -> str:
+            why = f"{host}:{port} has a secret, and refuses {reason}"
+            self._note_refusal(host, port, why)
+            return why
+
+        edits = secrets.edits(host, functools.partial(self._note_left, connection))
+        await relay(guest, host, port, connect_to_host, refuse, idle_s=IDLE_S, turns=self._turns, edits=edits)
+
+    def _note_left(self, connection: GuestConnection, why: str) -> None:
+        self._ledger.row(connection.host, connection.port, why)
+
     async def _carry_http(self, connection: GuestConnection, guest: SocketStream) -> None:
         """Carry plain HTTP, and decide about each request; the guest reads why one is refused."""
-
-        async def connect_to_host() -> SocketStream:
-            try:
-                return await self._connect(connection, await self._decide(connection))
-            except Refused as error:
-                self._note_refusal(connection.host, connection.port, error.reason)
-                raise
-            except Failed as error:
-                self._ledger.row(connection.host, connection.port, error.reason)
-                raise OSError(error.reason) from error
 
         def refuse(reason: str) -> str:
             why = (
@@ -573,9 +599,11 @@ class GuestNetwork:
             return why
 
         is_proxied = self._proxies.url_for(connection.host, connection.port) is not None
+        note = functools.partial(self._note_left, connection)
         await relay(
-            guest, connection.host, connection.port, connect_to_host, refuse, proxied=is_proxied, turns=self._turns
-        )
+            guest, connection.host, connection.port, lambda: self._connect_for_http(connection), refuse,
+            proxied=is_proxied, turns=self._turns, edits=self._secrets.watching(note) if self._secrets else None,
+        )  # fmt: skip
 
     def _note_refusal(self, host: str, port: int, why: str) -> None:
         row = self._ledger.row(host, port, why or "refused", is_allowed=False)
@@ -590,43 +618,5 @@ def most_connections() -> tuple[int, int]:
     return max(LEAST_CONNECTIONS, min(MOST_CONNECTIONS, files // FILES_FOR_EACH)), files // FILES_FOR_ANY
 
 
-async def _speaks_first(stream: SocketStream, peer: SocketStream) -> bool:
-    """Wait until there is something to be read from one or the other; tell whether from the first."""
-    loop = asyncio.get_running_loop()
-    first: asyncio.Future[bool] = loop.create_future()
-
-    def note(*, is_one: bool) -> None:
-        if not first.done():
-            first.set_result(is_one)
-
-    fds = {stream.fileno(): True, peer.fileno(): False}
-    for fd, is_one in fds.items():
-        loop.add_reader(fd, functools.partial(note, is_one=is_one))
-    try:
-        async with asyncio.timeout(IDLE_S):
-            return await first
-    finally:
-        for fd in fds:
-            loop.remove_reader(fd)
-
-
 async def _all_done(tasks: list[asyncio.Task[None]]) -> None:
     await asyncio.wait(tasks)
-
-
-def _accepted(listener: socket.socket) -> socket.socket | None:
-    try:
-        accepted, _ = listener.accept()
-    except OSError:
-        return None
-    accepted.setblocking(False)
-    return accepted
-
-
-def _reset(guest_socket: socket.socket) -> None:
-    """Close a connection so that the guest sees it refused; unread bytes are dropped."""
-    try:
-        guest_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-    except OSError:
-        pass  # it was closed
-    guest_socket.close()

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from cloche.audit.log import Audit, audit_for
 from cloche.audit.recording import refusals
@@ -25,6 +25,9 @@ from cloche.core.screen import Finding, apply_screen
 from .accounts import accounts_of
 from .registry import policy_for, row_of
 from .selection import LOCAL, BackendCriteria, FoundBackend, check_local, fall_back, find
+
+if TYPE_CHECKING:
+    from cloche.core.secrets import SecretSet
 
 log = logging.getLogger("cloche.runtime")
 MOST_CACHED = 64
@@ -85,11 +88,12 @@ def level_kept(prepared: Prepared) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedOptions:
-    """The settings of a call, the backend object given with it, and whether it names an image."""
+    """The settings of a call, the backend object given with it, whether it names an image, and its secrets."""
 
     settings: Settings
     backend: Backend | None
     wants_image: bool
+    secrets: SecretSet | None = None
 
 
 def _read_options(options: SandboxOptions) -> ResolvedOptions:
@@ -105,7 +109,13 @@ def _read_options(options: SandboxOptions) -> ResolvedOptions:
         del arguments["backend"]
     else:
         chosen = None
-    return ResolvedOptions(settings=load_settings(arguments), backend=chosen, wants_image="image" in arguments)
+    wants_image = "image" in arguments
+    if "secrets" not in arguments:
+        return ResolvedOptions(settings=load_settings(arguments), backend=chosen, wants_image=wants_image)
+    from .secrets import read_with_settings  # needed by some runs only
+
+    secrets, settings = read_with_settings(arguments)
+    return ResolvedOptions(settings=settings, backend=chosen, wants_image=wants_image, secrets=secrets)
 
 
 def _check_options(resolved: ResolvedOptions) -> None:
@@ -115,7 +125,12 @@ def _check_options(resolved: ResolvedOptions) -> None:
 
 def _find_and_screen(resolved: ResolvedOptions) -> FoundBackend:
     with refusals(resolved.settings):
-        return _screened(_find_backend(resolved), resolved)
+        found_backend = _screened(_find_backend(resolved), resolved)
+        if resolved.secrets is None:
+            return found_backend
+        from .secrets import with_secrets
+
+        return with_secrets(found_backend, resolved.secrets)
 
 
 def _screened(found_backend: FoundBackend, resolved: ResolvedOptions) -> FoundBackend:
@@ -170,6 +185,8 @@ def _cached(resolved: ResolvedOptions) -> Prepared | None:
     cached = _cache.get(id(settings))
     if cached is None or cached.settings is not settings or resolved.backend is not None or resolved.wants_image:
         return None
+    if resolved.secrets is not None:
+        return None
     return cached if audit_for(settings) is cached.audit else None
 
 
@@ -177,6 +194,8 @@ def _store(resolved: ResolvedOptions, prepared: Prepared) -> None:
     """Cache the result, unless it depends on more than the settings or on the state of a service."""
     settings = resolved.settings
     if resolved.backend is not None or resolved.wants_image or settings.policy.trusted or prepared.notes:
+        return
+    if resolved.secrets is not None:
         return
     if row_of(settings.backend).queries_service:
         return

@@ -26,7 +26,16 @@ from cloche.config.options import SandboxOptions
 from cloche.config.settings import list_options_in_signature
 from cloche.core.enforcement import Level
 from cloche.core.errors import InvalidRequest, PolicyDenied, SandboxFileError
-from cloche.core.events import Ended, Event, NetworkRefused, OutputChunk, Sink, Started, Stream
+from cloche.core.events import (
+    Ended,
+    Event,
+    NetworkRefused,
+    OutputChunk,
+    PlaceholderSent,
+    Sink,
+    Started,
+    Stream,
+)
 from cloche.core.languages import language_named
 from cloche.core.loops import become_task, check_event_loop, with_sink
 from cloche.core.policy import HOST_BACKENDS, Policy
@@ -59,6 +68,7 @@ NO_ARGUMENTS: tuple[str, ...] = ()
 NO_INPUTS = Inputs()
 REQUIRED_META = frozenset(("backend", "level", "limits", "duration"))  # keys that every result's meta has
 SPILL_FILE_NAMES: dict[Stream, str] = {"stdout": "stdout.txt", "stderr": "stderr.txt"}  # in the `spill` folder
+NETWORK_FIELDS = ("host", "port", "why", "connections")
 NOT_FOUND = 127  # a shell's exit code for a command that is not found (POSIX)
 COMMAND_LANGUAGE = "bash"  # a bare command can do everything that a shell can, so it needs the same permission
 
@@ -358,7 +368,12 @@ async def _run_prepared(
     result.meta = {**prepared.notes, **notes, **meta}
     if sink is not None:
         for row in result.network_refused:
-            sink(NetworkRefused(**{name: row[name] for name in ("host", "port", "why", "connections")}))
+            sink(NetworkRefused(**{name: row[name] for name in NETWORK_FIELDS}))
+        if prepared.policy.secrets is not None:
+            from .secrets import placeholders_sent
+
+            for row in placeholders_sent(result):
+                sink(PlaceholderSent(**{name: row[name] for name in NETWORK_FIELDS}))
     log.debug(
         "%s: %s, exit code %d, %.3f s",
         prepared.backend.name,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import gzip
 import hashlib
 import io
 import json
@@ -16,8 +17,9 @@ import struct
 import subprocess
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 from tests.harness.packages import make_source
 
@@ -48,6 +50,15 @@ def build_wheel(*given):
     json.dump(said, open("content.json", "w"))
     return plain(*given)
 """
+# Hosts that send a request's headers back, credentials among them.
+ECHOING = ("api.anthropic.com", "api.openai.com", "github.com")
+FORMS: dict[str, Callable[[bytes], bytes]] = {
+    "plain": bytes,
+    "hex": lambda text: text.hex().encode(),
+    "base64": base64.b64encode,
+    "percent": lambda text: quote(text, safe="").encode(),
+    "json": lambda text: json.dumps({"head": text.decode()}).encode(),
+}
 NOT_FOUND = Response(b"there is no such thing\n", "404 Not Found")
 FOUND = "302 Found"
 WEBSOCKET_KEY = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -62,6 +73,7 @@ def site_of(folder: Path) -> Site:
         "registry.example": registry,
         "modules.example": modules,
         "git.example": functools.partial(repository, folder),
+        **dict.fromkeys(ECHOING, echo_head),
     }
 
     def answer(request: Request, reader: Reader) -> Response | None:
@@ -83,6 +95,32 @@ def plain(request: Request, _reader: Reader) -> Response:
     if what == "echo":
         return Response(request.body)
     return Response(f"HELLO from {request.address}:{request.port} for {request.host}\n".encode())
+
+
+def echo_head(request: Request, reader: Reader) -> Response:
+    """Send a request's headers back, in the form that its path names; `/redirect/HEX` leads to that URL."""
+    what, _, _ = request.path.removeprefix("/").partition("/")
+    if what == "me" and "authorization" not in request.headers:  # git shows none before it is asked for
+        return Response(b"", "401 Unauthorized", {"WWW-Authenticate": 'Basic realm="tests"'})
+    text = "\n".join(f"{name}: {value}" for name, value in request.headers.items()).encode()
+    if what == "gzip":
+        return Response(gzip.compress(text), headers={"Content-Encoding": "gzip"})
+    if what == "header":
+        return Response(b"", headers={"X-Echo": text.decode().replace("\n", " ")})
+    if what == "chunked":
+        return Response(_in_chunks(text), headers={"Transfer-Encoding": "chunked"})
+    if what == "trailer":
+        return Response(iter([b"0\r\nX-Echo: " + text.replace(b"\n", b" ") + b"\r\n\r\n"]), headers={
+            "Transfer-Encoding": "chunked"
+        })  # fmt: skip
+    return Response(FORMS[what](text)) if what in FORMS else plain(request, reader)
+
+
+def _in_chunks(text: bytes) -> Iterator[bytes]:
+    for at in range(0, len(text), 7):
+        piece = text[at : at + 7]
+        yield b"%x\r\n%b\r\n" % (len(piece), piece)
+    yield b"0\r\n\r\n"
 
 
 def _zeros(size: int) -> Iterator[bytes]:

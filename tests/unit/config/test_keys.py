@@ -26,7 +26,7 @@ def test_every_setting_has_a_row() -> None:
     assert named - rows == {
         "policy.read_only_root", "policy.writable_paths", "policy.drop_capabilities", "policy.layers",
         "policy.accept_claimed_level", "policy.host_folder", "policy.packages_lock", "policy.digests",
-        "policy.toolchains", "policy.toolchains_hidden", "policy.toolchains_path",
+        "policy.toolchains", "policy.toolchains_hidden", "policy.toolchains_path", "policy.secrets",
     }  # fmt: skip
     assert rows - own - named == {name for name in rows if name.startswith(("images.", "roots.", "remotes."))}
     assert set(LIMIT_FIELDS.values()) == {spec.name for spec in fields(Limits)}

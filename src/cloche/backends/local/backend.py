@@ -62,6 +62,8 @@ class LocalBackend:
         self._last: tuple[Policy, Host, Enforcement] | None = None
         self._plain: tuple[Host, Host] | None = None
 
+    takes_secrets = True
+
     def capabilities(self) -> Capabilities:
         """Return this host's strongest level with its controls; measured once per process."""
         return self._capabilities(None)
@@ -210,6 +212,11 @@ class LocalBackend:
         settled = self._settled.get(policy)
         if settled is None or settled[0] is not host:
             level = _choose_level(policy, host)
+            if policy.secrets is not None and level is not Level.JAIL:
+                raise BackendUnavailable(
+                    f"secrets need level jail, and this sandbox has level {level}.",
+                    remedy=f"{_remedy(host)} Or leave secrets out.",
+                )
             enforcement = Enforcement(level=level, controls=local_controls(level, host))
             if policy.network in SERVED and level in (Level.JAIL, Level.CONFINED):
                 path_kind = NAMESPACE if level is Level.JAIL else CONNECTED

@@ -7,14 +7,17 @@ the user.
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import site
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from cloche.core.errors import StartFailed
 from cloche.core.policy import Policy
 
 from .. import layout
@@ -129,3 +132,19 @@ def _paths(home: str) -> str:
 def _site(base: str) -> str:
     scheme = "venv" if "venv" in sysconfig.get_scheme_names() else "posix_prefix"
     return sysconfig.get_path("purelib", scheme, {"base": base, "platbase": base})
+
+
+@contextmanager
+def hold_layers(layers: Sequence[str]) -> Iterator[dict[str, int]]:
+    """Hold the locks that protect package layers from removal; yield their descriptors by name, to be passed on."""
+    held: dict[str, int] = {}
+    try:
+        for number, layer in enumerate(layers):
+            held[f"layer{number}"] = fd = os.open(layer, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield held
+    except OSError as error:
+        raise StartFailed(f"packages: a layer is gone: {error}; open the sandbox again", step="packages") from error
+    finally:
+        for fd in held.values():
+            os.close(fd)

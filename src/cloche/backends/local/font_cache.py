@@ -11,17 +11,24 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import marshal
 import os
 import re
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Protocol
 
+from cloche.core.errors import ClocheError
 from cloche.core.limits import MIB, Limits
+from cloche.core.loops import finish
+from cloche.core.protocols import OpenSandbox
 from cloche.core.record import dataclass
+from cloche.core.request import Request
 from cloche.jail.setup.cache import own_cache, read_cache, write_cache
 
+log = logging.getLogger("cloche.jail")
 FILE = "fonts"
 # The program prints the file name of matplotlib's list, then the list.
 PROGRAM = f"""
@@ -119,3 +126,23 @@ def _states(root: str) -> Iterator[tuple[str, int]]:
             yield folder, os.stat(folder).st_mtime_ns
         except OSError:
             continue  # it is gone
+
+
+class FontSandbox(OpenSandbox, Protocol):
+    """Run matplotlib, and be closed."""
+
+    async def close(self) -> None:
+        """Remove everything."""
+        ...
+
+
+async def made_in(sandbox: FontSandbox) -> bytes:
+    """Return the list that matplotlib makes in a sandbox of its own, which is closed; nothing if there is none."""
+    try:
+        await sandbox.run(Request(code=PROGRAM))
+        return await sandbox.read_file(FILE, max_bytes=MOST_BYTES)
+    except ClocheError as error:
+        log.info("there is no list of fonts, so every guest that draws makes its own: %s", error)
+        return b""
+    finally:
+        await finish(sandbox.close())

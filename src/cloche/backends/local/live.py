@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import itertools
 import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cloche.core.enforcement import Enforcement
@@ -63,6 +62,7 @@ from .plan import (
     choose_guest_paths,
     filter_for,
     guest_environment,
+    show_authority,
     show_folder,
     show_toolchain,
     unfilled_layers,
@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from cloche.egress.client import OwnNetwork
 
     from ..live_session import LiveSession
+    from ..secrets import GuestSecrets
     from .session import LocalSession
 
 log = logging.getLogger("cloche.jail")
@@ -123,22 +124,6 @@ def _no_range() -> BackendUnavailable:
     )
 
 
-@contextlib.contextmanager
-def hold_layers(layers: Sequence[str]) -> Iterator[dict[str, int]]:
-    """Hold the locks that protect package layers from removal; yield their descriptors by name, to be passed on."""
-    held: dict[str, int] = {}
-    try:
-        for number, layer in enumerate(layers):
-            held[f"layer{number}"] = fd = os.open(layer, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        yield held
-    except OSError as error:
-        raise StartFailed(f"packages: a layer is gone: {error}; open the sandbox again", step="packages") from error
-    finally:
-        for fd in held.values():
-            os.close(fd)
-
-
 class LocalLiveSandbox(LiveSandbox):
     """Hold one jail open with all its processes; see core.protocols.OpenLiveSandbox."""
 
@@ -180,6 +165,7 @@ class LocalLiveSandbox(LiveSandbox):
         self.start = "cold"
         self._keeping = keeping
         self._is_owner = False
+        self._secrets: GuestSecrets | None = None
 
     # Start, hand-over and end.
 
@@ -202,6 +188,8 @@ class LocalLiveSandbox(LiveSandbox):
         show_toolchain(run, spec, environment.shown(self._policy), self._host, self._policy)
         if self._policy.host_folder is not None:
             show_folder(run, spec, self._policy.host_folder, self._host)
+        if self._policy.secrets is not None:
+            await self._open_secrets(spec)
         # A kept sandbox gets no helper of the pool: that is a child of this process's template, which ends with it.
         slot = self._pool.fork() if self._pool is not None and self._keeping is None else None
         self.start = "warm" if slot is not None else "cold"
@@ -216,7 +204,7 @@ class LocalLiveSandbox(LiveSandbox):
         try:
             if self._keeping is not None:
                 own = open_own_network(self._policy)
-            else:
+            elif self._secrets is None:
                 self.network = open_shared_network(self._policy)
             self._offer_to_decide()
             served = own or self.network
@@ -250,6 +238,20 @@ class LocalLiveSandbox(LiveSandbox):
             self._pool.start()
         return link
 
+    async def _have_secrets(self) -> None:
+        """Start the sandbox if it has secrets: only then is it known what its environment has for them."""
+        if self._policy.secrets is not None:
+            await self.connected()
+
+    async def _open_secrets(self, spec: Spec) -> None:
+        """Open the network with this sandbox's secrets."""
+        if self._keeping is not None:
+            raise BackendUnavailable("secrets: a sandbox with a name cannot have them yet.", remedy="Leave name out.")
+        from ..secrets import open_shared_with_secrets
+
+        self.network, self._secrets = await open_shared_with_secrets(self._policy)
+        show_authority(spec, self._secrets)
+
     async def _hand_over(
         self,
         connection: HelperConnection,
@@ -269,7 +271,7 @@ class LocalLiveSandbox(LiveSandbox):
         end.cancel()
         await asyncio.wait((end,))
         self._end = None
-        with connection.release() as helper, ours, hold_layers(self._policy.layers) as layers:
+        with connection.release() as helper, ours, environment.hold_layers(self._policy.layers) as layers:
             held = {"helper": helper.fileno(), **({"claim": self._claim.held} if self._claim else {}), **layers}
             held |= own.held if own is not None else {}
             client = await keeping.take(ours, held, connection.groups, self._described())
@@ -434,7 +436,8 @@ class LocalLiveSandbox(LiveSandbox):
         if self._has_home:
             variables |= {"HOME": HOME, "PATH": environment.search_path(HOME, variables["PATH"], self._has_environment)}
         variables = layout.with_startup(with_toolchains(variables, self._policy, env) | dict(env), self._paths.startup)
-        return environment.with_own_first(with_layers(variables, self._policy.layers), HOME, self._has_environment)
+        variables = environment.with_own_first(with_layers(variables, self._policy.layers), HOME, self._has_environment)
+        return variables if self._secrets is None else {**variables, **self._secrets.variables}
 
     async def connect(self, port: int) -> OpenConnection:
         """Return a connection to a server inside. Raises OSError, as a socket would."""
@@ -470,6 +473,7 @@ class LocalLiveSandbox(LiveSandbox):
     async def run_streaming(self, request: Request, sink: Sink) -> Result:
         """Run as `run` does, passing `Started` and `OutputChunk` events to `sink` as they happen."""
         timeout_s = request.timeout_s or self.limits.timeout_s
+        await self._have_secrets()
         arguments = (request, self._paths, timeout_s, next(self._numbers), self._policy.layers)
         # Other languages search for their programs, which blocks.
         is_at_hand = request.code is None or request.language == "python"
@@ -541,7 +545,8 @@ class LocalLiveSandbox(LiveSandbox):
                 **requested,
             }
         env = environment.with_own_first(env, HOME, self._has_environment)
-        return with_toolchains({**self._network_variables(), **env, **home}, self._policy, requested)
+        secrets = self._secrets.variables if self._secrets is not None else {}
+        return with_toolchains({**self._network_variables(), **env, **home, **secrets}, self._policy, requested)
 
     # Sessions.
 
@@ -549,6 +554,7 @@ class LocalLiveSandbox(LiveSandbox):
         """Start an interpreter that shares everything with this sandbox; see core.protocols.SupportsSessions."""
         from ..live_session import LiveProgram, open_live_session
 
+        await self._have_secrets()
         program = build_session_program(language, env, self._paths, self._policy.layers)
         run = program.run
         environment.show(run.python, HOME, self._has_environment)

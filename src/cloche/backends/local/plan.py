@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloche.core.changes import CHANGES, HostFolder
 from cloche.core.enforcement import Level
@@ -58,6 +58,9 @@ from ..toolchain import (
     sets_interpreter_variables,
     user_site,
 )
+
+if TYPE_CHECKING:
+    from ..secrets import GuestSecrets
 
 # The range of outside ids: above the ranges of distributions and systemd, below 2^31.
 OUTSIDE_IDS = (1_900_000_000, 100_000)
@@ -296,6 +299,11 @@ def _overlay(
         "inner": ".git" if folder.git is not None else "",
     }  # fmt: skip
     return ("overlay", source, folder.at.lstrip("/"), overlay)
+
+
+def show_authority(spec: Spec, secrets: GuestSecrets) -> None:
+    """Show a sandbox the certificates with its own authority; its spec is like no other one then."""
+    spec.mounts, spec.origin = [*spec.mounts, *secrets.rows], None
 
 
 def make_forkable(spec: Spec, host: Host) -> None:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from cloche.core.errors import ClocheError, OutcomeUnknown, StartFailed
+from cloche.core.events import PlanStep
 from cloche.core.result import KillCause, Observed, Usage
 from cloche.forkserver.slot import UNWATCHED_S
 
 from ..host import with_limit
+
+if TYPE_CHECKING:
+    from cloche.jail.steps import Step
 
 SHORT_S = UNWATCHED_S  # memory and tasks of a shorter run were not sampled
 LEAST_TIMEOUT_S = 1.0  # a time-out that a short run cannot have reached
@@ -172,3 +176,9 @@ def end_run(sandbox: object) -> None:
 def is_under_load() -> bool:
     """Tell whether there are more runs than processors."""
     return len(_running) > _PROCESSORS
+
+
+def timed_steps(steps: Sequence[Step], seconds: Sequence[float], *, whose: str = "") -> Iterator[PlanStep]:
+    """Yield the steps with their durations; steps without a duration, of a guest that had waited, are left out."""
+    for (name, description, _), spent in zip(steps, seconds, strict=False):
+        yield PlanStep(name=name, description=whose + description, seconds=spent)

@@ -7,12 +7,12 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cloche import hostfs
 from cloche.core.enforcement import Enforcement, Level
-from cloche.core.errors import ClocheError, InvalidRequest, OutcomeUnknown, SandboxFileRefused, StartFailed
+from cloche.core.errors import InvalidRequest, OutcomeUnknown, SandboxFileRefused, StartFailed
 from cloche.core.events import PlanStep, Sink, Started, discard
 from cloche.core.functions import OfferedFunctions
 from cloche.core.limits import Limits
@@ -27,18 +27,13 @@ from cloche.jail.messages import Building, Run, Spec
 from cloche.jail.user_namespaces import Claim, claim_outside_id
 
 from ..host import Host, forget_host, with_limit
-from ..network import (
-    authority_variables,
-    network_rules,
-    new_network,
-    open_shared_network,
-    variables_without_namespace,
-)
+from ..network import authority_variables, network_rules, new_network, variables_without_namespace
 from ..results import make_result, run_notes
 from ..saved_files import Changes
 from ..toolchain import python_toolchain
 from . import font_cache, run_report
 from .helper_link import HelperConnection
+from .networks import open_run_secrets, open_session_network
 from .plan import (
     LocalProgram,
     build_program,
@@ -49,14 +44,14 @@ from .plan import (
     with_toolchains,
 )
 from .prefork import COLD, KEPT_BYTES, WarmJail, choose_second_start, choose_start, pool_for, warm_jail
-from .run_report import observed, usage
+from .run_report import observed, timed_steps, usage
 from .streams import Pipes, started_first
 from .workspace import Workspace
 
 if TYPE_CHECKING:
     from cloche.forkserver.slot import Slot
-    from cloche.jail.steps import Step
 
+    from ..secrets import GuestSecrets
     from ..subordinate_ids import Show
     from .plan import LocalSessionProgram
     from .session import LocalSession
@@ -89,6 +84,7 @@ class LocalOpenSandbox:
         self._sessions: list[LocalSession] = []
         self.functions: OfferedFunctions | None = None
         self._network: SandboxNetwork | None = None  # of runs in a helper without a slot
+        self._secrets: GuestSecrets | None = None  # of that network
 
     def offer_functions(self, functions: OfferedFunctions) -> None:
         """Let programs and sessions call functions of the caller; see core.functions.SupportsFunctions."""
@@ -202,16 +198,17 @@ class LocalOpenSandbox:
         if self._can_fork and program.is_forkable:
             make_forkable(spec, self._host)
         show_toolchain(program.run, spec, program.paths(), self._host, self._policy)
+        session.network, secrets = await open_session_network(self._policy, spec)
+        session.owns_network = True
         program.run.env = {**self._network_variables(), **program.run.env}
         program.run.env = with_toolchains(program.run.env, self._policy, env)
+        program.run.env |= secrets.variables if secrets is not None else {}
         self.workspace.clear_for(program.run)
         slot = self._pool.fork() if self._pool is not None else None
         session.start = choose_start(slot, None).name
         if slot is None:
             self._begin_soon()
         connection = self._new_connection(spec, slot)
-        session.network = open_shared_network(self._policy) if spec.network is not None else None
-        session.owns_network = True
         jail_end = session.network.network.jail_end if session.network is not None else -1
 
         workspace = self.workspace
@@ -397,19 +394,12 @@ class LocalOpenSandbox:
 
     async def _make_fonts(self) -> bytes:
         """Have matplotlib make its list, alone in a separate sandbox."""
-        policy = replace(self._policy, warm=False)
+        policy = replace(self._policy, warm=False, secrets=None)
         font_sandbox = LocalOpenSandbox(
             policy=policy, limits=font_cache.LIMITS, enforcement=self._enforcement, host=self._host
         )
         font_sandbox._gives_fonts = False
-        try:
-            await font_sandbox.run(Request(code=font_cache.PROGRAM))
-            return await font_sandbox.read_file(font_cache.FILE, max_bytes=font_cache.MOST_BYTES)
-        except ClocheError as error:
-            log.info("there is no list of fonts, so every guest that draws makes its own: %s", error)
-            return b""
-        finally:
-            await finish(font_sandbox.close())
+        return await font_cache.made_in(font_sandbox)
 
     async def _run(self, request: Request, program: LocalProgram, sink: Sink) -> Result:
         """Run; start once more if a warm helper fails before anything of the program has started."""
@@ -466,6 +456,9 @@ class LocalOpenSandbox:
             program.run.env = {**self._network_variables(), **program.run.env}
         if self._policy.toolchains:
             program.run.env = with_toolchains(program.run.env, self._policy, request.env)
+        if self._policy.secrets is not None:
+            secrets = await self._have_secrets()
+            program.run.env = {**program.run.env, **secrets.variables}
         sink = sink if sink is discard else started_first(sink)
         try:
             pipes = Pipes(request.stdin, self._limits, self._kill, sink, self.functions)
@@ -515,9 +508,9 @@ class LocalOpenSandbox:
             if sink is discard:
                 return
             if tag == "ready":
-                plan.extend(_timed(building.build, body["seconds"]))
+                plan.extend(timed_steps(building.build, body["seconds"]))
             elif tag == "started" and (run.commands or run.python):
-                plan.extend(_timed(building.steps_of_guest(), body.get("seconds", ()), whose="the program: "))
+                plan.extend(timed_steps(building.steps_of_guest(), body.get("seconds", ()), whose="the program: "))
                 if log.isEnabledFor(logging.DEBUG):
                     log.debug("steps: %s", ", ".join(f"{step.name} {step.seconds * 1000:.2f} ms" for step in plan))
                 sink(Started(plan=tuple(plan)))
@@ -562,6 +555,13 @@ class LocalOpenSandbox:
         is_jail = self._spec.level == "jail"
         return authority_variables(self._policy) if is_jail else variables_without_namespace(self._policy)
 
+    async def _have_secrets(self) -> GuestSecrets:
+        """Open the network with this sandbox's secrets, before its first jail is described."""
+        if self._secrets is None:
+            await become_task()
+            self._network, self._secrets = await open_run_secrets(self._policy, self._spec)
+        return self._secrets
+
     def _own_network(self) -> int:
         """Return the descriptor to which a jail in a newly started helper sends sockets, -1 without a network."""
         rules = network_rules(self._policy) if self._spec.network is not None else None
@@ -575,6 +575,8 @@ class LocalOpenSandbox:
         if self._is_closed:
             raise InvalidRequest("this sandbox is closed; open another one")
         if self._connection is None:
+            if self._policy.secrets is not None:
+                await self._have_secrets()
             self._claim_id()
             if self._slot is not None:  # left by a failed start
                 self._release()
@@ -642,9 +644,3 @@ class LocalOpenSandbox:
             changes=changes,
             meta={**notes, "backend": "local", "start": self._start.name, **pipes.notes(), **traffic.notes()},
         )
-
-
-def _timed(steps: Sequence[Step], seconds: Sequence[float], *, whose: str = "") -> Iterator[PlanStep]:
-    """Yield the steps with their durations; steps without a duration, of a guest that had waited, are left out."""
-    for (name, description, _), spent in zip(steps, seconds, strict=False):
-        yield PlanStep(name=name, description=whose + description, seconds=spent)

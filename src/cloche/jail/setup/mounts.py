@@ -67,12 +67,6 @@ STAGE = "/proc"
 _CREATE = os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC
 
 
-NOT_SHOWN = (
-    "programs that install packages are not shown to this run; name the packages when it is started (--packages NAME, "
-    "packages=[NAME]), or use a live sandbox (cloche exec, cloche.Sandbox)"
-)
-
-
 class Bind:
     """Show a file or directory of the host, read-only, at `target`.
 
@@ -404,36 +398,32 @@ class Cover:
         return f"cover /{self.target}"
 
 
-class Replaced:
-    """Show a program, or a module of Python's, that only prints the reason why the file at each path is not shown."""
+class ShownText:
+    """Write a synthetic file of any size, and show it read-only at each path, also over a file that is shown there."""
 
-    __slots__ = ("paths",)
+    __slots__ = ("content", "over", "target")
 
-    STAGE = ".replaced"
-    PROGRAM = f'#!/bin/sh\necho "${{0##*/}}: {NOT_SHOWN}" >&2\nexit 127\n'
-    MODULE = f'raise ModuleNotFoundError(f"No module named {{__name__!r}}: {NOT_SHOWN}", name=__name__)\n'
+    STAGE = ".shown"
 
-    def __init__(self, paths: Sequence[str]):
-        self.paths = paths
+    def __init__(self, target: str, content: str, over: Sequence[str] = ()):
+        self.target, self.content, self.over = target, content, over
 
     def calls(self) -> list[Call]:
-        program, module = f"{self.STAGE}/program", f"{self.STAGE}/module"
-        read_only = MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV
+        staged, data = f"{self.STAGE}/file", self.content.encode()
+        read_only = MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC
         return [
-            *Tmpfs(self.STAGE, 1 << 16, 16).calls(),
-            *Text(program, self.PROGRAM, 0o755).calls(),
-            *Text(f"{module}/__init__.py", self.MODULE).calls(),
+            *Tmpfs(self.STAGE, len(data) + (1 << 16), 16).calls(),
+            *Text(staged, self.content).calls(),
             mount("none", self.STAGE, "", read_only),  # and so is every further mount of it
-            *(
-                mount(module if os.path.isdir(path) else program, path[1:], "", MS_BIND, excuse=(ENOENT, EACCES))
-                for path in self.paths
-            ),
+            *_make_mount_point(self.target, is_directory=False),
+            mount(staged, self.target, "", MS_BIND),
+            *(mount(staged, path, "", MS_BIND, excuse=(ENOENT, ENOTDIR, EACCES)) for path in self.over),
             make("umount2", os.fsencode(self.STAGE), MNT_DETACH),
             make("unlinkat", AT_FDCWD, os.fsencode(self.STAGE), AT_REMOVEDIR),
         ]
 
     def describe(self) -> str:
-        return f"say of {len(self.paths)} programs and modules that install packages that they are not shown"
+        return f"write /{self.target}, and show it at {len(self.over)} other paths"
 
 
 KINDS: dict[str, Any] = {
@@ -444,6 +434,7 @@ KINDS: dict[str, Any] = {
     "symlink": Symlink,
     "terminals": Terminals,
     "text": Text,
+    "shown text": ShownText,
     "upper": Upper,
     "overlay": Overlay,
     "proc": Proc,

@@ -30,6 +30,7 @@ from ..steps import (
 )
 from ..syscalls import AT_FDCWD, CLONE_NEWNS, PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, PR_SET_PDEATHSIG, SOCK_DGRAM
 from . import mounts, privileges
+from .replaced import Replaced
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -541,7 +542,7 @@ def _binds(run: Run, spec: Spec) -> tuple[list[mounts.Bind], list[mounts.Inner]]
 
 def _covers(run: Run) -> list[mounts.Mount]:
     covers: list[mounts.Mount] = [mounts.Cover(path[1:]) for path in run.covered]
-    return [*covers, mounts.Replaced(run.replaced)] if run.replaced else covers
+    return [*covers, Replaced(run.replaced)] if run.replaced else covers
 
 
 def _without_repetition(steps: list[Step]) -> list[Step]:

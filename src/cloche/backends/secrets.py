@@ -1,0 +1,185 @@
+"""The secrets of a sandbox, on the caller's side: their sources, and what the guest gets for them.
+
+A file and a command's output are handed to the egress process as descriptors, and are not read here. The guest gets
+placeholders in its environment, and a file of certificates with the authority of its sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import shlex
+import ssl
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from cloche.core.errors import InvalidRequest, StartFailed
+from cloche.core.policy import Policy
+from cloche.core.record import dataclass
+from cloche.core.secrets import Secret, SecretSet, as_wire
+from cloche.egress.client import SandboxNetwork, open_network_with_secrets, operator_proxies
+from cloche.egress.windows import SharedNetwork
+
+from .certificates import FOLDER, MARK, files_and_variables, read_certificates
+from .layout import ETC_SHOWN, SYSTEM_FOLDERS, Row, is_below
+
+FILE = f"{FOLDER}/authorities.pem"
+# Of OpenSSL, Python, curl, git, Node, npm, Deno, cargo, Nix, gRPC, AWS and Codex.
+VARIABLES = (
+    "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS",
+    "NPM_CONFIG_CAFILE", "DENO_CERT", "CARGO_HTTP_CAINFO", "NIX_SSL_CERT_FILE", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
+    "AWS_CA_BUNDLE", "CODEX_CA_CERTIFICATE",
+)  # fmt: skip
+# Where distributions keep the one file with all certificates.
+BUNDLES = (
+    "/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem", "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+)  # fmt: skip
+COMMAND_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuestSecrets:
+    """Hold what a guest gets: variables for its environment, and the rows of its file tree."""
+
+    variables: Mapping[str, str]
+    rows: tuple[Row, ...]
+
+
+async def open_shared_with_secrets(policy: Policy) -> tuple[SharedNetwork, GuestSecrets]:
+    """Open a network with a policy's secrets that several runs use. Raises as `open_with_secrets` does."""
+    network, secrets = await open_with_secrets(policy)
+    return SharedNetwork(network, policy.network_rules()), secrets
+
+
+async def open_with_secrets(policy: Policy) -> tuple[SandboxNetwork, GuestSecrets]:
+    """Open a network with a policy's secrets. Raises InvalidRequest for a wrong source or value, StartFailed."""
+    assert policy.secrets is not None  # noqa: S101 - who has none, has another network
+    with _sources(policy.secrets) as (rows, values, commands):
+        try:
+            network = open_network_with_secrets(
+                policy.network_rules(), rows, values, authorities=operator_authorities(), proxies=operator_proxies(),
+                asks=policy.on_network == "ask",
+            )  # fmt: skip
+        except OSError as error:
+            raise _failed(error) from error
+    try:
+        body = await network.await_secrets()
+        for name, process in commands.items():
+            await _check_end(name, process)
+        if body["error"]:
+            raise InvalidRequest(body["error"])
+    except BaseException as error:
+        network.close()
+        for process in commands.values():
+            process.kill()
+        if isinstance(error, OSError):
+            raise _failed(error) from error
+        raise
+    return network, _for_guest(body["variables"], body["authority"])
+
+
+def _failed(error: OSError) -> StartFailed:
+    return StartFailed(f"cannot open a network with secrets: {error}", step="network", errno=error.errno)
+
+
+@contextmanager
+def _sources(
+    secrets: SecretSet,
+) -> Iterator[tuple[list[dict[str, Any]], list[int], dict[str, subprocess.Popen[bytes]]]]:
+    """Yield rows, descriptors of files and outputs, which are closed at the end, and the processes of commands."""
+    rows: list[dict[str, Any]] = []
+    fds: list[int] = []
+    commands: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for name, secret in secrets.rows:
+            value: bytes | None = None
+            if secret.file is not None:
+                fds.append(_opened(name, secret.file))
+            elif secret.command is not None:
+                commands[name], output = _started(name, secret.command)
+                fds.append(output)
+            else:
+                value = _value(name, secret)
+            rows.append({**as_wire(name, secret), "value": value})
+        yield rows, fds, commands
+    except BaseException:
+        for process in commands.values():
+            process.kill()
+            process.wait()
+        raise
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _value(name: str, secret: Secret) -> bytes:
+    value = secret.value if secret.env is None else os.environ.get(secret.env)
+    if value is None:
+        raise InvalidRequest(f"secrets: the variable {secret.env}, which has the value of {name}, is not set")
+    return value.encode("utf-8", "surrogateescape")
+
+
+def _opened(name: str, path: str) -> int:
+    try:
+        return os.open(os.path.expanduser(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise InvalidRequest(f"secrets: the file of {name} cannot be opened: {error}") from None
+
+
+def _started(name: str, command: str) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a command, without a shell, and return it with the end of a pipe that has its output."""
+    output, theirs = os.pipe2(os.O_CLOEXEC)
+    try:
+        words = shlex.split(command)
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=theirs, stderr=subprocess.DEVNULL)
+    except (OSError, ValueError, IndexError) as error:
+        os.close(output)
+        raise InvalidRequest(f"secrets: the command of {name} cannot be started: {error}") from None
+    finally:
+        os.close(theirs)
+    return process, output
+
+
+async def _check_end(name: str, process: subprocess.Popen[bytes]) -> None:
+    try:
+        code = await asyncio.to_thread(process.wait, COMMAND_S)
+    except subprocess.TimeoutExpired:
+        raise InvalidRequest(f"secrets: the command of {name} has not ended within {COMMAND_S:.0f} s") from None
+    if code:
+        raise InvalidRequest(f"secrets: the command of {name} ended with exit code {code}; run it to see why")
+
+
+@functools.cache
+def operator_authorities() -> str:
+    """Return the certificates that the operator's SSL_CERT_FILE names for OpenSSL; empty for this machine's own."""
+    path = os.environ.get("SSL_CERT_FILE", "")
+    return read_certificates(path) if path else ""
+
+
+@functools.cache
+def _trusted_here() -> str:
+    """Return the certificates that guests with a network trust."""
+    texts = [
+        read_certificates(path) for path in (ssl.get_default_verify_paths().openssl_cafile, *BUNDLES) if _is_file(path)
+    ]
+    return "\n".join(dict.fromkeys([*texts[:1], *(row[2] for row in files_and_variables()[0])]))
+
+
+def _is_file(path: str) -> bool:
+    return os.path.isfile(path)
+
+
+def _for_guest(placeholders: Mapping[str, str], authority: str) -> GuestSecrets:
+    if MARK not in authority:
+        raise StartFailed("the egress process has made no authority", step="network")
+    over = [path[1:] for path in dict.fromkeys(map(os.path.realpath, filter(_is_file, BUNDLES))) if _is_shown(path)]
+    row = ("shown text", FILE, f"{_trusted_here()}\n{authority}", over)
+    return GuestSecrets(variables={**dict.fromkeys(VARIABLES, f"/{FILE}"), **placeholders}, rows=(row,))
+
+
+def _is_shown(path: str) -> bool:
+    return any(is_below(path, folder) for folder in (*SYSTEM_FOLDERS, *ETC_SHOWN))

@@ -1,0 +1,146 @@
+"""Credentials in the heads of requests: a value in place of its placeholder, and no other one. No I/O.
+
+Theory of operation: a `Grant` is one secret of one sandbox. At its hosts, a head's credential headers must be empty, or
+hold the placeholder in one of the known forms; then the value is put there. Any other credential is refused, since an
+allowed host with an attacker's key is a way out. A host without a provider's row may want the value in any header, so
+there the placeholder is replaced in all but those that describe the request, which servers log and show. Nothing is
+added. Cookies are left out: they are credentials, too, and clients keep those of an answer without being asked to.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator, Sequence
+from urllib.parse import unquote_plus
+
+from cloche.core.record import dataclass, field
+from cloche.core.secrets import CREDENTIAL_HEADERS, provider_of
+
+from .http_request import Headers, Rejected
+
+# A placeholder in one of these stays as it is.
+DESCRIPTIVE = re.compile(
+    rb"accept.*|content-.*|cookie|date|expect|forwarded|from|host|if-.*|link|origin|pragma|range|referer|sec-.*|te"
+    rb"|transfer-encoding|upgrade.*|user-agent|via|x-forwarded-.*|x-request-.*|idempotency-key|connection|cache-control"
+)
+# What stands beside a token in Basic credentials. Another text may itself be a credential.
+USERS = frozenset((b"", b"x-access-token", b"x-oauth-basic", b"oauth2", b"__token__", b"token", b"git",
+                   b"gitlab-ci-token", b"user", b"api"))  # fmt: skip
+_SCHEME = re.compile(rb"(?i)([a-z][a-z0-9-]{0,31}) +([\x21-\x7e]+)")
+_SEPARATOR = re.compile(r"[&;]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """Hold one secret of one sandbox; `form` is what its headers must look like, empty for the usual forms."""
+
+    name: str
+    placeholder: bytes
+    value: bytes = field(repr=False)
+    hosts: frozenset[str]
+    form: bytes = b""
+    is_foreign_allowed: bool = False
+
+
+class HostCredentials:
+    """Check and change the requests for one host of some grants."""
+
+    def __init__(self, host: str, grants: Sequence[Grant]):
+        self._host = host
+        self._grants = [grant for grant in grants if host in grant.hosts]
+        self._is_foreign_allowed = any(grant.is_foreign_allowed for grant in self._grants)
+        provider = provider_of(host)
+        self._headers = {name.encode() for name in (*CREDENTIAL_HEADERS, *(provider.headers if provider else ()))}
+        self._query_keys = provider.query if provider else ()
+        self._kept = re.compile(b".*") if provider else DESCRIPTIVE
+
+    def edit(self, target: str, headers: Headers) -> Headers:
+        """Return the headers of a request for upstream. Raises Rejected for a foreign credential."""
+        if not self._is_foreign_allowed:
+            self._check_query(target)
+        return list(self._edited(headers))
+
+    def _edited(self, headers: Headers) -> Iterator[tuple[bytes, bytes]]:
+        for name, value in headers:
+            key = name.lower().replace(b"_", b"-")
+            if key == b"upgrade":
+                raise Rejected(403, "a web socket, whose messages are not searched for values,")
+            if key == b"cookie" and not self._is_foreign_allowed:
+                continue
+            if key == b"accept-encoding":  # else a value in the answer could not be found
+                yield name, b"identity"
+            elif key in self._headers:
+                yield name, self._credential(name, value)
+            elif self._kept.fullmatch(key):
+                yield name, value
+            else:
+                yield name, self._replaced(value)
+
+    def _replaced(self, value: bytes) -> bytes:
+        for grant in self._grants:
+            value = value.replace(grant.placeholder, grant.value)
+        return value
+
+    def _credential(self, name: bytes, value: bytes) -> bytes:
+        """Return a credential with its value. Raises Rejected for one that is not the placeholder's."""
+        if not value.strip():
+            return value
+        for grant in self._grants:
+            if (replaced := _in_form(grant, value.strip())) is not None:
+                return replaced
+        if self._is_foreign_allowed:
+            return value
+        raise Rejected(403, self._why(f"the header {name.decode('latin-1')[:100]!r}"))
+
+    def _check_query(self, target: str) -> None:
+        _, _, query = target.partition("?")
+        for part in _SEPARATOR.split(query):
+            key, _, value = part.partition("=")
+            if value and self._query_keys and unquote_plus(key).lower() in self._query_keys:
+                raise Rejected(403, self._why(f"{unquote_plus(key)[:100]!r} in the query"))
+
+    def _why(self, where: str) -> str:
+        names = ", ".join(grant.name for grant in self._grants)
+        return (
+            f"a request with a credential in {where} that is not the one in {names}, alone or behind one word; "
+            f'no other is taken here, unless the secret has foreign="allow"'
+        )
+
+
+def _in_form(grant: Grant, value: bytes) -> bytes | None:
+    """Return a header's value with the secret's; None where it is not the placeholder in a known form."""
+    scheme = _SCHEME.fullmatch(value)
+    if scheme is not None and scheme[1].lower() == b"basic":
+        return _in_basic(grant, scheme[1], scheme[2])
+    if grant.form:
+        return grant.form.replace(b"{}", grant.value) if value == grant.form.replace(b"{}", grant.placeholder) else None
+    if value == grant.placeholder:
+        return grant.value
+    return scheme[1] + b" " + grant.value if scheme is not None and scheme[2] == grant.placeholder else None
+
+
+def _in_basic(grant: Grant, scheme: bytes, encoded: bytes) -> bytes | None:
+    try:
+        user, colon, password = base64.b64decode(encoded, validate=True).partition(b":")
+    except binascii.Error:
+        return None
+    if user in USERS and password == grant.placeholder:
+        pair = user + colon + grant.value
+    elif user == grant.placeholder and password in USERS:
+        pair = grant.value + colon + password
+    else:
+        return None
+    return scheme + b" " + base64.b64encode(pair)
+
+
+def placeholders_in(data: bytes, grants: Sequence[Grant]) -> list[str]:
+    """Return the names of the secrets whose placeholders stand in a head, also in Basic credentials."""
+    texts = [data]
+    for encoded in re.findall(rb"(?i)\bbasic +([a-z0-9+/=]+)", data)[:8]:
+        try:
+            texts.append(base64.b64decode(encoded))
+        except binascii.Error:
+            continue
+    return [grant.name for grant in grants if any(grant.placeholder in text for text in texts)]

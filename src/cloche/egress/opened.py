@@ -1,0 +1,180 @@
+"""The secrets of one sandbox in the egress process: their values, its authority, and connections that are opened.
+
+Theory of operation: a connection to a host with a secret is TLS to its guest, with a certificate of the sandbox's own
+authority, and TLS to the host. Between them `http.relay` carries requests one by one: `HostCredentials` puts values in,
+`RedactedAnswer` takes them out of answers. Every other connection stays as it is, unread. Placeholders that leave in a
+head that is read anyway, for a host where they have no value, are told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from random import SystemRandom
+from typing import Any
+
+from cloche.core.errors import InvalidRequest
+from cloche.core.secrets import LEFT, MOST_BYTES, PORT, check_value, make_placeholder
+
+from .credentials import Grant, HostCredentials, placeholders_in
+from .errors import Failed, Refused
+from .http_request import AnswerReader, Headers, HttpRequest
+from .redaction import RedactedAnswer, StreamRedactor, pairs_of
+from .stream import SocketStream, Stream
+from .tls import Authority, TlsStream
+
+SHAKE_S, READ_S = 20.0, 60.0
+Note = Callable[[str], None]
+_random = SystemRandom()
+
+
+async def read_grants(rows: Iterable[Mapping[str, Any]], fds: list[int]) -> list[Grant]:
+    """Return the grants of a sandbox; the rows without a `value` have it in these descriptors, which are closed.
+
+    Raises InvalidRequest for a wrong value, and for one that cannot be read.
+    """
+    grants = []
+    try:
+        for row in rows:
+            data = row["value"] if row["value"] is not None else await _read(row["name"], fds.pop(0))
+            grants.append(_grant(row, check_value(row["name"], data)))
+    finally:
+        for fd in fds:
+            os.close(fd)
+    return grants
+
+
+async def _read(name: str, fd: int) -> bytes:
+    """Read a file, or the output of a command until its end, in a thread: both may wait."""
+    reading = asyncio.get_running_loop().run_in_executor(None, _read_all, fd)
+    try:
+        async with asyncio.timeout(READ_S):
+            return await asyncio.shield(reading)
+    except TimeoutError:
+        raise InvalidRequest(f"secrets: the value of {name} did not come within {READ_S:.0f} s") from None
+    except OSError as error:
+        raise InvalidRequest(f"secrets: the value of {name} cannot be read: {error.strerror}") from None
+
+
+def _read_all(fd: int) -> bytes:
+    data = b""
+    try:
+        while len(data) <= MOST_BYTES and (piece := os.read(fd, MOST_BYTES)):
+            data += piece
+    finally:
+        os.close(fd)
+    return data
+
+
+def _grant(row: Mapping[str, Any], value: str) -> Grant:
+    placeholder = make_placeholder(row["name"], value, _random.choice)
+    return Grant(
+        name=row["name"], placeholder=placeholder.encode(), value=value.encode(), hosts=frozenset(row["hosts"]),
+        form=row["format"].encode(), is_foreign_allowed=row["is_foreign_allowed"],
+    )  # fmt: skip
+
+
+class SandboxSecrets:
+    """Hold what a sandbox's secrets need here."""
+
+    def __init__(self, grants: list[Grant], hosts_context: ssl.SSLContext):
+        self._grants, self._hosts_context = grants, hosts_context
+        self._hosts = frozenset(host for grant in grants for host in grant.hosts)
+        self._pairs = pairs_of(grants)
+        self.authority = Authority()
+
+    def as_wire(self) -> dict[str, Any]:
+        """Return what the sandbox gets: variables, and a certificate."""
+        variables = {grant.name: grant.placeholder.decode("ascii") for grant in self._grants}
+        return {"variables": variables, "authority": self.authority.certificate, "error": ""}
+
+    def opens(self, host: str) -> bool:
+        """Tell whether connections to a host are opened."""
+        return host in self._hosts
+
+    def check(self, host: str, port: int, *, is_by_address: bool = False) -> None:
+        """Raise Refused for a connection to a host with a secret that could not be opened."""
+        if self.opens(host) and (port != PORT or is_by_address):
+            what = "by its address" if is_by_address else f"on port {port}"
+            raise Refused(f"{host} has a secret, and is reached by its name on port {PORT} alone, not {what}")
+
+    async def open_guest(self, guest: SocketStream, host: str, first: bytes) -> TlsStream:
+        """Return the guest's connection, opened; `first` are its first bytes. Raises Failed."""
+        stream = TlsStream(guest, self.authority.guest_context(host), first=first)
+        try:
+            async with asyncio.timeout(SHAKE_S):
+                await stream.shake_hands()
+        except ssl.SSLError as error:
+            why = (error.reason or "").replace("_", " ").lower()
+            raise Failed(
+                f"{host}:{PORT}: the program inside did not accept the certificate of its sandbox's authority ({why})"
+            ) from None
+        return stream
+
+    async def open_host(self, host: str, connect: Callable[[], Awaitable[SocketStream]]) -> Stream:
+        """Return a connection to a host in TLS, verified. Raises OSError."""
+        stream = TlsStream(await connect(), self._hosts_context, host=host)
+        try:
+            async with asyncio.timeout(SHAKE_S):
+                await stream.shake_hands()
+        except BaseException as error:
+            stream.close()
+            if isinstance(error, ssl.SSLCertVerificationError):
+                raise OSError(f"its certificate is not valid: {error.verify_message}") from None
+            raise
+        return stream
+
+    def edits(self, host: str, note: Note) -> OpenedEdits:
+        """Return what is done with the requests and answers of an opened connection."""
+        return OpenedEdits(HostCredentials(host, self._grants), partial(self._tell, note), self._pairs)
+
+    def watching(self, note: Note) -> WatchingEdits:
+        """Return what is done with the requests of plain HTTP: placeholders in them are told."""
+        return WatchingEdits(partial(self._tell, note))
+
+    def _tell(self, note: Note, target: str, headers: Headers) -> None:
+        head = b"\n".join((target.encode("ascii", "replace"), *(b": ".join(header) for header in headers)))
+        for name in placeholders_in(head, self._grants):
+            note(f"{LEFT}{name} was sent to this host as it is: its value is for other hosts, or for another header")
+
+
+class WatchingEdits:
+    """Look at requests and change nothing."""
+
+    is_tls = False
+
+    def __init__(self, look: Callable[[str, Headers], None]):
+        self._look = look
+
+    def edit(self, target: str, headers: Headers) -> Headers:
+        """Return the headers as they are."""
+        self._look(target, headers)
+        return headers
+
+    def read_answer(self, request: HttpRequest) -> AnswerReader:
+        """Return a reader that passes everything on."""
+        return AnswerReader(request)
+
+
+class OpenedEdits:
+    """Put values into requests, and take them out of answers."""
+
+    is_tls = True
+
+    def __init__(
+        self, credentials: HostCredentials, look: Callable[[str, Headers], None], pairs: list[tuple[bytes, bytes]]
+    ):
+        self._credentials, self._look, self._pairs = credentials, look, pairs
+
+    def edit(self, target: str, headers: Headers) -> Headers:
+        """Return the headers for the host. Raises Rejected."""
+        edited = self._credentials.edit(target, headers)
+        self._look(target, edited)
+        return edited
+
+    def read_answer(self, request: HttpRequest) -> AnswerReader:
+        """Return a reader that passes on what has no value in it."""
+        return RedactedAnswer(request, StreamRedactor(self._pairs))

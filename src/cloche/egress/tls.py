@@ -1,0 +1,190 @@
+"""TLS opened by the egress process: a sandbox's own authority, and a stream of bytes inside TLS.
+
+The keys are made here and are in this process's memory alone. A guest sees a certificate of its sandbox's authority;
+the host is verified as any client does, with the authorities that the operator trusts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from .stream import Stream
+
+READ_BYTES = 64 << 10
+EARLIER, LIFE = timedelta(days=1), timedelta(days=30)  # of a certificate; a sandbox lives shorter
+PROTOCOL = "http/1.1"
+NAME = "Cloche sandbox authority"
+
+
+def host_context(authorities: str) -> ssl.SSLContext:
+    """Return what verifies hosts: by these certificates in PEM, or those of this machine where there are none."""
+    context = ssl.create_default_context(cadata=authorities or None)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols([PROTOCOL])
+    return context
+
+
+class Authority:
+    """Be the certificate authority of one sandbox; `certificate` is the text in PEM that its guest trusts."""
+
+    def __init__(self) -> None:
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, NAME)])
+        usage = x509.KeyUsage(
+            digital_signature=False, content_commitment=False, key_encipherment=False, data_encipherment=False,
+            key_agreement=False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
+        )  # fmt: skip
+        own = self._builder(self._name, self._key).add_extension(usage, critical=True)
+        own = own.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        signed = own.sign(self._key, hashes.SHA256())
+        self.certificate = signed.public_bytes(serialization.Encoding.PEM).decode("ascii")
+        self._contexts: dict[str, ssl.SSLContext] = {}
+
+    def guest_context(self, host: str) -> ssl.SSLContext:
+        """Return what serves a guest in the place of a host."""
+        if host not in self._contexts:
+            self._contexts[host] = _server_context(self._chain(host))
+        return self._contexts[host]
+
+    def _chain(self, host: str) -> bytes:
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host[:64])])
+        builder = (
+            self._builder(name, key)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        )
+        plain = serialization.NoEncryption()
+        private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+        return private + builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+        now, signer = datetime.now(UTC), x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - EARLIER)
+            .not_valid_after(now + LIFE)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(signer), critical=False)
+        )
+
+
+def _server_context(chain: bytes) -> ssl.SSLContext:
+    """Return a context with a key and its certificate, which `ssl` reads from a file: one in memory, without a name."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols([PROTOCOL])
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.num_tickets = 0  # a session is not resumed
+    descriptor = os.memfd_create("authority", os.MFD_CLOEXEC)
+    try:
+        os.write(descriptor, chain)
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+    return context
+
+
+class TlsStream:
+    """Move bytes inside TLS over another stream, which it owns.
+
+    `host` is the name that the other side must have; without one this side is the server. `first` are bytes of the
+    other side that were read before.
+    """
+
+    def __init__(self, stream: Stream, context: ssl.SSLContext, *, host: str | None = None, first: bytes = b""):
+        self._stream = stream
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._incoming.write(first)
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=host is None, server_hostname=host)
+        self._sending = asyncio.Lock()
+        self._ending: asyncio.Task[None] | None = None
+
+    async def shake_hands(self) -> None:
+        """Agree on keys. Raises OSError, of which `ssl.SSLError` is a kind."""
+        while True:
+            try:
+                self._tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                await self._flush()
+                await self._read_more()
+            except ssl.SSLError:
+                with suppress(OSError):  # the alert, which says why
+                    await self._flush()
+                raise
+        await self._flush()
+
+    async def receive(self, size: int) -> bytes:
+        """Return at most `size` bytes, none at the end. Raises OSError when the connection broke."""
+        while True:
+            try:
+                return self._read_on(self._tls.read(size), size)
+            except ssl.SSLWantReadError:
+                if self._outgoing.pending:
+                    await self._flush()
+                await self._read_more()
+            except ssl.SSLZeroReturnError:
+                return b""
+
+    def _read_on(self, data: bytes, size: int) -> bytes:
+        """Return these bytes and more that have come: one read returns a record at most."""
+        pieces, left = [data], size - len(data)
+        while data and left:
+            try:
+                data = self._tls.read(left)
+            except OSError:  # no more, or what the next call tells
+                break
+            pieces.append(data)
+            left -= len(data)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def send(self, data: bytes) -> None:
+        """Send all of it. Raises OSError when the other side does not take it."""
+        if data:
+            self._tls.write(data)
+            await self._flush()
+
+    def end_sending(self) -> None:
+        """Say that nothing more is sent; TLS of before version 1.3 ends both directions so."""
+        if self._ending is None:
+            self._ending = asyncio.get_running_loop().create_task(self._end())
+
+    async def _end(self) -> None:
+        with suppress(OSError):  # the other side's own end is not waited for
+            self._tls.unwrap()
+        with suppress(OSError):
+            await self._flush()
+            self._stream.end_sending()
+
+    def close(self) -> None:
+        """Give the connection up. It must have no waiter any more."""
+        if self._ending is not None:
+            self._ending.cancel()
+        self._stream.close()
+
+    async def _flush(self) -> None:
+        async with self._sending:
+            if data := self._outgoing.read():
+                await self._stream.send(data)
+
+    async def _read_more(self) -> None:
+        data = await self._stream.receive(READ_BYTES)
+        if data:
+            self._incoming.write(data)
+        else:
+            self._incoming.write_eof()

