@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from cloche.core.errors import BackendUnavailable
 from cloche.core.fleet_settings import FleetSettings
+from cloche.fleets.ray import cluster
 from cloche.fleets.ray.cluster import check_answers
 from cloche.fleets.ray.fleet import differences
 
@@ -60,6 +62,21 @@ def test_a_cluster_that_does_not_answer_is_named_at_once() -> None:
     for wrong in ("head", "ray://head:10001"):
         with pytest.raises(BackendUnavailable, match=f"{wrong} is no address .*from outside of it"):
             check_answers(wrong)
+
+
+@pytest.mark.parametrize("has_started", [True, False])
+def test_a_ray_of_this_process_outlives_the_join(has_started: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel ends Ray's processes with the thread that started them, so that thread goes on."""
+    threads: list[threading.Thread] = []
+
+    def join(address: str, *, starts: bool) -> bool:
+        threads.append(threading.current_thread())
+        return has_started
+
+    monkeypatch.setattr(cluster, "join", join)
+    asyncio.run(cluster.joined())
+    threads[0].join(0.5 if has_started else 30.0)
+    assert threads[0].is_alive() is has_started
 
 
 def test_a_running_fleet_says_which_settings_it_does_not_have() -> None:

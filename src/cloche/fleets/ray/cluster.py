@@ -74,22 +74,24 @@ def check_answers(address: str) -> None:
         raise BackendUnavailable(f"Ray at {address} cannot be reached: {error}.", remedy=UNREACHED) from error
 
 
-def join(address: str = "", *, starts: bool = True) -> None:
+def join(address: str = "", *, starts: bool = True) -> bool:
     """Join the cluster at an address, else the one that Ray finds (RAY_ADDRESS, or one on this machine); blocks.
 
-    Where there is none, `starts` starts Ray on this machine, for this process. A process that has joined one stays
-    there. Raises BackendUnavailable.
+    Where there is none, `starts` starts Ray on this machine, for this process. Return whether this call did: the
+    kernel ends that Ray with the thread of the call. A process that has joined one stays there. Raises
+    BackendUnavailable.
     """
     ray = imported()
     with _lock:
         if ray.is_initialized():
-            return
+            return False
         where = _answering(address)
         if not where and not starts:
             raise BackendUnavailable("no Ray cluster was found.", remedy=START_ONE)
         with _own_handler_of_sigterm():
             _init(ray, where)
         _silence(ray)
+        return not where
 
 
 def _answering(address: str) -> str:
@@ -171,12 +173,15 @@ async def joined(address: str = "", *, starts: bool = True) -> None:
 
     def work() -> None:
         error: Exception | None = None
+        has_started = False
         try:
-            join(address, starts=starts)
+            has_started = join(address, starts=starts)
         except Exception as raised:
             error = raised
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(settle, error)
+        if has_started:
+            threading.Event().wait()  # until the process ends
 
     threading.Thread(target=work, name="cloche-ray-join", daemon=True).start()
     await future
