@@ -6,12 +6,15 @@ import asyncio
 import resource
 import socket
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import pytest
+from websockets.frames import Frame, Opcode
 
+from cloche.server.web_frames import BoundedWebSocket
 from cloche.serving.http import (
     MOST_BACKLOG,
     MOST_CONNECTIONS,
@@ -48,7 +51,7 @@ def serve(
     async def main() -> None:
         bounds = {"max_connections": most, "head_s": head_s, "body_s": body_s, "body_bytes": body_bytes}
         config = uvicorn.Config(
-            app, http=type("Bounded", (BoundedProtocol,), bounds), ws="websockets-sansio", lifespan="off",
+            app, http=type("Bounded", (BoundedProtocol,), bounds), ws=BoundedWebSocket, lifespan="off",
             log_level="critical",
         )  # fmt: skip
         config.load()
@@ -306,3 +309,33 @@ def test_a_head_is_sent_with_its_body() -> None:
         theirs.close()
 
     asyncio.run(main())
+
+
+def test_frames_of_a_web_socket_do_not_hold_the_loop() -> None:
+    """Forty thousand empty pings are a quarter of a megabyte; other requests have their turns."""
+    upgrade = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    head = f"GET / HTTP/1.1\r\nHost: localhost\r\n{upgrade}Sec-WebSocket-Version: 13\r\n\r\n"
+    has_ended = asyncio.Event()
+
+    async def accept(
+        _: object, receive: Callable[[], Awaitable[Any]], send: Callable[[object], Awaitable[None]]
+    ) -> None:
+        await send({"type": "websocket.accept"})
+        while (await receive())["type"] != "websocket.disconnect":
+            pass
+        has_ended.set()
+
+    async def work(connect: Connect) -> None:
+        reader, writer = await connect()
+        writer.write(head.encode())
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(
+            Frame(Opcode.PING, b"").serialize(mask=True) * 40_000 + Frame(Opcode.CLOSE, b"").serialize(mask=True)
+        )
+        longest, at = 0.0, time.thread_time()
+        while not has_ended.is_set():
+            await asyncio.sleep(0)
+            longest, at = max(longest, time.thread_time() - at), time.thread_time()
+        assert longest < 0.1
+
+    serve(work, most=3, head_s=60, app=accept)

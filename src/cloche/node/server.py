@@ -20,9 +20,9 @@ from cloche import __version__
 from cloche.audit.log import act_for
 from cloche.core.errors import BackendUnavailable
 from cloche.core.remote import MOST_MESSAGE
-from cloche.core.web_frames import FrameEnds
 from cloche.fleets.signing import BadCredential, LeaseClaim, Verifier
 from cloche.serving.certificate import OwnCertificate
+from cloche.serving.web_frames import MOST_FRAMES, WebFrameTurns
 from cloche.wire.callers import Caller
 from cloche.wire.connection import SILENCE_HEADER, Wire
 from cloche.wire.problems import Refused
@@ -43,9 +43,7 @@ CLOSE_S = 1.0
 LOOK_S, UNUSED_S = 5.0, 60.0  # a connection whose leases are all over is closed then; clients close theirs before
 MOST_UNSENT = 32 << 20  # bytes to one client: more than a frame of each of its calls
 MOST_UNREAD = 4  # messages of a connection that wait to be handled
-MOST_UNREAD_BYTES = 1 << 16  # of a connection, that are not parsed yet; nothing more is read then
-MOST_FRAMES, FEW_FRAMES = 512, 16  # of the web socket, in one turn of the event loop; fewer of a stranger
-HEAD_END = b"\r\n\r\n"  # of the request
+FEW_FRAMES = 16  # of a stranger's web socket, in one turn of the event loop
 MOST_KNOWN = 4_096  # credentials whose signature was checked
 NONE_YET = -1.0  # a time before all ends: the end of a credential is compared apart
 log = logging.getLogger("cloche.fleet")
@@ -148,48 +146,29 @@ class BoundedConnection(ServerConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Note that TLS is there."""
         super().connection_made(transport)
-        self._unread, self._ends, self._has_head = bytearray(), FrameEnds(), False
-        self._turn: asyncio.Handle | None = None
+        self._turns = WebFrameTurns(
+            self.transport, self._take, most=self._most_at_once, is_paused=lambda: self.recv_messages.paused
+        )
         if (counted := _counted(self)) is not None:
             counted.stage = ENCRYPTED
 
     def data_received(self, data: bytes) -> None:
-        """Take data, to which the package may answer by itself."""
-        self._unread += data
-        if len(self._unread) > MOST_UNREAD_BYTES:
-            self.transport.pause_reading()
-        if self._turn is None:
-            self._take_turn()
+        """Take data in turns."""
+        self._turns.feed(data)
 
-    def _take_turn(self) -> None:
-        """Pass the next frames to the package, which parses all that it gets at once; the others have the next turn."""
-        self._turn = None
-        if end := self._end_of_turn():
-            data = bytes(self._unread[:end])
-            del self._unread[:end]
-            super().data_received(data)
+    def _take(self, data: bytes) -> None:
+        """Pass frames to the package, which may answer by itself."""
+        super().data_received(data)
         if self.transport.get_write_buffer_size() > MOST_UNSENT:
             self.transport.abort()
-        elif end and self._unread:
-            self._turn = asyncio.get_running_loop().call_soon(self._take_turn)
-        elif not self.recv_messages.paused:
-            self.transport.resume_reading()
 
-    def _end_of_turn(self) -> int:
-        if not self._has_head:
-            head = self._unread.find(HEAD_END) + len(HEAD_END)
-            self._has_head = head >= len(HEAD_END)
-            if not self._has_head and len(self._unread) > MOST_UNREAD_BYTES:
-                self.transport.abort()
-            return head if self._has_head else 0
+    def _most_at_once(self) -> int:
         counted = _counted(self)
-        is_known = counted is None or counted.is_held
-        return self._ends.after(self._unread, MOST_FRAMES if is_known else FEW_FRAMES)
+        return MOST_FRAMES if counted is None or counted.is_held else FEW_FRAMES
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Drop what was not passed on."""
-        if self._turn is not None:
-            self._turn.cancel()
+        """Drop what was not handled."""
+        self._turns.stop()
         super().connection_lost(exc)
 
 

@@ -83,6 +83,7 @@ async def serving(command: ServeCommand) -> None:
     from .peers import UNIX, Listening
     from .service import ServiceOptions, opened
     from .telemetry import configure_telemetry
+    from .web_frames import BoundedWebSocket
 
     command, sha256 = await asyncio.to_thread(_with_certificate, command)
     is_secure = _check_tls(command)
@@ -127,7 +128,7 @@ async def serving(command: ServeCommand) -> None:
                 app, log_config=None, log_level="critical", access_log=False, server_header=False,
                 proxy_headers=bool(command.trusted_proxies),  # of no other proxy: the address goes into the audit log
                 forwarded_allow_ips=list(command.trusted_proxies),
-                http=http.bounded(), lifespan="off", ws="websockets-sansio", ws_max_size=MOST_MESSAGE,
+                http=http.bounded(), lifespan="off", ws=BoundedWebSocket, ws_max_size=MOST_MESSAGE,
                 ws_ping_timeout=None, ws_per_message_deflate=False,
                 timeout_graceful_shutdown=max(1, round(command.drain_s)), backlog=http.backlog(),
                 ssl_certfile=command.certificate, ssl_keyfile=command.key,
