@@ -33,12 +33,12 @@ def needed(distribution: metadata.Distribution, extra: str = "") -> Iterator[met
     """Yield a distribution, and those that it needs with this extra, as far as they are installed here."""
     seen, waiting = set[str](), [(distribution, extra)]
     while waiting:
-        one, extra = waiting.pop()
-        if one.name in seen:
+        distribution, extra = waiting.pop()
+        if distribution.name in seen:
             continue
-        seen.add(one.name)
-        yield one
-        for name in required(one.requires or (), extra):
+        seen.add(distribution.name)
+        yield distribution
+        for name in required(distribution.requires or (), extra):
             try:
                 waiting.append((metadata.distribution(name), ""))
             except metadata.PackageNotFoundError:  # for another system or Python

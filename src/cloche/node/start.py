@@ -1,6 +1,6 @@
 """Start Cloche below this folder with the Python of another image; `copying.py` put it there.
 
-This file alone is read by any Python 3, so that an old one is told apart from a missing one.
+This file alone is read by any Python 3, so that an error can name the version of an old one.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Pods as the nodes of a fleet, for the coordinator. See `fleets/engine.py`.
 
-Theory of operation: a source offers what may be taken as nodes that start: each has a share, and no address. Its block
+Theory of operation: a source offers pods as nodes that start: each has a share, and no address. Its block
 is all of it, and to take the block is to claim the pod, or to make it; then it has an address, and the coordinator
 connects. The sources are the modes of a fleet: `warm.py`, `made.py`, `pooled.py`.
 
@@ -94,7 +94,7 @@ class KubernetesEngine:
     # Nodes
 
     async def nodes(self) -> Sequence[EngineNode]:
-        """Return the pods that this coordinator holds, and what it may take, or why there is nothing."""
+        """Return the pods that this coordinator holds and those that it may take, or the reason against them."""
         hosts = self._addresses() if self.claimed else ()
         held = [self._held(name, claim, hosts) for name, claim in self.claimed.items()]
         self._servers.forget_all_but(self.watch.pods.values())
@@ -147,7 +147,7 @@ class KubernetesEngine:
         return self.claimed[node]
 
     def _give_up(self, node: str) -> None:
-        """End what was being made for a node."""
+        """End a node that was being made."""
         self._leaving[node] = self._making.pop(node)
         self._keep(asyncio.ensure_future(self.give_back(node)))
 

@@ -31,7 +31,7 @@ class Holder:
     """Keep the object of one coordinator.
 
     `fleet` is the fleet's own object, as an owner reference. `held` has the pods that the coordinator knows to hold;
-    `retry` ends again what it gave back, and could not end.
+    `retry` deletes the pods that it gave back and could not delete.
     """
 
     def __init__(

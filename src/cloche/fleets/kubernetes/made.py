@@ -34,7 +34,7 @@ class MadePods:
         self._offers = Offers(fleet, f"image {self._image}")
 
     async def nodes(self) -> Sequence[EngineNode]:
-        """Return the pods that are being made, and those that may be; or why there are none."""
+        """Return the pods that are being made, and those that may be, or the reason against them."""
         return self._offers.nodes()
 
     async def take(self, node: str) -> ClaimedPod:
@@ -43,7 +43,7 @@ class MadePods:
             row = await self._offers.created(self._fleet.path, self._described(node))
             uid = self._fleet.making[node] = row["metadata"]["uid"]
             self._fleet.watch.put(row)
-            pod = await self._offers.ready(lambda: self._found(node, uid), failed)
+            pod = await self._offers.ready(lambda: self._pod_of(node, uid), failed)
             return ClaimedPod(pod=pod, facts=await self._fleet.servers.facts(pod))
 
     def _described(self, name: str) -> dict[str, Any]:
@@ -55,10 +55,10 @@ class MadePods:
         row["metadata"]["namespace"] = settings.namespace
         return row
 
-    def _found(self, name: str, uid: str) -> Pod:
+    def _pod_of(self, name: str, uid: str) -> Pod:
         pod = self._fleet.watch.pods.get(name)
         if pod is None or pod.uid != uid:
-            raise BackendUnavailable(f"pod {name} is gone: somebody deleted it.", remedy="Try again.")
+            raise BackendUnavailable(f"pod {name} was deleted while it started.", remedy="Try again.")
         return pod
 
     async def end(self, node: str, uid: str) -> None:

@@ -22,7 +22,7 @@ ROLE = "cloche/role"  # label of pods that run code, and of namespaces with such
 USER_ID = 10_001
 SECCOMP = "cloche-seccomp.json"  # what "cloche doctor --container-profile" writes, below the kubelet's folder seccomp
 HOME, TEMPORARY = "/var/lib/cloche", "/tmp"
-PROGRAMS = "/opt/cloche"  # of a pod with another image: where Cloche and what it needs are copied to
+PROGRAMS = "/opt/cloche"  # of a pod with another image: the folder with Cloche and its requirements
 # No guest reaches these, whatever rules a caller gives: pods, services, machines, and the metadata of clouds.
 PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "fc00::/7", "fe80::/10")
 USER_NAMESPACES_SINCE = 33  # 1.33 has hostUsers and procMount without a switch
@@ -304,7 +304,7 @@ def _container(settings: FleetSettings, *, has_jail: bool) -> Manifest:
 def foreign_pod(settings: FleetSettings, served: Served) -> Manifest:
     """Return the description of a pod for an image that a caller names, which is put in the place of the fleet's.
 
-    A container of the fleet's image first copies Cloche and what it needs; then that image's own Python runs it.
+    A container of the fleet's image first copies Cloche and its requirements; then the other image's Python runs it.
     """
     spec = _pod(settings, served)
     (container,) = spec["containers"]

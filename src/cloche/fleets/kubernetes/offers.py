@@ -1,8 +1,8 @@
-"""Nodes that do not exist yet: names under which a source makes something, for one lease or several.
+"""Nodes that do not exist yet: names for the pods or claims that a source makes.
 
-Theory of operation: to take such a node is to create an object with its name. A name is used once, so that a create
-whose answer was lost is found again, and not done twice. What does not come is given up; then nothing is offered for a
-while, and the reason is that of the cluster.
+Theory of operation: to take such a node is to create an object with its name. A name is used once: where the answer to
+a create was lost, the object is read, and no second one is made. After a failure no node is offered for a while, and
+the reason is the cluster's.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from .pods import Pod, pod_of
 from .servers import Unfit
 from .sources import FleetPods
 
-OFFERED = 16  # that may be made at once, beside those that are being made
+OFFERED = 16  # nodes that may be made at once, beside those that are being made
 UNSCHEDULED_S = 2.0  # a pod has to have a machine by then, without an autoscaler
 CREATES, AGAIN_S, LOOK_S = 5, 0.2, 0.1
 
 
 class Offers:
-    """Offer nodes of a size, and say why there are none. `what` names what cannot be made then."""
+    """Offer nodes of one size. Where none can be made, `source` is the node that has the reason."""
 
-    def __init__(self, fleet: FleetPods, what: str):
-        self._fleet, self._what = fleet, what
+    def __init__(self, fleet: FleetPods, source: str):
+        self._fleet, self._source = fleet, source
         self.spec: dict[str, Any] = json.loads(fleet.data["pod"])
         self._like = pod_of({"spec": self.spec})
         self._numbers, self._names = count(1), list[str]()
         self._failure: Unfit | None = None
 
     def nodes(self) -> Sequence[EngineNode]:
-        """Return what is being made, and what may be; or why there is nothing."""
+        """Return the nodes that are being made and those that may be, or the reason against them."""
         making = [*map(self._offered, self._fleet.making)]
         if self._failure is not None and self._failure.holds:
-            return [*making, EngineNode(id=self._what, cpus=0.0, memory_bytes=0, reason=self._failure.reason)]
+            return [*making, EngineNode(id=self._source, cpus=0.0, memory_bytes=0, reason=self._failure.reason)]
         while len(self._names) < OFFERED:
             self._names.append(f"cloche-{self._fleet.holder.name}-{next(self._numbers)}")
         return [*making, *map(self._offered, self._names)]
@@ -51,7 +51,7 @@ class Offers:
 
     @asynccontextmanager
     async def making(self, node: str) -> AsyncIterator[None]:
-        """Count a node as held during the body, which makes it; give up what is not made."""
+        """Count a node as held during the body, which makes it. End it where the body fails."""
         if node not in self._names or (self._failure is not None and self._failure.holds):
             raise BlockTaken(f"{node} is not offered any longer.")
         self._names.remove(node)
@@ -66,12 +66,12 @@ class Offers:
         del self._fleet.making[node]
 
     def note_end(self, uid: str) -> None:
-        """Offer nodes again where a quota was used up, and something has ended that was there."""
+        """Offer nodes again after a used-up quota, once a pod with this uid has ended."""
         if uid and self._failure is not None and "quota" in self._failure.reason:
             self._failure = None
 
     async def created(self, path: str, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Create an object, or return it where that was done. Raises ApiError, BackendUnavailable."""
+        """Create an object, or return that of an earlier try. Raises ApiError, BackendUnavailable."""
         api = self._fleet.api
         for tries_left in reversed(range(CREATES)):
             try:
@@ -85,7 +85,7 @@ class Offers:
         raise AssertionError
 
     async def ready(self, find: Callable[[], Pod | None], failed: Callable[[Pod], BackendUnavailable]) -> Pod:
-        """Wait until a pod is there and ready. Raises the error of `failed` once it will not be."""
+        """Wait until a pod is found and ready. Raises the error of `failed` for one that cannot become ready."""
         now = asyncio.get_running_loop().time
         began = now()
         while True:

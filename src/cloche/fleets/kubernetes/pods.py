@@ -85,7 +85,7 @@ class Pod:
 
     @property
     def is_claimed(self) -> bool:
-        """Tell whether somebody has it."""
+        """Tell whether a coordinator has claimed it."""
         return self.state == CLAIMED or bool(self.claim)
 
 

@@ -20,7 +20,7 @@ from .offers import Offers
 from .pods import DO_NOT_DISRUPT, FLEET, GROUP, HOLDER, Pod
 from .sources import ClaimedPod, FleetPods
 
-ASKS_S, PATIENCE_S = 1.0, 2.0  # how often a claim is asked what it waits for; for errors that may pass
+ASKS_S, PATIENCE_S = 1.0, 2.0  # between two looks at a claim; for errors that may pass
 FINAL = (
     "TemplateNotFound", "WarmPoolNotFound", "InvalidMetadata", "EnvVarsInjectionRejected", "VolumeClaimTemplatesError",
     "ClaimExpired", "SandboxExpired", "PodFailed", "PodSucceeded", "MultiplePods",
@@ -40,7 +40,7 @@ class PooledSandboxes:
         self._offers = Offers(fleet, f"sandboxwarmpool/{self._pool}")
 
     async def nodes(self) -> Sequence[EngineNode]:
-        """Return the claims that wait for a pod, and those that may be made; or why there are none."""
+        """Return the claims that wait for a pod, and those that may be made, or the reason against them."""
         return self._offers.nodes()
 
     async def take(self, node: str) -> ClaimedPod:
@@ -69,19 +69,19 @@ class PooledSandboxes:
 
     async def _bound(self, name: str, uid: str) -> Pod:
         """Wait for the pod of a claim, and ask the claim meanwhile. Raises BackendUnavailable."""
-        found = asyncio.ensure_future(self._offers.ready(lambda: self._found(uid), _failed))
-        asked = asyncio.ensure_future(self._refused(name))
+        binding = asyncio.ensure_future(self._offers.ready(lambda: self._pod_of(uid), _failed))
+        refusal = asyncio.ensure_future(self._refused(name))
         try:
-            await asyncio.wait((found, asked), return_when=asyncio.FIRST_COMPLETED)
-            if not found.done():
-                raise asked.result()
-            return found.result()
+            await asyncio.wait((binding, refusal), return_when=asyncio.FIRST_COMPLETED)
+            if not binding.done():
+                raise refusal.result()
+            return binding.result()
         finally:
-            found.cancel()
-            asked.cancel()
-            await asyncio.gather(found, asked, return_exceptions=True)
+            binding.cancel()
+            refusal.cancel()
+            await asyncio.gather(binding, refusal, return_exceptions=True)
 
-    def _found(self, uid: str) -> Pod | None:
+    def _pod_of(self, uid: str) -> Pod | None:
         return next((pod for pod in self._fleet.watch.pods.values() if pod.claim == uid), None)
 
     async def _refused(self, name: str) -> BackendUnavailable:

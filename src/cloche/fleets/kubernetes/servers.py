@@ -1,4 +1,4 @@
-"""What the servers in pods are: read from their logs, and checked, before a lease needs them."""
+"""Facts about the servers in pods, read from their logs and checked before a lease needs them."""
 
 from __future__ import annotations
 

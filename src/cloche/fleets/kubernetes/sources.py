@@ -1,4 +1,4 @@
-"""What the modes of a fleet have in common: where its pods come from, and what each source needs for it."""
+"""The source of a fleet's pods, one class for each mode, and the objects that it shares with the engine."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ class ClaimedPod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetPods:
-    """What a source needs of its engine.
+    """Hold the objects that a source shares with its engine.
 
-    `data` is that of the fleet's object in the cluster. `is_used` tells of a node whether it is held or leaves.
-    `making` has what is made now, with its uid once that is known: it counts as held. `give_up` ends such a one.
+    `data` is that of the fleet's object in the cluster. `is_used` tells whether a node is held, or not deleted yet.
+    `making` has the nodes that are being made, with their uids once these are known; they count as held. `give_up`
+    ends one of them.
     """
 
     api: KubernetesApi
@@ -64,13 +65,13 @@ class PodSource(Protocol):
     takes_long: bool
 
     async def nodes(self) -> Sequence[EngineNode]:
-        """Return what may be taken, and why there is nothing."""
+        """Return the nodes that may be taken, or one with the reason why there are no others."""
         ...
 
     async def take(self, node: str) -> ClaimedPod:
-        """Take a pod with a server that serves. Raises BackendUnavailable; then nothing is left of it, soon."""
+        """Take a pod with a server that serves. Raises BackendUnavailable; then the pod is deleted soon."""
         ...
 
     async def end(self, node: str, uid: str) -> None:
-        """End what was taken, or what is left of it; `uid` is that of its pod, empty where there was none yet."""
+        """End a node that was taken or given up; `uid` is that of its pod, empty before there is a pod."""
         ...
