@@ -36,6 +36,11 @@ def run(name: str, *arguments: str, **variables: str) -> str:
     return done.stdout
 
 
+def test_ten_calls_are_one_program() -> None:
+    """In place of ten turns of a model."""
+    assert run("code_mode.py").endswith("in all 539.20, most of it nails\n\n")
+
+
 def test_an_agent_behind_openais_protocol_runs_code() -> None:
     """The protocol itself: tools offered, a call, its answer, the model's words."""
     program = {"code": "print(sum(n * n for n in range(1, 101)))"}

@@ -66,7 +66,7 @@ def test_the_first_process_is_out_of_reach(sandbox: Sandbox) -> None:
 @pytest.mark.soak
 def test_programs_call_functions_of_the_caller(image: Path) -> None:
     """As in a container of docker's."""
-    docker.check_functions_of_the_caller("microvm", **SMALL)
+    docker.check_functions_of_the_caller(**SMALL)
 
 
 @pytest.mark.soak

@@ -7,7 +7,6 @@ inside, without a body.
 from __future__ import annotations
 
 import inspect
-import keyword
 import math
 import textwrap
 import typing
@@ -19,13 +18,13 @@ from cloche.core.limits import MIB
 from cloche.core.record import dataclass, field
 
 from .annotations import Check, Unfit, checker
+from .schemas import Call, Described, adapted, is_name, of_schema
 
 RISKS = ("low", "medium", "high", "critical")
 TIMEOUT_S, APPROVAL_S = 60.0, 300.0
 AT_ONCE, MOST_CALLS, CALL_BYTES, TOTAL_BYTES = 16, 100_000, MIB, 1024 * MIB
 MOST_TOOLS, MOST_DOC_CHARS = 500, 4000
 MOST_BYTES = 8 * MIB  # of one call, or one result
-RESERVED = ("HostError",)
 _NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _MORE, _KEYWORDS = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
@@ -116,7 +115,8 @@ class BoundTool:
                 positional += [self._checks[parameter.name](value, parameter.name) for value in more]
                 more = ()
             elif parameter.kind in _NAMED:
-                self._take(parameter, left, positional if parameter.kind is not _NAMED[2] else None, named)
+                is_first = parameter.kind is _NAMED[0] or (bool(more) and parameter.kind is _NAMED[1])
+                self._take(parameter, left, positional if is_first else None, named)
         if more:
             raise Unfit(f"{self.name} takes no further arguments by position")
         if left and self._keywords is None:
@@ -183,14 +183,19 @@ class Tools:
         }
 
 
-def is_name(name: object) -> bool:
-    """Tell whether a guest's module may have a function of this name."""
-    is_word = isinstance(name, str) and name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
-    return is_word and not str(name).startswith("_") and name not in RESERVED and len(str(name)) <= 100
+def tool_of_schema(name: str, description: str, schema: Mapping[str, Any], call: Call) -> Tool:
+    """Return a tool whose arguments a JSON Schema describes; `call` gets those that the program gave, by name."""
+    return _of(of_schema(name, description, schema, call))
+
+
+def _of(described: Described) -> Tool:
+    return Tool(described.function, name=described.name, description=described.description)
 
 
 def read_tools(tools: object, limits: ToolLimits | None = None) -> Tools | None:
-    """Return the tools of a mapping by name, or of a list of functions and `Tool`s; None for none.
+    """Return the tools of a mapping by name, or of a list; None for none.
+
+    They are functions, `Tool`s, and tools of LangChain, Pydantic AI, OpenAI Agents and smolagents.
 
     Raises InvalidRequest for anything else.
     """
@@ -201,7 +206,7 @@ def read_tools(tools: object, limits: ToolLimits | None = None) -> Tools | None:
     if isinstance(tools, Mapping):
         rows = [_named(name, one) for name, one in tools.items()]
     elif isinstance(tools, Iterable) and not isinstance(tools, str | bytes):
-        rows = [one if isinstance(one, Tool) else Tool(one) for one in tools]
+        rows = [_read(one) for one in tools]
     else:
         raise InvalidRequest(
             f"tools: give functions by name, {{'search': search}}, or a list, not {type(tools).__name__}"
@@ -211,12 +216,20 @@ def read_tools(tools: object, limits: ToolLimits | None = None) -> Tools | None:
     return Tools(rows, limits or ToolLimits()) if rows else None
 
 
+def _read(one: Any) -> Tool:  # noqa: ANN401 - whatever the caller gave
+    if isinstance(one, Tool):
+        return one
+    described = adapted(one)
+    return Tool(one) if described is None else _of(described)
+
+
 def _named(name: object, one: object) -> Tool:
     if not isinstance(name, str):
         raise InvalidRequest(f"tools: {name!r} is not a name")
-    if not isinstance(one, Tool):
+    if not isinstance(one, Tool) and adapted(one) is None:
         return Tool(one, name=name)  # type: ignore[arg-type]  # which it checks
-    return Tool(one.function, name=name, description=one.description, risk=one.risk, timeout_s=one.timeout_s)
+    tool = _read(one)
+    return Tool(tool.function, name=name, description=tool.description, risk=tool.risk, timeout_s=tool.timeout_s)
 
 
 def stubs(tools: object) -> str:
@@ -272,8 +285,5 @@ def _as_expression(text: str) -> str:
 def _default(parameter: inspect.Parameter) -> Any:  # noqa: ANN401
     """Return a default as a stub has it: plain values as they are, and `...` for what the caller alone knows."""
     default = parameter.default
-    if default is parameter.empty or default is None or isinstance(default, bool | int | str):
-        return default
-    if isinstance(default, float) and math.isfinite(default):
-        return default
-    return ... if not isinstance(default, str) else default
+    is_plain = default is parameter.empty or default is None or isinstance(default, bool | int | str)
+    return default if is_plain or (isinstance(default, float) and math.isfinite(default)) else _Text("...")
