@@ -23,8 +23,9 @@ RUN = """
 import cloche, os
 os.environ.update(ARGUMENT["keys"])
 options = {"language": ARGUMENT["language"], "timeout": 60, "memory": "1g", **ARGUMENT["more"]}
-result = cloche.run(ARGUMENT["code"], secrets=ARGUMENT["secrets"], **options)
-print(json.dumps({"stdout": result.stdout, "stderr": result.stderr, "network": result.meta.get("network")}))
+events = []
+result = cloche.run(ARGUMENT["code"], secrets=ARGUMENT["secrets"], on_event=events.append, **options)
+print(json.dumps({"stdout": result.stdout, "stderr": result.stderr, "told": repr(events[-1])}))
 """
 SESSIONS = """
 import cloche, os
@@ -137,6 +138,14 @@ def test_the_command_line_has_them(world: World) -> None:
     out, wrong = world.run(STARTS, {"words": ["-c", *COMMAND], "env": {"ANTHROPIC_API_KEY": VALUE}})
     assert "x-api-key: sk-ant-api03-" in out, wrong
     assert VALUE not in out + wrong
+
+
+def test_a_placeholder_that_leaves_is_an_event(world: World) -> None:
+    """In plain HTTP to another host it can be seen; the other host has no use for it."""
+    code = 'curl -s -H "x-api-key: $ANTHROPIC_API_KEY" http://good.example/'
+    told = run(world, code, "ANTHROPIC_API_KEY", network_allow=["good.example"])["told"]
+    assert told.startswith("PlaceholderSent(host='good.example', port=80, why='the placeholder of ANTHROPIC_API_KEY ")
+    assert not any(VALUE.lower() in one["text"] for one in world.seen().arrivals)
 
 
 def test_a_host_that_nobody_vouches_for_gets_nothing(world: World) -> None:

@@ -244,14 +244,19 @@ def check_value(name: str, data: bytes) -> str:
     return value
 
 
+def kept_chars(value: str) -> int:
+    """Return how many first characters of a value its placeholder has, too: a known prefix, or a web token's claims."""
+    token = _JWT.match(value)
+    return token.end() if token else len(next((prefix for prefix in _PREFIXES if value.startswith(prefix)), ""))
+
+
 def make_placeholder(name: str, value: str, choose: Callable[[str], str]) -> str:
     """Return a text of the same length, prefix and alphabet, whose other letters and digits are chosen anew.
 
     `choose` returns a random character of a text. Of a JSON web token the header and the claims stay, which clients
     read. Raises InvalidRequest for a value with too few of them to tell its placeholder from other text.
     """
-    token = _JWT.match(value)
-    kept = token.end() if token else len(next((prefix for prefix in _PREFIXES if value.startswith(prefix)), ""))
+    kept = kept_chars(value)
     rest = value[kept:]
     alphabet = "".join(letters for letters in _CLASSES if any(character in letters for character in rest))
     if sum(character in alphabet for character in rest) < LEAST_RANDOM:

@@ -15,6 +15,8 @@ from urllib.parse import quote
 
 import h11
 
+from cloche.core.secrets import kept_chars
+
 from .credentials import Grant
 from .http_request import AnswerReader, AnswerRefused, HttpRequest
 
@@ -58,8 +60,14 @@ Pairs = list[tuple[bytes, bytes]]
 
 
 def pairs_of(grants: Sequence[Grant]) -> Pairs:
-    """Return each form of each value, the longest first, with what stands in its place."""
-    pairs = [pair for grant in grants for pair in zip(_forms(grant.value), _forms(grant.placeholder), strict=True)]
+    """Return each form of each value, the longest first, with what stands in its place.
+
+    Looked for is what the guest does not know: the value without the characters that its placeholder has, too.
+    """
+    pairs: list[tuple[bytes, bytes]] = []
+    for grant in grants:
+        kept = kept_chars(grant.value.decode("ascii"))
+        pairs += zip(_forms(grant.value[kept:]), _forms(grant.placeholder[kept:]), strict=True)
     return list(dict(sorted(pairs, key=lambda pair: -len(pair[0]))).items())
 
 

@@ -127,3 +127,12 @@ def test_an_answer_without_a_body_has_no_framing(method: bytes, status: int) -> 
     """Whatever its headers say."""
     head = b"HTTP/1.1 %d OK\r\nTransfer-Encoding: chunked\r\n\r\n" % status
     assert answered(head, method=method)[0] == head
+
+
+@pytest.mark.parametrize("prefix", [b"sk-ant-api03-", b"eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJtZSJ9."])
+def test_what_is_known_of_a_value_may_be_missing(prefix: bytes) -> None:
+    """A prefix and the claims of a web token are the placeholder's, too: the rest alone is the secret."""
+    grant = Grant(
+        name="K", placeholder=prefix + b"Placeholder0123", value=prefix + b"TheRealValue456", hosts=frozenset()
+    )
+    assert StreamRedactor(pairs_of([grant])).whole(b"... TheRealValue456 ...") == b"... Placeholder0123 ..."

@@ -53,6 +53,7 @@ class LocalBackend:
     """
 
     name = "local"
+    takes_secrets = True
     starts_eagerly = True  # its runs need no task before they wait for the first time
     serves_functions = "all"  # of the caller, to all guests
 
@@ -61,8 +62,6 @@ class LocalBackend:
         self._settled: dict[Policy, tuple[Host, Enforcement]] = {}
         self._last: tuple[Policy, Host, Enforcement] | None = None
         self._plain: tuple[Host, Host] | None = None
-
-    takes_secrets = True
 
     def capabilities(self) -> Capabilities:
         """Return this host's strongest level with its controls; measured once per process."""
