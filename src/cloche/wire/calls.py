@@ -25,6 +25,7 @@ IN, OUT, ERR, JSON = wire.STDIN, wire.STDOUT, wire.STDERR, wire.REPORT  # the la
 FROM_CLIENT, FROM_SERVICE = (IN, JSON), (OUT, ERR, JSON)
 NO_VERB = "(none)"
 FEW_RESULT = 1 << 20  # bytes of a result that are not accounted
+SMALL_PIECE = 4 << 10  # bytes: smaller ones are put together, as each would take 50 bytes more
 STALL_S = 300.0  # a call whose client does not read for so long is ended
 
 
@@ -65,7 +66,7 @@ class Call(Streams):
         self.project: str | None = None
         self.task: asyncio.Task[None] | None = None
         self.is_cancelled = False
-        self._pieces: dict[int, deque[bytes]] = {stream: deque() for stream in FROM_CLIENT}
+        self._pieces: dict[int, deque[bytes | bytearray]] = {stream: deque() for stream in FROM_CLIENT}
         self._ended: set[int] = set()
         self._arrived = asyncio.Event()
 
@@ -92,7 +93,12 @@ class Call(Streams):
         """Buffer a piece until it is read. Raises WireError for a piece that clients may not send."""
         if stream not in FROM_CLIENT or stream in self._ended or not data:
             raise wire.WireError(f"stream {stream}: a client sends nothing there, or after its end, and no empty piece")
-        self._pieces[stream].append(bytes(data))
+        pieces = self._pieces[stream]
+        last = pieces[-1] if pieces and len(data) < SMALL_PIECE else b""
+        if isinstance(last, bytearray) and len(last) < SMALL_PIECE:
+            last += data
+        else:
+            pieces.append(bytearray(data) if len(data) < SMALL_PIECE else bytes(data))
         self._arrived.set()
 
     def take_end(self, stream: int) -> None:
@@ -109,7 +115,7 @@ class Call(Streams):
                     return
                 self._arrived.clear()
                 await self._arrived.wait()
-            piece = pieces.popleft()
+            piece = bytes(pieces.popleft())
             yield piece
             granted = self.credit.note_consumed(stream, len(piece))
             if granted and stream not in self._ended:

@@ -12,7 +12,9 @@ from cloche.backends.archive import archive_pieces, archive_size
 from cloche.core.errors import InvalidRequest, OutcomeUnknown
 from cloche.core.limits import Limits
 from cloche.core.request import InputFile
+from cloche.init import wire
 from cloche.wire import load
+from cloche.wire.calls import IN, Call
 from cloche.wire.inputs import check_archive
 
 LIMITS = Limits(disk_bytes=10_000, inodes=3)
@@ -116,3 +118,20 @@ def test_a_large_result_waits_until_earlier_ones_are_read(monkeypatch: pytest.Mo
         assert bounds.results.held == 76
 
     asyncio.run(attempt())
+
+
+def test_small_pieces_that_nobody_reads_take_no_more_memory_than_their_bytes() -> None:
+    """A window of two-byte pieces would be 7 MiB of objects, and a lease may have 512 such streams on a node."""
+
+    async def main() -> tuple[int, bytes]:
+        call = Call(None, 1)  # type: ignore[arg-type]  # it sends nothing
+        for number in range(30_000):
+            call.take_data(IN, memoryview(number.to_bytes(2, "big")))
+        call.take_data(IN, memoryview(bytes(wire.MOST_DATA)))
+        call.take_end(IN)
+        count = len(call._pieces[IN])
+        return count, b"".join([piece async for piece in call.pieces(IN)])
+
+    count, data = asyncio.run(main())
+    assert count <= 17
+    assert data == b"".join(number.to_bytes(2, "big") for number in range(30_000)) + bytes(wire.MOST_DATA)
