@@ -20,6 +20,7 @@ import yaml
 
 import cloche
 from cloche.backends.cloche import connections, leased
+from cloche.backends.cloche.kubernetes import KubernetesBackend
 from cloche.cli.app import root
 from cloche.core.errors import BackendUnavailable, NodeLost, OutcomeUnknown
 from cloche.core.fleet import FleetSettings, LeaseSpec
@@ -403,6 +404,7 @@ def test_what_the_cluster_refuses_is_said_with_a_remedy(
         assert "does not answer: it was silent for 0.2 s. Look at" in refusal(cluster)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     assert "no Kubernetes cluster was found" in refusal(cluster)
+    assert "no Kubernetes cluster was found" in KubernetesBackend().capabilities().reason
 
 
 def test_pods_that_cannot_serve_are_not_claimed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -289,7 +289,7 @@ def _settings(engine: str | None, options: SandboxOptions, address: str | None) 
     return engine, replace(settings, address=address)
 
 
-def _is_outside(engine: str, settings: FleetSettings) -> bool:
+def _is_outside(engine: str, settings: FleetSettings | FleetFindings) -> bool:
     from cloche.fleets.ray.jobs import is_jobs_address
 
     return engine == "ray" and is_jobs_address(settings.address)
@@ -367,11 +367,12 @@ def fleet_as_dict(findings: FleetFindings) -> dict[str, object]:
 
 def print_fleet(findings: FleetFindings) -> None:
     """Print what there is of a fleet."""
-    where = f"at {findings.address}" if findings.address else "nowhere"
+    where = f"at {findings.address}" if findings.address else "unknown"
     here = f"here Ray {findings.version or 'is missing'}, Python {findings.python}"
     there = findings.version or "of no known version"
     print()
-    print(escape_line(f"fleet on {findings.engine}: cluster {where}; {here if findings.engine == 'ray' else there}"))
+    is_here = findings.engine == "ray" and not _is_outside(findings.engine, findings)
+    print(escape_line(f"fleet on {findings.engine}: cluster {where}; {here if is_here else there}"))
     shown = ("why it does not work", findings.problem), ("what to do", findings.remedy)
     for label, text in (*shown, ("NetworkPolicy", findings.network_policy)):
         if text:

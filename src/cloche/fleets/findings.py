@@ -12,8 +12,8 @@ from cloche.core.record import dataclass
 class FleetFindings:
     """The state of a fleet: the cluster's address, versions, nodes, and a problem with its remedy.
 
-    `version` is that of Ray here, or of the API server; empty if unknown. `network_policy` says whether the network of
-    pods enforces the fleet's policy, as far as it could be tried.
+    `version` is that of Ray here, of the dashboard's Ray, or of the API server; empty if unknown. `network_policy` says
+    whether the network of pods enforces the fleet's policy, as far as it could be tried.
     """
 
     engine: str

@@ -20,6 +20,7 @@ import pytest
 from cloche import __version__
 from cloche.cli import _fleet_jobs
 from cloche.cli.app import root
+from cloche.cli.fleet import examined
 from cloche.core.fleet_settings import FleetSettings
 from cloche.fleets.ray import jobs
 
@@ -78,6 +79,8 @@ class Handler(BaseHTTPRequestHandler):
             return (403, "Forbidden") if "Authorization" in self.headers else (401, "Unauthorized")
         if (method, self.path) == SUBMIT:
             return 200, json.dumps({"job_id": "raysubmit_1", "submission_id": "raysubmit_1"})
+        if self.path == "/api/version":
+            return 200, json.dumps({"version": "4", "ray_version": "2.60.0"})
         if self.path.endswith("/logs"):
             return 200, json.dumps({"logs": f"Running entrypoint for job raysubmit_1: ...\n{server.log}\n"})
         if self.path.endswith("/stop"):
@@ -106,6 +109,22 @@ def fleet(*words: str) -> int:
     """Run `cloche fleet`, and return its exit code."""
     code: int = root.main(["fleet", *words], standalone_mode=False)
     return code
+
+
+def test_the_doctor_outside_needs_no_ray_and_starts_no_job(
+    dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks the dashboard for its version; a token that is refused is named."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setenv("CLOCHE_FLEET_ADDRESS", dashboard.url)
+    found = examined("ray")
+    assert found is not None
+    assert (found.version, found.problem) == ("2.60.0", "")
+    assert [path for _, path, _ in dashboard.asked] == ["/api/version"]
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "another")
+    found = examined("ray")
+    assert found is not None
+    assert "refuses this token" in found.problem
 
 
 def test_up_prints_an_account_whose_key_the_cluster_never_sees(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import subprocess
 import sys
 import threading
+from types import ModuleType
 
 import pytest
 
@@ -62,6 +64,18 @@ def test_a_cluster_that_does_not_answer_is_named_at_once() -> None:
     for wrong in ("head", "ray://head:10001"):
         with pytest.raises(BackendUnavailable, match=f"{wrong} is no address .*from outside of it"):
             check_answers(wrong)
+
+
+def test_a_token_is_sent_wherever_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray sends it in a mode that has to be set before its import; another mode of the caller's stays."""
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    for token, before, after in (("", "", ""), ("secret", "", "token"), ("secret", "disabled", "disabled")):
+        for name, value in (("RAY_AUTH_TOKEN", token), ("RAY_AUTH_MODE", before)):
+            monkeypatch.setenv(name, value)
+            if not value:
+                monkeypatch.delenv(name)
+        cluster.imported()
+        assert os.environ.get("RAY_AUTH_MODE", "") == after
 
 
 @pytest.mark.parametrize("has_started", [True, False])

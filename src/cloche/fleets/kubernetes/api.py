@@ -281,6 +281,13 @@ async def configured(context: str) -> Any:  # noqa: ANN401 - a configuration
     return made
 
 
+def check_configured() -> None:
+    """Raise BackendUnavailable where there is neither a kubeconfig nor the account of a pod."""
+    files, has_file = _kubeconfig()
+    if not has_file and not os.environ.get("KUBERNETES_SERVICE_HOST"):
+        raise _unconfigured(files, "", "", has_file=False)
+
+
 def _kubeconfig() -> tuple[str, bool]:
     """Return the files with the configuration, and whether there is one."""
     files = os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")

@@ -34,6 +34,8 @@ _threads = ThreadPoolExecutor(8, "cloche-ray")
 
 def imported() -> Any:  # noqa: ANN401 - a module
     """Return the module of Ray. Raises BackendUnavailable."""
+    if any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")):
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # which Ray reads once, and without which it sends none
     try:
         import ray  # pyright: ignore[reportMissingImports]
     except ImportError as error:

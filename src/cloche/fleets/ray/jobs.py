@@ -87,6 +87,10 @@ class RayJobs:
             raise self._failed(job, details, log)
         return self._printed(job, log)
 
+    async def version_of_ray(self) -> str:
+        """Return the version of the cluster's Ray. Raises BackendUnavailable where no dashboard answers."""
+        return str((await self._ask("GET", "/api/version")).get("ray_version", ""))[:MOST_LINE]
+
     def _entrypoint(self, words: Sequence[str], variables: Mapping[str, str]) -> str:
         checked = shlex.join(["python", "-c", CHECK, self.version])
         settings = [f"{name}={value}" for name, value in variables.items()]
