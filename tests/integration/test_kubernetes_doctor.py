@@ -9,6 +9,7 @@ import pytest
 
 import cloche
 from cloche.core.fleet import FleetSettings
+from cloche.core.record import replace
 from cloche.fleets.kubernetes import api as api_module
 from cloche.fleets.kubernetes import examine as examine_module
 from cloche.fleets.kubernetes.examine import examine
@@ -37,6 +38,9 @@ def test_the_doctor_looks_at_rights_and_pods(cluster: Cluster) -> None:
     cluster.rules = [
         {**row, "verbs": [verb for verb in row["verbs"] if verb != "patch"]} for row in cluster.rules or ()
     ]
+    found = examine(replace(SETTINGS, reach="forward"))
+    assert "get pods/portforward, create pods/portforward in namespace cloche" in found.problem
+    assert "role cloche-outside" in found.remedy
     assert examine(SETTINGS).problem == "this account may not patch pods, patch leases in namespace cloche."
 
 

@@ -1,8 +1,8 @@
 """Look at the fleet of a namespace for `cloche doctor`, which starts nothing: server, rights, clock, pods, network.
 
 Whether the NetworkPolicy is enforced is tried with connections from here to a pod, for which no right is needed: at the
-port of its server, where the policy lets callers in, and beside it, where it lets nobody in and nothing listens. A
-network without policies has the pod's kernel refuse the second one; one that enforces them drops it.
+port of its server, where the policy lets callers in, and beside it, where it lets no connection in and nothing listens.
+Without policies the pod's kernel refuses the second one; a network that enforces them drops it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 from cloche.core.errors import BackendUnavailable
 from cloche.core.fleet import NodeInfo
-from cloche.core.fleet_settings import FleetMode, FleetSettings
+from cloche.core.fleet_settings import FleetSettings
 from cloche.core.record import replace
 
 from ..findings import FleetFindings
 from ..tending import reach
 from .api import KubernetesApi
 from .fleet import UP, KubernetesOperator, mode_of
-from .manifests import rules
+from .manifests import CALLER, FORWARD, OUTSIDE, rules
 from .pods import PORT, remedy_of
 
 MOST_SKEW_S = 10.0
@@ -39,7 +39,7 @@ async def _examined(settings: FleetSettings) -> FleetFindings:
     findings = FleetFindings(engine=operator.engine)
     try:
         findings = replace(findings, version=str((await operator.api.get("/version")).get("gitVersion", "")))
-        problem, remedy = await _missing(operator.api, settings.namespace)
+        problem, remedy = await _missing(operator.api, settings)
         if problem:
             return replace(findings, address=operator.api.host, problem=problem, remedy=remedy)
         problem, remedy = _clock(operator.api.offset_s)
@@ -56,23 +56,24 @@ async def _examined(settings: FleetSettings) -> FleetFindings:
         await operator.close()
 
 
-async def _missing(api: KubernetesApi, namespace: str) -> tuple[str, str]:
+async def _missing(api: KubernetesApi, settings: FleetSettings) -> tuple[str, str]:
     """Return which rights this account has not, with the remedy."""
+    namespace, is_outside = settings.namespace, settings.reach == "forward"
     answer = await api.create(REVIEWS, {"spec": {"namespace": namespace}})
-    mode = await mode_of(api, namespace)
-    missing = list(missing_rights((answer.get("status") or {}).get("resourceRules") or (), mode))
+    needed = [*rules(await mode_of(api, namespace)), *([FORWARD] if is_outside else ())]
+    missing = list(missing_rights((answer.get("status") or {}).get("resourceRules") or (), needed))
     if not missing:
         return "", ""
     return (
         f"this account may not {', '.join(missing)} in namespace {namespace}.",
-        'Bind the role cloche-caller to it: "cloche fleet up --engine kubernetes" prints it.',
+        f'Bind the role {OUTSIDE if is_outside else CALLER} to it: "cloche fleet up --engine kubernetes" prints it.',
     )
 
 
-def missing_rights(allows: Iterable[Mapping[str, Any]], mode: FleetMode = "warm") -> Iterator[str]:
-    """Yield the verbs and resources of the role in this mode that no rule allows."""
+def missing_rights(allows: Iterable[Mapping[str, Any]], needed: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the verbs and resources of needed rules that no rule allows."""
     allowed = list(allows)
-    for row in rules(mode):
+    for row in needed:
         for resource in row["resources"]:
             for verb in row["verbs"]:
                 if not any(_allows(rule, row["apiGroups"][0], resource, verb) for rule in allowed):
@@ -102,7 +103,7 @@ async def _policy(addresses: Sequence[str]) -> str:
             f"not tried, as {host}:{PORT} cannot be reached from here. Run this in a pod with the label cloche/role: "
             f'caller, or by hand "{by_hand}", which has to fail.'
         )
-    tried = f"{host} accepts connections at {PORT}, and at {BESIDE}, where the policy lets nobody in,"
+    tried = f"{host} accepts connections at {PORT}, and at {BESIDE}, where the policy lets no connection in,"
     if beside == "silent":
         return f"enforced: {tried} packets are dropped."
     return (

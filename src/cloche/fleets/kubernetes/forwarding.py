@@ -1,7 +1,7 @@
 """The way to a pod: its address, or the API server's port-forward where no pod can be reached, as from outside.
 
 Theory of operation: a listener on this machine's loopback stands for the port of one pod. Each connection to it is one
-web socket to `pods/NAME/portforward`, of an HTTP client of its own: streams take no connection from requests. The bytes
+web socket to `pods/NAME/portforward`, with a separate HTTP client: streams take no connection from requests. The bytes
 are the TLS of the node's server, whose certificate is compared as ever, so neither API server nor kubelet reads them. A
 stream that ends closes its connection, as a cut link would. Only processes of this user are let in.
 
