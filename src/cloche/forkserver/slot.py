@@ -232,10 +232,18 @@ class HandoffSocket:
                 fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
         return messages.read(data, fds.tolist())
 
-    def wait(self, seconds: float) -> bool:
-        """Wait for a message, and tell whether there is one; not when time is up or the other end is gone."""
-        events = self._waiting.poll(seconds * 1000) if seconds > 0 else []
-        return bool(events) and events[0][1] == select.POLLIN
+    def wait(self, seconds: float, other: int = -1) -> bool:
+        """Wait for a message, and tell whether there is one; not when time is up or the other end is gone.
+
+        Neither when there is something to read from `other`, a descriptor.
+        """
+        waiting = self._waiting
+        if other >= 0:
+            waiting = select.poll()
+            waiting.register(self.fileno(), select.POLLIN)
+            waiting.register(other, select.POLLIN)
+        events = waiting.poll(seconds * 1000) if seconds > 0 else []
+        return bool(events) and all(fd != other and event == select.POLLIN for fd, event in events)
 
     def advance(self, generation: int) -> None:
         """Take note of the generation that the present jail has; a guest of an earlier one is gone."""

@@ -21,10 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _thread: Any = __import__("_thread")
-# Before the program's folder is searched, where there may be other modules of these names.
-json: Any = __import__("json")
-_select: Any = __import__("select")
-_future: Any = __import__("__future__")
+json: Any = __import__("json")  # before the program's folder is searched, where there may be another one
 
 NAME = "cloche_host"
 HEADER_BYTES = 9
@@ -33,6 +30,7 @@ READ_BYTES = 1 << 18
 WRITTEN_BYTES = 1 << 16  # at once
 LOOK_AGAIN_MS = 50  # while another thread reads the answers
 POLLIN, POLLOUT = 1, 4
+FUTURE_FLAGS = 0x1FF0000
 GONE = "the caller takes no more calls from this program"
 
 
@@ -74,8 +72,15 @@ class Link:
         self.functions: dict[str, Any] = {}
         self.has_greeting = False
         self.numbers = itertools.count(1)  # whose step is one instruction, for all threads
-        self.poll: Any = _select.poll
+        self._paths = list(sys.path)
+        self._poll: Any = None
         self.begin()
+
+    def poll(self) -> Any:
+        """Return a new poll object, of a module that costs most runs too much, and never of the program's folder."""
+        if self._poll is None:
+            self._poll = _load("select", self._paths).poll
+        return self._poll()
 
     def begin(self) -> None:
         """Begin with new descriptors under the old numbers, as a clone has them, or with the first ones."""
@@ -333,9 +338,22 @@ def install(calls: int, answers: int) -> Link:
     return link
 
 
+def _load(name: str, paths: list[str]) -> Any:
+    """Return a module of the interpreter's own, which is found on these paths or built in."""
+    if name in sys.builtin_module_names:
+        return __import__(name)
+    import _frozen_importlib
+    import _frozen_importlib_external
+
+    spec: Any = _frozen_importlib_external.PathFinder.find_spec(name, paths)
+    module = _frozen_importlib.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def _made(source: str, name: str, call: Callable[..., Any]) -> Any:
     namespace: dict[str, Any] = {"__name__": NAME, "_cloche_call": call}
-    flags = _future.annotations.compiler_flag
+    flags = install.__code__.co_flags & FUTURE_FLAGS  # annotations are text here, too
     exec(compile(source, f"<{NAME}.{name}>", "exec", flags, dont_inherit=True), namespace)
     function = namespace[name]
     function.__annotations__ = {key: Annotation(text) for key, text in function.__annotations__.items()}

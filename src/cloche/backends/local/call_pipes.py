@@ -38,13 +38,13 @@ class CallPipes:
         self._unsent = bytearray()
         self._drained: asyncio.Future[None] | None = None
         self._is_writing = self._is_paused = False
-        self._incoming, self._calls_end = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(self._incoming, False)
+        self.incoming, self._calls_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self.incoming, False)
         ours, self._answers_end = socket.socketpair()
         self._socket = QuietSocket(ours)
         self._socket.shutdown(socket.SHUT_RD)
         self._socket.setblocking(False)
-        self._loop.add_reader(self._incoming, self._read)
+        self._loop.add_reader(self.incoming, self._read)
         self.calls = functions.serve(self)
 
     def guest_ends(self) -> tuple[int, int]:
@@ -106,17 +106,17 @@ class CallPipes:
 
     def pause(self, is_paused: bool) -> None:
         """Stop, or go on, reading the guest's bytes."""
-        if self._incoming < 0 or is_paused == self._is_paused:
+        if self.incoming < 0 or is_paused == self._is_paused:
             return
         self._is_paused = is_paused
         if is_paused:
-            self._loop.remove_reader(self._incoming)
+            self._loop.remove_reader(self.incoming)
         else:
-            self._loop.add_reader(self._incoming, self._read)
+            self._loop.add_reader(self.incoming, self._read)
 
     def _read(self) -> None:
         try:
-            data = os.read(self._incoming, READ_BYTES)
+            data = os.read(self.incoming, READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -127,10 +127,10 @@ class CallPipes:
             self._stop_reading()
 
     def _stop_reading(self) -> None:
-        if self._incoming >= 0:
-            self._loop.remove_reader(self._incoming)
-            os.close(self._incoming)
-            self._incoming = -1
+        if self.incoming >= 0:
+            self._loop.remove_reader(self.incoming)
+            os.close(self.incoming)
+            self.incoming = -1
 
     def close(self) -> None:
         """Cancel all calls, and close both ends."""

@@ -65,7 +65,7 @@ class HelperConnection:
     """Hold one helper: start it or take over a warm one, send runs, end it. Use from one event loop."""
 
     _run = RunEnd()  # of the last run that was sent; this one stands for no run
-    serves_calls = False  # of its guests: then nothing waits without the event loop
+    calls_fd = -1  # of the run's calls of the caller's functions, which only the event loop serves
 
     def __init__(self, spec: Spec, executable: str, slot: Slot | None = None, claim: int = -1, namespace: int = -1):
         """Take a sandbox's spec, a warm slot if there is one, and the descriptor that holds its outside id, or -1.
@@ -269,7 +269,7 @@ class HelperConnection:
         end = self._end = loop.create_future()
         handoff = self._slot.handoff if self._slot is not None else None
         unread_s = UNREAD_S
-        if self._slot is not None and is_single_call_loop(loop) and not self.serves_calls:
+        if self._slot is not None and is_single_call_loop(loop):
             if handoff is not None:
                 self._wait_for_handoff(handoff, end, on_message)
             else:
@@ -329,15 +329,19 @@ class HelperConnection:
         be read.
         """
         until = monotonic() + UNREAD_S
-        while not end.done() and handoff.wait(until - monotonic()):
+        while not end.done() and handoff.wait(until - monotonic(), self.calls_fd):
             self._read_handoff(handoff, end, on_message)
 
     def _wait_for_link(self, link: socket.socket, end: asyncio.Future[dict[str, Any]], on_message: OnMessage) -> None:
         """Do the same with the helper's link, where guests take their orders from it."""
         waiting = select.poll()
         waiting.register(link, select.POLLIN)
+        if self.calls_fd >= 0:
+            waiting.register(self.calls_fd, select.POLLIN)
         until = monotonic() + UNREAD_BY_HELPER_S
-        while not end.done() and (left_s := until - monotonic()) > 0 and waiting.poll(left_s * 1000):
+        while not end.done() and (left_s := until - monotonic()) > 0 and (events := waiting.poll(left_s * 1000)):
+            if any(fd == self.calls_fd for fd, _ in events):
+                return
             self._listen(end, on_message)
 
     def _given_back(self, fds: list[int]) -> list[int]:

@@ -497,7 +497,7 @@ class LocalOpenSandbox:
         connection, building = await self._send(run, streams, is_awaited=sink is not discard)
         if pipes is not None:
             pipes.close_guest_ends()
-            connection.serves_calls = pipes.calls is not None
+            connection.calls_fd = pipes.calls.incoming if pipes.calls is not None else -1
         plan: list[PlanStep] = []
 
         def on_message(tag: str, body: dict[str, Any], fds: list[int]) -> None:
