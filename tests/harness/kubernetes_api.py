@@ -449,7 +449,8 @@ class Cluster:
         task = asyncio.current_task()
         assert task is not None
         self._watches.add(task)
-        version = int(request.query["resourceVersion"])
+        version, wait_s = int(request.query["resourceVersion"]), float(request.query.get("timeoutSeconds", WAIT_S))
+        name = request.query.get("fieldSelector", "").partition("metadata.name=")[2]
         try:
             if version < self.forgotten:
                 gone = {"type": "ERROR", "object": {"code": 410, "reason": "Expired", "message": "too old"}}
@@ -458,11 +459,13 @@ class Cluster:
             while True:
                 events = self._events(path, version)
                 for version, _, kind, row in events:  # noqa: B007
+                    if name not in ("", row["metadata"]["name"]):
+                        continue
                     line = json.dumps({"type": kind, "object": row}).encode() + b"\n"
                     await response.write(line * (1 + self.repeats_events))
                 async with self._changed:
                     if not self._events(path, version):
-                        await asyncio.wait_for(self._changed.wait(), WAIT_S)
+                        await asyncio.wait_for(self._changed.wait(), min(wait_s, WAIT_S))
         except (TimeoutError, ConnectionError):
             return response
         except asyncio.CancelledError:

@@ -23,7 +23,7 @@ from cloche.fleets.kubernetes.pods import stamp
 from tests.harness.kubernetes_api import Cluster
 
 Json = dict[str, Any]
-LOOK_S, END_S = 0.02, 20.0
+LOOK_S, END_S = 0.02, 120.0
 MOST_MESSAGE = 2048  # of a termination message that is the end of the log
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from cloche.fleets.kubernetes.pods import CLAIM_OF, GROUP, STATE
+from cloche.fleets.kubernetes.pods import GROUP, IN_POOL
 from tests.harness.kubernetes_api import Cluster
 
 Json = dict[str, Any]
@@ -30,13 +30,13 @@ class SandboxController:
         """Make the pods that the pool has not."""
         (pool,) = self._cluster.objects[self._path("sandboxwarmpools")].values()
         name = pool["spec"]["sandboxTemplateRef"]["name"]
-        template = self._cluster.objects[self._path("sandboxtemplates")][name]["spec"]["podTemplate"]
+        template = copy.deepcopy(self._cluster.objects[self._path("sandboxtemplates")][name]["spec"]["podTemplate"])
+        template["metadata"]["labels"][IN_POOL] = "pool"
         for _ in range(pool["spec"]["replicas"] - len(self._free())):
             self._cluster.make_pod(pool["metadata"]["name"], template)
 
     def _free(self) -> list[Json]:
-        labels = [(row["metadata"]["labels"], row) for row in list(self._cluster.pods.values())]
-        return [row for of, row in labels if of[STATE] == "pooled" and CLAIM_OF not in of]
+        return [row for row in list(self._cluster.pods.values()) if IN_POOL in row["metadata"]["labels"]]
 
     def _created(self, path: str, row: Json) -> None:
         if path != self._path("sandboxclaims"):
@@ -47,7 +47,7 @@ class SandboxController:
             self._tell(row, {"status": "False", "reason": "WarmPoolNotFound", "message": message})
             return
         pod = copy.deepcopy(self._free()[0])
-        pod["metadata"]["labels"][CLAIM_OF] = row["metadata"]["uid"]
+        del pod["metadata"]["labels"][IN_POOL]
         pod["metadata"]["ownerReferences"] = [{"kind": "SandboxClaim", "uid": row["metadata"]["uid"]}]
         self._cluster.put(self._cluster.pods_path, pod)
         name, address = pod["metadata"]["name"], pod["status"]["podIP"]

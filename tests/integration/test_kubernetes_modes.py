@@ -31,7 +31,7 @@ from tests.harness.node import Node
 
 SETTINGS = FleetSettings(image="cloche:test", mode="pod")
 SMALL = LeaseSpec(cpus=0.5, memory_bytes=128 << 20, wait_s=30)
-SOON_S = 30.0
+SOON_S = 120.0
 PYTHON = os.path.realpath(sys.executable)
 OLD = f"""#!/bin/sh
 shift
@@ -96,7 +96,7 @@ def test_an_image_that_no_template_has_gets_a_pod_of_its_own(cluster: Cluster, k
     asyncio.run(until(lambda: not cluster.pods, "the pod is deleted with its lease"))
 
 
-async def refused(image: str, *, wait_s: float = 20.0, template: str = "default") -> str:
+async def refused(image: str, *, wait_s: float = SOON_S, template: str = "default") -> str:
     """Return how a request for a pod with an image is refused."""
     coordinator = await connect(replace(SETTINGS, image=image, template=template), link_to)
     try:
@@ -192,6 +192,7 @@ def test_a_claim_on_a_warm_pool_gives_a_pod(
     assert len(cluster.pods) == 2, "and so is its pod"
     assert cluster.requests["patch pods"] == 0
     assert cluster.requests["get pods/log"] <= 2, "the log of a server that starts is followed"
+    assert cluster.requests["watch sandboxclaims"] + cluster.requests["get sandboxclaims"] <= 2, "so is a claim"
     cluster.rules = None
     asyncio.run(end_fleet(cluster.settings))
     assert not any(rows for path, rows in cluster.objects.items() if GROUP in path), "nor is there a pool"

@@ -177,7 +177,7 @@ def test_a_pool_of_agent_sandbox_takes_the_place_of_the_deployment() -> None:
     assert pooled["SandboxWarmPool"]["spec"]["sandboxTemplateRef"] == {"name": name}
     assert "Deployment" not in pooled
     verbs = {rule["resources"][0]: rule["verbs"] for rule in pooled["Role"]["rules"]}
-    assert (verbs["pods"], verbs["sandboxclaims"]) == (["get", "list", "watch"], ["create", "get", "delete"])
+    assert (verbs["pods"], verbs["sandboxclaims"]) == (["get", "list", "watch"], ["create", "get", "watch", "delete"])
 
 
 def test_a_claim_says_why_it_waits() -> None:

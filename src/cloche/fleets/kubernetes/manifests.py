@@ -107,13 +107,13 @@ POD_VERBS: Mapping[FleetMode, list[str]] = {
     "agent-sandbox": ["get", "list", "watch"],
 }
 POOLS: list[Manifest] = [{"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["get"]}]  # why there is no pod
-POOL_RULES: Mapping[FleetMode, list[Manifest]] = {
-    "warm": POOLS,
-    "pod": POOLS,
-    "agent-sandbox": [
-        {"apiGroups": [GROUP.partition("/")[0]], "resources": ["sandboxclaims"], "verbs": ["create", "get", "delete"]}
-    ],
-}
+SANDBOX_CLAIMS: list[Manifest] = [
+    {
+        "apiGroups": [GROUP.partition("/")[0]], "resources": ["sandboxclaims"],
+        "verbs": ["create", "get", "watch", "delete"],
+    }
+]  # fmt: skip
+POOL_RULES: Mapping[FleetMode, list[Manifest]] = {"warm": POOLS, "pod": POOLS, "agent-sandbox": SANDBOX_CLAIMS}
 
 
 def rules(mode: FleetMode) -> list[Manifest]:

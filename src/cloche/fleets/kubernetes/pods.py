@@ -20,7 +20,7 @@ FLEET, TEMPLATE, STATE, HOLDER, LEAVING = (
 READY, CLAIMED, POOLED = "ready", "claimed", "pooled"
 DO_NOT_DISRUPT = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
 GROUP = "extensions.agents.x-k8s.io/v1beta1"  # of agent-sandbox
-CLAIM_OF = "agents.x-k8s.io/claim-uid"  # label of a pod that agent-sandbox has bound to a claim
+IN_POOL = "agents.x-k8s.io/warm-pool-sandbox"  # label of a pod that agent-sandbox has not bound to a claim yet
 CONTAINER, COPYING = "node", "copy"
 PORT = 8471
 NODE_MEMORY = 128 << 20  # of a pod, for the node's server itself
@@ -57,9 +57,9 @@ _UNITS = {
 class Pod:
     """Describe a pod of the fleet.
 
-    `claim` is the uid of a claim of agent-sandbox. `container` is the id of its container's present start, and `ended`
-    says how a start ended. `stuck` says why the pod does not start, `over` why nothing runs in it any longer; both are
-    empty for a pod that is well. `cpus` and `memory_bytes` are for leases.
+    `is_pooled` is true for one in a pool of agent-sandbox. `container` is the id of its container's present start, and
+    `ended` says how a start ended. `stuck` says why the pod does not start, `over` why nothing runs in it any longer;
+    both are empty for a pod that is well. `cpus` and `memory_bytes` are for leases.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Pod:
     template: str = ""
     state: str = READY
     holder: str = ""
-    claim: str = ""
+    is_pooled: bool = False
     address: str = ""
     machine: str = ""
     machine_address: str = ""
@@ -86,7 +86,7 @@ class Pod:
     @property
     def is_claimed(self) -> bool:
         """Tell whether a coordinator has claimed it."""
-        return self.state == CLAIMED or bool(self.claim)
+        return self.state == CLAIMED or (self.state == POOLED and not self.is_pooled)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ def pod_of(row: Mapping[str, Any]) -> Pod:
         template=labels.get(TEMPLATE, ""),
         state=labels.get(STATE, ""),
         holder=labels.get(HOLDER, ""),
-        claim=labels.get(CLAIM_OF, ""),
+        is_pooled=IN_POOL in labels,
         address=status.get("podIP") or "",
         machine=spec.get("nodeName") or "",
         machine_address=status.get("hostIP") or "",

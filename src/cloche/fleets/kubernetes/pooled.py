@@ -1,14 +1,15 @@
 """Mode `agent-sandbox`: a claim on a warm pool of the project agent-sandbox, in a cluster that serves its objects.
 
-A SandboxClaim names the pool. The controller of agent-sandbox binds a pod to it, which then has a label with the
-claim's uid, and deletes both at the claim's end, or at its time for it. The claim is owned by the coordinator's object.
-Source of the fields: github.com/kubernetes-sigs/agent-sandbox, extensions.agents.x-k8s.io/v1beta1.
+A SandboxClaim names the pool. The controller of agent-sandbox binds a Sandbox to it, and writes its name to the claim's
+status; the pod has the same name. The controller deletes all of them with the claim, or at the time that this sets. The
+claim is owned by the coordinator's object. Source: github.com/kubernetes-sigs/agent-sandbox of August 2026, v1beta1.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,7 +21,8 @@ from .offers import Offers
 from .pods import DO_NOT_DISRUPT, FLEET, GROUP, HOLDER, Pod
 from .sources import ClaimedPod, FleetPods
 
-ASKS_S, PATIENCE_S = 1.0, 2.0  # between two looks at a claim; for errors that may pass
+WATCH_S, AGAIN_S, SILENT_S = 2, 0.1, 10.0  # of one watch of a claim; before the next look; for a dead connection
+PATIENCE_S = 2.0  # for errors that may pass
 FINAL = (
     "TemplateNotFound", "WarmPoolNotFound", "InvalidMetadata", "EnvVarsInjectionRejected", "VolumeClaimTemplatesError",
     "ClaimExpired", "SandboxExpired", "PodFailed", "PodSucceeded", "MultiplePods",
@@ -50,7 +52,7 @@ class PooledSandboxes:
                 row = await self._offers.created(self._path, self._described(node))
             except ApiError as error:
                 raise not_served(self._fleet.api) if error.status == 404 else error from error
-            pod = await self._bound(node, row["metadata"]["uid"])
+            pod = await self._bound(row)
             return ClaimedPod(pod=pod, facts=await self._fleet.servers.facts(pod))
 
     def _described(self, name: str) -> dict[str, Any]:
@@ -67,10 +69,11 @@ class PooledSandboxes:
         spec = {"warmPoolRef": {"name": self._pool}, "lifecycle": lifecycle, **kept}
         return {"apiVersion": GROUP, "kind": "SandboxClaim", "metadata": metadata, "spec": spec}
 
-    async def _bound(self, name: str, uid: str) -> Pod:
-        """Wait for the pod of a claim, and ask the claim meanwhile. Raises BackendUnavailable."""
-        binding = asyncio.ensure_future(self._offers.ready(lambda: self._pod_of(uid), _failed))
-        refusal = asyncio.ensure_future(self._refused(name))
+    async def _bound(self, claim: dict[str, Any]) -> Pod:
+        """Wait for the pod of a claim, and follow the claim meanwhile. Raises BackendUnavailable."""
+        newest = [claim]
+        binding = asyncio.ensure_future(self._offers.ready(lambda: self._pod_of(newest[-1]), _failed))
+        refusal = asyncio.ensure_future(self._refused(newest))
         try:
             await asyncio.wait((binding, refusal), return_when=asyncio.FIRST_COMPLETED)
             if not binding.done():
@@ -81,18 +84,36 @@ class PooledSandboxes:
             refusal.cancel()
             await asyncio.gather(binding, refusal, return_exceptions=True)
 
-    def _pod_of(self, uid: str) -> Pod | None:
-        return next((pod for pod in self._fleet.watch.pods.values() if pod.claim == uid), None)
+    def _pod_of(self, claim: Mapping[str, Any]) -> Pod | None:
+        sandbox = ((claim.get("status") or {}).get("sandbox") or {}).get("name", "")
+        return self._fleet.watch.pods.get(sandbox)
 
-    async def _refused(self, name: str) -> BackendUnavailable:
-        """Return why a claim will get no pod, once that is known."""
+    async def _refused(self, newest: list[dict[str, Any]]) -> BackendUnavailable:
+        """Note a claim as it changes, and return why it will get no pod, once that is known."""
         now = asyncio.get_running_loop().time
         began = now()
-        while True:
-            await asyncio.sleep(ASKS_S)
-            reason, message = reason_of(await self._fleet.api.get(f"{self._path}/{name}"))
+        async for claim in self._changes(newest[-1]):
+            newest[:] = [claim]
+            reason, message = reason_of(claim)
             if reason in FINAL or (reason in PASSING and now() - began >= PATIENCE_S):
-                return BackendUnavailable(f"sandboxclaim {name}: {message} ({reason}).")
+                return BackendUnavailable(f"sandboxclaim {claim['metadata']['name']}: {message} ({reason}).")
+        raise AssertionError
+
+    async def _changes(self, claim: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """Yield a claim after each change, and every few seconds. Raises ApiError, BackendUnavailable."""
+        name = claim["metadata"]["name"]
+        query = {"watch": "1", "fieldSelector": f"metadata.name={name}", "timeoutSeconds": str(WATCH_S)}
+        while True:
+            version = str(claim["metadata"]["resourceVersion"])
+            with suppress(ApiError, OSError, TimeoutError):  # it is read anew below
+                async for event in self._fleet.api.lines(
+                    self._path, timeout_s=SILENT_S, resourceVersion=version, **query
+                ):
+                    if event.get("type") == "MODIFIED":
+                        yield event["object"]
+            await asyncio.sleep(AGAIN_S)
+            claim = await self._fleet.api.get(f"{self._path}/{name}")
+            yield claim
 
     async def end(self, node: str, uid: str) -> None:
         """Delete a claim, and its pod with it. A claim's name is used once, so the uid of the pod is not compared."""
