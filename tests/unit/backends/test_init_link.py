@@ -91,7 +91,7 @@ BREAKS = {
     "a frame of no kind": frame(99),
     "a frame that only clients send": frame(wire.ASK, b"{}"),
     "data exceeds the window": data(wire.WINDOW_BYTES + 1),
-    "a stream that no operation has": wire.data_frame(1, 5, b"x"),
+    "a stream that no operation has": wire.data_frame(1, wire.STREAMS, b"x"),
     "a piece of nothing": frame(wire.DATA),
     "an end of nothing": frame(wire.END),
     "a window that is none": frame(wire.WINDOW, b"x"),
