@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from cloche.init import wire
+
+SMALL_PIECE = 4 << 10  # bytes
 
 
 class FrameLink(Protocol):
@@ -142,6 +145,16 @@ class Channel(Streams):
         """Send the end of a stream."""
         if not self.closed.done():
             self._frames.send(wire.frame(wire.END, self.number, bytes((stream,))))
+
+
+def add_piece(pieces: deque[bytes | bytearray], data: bytes | memoryview) -> None:
+    """Add received bytes to those that wait. Small pieces are put together, as each would take 50 bytes more."""
+    is_small = len(data) < SMALL_PIECE
+    last = pieces[-1] if pieces and is_small else b""
+    if isinstance(last, bytearray) and len(last) < SMALL_PIECE:
+        last += data
+    else:
+        pieces.append(bytearray(data) if is_small else bytes(data))
 
 
 class FrameTurns:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
+from cloche.channels import add_piece
 from cloche.core.errors import InvalidRequest
 
 
@@ -23,7 +24,7 @@ class ByteStream:
 
     def __init__(self, channel: Granting, number: int):
         self._channel, self._number = channel, number
-        self._pieces: deque[bytes] = deque()
+        self._pieces: deque[bytes | bytearray] = deque()
         self._waiting: asyncio.Future[None] | None = None
         self._taker: Callable[[bytes], None] | None = None
         self._has_ended = False
@@ -39,7 +40,7 @@ class ByteStream:
             self._channel.grant(self._number, len(data))
             self._taker(data)
             return
-        self._pieces.append(data)
+        add_piece(self._pieces, data)
         self._wake()
 
     def divert(self, take: Callable[[bytes], None]) -> None:
@@ -47,7 +48,7 @@ class ByteStream:
         self._taker = take
         pieces, self._pieces = self._pieces, deque()
         for piece in pieces:
-            self.put(piece)
+            self.put(bytes(piece))
         self._wake()
 
     def put_end(self) -> None:
@@ -75,7 +76,7 @@ class ByteStream:
             self._pieces.appendleft(piece[most:])
             piece = piece[:most]
         self._channel.grant(self._number, len(piece))
-        return piece
+        return bytes(piece)
 
     async def read_all(self, max_bytes: int) -> bytes:
         """Return all content until the end, or until it exceeds `max_bytes`."""

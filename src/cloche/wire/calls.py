@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
 
-from cloche.channels import Streams
+from cloche.channels import Streams, add_piece
 from cloche.core.record import dataclass
 from cloche.core.remote import MOST_FIELDS, MOST_INLINE
 from cloche.init import wire
@@ -25,7 +25,6 @@ IN, OUT, ERR, JSON = wire.STDIN, wire.STDOUT, wire.STDERR, wire.REPORT  # the la
 FROM_CLIENT, FROM_SERVICE = (IN, JSON), (OUT, ERR, JSON)
 NO_VERB = "(none)"
 FEW_RESULT = 1 << 20  # bytes of a result that are not accounted
-SMALL_PIECE = 4 << 10  # bytes: smaller ones are put together, as each would take 50 bytes more
 STALL_S = 300.0  # a call whose client does not read for so long is ended
 
 
@@ -93,12 +92,7 @@ class Call(Streams):
         """Buffer a piece until it is read. Raises WireError for a piece that clients may not send."""
         if stream not in FROM_CLIENT or stream in self._ended or not data:
             raise wire.WireError(f"stream {stream}: a client sends nothing there, or after its end, and no empty piece")
-        pieces = self._pieces[stream]
-        last = pieces[-1] if pieces and len(data) < SMALL_PIECE else b""
-        if isinstance(last, bytearray) and len(last) < SMALL_PIECE:
-            last += data
-        else:
-            pieces.append(bytearray(data) if len(data) < SMALL_PIECE else bytes(data))
+        add_piece(self._pieces[stream], data)
         self._arrived.set()
 
     def take_end(self, stream: int) -> None:

@@ -9,6 +9,7 @@ import tarfile
 import pytest
 
 from cloche.backends.archive import archive_pieces, archive_size
+from cloche.backends.live_streams import ByteStream
 from cloche.core.errors import InvalidRequest, OutcomeUnknown
 from cloche.core.limits import Limits
 from cloche.core.request import InputFile
@@ -134,4 +135,8 @@ def test_small_pieces_that_nobody_reads_take_no_more_memory_than_their_bytes() -
 
     count, data = asyncio.run(main())
     assert count <= 17
+    output = ByteStream(None, 1)  # type: ignore[arg-type]  # of a guest's process, that its caller does not read
+    for _ in range(30_000):
+        output.put(b"ab")
+    assert len(output._pieces) <= 16
     assert data == b"".join(number.to_bytes(2, "big") for number in range(30_000)) + bytes(wire.MOST_DATA)
