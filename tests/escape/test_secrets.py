@@ -92,9 +92,7 @@ ROWS = (
         """),
     Row("a foreign user of Basic credentials", "brings", 'return ask("/plain", {"Authorization": basic(FOREIGN, K)})'),
 )  # fmt: skip
-OUTSIDE = (
-    'import os, json\nos.environ.update(ARGUMENT["env"])\nexec(compile(ARGUMENT["program"], "<attempts>", "exec"))\n'
-)
+OUTSIDE = 'exec(compile(ARGUMENT["program"], "<attempts>", "exec"))\n'
 INSIDE = """
 import cloche, os
 os.environ["THE_KEY"] = ARGUMENT["value"]
@@ -157,7 +155,7 @@ def world() -> Iterator[World]:
 def outside(world: World) -> Came:
     """Make all attempts where the program has the value."""
     env = {"ANTHROPIC_API_KEY": VALUE, "OPENAI_API_KEY": VALUE}
-    printed = world.run(OUTSIDE, {"program": program(), "env": env})
+    printed = world.run(OUTSIDE, {"program": program()}, env=env)
     return Came(printed, world.seen(), [])
 
 
