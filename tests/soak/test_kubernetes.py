@@ -22,6 +22,7 @@ from tests.harness.kubernetes_cluster import IMAGE, IMAGES, SYSCTLS, KubernetesC
 
 pytestmark = [pytest.mark.root, pytest.mark.soak]
 FEW, MANY, PROCESSES = 6, 50, 5
+NO_IMAGE = "127.0.0.1:1/cloche-test:none"  # where no registry is
 LATE_S, OUTAGE_S, ROLLOUT_S = 20.0, 30.0, 400  # for a machine that does other things, too
 FLEET = {
     "CLOCHE_FLEET_IMAGE": IMAGE, "CLOCHE_FLEET_PODS": str(FEW), "CLOCHE_FLEET_POD_CPUS": "0.03",
@@ -167,7 +168,7 @@ def test_a_quota_that_is_used_up_is_named(fleet: Fleet) -> None:
     ("settings", "words"),
     [
         ({"template": "huge", "pod_cpus": "100"}, "2 Insufficient cpu"),
-        ({"template": "none", "image": "cloche-test:none"}, "its image cannot be pulled"),
+        ({"template": "none", "image": NO_IMAGE}, "its image cannot be pulled"),
     ],
 )
 def test_pods_that_cannot_start_are_named(fleet: Fleet, settings: dict[str, str], words: str) -> None:
@@ -255,7 +256,7 @@ def test_an_image_that_no_template_has_gets_a_pod(fleet: Fleet) -> None:
     fleet.done("up", "--apply", mode="pod")
     said = fleet.call("with_image", "cloche-test:python")
     assert said["text"] == "(3, 11)\n"
-    for image, words in (("cloche-test:pause", "python3"), ("cloche-test:none", "its image cannot be pulled")):
+    for image, words in (("cloche-test:pause", "python3"), (NO_IMAGE, "its image cannot be pulled")):
         refused = fleet.call("with_image", image)
         assert words in refused["text"]
         assert refused["seconds"] < LATE_S
