@@ -23,7 +23,7 @@ from tests.harness.kubernetes_cluster import IMAGE, IMAGES, SYSCTLS, KubernetesC
 pytestmark = [pytest.mark.root, pytest.mark.soak]
 FEW, MANY, PROCESSES = 6, 50, 5
 NO_IMAGE = "127.0.0.1:1/cloche-test:none"  # where no registry is
-LATE_S, OUTAGE_S, ROLLOUT_S = 20.0, 30.0, 400  # for a machine that does other things, too
+LATE_S, OUTAGE_S, ENDED_S, ROLLOUT_S = 20.0, 30.0, 200.0, 400  # for a machine that does other things, too
 FLEET = {
     "CLOCHE_FLEET_IMAGE": IMAGE, "CLOCHE_FLEET_PODS": str(FEW), "CLOCHE_FLEET_POD_CPUS": "0.03",
     "CLOCHE_FLEET_POD_MEMORY": "128m",
@@ -104,7 +104,8 @@ def fleet() -> Iterator[Fleet]:
         made.become("cloche-caller")
         yield made
         made.done("down")
-        assert not made.kubectl("get", "deployments,pods,configmaps,leases", "--selector=cloche/fleet", "--output=name")
+        left = ("get", "deployments,pods,configmaps,leases", "--selector=cloche/fleet", "--output=name")
+        until(lambda: not made.kubectl(*left), ENDED_S)  # a hundred pods have to end
     assert _of_the_machine() == before
     assert not cluster.processes_left()
 
