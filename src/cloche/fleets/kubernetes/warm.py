@@ -94,7 +94,8 @@ class WarmPods:
             pod = self._claimable(node)
             facts = await self._fleet.servers.facts(pod)
             await self._avoid_cordoned(pod)
-            if (claimed := await self._patched(pod, facts)) is not None:
+            latest = self._claimable(node)  # the watch may have told meanwhile that it is another's
+            if latest.container == pod.container and (claimed := await self._patched(latest, facts)) is not None:
                 self._claims += 1
                 return claimed
         raise BlockTaken(f"pod {node} changes all the time, and was not claimed.")
