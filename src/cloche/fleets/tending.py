@@ -109,7 +109,7 @@ class TendedNode:
         self._link_to, self._credential = link_to, credential
         self.report: NodeReport | None = None
         self.is_ready = self.was_ready = False
-        self.silent_since = 0.0
+        self.silent_since, self._began_at = 0.0, owner.clock()
         self.reason = ""
         self.ending: dict[str, float] = {}  # leases, and when their last credentials are over
         self._renewed: dict[str, float] = {}
@@ -177,11 +177,17 @@ class TendedNode:
             except Exception as error:
                 self._note(error)
             self.is_ready = False
-            self._owner.node_is_silent(self)
+            if not await self._is_still_busy():
+                self._owner.node_is_silent(self)
             self._all_ended.set()
             self._first_try.set()
             await self._close_link()
             await asyncio.sleep(self._owner.timing.beat_s)
+
+    async def _is_still_busy(self) -> bool:
+        """Tell whether a server that has never answered may only be busy, as one that has just started."""
+        is_late = self._owner.clock() - self._began_at > self._owner.timing.busy_s
+        return not (self.was_ready or is_late) and await self._owner.reach(self.node.address) == "open"
 
     def _note(self, error: Exception) -> None:
         reason = str(error) or type(error).__name__

@@ -48,7 +48,7 @@ class Machine:
         self.stuck: set[str] = set()  # leases whose end takes too long
         self.denied: Sequence[str] = ()
         self.told = 0  # how often it was told these
-        self.is_cut = self.is_busy = self.is_dead = self.is_draining = False
+        self.is_cut = self.is_busy = self.is_dead = self.is_draining = self.is_late = False
         self.version = "1.0"
         self.ahead_s = 0.0  # of its clock
         self.digests: tuple[str, ...] = ()
@@ -70,6 +70,8 @@ class Link:
     async def _machine_there(self) -> Machine:
         if self._machine.is_dead:
             raise ConnectionResetError
+        if self._machine.is_late:
+            raise TimeoutError
         if self._machine.is_cut or self._machine.is_busy:
             await asyncio.Event().wait()
         claim = self._machine.verifier.check(self._credential().reveal(), now=now() + self._machine.ahead_s)
@@ -329,6 +331,17 @@ async def test_a_busy_server_is_not_lost_at_once(engine: Machines, fleet: Coordi
     await seconds(2)
     with pytest.raises(NodeLost):
         await fleet.renew(lease)
+
+
+@virtually(1)
+async def test_a_server_that_has_just_started_may_be_busy(engine: Machines, fleet: Coordinator) -> None:
+    """A machine that accepts connections, and is late with its first answers, keeps the block and who waits for it."""
+    machine = engine.add(4)
+    machine.is_late = True
+    asked = asyncio.create_task(fleet.lease(LeaseSpec(cpus=2)))
+    await seconds(8)
+    machine.is_late = False
+    assert ((await asked).node, engine.tries) == (machine.node.id, 1)
 
 
 @virtually(4, 4)
