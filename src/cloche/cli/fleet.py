@@ -369,7 +369,7 @@ def print_fleet(findings: FleetFindings) -> None:
     """Print what there is of a fleet."""
     where = f"at {findings.address}" if findings.address else "unknown"
     here = f"here Ray {findings.version or 'is missing'}, Python {findings.python}"
-    there = findings.version or "of no known version"
+    there = f"{'Ray ' if findings.engine == 'ray' else ''}{findings.version}" if findings.version else "version unknown"
     print()
     is_here = findings.engine == "ray" and not _is_outside(findings.engine, findings)
     print(escape_line(f"fleet on {findings.engine}: cluster {where}; {here if is_here else there}"))

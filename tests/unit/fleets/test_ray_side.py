@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -66,15 +67,26 @@ def test_a_cluster_that_does_not_answer_is_named_at_once() -> None:
             check_answers(wrong)
 
 
-def test_a_token_is_sent_wherever_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray sends it in a mode that has to be set before its import; another mode of the caller's stays."""
+def test_a_token_is_sent_wherever_there_is_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In a mode that has to be set before Ray's import. Ray's own file serves where no address is named."""
     monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
-    for token, before, after in (("", "", ""), ("secret", "", "token"), ("secret", "disabled", "disabled")):
-        for name, value in (("RAY_AUTH_TOKEN", token), ("RAY_AUTH_MODE", before)):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ray").mkdir()
+    for token, before, address, has_file, after in (
+        ("", "", "head:6379", False, ""),
+        ("secret", "", "head:6379", False, "token"),
+        ("secret", "disabled", "head:6379", False, "disabled"),
+        ("", "", "head:6379", True, ""),
+        ("", "", "auto", True, "token"),
+    ):
+        for name, value in (("RAY_AUTH_TOKEN", token), ("RAY_AUTH_MODE", before), ("RAY_ADDRESS", address)):
             monkeypatch.setenv(name, value)
             if not value:
                 monkeypatch.delenv(name)
-        cluster.imported()
+        if has_file:
+            (tmp_path / ".ray" / "auth_token").write_text("secret")
+        with contextlib.suppress(ModuleNotFoundError):  # this Ray has no address to find
+            cluster.find()
         assert os.environ.get("RAY_AUTH_MODE", "") == after
 
 

@@ -34,8 +34,6 @@ _threads = ThreadPoolExecutor(8, "cloche-ray")
 
 def imported() -> Any:  # noqa: ANN401 - a module
     """Return the module of Ray. Raises BackendUnavailable."""
-    if any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")):
-        os.environ.setdefault("RAY_AUTH_MODE", "token")  # which Ray reads once, and without which it sends none
     try:
         import ray  # pyright: ignore[reportMissingImports]
     except ImportError as error:
@@ -45,11 +43,22 @@ def imported() -> Any:  # noqa: ANN401 - a module
     return ray
 
 
+def _send_token(address: str) -> None:
+    """Have Ray send a token if there is one. Ray reads this mode at its import, and sets it by itself only where it
+    finds the address: so the token of its own file goes to no named address.
+    """
+    is_found = (address or os.environ.get("RAY_ADDRESS", "")) in ("", "auto")
+    has_token = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    if has_token or (is_found and os.path.exists(os.path.expanduser("~/.ray/auth_token"))):
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+
+
 def find(address: str = "") -> str:
     """Return the address of the cluster that `join` would join, empty if there is none. Starts nothing.
 
     Raises BackendUnavailable where the package is missing.
     """
+    _send_token(address)
     imported()
     address = address or os.environ.get("RAY_ADDRESS", "")
     if address not in ("", "auto"):
@@ -83,6 +92,7 @@ def join(address: str = "", *, starts: bool = True) -> bool:
     kernel ends that Ray with the thread of the call. A process that has joined one stays there. Raises
     BackendUnavailable.
     """
+    _send_token(address)
     ray = imported()
     with _lock:
         if ray.is_initialized():
@@ -156,7 +166,10 @@ def unjoined(address: str, error: Exception) -> BackendUnavailable:
     if "ersion mismatch" in str(error):
         remedy = "Use the cluster's versions of Python and Ray, or reach its fleet from outside with backend=cloche."
     else:
-        remedy = 'Set RAY_AUTH_TOKEN to the cluster\'s token if it asks for one, and look at "ray status" there.'
+        remedy = (
+            'Set RAY_AUTH_TOKEN to the cluster\'s token if it asks for one ("ray get-auth-token" there prints it), and '
+            'look at "ray status" there.'
+        )
     return BackendUnavailable(f"Ray at {address} cannot be joined: {first}.", remedy=remedy)
 
 

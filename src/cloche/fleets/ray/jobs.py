@@ -188,7 +188,8 @@ class RayJobs:
             wants = "refuses this token" if self.token.reveal() else "asks for a token"
             return BackendUnavailable(
                 f"the dashboard at {self.address} {wants} ({status}).",
-                remedy="Set RAY_AUTH_TOKEN to the cluster's token, or RAY_AUTH_TOKEN_PATH to a file with it.",
+                remedy="Set RAY_AUTH_TOKEN to the cluster's token, or RAY_AUTH_TOKEN_PATH to a file with it: "
+                "~/.ray/auth_token is Ray's own.",
             )
         if status in (http.client.OK, http.client.NOT_FOUND):
             return self._stranger(f"status {status}")

@@ -508,7 +508,7 @@ def _outside_id() -> Finding:
     if os.geteuid() != 0:
         return (
             False,
-            f"an ordinary user (uid {os.geteuid()}) keeps their own id, unless /etc/subuid has a range for them",
+            f"an ordinary user (uid {os.geteuid()}) takes none themself; a range in /etc/subuid gives one (identity)",
         )
     return _answer(_in_child(lambda: os.setresuid(PROBE_ID, PROBE_ID, PROBE_ID)), f"from {PROBE_ID}")
 
