@@ -125,6 +125,38 @@ def test_a_program_calls_functions_of_its_caller(place: Callable[[], cloche.Resu
     assert counts["calls"] >= 21
 
 
+IN_NODE = """
+const { HostError, later, search } = require("cloche_host");
+async function main() {
+  const found = await Promise.all([...Array(20).keys()].map((number) => later(number)));
+  const titles = [await search("x", 1), await search("y", { limit: 2 }), await search({ query: "z", limit: 1 })];
+  const refusal = await search(5).catch((error) => [error instanceof HostError, error.kind, error.message]);
+  console.log(JSON.stringify([found, titles, refusal]));
+}
+main();
+"""
+IN_BASH = """
+cloche_host search '{"query": "x", "limit": 1}'
+cloche_host later '{"number": 7}' &
+cloche_host later '{"number": 7}' &
+wait
+cloche_host search '{"query": 5}' || echo "code $?"
+"""
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_programs_of_node_and_bash_call_too(live: bool) -> None:
+    """Node gets promises, Bash JSON on standard output; a file of the project does not replace Node's module."""
+    refused = "query must be text, not an integer"
+    project = {"node_modules/cloche_host/index.js": "throw 'taken'"}
+    with cloche.Sandbox(tools=TOOLS, live=live, files=project) as sandbox:
+        node, shell = sandbox.run(IN_NODE, language="javascript"), sandbox.run(IN_BASH, language="bash")
+    titles = [["x 0"], ["y 0", "y 1"], ["z 0"]]
+    assert json.loads(node.stdout) == [[*range(20)], titles, [True, "refused", refused]], node.stderr
+    assert shell.stdout == '["x 0"]\n7\n7\ncode 1\n', shell.stderr
+    assert refused in shell.stderr
+
+
 def test_help_and_stubs_show_signature_and_docstring() -> None:
     """What a model is told before is what `help` says inside."""
     result = cloche.run("from cloche_host import search; help(search)", tools=TOOLS)
@@ -152,8 +184,8 @@ def test_a_backend_without_calls_says_so_before_anything_runs() -> None:
     """And so does a list of tools that is none."""
     with pytest.raises(BackendUnavailable, match=r'cannot call functions of the caller.*backend "local"'):
         cloche.run("1", tools=TOOLS, backend=NoCalls())
-    with pytest.raises(InvalidRequest, match="only Python programs"):
-        cloche.run("1", language="bash", tools=TOOLS)
+    with pytest.raises(InvalidRequest, match="in python, javascript, bash can call"):
+        cloche.run("1", language="ruby", tools=TOOLS)
     for wrong in ({"__class__": search}, {"search": 5}, "search", [search, search], {"for": search}):
         with pytest.raises(InvalidRequest, match="tools: "):
             cloche.run("1", tools=wrong)  # type: ignore[arg-type]

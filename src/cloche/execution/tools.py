@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cloche.functions.tool import BoundTool, Tool, ToolLimits, Tools
 
 PYTHON = "python"
+LANGUAGES: Mapping[str, Sequence[str]] = {"all": (PYTHON, "javascript", "bash"), "live": (PYTHON,)}
 ToolsArgument = Mapping[str, "Callable[..., Any] | Tool"] | Sequence["Callable[..., Any] | Tool"]
 
 
@@ -48,10 +49,11 @@ def functions_for(
             f"tools: programs on backend {prepared.backend.name!r} cannot call functions of the caller.",
             remedy='Use backend "local", "docker", "gvisor" or "microvm", or leave tools out.',
         )
-    if language is None or language_named(language).name != PYTHON:
+    able = LANGUAGES[guests_that_call(prepared)]
+    if language is None or language_named(language).name not in able:
         raise InvalidRequest(
-            f"tools: only Python programs can call functions of the caller, not {language or 'commands'}; "
-            "leave tools out, or write the program in Python"
+            f"tools: on backend {prepared.backend.name!r} programs in {', '.join(able)} can call functions of the "
+            f"caller, not {language or 'commands'}; leave tools out, or write the program in one of these"
         )
     return HostFunctions(bound, on_call=_recorder(prepared.audit), approve=_asker(bound, approve, prepared))
 

@@ -143,6 +143,10 @@ class BoundTool:
         """Return its description."""
         return (self.tool.description or inspect.getdoc(self.tool.function) or "").strip()[:MOST_DOC_CHARS]
 
+    def parameter_names(self) -> list[str]:
+        """Return the names of the parameters that have a value each."""
+        return [parameter.name for parameter in self._parameters.values() if parameter.kind in _NAMED]
+
     def head(self) -> str:
         """Return its first line, as Python."""
         return f"def {self.name}{_signature_text(self._signature)}:"
@@ -153,8 +157,7 @@ class BoundTool:
 
     def source(self) -> str:
         """Return the function that a Python guest has in its place."""
-        by_name = [p.name for p in self._parameters.values() if p.kind in _NAMED]
-        values = "{" + ", ".join(f"{name!r}: {name}" for name in by_name) + "}"
+        values = "{" + ", ".join(f"{name!r}: {name}" for name in self.parameter_names()) + "}"
         more = next((p.name for p in self._parameters.values() if p.kind is _MORE), "()")
         call = f"    return _cloche_call({self.name!r}, {values}, {more}, {self._keywords})"
         return "\n".join([self.head(), *([_docstring(self.doc)] if self.doc else []), call, ""])
@@ -175,12 +178,11 @@ class Tools:
 
     def greeting(self) -> dict[str, Any]:
         """Return what a guest is told."""
-        return {
-            "version": 1,
-            "functions": [
-                {"name": name, "source": tool.source(), "doc": tool.doc} for name, tool in self.by_name.items()
-            ],
-        }
+        rows = [
+            {"name": name, "source": tool.source(), "doc": tool.doc, "parameters": tool.parameter_names()}
+            for name, tool in self.by_name.items()
+        ]
+        return {"version": 1, "functions": rows}
 
 
 def tool_of_schema(name: str, description: str, schema: Mapping[str, Any], call: Call) -> Tool:

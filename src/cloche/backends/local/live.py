@@ -14,6 +14,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cloche.core.enforcement import Enforcement
@@ -477,7 +478,8 @@ class LocalLiveSandbox(LiveSandbox):
         arguments = (request, self._paths, timeout_s, next(self._numbers), self._policy.layers)
         # Other languages search for their programs, which blocks.
         is_at_hand = request.code is None or request.language == "python"
-        program = build_program(*arguments) if is_at_hand else await asyncio.to_thread(build_program, *arguments)
+        build = partial(build_program, *arguments, calls=self.functions is not None)
+        program = build() if is_at_hand else await asyncio.to_thread(build)
         environment.show(program.run.python, HOME, self._has_environment)
         argv = (argument.encode("utf-8", "surrogateescape") for argument in request.argv)
         await self._give_fonts(*(data for *_, data in program.run.files), *argv)

@@ -33,6 +33,7 @@ from cloche.jail.user_namespaces import LOCK_FOLDERS
 from cloche.jail.work_folder import STARTUP
 
 from .. import layout
+from ..call_languages import load_calls
 from ..certificates import files_and_variables, variables_here
 from ..garbage_collection import group_name, new_folder
 from ..host import Host
@@ -502,14 +503,22 @@ def _python_runtime() -> str:
 
 
 def build_program(
-    request: Request, guest_paths: GuestPaths, timeout_s: float, number: int = 0, layers: Sequence[str] = ()
+    request: Request,
+    guest_paths: GuestPaths,
+    timeout_s: float,
+    number: int = 0,
+    layers: Sequence[str] = (),
+    *,
+    calls: bool = False,
 ) -> LocalProgram:
     """Return the program of a request. Raises InvalidRequest, or BackendUnavailable for a missing toolchain.
 
     A `number` distinguishes programs that run at the same time in the same workspace. Packages of `layers` are
-    importable.
+    importable. One that `calls` functions of its caller loads the file for that first.
     """
     program = _build_program(request, guest_paths, timeout_s, number, has_modules=bool(modules_of(layers)))
+    if calls and program.language is not None and program.toolchain is not None:
+        load_calls(program.run, program.language.name, program.toolchain.engine)
     if layers:
         program.run.env = with_layers(program.run.env, layers)
         if program.run.python is not None:

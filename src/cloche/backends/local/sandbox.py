@@ -105,7 +105,8 @@ class LocalOpenSandbox:
     async def run_streaming(self, request: Request, sink: Sink) -> Result:
         """Run as `run` does, passing `Started` and `OutputChunk` events to `sink` as they happen."""
         timeout_s = request.timeout_s or self._limits.timeout_s
-        program = build_program(request, self._guest_paths, timeout_s, layers=self._policy.layers)
+        layers, calls = self._policy.layers, self.functions is not None
+        program = build_program(request, self._guest_paths, timeout_s, layers=layers, calls=calls)
         argv = (argument.encode("utf-8", "surrogateescape") for argument in request.argv)  # arguments need not be UTF-8
         self._note_drawing(*(data for *_, data in program.run.files), *argv)
         if self._draws:
