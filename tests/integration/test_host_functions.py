@@ -149,7 +149,7 @@ def test_programs_of_node_and_bash_call_too(live: bool) -> None:
     """Node gets promises, Bash JSON on standard output; a file of the project does not replace Node's module."""
     refused = "query must be text, not an integer"
     project = {"node_modules/cloche_host/index.js": "throw 'taken'"}
-    with cloche.Sandbox(tools=TOOLS, live=live, files=project) as sandbox:
+    with cloche.Sandbox(tools=TOOLS, live=live, files=project, timeout=20) as sandbox:
         node, shell = sandbox.run(IN_NODE, language="javascript"), sandbox.run(IN_BASH, language="bash")
     titles = [["x 0"], ["y 0", "y 1"], ["z 0"]]
     assert json.loads(node.stdout) == [[*range(20)], titles, [True, "refused", refused]], node.stderr

@@ -89,7 +89,7 @@ FRAMEWORKS = {"fastapi", "starlette", "uvicorn", "sqlalchemy", "alembic"}
 RELATIVE_ONLY = {"init", "keeper", "jail", "jail/setup", "interpreter", "backends/containers/inside"}
 # What several backends use, and so belongs to none.
 SHARED_BY_BACKENDS = {
-    "archive", "cell_outputs", "certificates", "container_profile", "containers", "enforcement",
+    "archive", "call_languages", "cell_outputs", "certificates", "container_profile", "containers", "enforcement",
     "garbage_collection", "host", "init_link", "layout", "live", "live_calls", "live_files", "live_runs",
     "live_session", "live_streams", "network", "own_loop", "remedies", "remote", "results", "saved_files", "secrets",
     "session",

@@ -9,6 +9,7 @@ are a guest's claims.
   server or container.
 - `session` runs the cells of a live session (`session.js` and `session.sh` those of Node and Bash); `session_fork`
   clones it.
+- `host_functions` is the module `cloche_host`, the caller's functions (`.cjs` and `.sh` for Node and Bash).
 - `graded_call` and `graded_ends` call functions of a graded program; they are sent as text.
 - `magics` finds and rewrites lines that are no Python, `line_magics` and `cell_magics` implement `%name` and `%%name`
   (`%time` and `%timeit` of a line are in `cell_magics`), `command_line` runs `!cmd`.

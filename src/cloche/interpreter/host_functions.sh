@@ -12,7 +12,8 @@ __cloche_bytes() {  # the header of a frame: length, number, kind
       printf -v text '%s\\x%02x' "$text" $(( (part >> shift) & 255 ))
     done
   done
-  printf "$text\\x%02x" "$3"
+  printf -v text '%s\\x%02x' "$text" "$3"
+  printf "$text"
 }
 
 __cloche_text() {  # JSON of a text
