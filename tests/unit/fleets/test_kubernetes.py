@@ -75,6 +75,7 @@ def waiting(reason: str, **more: Any) -> dict[str, Any]:
             "the pod has ended: Evicted low on memory",
         ),
         (pod_with(phase="Failed", reason="DeadlineExceeded"), "the pod has ended: DeadlineExceeded"),
+        (pod_with(phase="Failed", message="\x1b[2J of a\nlog"), "the pod has ended: \\x1b[2J of a log"),
     ],
 )
 def test_a_pod_says_what_is_wrong_with_it(pod: Any, words: str) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from cloche.core.escape import escape_line
 from cloche.core.record import dataclass
 
 FLEET, TEMPLATE, STATE, HOLDER, LEAVING = (
@@ -204,7 +205,7 @@ def _ended(container: Mapping[str, Any], limits: Mapping[str, Any]) -> str:
 
 
 def _text(text: str) -> str:
-    return " ".join(text.split())[:MOST_REASON]
+    return escape_line(text[: 4 * MOST_REASON])[:MOST_REASON]
 
 
 def _seconds(stamp: Any) -> float:  # noqa: ANN401 - JSON
@@ -239,7 +240,7 @@ def _printed(log: str) -> Iterator[dict[str, Any]]:
         if line.startswith("{"):
             try:
                 fields = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(fields, dict):
                 yield fields
