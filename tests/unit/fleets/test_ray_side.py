@@ -18,7 +18,7 @@ from cloche.core.errors import BackendUnavailable
 from cloche.core.fleet_settings import FleetSettings
 from cloche.fleets.ray import cluster
 from cloche.fleets.ray.cluster import check_answers
-from cloche.fleets.ray.fleet import differences
+from cloche.fleets.ray.fleet import _silent, differences
 
 # Another handler is set at the level of the C library in a thread, as Ray does it.
 REPLACED = """
@@ -88,6 +88,13 @@ def test_a_token_is_sent_wherever_there_is_one(monkeypatch: pytest.MonkeyPatch, 
         with contextlib.suppress(ModuleNotFoundError):  # this Ray has no address to find
             cluster.find()
         assert os.environ.get("RAY_AUTH_MODE", "") == after
+
+
+def test_a_coordinator_that_cannot_start_is_told_by_its_own_error() -> None:
+    """Ray's first line has the actor's name alone, and its last one the error."""
+    text = "The actor died because of an error raised in its creation task, ray::coordinator\n  File x\nTypeError: mode"
+    error = _silent(RuntimeError(text))
+    assert str(error).startswith("the fleet's coordinator cannot start on this node: TypeError: mode. Cloche beside")
 
 
 @pytest.mark.parametrize("has_started", [True, False])

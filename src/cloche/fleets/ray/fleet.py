@@ -273,9 +273,14 @@ def _silent(error: Exception) -> ClocheError:
             "the fleet's coordinator cannot start: the Python of Ray's workers on this node has no Cloche.",
             remedy=f'Install cloche[ray]=={_version()} beside the "ray" of "ray start", or bring it by a runtime_env.',
         )
-    first = text.partition("\n")[0] or type(error).__name__
+    lines = text.splitlines() or [type(error).__name__]
+    if "creation task" in lines[0]:
+        return BackendUnavailable(
+            f"the fleet's coordinator cannot start on this node: {lines[-1]}",
+            remedy=f'Cloche beside the "ray" of "ray start" has to be this one, {_version()}, in all of its files.',
+        )
     return BackendUnavailable(
-        f"the fleet's coordinator does not answer: {first}",
+        f"the fleet's coordinator does not answer: {lines[0]}",
         remedy='"cloche fleet status" tries again; "ray list actors" shows where it was.',
     )
 
