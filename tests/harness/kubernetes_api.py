@@ -59,7 +59,6 @@ class Cluster:
 
     def __init__(self, settings: FleetSettings, *, version: str, pods: int = 0):
         self.settings, self.version = settings, version
-        self.signer = Signer()
         self.objects: dict[str, dict[str, Json]] = {}
         self.log: list[tuple[int, str, str, Json]] = []  # version, path, kind of the event, object
         self.forgotten = 0  # versions up to this one
@@ -155,12 +154,19 @@ class Cluster:
 
     def held_by(self, state: str) -> list[str]:
         """Return the names of the pods of a state."""
-        return [name for name, row in list(self.pods.items()) if row["metadata"]["labels"][STATE] == state]
+        return [name for name, row in list(self.pods.items()) if row["metadata"]["labels"].get(STATE) == state]
+
+    @property
+    def signer(self) -> Signer:
+        """Return the signer with the fleet's key."""
+        secret = self.objects[f"/api/v1/namespaces/{self.settings.namespace}/secrets"][manifests.OBJECT]
+        return Signer(base64.b64decode(secret["data"]["privateKey"]))
 
     def apply_fleet(self) -> None:
         """Make the fleet's objects, as an operator does."""
-        data = {"publicKey": self.signer.public_key, "version": self.version}
-        key = base64.b64encode(self.signer.private_key).decode()
+        signer = Signer()
+        data = {"publicKey": signer.public_key, "version": self.version}
+        key = base64.b64encode(signer.private_key).decode()
         for row in (*manifests.manifests(self.settings, data=data), manifests.secret_object(self.settings, key)):
             self.put(path_of(row), row)
 

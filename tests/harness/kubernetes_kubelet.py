@@ -6,6 +6,7 @@ and variables become those. Each pod has a loopback address of its own.
 
 from __future__ import annotations
 
+import base64
 import re
 import shutil
 import signal
@@ -24,6 +25,7 @@ from tests.harness.kubernetes_api import Cluster
 
 Json = dict[str, Any]
 LOOK_S, END_S = 0.02, 120.0
+ANY = "0.0.0.0"  # each pod has an address of its own in place of it
 MOST_MESSAGE = 2048  # of a termination message that is the end of the log
 
 
@@ -39,6 +41,7 @@ class Kubelet:
         self.unscheduled: dict[str, str] = {}
         self._numbers = count(2)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._environs: dict[str, dict[str, str]] = {}
         self._ended: set[str] = set()
         self._threads: list[threading.Thread] = []
         cluster.created, cluster.end_pod = self._created, self.kill
@@ -71,6 +74,9 @@ class Kubelet:
 
     def _run(self, row: Json, address: str) -> None:
         name, spec = row["metadata"]["name"], row["spec"]
+        for volume in spec.get("volumes", ()):
+            if "secret" in volume:
+                self._write_secret(self._folder / name / volume["name"], volume["secret"]["secretName"])
         base = {"startTime": stamp(time.time()), "podIP": address, "hostIP": "10.9.9.9"}
         self._tell(name, **base, phase="Pending", spec={"nodeName": "machine-1"})
         for container in spec.get("initContainers", ()):
@@ -118,11 +124,14 @@ class Kubelet:
         if program is None:
             message = f'exec: "{words[0]}": executable file not found in $PATH: unknown'
             return {"terminated": {"reason": "StartError", "exitCode": 128, "message": message}}
-        variables = dict(self._variables(container, address)) | {"PATH": f"{programs}:/usr/bin:/bin"}
+        variables = dict(self._variables(container, address))
         shown = [
-            self._shown(name, container, re.sub(r"\$\((\w+)\)", lambda m: variables[m[1]], word)) for word in words
+            self._shown(name, container, re.sub(r"\$\((\w+)\)", lambda m: variables[m[1]], word)).replace(ANY, address)
+            for word in words
         ]
         environ = {key: self._shown(name, container, text) for key, text in variables.items()}
+        environ |= {"PATH": f"{programs}:/usr/bin:/bin"}
+        self._environs[name] = environ
         with self._log(name).open("ab") as log:
             process = subprocess.Popen([program, *shown[1:]], stdout=log, stderr=log, env=environ, cwd=self._folder)
         self._processes[name] = process
@@ -130,15 +139,35 @@ class Kubelet:
             process.kill()
         return process
 
+    def _object(self, kind: str, name: str) -> Json:
+        return self._cluster.objects[f"/api/v1/namespaces/{self._cluster.settings.namespace}/{kind}"][name]
+
+    def _write_secret(self, folder: Path, name: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for key, text in self._object("secrets", name)["data"].items():
+            (folder / key).write_bytes(base64.b64decode(text))
+
+    def exec(self, name: str, words: Sequence[str]) -> str:
+        """Run a program beside that of a pod, and return what it prints."""
+        environ = self._environs[name]
+        program = shutil.which(words[0], path=environ["PATH"]) or words[0]
+        words = [program, *words[1:]]
+        return subprocess.run(
+            words, check=True, env=environ, cwd=self._folder, stdout=subprocess.PIPE, text=True
+        ).stdout
+
     def _variables(self, container: Json, address: str) -> Iterator[tuple[str, str]]:
+        fields = {"status.podIP": address, "metadata.namespace": self._cluster.settings.namespace}
         for row in container.get("env", ()):
             source = row.get("valueFrom", {})
             if "fieldRef" in source:
-                yield row["name"], address
+                yield row["name"], fields[source["fieldRef"]["fieldPath"]]
+            elif "secretKeyRef" in source:
+                key = source["secretKeyRef"]
+                yield row["name"], base64.b64decode(self._object("secrets", key["name"])["data"][key["key"]]).decode()
             elif "configMapKeyRef" in source:
-                path = f"/api/v1/namespaces/{self._cluster.settings.namespace}/configmaps"
                 key = source["configMapKeyRef"]
-                yield row["name"], self._cluster.objects[path][key["name"]]["data"][key["key"]]
+                yield row["name"], self._object("configmaps", key["name"])["data"][key["key"]]
             else:
                 yield row["name"], row["value"]
 

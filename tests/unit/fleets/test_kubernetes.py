@@ -1,8 +1,10 @@
 """What pods say about themselves, the manifests of a fleet, and nodes with one lease; nothing here has a cluster."""
 
 import json
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import kubernetes_validate
 import pytest
@@ -13,7 +15,7 @@ from cloche.core.record import replace
 from cloche.fleets.decisions import AskBlock, Decisions, GiveBack, Grant, PlacingRules
 from cloche.fleets.kubernetes.api import error_of
 from cloche.fleets.kubernetes.manifests import FORWARD, PRIVATE, Served, foreign_pod, left_out, manifests, rules
-from cloche.fleets.kubernetes.pods import Owner, born_claimed, claim_patch, facts_of, pod_of, quantity
+from cloche.fleets.kubernetes.pods import FLEET, GROUP, Owner, born_claimed, claim_patch, facts_of, pod_of, quantity
 from cloche.fleets.kubernetes.pooled import reason_of
 from cloche.fleets.placing import ResourceSize
 from cloche.fleets.waiting import LeaseRequest
@@ -140,15 +142,41 @@ def test_the_log_says_what_the_server_is() -> None:
     assert facts_of(line[:40]) is None
 
 
-@pytest.mark.parametrize("isolation", ["pod", "jail"])
-@pytest.mark.parametrize("minor", [30, 32, 33, 37])
-def test_the_manifests_are_valid(isolation: Any, minor: int) -> None:
-    """Each object has the schema of the server's version."""
-    settings = replace(
-        SETTINGS, isolation=isolation, network=True, runtime_class="gvisor", reach="forward", cordons=True
-    )
-    for row in manifests(settings, Served(minor=minor), data={"publicKey": "k"}):
+def objects(minor: int) -> Iterator[dict[str, Any]]:
+    """Yield each object that any settings of a fleet give, once, and those of `deploy/kubernetes/serve`."""
+    more = {"network": True, "runtime_class": "gvisor", "reach": "forward", "cordons": True}
+    seen = set[str]()
+    for mode, isolation, options in product(get_args(FleetMode), ("pod", "jail"), ({}, more)):
+        settings = replace(SETTINGS, mode=mode, isolation=isolation, **options)
+        for row in manifests(settings, Served(minor=minor), data={"publicKey": "k"}):
+            if row["apiVersion"] != GROUP and (text := json.dumps(row)) not in seen:
+                seen.add(text)
+                yield row
+    yield from yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "serve" / "serve.yaml").read_text())
+
+
+@pytest.mark.parametrize("minor", range(30, 38))
+def test_the_manifests_are_valid(minor: int) -> None:
+    """Each object has the schema of the server's version; those of agent-sandbox have none, and the fleet's pod."""
+    kinds = set()
+    for row in objects(minor):
         kubernetes_validate.validate(row, f"1.{minor}", strict=True)
+        kinds.add(row["kind"])
+    assert {"Deployment", "ClusterRole", "Service"} <= kinds
+
+
+def test_a_service_has_the_least_role_and_reaches_the_pods() -> None:
+    """Its account is bound to the fleet's caller, and the fleet's policy lets its pods in."""
+    text = (ROOT / "deploy" / "kubernetes" / "serve" / "serve.yaml").read_text()
+    rows = {row["kind"]: row for row in yaml.safe_load_all(text)}
+    fleet = {row["kind"]: row for row in manifests(SETTINGS)}
+    pod = rows["Deployment"]["spec"]["template"]
+    assert pod["spec"]["serviceAccountName"] == rows["RoleBinding"]["subjects"][0]["name"] == "cloche-serve"
+    assert rows["RoleBinding"]["roleRef"] == fleet["RoleBinding"]["roleRef"]
+    (rule,) = fleet["NetworkPolicy"]["spec"]["ingress"]
+    wanted = rule["from"][0]["podSelector"]["matchLabels"].items()
+    assert wanted <= pod["metadata"]["labels"].items()
+    assert FLEET not in pod["metadata"]["labels"], "it is no pod of the fleet"
 
 
 @pytest.mark.parametrize("minor", [30, 33, 37])
