@@ -187,7 +187,10 @@ class TendedNode:
     async def _is_still_busy(self) -> bool:
         """Tell whether a server that has never answered may only be busy, as one that has just started."""
         is_late = self._owner.clock() - self._began_at > self._owner.timing.busy_s
-        return not (self.was_ready or is_late) and await self._owner.reach(self.node.address) == "open"
+        if self.was_ready or is_late:
+            return False
+        reached = await self._owner.reach(self.node.address)
+        return reached == "open" or (reached == "silent" and self._owner.has_stalled())
 
     def _note(self, error: Exception) -> None:
         reason = str(error) or type(error).__name__
