@@ -124,7 +124,7 @@ class KubernetesApi:
                     raise
                 wait_s = max(wait_s, min(error.again_s, MOST_AGAIN_S))
             except (OSError, TimeoutError) as error:
-                if is_last:
+                if is_last or loop.time() > ends:
                     raise self._unreachable(error) from error
             await asyncio.sleep(wait_s)
             again_s = min(2 * again_s, MOST_AGAIN_S)
@@ -232,9 +232,7 @@ class KubernetesApi:
         return BackendUnavailable(f"what answers at {self.host} is no API server of Kubernetes.", remedy=OTHER_CONTEXT)
 
     def _unreachable(self, error: Exception) -> BackendUnavailable:
-        detail = str(error) or (
-            f"it was silent for {ANSWER_S:g} s" if isinstance(error, TimeoutError) else type(error).__name__
-        )
+        detail = str(error) or ("it is silent" if isinstance(error, TimeoutError) else type(error).__name__)
         return BackendUnavailable(
             f"the API server of Kubernetes at {self.host} does not answer: {detail[:MOST_TEXT].rstrip('.')}.",
             remedy=OTHER_CONTEXT,
