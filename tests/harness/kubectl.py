@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -140,9 +141,10 @@ class Kubectl:
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:
-    for data in iter(lambda: source.recv(65536), b""):
-        target.sendall(data)
-    target.shutdown(socket.SHUT_WR)
+    with suppress(OSError):  # either end may be gone
+        for data in iter(lambda: source.recv(65536), b""):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
 
 
 def _handler(work: Callable[[socket.socket], None]) -> type[socketserver.BaseRequestHandler]:

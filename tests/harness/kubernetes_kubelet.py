@@ -125,10 +125,8 @@ class Kubelet:
             message = f'exec: "{words[0]}": executable file not found in $PATH: unknown'
             return {"terminated": {"reason": "StartError", "exitCode": 128, "message": message}}
         variables = dict(self._variables(container, address))
-        shown = [
-            self._shown(name, container, re.sub(r"\$\((\w+)\)", lambda m: variables[m[1]], word)).replace(ANY, address)
-            for word in words
-        ]
+        words = [address if word == ANY else re.sub(r"\$\((\w+)\)", lambda m: variables[m[1]], word) for word in words]
+        shown = [self._shown(name, container, word) for word in words]
         environ = {key: self._shown(name, container, text) for key, text in variables.items()}
         environ |= {"PATH": f"{programs}:/usr/bin:/bin"}
         self._environs[name] = environ
