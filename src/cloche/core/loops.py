@@ -102,6 +102,7 @@ async def any_of(*futures: asyncio.Future[Any]) -> None:
 async def with_sink(run: Callable[[Sink], Coroutine[Any, Any, Result]], sink: Sink) -> Result:
     """Run and hand events to `sink`. If it raises, that ends the run and is raised once all is killed."""
     failures: list[BaseException] = []
+    running: set[asyncio.Task[Result]] = set()  # empty at the end: `guarded` may live longer, and keeps no result
 
     def guarded(event: Event) -> None:
         try:
@@ -109,16 +110,19 @@ async def with_sink(run: Callable[[Sink], Coroutine[Any, Any, Result]], sink: Si
                 sink(event)
         except BaseException as error:  # a sink is the caller's code: nothing it raises may end up in the backend
             failures.append(error)
-            task.cancel()
+            for task in running:
+                task.cancel()
 
-    task = asyncio.ensure_future(run(guarded))
+    running.add(asyncio.ensure_future(run(guarded)))
     try:
-        result = await task
+        result = await next(iter(running))
     except asyncio.CancelledError:
         current = asyncio.current_task()
         if failures and not (current and current.cancelling()):
             raise failures[0] from None
         raise
+    finally:
+        running.clear()
     if failures:
         raise failures[0]
     return result
