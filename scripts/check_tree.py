@@ -87,6 +87,8 @@ def main() -> int:
         try:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
+            if path.suffix != ".png":
+                found.append(f"{path.relative_to(ROOT)}: a binary file; only pictures are kept here")
             continue
         found += findings_in(str(path.relative_to(ROOT)), text, machine)
     print("\n".join(found) or "check_tree: clean")

@@ -130,7 +130,7 @@ class Decisions:
         self._end_times, self._wait_times = Deadlines(), Deadlines()
         self._waits: dict[str, float] = {}
         self._held: dict[str, int] = {}  # leases of each key
-        self._over: dict[str, float] = {}  # ended leases that an unreachable node may have, with their ends
+        self._over: dict[str, float] = {}  # ended leases whose credentials may be valid, with their ends
         self._free, self._room = FreeTree(), FreeTree()
         self._to_come: dict[str, PlacedNode] = {}  # nodes with a block that is asked for, or that serve soon
         self._by_index: list[PlacedNode | None] = []
@@ -401,11 +401,11 @@ class Decisions:
         return self._ends[lease]
 
     def release(self, lease: str, now: float, *, until: float = 0.0) -> list[Action]:
-        """End a lease. `until` is the end of one that may be unknown here; then no node's list brings it back."""
-        sublet = self.leases.get(lease)
+        """End a lease, which nothing brings back until `until`, the end of its credential, and its own one."""
+        sublet, until = self.leases.get(lease), max(until, self._ends.get(lease, 0.0))
+        if until > now:
+            self._over[lease] = until
         if sublet is None:
-            if until > now:
-                self._over[lease] = until
             return []
         self.busy_at = now
         return [self._end(sublet, "released"), *self._shrunk(sublet.node, now), *self._serve(now)]

@@ -242,7 +242,7 @@ async def test_a_block_is_taken_where_the_packages_are(engine: Machines, fleet: 
 
 @virtually(2, 2)
 async def test_a_lease_opens_its_node_alone_and_ends_there(engine: Machines, fleet: Coordinator) -> None:
-    """Leases spread over the nodes; each opens its own node alone, and a release, also a second one, ends it there."""
+    """Leases spread over the nodes; each opens its own node alone; a release, also a second one, ends it for good."""
     first, second = [await fleet.lease(LeaseSpec()) for _ in range(2)]
     assert {first.node, second.node} == {"n1", "n2"}
     engine.machines[first.node].use(first)
@@ -254,6 +254,10 @@ async def test_a_lease_opens_its_node_alone_and_ends_there(engine: Machines, fle
     assert first.id in engine.machines[first.node].ended
     assert not engine.machines[first.node].leases
     assert (await fleet.status()).leases == 1
+    await fleet.release(second)
+    await seconds(1)
+    with pytest.raises(NodeLost):
+        await fleet.renew(second)
 
 
 @virtually(2, has_blocks=False)
