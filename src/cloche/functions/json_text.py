@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from typing import Any
 
 from cloche.core.guest_json import MAX_DEPTH
@@ -39,9 +40,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401
     if callable(dump):
         return dump(mode="json")
     if hasattr(type(value), "__dataclass_fields__"):
-        import dataclasses
-
-        return dataclasses.asdict(value)
+        return sys.modules["dataclasses"].asdict(value)  # which has made the class, or described it just now
     return value
 
 
