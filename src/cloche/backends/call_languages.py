@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from importlib.resources import files
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.languages import Engine
@@ -38,4 +37,6 @@ def load_calls(run: Run, language: str, engine: Engine) -> None:
 
 @functools.cache
 def _text(name: str) -> str:
+    from importlib.resources import files  # which imports what no other run needs
+
     return (files("cloche.interpreter") / name).read_text(encoding="utf-8")
