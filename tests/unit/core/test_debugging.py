@@ -14,7 +14,7 @@ from cloche.core.errors import InvalidRequest
 
 SOURCE = Path(__file__).parents[3] / "src" / "cloche"
 # Loggers that are no namespace: they warn, or belong to a front end.
-OTHERS = {"backends", "cli", "config", "inspect", "loop", "mcp", "sessions"}
+OTHERS = {"backends", "cli", "config", "inspect", "loop", "mcp", "sessions", "tools"}
 
 
 @pytest.fixture
