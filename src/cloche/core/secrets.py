@@ -25,7 +25,6 @@ _VALUE = re.compile(r"[\x21-\x7e]+")
 _FORMAT = re.compile(r"[\x21-\x7e ]*\{\}[\x21-\x7e ]*")
 _JWT = re.compile(r"eyJ[A-Za-z0-9_-]+\.eyJ[A-Za-z0-9_-]+\.")
 _TEXT = re.compile(r"(?s)([^=@]+)(?:=(env|file|cmd):(.*?))?(?:@([^@]*))?")
-_ORG = "org"  # apart, since no address of a registry stands in a file of this project
 _OWN = {"PATH", "HOME", "PYTHONPATH", "LD_PRELOAD", "LD_LIBRARY_PATH"}
 _CLASSES = ("abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "0123456789")
 # Of a host without a row, and of every other one, too.
@@ -43,7 +42,7 @@ class SecretProvider:
     """
 
     names: tuple[str, ...]
-    hosts: tuple[str, ...]
+    hosts: tuple[str, ...] = ()  # none for registries of packages, which every user configures
     headers: tuple[str, ...] = ()
     query: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
@@ -72,11 +71,10 @@ PROVIDERS: Mapping[str, SecretProvider] = {
         query=("private_token", "access_token", "job_token"), prefixes=("glpat-", "gldt-", "glcbt-"),
     ),
     "npm": SecretProvider(
-        names=("NPM_TOKEN", "NODE_AUTH_TOKEN"), hosts=(f"registry.npmjs.{_ORG}",),
-        prefixes=("npm_",),
+        names=("NPM_TOKEN", "NODE_AUTH_TOKEN"), prefixes=("npm_",)
     ),
     "PyPI": SecretProvider(
-        names=("PYPI_TOKEN", "UV_PUBLISH_TOKEN", "TWINE_PASSWORD"), hosts=(f"upload.pypi.{_ORG}",), prefixes=("pypi-",),
+        names=("PYPI_TOKEN", "UV_PUBLISH_TOKEN", "TWINE_PASSWORD"), prefixes=("pypi-",),
     ),
     "Hugging Face": SecretProvider(
         names=("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"), hosts=("huggingface.co",), prefixes=("hf_",),
@@ -208,8 +206,9 @@ def _named(name: object, secret: object) -> tuple[str, Secret]:
     if secret.hosts:
         return name, _with_source(name, secret)
     provider = _BY_NAME.get(name)
-    if provider is None:
-        raise InvalidRequest(f"secrets: {name} needs hosts: it is not the name of a known provider's secret")
+    if provider is None or not provider.hosts:
+        why = "it is not the name of a known provider's secret" if provider is None else "write that of your registry"
+        raise InvalidRequest(f"secrets: {name} needs hosts: {why}")
     return name, _with_source(name, replace(secret, hosts=provider.hosts))
 
 

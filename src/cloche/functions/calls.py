@@ -330,7 +330,7 @@ def _in_turn(work: Callable[[], Any]) -> Any:  # noqa: ANN401
 def _message(error: BaseException) -> str:
     try:
         return str(error)[:MOST_MESSAGE_CHARS]
-    except Exception:
+    except Exception:  # of the error's own __str__, which is the caller's code
         return f"<{type(error).__name__} that cannot be put into words>"
 
 

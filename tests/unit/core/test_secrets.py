@@ -88,6 +88,13 @@ def test_a_value_that_cannot_be_used_is_refused(data: bytes) -> None:
     assert data.decode("latin-1").strip()[:12] not in str(caught.value).replace("KEY", "")
 
 
+def test_a_token_of_a_registry_needs_its_host() -> None:
+    """Which registry a user has is not known; with its host the token is taken."""
+    with pytest.raises(InvalidRequest, match="NPM_TOKEN needs hosts: write that of your registry"):
+        read_secrets({"NPM_TOKEN": Secret(value="npm_0123456789")})
+    assert read_secrets({"NPM_TOKEN": Secret(value="npm_0123456789", hosts=["npm.example"])}).rules
+
+
 @pytest.mark.parametrize("prefix", [prefix for row in PROVIDERS.values() for prefix in row.prefixes])
 def test_a_placeholder_looks_like_its_value(prefix: str) -> None:
     """Same length, prefix and punctuation, other letters."""
