@@ -15,10 +15,10 @@ import re
 from collections.abc import Iterator, Sequence
 from urllib.parse import unquote_plus
 
-from cloche.core.record import dataclass, field
+from cloche.core.record import dataclass, field, replace
 from cloche.core.secrets import CREDENTIAL_HEADERS, provider_of
 
-from .http_request import Headers, Rejected
+from .http_request import Headers, Rejected, RequestHead
 
 # A placeholder in one of these stays as it is.
 DESCRIPTIVE = re.compile(
@@ -56,11 +56,11 @@ class HostCredentials:
         self._query_keys = provider.query if provider else ()
         self._kept = re.compile(b".*") if provider else DESCRIPTIVE
 
-    def edit(self, target: str, headers: Headers) -> Headers:
-        """Return the headers of a request for upstream. Raises Rejected for a foreign credential."""
+    def edit(self, head: RequestHead) -> RequestHead:
+        """Return the head of a request for upstream. Raises Rejected for a foreign credential."""
         if not self._is_foreign_allowed:
-            self._check_query(target)
-        return list(self._edited(headers))
+            self._check_query(head.target)
+        return replace(head, headers=list(self._edited(head.headers)))
 
     def _edited(self, headers: Headers) -> Iterator[tuple[bytes, bytes]]:
         for name, value in headers:

@@ -17,16 +17,17 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Protocol
 
+from cloche.core.record import replace
+
 from .errors import Refused
+from .http_answer import AnswerEdit, AnswerReader, AnswerRefused, EditedAnswer
 from .http_request import (
     MOST_HEAD_BYTES,
-    AnswerReader,
-    AnswerRefused,
     Body,
-    Headers,
     HeadFinder,
     HttpRequest,
     Rejected,
+    RequestHead,
     RequestTarget,
     read_request,
 )
@@ -36,6 +37,7 @@ HEAD_S = 30.0
 IDLE_S = 300.0
 LINGER_S = 2.0
 MOST_LINGER_BYTES = 1 << 20
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _READ_BYTES = 64 << 10
 _COUNTED_BYTES = 256 << 10  # of what is not parsed: the more at once, the less it costs
 # Of heads and chunks, before a look at the clock: short ones cost as much as long ones, so it is more while it is fast.
@@ -44,6 +46,7 @@ _REASONS = {
     400: "Bad Request",
     403: "Forbidden",
     408: "Request Timeout",
+    413: "Content Too Large",
     431: "Request Header Fields Too Large",
     502: "Bad Gateway",
 }
@@ -64,8 +67,7 @@ async def relay(
     """
     edit, is_tls = (edits.edit, edits.is_tls) if edits is not None else (None, False)
     target = RequestTarget(host=host, port=port, is_proxied=proxied, is_tls=is_tls, edit=edit)
-    read_answer = edits.read_answer if edits is not None else AnswerReader
-    connection = _Connection(guest, target, connect, refuse, head_s, turns or Turns(), read_answer)
+    connection = _Connection(guest, target, connect, refuse, head_s, turns or Turns(), edits)
     try:
         async with idle_limit(idle_s) as note:
             connection.note = note
@@ -82,12 +84,26 @@ class Edits(Protocol):
 
     is_tls: bool
 
-    def edit(self, target: str, headers: Headers) -> Headers:
-        """Return the headers of a request for upstream. Raises Rejected."""
+    def edit(self, head: RequestHead) -> RequestHead:
+        """Return the head of a request for upstream, with its method as it was. Raises Rejected."""
         ...
 
-    def read_answer(self, request: HttpRequest) -> AnswerReader:
-        """Return the reader of an answer, which returns the bytes to pass on. Raises Rejected before it is asked."""
+    def body_edit(self, head: RequestHead) -> BodyEdit | None:
+        """Return what changes the body of an edited request; None where it passes as it comes. Raises Rejected."""
+        ...
+
+    def answer_edit(self, head: RequestHead) -> AnswerEdit | None:
+        """Return what changes the answer to an edited request; None where it passes as it is."""
+        ...
+
+
+class BodyEdit(Protocol):
+    """Change a whole body, which has `most_bytes` at most."""
+
+    most_bytes: int
+
+    def edit(self, body: bytes) -> bytes:
+        """Return the body for upstream. Raises Rejected."""
         ...
 
 
@@ -238,9 +254,9 @@ class _Connection:
 
     def __init__(
         self, guest: Stream, place: RequestTarget, connect: Callable[[], Awaitable[Stream]],
-        refuse: Callable[[str], str], head_s: float, turns: Turns, read_answer: Callable[[HttpRequest], AnswerReader],
+        refuse: Callable[[str], str], head_s: float, turns: Turns, edits: Edits | None,
     ):  # fmt: skip
-        self._guest, self._place, self._read_answer = _Guest(guest), place, read_answer
+        self._guest, self._place, self._edits = _Guest(guest), place, edits
         self._connect, self._refuse, self._head_s, self._turns = connect, refuse, head_s, turns
         self._upstream: _Upstream | None = None
         self.note: Callable[[], None] = lambda: None
@@ -282,6 +298,8 @@ class _Connection:
 
     async def _exchange(self, request: HttpRequest, body: Body) -> bool:
         """Pass on a request and its answer; say whether another one may follow."""
+        if self._edits is not None and (edit := self._edits.body_edit(request.edited)) is not None:
+            request = await self._with_edited_body(request, body, edit)
         if self._upstream is None:
             answer = self._read_answer(request)
             self._upstream = _Upstream(await self._open(), self._guest, answer, self.note, self._turns)
@@ -306,11 +324,37 @@ class _Connection:
             why = error.strerror or str(error) or "the server did not answer in time"
             raise _Failed(502, f"cannot connect to {self._place.host}:{self._place.port}: {why}") from error
 
+    def _read_answer(self, request: HttpRequest) -> AnswerReader:
+        edit = self._edits.answer_edit(request.edited) if self._edits is not None else None
+        return EditedAnswer(request, edit) if edit is not None else AnswerReader(request)
+
+    async def _with_edited_body(self, request: HttpRequest, body: Body, edit: BodyEdit) -> HttpRequest:
+        """Read a request's whole body and return the request with the edited one behind its head."""
+        content = edit.edit(await self._whole_body(request, body, edit.most_bytes))
+        return replace(request, head=request.head_for(len(content)) + content)
+
+    async def _whole_body(self, request: HttpRequest, body: Body, most_bytes: int) -> bytes:
+        """Return a request's body. Raises Rejected for a larger one, _GuestGone for half of one."""
+        content, turn = bytearray(body.read(b"")), _Turn(self._turns)
+        if request.awaits_continue and not body.has_ended:
+            await self._guest.send(_CONTINUE)
+        while not body.has_ended:
+            while not self._guest.buffer:
+                if self._guest.has_ended:
+                    raise _GuestGone
+                await self._guest.wait()
+            content += body.read(self._guest.take(turn.parsed_bytes if body.is_chunked else _READ_BYTES))
+            if len(content) > most_bytes:
+                raise Rejected(413, f"a request whose body has more than {most_bytes} bytes where it has to be read")
+            self.note()
+            await turn.pass_on()
+        return bytes(content)
+
     async def _send_body(self, upstream: _Upstream, body: Body) -> bool:
-        """Send the body as it comes; say whether all of it went."""
+        """Send the body as it comes, unless it went with the head; say whether all of it went."""
         data, turn = b"", _Turn(self._turns)
         while True:
-            if content := body.feed(data):
+            if not body.has_ended and (content := body.feed(data)):
                 await upstream.stream.send(content)
             self.note()
             if body.has_ended:

@@ -1,19 +1,15 @@
-"""The valid forms of a plain HTTP request, its new text, and the end of a response. No I/O.
+"""The valid forms of an HTTP/1 request, and its new text. No I/O.
 
 Theory of operation: rules are about a host, so the server must read the same host as this parser. Attacks make both
 read differently: two lengths, two hosts, unusual line ends. So a head is refused for any form on which programs differ,
 is parsed by h11, checked, and written anew from its parts: no byte of it goes upstream as it came, nor does the framing
 of a body in chunks. The Host header is written from the decided host. Forms are those of RFC 9112.
-
-Responses come from an allowed host, and go to the guest unchanged. `AnswerReader` follows them to find the end of each:
-only then is the next request decided, and only the response to an upgrade to WebSocket can end HTTP on a connection.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
 
 import h11
 
@@ -22,7 +18,6 @@ from ..core.record import dataclass
 MOST_HEAD_BYTES = 64 << 10
 MOST_HEADERS = 128
 PORT, TLS_PORT = 80, 443  # that a Host without a port means
-MOST_ANSWER_HEAD_BYTES = 256 << 10
 MOST_SHOWN = 100  # characters of a guest's in a sentence
 
 _END = b"\r\n\r\n"
@@ -35,10 +30,22 @@ _LENGTH = re.compile(rb"0|[1-9][0-9]{0,17}")
 _SINGLE = (b"host", b"content-length", b"transfer-encoding", b"upgrade")
 _CONNECTION_OPTIONS = {b"close", b"keep-alive", b"upgrade", b"te"}
 # Host is written anew; the others are for a proxy between the guest and us, which there is not.
+_OF_THE_BODY = (b"content-length", b"transfer-encoding", b"expect")
 _NOT_PASSED = (b"host", b"proxy-connection", b"proxy-authorization")
 
 Headers = Sequence[tuple[bytes, bytes]]
-EditHeaders = Callable[[str, Headers], Headers]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestHead:
+    """Hold what edits see of a request: its method, its target (a path with its query, or `*`), and its headers."""
+
+    method: bytes
+    target: str
+    headers: Headers
+
+
+EditHead = Callable[[RequestHead], RequestHead]
 
 
 class Rejected(Exception):
@@ -49,18 +56,11 @@ class Rejected(Exception):
         self.status, self.what = status, what
 
 
-class AnswerRefused(OSError):
-    """Report an answer that cannot be searched for values, with a sentence in `strerror`."""
-
-    def __init__(self, sentence: str):
-        super().__init__(0, sentence)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTarget:
     """Say whom requests of a connection are for, and whether they go there by a proxy of the operator's.
 
-    `is_tls`: they came in TLS. `edit` gets the target and the headers of each, and returns the headers for upstream; it
+    `is_tls`: they came in TLS. `edit` gets the head of each, and returns the one for upstream, of the same method; it
     raises Rejected.
     """
 
@@ -68,7 +68,7 @@ class RequestTarget:
     port: int
     is_proxied: bool = False
     is_tls: bool = False
-    edit: EditHeaders | None = None
+    edit: EditHead | None = None
 
     @property
     def authority(self) -> str:
@@ -83,12 +83,23 @@ class RequestTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpRequest:
-    """Hold one request: its head as it goes upstream, and what its answer and its connection depend on."""
+    """Hold one request: its head as it goes upstream, and what its answer and its connection depend on.
+
+    `edited` is the same head for the edits of its body and its answer. `awaits_continue`: its body comes after a 100.
+    """
 
     method: bytes
     head: bytes
     is_upgrade: bool
     is_last: bool
+    edited: RequestHead
+    awaits_continue: bool = False
+
+    def head_for(self, length: int) -> bytes:
+        """Return the head for a body of this many bytes that is there already."""
+        line, *headers = self.head[: -len(_END)].split(b"\r\n")
+        kept = [header for header in headers if header.partition(b":")[0].lower() not in _OF_THE_BODY]
+        return b"\r\n".join((line, *kept, b"Content-Length: %d" % length)) + _END
 
 
 class HeadFinder:
@@ -194,38 +205,44 @@ def _decide(event: h11.Request, single: Mapping[bytes, bytes], place: RequestTar
     """Check a request's target, and write the request anew."""
     if event.method.upper() == b"CONNECT":
         raise Rejected(403, f"CONNECT to {_shown(event.target)}")
-    target = _target(event, place)
+    path = _path(event, place)
     host = single.get(b"host")
     if host is not None and not place.is_meant_by(host.decode("latin-1")):
         raise Rejected(403, f"a request for {_shown(host)}")
     options = _options(event)
     is_upgrade = b"upgrade" in single and _is_upgrade(event, single, options)
     is_old = event.http_version == b"1.0"
-    raw_headers: Headers = event.headers.raw_items()
+    edited = RequestHead(method=event.method, target=path, headers=event.headers.raw_items())
     if place.edit is not None:
-        raw_headers = place.edit(event.target.decode("ascii"), raw_headers)
-    headers = [header for header in raw_headers if header[0].lower() not in _NOT_PASSED]
+        edited = place.edit(edited)
+    headers = [header for header in edited.headers if header[0].lower() not in _NOT_PASSED]
     if is_old:  # what keeps a connection open was never one thing before HTTP/1.1
         headers = [*(header for header in headers if header[0].lower() != b"connection"), (b"Connection", b"close")]
     return HttpRequest(
         method=event.method,
-        head=_write(event, target, [(b"Host", place.authority.encode()), *headers]),
+        head=_write(event, _target(edited.target, place), [(b"Host", place.authority.encode()), *headers]),
         is_upgrade=is_upgrade,
         is_last=is_old or b"close" in options,
+        edited=edited,
+        awaits_continue=not is_old and (b"expect", b"100-continue") in [(n, v.lower()) for n, v in event.headers],
     )
 
 
-def _target(event: h11.Request, place: RequestTarget) -> str:
-    """Return the target for upstream: a path, or all of it for a proxy."""
+def _path(event: h11.Request, place: RequestTarget) -> str:
+    """Return the path of a target with its query, or `*`. Raises Rejected for another host."""
     target = event.target.decode("ascii")
-    path = target
     if absolute := _ABSOLUTE.fullmatch(target):
         if not place.is_meant_by(absolute[2]) or (absolute[1].lower() == "https") != place.is_tls:
             raise Rejected(403, f"a request for {_shown(event.target)}")
         path = absolute[3] or ""
-        path = path if path.startswith("/") else f"/{path}"
-    elif not (target.startswith("/") or (target == "*" and event.method == b"OPTIONS")):
+        return path if path.startswith("/") else f"/{path}"
+    if not (target.startswith("/") or (target == "*" and event.method == b"OPTIONS")):
         raise Rejected(403, f"a request for {_shown(event.target)}")
+    return target
+
+
+def _target(path: str, place: RequestTarget) -> str:
+    """Return the target for upstream: a path, or all of it for a proxy."""
     return f"http://{place.authority}{path.removeprefix('*')}" if place.is_proxied else path
 
 
@@ -266,6 +283,11 @@ class Body:
 
     def feed(self, data: bytes) -> bytes:
         """Return the bytes to send, without extensions of chunks and trailers. Raises Rejected."""
+        content = self.read(data)
+        return self._in_chunks(content) if self.is_chunked else content
+
+    def read(self, data: bytes) -> bytes:
+        """Return the content alone. Raises Rejected."""
         if data:  # h11 takes nothing for the end of the connection
             self._connection.receive_data(data)
         pieces = []
@@ -276,83 +298,8 @@ class Body:
             raise Rejected(400, f"a request with a malformed body: {_shown(str(error).encode())}") from None
         if isinstance(event, h11.EndOfMessage):
             self.has_ended, self.rest = True, self._connection.trailing_data[0]
-        content = b"".join(pieces)
-        return self._in_chunks(content) if self.is_chunked else content
+        return b"".join(pieces)
 
     def _in_chunks(self, content: bytes) -> bytes:
         chunk = b"%x\r\n%b\r\n" % (len(content), content) if content else b""
         return chunk + b"0\r\n\r\n" if self.has_ended else chunk
-
-
-# How far the answer to a request is: it goes on; it is complete; it is complete, and nothing may follow on this
-# connection; what follows is no HTTP; it ends with the connection, as far as we can tell.
-Progress = Literal["open", "complete", "last", "switched", "unknown"]
-
-
-class AnswerReader:
-    """Follow the bytes of an answer, which others pass on as they are, to know how far it is."""
-
-    def __init__(self, request: HttpRequest):
-        self._connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=MOST_ANSWER_HEAD_BYTES)
-        upgrade = [(b"Connection", b"Upgrade"), (b"Upgrade", b"websocket")] if request.is_upgrade else []
-        # What was sent matters to h11 only as far as the form of the answer depends on it.
-        self._connection.send(h11.Request(method=request.method, target="/", headers=[(b"Host", b"-"), *upgrade]))
-        self._connection.send(h11.EndOfMessage())
-        self.progress: Progress = "open"
-        self.has_begun = self.is_chunked = self._can_follow = False
-        self._left = 0  # of a body whose length is known
-
-    @property
-    def is_counted(self) -> bool:
-        """Tell whether the next bytes belong to a body and only their number matters."""
-        return self._left > 0
-
-    def feed(self, data: bytes) -> bytes:
-        """Take received bytes, at least one, and return those to pass on."""
-        self.has_begun = True
-        if self.is_counted:
-            self._count(data)
-        elif self.progress == "open":
-            self._connection.receive_data(data)
-            try:
-                self._follow()
-            except h11.RemoteProtocolError:
-                self.progress, self._left = "unknown", 0
-        elif self.progress != "switched":
-            self.progress = "unknown"  # nobody asked for more
-        return data
-
-    def end(self) -> bytes:
-        """Take note of the end of the connection, and return what remains to be passed on."""
-        return b""
-
-    def _take(self, event: h11.Event) -> None:
-        """Take an event; for those who write the answer anew."""
-
-    def _count(self, data: bytes) -> None:
-        self._left -= len(data)
-        if self._left <= 0:
-            self.progress = "complete" if self._left == 0 and self._can_follow else "last"
-
-    def _follow(self) -> None:
-        while (event := self._connection.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
-            self._take(event)  # type: ignore[arg-type]  # the two markers are no events
-            if isinstance(event, h11.Response):
-                self._take_head(event)
-            if isinstance(event, h11.Data):
-                self._left = max(0, self._left - len(event.data))
-            if isinstance(event, h11.InformationalResponse) and event.status_code == 101:
-                self.progress = "switched"
-                return
-            if isinstance(event, h11.EndOfMessage):
-                can_follow = self._connection.their_state is h11.DONE and not self._connection.trailing_data[0]
-                self.progress, self._left = "complete" if can_follow else "last", 0
-                return
-
-    def _take_head(self, event: h11.Response) -> None:
-        """Note how the body comes. Of several equal lengths h11 has left one; where there is no body, it ends next."""
-        headers = dict(event.headers)
-        self.is_chunked = b"transfer-encoding" in headers
-        closes = any(name == b"connection" and b"close" in value.lower() for name, value in event.headers)
-        self._can_follow = event.http_version == b"1.1" and not closes
-        self._left = 0 if self.is_chunked else int(headers.get(b"content-length", b"0"))

@@ -2,7 +2,7 @@
 
 Theory of operation: a connection to a host with a secret is TLS to its guest, with a certificate of the sandbox's own
 authority, and TLS to the host. Between them `http.relay` carries requests one by one: `HostCredentials` puts values in,
-`RedactedAnswer` takes them out of answers. Every other connection stays as it is, unread. Placeholders that leave in a
+`AnswerRedaction` takes them out of answers. Every other connection stays as it is, unread. Placeholders that leave in a
 head that is read anyway, for a host where they have no value, are told.
 """
 
@@ -21,8 +21,8 @@ from cloche.core.secrets import LEFT, MOST_BYTES, PORT, check_value, make_placeh
 
 from .credentials import Grant, HostCredentials, placeholders_in
 from .errors import Failed, Refused
-from .http_request import AnswerReader, Headers, HttpRequest
-from .redaction import RedactedAnswer, StreamRedactor, pairs_of
+from .http_request import RequestHead
+from .redaction import AnswerRedaction, Pairs, StreamRedactor, pairs_of
 from .stream import SocketStream, Stream
 from .tls import Authority, TlsStream
 
@@ -135,9 +135,9 @@ class SandboxSecrets:
         """Return what is done with the requests of plain HTTP: placeholders in them are told."""
         return WatchingEdits(partial(self._tell, note))
 
-    def _tell(self, note: Note, target: str, headers: Headers) -> None:
-        head = b"\n".join((target.encode("ascii", "replace"), *(b": ".join(header) for header in headers)))
-        for name in placeholders_in(head, self._grants):
+    def _tell(self, note: Note, head: RequestHead) -> None:
+        text = b"\n".join((head.target.encode("ascii", "replace"), *(b": ".join(header) for header in head.headers)))
+        for name in placeholders_in(text, self._grants):
             note(f"{LEFT}{name} was sent to this host as it is: its value is for other hosts, or for another header")
 
 
@@ -146,17 +146,19 @@ class WatchingEdits:
 
     is_tls = False
 
-    def __init__(self, look: Callable[[str, Headers], None]):
+    def __init__(self, look: Callable[[RequestHead], None]):
         self._look = look
 
-    def edit(self, target: str, headers: Headers) -> Headers:
-        """Return the headers as they are."""
-        self._look(target, headers)
-        return headers
+    def edit(self, head: RequestHead) -> RequestHead:
+        """Return a request's head as it is."""
+        self._look(head)
+        return head
 
-    def read_answer(self, request: HttpRequest) -> AnswerReader:
-        """Return a reader that passes everything on."""
-        return AnswerReader(request)
+    def body_edit(self, _: RequestHead) -> None:
+        """Leave the body as it is."""
+
+    def answer_edit(self, _: RequestHead) -> None:
+        """Leave the answer as it is."""
 
 
 class OpenedEdits:
@@ -164,17 +166,18 @@ class OpenedEdits:
 
     is_tls = True
 
-    def __init__(
-        self, credentials: HostCredentials, look: Callable[[str, Headers], None], pairs: list[tuple[bytes, bytes]]
-    ):
+    def __init__(self, credentials: HostCredentials, look: Callable[[RequestHead], None], pairs: Pairs):
         self._credentials, self._look, self._pairs = credentials, look, pairs
 
-    def edit(self, target: str, headers: Headers) -> Headers:
-        """Return the headers for the host. Raises Rejected."""
-        edited = self._credentials.edit(target, headers)
-        self._look(target, edited)
+    def edit(self, head: RequestHead) -> RequestHead:
+        """Return the head for the host. Raises Rejected."""
+        edited = self._credentials.edit(head)
+        self._look(edited)
         return edited
 
-    def read_answer(self, request: HttpRequest) -> AnswerReader:
-        """Return a reader that passes on what has no value in it."""
-        return RedactedAnswer(request, StreamRedactor(self._pairs))
+    def body_edit(self, _: RequestHead) -> None:
+        """Leave the body as it is."""
+
+    def answer_edit(self, _: RequestHead) -> AnswerRedaction:
+        """Return what takes values out of the answer."""
+        return AnswerRedaction(StreamRedactor(self._pairs))

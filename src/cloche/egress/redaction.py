@@ -2,8 +2,7 @@
 
 Theory of operation: `_forms` writes a text in all the ways that are looked for. A value and its placeholder have the
 same length and the same punctuation, so each form of one has a form of the other of the same length, and no length of
-a message changes. A head is written anew from its parts, and so is the framing of a body, since a value may lie across
-chunks. Of a body only those last bytes are held back that may be the beginning of a value.
+a message changes. Of a body only those last bytes are held back that may be the beginning of a value.
 """
 
 from __future__ import annotations
@@ -13,15 +12,13 @@ import json
 from collections.abc import Iterator, Sequence
 from urllib.parse import quote
 
-import h11
-
 from cloche.core.secrets import kept_chars
 
 from .credentials import Grant
-from .http_request import AnswerReader, AnswerRefused, HttpRequest
+from .http_answer import AnswerRefused
+from .http_request import Headers
 
 _PLAIN = {b"", b"identity"}
-_WITHOUT_BODY = (204, 304)
 
 
 def _forms(text: bytes) -> Iterator[bytes]:
@@ -110,56 +107,18 @@ class StreamRedactor:
         return longest
 
 
-class RedactedAnswer(AnswerReader):
-    """Follow an answer, and write it anew without values."""
+class AnswerRedaction:
+    """Replace values in an answer."""
 
-    def __init__(self, request: HttpRequest, redactor: StreamRedactor):
-        super().__init__(request)
-        self._redactor, self._has_body = redactor, request.method != b"HEAD"
-        self._is_framed = False
-        self._written: list[bytes] = []
+    keeps_length = True
 
-    def feed(self, data: bytes) -> bytes:
-        """Take received bytes, and return those to pass on. Raises AnswerRefused."""
-        if self.progress != "open":
-            self.progress = "last"  # nobody asked for more
-            return b""
-        self._connection.receive_data(data)
-        try:
-            self._follow()
-        except h11.RemoteProtocolError:  # whose words may be the answer's own
-            raise AnswerRefused("the host's answer is malformed") from None
-        written, self._written = b"".join(self._written), []
-        self.has_begun = self.has_begun or bool(written)
-        return written
+    def __init__(self, redactor: StreamRedactor):
+        self._redactor = redactor
+        self.feed, self.end = redactor.feed, redactor.end
 
-    def end(self) -> bytes:
-        """Take note of the end of the connection, which ends some answers. Raises AnswerRefused for half an answer."""
-        return self.feed(b"") if self.progress == "open" and self.has_begun else b""
-
-    def _take(self, event: h11.Event) -> None:
-        """Write what an event stands for."""
-        if isinstance(event, h11.InformationalResponse | h11.Response):
-            self._write_head(event)
-        elif isinstance(event, h11.Data):
-            self._write_data(self._redactor.feed(event.data))
-        elif isinstance(event, h11.EndOfMessage):
-            self._write_data(self._redactor.end())
-            if self._is_framed:
-                self._written.append(b"0\r\n\r\n")
-
-    def _write_data(self, content: bytes) -> None:
-        if content:
-            self._written.append(b"%x\r\n%b\r\n" % (len(content), content) if self._is_framed else content)
-
-    def _write_head(self, event: h11.InformationalResponse | h11.Response) -> None:
-        if event.status_code == 101:
-            raise AnswerRefused("the host changes to another protocol, which nobody asked for")
-        codings = {value.strip().lower() for name, value in event.headers if name == b"content-encoding"}
+    def head(self, _: int, headers: Headers) -> Headers:
+        """Return an answer's headers. Raises AnswerRefused for a body that cannot be searched."""
+        codings = {value.strip().lower() for name, value in headers if name.lower() == b"content-encoding"}
         if codings - _PLAIN:
             raise AnswerRefused("the host's answer is compressed, although identity was asked for; it is not passed on")
-        has_body = self._has_body and event.status_code >= 200 and event.status_code not in _WITHOUT_BODY
-        self._is_framed = has_body and any(name == b"transfer-encoding" for name, _ in event.headers)
-        head = b"HTTP/1.1 %d %b\r\n" % (event.status_code, event.reason)
-        head += b"".join(b"%b: %b\r\n" % header for header in event.headers.raw_items())
-        self._written.append(self._redactor.whole(head) + b"\r\n")
+        return [(self._redactor.whole(name), self._redactor.whole(value)) for name, value in headers]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from cloche.egress.credentials import Grant, HostCredentials, placeholders_in
-from cloche.egress.http_request import Rejected, RequestTarget, read_request
+from cloche.egress.http_request import Rejected, RequestHead, RequestTarget, read_request
 
 HOST, OTHER_HOST = "api.github.com", "api.example.com"
 MARK, VALUE, FOREIGN = b"ghp_placeholder0000", b"ghp_thevalueitself00", b"ghp_anattackersown00"
@@ -19,7 +19,12 @@ def edited(
     *headers: tuple[bytes, bytes], target: str = "/", grant: Grant = GRANT, host: str = HOST
 ) -> dict[bytes, bytes]:
     """Return the headers of a request for upstream."""
-    return dict(HostCredentials(host, [grant]).edit(target, headers))
+    return dict(HostCredentials(host, [grant]).edit(asked(*headers, target=target)).headers)
+
+
+def asked(*headers: tuple[bytes, bytes], target: str = "/") -> RequestHead:
+    """Return the head of a request."""
+    return RequestHead(method=b"GET", target=target, headers=headers)
 
 
 def basic(user: bytes, password: bytes) -> bytes:
@@ -125,7 +130,7 @@ def test_a_host_of_another_secret_gets_no_value() -> None:
     """A placeholder is for its own hosts."""
     other = Grant(name="K", placeholder=b"p" * 20, value=b"v" * 20, hosts=frozenset((OTHER_HOST,)))
     with pytest.raises(Rejected):
-        HostCredentials(OTHER_HOST, [GRANT, other]).edit("/", [(b"Authorization", b"Bearer " + MARK)])
+        HostCredentials(OTHER_HOST, [GRANT, other]).edit(asked((b"Authorization", b"Bearer " + MARK)))
 
 
 def test_a_request_is_written_with_what_it_was_changed_to() -> None:

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from cloche.egress.http_answer import AnswerReader
 from cloche.egress.http_request import (
-    AnswerReader,
     Body,
     HeadFinder,
     HttpRequest,
     Rejected,
+    RequestHead,
     RequestTarget,
     read_request,
 )
@@ -106,7 +107,8 @@ def test_a_body_in_chunks_is_the_same_however_it_comes(body: bytes, cuts: list[i
 
 def request(method: bytes = b"GET", *, is_upgrade: bool = False) -> HttpRequest:
     """Return a request of which only what matters for the answer is true."""
-    return HttpRequest(method=method, head=b"", is_upgrade=is_upgrade, is_last=False)
+    edited = RequestHead(method=method, target="/", headers=[])
+    return HttpRequest(method=method, head=b"", is_upgrade=is_upgrade, is_last=False, edited=edited)
 
 
 UPGRADE = request(is_upgrade=True)

@@ -10,8 +10,9 @@ from urllib.parse import quote
 import pytest
 
 from cloche.egress.credentials import Grant
-from cloche.egress.http_request import AnswerRefused, HttpRequest
-from cloche.egress.redaction import RedactedAnswer, StreamRedactor, pairs_of
+from cloche.egress.http_answer import AnswerRefused, EditedAnswer
+from cloche.egress.http_request import HttpRequest, RequestHead
+from cloche.egress.redaction import AnswerRedaction, StreamRedactor, pairs_of
 
 VALUE, MARK = b"sk-The/Value+Of=0123", b"sk-Its/Place+Hol=4567"[:20]
 GRANT = Grant(name="K", placeholder=MARK, value=VALUE, hosts=frozenset(("a.example",)))
@@ -62,10 +63,11 @@ def test_other_bytes_pass_at_once() -> None:
     assert redactor.feed(event) == event
 
 
-def answered(answer: bytes, size: int = 5, method: bytes = b"GET") -> tuple[bytes, RedactedAnswer]:
+def answered(answer: bytes, size: int = 5, method: bytes = b"GET") -> tuple[bytes, EditedAnswer]:
     """Return what passes of an answer, and its reader."""
-    request = HttpRequest(method=method, head=b"", is_upgrade=False, is_last=False)
-    reader = RedactedAnswer(request, StreamRedactor(PAIRS))
+    edited = RequestHead(method=method, target="/", headers=[])
+    request = HttpRequest(method=method, head=b"", is_upgrade=False, is_last=False, edited=edited)
+    reader = EditedAnswer(request, AnswerRedaction(StreamRedactor(PAIRS)))
     return b"".join(reader.feed(answer[at : at + size]) for at in range(0, len(answer), size)), reader
 
 
@@ -86,9 +88,9 @@ def test_a_value_across_chunks_is_replaced() -> None:
 
 
 def test_a_value_in_the_head_is_replaced() -> None:
-    """In headers, and in the reason."""
+    """In headers; the reason is that of the status, whatever the host said."""
     after, reader = answered(b"HTTP/1.1 400 No " + VALUE + b"\r\nX-Echo: " + VALUE + b"\r\nContent-Length: 0\r\n\r\n")
-    assert after == b"HTTP/1.1 400 No " + MARK + b"\r\nX-Echo: " + MARK + b"\r\nContent-Length: 0\r\n\r\n"
+    assert after == b"HTTP/1.1 400 Bad Request" + b"\r\nX-Echo: " + MARK + b"\r\nContent-Length: 0\r\n\r\n"
     assert reader.progress == "complete"
 
 
@@ -122,10 +124,13 @@ def test_half_an_answer_is_an_error() -> None:
         reader.end()
 
 
-@pytest.mark.parametrize(("method", "status"), [(b"HEAD", 200), (b"GET", 304), (b"GET", 204)])
-def test_an_answer_without_a_body_has_no_framing(method: bytes, status: int) -> None:
+@pytest.mark.parametrize(
+    ("method", "status", "reason"),
+    [(b"HEAD", 200, b"OK"), (b"GET", 304, b"Not Modified"), (b"GET", 204, b"No Content")],
+)
+def test_an_answer_without_a_body_has_no_framing(method: bytes, status: int, reason: bytes) -> None:
     """Whatever its headers say."""
-    head = b"HTTP/1.1 %d OK\r\nTransfer-Encoding: chunked\r\n\r\n" % status
+    head = b"HTTP/1.1 %d %b\r\nTransfer-Encoding: chunked\r\n\r\n" % (status, reason)
     assert answered(head, method=method)[0] == head
 
 
