@@ -27,7 +27,7 @@ from cloche.core.errors import BackendUnavailable
 from cloche.core.fleet import Fleet, FleetSettings
 from cloche.core.policy import BACKEND_ROWS
 from cloche.core.protocols import SupportsAccount
-from cloche.core.remote import Quota, RemoteAccount, Secret
+from cloche.core.remote import HiddenText, Quota, RemoteAccount
 from cloche.fleets.local import LocalFleet
 from tests.harness import daytona_server, e2b_server
 from tests.harness.remote import serving_tls
@@ -42,7 +42,7 @@ def at_e2b(folder: Path) -> Iterator[E2BBackend]:
     """Give the backend at a server that speaks E2B's wire."""
     with e2b_server.serving(folder / "tls") as server:
         account = RemoteAccount(
-            provider="e2b", api_key=Secret(e2b_server.KEY), url=server.url, sandbox_url=server.url,
+            provider="e2b", api_key=HiddenText(e2b_server.KEY), url=server.url, sandbox_url=server.url,
             ca_file=str(folder / "tls" / "ca.pem"),
         )  # fmt: skip
         yield E2BBackend().with_account(account)
@@ -55,7 +55,7 @@ def at_daytona(folder: Path) -> Iterator[DaytonaBackend]:
     authority = Authority(folder)
     with daytona_server.DaytonaServer(authority.server_context()) as server:
         account = RemoteAccount(
-            provider="daytona", api_key=Secret(daytona_server.KEY), url=server.url, ca_file=str(authority.file)
+            provider="daytona", api_key=HiddenText(daytona_server.KEY), url=server.url, ca_file=str(authority.file)
         )
         found = DaytonaBackend().with_account(account)
         yield found

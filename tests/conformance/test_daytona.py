@@ -8,7 +8,7 @@ import pytest
 
 from cloche.backends.daytona import DaytonaBackend, client
 from cloche.core.enforcement import Level
-from cloche.core.remote import RemoteAccount, Secret
+from cloche.core.remote import HiddenText, RemoteAccount
 from cloche.testing.conformance import LIVE_CHECKS, Outcome, run_conformance
 from tests.harness.daytona_server import KEY, DaytonaServer
 from tests.harness.tls import Authority
@@ -43,7 +43,9 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaytonaBackend
     """Have a backend whose account is at a server of ours, where nothing is left in the end."""
     authority = Authority(tmp_path_factory.mktemp("authority"))
     with DaytonaServer(authority.server_context()) as server:
-        account = RemoteAccount(provider="daytona", api_key=Secret(KEY), url=server.url, ca_file=str(authority.file))
+        account = RemoteAccount(
+            provider="daytona", api_key=HiddenText(KEY), url=server.url, ca_file=str(authority.file)
+        )
         found = DaytonaBackend(account)
         yield found
         found.drain()

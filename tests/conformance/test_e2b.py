@@ -9,7 +9,7 @@ import pytest
 
 from cloche.backends.e2b import E2BBackend
 from cloche.core.enforcement import Level
-from cloche.core.remote import RemoteAccount, Secret
+from cloche.core.remote import HiddenText, RemoteAccount
 from cloche.testing.conformance import CHECKS, Outcome, run_conformance
 from tests.harness.e2b_server import KEY, serving
 
@@ -35,7 +35,7 @@ def backend(tmp_path: Path) -> Iterator[E2BBackend]:
     with serving(tmp_path / "tls") as server:
         yield E2BBackend(
             RemoteAccount(
-                provider="e2b", api_key=Secret(KEY), url=server.url, sandbox_url=server.url,
+                provider="e2b", api_key=HiddenText(KEY), url=server.url, sandbox_url=server.url,
                 ca_file=str(tmp_path / "tls" / "ca.pem"),
             )
         )  # fmt: skip

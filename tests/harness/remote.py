@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 
-from cloche.core.remote import SERVICE_WIRE, RemoteAccount, Secret
+from cloche.core.remote import SERVICE_WIRE, HiddenText, RemoteAccount
 
 from .containers import make_certificates
 from .service import END_S, Service, serving
@@ -26,7 +26,7 @@ from .service import END_S, Service, serving
 
 def account_at(url: str, key: str, ca_file: Path | str = "", **more: object) -> RemoteAccount:
     """Return an account of the backend."""
-    account = RemoteAccount(provider="cloche", api_key=Secret(key), url=url, ca_file=str(ca_file))
+    account = RemoteAccount(provider="cloche", api_key=HiddenText(key), url=url, ca_file=str(ca_file))
     return replace(account, **more)  # type: ignore[arg-type]
 
 

@@ -25,7 +25,7 @@ from cloche.cli.app import root
 from cloche.core.errors import BackendUnavailable, NodeLost, OutcomeUnknown
 from cloche.core.fleet import FleetSettings, LeaseSpec
 from cloche.core.record import replace
-from cloche.core.remote import Secret
+from cloche.core.remote import HiddenText
 from cloche.fleets.coordinator import Coordinator
 from cloche.fleets.engine import EngineNode, KeepAnswer, NodeReport
 from cloche.fleets.kubernetes import api as api_module
@@ -47,7 +47,7 @@ KINDS = ("configmaps", "secrets")
 class QuietLink:
     """A link to a node that is in nobody's memory: it answers, and holds nothing."""
 
-    def __init__(self, node: EngineNode, credential: Callable[[], Secret]):
+    def __init__(self, node: EngineNode, credential: Callable[[], HiddenText]):
         self.node = node
 
     async def status(self) -> NodeReport:

@@ -34,7 +34,7 @@ from cloche.core.errors import BackendUnavailable, InvalidRequest, OutcomeUnknow
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.processes import ProcessRequest
-from cloche.core.remote import Quota, RemoteAccount, Secret
+from cloche.core.remote import HiddenText, Quota, RemoteAccount
 from cloche.core.request import InputFile, Request
 from cloche.core.result import Result
 from cloche.init import wire
@@ -87,11 +87,11 @@ def look(served: tuple[Service, RemoteAccount], path: str) -> Any:
         return client.get(path).json()
 
 
-def runner_key(served: tuple[Service, RemoteAccount]) -> Secret:
+def runner_key(served: tuple[Service, RemoteAccount]) -> HiddenText:
     """Return a new key that may run and read."""
     service, account = served
     with service.client(verify=ssl.create_default_context(cafile=account.ca_file)) as client:
-        return Secret(client.post("/api/keys", json={"name": "r", "scopes": ["run", "read"]}).json()["key"])
+        return HiddenText(client.post("/api/keys", json={"name": "r", "scopes": ["run", "read"]}).json()["key"])
 
 
 def until(holds: Callable[[], bool]) -> None:

@@ -17,7 +17,7 @@ import pytest
 import cloche
 from cloche.backends.cloche import ClocheBackend
 from cloche.core.errors import OutcomeUnknown
-from cloche.core.remote import SILENCE_S, RemoteAccount, Secret
+from cloche.core.remote import SILENCE_S, HiddenText, RemoteAccount
 from tests.harness.remote import account_at
 from tests.harness.service import serving
 
@@ -71,7 +71,7 @@ def _ended(database: Path, number: str) -> float:
 )
 def test_a_link_that_is_cut_is_noticed_by_both_sides_in_time(tmp_path: Path, silence_s: float) -> None:
     """The caller gets OutcomeUnknown and the service ends the run, each when it has heard nothing for so long."""
-    assert RemoteAccount(provider="cloche", api_key=Secret("key")).silence_s <= 10.0
+    assert RemoteAccount(provider="cloche", api_key=HiddenText("key")).silence_s <= 10.0
     done = subprocess.run(
         [*IN_A_NAMESPACE, sys.executable, "-m", __name__, str(tmp_path), str(silence_s)],
         cwd=ROOT, capture_output=True, text=True, timeout=250, check=False,

@@ -34,7 +34,7 @@ from cloche.core.events import OutputChunk, discard
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.processes import ProcessRequest
-from cloche.core.remote import Quota, RemoteAccount, Secret
+from cloche.core.remote import HiddenText, Quota, RemoteAccount
 from cloche.core.request import InputFile, Request
 from cloche.core.result import Status
 from tests.harness.daytona_server import KEY, DaytonaServer, Fault
@@ -73,7 +73,7 @@ def server(serving: DaytonaServer, caplog: pytest.LogCaptureFixture) -> Iterator
 @pytest.fixture
 def account(server: DaytonaServer, authority: Authority) -> RemoteAccount:
     """Have an account there."""
-    return RemoteAccount(provider="daytona", api_key=Secret(KEY), url=server.url, ca_file=str(authority.file))
+    return RemoteAccount(provider="daytona", api_key=HiddenText(KEY), url=server.url, ca_file=str(authority.file))
 
 
 def run(account: RemoteAccount, code: str = "print(6 * 7)", **request: Any) -> Any:
@@ -409,7 +409,9 @@ def test_a_word_of_the_provider_does_not_repeat_the_key(server: DaytonaServer, a
 def test_a_certificate_that_does_not_fit_is_refused(authority: Authority, host: str, since: dt.timedelta) -> None:
     """Nothing is sent to whoever shows it."""
     with DaytonaServer(authority.server_context(host, since)) as server:
-        account = RemoteAccount(provider="daytona", api_key=Secret(KEY), url=server.url, ca_file=str(authority.file))
+        account = RemoteAccount(
+            provider="daytona", api_key=HiddenText(KEY), url=server.url, ca_file=str(authority.file)
+        )
         assert refused(account).failure is Failure.TLS
         assert not server.requests
 
@@ -427,7 +429,7 @@ def test_nobody_there_is_said(account: RemoteAccount) -> None:
 
 def test_a_wrong_key_is_said(account: RemoteAccount) -> None:
     """It is not what was configured that is wrong, but what the provider makes of it."""
-    assert refused(replace(account, api_key=Secret("dtn_other"))).failure is Failure.UNAUTHORIZED
+    assert refused(replace(account, api_key=HiddenText("dtn_other"))).failure is Failure.UNAUTHORIZED
 
 
 def test_a_sandbox_that_does_not_start_is_deleted(server: DaytonaServer, account: RemoteAccount) -> None:
@@ -514,11 +516,11 @@ import asyncio, sys
 from cloche.backends.daytona import DaytonaBackend
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
-from cloche.core.remote import RemoteAccount, Secret
+from cloche.core.remote import RemoteAccount, HiddenText
 from cloche.core.request import Request
 
 async def main(url, ca_file, code):
-    account = RemoteAccount(provider="daytona", api_key=Secret(sys.stdin.read()), url=url, ca_file=ca_file)
+    account = RemoteAccount(provider="daytona", api_key=HiddenText(sys.stdin.read()), url=url, ca_file=ca_file)
     async with DaytonaBackend(account).open_live(Policy(), Limits()) as sandbox:
         result = await sandbox.run_streaming(Request(code=code), lambda event: print("event", flush=True))
         print(result.stdout)
@@ -654,7 +656,7 @@ def test_what_is_not_given_is_refused(account: RemoteAccount) -> None:
     with pytest.raises(BackendUnavailable, match="one user"):
         asyncio.run(opened(Policy(users=True), "open_live"))
     asyncio.run(opened(Policy(require_level=Level.VM, accept_claimed=True)))
-    for missing in (None, replace(account, api_key=Secret())):
+    for missing in (None, replace(account, api_key=HiddenText())):
         said = DaytonaBackend(missing).capabilities()
         assert (said.available, "DAYTONA_API_KEY" in said.remedy) == (False, True)
 

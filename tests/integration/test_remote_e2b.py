@@ -30,7 +30,7 @@ from cloche.core.events import OutputChunk, Started, discard
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.protocols import OpenSandbox
-from cloche.core.remote import Quota, RemoteAccount, Secret
+from cloche.core.remote import HiddenText, Quota, RemoteAccount
 from cloche.core.request import InputFile, Request
 from cloche.core.result import Status
 from tests.harness.containers import make_certificates
@@ -60,7 +60,7 @@ def server(certificates: Path) -> Iterator[E2BServer]:
 def account(server: E2BServer, certificates: Path) -> RemoteAccount:
     """Give the account at that server."""
     return RemoteAccount(
-        provider="e2b", api_key=Secret(KEY), url=server.url, sandbox_url=server.url,
+        provider="e2b", api_key=HiddenText(KEY), url=server.url, sandbox_url=server.url,
         ca_file=str(certificates / "ca.pem"),
     )  # fmt: skip
 
@@ -230,10 +230,10 @@ import asyncio, sys, json
 from cloche.backends.e2b import E2BBackend
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
-from cloche.core.remote import RemoteAccount, Secret
+from cloche.core.remote import RemoteAccount, HiddenText
 from cloche.core.request import Request
 given = json.loads(sys.argv[1])
-backend = E2BBackend(RemoteAccount(provider="e2b", api_key=Secret(given.pop("key")), **given))
+backend = E2BBackend(RemoteAccount(provider="e2b", api_key=HiddenText(given.pop("key")), **given))
 async def main():
     async with backend.open(Policy(), Limits()) as sandbox:
         print((await sandbox.run(Request(code="print(6 * 7)"))).stdout)
@@ -278,7 +278,7 @@ def test_the_key_goes_to_the_api_alone(server: E2BServer, account: RemoteAccount
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"api_key": Secret()}, "no key is configured"),
+        ({"api_key": HiddenText()}, "no key is configured"),
         ({"url": "http://203.0.113.7"}, "is not https"),
         ({"ca_file": "/nowhere/ca.pem"}, "there is no file"),
         ({"sandbox_url": ""}, "no address of its sandboxes"),
@@ -575,11 +575,11 @@ import asyncio, sys, json, os
 from cloche.backends.e2b import E2BBackend
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
-from cloche.core.remote import RemoteAccount, Secret
+from cloche.core.remote import RemoteAccount, HiddenText
 from cloche.core.request import Request
 given = json.loads(sys.argv[1])
 async def main():
-    backend = E2BBackend(RemoteAccount(provider="e2b", api_key=Secret(given.pop("key")), **given))
+    backend = E2BBackend(RemoteAccount(provider="e2b", api_key=HiddenText(given.pop("key")), **given))
     async with backend.open_live(Policy(), Limits()) as sandbox:
         await sandbox.run(Request(code="1"))
         print("up", flush=True)
@@ -625,7 +625,7 @@ def test_what_a_killed_caller_left_is_ended(
 def test_two_accounts_are_kept_apart(server: E2BServer, account: RemoteAccount, certificates: Path) -> None:
     """Each has connections, authorities and a key of its own, in one process and at the same time."""
     with serving(certificates, key="e2b_0123") as other:
-        second = replace(account, api_key=Secret("e2b_0123"), url=other.url, sandbox_url=other.url)
+        second = replace(account, api_key=HiddenText("e2b_0123"), url=other.url, sandbox_url=other.url)
 
         async def main() -> list[str]:
             async with (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from cloche.core.record import dataclass, field
-from cloche.core.remote import Secret
+from cloche.core.remote import HiddenText
 
 # OPENAI_API_KEY is only sent to this host, over TLS.
 OPENAI_HOST, OPENAI_KEY = "api.openai.com", "OPENAI_API_KEY"
@@ -17,7 +17,7 @@ class AutoFixSettings:
 
     base_url: str = ""
     model: str = ""
-    api_key: Secret = field(default=Secret(), repr=False)
+    api_key: HiddenText = field(default=HiddenText(), repr=False)
     max_rounds: int = 4
     token_budget: int = 100_000
     time_budget_s: float = 300.0

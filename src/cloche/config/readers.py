@@ -18,7 +18,7 @@ from cloche.core.errors import InvalidRequest
 from cloche.core.languages import LANGUAGES, language_named
 from cloche.core.limits import parse_count, parse_duration, parse_size
 from cloche.core.policy import ContainerRuntime, LockText, parse_backend, parse_network, preset_named
-from cloche.core.remote import Secret
+from cloche.core.remote import HiddenText
 
 Parser = Callable[..., Any]
 Values = Mapping[str, Any]
@@ -341,11 +341,11 @@ def parse_object_name(value: object, *, name: str) -> str:
     return value.strip()
 
 
-def parse_secret(value: object, *, name: str) -> Secret:
+def parse_secret(value: object, *, name: str) -> HiddenText:
     """Return an endpoint's key; messages do not repeat it."""
     if not isinstance(value, str) or not value.strip().isascii() or not value.strip().isprintable():
         raise InvalidRequest(f"{name}: this is not a key; a key is one word of printable ASCII characters")
-    return Secret(value.strip())
+    return HiddenText(value.strip())
 
 
 def parse_sha256(value: object, *, name: str) -> str:

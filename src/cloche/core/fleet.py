@@ -14,7 +14,7 @@ from .fleet_settings import TTL_S as TTL_S  # noqa: PLC0414 - its users know the
 from .fleet_settings import WAIT_S as WAIT_S  # noqa: PLC0414
 from .fleet_settings import FleetSettings as FleetSettings  # noqa: PLC0414
 from .record import dataclass, field
-from .remote import Secret
+from .remote import HiddenText
 
 NodeState = Literal["starting", "ready", "draining", "lost"]
 EventKind = Literal["node-up", "node-lost", "node-drained", "lease", "release", "expired", "refused"]
@@ -49,7 +49,7 @@ class Lease:
     node: str
     address: str
     certificate: str
-    credential: Secret = field(repr=False)
+    credential: HiddenText = field(repr=False)
     until: float
 
 

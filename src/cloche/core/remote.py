@@ -28,7 +28,7 @@ ANSWER_S, MOST_QUESTIONS = 60.0, 32  # for an answer about a host; unanswered on
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
-class Secret(str):
+class HiddenText(str):
     """Be text that `repr`, `str` and `format` hide; only `reveal` returns it."""
 
     __slots__ = ()
@@ -71,7 +71,7 @@ class LeasedPlace:
     engine: str
     node: str
     lease: str
-    credential: Secret = field(repr=False)
+    credential: HiddenText = field(repr=False)
     why_lost: Callable[[float], Awaitable[str]] | None = field(default=None, repr=False, compare=False)
     is_over: Callable[[], Awaitable[bool]] | None = field(default=None, repr=False, compare=False)
 
@@ -93,7 +93,7 @@ class RemoteAccount:
     """
 
     provider: str
-    api_key: Secret = field(default=Secret(), repr=False)
+    api_key: HiddenText = field(default=HiddenText(), repr=False)
     url: str = field(default="", repr=False)
     domain: str = ""
     sandbox_url: str = field(default="", repr=False)

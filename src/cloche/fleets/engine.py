@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 
 from cloche.core.errors import BackendUnavailable
 from cloche.core.record import dataclass
-from cloche.core.remote import Secret
+from cloche.core.remote import HiddenText
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,4 +205,4 @@ class NodeLink(Protocol):
 
 
 # Makes the link to a node. The second argument returns a fresh credential of role `coordinator` for that node.
-LinkTo = Callable[[EngineNode, Callable[[], Secret]], NodeLink]
+LinkTo = Callable[[EngineNode, Callable[[], HiddenText]], NodeLink]

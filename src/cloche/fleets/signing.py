@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cloche.core.errors import BackendUnavailable
 from cloche.core.record import dataclass
-from cloche.core.remote import Secret
+from cloche.core.remote import HiddenText
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -64,18 +64,18 @@ class Signer:
         """Return the public key as the text that `cloche node --public-key` takes."""
         return _encoded(self._key.public_key().public_bytes_raw())
 
-    def credential(self, claim: LeaseClaim) -> Secret:
+    def credential(self, claim: LeaseClaim) -> HiddenText:
         """Return a signed credential."""
         fields = {"lease": claim.lease, "until": claim.until, "certificate": claim.certificate, "role": claim.role}
         payload = json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
-        return Secret(f"{_encoded(payload)}.{_encoded(self._key.sign(payload))}")
+        return HiddenText(f"{_encoded(payload)}.{_encoded(self._key.sign(payload))}")
 
 
-def own_credentials(signer: Signer, certificate: str, wall: Callable[[], float]) -> Callable[[], Secret]:
+def own_credentials(signer: Signer, certificate: str, wall: Callable[[], float]) -> Callable[[], HiddenText]:
     """Return a function that returns a credential for a node's own verbs, the same for a while."""
-    until, credential = 0.0, Secret()
+    until, credential = 0.0, HiddenText()
 
-    def fresh() -> Secret:
+    def fresh() -> HiddenText:
         nonlocal until, credential
         if until - wall() < COORDINATOR_S / 2:
             until = wall() + COORDINATOR_S

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from cloche.core.errors import BackendUnavailable
 from cloche.core.fleet import NodeInfo
 from cloche.core.record import dataclass
-from cloche.core.remote import Secret
+from cloche.core.remote import HiddenText
 
 from .engine import DeniedAddresses, EngineNode, KeepAnswer, LinkTo, NodeLink, NodeReport
 
@@ -104,7 +104,7 @@ class NodeOwner(Protocol):
 class TendedNode:
     """Tend one node's server until it is closed."""
 
-    def __init__(self, owner: NodeOwner, node: EngineNode, link_to: LinkTo, credential: Callable[[], Secret]):
+    def __init__(self, owner: NodeOwner, node: EngineNode, link_to: LinkTo, credential: Callable[[], HiddenText]):
         self.node, self._owner = node, owner
         self._link_to, self._credential = link_to, credential
         self.report: NodeReport | None = None

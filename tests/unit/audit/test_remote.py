@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import cloche
-from cloche.core.remote import RemoteAccount, Secret
+from cloche.core.remote import HiddenText, RemoteAccount
 from cloche.core.result import Result
 from cloche.testing.fake import FakeBackend
 
@@ -18,7 +18,7 @@ class RemoteFake(FakeBackend):
 
     def __init__(self, result: Result) -> None:
         super().__init__([result])
-        self.told = RemoteAccount(provider="e2b", api_key=Secret(KEY), url="https://api.example.test")
+        self.told = RemoteAccount(provider="e2b", api_key=HiddenText(KEY), url="https://api.example.test")
 
     def account(self) -> RemoteAccount:
         """Return the account that code is sent with."""

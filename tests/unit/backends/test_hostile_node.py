@@ -16,7 +16,7 @@ from cloche.backends.cloche import connections, links
 from cloche.backends.cloche.links import WireLink
 from cloche.backends.cloche.wire import MOST_EVENT_PARTS, MOST_FRAME_CHARS, LinkLost
 from cloche.core.errors import InvalidRequest, NodeLost, OutcomeUnknown
-from cloche.core.remote import SERVICE_WIRE, Secret
+from cloche.core.remote import SERVICE_WIRE, HiddenText
 from cloche.fleets.engine import EngineNode
 from cloche.init import wire
 from cloche.serving.certificate import make_certificate
@@ -49,7 +49,7 @@ async def node_that(
         node = EngineNode(
             id="n1", cpus=1.0, memory_bytes=1, address=f"https://127.0.0.1:{port}", certificate=certificate.sha256
         )
-        link = WireLink(node, lambda: Secret("x.y"))
+        link = WireLink(node, lambda: HiddenText("x.y"))
         yield link
         await link.close()
 

@@ -24,7 +24,7 @@ from cloche.core.enforcement import Control, Level, State
 from cloche.core.errors import BackendUnavailable, NodeLost
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
-from cloche.core.remote import LOOKS, LeasedPlace, Quota, RemoteAccount, Secret
+from cloche.core.remote import LOOKS, HiddenText, LeasedPlace, Quota, RemoteAccount
 from tests.harness.virtual_loop import run_virtually
 
 KEY = "e2b_0123456789abcdef0123"
@@ -35,18 +35,18 @@ MIDNIGHT = 1_800_000_000.0 // 86400 * 86400
 def account_with(tmp_path: Path, **quota: float) -> RemoteAccount:
     """Return an account with such a quota."""
     return RemoteAccount(
-        provider="e2b", api_key=Secret(KEY), quota=Quota(**quota),  # type: ignore[arg-type]
+        provider="e2b", api_key=HiddenText(KEY), quota=Quota(**quota),  # type: ignore[arg-type]
         quota_file=str(tmp_path / "below" / "quota.db"),
     )  # fmt: skip
 
 
 def test_the_key_is_in_no_text_of_an_account() -> None:
     """Its repr, its name and what the audit log says have none of it, and two keys have two names."""
-    one = RemoteAccount(provider="e2b", api_key=Secret(KEY), url="https://api.example.test:8443/v1")
+    one = RemoteAccount(provider="e2b", api_key=HiddenText(KEY), url="https://api.example.test:8443/v1")
     texts = [repr(one), one.id, str(one.as_dict()), f"{one.api_key}", repr(one.api_key)]
     assert not [text for text in texts if KEY in text or KEY[4:] in text]
     assert one.host == "api.example.test:8443"
-    assert one.id != RemoteAccount(provider="e2b", api_key=Secret(f"{KEY}0")).id
+    assert one.id != RemoteAccount(provider="e2b", api_key=HiddenText(f"{KEY}0")).id
 
 
 @pytest.mark.parametrize(
@@ -54,11 +54,11 @@ def test_the_key_is_in_no_text_of_an_account() -> None:
     [
         (None, "E2B_API_KEY"),
         (RemoteAccount(provider="e2b"), "E2B_API_KEY"),
-        (RemoteAccount(provider="e2b", api_key=Secret(KEY), url="http://example.test"), "https"),
-        (RemoteAccount(provider="e2b", api_key=Secret(KEY), url="https://me:s3cr3t@example.test"), "a user name"),
-        (RemoteAccount(provider="e2b", api_key=Secret(KEY), sandbox_url="https://[::1"), "not an address"),
-        (RemoteAccount(provider="e2b", api_key=Secret(KEY), domain="a/b"), "HOST:PORT"),
-        (RemoteAccount(provider="e2b", api_key=Secret(KEY), ca_file="/none/here.pem"), "/none/here.pem"),
+        (RemoteAccount(provider="e2b", api_key=HiddenText(KEY), url="http://example.test"), "https"),
+        (RemoteAccount(provider="e2b", api_key=HiddenText(KEY), url="https://me:s3cr3t@example.test"), "a user name"),
+        (RemoteAccount(provider="e2b", api_key=HiddenText(KEY), sandbox_url="https://[::1"), "not an address"),
+        (RemoteAccount(provider="e2b", api_key=HiddenText(KEY), domain="a/b"), "HOST:PORT"),
+        (RemoteAccount(provider="e2b", api_key=HiddenText(KEY), ca_file="/none/here.pem"), "/none/here.pem"),
     ],
 )
 def test_what_an_account_lacks_is_said_before_anybody_is_asked(account: RemoteAccount | None, wanted: str) -> None:
@@ -72,13 +72,13 @@ def test_what_an_account_lacks_is_said_before_anybody_is_asked(account: RemoteAc
 def test_a_package_that_is_missing_is_named_with_its_extra() -> None:
     """What is not installed is said with what installs it."""
     with pytest.raises(BackendUnavailable, match=r"cloche\[e2b\]"):
-        check_account(RemoteAccount(provider="e2b", api_key=Secret(KEY)), **{**ASKED, "package": "no_such_package"})
+        check_account(RemoteAccount(provider="e2b", api_key=HiddenText(KEY)), **{**ASKED, "package": "no_such_package"})
 
 
 @pytest.mark.parametrize("url", ["https://example.test", "http://127.0.0.1:3000", "http://localhost:3000", ""])
 def test_plain_http_is_for_this_host_alone(url: str) -> None:
     """These addresses do; the others are above."""
-    account = RemoteAccount(provider="e2b", api_key=Secret(KEY), url=url)
+    account = RemoteAccount(provider="e2b", api_key=HiddenText(KEY), url=url)
     assert check_account(account, **ASKED) is account
 
 
@@ -125,7 +125,7 @@ def test_each_failure_is_a_sentence_of_its_own(tmp_path: Path) -> None:
         Failure.TIMEOUT,
     ]  # fmt: skip
     assert KEY[:12] not in scrub(f"{'y' * 1190}{KEY}", account)
-    place = LeasedPlace(engine="ray", node="n", lease="l", credential=Secret(f"{'p' * 200}.{'s' * 86}"))
+    place = LeasedPlace(engine="ray", node="n", lease="l", credential=HiddenText(f"{'p' * 200}.{'s' * 86}"))
     assert "s" * 43 not in scrub(f"a node that repeats {place.credential.reveal()}", replace(account, place=place))
 
 
@@ -263,7 +263,7 @@ def test_a_service_does_not_say_how_much_is_held_here() -> None:
 
 def test_a_node_is_looked_after_more_often_than_a_service() -> None:
     """A call to a node that was cut off ends within 5 s, though a service may be silent for longer."""
-    place = LeasedPlace(engine="ray", node="n", lease="l", credential=Secret())
+    place = LeasedPlace(engine="ray", node="n", lease="l", credential=HiddenText())
     assert RemoteAccount(provider="ray", place=place).look_s * LOOKS < 5
     assert RemoteAccount(provider="ray", place=place, silence_s=2.0).look_s * LOOKS == pytest.approx(2.0)
     assert RemoteAccount(provider="cloche").look_s * LOOKS == pytest.approx(10.0)
@@ -280,7 +280,7 @@ def test_the_reason_of_a_lost_node_does_not_delay_its_error() -> None:
             await asyncio.sleep(min(after_s, wait_s))
             return why if after_s < wait_s else ""
 
-        place = LeasedPlace(engine="ray", node="n", lease="l", credential=Secret(), why_lost=why_lost)
+        place = LeasedPlace(engine="ray", node="n", lease="l", credential=HiddenText(), why_lost=why_lost)
         account = RemoteAccount(provider="ray", place=place)
         wire, loop = Wire(account), asyncio.get_running_loop()  # without a socket nothing is answered
         if how == "closed before":
@@ -308,7 +308,7 @@ def test_a_node_that_the_fleet_has_lost_is_not_waited_for() -> None:
         async def why_lost(wait_s: float) -> str:
             return "evicted" if wait_s else ""
 
-        place = LeasedPlace(engine="ray", node="n", lease="l", credential=Secret(), why_lost=why_lost)
+        place = LeasedPlace(engine="ray", node="n", lease="l", credential=HiddenText(), why_lost=why_lost)
         with socket.create_server(("127.0.0.1", 0)) as server:  # its kernel accepts
             account = RemoteAccount(
                 provider="ray", url=f"https://127.0.0.1:{server.getsockname()[1]}", certificate="c" * 64, place=place,

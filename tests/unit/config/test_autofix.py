@@ -9,7 +9,7 @@ import pytest
 
 from cloche.config.autofix_settings import AutoFixSettings
 from cloche.config.keys import Settings
-from cloche.config.readers import Secret
+from cloche.config.readers import HiddenText
 from cloche.config.settings import load_settings
 from cloche.core.errors import InvalidRequest
 
@@ -54,7 +54,7 @@ def test_the_key_is_never_shown(tmp_path: Path) -> None:
     settings = load(tmp_path, own={"autofix": SECTION}, CLOCHE_AUTOFIX_API_KEY=KEY)
     rows = {key: (value, origin) for key, value, origin in settings.as_rows()}
     assert rows["autofix.api_key"] == ("set (hidden)", "environment CLOCHE_AUTOFIX_API_KEY")
-    secret = Secret(KEY)
+    secret = HiddenText(KEY)
     for shown in (repr(settings), str(settings.autofix), repr(secret), str(secret), f"{secret}", "%s" % secret):  # noqa: UP031
         assert KEY not in shown
     assert secret.reveal() == KEY
@@ -98,7 +98,7 @@ def test_the_variable_of_openai_goes_to_openai_alone(monkeypatch: pytest.MonkeyP
     """Its key is taken for its host where no other is set, and for no host that merely looks like it."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     assert AutoFixSettings(base_url="https://api.openai.com/v1").key_for_endpoint() == KEY
-    own = AutoFixSettings(base_url="https://api.openai.com/v1", api_key=Secret("mine"))
+    own = AutoFixSettings(base_url="https://api.openai.com/v1", api_key=HiddenText("mine"))
     assert own.key_for_endpoint() == "mine"
     for url in ("https://api.openai.com.evil/v1", "https://evil/api.openai.com", "http://localhost/v1", "",
                 "http://api.openai.com/v1", "http://[bad"):  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 import cloche
 from cloche.backends.remote.quota import Counter
 from cloche.core.errors import BackendUnavailable, OutcomeUnknown, StartFailed
-from cloche.core.remote import Quota, RemoteAccount, Secret
+from cloche.core.remote import HiddenText, Quota, RemoteAccount
 from cloche.core.result import Result
 from cloche.execution.accounts import counted
 from cloche.testing.fake import FakeBackend
@@ -23,7 +23,7 @@ class RemoteFake(FakeBackend):
         super().__init__(script)
         quota = Quota(runs_per_day=100, seconds_per_day=1000)
         self.told = RemoteAccount(
-            provider="e2b", api_key=Secret("key"), quota=quota, quota_file=str(tmp_path / "quota.db")
+            provider="e2b", api_key=HiddenText("key"), quota=quota, quota_file=str(tmp_path / "quota.db")
         )
 
     def account(self) -> RemoteAccount:

@@ -12,7 +12,7 @@ import pytest
 from cloche.core.errors import BackendUnavailable, InvalidRequest, NodeLost, NotFound
 from cloche.core.fleet import FleetEvent, Lease, LeaseSpec
 from cloche.core.record import replace
-from cloche.core.remote import Secret
+from cloche.core.remote import HiddenText
 from cloche.fleets.coordinator import Coordinator
 from cloche.fleets.decisions import PlacingRules
 from cloche.fleets.engine import EngineNode, KeepAnswer, NodeReport, ReservedBlock, denied_tag
@@ -64,7 +64,7 @@ class Machine:
 class Link:
     """A link to a machine: calls hang while it is cut."""
 
-    def __init__(self, machine: Machine, credential: Callable[[], Secret]):
+    def __init__(self, machine: Machine, credential: Callable[[], HiddenText]):
         self._machine, self._credential = machine, credential
 
     async def _machine_there(self) -> Machine:
@@ -131,7 +131,7 @@ class Machines:
         machine = self.machines[f"n{number}"] = Machine(f"n{number}", number, cpus)
         return machine
 
-    def link(self, node: EngineNode, credential: Callable[[], Secret]) -> Link:
+    def link(self, node: EngineNode, credential: Callable[[], HiddenText]) -> Link:
         """Connect."""
         return Link(self.machines[node.id], credential)
 

@@ -9,7 +9,7 @@ import pytest
 
 from cloche.core.errors import BackendUnavailable, NodeLost
 from cloche.core.fleet import Fleet, FleetEvent, FleetStatus, Lease, LeaseSpec, NodeInfo
-from cloche.core.remote import Secret
+from cloche.core.remote import HiddenText
 from cloche.fleets import leases as leases_module
 from cloche.fleets.leases import HeldLease, Leases
 
@@ -43,7 +43,7 @@ class CountingFleet:
     def _lease(self, name: str, ttl_s: float, count: int) -> Lease:
         return Lease(
             id=name, engine=self.engine, node="n1", address="https://127.0.0.1:1", certificate="c" * 64,
-            credential=Secret(f"{name}:{count}"), until=time.time() + ttl_s,
+            credential=HiddenText(f"{name}:{count}"), until=time.time() + ttl_s,
         )  # fmt: skip
 
     async def renew(self, lease: Lease, *, ttl_s: float = 60.0) -> Lease:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cloche.core.remote import LeasedPlace, RemoteAccount, Secret
+from cloche.core.remote import HiddenText, LeasedPlace, RemoteAccount
 from cloche.fleets.engine import EngineNode, KeepAnswer, NodeLink, NodeReport
 
 from .connections import ask, disconnect
@@ -20,8 +20,8 @@ MOST_LEASES, MOST_DIGESTS = 10_000, 1_000
 class WireLink:
     """Call one node's server. Each call has a fresh credential; all go over one kept connection."""
 
-    def __init__(self, node: EngineNode, credential: Callable[[], Secret], *, engine: str = "fleet"):
-        self._place = LeasedPlace(engine=engine, node=node.id, lease="", credential=Secret())
+    def __init__(self, node: EngineNode, credential: Callable[[], HiddenText], *, engine: str = "fleet"):
+        self._place = LeasedPlace(engine=engine, node=node.id, lease="", credential=HiddenText())
         self._credential = credential
         self._account = RemoteAccount(
             provider=engine, url=node.address, certificate=node.certificate, place=self._place,
@@ -74,7 +74,7 @@ class WireLink:
         disconnect(self._account)
 
 
-def link_to(node: EngineNode, credential: Callable[[], Secret]) -> NodeLink:
+def link_to(node: EngineNode, credential: Callable[[], HiddenText]) -> NodeLink:
     """Return the link to a node; see fleets.engine.LinkTo."""
     return WireLink(node, credential)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from cloche.channels import Channel, FrameTurns
 from cloche.core.guest_json import check_parts, finite, refuse_constant
-from cloche.core.remote import LOOKS, MOST_FIELDS, MOST_INLINE, MOST_MESSAGE, SERVICE_WIRE, RemoteAccount, Secret
+from cloche.core.remote import LOOKS, MOST_FIELDS, MOST_INLINE, MOST_MESSAGE, SERVICE_WIRE, HiddenText, RemoteAccount
 from cloche.init import wire
 
 from ..remote.failures import Failure, remote_error
@@ -310,7 +310,7 @@ class Wire:
         verb: str,
         fields: Mapping[str, Any],
         *,
-        credential: Secret | None = None,
+        credential: HiddenText | None = None,
         on_event: TakeEvent | None = None,
         on_data: TakeData | None = None,
     ) -> Call:

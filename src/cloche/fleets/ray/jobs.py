@@ -20,7 +20,7 @@ from urllib.parse import quote, urlsplit
 
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.record import dataclass, field
-from cloche.core.remote import Secret
+from cloche.core.remote import HiddenText
 
 ANSWER_S, LOOK_S = 60.0, 0.5  # the first job waits for the cluster's agent of jobs
 MOST_ANSWER, MOST_TOKEN = 8 << 20, 16 << 10
@@ -39,7 +39,7 @@ def is_jobs_address(address: str) -> bool:
     return address.startswith(("http://", "https://"))
 
 
-def token_of(variables: Mapping[str, str]) -> Secret:
+def token_of(variables: Mapping[str, str]) -> HiddenText:
     """Return the token of RAY_AUTH_TOKEN, or of the file RAY_AUTH_TOKEN_PATH, as Ray does. Raises InvalidRequest."""
     text, path = variables.get("RAY_AUTH_TOKEN", ""), variables.get("RAY_AUTH_TOKEN_PATH", "")
     if not text and path:
@@ -50,7 +50,7 @@ def token_of(variables: Mapping[str, str]) -> Secret:
             raise InvalidRequest(f"RAY_AUTH_TOKEN_PATH: the file cannot be read: {error}") from error
     if not text.strip().isascii() or not (text.strip() or " ").isprintable():
         raise InvalidRequest("RAY_AUTH_TOKEN: this is not a token; a token is one line of printable ASCII characters")
-    return Secret(text.strip())
+    return HiddenText(text.strip())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class RayJobs:
     """
 
     address: str
-    token: Secret = field(default=Secret(), repr=False)
+    token: HiddenText = field(default=HiddenText(), repr=False)
     pip: tuple[str, ...] = ()
     version: str
 
