@@ -34,7 +34,7 @@ test: setup-system $(VENV)/.dev toolchains ## all tests but soak, and what `make
 check: $(VENV)/.dev toolchains ## style, types, layers of text: what a change must pass beside its tests
 	@scripts/check.sh
 
-soak: setup-system $(VENV)/.dev ## hundreds of repetitions, and what is long; AREA=machines, containers, escape, sessions, keeper, local, remote, service, workspace, batches, signals, other-python, frameworks, fleet or (by name alone) kubernetes
+soak: setup-system $(VENV)/.dev ## hundreds of repetitions, and what is long; AREA=machines, containers, escape, sessions, keeper, local, remote, service, workspace, network, batches, signals, other-python, frameworks, fleet or (by name alone) kubernetes
 	$(PYTHON_DEV) scripts/soak.py $(AREA)
 
 bench: $(VENV)/.dev ## measure against a plain subprocess and bubblewrap, turn by turn

@@ -24,6 +24,15 @@ LONG = ("--timeout", "1800")
 REMOTE = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/integration").glob("test_remote*.py")))
 REMOTE += tuple(f"tests/conformance/test_{name}.py" for name in ("cloche", "daytona", "e2b"))
 WORKSPACE = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob("[is]*/test_workspace*.py")))
+# The egress process, in and around the world of tests/harness/world.py, also what each `make test` runs.
+NETWORK = tuple(
+    sorted(
+        str(path.relative_to(ROOT))
+        for word in ("network", "egress", "secrets")
+        for path in (ROOT / "tests").glob(f"[eisu]*/**/test_*{word}*.py")
+    )
+)
+NETWORK += ("tests/unit/egress",)
 BATCHES = ("tests/soak/test_batches.py",)
 # This machine as a fleet; then Ray, on nodes in namespaces.
 NODES = ("tests/soak/test_fleet_batches.py",)
@@ -35,7 +44,7 @@ FLEET = {
 }
 # Its programs are built for minutes, once: it runs when it is asked for by name.
 KUBERNETES = ("tests/soak/test_kubernetes.py",)
-APART = (*REMOTE, *WORKSPACE, *BATCHES, *NODES, *ON_RAY, *OUTSIDE, *KUBERNETES)
+APART = (*REMOTE, *WORKSPACE, *NETWORK, *BATCHES, *NODES, *ON_RAY, *OUTSIDE, *KUBERNETES)
 # Where it matters whether a signal's handler may raise in the main thread, as that of a test's time-out does.
 SIGNALS = ("tests/unit/test_sync.py", "tests/integration/test_sessions.py", "tests/integration/test_crossings.py")
 AREAS: dict[str, tuple[str, ...]] = {
@@ -64,6 +73,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     "service": (*LONG, "-m", LOCAL, *SERVICE),
     "keeper": (*LONG, "-m", LOCAL, "tests/integration/test_keeper.py"),
     "workspace": (*LONG, "-m", LOCAL, *WORKSPACE),
+    "network": (*LONG, "-m", "not container and not machine", *NETWORK),
     "batches": (*LONG, "-m", LOCAL, *BATCHES),
     "fleet": (*LONG, "-m", LOCAL, *NODES),
     "kubernetes": (*LONG, "-m", LOCAL, *KUBERNETES),

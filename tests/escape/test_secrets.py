@@ -21,6 +21,7 @@ HOST, OTHER = "api.anthropic.com", "other.example"
 VALUE = "sk-ant-api03-RealValue0123456789abcdefXYZ"
 FOREIGN = "sk-ant-api03-AttackersOwn9876543210fedcb"
 PROGRAM = (Path(__file__).parent / "secrets_program.py").read_text()
+REPEATS = 20
 TABLE = {**NAMES, HOST: [[PUBLIC]], "api.openai.com": [[METADATA]], "github.com": [[PUBLIC]]}
 
 
@@ -162,6 +163,11 @@ def outside(world: World) -> Came:
 @pytest.fixture(scope="module")
 def inside(world: World, outside: Came) -> Came:
     """Make all attempts in a sandbox."""
+    return attempts_inside(world)
+
+
+def attempts_inside(world: World) -> Came:
+    """Return what comes of all attempts in a new sandbox."""
     world.forget()
     allow = [OTHER, f"{PUBLIC}:443"]
     run = world.run(INSIDE, {"program": program(), "value": VALUE, "allow": allow})
@@ -174,6 +180,15 @@ def test_a_secret_is_used_and_nothing_else(row: Row, outside: Came, inside: Came
     """An attempt that succeeds with the value in the environment does not in a sandbox."""
     assert outside.shows(row), outside.returned[row.name]
     assert not inside.shows(row), inside.returned[row.name]
+
+
+@pytest.mark.user_soak
+@pytest.mark.soak
+def test_no_attempt_succeeds_by_chance(world: World) -> None:
+    """New placeholders, and another order of the attempts in time, let none through."""
+    for _ in range(REPEATS):
+        again = attempts_inside(world)
+        assert [row.name for row in ROWS if again.shows(row)] == []
 
 
 def test_the_value_arrives_where_it_belongs(inside: Came) -> None:

@@ -8,9 +8,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "cloche"
 
 # "layer/Name": why both must have this name. A layer is a folder or a module directly below the package.
-REPEATED: Mapping[str, str] = {
-    "core/Secret": "`cloche.Secret` is public; the other one is the text of an account's key",
-}
+REPEATED: Mapping[str, str] = {}
 
 
 def _places() -> Mapping[str, list[str]]:
