@@ -298,8 +298,9 @@ class _Connection:
 
     async def _exchange(self, request: HttpRequest, body: Body) -> bool:
         """Pass on a request and its answer; say whether another one may follow."""
-        if self._edits is not None and (edit := self._edits.body_edit(request.edited)) is not None:
-            request = await self._with_edited_body(request, body, edit)
+        edit = self._edits.body_edit(request.edited) if self._edits is not None else None
+        if edit is not None or request.edited.signing is not None:
+            request = await self._with_whole_body(request, body, edit)
         if self._upstream is None:
             answer = self._read_answer(request)
             self._upstream = _Upstream(await self._open(), self._guest, answer, self.note, self._turns)
@@ -328,10 +329,14 @@ class _Connection:
         edit = self._edits.answer_edit(request.edited) if self._edits is not None else None
         return EditedAnswer(request, edit) if edit is not None else AnswerReader(request)
 
-    async def _with_edited_body(self, request: HttpRequest, body: Body, edit: BodyEdit) -> HttpRequest:
-        """Read a request's whole body and return the request with the edited one behind its head."""
-        content = edit.edit(await self._whole_body(request, body, edit.most_bytes))
-        return replace(request, head=request.head_for(len(content)) + content)
+    async def _with_whole_body(self, request: HttpRequest, body: Body, edit: BodyEdit | None) -> HttpRequest:
+        """Read a request's whole body, and return the request with the edited one behind its head, which is signed."""
+        signing = request.edited.signing
+        most_bytes = min(each.most_bytes for each in (edit, signing) if each is not None)
+        content = await self._whole_body(request, body, most_bytes)
+        content = content if edit is None else edit.edit(content)
+        added = () if signing is None else signing.headers(content)
+        return replace(request, head=request.head_for(len(content), added) + content)
 
     async def _whole_body(self, request: HttpRequest, body: Body, most_bytes: int) -> bytes:
         """Return a request's body. Raises Rejected for a larger one, _GuestGone for half of one."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import h11
 
@@ -38,11 +39,24 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestHead:
-    """Hold what edits see of a request: its method, its target (a path with its query, or `*`), and its headers."""
+    """Hold what edits see of a request: its method, its target (a path with its query, or `*`), and its headers.
+
+    With `signing` the whole body is read, and headers that depend on it are added.
+    """
 
     method: bytes
     target: str
     headers: Headers
+    signing: Signing | None = None
+
+
+class Signing(Protocol):
+    """Return the headers of a request that depend on its whole body, which has `most_bytes` at most."""
+
+    most_bytes: int
+
+    def headers(self, body: bytes) -> Headers:
+        """Return the headers to add, for the body that goes upstream. Raises Rejected."""
 
 
 EditHead = Callable[[RequestHead], RequestHead]
@@ -95,10 +109,11 @@ class HttpRequest:
     edited: RequestHead
     awaits_continue: bool = False
 
-    def head_for(self, length: int) -> bytes:
-        """Return the head for a body of this many bytes that is there already."""
+    def head_for(self, length: int, added: Headers = ()) -> bytes:
+        """Return the head for a body of this many bytes that is there already, with these headers added."""
         line, *headers = self.head[: -len(_END)].split(b"\r\n")
         kept = [header for header in headers if header.partition(b":")[0].lower() not in _OF_THE_BODY]
+        kept += [b"%b: %b" % header for header in added]
         return b"\r\n".join((line, *kept, b"Content-Length: %d" % length)) + _END
 
 

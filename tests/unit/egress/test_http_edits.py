@@ -23,6 +23,16 @@ class Upper:
         return body.upper() * 2
 
 
+class Signs:
+    """Tell a body in a header."""
+
+    most_bytes = 5
+
+    def headers(self, body: bytes) -> Headers:
+        """Return the header."""
+        return [(b"X-Body", body)]
+
+
 class Longer:
     """Write an answer behind a word."""
 
@@ -47,8 +57,9 @@ class Edits:
     is_tls = False
 
     def edit(self, asked: RequestHead) -> RequestHead:
-        """Add a key to the target."""
-        return replace(asked, target=asked.target + "?key=1")
+        """Add a key to the target, and sign what comes with PUT."""
+        signing = Signs() if asked.method in (b"PUT", b"POST") and asked.target == "/signed" else None
+        return replace(asked, target=asked.target + "?key=1", signing=signing)
 
     def body_edit(self, asked: RequestHead) -> Upper | None:
         """Edit those of POST."""
@@ -78,6 +89,24 @@ def test_a_body_is_sent_as_it_was_edited(sent: bytes) -> None:
             assert answer.count(b"X-Status: 200\r\nTransfer-Encoding: chunked\r\n") == 2
             assert b"1\r\n6\r\na\r\n, and more\r\n0\r\n\r\n" in answer
             assert answer.endswith(b"2\r\nok\r\na\r\n, and more\r\n0\r\n\r\n")
+
+    in_loop(claim)
+
+
+@pytest.mark.parametrize(("method", "body"), [(b"PUT", b"abc"), (b"POST", b"ABCABC")])
+def test_a_request_is_signed_over_the_body_that_is_sent(method: bytes, body: bytes) -> None:
+    """An edit of the body comes first; a body that is too large for either is refused."""
+
+    async def claim() -> None:
+        line = method + b" /signed HTTP/1.1"
+        async with relayed(edits=Edits()) as one:
+            await one.send(head(b"Content-Length: 3", line=line) + b"abc", ends=True)
+            added = (b"X-Body: " + body, b"Content-Length: %d" % len(body))
+            assert bytes(one.site.received) == head(*added, line=method + b" /signed?key=1 HTTP/1.1") + body
+        async with relayed(edits=Edits()) as one:
+            answer = await one.send(head(b"Content-Length: 6", line=line) + b"abcdef", ends=True)
+            assert answer[9:12] == b"413"
+            assert one.site.connections == 0
 
     in_loop(claim)
 
