@@ -12,15 +12,15 @@ import os
 import shlex
 import ssl
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from cloche.core.errors import InvalidRequest, StartFailed
 from cloche.core.policy import Policy
 from cloche.core.record import dataclass
-from cloche.core.secrets import Secret, SecretSet, as_wire
-from cloche.egress.client import SandboxNetwork, open_network_with_secrets, operator_proxies
+from cloche.core.secrets import HeldSecrets, Secret, SecretSet, as_wire
+from cloche.egress.client import OwnNetwork, SandboxNetwork, open_network_with_secrets, operator_proxies
 from cloche.egress.windows import SharedNetwork
 
 from .certificates import FOLDER, MARK, files_and_variables, read_certificates
@@ -39,6 +39,8 @@ BUNDLES = (
     "/etc/ssl/cert.pem", "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
 )  # fmt: skip
 COMMAND_S = 60.0
+N = TypeVar("N", SandboxNetwork, OwnNetwork)
+Commands = dict[str, subprocess.Popen[bytes]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,15 +59,36 @@ async def open_shared_with_secrets(policy: Policy) -> tuple[SharedNetwork, Guest
 
 async def open_with_secrets(policy: Policy) -> tuple[SandboxNetwork, GuestSecrets]:
     """Open a network with a policy's secrets. Raises InvalidRequest for a wrong source or value, StartFailed."""
-    assert policy.secrets is not None  # noqa: S101 - who has none, has another network
+    network, commands = _sent_to(policy, open_network_with_secrets)
+    return network, await _filled(network, commands, network.close)
+
+
+async def open_own_with_secrets(policy: Policy) -> tuple[OwnNetwork, GuestSecrets]:
+    """Open a network with secrets for a sandbox that a keeper holds. Raises as `open_with_secrets` does."""
+    own, commands = _sent_to(policy, OwnNetwork)
+    return own, await _filled(own.network, commands, own.end)
+
+
+def _sent_to(policy: Policy, open_network: Callable[..., N]) -> tuple[N, Commands]:
+    """Open a network with secrets whose values are on their way, and return the commands that write some of them."""
+    if not isinstance(policy.secrets, SecretSet):
+        raise InvalidRequest(
+            "secrets: only the process that opened this sandbox can open a session with checkpoints in it, which needs "
+            "the values again; leave checkpoints out"
+        )
     with _sources(policy.secrets) as (rows, values, commands):
         try:
-            network = open_network_with_secrets(
-                policy.network_rules(), rows, values, authorities=operator_authorities(), proxies=operator_proxies(),
-                asks=policy.on_network == "ask",
+            network = open_network(
+                policy.network_rules(), secrets=rows, values=values, authorities=operator_authorities(),
+                proxies=operator_proxies(), asks=policy.on_network == "ask",
             )  # fmt: skip
         except OSError as error:
             raise _failed(error) from error
+        return network, commands
+
+
+async def _filled(network: SandboxNetwork, commands: Commands, end: Callable[[], None]) -> GuestSecrets:
+    """Return what a network's guest gets for its secrets; without all values, end the network."""
     try:
         body = await network.await_secrets()
         for name, process in commands.items():
@@ -73,13 +96,19 @@ async def open_with_secrets(policy: Policy) -> tuple[SandboxNetwork, GuestSecret
         if body["error"]:
             raise InvalidRequest(body["error"])
     except BaseException as error:
-        network.close()
+        await asyncio.to_thread(end)
         for process in commands.values():
             process.kill()
         if isinstance(error, OSError):
             raise _failed(error) from error
         raise
-    return network, _for_guest(body["variables"], body["authority"])
+    return _for_guest(body["variables"], body["authority"])
+
+
+def held_by_others(secrets: SecretSet | HeldSecrets) -> GuestSecrets:
+    """Return what a program gets in a sandbox that another process has opened, where the certificates are."""
+    assert isinstance(secrets, HeldSecrets)  # noqa: S101 - this process has no others of it
+    return GuestSecrets(variables=_variables(secrets.placeholders), rows=())
 
 
 def _failed(error: OSError) -> StartFailed:
@@ -87,13 +116,11 @@ def _failed(error: OSError) -> StartFailed:
 
 
 @contextmanager
-def _sources(
-    secrets: SecretSet,
-) -> Iterator[tuple[list[dict[str, Any]], list[int], dict[str, subprocess.Popen[bytes]]]]:
+def _sources(secrets: SecretSet) -> Iterator[tuple[list[dict[str, Any]], list[int], Commands]]:
     """Yield rows, descriptors of files and outputs, which are closed at the end, and the processes of commands."""
     rows: list[dict[str, Any]] = []
     fds: list[int] = []
-    commands: dict[str, subprocess.Popen[bytes]] = {}
+    commands: Commands = {}
     try:
         for name, secret in secrets.rows:
             value: bytes | None = None
@@ -178,7 +205,11 @@ def _for_guest(placeholders: Mapping[str, str], authority: str) -> GuestSecrets:
         raise StartFailed("the egress process has made no authority", step="network")
     over = [path[1:] for path in dict.fromkeys(map(os.path.realpath, filter(_is_file, BUNDLES))) if _is_shown(path)]
     row = ("shown text", FILE, f"{_trusted_here()}\n{authority}", over)
-    return GuestSecrets(variables={**dict.fromkeys(VARIABLES, f"/{FILE}"), **placeholders}, rows=(row,))
+    return GuestSecrets(variables=_variables(placeholders), rows=(row,))
+
+
+def _variables(placeholders: Mapping[str, str]) -> dict[str, str]:
+    return {**dict.fromkeys(VARIABLES, f"/{FILE}"), **placeholders}
 
 
 def _is_shown(path: str) -> bool:

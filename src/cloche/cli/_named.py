@@ -55,11 +55,21 @@ class NamedCommand(Command):
 def refuse_options(name: str, options: Mapping[str, Any]) -> None:
     """Raise InvalidRequest for options that only a new sandbox takes; each command may have its own time-out."""
     for option_name, value in options.items():
-        if option_name != "timeout" and value is not None and value is not False and value != ():
+        if option_name == "secrets" and value:
+            _check_secrets(name, value)
+        elif option_name != "timeout" and value is not None and value is not False and value != ():
             raise InvalidRequest(
                 f"{spelled(option_name)} is for a new sandbox, and {name!r} exists already; leave "
                 "it out, or open another one with it (cloche sandbox create)"
             )
+
+
+def _check_secrets(name: str, texts: object) -> None:
+    """Raise InvalidRequest unless a sandbox has these secrets, by name and hosts; its own values count."""
+    from cloche.core.secrets import read_secrets
+    from cloche.keeper.attach import find_kept
+
+    find_kept(name).check_secrets(name, read_secrets(texts))
 
 
 def lives(name: str) -> bool:

@@ -40,7 +40,7 @@ def list_sandboxes(*, as_json: bool) -> int:
         return 0
     if not as_json:
         rows = [{**row, **{name: spelled(row[name]) for name in TIMES}} for row in rows]
-    show(rows, as_json=as_json, below=("owner",))
+    show(rows, as_json=as_json, below=("owner", "secrets"))
     return 0
 
 
@@ -51,6 +51,7 @@ def _row(sandbox: Found) -> dict[str, object]:
         "clients": facts.get("clients"),
         "age": _seconds(facts.get("age_s")), "keep": _seconds(facts.get("keep_s")),
         "left": _seconds(facts.get("left_s")), "unused": _seconds(facts.get("without_client_s")),
+        "secrets": secrets_of(sandbox),
     }  # fmt: skip
 
 
@@ -67,6 +68,13 @@ def owner(sandbox: Found) -> str | None:
     """Return the key and database of the service that opened a sandbox; None for the user's own."""
     about = sandbox.entry.get("owner")
     return f"{about.get('key')} of {about.get('service')}" if isinstance(about, Mapping) else None
+
+
+def secrets_of(sandbox: Found) -> str | None:
+    """Return the names of a sandbox's secrets with their hosts; None without any."""
+    policy = sandbox.entry.get("policy")
+    hosts = policy.get("secrets") if isinstance(policy, Mapping) else None
+    return "; ".join(f"{name} for {', '.join(names)}" for name, names in hosts.items()) if hosts else None
 
 
 def info(sandbox: Found) -> Mapping[str, Any]:

@@ -67,7 +67,7 @@ _id = argument("process", metavar="ID", help="A process's id, from `cloche sandb
 @option("--lifetime", metavar="TIME", help="How long it lives in total. Default: 24h.")
 @option("--idle", metavar="TIME", help="End it after this time without a process or call.")
 @option("--file", metavar="SRC[:DST]", multiple=True, help="Copy a file or directory in. Repeatable.")
-@sandbox_options(but=("secrets",))
+@sandbox_options()
 @users_option()
 @folder_options()
 def _create(

@@ -20,7 +20,7 @@ from .record import dataclass, field, replace
 if TYPE_CHECKING:
     from .changes import HostFolder
     from .network import NetworkRules
-    from .secrets import SecretSet
+    from .secrets import HeldSecrets, SecretSet
 
 ScreenMode = Literal["off", "warn", "block"]
 OnNetwork = Literal["refuse", "ask"]
@@ -100,7 +100,7 @@ class Policy:
     package_managers: PackageManagers = "live"
     packages_lock: str = ""
     digests: tuple[str, ...] = ()
-    secrets: SecretSet | None = None
+    secrets: SecretSet | HeldSecrets | None = None
 
     def __post_init__(self) -> None:
         if self.screen not in get_args(ScreenMode):

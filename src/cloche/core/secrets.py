@@ -161,6 +161,29 @@ class SecretSet:
         return tuple(dict.fromkeys(f"{host}:{PORT}" for _, secret in self.rows for host in secret.hosts))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldSecrets:
+    """Describe the secrets of a sandbox that another process has opened: their hosts and placeholders, by name."""
+
+    hosts_by_name: Mapping[str, Sequence[str]]
+    placeholders: Mapping[str, str]
+
+    __hash__ = object.__hash__
+
+    def check_same(self, given: SecretSet, sandbox: str) -> None:
+        """Raise InvalidRequest unless these are for the same hosts by the same names. Values are not compared."""
+        own, other = ({name: set(hosts) for name, hosts in rows.hosts_by_name.items()} for rows in (self, given))
+        if own != other:
+            raise InvalidRequest(
+                f"secrets: sandbox {sandbox!r} has {_spelled(self.hosts_by_name)}, and this call names "
+                f"{_spelled(given.hosts_by_name)}; leave secrets out to use those that it has, or open another sandbox"
+            )
+
+
+def _spelled(hosts_by_name: Mapping[str, Sequence[str]]) -> str:
+    return "; ".join(f"{name} for {', '.join(hosts)}" for name, hosts in hosts_by_name.items()) or "no secrets"
+
+
 def _hosts(hosts: object) -> tuple[str, ...]:
     if isinstance(hosts, str | bytes) or not isinstance(hosts, Iterable):
         raise InvalidRequest("Secret: hosts must be a list of names")

@@ -277,15 +277,27 @@ def _module_paths(*names: str) -> list[str]:
 
 
 class OwnNetwork:
-    """Be a network with a separate egress process, to be handed over to a keeper. Raises OSError."""
+    """Be a network with a separate egress process, to be handed over to a keeper. Raises OSError.
 
-    def __init__(self, rules: NetworkRules, *, proxies: Mapping[str, str], asks: bool = False):
+    `secrets`, `values` and `authorities` are those of `open_network_with_secrets`.
+    """
+
+    def __init__(
+        self,
+        rules: NetworkRules,
+        *,
+        proxies: Mapping[str, str],
+        asks: bool = False,
+        secrets: Sequence[Mapping[str, Any]] = (),
+        values: Sequence[int] = (),
+        authorities: str = "",
+    ):
         _released[:] = [process for process in _released if process.is_alive]
         with _lock:
-            self._process = _Process()
+            self._process = _Process(has_secrets=bool(secrets), authorities=authorities)
             _to_hand_over.add(self._process)
         try:
-            self.network = self._process.open(rules, proxies, asks=asks, is_kept=True)
+            self.network = self._process.open(rules, proxies, asks=asks, is_kept=True, secrets=secrets, values=values)
         except BaseException:
             self._end_process()
             raise

@@ -68,6 +68,7 @@ from .tools import ToolsArgument, functions_for, offer
 if TYPE_CHECKING:
     from cloche.agent.approval import Approver
     from cloche.core.fixing import Fixer
+    from cloche.core.secrets import Secret
     from cloche.functions.tool import ToolLimits
 
 MOST_FORKS = 64  # per call
@@ -426,14 +427,26 @@ class AsyncSandbox(
         self._connections: weakref.WeakSet[AsyncConnection] = weakref.WeakSet()
 
     @classmethod
-    def attach(cls, name: str, *, env: Mapping[str, str] | None = None) -> Self:
+    def attach(
+        cls,
+        name: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, Secret] | Sequence[str] | None = None,
+    ) -> Self:
         """Return this user's sandbox of that name, to be entered like a new one.
 
-        It keeps the rules and limits that it was opened with. Leaving the block only detaches from it.
+        It keeps the rules, limits and secrets that it was opened with. Leaving the block only detaches from it.
+        `secrets` are compared with its own, by name and hosts; their values are not read.
 
-        Raises InvalidRequest if there is no such sandbox, BackendUnavailable if another version of Cloche holds it.
+        Raises InvalidRequest if there is no such sandbox, or it has other secrets; BackendUnavailable if another
+        version of Cloche holds it.
         """
         existing = find_kept(name)
+        if secrets is not None:
+            from cloche.core.secrets import read_secrets  # needed by some sandboxes only
+
+            existing.check_secrets(name, read_secrets(secrets))
         sandbox = cls(env=env, live=True, backend=existing.backend)
         sandbox._prepared = replace(sandbox._prepared, policy=existing.policy, limits=existing.limits)
         sandbox._name, sandbox._existing = name, existing

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloche.core.changes import HostFolder
 from cloche.core.enforcement import Control, Enforcement, Level, Measure, State
@@ -29,6 +29,9 @@ from cloche.init import wire
 from cloche.jail.setup.launch import start_keeper
 
 from . import registry
+
+if TYPE_CHECKING:
+    from cloche.core.secrets import HeldSecrets, SecretSet
 
 log = logging.getLogger("cloche.live")
 LIFETIME_S = 24 * 3600.0
@@ -194,6 +197,8 @@ def as_entry(backend: str, policy: Policy, limits: Limits) -> dict[str, Any]:
     rules = {spec.name: _plain(getattr(policy, spec.name)) for spec in fields(policy)}
     if policy.host_folder is not None:
         rules["host_folder"] = policy.host_folder.as_dict()
+    if policy.secrets is not None:
+        rules["secrets"] = dict(policy.secrets.hosts_by_name)  # the placeholders are in the environment
     return {"version": wire.VERSION, "backend": backend, "policy": rules, "limits": limits.as_dict()}
 
 
@@ -212,6 +217,13 @@ class Kept:
     limits: Limits
     enforcement: Enforcement
 
+    def check_secrets(self, name: str, given: SecretSet) -> None:
+        """Raise InvalidRequest unless the sandbox has these secrets, by name and hosts."""
+        from cloche.core.secrets import HeldSecrets
+
+        held = self.policy.secrets
+        HeldSecrets(hosts_by_name=held.hosts_by_name if held else {}, placeholders={}).check_same(given, name)
+
 
 def read_entry(name: str, entry: Mapping[str, Any]) -> Kept:
     """Parse an entry of `as_entry`. Raises BackendUnavailable if another version of Cloche wrote it."""
@@ -229,6 +241,8 @@ def read_entry(name: str, entry: Mapping[str, Any]) -> Kept:
             rules[rule] = tuple(Control(control) for control in rules[rule])
         if rules.get("host_folder") is not None:
             rules["host_folder"] = HostFolder.from_dict(rules["host_folder"])
+        if rules.get("secrets") is not None:
+            rules["secrets"] = _held(rules["secrets"], entry["environment"])
         report = entry["enforcement"]
         controls = {
             Control(control): Measure(state=State(row["state"]), mechanism=row["mechanism"], reason=row["reason"])
@@ -242,6 +256,12 @@ def read_entry(name: str, entry: Mapping[str, Any]) -> Kept:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BackendUnavailable(f"the state file of sandbox {name!r} is invalid: {error}") from error
+
+
+def _held(hosts: Mapping[str, Sequence[str]], environment: Mapping[str, str]) -> HeldSecrets:
+    from cloche.core.secrets import HeldSecrets  # needed by some sandboxes only
+
+    return HeldSecrets(hosts_by_name=hosts, placeholders={name: environment[name] for name in hosts})
 
 
 def find_kept(name: str) -> Kept:

@@ -189,8 +189,6 @@ class LocalLiveSandbox(LiveSandbox):
         show_toolchain(run, spec, environment.shown(self._policy), self._host, self._policy)
         if self._policy.host_folder is not None:
             show_folder(run, spec, self._policy.host_folder, self._host)
-        if self._policy.secrets is not None:
-            await self._open_secrets(spec)
         # A kept sandbox gets no helper of the pool: that is a child of this process's template, which ends with it.
         slot = self._pool.fork() if self._pool is not None and self._keeping is None else None
         self.start = "warm" if slot is not None else "cold"
@@ -203,10 +201,7 @@ class LocalLiveSandbox(LiveSandbox):
         link: InitLink | None = None
         own: OwnNetwork | None = None
         try:
-            if self._keeping is not None:
-                own = open_own_network(self._policy)
-            elif self._secrets is None:
-                self.network = open_shared_network(self._policy)
+            own = await self._open_network(spec)
             self._offer_to_decide()
             served = own or self.network
             jail_end = served.network.jail_end if served is not None else -1
@@ -244,14 +239,22 @@ class LocalLiveSandbox(LiveSandbox):
         if self._policy.secrets is not None:
             await self.connected()
 
-    async def _open_secrets(self, spec: Spec) -> None:
-        """Open the network with this sandbox's secrets."""
-        if self._keeping is not None:
-            raise BackendUnavailable("secrets: a sandbox with a name cannot have them yet.", remedy="Leave name out.")
-        from ..secrets import open_shared_with_secrets
+    async def _open_network(self, spec: Spec) -> OwnNetwork | None:
+        """Open the network, with this sandbox's secrets; return it where the keeper gets it."""
+        if self._policy.secrets is None:
+            if self._keeping is not None:
+                return open_own_network(self._policy)
+            self.network = open_shared_network(self._policy)
+            return None
+        from ..secrets import open_own_with_secrets, open_shared_with_secrets  # needed by some sandboxes only
 
-        self.network, self._secrets = await open_shared_with_secrets(self._policy)
+        own: OwnNetwork | None = None
+        if self._keeping is not None:
+            own, self._secrets = await open_own_with_secrets(self._policy)
+        else:
+            self.network, self._secrets = await open_shared_with_secrets(self._policy)
         show_authority(spec, self._secrets)
+        return own
 
     async def _hand_over(
         self,
@@ -320,6 +323,10 @@ class LocalLiveSandbox(LiveSandbox):
                 self.link.close("another keeper has answered")
                 raise
         self._note_greeting(greeting)
+        if self._policy.secrets is not None and self._secrets is None:
+            from ..secrets import held_by_others
+
+            self._secrets = held_by_others(self._policy.secrets)
         if network_rules(self._policy) is not None:
             self.network = await join_shared_network(self._policy, join_network)
             self._offer_to_decide()
