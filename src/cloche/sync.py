@@ -41,7 +41,7 @@ from .sync_run import blocking, run, wait_for
 if TYPE_CHECKING:
     from .agent.approval import Approver
     from .core.network import NetworkRules
-    from .core.secrets import Secret
+    from .core.secrets import GivenSecrets
     from .execution.tools import ToolsArgument
     from .functions.tool import ToolLimits
 
@@ -281,13 +281,7 @@ class Sandbox:
         self._pid = os.getpid()
 
     @classmethod
-    def attach(
-        cls,
-        name: str,
-        *,
-        env: Mapping[str, str] | None = None,
-        secrets: Mapping[str, Secret] | Sequence[str] | None = None,
-    ) -> Self:
+    def attach(cls, name: str, *, env: Mapping[str, str] | None = None, secrets: GivenSecrets | None = None) -> Self:
         """Return a sandbox of this user that is kept under a name; see `AsyncSandbox.attach`."""
         return cls.of(AsyncSandbox.attach(name, env=env, secrets=secrets))
 

@@ -16,6 +16,7 @@ from .record import dataclass, field, replace
 
 Foreign = Literal["refuse", "allow"]
 Source = Literal["env", "file", "command", "value"]
+HostsByName = Mapping[str, Sequence[str]]
 LEAST_CHARS, MOST_BYTES, LEAST_RANDOM = 12, 16 << 10, 10
 MOST_SECRETS, MOST_HOSTS = 32, 32
 PORT = 443  # the only one at which a secret is used
@@ -165,23 +166,26 @@ class SecretSet:
 class HeldSecrets:
     """Describe the secrets of a sandbox that another process has opened: their hosts and placeholders, by name."""
 
-    hosts_by_name: Mapping[str, Sequence[str]]
+    hosts_by_name: HostsByName
     placeholders: Mapping[str, str]
 
     __hash__ = object.__hash__
 
-    def check_same(self, given: SecretSet, sandbox: str) -> None:
-        """Raise InvalidRequest unless these are for the same hosts by the same names. Values are not compared."""
-        own, other = ({name: set(hosts) for name, hosts in rows.hosts_by_name.items()} for rows in (self, given))
-        if own != other:
-            raise InvalidRequest(
-                f"secrets: sandbox {sandbox!r} has {_spelled(self.hosts_by_name)}, and this call names "
-                f"{_spelled(given.hosts_by_name)}; leave secrets out to use those that it has, or open another sandbox"
-            )
+
+def check_same(sandbox: str, held: HostsByName, given: HostsByName) -> None:
+    """Raise InvalidRequest unless a call names the secrets that a sandbox has. Values are not compared."""
+    if {name: set(hosts) for name, hosts in held.items()} != {name: set(hosts) for name, hosts in given.items()}:
+        raise InvalidRequest(
+            f"secrets: sandbox {sandbox!r} has {_spelled(held)}, and this call names {_spelled(given)}; leave secrets "
+            "out to use those that it has, or open another sandbox"
+        )
 
 
-def _spelled(hosts_by_name: Mapping[str, Sequence[str]]) -> str:
+def _spelled(hosts_by_name: HostsByName) -> str:
     return "; ".join(f"{name} for {', '.join(hosts)}" for name, hosts in hosts_by_name.items()) or "no secrets"
+
+
+GivenSecrets = Mapping[str, Secret] | Sequence[str]
 
 
 def _hosts(hosts: object) -> tuple[str, ...]:

@@ -68,7 +68,7 @@ from .tools import ToolsArgument, functions_for, offer
 if TYPE_CHECKING:
     from cloche.agent.approval import Approver
     from cloche.core.fixing import Fixer
-    from cloche.core.secrets import Secret
+    from cloche.core.secrets import GivenSecrets
     from cloche.functions.tool import ToolLimits
 
 MOST_FORKS = 64  # per call
@@ -377,10 +377,9 @@ class AsyncSandbox(
     results have all files that a run changed. `is_live` tells which it is, and `meta["not_live"]` of each result says
     why it is not live; with `live=True` that is an error.
 
-    A live sandbox may have a `name`, unique per user, by which other processes enter it with `attach`. With `keep`, a
-    separate process holds it, and neither leaving the block nor the death of this process ends it. It ends by `kill`,
-    or by time: `keep` after its last client has left; `lifetime` in all (24 h); `idle` without a process or call.
-    Only backend `local` has names.
+    A live sandbox of backend `local` may have a `name`, unique per user, by which other processes enter it with
+    `attach`. With `keep`, a separate process holds it, and neither leaving the block nor the death of this process ends
+    it. It ends by `kill`, or by time: `keep` after its last client; `lifetime` in all (24 h); `idle` without a call.
 
     With `workspace`, the path of a folder of this machine, the sandbox works in a view of that folder, at its own path
     or at `workspace_at`; /workspace is a link to it. Changes go to a layer of `workspace_disk` bytes (2 GiB): `diff`
@@ -427,26 +426,13 @@ class AsyncSandbox(
         self._connections: weakref.WeakSet[AsyncConnection] = weakref.WeakSet()
 
     @classmethod
-    def attach(
-        cls,
-        name: str,
-        *,
-        env: Mapping[str, str] | None = None,
-        secrets: Mapping[str, Secret] | Sequence[str] | None = None,
-    ) -> Self:
+    def attach(cls, name: str, *, env: Mapping[str, str] | None = None, secrets: GivenSecrets | None = None) -> Self:
         """Return this user's sandbox of that name, to be entered like a new one.
 
-        It keeps the rules, limits and secrets that it was opened with. Leaving the block only detaches from it.
-        `secrets` are compared with its own, by name and hosts; their values are not read.
-
-        Raises InvalidRequest if there is no such sandbox, or it has other secrets; BackendUnavailable if another
-        version of Cloche holds it.
+        It keeps its rules, limits and secrets; given ones must have the same names and hosts, and are not read. Leaving
+        the block only detaches. Raises InvalidRequest, or BackendUnavailable if another version of Cloche holds it.
         """
-        existing = find_kept(name)
-        if secrets is not None:
-            from cloche.core.secrets import read_secrets  # needed by some sandboxes only
-
-            existing.check_secrets(name, read_secrets(secrets))
+        existing = find_kept(name, secrets)
         sandbox = cls(env=env, live=True, backend=existing.backend)
         sandbox._prepared = replace(sandbox._prepared, policy=existing.policy, limits=existing.limits)
         sandbox._name, sandbox._existing = name, existing

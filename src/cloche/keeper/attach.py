@@ -31,7 +31,7 @@ from cloche.jail.setup.launch import start_keeper
 from . import registry
 
 if TYPE_CHECKING:
-    from cloche.core.secrets import HeldSecrets, SecretSet
+    from cloche.core.secrets import GivenSecrets, HeldSecrets
 
 log = logging.getLogger("cloche.live")
 LIFETIME_S = 24 * 3600.0
@@ -217,13 +217,6 @@ class Kept:
     limits: Limits
     enforcement: Enforcement
 
-    def check_secrets(self, name: str, given: SecretSet) -> None:
-        """Raise InvalidRequest unless the sandbox has these secrets, by name and hosts."""
-        from cloche.core.secrets import HeldSecrets
-
-        held = self.policy.secrets
-        HeldSecrets(hosts_by_name=held.hosts_by_name if held else {}, placeholders={}).check_same(given, name)
-
 
 def read_entry(name: str, entry: Mapping[str, Any]) -> Kept:
     """Parse an entry of `as_entry`. Raises BackendUnavailable if another version of Cloche wrote it."""
@@ -264,9 +257,18 @@ def _held(hosts: Mapping[str, Sequence[str]], environment: Mapping[str, str]) ->
     return HeldSecrets(hosts_by_name=hosts, placeholders={name: environment[name] for name in hosts})
 
 
-def find_kept(name: str) -> Kept:
-    """Return the description of the sandbox with this name. Raises InvalidRequest, BackendUnavailable."""
-    return read_entry(name, registry.find(name).entry)
+def find_kept(name: str, secrets: GivenSecrets | None = None) -> Kept:
+    """Return the description of the sandbox with this name. Raises InvalidRequest, BackendUnavailable.
+
+    Given `secrets` must be those of the sandbox, by name and hosts.
+    """
+    kept = read_entry(name, registry.find(name).entry)
+    if secrets is not None:
+        from cloche.core.secrets import check_same, read_secrets
+
+        held = kept.policy.secrets.hosts_by_name if kept.policy.secrets is not None else {}
+        check_same(name, held, read_secrets(secrets).hosts_by_name)
+    return kept
 
 
 async def connect(name: str) -> socket.socket:

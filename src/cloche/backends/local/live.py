@@ -46,13 +46,14 @@ from ..init_link import OPEN_S, InitLink, OperationFailed
 from ..live import LiveSandbox, check_port, connection_error
 from ..live_files import Content
 from ..live_runs import LiveRun, argv_of, run_to_end, streams_of, with_files
-from ..network import join_shared_network, network_rules, network_variables, open_own_network, open_shared_network
+from ..network import join_shared_network, network_rules, network_variables
 from ..results import run_notes
 from ..toolchain import other_languages, python_toolchain
 from . import environment
 from .call_pipes import QuietSocket
 from .font_cache import seems_to_draw
 from .helper_link import HelperConnection
+from .networks import open_live_network
 from .plan import (
     FOR_EVER_S,
     LEAST_FOR_USERS,
@@ -63,7 +64,6 @@ from .plan import (
     choose_guest_paths,
     filter_for,
     guest_environment,
-    show_authority,
     show_folder,
     show_toolchain,
     unfilled_layers,
@@ -201,7 +201,8 @@ class LocalLiveSandbox(LiveSandbox):
         link: InitLink | None = None
         own: OwnNetwork | None = None
         try:
-            own = await self._open_network(spec)
+            is_kept = self._keeping is not None
+            self.network, own, self._secrets = await open_live_network(self._policy, spec, is_kept=is_kept)
             self._offer_to_decide()
             served = own or self.network
             jail_end = served.network.jail_end if served is not None else -1
@@ -238,23 +239,6 @@ class LocalLiveSandbox(LiveSandbox):
         """Start the sandbox if it has secrets: only then is it known what its environment has for them."""
         if self._policy.secrets is not None:
             await self.connected()
-
-    async def _open_network(self, spec: Spec) -> OwnNetwork | None:
-        """Open the network, with this sandbox's secrets; return it where the keeper gets it."""
-        if self._policy.secrets is None:
-            if self._keeping is not None:
-                return open_own_network(self._policy)
-            self.network = open_shared_network(self._policy)
-            return None
-        from ..secrets import open_own_with_secrets, open_shared_with_secrets  # needed by some sandboxes only
-
-        own: OwnNetwork | None = None
-        if self._keeping is not None:
-            own, self._secrets = await open_own_with_secrets(self._policy)
-        else:
-            self.network, self._secrets = await open_shared_with_secrets(self._policy)
-        show_authority(spec, self._secrets)
-        return own
 
     async def _hand_over(
         self,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cloche.core.policy import Policy
-from cloche.egress.client import SandboxNetwork
+from cloche.egress.client import OwnNetwork, SandboxNetwork
 from cloche.jail.messages import Spec
 
-from ..network import open_shared_network
+from ..network import open_own_network, open_shared_network
 from .plan import show_authority
 
 if TYPE_CHECKING:
@@ -35,3 +35,19 @@ async def open_run_secrets(policy: Policy, spec: Spec) -> tuple[SandboxNetwork, 
     network, secrets = await open_with_secrets(policy)
     show_authority(spec, secrets)
     return network, secrets
+
+
+async def open_live_network(
+    policy: Policy, spec: Spec, *, is_kept: bool
+) -> tuple[SharedNetwork | None, OwnNetwork | None, GuestSecrets | None]:
+    """Return a live sandbox's network, or the one that its keeper gets, and its secrets; None for what it has not."""
+    if policy.secrets is None:
+        return (None, open_own_network(policy), None) if is_kept else (open_shared_network(policy), None, None)
+    from ..secrets import open_own_with_secrets
+
+    if not is_kept:
+        network, secrets = await open_session_network(policy, spec)
+        return network, None, secrets
+    own, secrets = await open_own_with_secrets(policy)
+    show_authority(spec, secrets)
+    return None, own, secrets
