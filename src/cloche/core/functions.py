@@ -33,6 +33,11 @@ class CallTransport(Protocol):
 class OpenCalls(Protocol):
     """Serve the calls of one guest, on one event loop."""
 
+    @property
+    def is_running(self) -> bool:
+        """Tell whether a function runs, also one that was cancelled and cleans up."""
+        ...
+
     def receive(self, data: bytes, /) -> None:
         """Take bytes of the guest."""
         ...

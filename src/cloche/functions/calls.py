@@ -113,6 +113,11 @@ class GuestCalls:
         self.counts = Counts()
         transport.send(functions.greeting)
 
+    @property
+    def is_running(self) -> bool:
+        """Tell whether a function runs, also one that was cancelled and cleans up."""
+        return bool(self._running)
+
     def renew(self) -> None:
         """Count anew, for the next cell."""
         self.counts = Counts()

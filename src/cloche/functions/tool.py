@@ -11,7 +11,9 @@ import math
 import textwrap
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import CodeType, FunctionType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.limits import MIB
@@ -23,7 +25,7 @@ from .schemas import Call, Described, adapted, is_name, of_schema
 RISKS = ("low", "medium", "high", "critical")
 TIMEOUT_S, APPROVAL_S = 60.0, 300.0
 AT_ONCE, MOST_CALLS, CALL_BYTES, TOTAL_BYTES = 16, 100_000, MIB, 1024 * MIB
-MOST_TOOLS, MOST_DOC_CHARS = 500, 4000
+MOST_TOOLS, MOST_DOC_CHARS, MOST_SOURCES = 500, 4000, 16
 MOST_BYTES = 8 * MIB  # of one call, or one result
 _NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _MORE, _KEYWORDS = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
@@ -85,24 +87,59 @@ class ToolLimits:
                 raise InvalidRequest(f"tool_limits: {name} {value!r} is not a whole number from 1 to {most}")
 
 
+class FunctionSignature:
+    """Hold what a function says of itself: its parameters with their checks, and its source as a guest has it.
+
+    Raises whatever reading them raises.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004 - an object's own method, which may be async
+        )
+        self.signature = inspect.signature(function)
+        self.doc = inspect.getdoc(function) or ""
+        hints = typing.get_type_hints(function) if hasattr(function, "__annotations__") else {}
+        self.checks: dict[str, Check] = {name: checker(hints.get(name, Any)) for name in self.signature.parameters}
+        self.sources: dict[tuple[str, str], str] = {}  # by name and description
+
+
+_State = tuple[CodeType, Any, Any, Any, Any]
+_signatures: WeakKeyDictionary[FunctionType, tuple[_State, FunctionSignature]] = WeakKeyDictionary()
+
+
+def _signature_of(function: Callable[..., Any]) -> FunctionSignature:
+    """Return a function's signature; that of a plain function is read once, as long as it is the same."""
+    if type(function) is not FunctionType or function.__dict__:
+        return FunctionSignature(function)
+    state = _state_of(function)
+    known = _signatures.get(function)
+    if known is None or known[0] != state:
+        known = _signatures[function] = (state, FunctionSignature(function))
+    return known[1]
+
+
+def _state_of(function: FunctionType) -> _State:
+    """Return what can be changed at a function; defaults by identity, since not all can be compared."""
+    defaults = tuple(map(id, function.__defaults__ or ()))
+    named = {name: id(value) for name, value in (function.__kwdefaults__ or {}).items()}
+    return function.__code__, defaults, named, function.__doc__, dict(function.__annotations__)
+
+
 class BoundTool:
     """Hold a tool with its signature: check arguments, and write its stub."""
 
     def __init__(self, tool: Tool) -> None:
         self.tool, self.name, self.timeout_s, self.risk = tool, tool.name, tool.timeout_s, tool.risk
-        self.is_async = inspect.iscoroutinefunction(tool.function) or inspect.iscoroutinefunction(
-            getattr(tool.function, "__call__", None)  # noqa: B004 - an object's own method, which may be async
-        )
         try:
-            self._signature = inspect.signature(tool.function)
-            hints = typing.get_type_hints(tool.function) if hasattr(tool.function, "__annotations__") else {}
+            self._read = _signature_of(tool.function)
         except Exception as error:
             raise InvalidRequest(f"tools: {tool.name}: its signature cannot be read: {error}") from error
-        self._parameters = self._signature.parameters
+        self.is_async, self._checks = self._read.is_async, self._read.checks
+        self._signature, self._parameters = self._read.signature, self._read.signature.parameters
         for name in self._parameters:
             if name.startswith("_cloche"):
                 raise InvalidRequest(f"tools: {tool.name}: no parameter may be called {name}")
-        self._checks: dict[str, Check] = {name: checker(hints.get(name, Any)) for name in self._parameters}
         self._keywords = next((p.name for p in self._parameters.values() if p.kind is _KEYWORDS), None)
 
     def arguments(self, data: Mapping[str, Any], more: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -141,7 +178,7 @@ class BoundTool:
     @property
     def doc(self) -> str:
         """Return its description."""
-        return (self.tool.description or inspect.getdoc(self.tool.function) or "").strip()[:MOST_DOC_CHARS]
+        return (self.tool.description or self._read.doc).strip()[:MOST_DOC_CHARS]
 
     def parameter_names(self) -> list[str]:
         """Return the names of the parameters that have a value each."""
@@ -157,6 +194,14 @@ class BoundTool:
 
     def source(self) -> str:
         """Return the function that a Python guest has in its place."""
+        key = (self.name, self.tool.description)
+        if key not in self._read.sources:
+            if len(self._read.sources) >= MOST_SOURCES:
+                self._read.sources.clear()
+            self._read.sources[key] = self._new_source()
+        return self._read.sources[key]
+
+    def _new_source(self) -> str:
         values = "{" + ", ".join(f"{name!r}: {name}" for name in self.parameter_names()) + "}"
         more = next((p.name for p in self._parameters.values() if p.kind is _MORE), "()")
         call = f"    return _cloche_call({self.name!r}, {values}, {more}, {self._keywords})"
@@ -221,7 +266,7 @@ def read_tools(tools: object, limits: ToolLimits | None = None) -> Tools | None:
 def _read(one: Any) -> Tool:  # noqa: ANN401 - whatever the caller gave
     if isinstance(one, Tool):
         return one
-    described = adapted(one)
+    described = adapted(one) if type(one) is not FunctionType else None
     return Tool(one) if described is None else _of(described)
 
 

@@ -47,7 +47,9 @@ class Preloaded:
     In a process that was not forked from one it stays empty.
     """
 
-    __slots__ = ("built_in_paths", "env", "libraries", "modules", "paths", "result_value", "warm_up_fork")
+    __slots__ = (
+        "built_in_paths", "env", "host_functions", "libraries", "modules", "paths", "result_value", "warm_up_fork",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.modules: dict[str, ModuleType] = {}  # all that were loaded; empty where nothing was preloaded
@@ -56,6 +58,7 @@ class Preloaded:
         self.paths: list[str] | None = None  # `sys.path` after the script's folder, once it was looked up
         self.env: dict[str, str] | None = None  # the value of `os.environ`, with the streams, once set
         self.result_value: Any = None  # our module of that name
+        self.host_functions: Any = None  # and this one
         self.warm_up_fork: Callable[[], None] | None = None  # goes through a run of nothing, in a fork
 
 
@@ -177,13 +180,14 @@ class LibraryWatch:
         return value_module
 
 
-def offer_functions(ends: tuple[int, ...], archive: Any) -> Any:
+def offer_functions(ends: tuple[int, ...], preloaded: Preloaded, archive: Any) -> Any:
     """Make the module of the caller's functions, if there are any; return their link, or None."""
     if not ends:
         return None
-    module: Any = type(sys)("interpreter.host_functions")
-    archive.exec_module(module)
-    return module.install(*ends)
+    if preloaded.host_functions is None:
+        preloaded.host_functions = type(sys)("interpreter.host_functions")
+        archive.exec_module(preloaded.host_functions)
+    return preloaded.host_functions.install(*ends)
 
 
 def run(
@@ -201,7 +205,7 @@ def run(
     path: str = settings["path"]
     gc.freeze()  # nothing that was made for this run is for the script to find, or to collect
     take_over(env, preloaded)
-    offer_functions(host_ends, privileges.archive)
+    offer_functions(host_ends, preloaded, privileges.archive)
     code = _run_script(settings, path, preloaded, privileges, value_fd)
     finish(code, os.path.dirname(path), preloaded, privileges)
 

@@ -10,7 +10,7 @@ import gc
 import os
 import sys
 
-from . import oneshot, result_value
+from . import host_functions, oneshot, result_value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def warm_up(settings: dict[str, Any]) -> dict[str, Any]:
         stream.flush()  # output of imports is no guest's output
     os.environ.clear()
     sys.path_importer_cache.clear()
-    preloaded.result_value = result_value
+    preloaded.result_value, preloaded.host_functions = result_value, host_functions
     preloaded.warm_up_fork = warm_up_fork
     preloaded.modules.update(sys.modules)
     preloaded.libraries = oneshot.count_libraries() if "ctypes" in sys.modules else 0

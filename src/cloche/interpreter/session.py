@@ -541,7 +541,7 @@ def serve(
 ) -> None:
     """Serve a session on `link`, in the standing of a plain interpreter; ends the process."""
     oneshot.take_over(env, preloaded)
-    host = oneshot.offer_functions(host_ends, privileges.archive)
+    host = oneshot.offer_functions(host_ends, preloaded, privileges.archive)
     oneshot.set_up_paths(settings, preloaded)
     if "stand_ins" in settings:
         oneshot.lead_to_stand_ins(settings["stand_ins"], privileges.archive)

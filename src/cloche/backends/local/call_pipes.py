@@ -37,14 +37,14 @@ class CallPipes:
         self._loop = asyncio.get_running_loop()
         self._unsent = bytearray()
         self._drained: asyncio.Future[None] | None = None
-        self._is_writing = self._is_paused = False
+        self._is_writing = self._is_paused = self._is_listening = False
         self.incoming, self._calls_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self.incoming, False)
         ours, self._answers_end = socket.socketpair()
         self._socket = QuietSocket(ours)
         self._socket.shutdown(socket.SHUT_RD)
         self._socket.setblocking(False)
-        self._loop.add_reader(self.incoming, self._read)
+        self._beginning = self._loop.call_soon(self._listen)  # a run that ends before the loop turns needs no reader
         self.calls = functions.serve(self)
 
     def guest_ends(self) -> tuple[int, int]:
@@ -106,13 +106,18 @@ class CallPipes:
 
     def pause(self, is_paused: bool) -> None:
         """Stop, or go on, reading the guest's bytes."""
-        if self.incoming < 0 or is_paused == self._is_paused:
-            return
         self._is_paused = is_paused
-        if is_paused:
-            self._loop.remove_reader(self.incoming)
-        else:
+        self._listen()
+
+    def _listen(self) -> None:
+        is_wanted = self.incoming >= 0 and not self._is_paused
+        if is_wanted == self._is_listening:
+            return
+        self._is_listening = is_wanted
+        if is_wanted:
             self._loop.add_reader(self.incoming, self._read)
+        else:
+            self._loop.remove_reader(self.incoming)
 
     def _read(self) -> None:
         try:
@@ -127,8 +132,9 @@ class CallPipes:
             self._stop_reading()
 
     def _stop_reading(self) -> None:
+        self._beginning.cancel()
+        self.pause(True)
         if self.incoming >= 0:
-            self._loop.remove_reader(self.incoming)
             os.close(self.incoming)
             self.incoming = -1
 

@@ -474,7 +474,7 @@ class LocalOpenSandbox:
             traffic = await self._traffic(ended) if self._spec.network is not None else Traffic()
         finally:
             pipes.close()
-            if pipes.calls is not None:
+            if pipes.calls is not None and pipes.calls.calls.is_running:
                 await finish(pipes.calls.wait_closed())
         changes = await self._look(program.inputs, program.run.timeout_s)
         return await self._result(program, pipes, ended, changes, traffic)
