@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from cloche.core.errors import InvalidRequest, StartFailed
 from cloche.core.policy import Policy
 from cloche.core.record import dataclass
-from cloche.core.secrets import HeldSecrets, Secret, SecretSet, as_wire
+from cloche.core.secrets import AWS_KEY, HeldSecrets, Secret, SecretSet, as_wire
 from cloche.egress.client import OwnNetwork, SandboxNetwork, open_network_with_secrets, operator_proxies
 from cloche.egress.windows import SharedNetwork
 
@@ -38,6 +38,11 @@ BUNDLES = (
     "/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem",
     "/etc/ssl/cert.pem", "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
 )  # fmt: skip
+# Else the clients of AWS send bodies to S3 whose checksum comes last, which no signature of the head has.
+WHOLE_BODIES = {
+    "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
+    "AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required",
+}
 COMMAND_S = 60.0
 N = TypeVar("N", SandboxNetwork, OwnNetwork)
 Commands = dict[str, subprocess.Popen[bytes]]
@@ -209,7 +214,8 @@ def _for_guest(placeholders: Mapping[str, str], authority: str) -> GuestSecrets:
 
 
 def _variables(placeholders: Mapping[str, str]) -> dict[str, str]:
-    return {**dict.fromkeys(VARIABLES, f"/{FILE}"), **placeholders}
+    added = WHOLE_BODIES if AWS_KEY in placeholders else {}
+    return {**dict.fromkeys(VARIABLES, f"/{FILE}"), **added, **placeholders}
 
 
 def _is_shown(path: str) -> bool:

@@ -28,6 +28,8 @@ _JWT = re.compile(r"eyJ[A-Za-z0-9_-]+\.eyJ[A-Za-z0-9_-]+\.")
 _TEXT = re.compile(r"(?s)([^=@]+)(?:=(env|file|cmd):(.*?))?(?:@([^@]*))?")
 _OWN = {"PATH", "HOME", "PYTHONPATH", "LD_PRELOAD", "LD_LIBRARY_PATH"}
 _CLASSES = ("abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "0123456789")
+# Signed with, never sent: egress/aws.py.
+AWS_KEY_ID, AWS_KEY, AWS_TOKEN = AWS_NAMES = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
 # Of a host without a row, and of every other one, too.
 CREDENTIAL_HEADERS = frozenset(
     ("authorization", "proxy-authorization", "x-api-key", "api-key", "x-auth-token", "private-token")
@@ -79,6 +81,9 @@ PROVIDERS: Mapping[str, SecretProvider] = {
     ),
     "Hugging Face": SecretProvider(
         names=("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"), hosts=("huggingface.co",), prefixes=("hf_",),
+    ),
+    "AWS": SecretProvider(
+        names=AWS_NAMES, prefixes=("AKIA", "ASIA"),
     ),
 }  # fmt: skip
 _BY_NAME = {name: provider for provider in PROVIDERS.values() for name in provider.names}
@@ -222,7 +227,18 @@ def read_secrets(given: object) -> SecretSet:
         raise InvalidRequest(f"secrets: {len(secrets)} are given; a sandbox has {MOST_SECRETS} at most")
     if len({name for name, _ in secrets}) < len(secrets):
         raise InvalidRequest("secrets: a name is given twice; use one secret with several hosts")
+    _check_aws({name: frozenset(secret.hosts) for name, secret in secrets})
     return SecretSet(secrets)
+
+
+def _check_aws(hosts: Mapping[str, frozenset[str]]) -> None:
+    """Raise InvalidRequest for keys of AWS that cannot sign."""
+    given = [name for name in AWS_NAMES if name in hosts]
+    if given and (given[:2] != [AWS_KEY_ID, AWS_KEY] or len({hosts[name] for name in given}) > 1):
+        raise InvalidRequest(
+            f"secrets: {' and '.join(given)} cannot sign; give {AWS_KEY_ID} and {AWS_KEY}, with the same hosts, and "
+            f"{AWS_TOKEN} for temporary keys"
+        )
 
 
 def _named(name: object, secret: object) -> tuple[str, Secret]:
@@ -234,7 +250,7 @@ def _named(name: object, secret: object) -> tuple[str, Secret]:
         return name, _with_source(name, secret)
     provider = _BY_NAME.get(name)
     if provider is None or not provider.hosts:
-        why = "it is not the name of a known provider's secret" if provider is None else "write that of your registry"
+        why = "it is not the name of a known provider's secret" if provider is None else "write those that you use"
         raise InvalidRequest(f"secrets: {name} needs hosts: {why}")
     return name, _with_source(name, replace(secret, hosts=provider.hosts))
 

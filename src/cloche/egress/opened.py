@@ -19,6 +19,7 @@ from typing import Any
 from cloche.core.errors import InvalidRequest
 from cloche.core.secrets import LEFT, MOST_BYTES, PORT, check_value, make_placeholder
 
+from .aws import AwsCredentials, has_aws_keys
 from .credentials import Grant, HostCredentials, placeholders_in
 from .errors import Failed, Refused
 from .http_request import RequestHead
@@ -129,7 +130,8 @@ class SandboxSecrets:
 
     def edits(self, host: str, note: Note) -> OpenedEdits:
         """Return what is done with the requests and answers of an opened connection."""
-        return OpenedEdits(HostCredentials(host, self._grants), partial(self._tell, note), self._pairs)
+        credentials = (AwsCredentials if has_aws_keys(host, self._grants) else HostCredentials)(host, self._grants)
+        return OpenedEdits(credentials, partial(self._tell, note), self._pairs)
 
     def watching(self, note: Note) -> WatchingEdits:
         """Return what is done with the requests of plain HTTP: placeholders in them are told."""
@@ -166,7 +168,9 @@ class OpenedEdits:
 
     is_tls = True
 
-    def __init__(self, credentials: HostCredentials, look: Callable[[RequestHead], None], pairs: Pairs):
+    def __init__(
+        self, credentials: HostCredentials | AwsCredentials, look: Callable[[RequestHead], None], pairs: Pairs
+    ):
         self._credentials, self._look, self._pairs = credentials, look, pairs
 
     def edit(self, head: RequestHead) -> RequestHead:

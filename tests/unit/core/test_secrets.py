@@ -90,7 +90,7 @@ def test_a_value_that_cannot_be_used_is_refused(data: bytes) -> None:
 
 def test_a_token_of_a_registry_needs_its_host() -> None:
     """Which registry a user has is not known; with its host the token is taken."""
-    with pytest.raises(InvalidRequest, match="NPM_TOKEN needs hosts: write that of your registry"):
+    with pytest.raises(InvalidRequest, match="NPM_TOKEN needs hosts: write those that you use"):
         read_secrets({"NPM_TOKEN": Secret(value="npm_0123456789")})
     assert read_secrets({"NPM_TOKEN": Secret(value="npm_0123456789", hosts=["npm.example"])}).rules
 
@@ -127,3 +127,18 @@ def test_a_value_with_little_of_its_own_is_refused() -> None:
     """A placeholder of a few letters would stand elsewhere by chance."""
     with pytest.raises(InvalidRequest, match="letters and digits"):
         make_placeholder("KEY", "sk-ant-api03-abc", random.Random(1).choice)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"AWS_ACCESS_KEY_ID": HOSTS},
+        {"AWS_SECRET_ACCESS_KEY": HOSTS},
+        {"AWS_ACCESS_KEY_ID": HOSTS, "AWS_SECRET_ACCESS_KEY": ("sts.amazonaws.com",)},
+        {"AWS_ACCESS_KEY_ID": HOSTS, "AWS_SECRET_ACCESS_KEY": HOSTS, "AWS_SESSION_TOKEN": ("sts.amazonaws.com",)},
+    ],
+)
+def test_keys_of_aws_that_cannot_sign_are_an_error(given: dict[str, tuple[str, ...]]) -> None:
+    """The id and the key are needed, for the same hosts."""
+    with pytest.raises(InvalidRequest, match="cannot sign; give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
+        read_secrets({name: Secret(value=VALUE, hosts=hosts) for name, hosts in given.items()})
