@@ -83,9 +83,9 @@ class World:
             return False
         return True
 
-    async def run(self, lease: Lease, code: str) -> Any:
+    async def run(self, lease: Lease, code: str, **more: Any) -> Any:
         """Run code in the place of a lease."""
-        return await cloche.arun(code, backend=self.backend(lease), **OPTIONS)
+        return await cloche.arun(code, backend=self.backend(lease), **OPTIONS, **more)
 
 
 async def check_over(world: World, lease: Lease) -> None:
@@ -226,10 +226,33 @@ async def a_drained_node_takes_no_lease(world: World) -> None:
         assert len({each.node for each in leases}) == world.count
 
 
+async def a_program_on_a_node_calls_functions_of_its_caller(world: World) -> None:
+    """They run here, as many at once as the program likes, and the result counts them; a session's cells call, too."""
+    calls = list[int]()
+
+    async def double(number: int) -> int:
+        calls.append(number)
+        await asyncio.sleep(0.01)
+        return 2 * number
+
+    code = (
+        "import asyncio, cloche_host\n"
+        "async def all(): return await asyncio.gather(*map(cloche_host.double, range(9)))\n"
+    )
+    async with world.held(PART) as (lease,):
+        result = await world.run(lease, f"{code}asyncio.run(all())", tools=[double])
+        assert result.value == [2 * number for number in range(9)], result
+        assert (sorted(calls), result.meta["tools"]["ok"]) == ([*range(9)], 9)
+        async with cloche.AsyncSandbox(backend=world.backend(lease), tools=[double], **OPTIONS) as sandbox:
+            session = await sandbox.session()
+            assert (await session.run(f"{code}await all()")).value == result.value
+
+
 Claim = Callable[[World], Coroutine[Any, Any, None]]
 # Those of a row are tried at the same time.
 CLAIMS: tuple[tuple[Claim, ...], ...] = (
     (a_lease_is_a_place_until_its_end,),
+    (a_program_on_a_node_calls_functions_of_its_caller,),
     (what_no_node_can_have_is_refused_at_once, a_lease_that_nobody_renews_is_over),
     (requests_wait_in_order_fairly_and_bounded,),
     (a_key_has_no_more_than_its_quota,),

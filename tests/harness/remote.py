@@ -125,10 +125,11 @@ def posing(
     *,
     version: int = SERVICE_WIRE,
     streamed: int | None = None,
+    tools: int | None = None,
 ) -> Iterator[tuple[RemoteAccount, list[str]]]:
     """Pose as a service over TLS: greet with a `version` of the wire, then `talk`.
 
-    It takes `streamed` bytes of files with a run; None is an older one, which takes no stream.
+    It takes `streamed` bytes of files with a run, and `tools` functions of a caller; None is an older one without.
 
     Or `answer` the first request by status, headers and body. The list has the path of each request.
     """
@@ -143,9 +144,9 @@ def posing(
 
     def handle(connection: ServerConnection) -> None:
         with suppress(ConnectionClosed, OSError):
-            bounds = {"frame": 65536, "window": 262144, "calls": 64} | (
-                {} if streamed is None else {"streamed": streamed}
-            )
+            further = {"streamed": streamed, "tools": tools}
+            bounds = {"frame": 65536, "window": 262144, "calls": 64}
+            bounds |= {name: bound for name, bound in further.items() if bound is not None}
             connection.send(json.dumps({"hello": {"wire": version, "version": "1", "bounds": bounds}}))
             talk(connection)
 

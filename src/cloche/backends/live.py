@@ -435,10 +435,6 @@ class LiveSandbox(LiveFiles):
             return _number((await self.ask("info")).get("paused_s"))
         return 0.0
 
-    def offer_functions(self, functions: OfferedFunctions) -> None:
-        """Let programs and sessions call functions of the caller; see core.functions.SupportsFunctions."""
-        self.functions = functions
-
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """Return a command's whole environment."""
         raise NotImplementedError

@@ -67,6 +67,11 @@ class CallChannel:
         self._held += len(data)
         self.pause(self._is_paused)
 
+    def hang_up(self) -> None:
+        """End the answers."""
+        self._unsent.clear()
+        self._channel.end(wire.HOST_ANSWERS)
+
     def close(self) -> None:
         """Cancel all calls."""
         self._is_closed = True

@@ -25,7 +25,7 @@ from cloche.core.errors import (
     SandboxFileTooLarge,
     SandboxNotDirectoryError,
 )
-from cloche.core.functions import OfferedFunctions
+from cloche.core.functions import OffersFunctions
 from cloche.core.guest_json import finite, refuse_constant
 from cloche.core.languages import is_program_file
 from cloche.core.loops import become_task
@@ -166,12 +166,11 @@ class FileWatch:
         await self._operation.close()
 
 
-class LiveFiles:
-    """Provide the file operations of every live sandbox."""
+class LiveFiles(OffersFunctions):
+    """Provide the file operations of every live sandbox, and the functions that its programs may call."""
 
     file_timeout_s = FILE_S  # at most the sandbox's own
     clock_slack_ns = 0  # how far the workspace's clock may lag behind init's
-    functions: OfferedFunctions | None = None  # of the caller, for its programs and sessions
 
     def __init__(self) -> None:
         self._turns = asyncio.Semaphore(MOST_AT_ONCE)

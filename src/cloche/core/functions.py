@@ -5,7 +5,9 @@ A backend carries bytes alone: those of the guest's calls come here, and those o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol, runtime_checkable
 
 
@@ -27,6 +29,10 @@ class CallTransport(Protocol):
 
     def pause(self, is_paused: bool, /) -> None:
         """Stop, or go on, reading the guest's bytes."""
+        ...
+
+    def hang_up(self) -> None:
+        """Send nothing more: the guest learns that its calls, open and further ones, have no answers."""
         ...
 
 
@@ -66,6 +72,11 @@ class OpenCalls(Protocol):
 class OfferedFunctions(Protocol):
     """Be the functions that the guests of one sandbox may call."""
 
+    @property
+    def names(self) -> Sequence[str]:
+        """Return what they are called."""
+        ...
+
     def serve(self, transport: CallTransport, /) -> OpenCalls:
         """Serve one guest, on the running event loop."""
         ...
@@ -78,3 +89,36 @@ class SupportsFunctions(Protocol):
     def offer_functions(self, functions: OfferedFunctions, /) -> None:
         """Offer them to all programs and sessions that start from now on."""
         ...
+
+
+class OffersFunctions:
+    """Be a sandbox whose guests may call the functions that it was offered, or those of a service's client."""
+
+    _functions: OfferedFunctions | None = None
+
+    def offer_functions(self, functions: OfferedFunctions | None) -> None:
+        """Let programs and sessions that start from now on call functions of the caller."""
+        self._functions = functions
+
+    @property
+    def functions(self) -> OfferedFunctions | None:
+        """Return the functions for what starts now."""
+        return _of_client.get() or self._functions
+
+
+_of_client: ContextVar[OfferedFunctions | None] = ContextVar("functions", default=None)
+
+
+def functions_of_client() -> OfferedFunctions | None:
+    """Return the functions of the client whose work this is, in a service; None for others."""
+    return _of_client.get()
+
+
+@contextmanager
+def offering(functions: OfferedFunctions) -> Iterator[None]:
+    """Offer functions of a service's client to all programs and sessions that the body starts, in any sandbox."""
+    token = _of_client.set(functions)
+    try:
+        yield
+    finally:
+        _of_client.reset(token)

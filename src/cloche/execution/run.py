@@ -59,7 +59,7 @@ from .tools import ToolsArgument, functions_for, guests_that_call, offer, openin
 if TYPE_CHECKING:
     from cloche.agent.approval import Approver
     from cloche.core.fixing import Fixer
-    from cloche.functions.calls import HostFunctions
+    from cloche.core.functions import OfferedFunctions
     from cloche.functions.tool import ToolLimits
 
 OnOutput = Callable[[Stream, bytes], None]
@@ -174,7 +174,7 @@ async def run_once(
     sink: Sink | None = None,
     out: str | PathLike[str] | None = None,
     spill: str | PathLike[str] | None = None,
-    functions: HostFunctions | None = None,
+    functions: OfferedFunctions | None = None,
 ) -> Result:
     """Run a prepared request in its own sandbox."""
     async with shared_slots().hold(), _opening(prepared, functions) as opened:
@@ -184,7 +184,7 @@ async def run_once(
         return await run_in(opened, prepared, prepared_request, sink=sink, out=out, spill=spill)
 
 
-def _opening(prepared: Prepared, functions: HostFunctions | None = None) -> AbstractAsyncContextManager[OpenSandbox]:
+def _opening(prepared: Prepared, functions: OfferedFunctions | None = None) -> AbstractAsyncContextManager[OpenSandbox]:
     opening = opening_with(functions, prepared)
     if not is_traced():
         return opening

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloche.audit.chain import sha256_of
 from cloche.core.errors import AuditFailed, BackendUnavailable, InvalidRequest
+from cloche.core.functions import OfferedFunctions, functions_of_client
 from cloche.core.languages import language_named
 from cloche.core.protocols import OpenSandbox, SupportsLive
 
@@ -16,7 +17,7 @@ from .prepare import Prepared
 if TYPE_CHECKING:
     from cloche.agent.approval import Approver
     from cloche.audit.log import Audit
-    from cloche.functions.calls import Approve, CallRecord, HostFunctions
+    from cloche.functions.calls import Approve, CallRecord
     from cloche.functions.tool import BoundTool, Tool, ToolLimits, Tools
 
 PYTHON = "python"
@@ -30,23 +31,25 @@ def functions_for(
     approve: Approver | None,
     prepared: Prepared,
     language: str | None = PYTHON,
-) -> HostFunctions | None:
+) -> OfferedFunctions | None:
     """Return the functions that `tools` names, for this backend; None for none. `approve` decides about risky calls.
 
-    Raises InvalidRequest, and BackendUnavailable for a backend whose guests cannot call them.
+    In a service they are those of its client. Raises InvalidRequest, and BackendUnavailable for a backend whose guests
+    cannot call them.
     """
-    if not tools:
+    of_client = functions_of_client()
+    if not tools and of_client is None:
         return None
     from cloche.functions.calls import HostFunctions  # needed by some runs only
     from cloche.functions.tool import read_tools
 
     bound = read_tools(tools, limits)
-    if bound is None:
+    if bound is None and of_client is None:
         return None
     if not guests_that_call(prepared):
         raise BackendUnavailable(
             f"tools: programs on backend {prepared.backend.name!r} cannot call functions of the caller.",
-            remedy='Use backend "local", "docker", "gvisor" or "microvm", or leave tools out.',
+            remedy='Use backend "local", "docker" or "cloche", or leave tools out.',
         )
     able = LANGUAGES[guests_that_call(prepared)]
     if language is None or language_named(language).name not in able:
@@ -54,6 +57,8 @@ def functions_for(
             f"tools: on backend {prepared.backend.name!r} programs in {', '.join(able)} can call functions of the "
             f"caller, not {language or 'commands'}; leave tools out, or write the program in one of these"
         )
+    if bound is None:
+        return of_client
     return HostFunctions(bound, on_call=_recorder(prepared.audit), approve=_asker(bound, approve, prepared))
 
 
@@ -62,7 +67,7 @@ def guests_that_call(prepared: Prepared) -> str:
     return str(getattr(prepared.backend, "serves_functions", ""))
 
 
-def opening_with(functions: HostFunctions | None, prepared: Prepared) -> AbstractAsyncContextManager[OpenSandbox]:
+def opening_with(functions: OfferedFunctions | None, prepared: Prepared) -> AbstractAsyncContextManager[OpenSandbox]:
     """Return the context manager that opens the sandbox of one run: a live one where only those serve functions."""
     backend = prepared.backend
     if functions is not None and guests_that_call(prepared) == "live" and isinstance(backend, SupportsLive):
@@ -70,17 +75,21 @@ def opening_with(functions: HostFunctions | None, prepared: Prepared) -> Abstrac
     return backend.open(prepared.policy, prepared.limits)
 
 
-def offer(opened: OpenSandbox, functions: HostFunctions | None) -> None:
+def offer(opened: OpenSandbox, functions: OfferedFunctions | None) -> None:
     """Offer functions, if there are any, to all that runs in an open sandbox. Raises BackendUnavailable."""
-    if functions is None:
-        return
+    if functions is not None:
+        check_offers(opened)(functions)
+
+
+def check_offers(opened: OpenSandbox) -> Callable[[OfferedFunctions], None]:
+    """Return what offers functions to an open sandbox. Raises BackendUnavailable if its guests cannot call any."""
     offer_functions = getattr(opened, "offer_functions", None)  # a protocol's `isinstance` costs a warm run a percent
     if offer_functions is None:
         raise BackendUnavailable(
             "tools: programs in this kind of sandbox cannot call functions of the caller.",
             remedy="Open a live one, without live=False, or leave tools out.",
         )
-    offer_functions(functions)
+    return offer_functions  # type: ignore[no-any-return]
 
 
 def _asker(tools: Tools, approve: Approver | None, prepared: Prepared) -> Approve | None:

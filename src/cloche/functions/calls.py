@@ -95,6 +95,11 @@ class HostFunctions:
         self.context = contextvars.copy_context()
         self.greeting = wire.json_frame(wire.HELLO, 0, **tools.greeting())
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return what they are called."""
+        return tuple(self.tools.by_name)
+
     def serve(self, transport: CallTransport) -> GuestCalls:
         """Serve one guest, on the running loop."""
         return GuestCalls(self, transport)

@@ -7,6 +7,7 @@ permissions and their sandboxes: the service with its records, or a node with it
 - `connection.py`: frames and calls; `calls.py`: one call with its streams; `verbs.py`: the table of verbs.
 - `work.py`: the work of verbs that stream; `inputs.py`: files of runs; `copies.py`,
   `sandbox_changes.py`: changes of files; `questions.py`, `asking.py`: hosts that a client is asked about.
+- `host_calls.py`, `session_calls.py`: calls of the client's functions by programs here.
 - `sandboxes.py`, `files.py`, `processes.py`, `sessions.py`: work in a sandbox, also of the service's routes.
 - `attachments.py`: a sandbox that this process uses; `held.py`: one that it holds itself; `uses.py`: its use by a call.
 - `exec_options.py`: the options that a caller may set; `allowed.py`: within what the operator configured.

@@ -59,6 +59,7 @@ class HeldSession:
     session: AsyncSession
     has_checkpoints: bool
     parent: str | None = None
+    relay: Any = None  # of its calls of a client's functions
     opened_at: str = field(default_factory=now)
 
     def as_dict(self) -> dict[str, Any]:

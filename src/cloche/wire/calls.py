@@ -22,7 +22,7 @@ from .problems import Refused
 from .uses import Use
 
 IN, OUT, ERR, JSON = wire.STDIN, wire.STDOUT, wire.STDERR, wire.REPORT  # the last one in both directions
-FROM_CLIENT, FROM_SERVICE = (IN, JSON), (OUT, ERR, JSON)
+FROM_CLIENT = (IN, JSON, wire.HOST_ANSWERS)
 NO_VERB = "(none)"
 FEW_RESULT = 1 << 20  # bytes of a result that are not accounted
 STALL_S = 300.0  # a call whose client does not read for so long is ended

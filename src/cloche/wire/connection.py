@@ -21,6 +21,7 @@ from .bodies import validated
 from .callers import Caller
 from .calls import JSON, Call, CallRequest
 from .host import WireHost
+from .host_calls import MOST_TOOLS
 from .load import MOST_SPOOLED
 from .problems import Refused, problem_of
 from .shares import Shares
@@ -226,6 +227,7 @@ def silence_s(text: str | None) -> float:
 def _hello(version: str) -> str:
     bounds = {"frame": wire.MOST_DATA, "window": wire.WINDOW_BYTES, "calls": MOST_CALLS}
     bounds["streamed"] = Shares(MOST_SPOOLED).most_of_one
+    bounds["tools"] = MOST_TOOLS
     return json.dumps({"hello": {"wire": SERVICE_WIRE, "version": version, "bounds": bounds}})
 
 

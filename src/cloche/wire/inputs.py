@@ -60,6 +60,7 @@ def _order(
         if not fields.archive_size:
             return await arun(**arguments, on_event=sink, **options)
         async with sandbox:
+            fields.check(sandbox)
             await _unpack(sandbox, pieces_of(spool, fields.archive_size))
             collect = ["**"] if fields.return_files else None
             result = await sandbox.run(**arguments, collect=collect, on_event=sink)

@@ -40,6 +40,11 @@ _CLASSES: tuple[tuple[type[Exception], int, str], ...] = (
 )
 _OF_FIELDS = (errors.InvalidRequest, errors.PolicyDenied)
 _MOST_FAULTS = 10
+_UNKNOWN = "there is no such field"
+_NO_FIELD = {
+    "tools": "functions of the caller are called over an open connection, which a request has not: use Cloche's own "
+    'client, backend "cloche"'
+}
 # Prefix of error messages, before a colon -> field of the wire. Models add theirs.
 FIELDS: dict[str, str] = {
     name: name for name in ("cursor", "limit", "status", "state", "label", "wait", "path", "pathBase64", "manifest")
@@ -135,7 +140,7 @@ def _field_of(text: str) -> tuple[str, str | None]:
 def _fault(fault: Mapping[str, Any]) -> tuple[str, str]:
     """Return the location and the message of a validation error, without the value."""
     names = [str(name) for name in fault["loc"][1:]]  # after body, query, path or header
-    why = "there is no such field" if fault["type"] == "extra_forbidden" else str(fault["msg"])
+    why = _NO_FIELD.get(".".join(names), _UNKNOWN) if fault["type"] == "extra_forbidden" else str(fault["msg"])
     if fault["type"] == "value_error":
         why = str(fault["ctx"]["error"])
     return escape_name(".".join(names)[:200]) or "body", why

@@ -10,7 +10,7 @@ from typing import Any
 
 from cloche.core.record import dataclass
 
-from . import copies, files, inputs, processes, questions, sandboxes, sessions, work
+from . import copies, files, inputs, processes, questions, sandboxes, session_calls, sessions, work
 from .calls import Call, CallRequest, Nothing
 from .exec_options import OptionFields, WireModel
 
@@ -57,7 +57,7 @@ VERBS: Mapping[str, Verb] = {
     "workspace.run": Verb("run", inputs.run_in_workspace, work.WorkspaceRun, of=IN_WORKSPACE, is_inside=False),
     "workspace.read": Verb("read", work.read_in_workspace, work.WholeFile, of=IN_WORKSPACE, is_inside=False),
     "workspace.write": Verb("run", work.write_in_workspace, work.AtPath, of=IN_WORKSPACE, is_inside=False),
-    "run": Verb("run", work.run, sandboxes.SandboxExec),
+    "run": Verb("run", work.run, work.LiveRun),
     "exec": Verb("run", work.execute, processes.NewProcess),
     "process.start": Verb("run", work.start, work.StartedProcess),
     "process.follow": Verb("run", work.follow, of=IN_PROCESS),
@@ -69,9 +69,10 @@ VERBS: Mapping[str, Verb] = {
     "process.resize": Verb("run", work.resize, work.Size, of=IN_PROCESS),
     "process.detach": Verb("run", work.detach, of=IN_PROCESS),
     "process.kill": Verb("run", _called(processes.kill), of=IN_PROCESS),
-    "session.open": Verb("run", _called(sessions.open_session), sessions.NewSession),
+    "session.open": Verb("run", session_calls.open_session, session_calls.WireSession),
     "session.list": Verb("read", _called(sessions.sessions)),
     "session.look": Verb("read", _called(sessions.look), of=IN_SESSION),
+    "session.calls": Verb("run", session_calls.carry_calls, of=IN_SESSION),
     "session.run": Verb("run", work.run_cell, sessions.Cell, of=IN_SESSION),
     "session.interrupt": Verb("run", _called(sessions.interrupt), of=IN_SESSION),
     "session.checkpoint": Verb("run", _called(sessions.checkpoint), sessions.Checkpoint, of=IN_SESSION),

@@ -7,7 +7,7 @@ import base64
 import errno
 import os
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Annotated, Any, Literal
 
@@ -33,6 +33,7 @@ from .attachments import SharedProcess, encode_result, sandbox_name
 from .calls import ERR, IN, OUT, Call, CallRequest
 from .events import HEARTBEAT_S, ActiveRun
 from .exec_options import Amount, ExecRequest, RunFields, WireModel, Word
+from .host_calls import OffersTools, relaying
 from .orders import make_order
 from .problems import Refused
 from .queue import RunOrder
@@ -53,7 +54,7 @@ class Listing(WireModel):
     cursor: Word | None = None
 
 
-class WireRun(RunFields):
+class WireRun(RunFields, OffersTools):
     """What to run. With `stream`, its events are sent while it runs.
 
     `archive_size` bytes of a tar archive of its files and then `stdin_size` bytes of input come on stream 0.
@@ -77,6 +78,10 @@ class WorkspaceRun(WireRun):
     """A run in a workspace."""
 
     timeout: Amount | None = None
+
+
+class LiveRun(sandboxes.SandboxExec, OffersTools):
+    """What to run in a live sandbox."""
 
 
 class StartedProcess(processes.NewProcess):
@@ -222,7 +227,8 @@ async def queued(call: Call, request: CallRequest, order: RunOrder) -> str:
     results: list[Result] = []
 
     async def start(sink: Sink | None) -> Result:
-        results.append(await order.start(sink))
+        async with relaying(call, fields.tools):
+            results.append(await order.start(sink))
         await call.hold_result(request.service, json_size(results[0]))  # the run keeps its place meanwhile
         return results[0]
 
@@ -282,6 +288,7 @@ async def run_in_workspace(
     """Run code or a command in a workspace, as `code.exec` does in a fresh sandbox."""
     fields: WorkspaceRun = request.fields
     sandbox, arguments = _workspace(request), await fields.run_arguments()
+    fields.check(sandbox)
     if fields.timeout is not None:
         await request.service.allowed_options(request.caller, {"timeout": fields.timeout})
 
@@ -357,7 +364,9 @@ async def _contents(result: Result) -> AsyncIterator[bytes]:
 
 async def run(call: Call, request: CallRequest) -> object:
     """Run code or a command to its end. Output is sent as events, and is also in the result."""
-    return await _tell(call, request, await sandboxes.exec_work(use_of(request), request.fields))
+    fields: LiveRun = request.fields
+    fields.check(use_of(request).sandbox)
+    return await _tell(call, request, await sandboxes.exec_work(use_of(request), fields), fields.tools)
 
 
 async def run_cell(call: Call, request: CallRequest) -> object:
@@ -365,9 +374,12 @@ async def run_cell(call: Call, request: CallRequest) -> object:
     return await _tell(call, request, await sessions.cell_work(use_of(request), request.ids["session"], request.fields))
 
 
-async def _tell(call: Call, request: CallRequest, work: Callable[[Sink], Awaitable[Result]]) -> str:
+async def _tell(
+    call: Call, request: CallRequest, work: Callable[[Sink], Awaitable[Result]], names: Sequence[str] = ()
+) -> str:
     async def bounded(sink: Sink) -> Result:
-        result = await work(sink)
+        async with relaying(call, names):
+            result = await work(sink)
         await call.hold_result(request.service, json_size(result))
         return result
 

@@ -37,6 +37,7 @@ class ClocheBackend(AccountBackend):
     """Run code at another machine's service, over its wire. Controls are claimed by the service."""
 
     name = NAME
+    serves_functions = "all"  # of the caller, to all guests
     is_disk_granted = installs_packages = streams_files = True
     _image = ""  # by digest; without one the service chooses
     usual_level: Level | None = Level.JAIL  # required where the policy names none; None leaves it to the service

@@ -14,6 +14,7 @@ from typing import Any
 from cloche.core.enforcement import Level
 from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest, NodeLost
 from cloche.core.events import Sink
+from cloche.core.functions import OffersFunctions
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
 from cloche.core.network import NetworkRules
@@ -30,6 +31,7 @@ from ..remote.failures import Failure, RemoteUnavailable, remote_error
 from .connections import ask, begin, outcome
 from .fields import fits_call, limits_of, run_fields
 from .files import RemoteFiles, incoming
+from .host_calls import served, tool_fields
 from .process import START_S, RemoteProcess, not_there
 from .questions import Answering
 from .results import ResultReader, read_records
@@ -109,7 +111,7 @@ class SandboxLink:
             self.lost.set_result("it has ended")
 
 
-class RemoteSandbox(RemoteFiles):
+class RemoteSandbox(OffersFunctions, RemoteFiles):
     """A live sandbox, operated by calls of the wire."""
 
     def __init__(self, account: RemoteAccount, sandbox_id: str, policy: Policy, limits: Limits):
@@ -142,12 +144,14 @@ class RemoteSandbox(RemoteFiles):
         fields = {"sandbox": self.id, **run_fields(request, files)}
         if request.collect:
             fields["collect"] = list(request.collect)
-        events = RunEvents(sink)
+        events, functions = RunEvents(sink), self.functions
+        fields |= await tool_fields(functions, self.account)
         call = await begin(self.account, "run", fields, on_event=events.take)
-        answer = await run_outcome(
-            call, self.account, "code ran", timeout_s=timeout_s + GRACE_S, where=self.where, is_held=self.is_paused
-        )
-        return events.note(await self.result_of(answer))
+        async with served(call, functions) as notes:
+            answer = await run_outcome(
+                call, self.account, "code ran", timeout_s=timeout_s + GRACE_S, where=self.where, is_held=self.is_paused
+            )
+        return events.note(await self.result_of(answer), notes())
 
     async def result_of(self, answer: Mapping[str, Any]) -> Result:
         """Return a result with the current content of its files. Raises BackendUnavailable."""
@@ -221,8 +225,12 @@ class RemoteSandbox(RemoteFiles):
 
     async def _session(self, language: str, env: Mapping[str, str], *, is_apart: bool) -> RemoteSession:
         fields = {"language": language, "env": dict(env), "checkpoints": is_apart}
+        fields |= await tool_fields(self.functions, self.account)
         facts = await self.ask_inside("session.open", fields, timeout_s=OPEN_S)
-        return RemoteSession(self, facts, self.result_of, is_apart=is_apart)
+        session = RemoteSession(self, facts, self.result_of, is_apart=is_apart)
+        if self.functions is not None:
+            await session.serve(self.functions)
+        return session
 
     # Ports.
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from cloche.core.errors import InvalidRequest, NodeLost, OutcomeUnknown, SandboxFileError, SandboxFileTooLarge
 from cloche.core.events import Cleared, Displayed, OutputChunk, Sink, Started
 from cloche.core.frames import MAX_OUTPUTS
+from cloche.core.functions import OffersFunctions
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
 from cloche.core.remote import RemoteAccount
@@ -26,6 +27,7 @@ from ..remote.quota import counter_for
 from .connections import begin, begin_on, connected, outcome
 from .fields import MOST_FILES, MOST_SENT, encoded_path, fits_call, path_fields, run_fields
 from .files import incoming
+from .host_calls import served, tool_fields
 from .inputs import StreamedInputs, check_taken, send_inputs, streamed_fields
 from .results import ResultReader, files_saver, read_output, read_records
 from .wire import IN, OUT, Call, TakeEvent
@@ -67,8 +69,9 @@ class RunEvents:
         elif name == "cleared":
             sink(Cleared())
 
-    def note(self, result: Result) -> Result:
-        """Record the number of missed events in a result."""
+    def note(self, result: Result, notes: Mapping[str, Any]) -> Result:
+        """Record the number of missed events, and notes of this side, in a result."""
+        result.meta.update(notes)
         if self.missed:
             result.meta["events_missed"] = self.missed
         return result
@@ -144,7 +147,7 @@ async def counted_sandbox(account: RemoteAccount, lifetime_s: float) -> AsyncIte
     await finish(asyncio.to_thread(ticket.close))
 
 
-class ThrowawaySandbox:
+class ThrowawaySandbox(OffersFunctions):
     """Run in sandboxes of a service; see core.protocols.OpenSandbox.
 
     A single run is one call and has its own sandbox. Several runs share a workspace, which lives as long as a call over
@@ -225,16 +228,18 @@ class ThrowawaySandbox:
         """Run by one call, and return its result with the files received before it."""
         if inputs is not None:
             check_taken(inputs, (await connected(self._account)).most_streamed, self._account)
-        events, files = RunEvents(sink), _ReceivedFiles(self._limits.disk_bytes)
+        events, files, functions = RunEvents(sink), _ReceivedFiles(self._limits.disk_bytes), self.functions
+        fields = {**fields, **await tool_fields(functions, self._account)}
         call = await begin_here(verb, fields, on_event=events.take)
-        files.follow(call)
-        if inputs is not None:
-            await self._send(call, inputs)
-        answer = await run_outcome(
-            call, self._account, "code ran", timeout_s=timeout_s + GRACE_S, where=lambda: self._where(events.id),
-            is_held=files.have_grown,
-        )  # fmt: skip
-        return events.note(self._result(answer, files.spool, is_kept=files.is_kept))
+        async with served(call, functions) as notes:
+            files.follow(call)
+            if inputs is not None:
+                await self._send(call, inputs)
+            answer = await run_outcome(
+                call, self._account, "code ran", timeout_s=timeout_s + GRACE_S, where=lambda: self._where(events.id),
+                is_held=files.have_grown,
+            )  # fmt: skip
+        return events.note(self._result(answer, files.spool, is_kept=files.is_kept), notes())
 
     async def _send(self, call: Call, inputs: StreamedInputs) -> None:
         """Send files and input; if that fails or is cancelled, the call is ended, and its end awaited."""

@@ -8,10 +8,13 @@ from typing import Any
 
 from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest, NodeLost
 from cloche.core.events import Sink, discard
+from cloche.core.functions import OfferedFunctions
+from cloche.core.loops import finish
 from cloche.core.remote import RemoteAccount
 from cloche.core.request import Request
 from cloche.core.result import Result
 
+from ..live_calls import CallChannel
 from ..remote.failures import Failure, remote_error, scrub
 from .calls import SandboxCalls
 from .connections import begin
@@ -34,6 +37,7 @@ class RemoteSession:
             )
         self._runtime, self._why = "", ""
         self._is_alive = True
+        self._functions: CallChannel | None = None  # that its cells may call
         self._note(facts)
 
     def _note(self, facts: Mapping[str, Any]) -> None:
@@ -71,6 +75,11 @@ class RemoteSession:
         ids = {"sandbox": self._opened_in.id, "session": self.id}
         return await begin(self.account, verb, {**ids, **fields}, on_event=on_event)
 
+    async def serve(self, functions: OfferedFunctions) -> None:
+        """Serve its calls of the caller's functions, until it ends or the connection does."""
+        call = await self.begin("session.calls", {})
+        self._functions = call.functions = CallChannel(call, functions)
+
     async def _ask(self, verb: str, **fields: object) -> Mapping[str, Any]:
         return await self._opened_in.ask_inside(verb, {"session": self.id, **fields})
 
@@ -84,12 +93,15 @@ class RemoteSession:
         if not self._is_alive:
             raise InvalidRequest(f"this session has ended ({self._why or 'its interpreter is gone'}); restart it")
         events = RunEvents(None if sink is discard else sink)
+        if self._functions is not None:
+            self._functions.calls.renew()
         fields = {"code": code, "timeout": timeout_s, "collect": list(collect)}
         call = await self.begin("session.run", fields, on_event=events.take)
         answer = await run_outcome(
             call, sandbox.account, "a cell ran", timeout_s=timeout_s + GRACE_S, where=sandbox.where
         )
-        result = events.note(await self._read_result(answer))
+        notes = {} if self._functions is None else self._functions.calls.notes()
+        result = events.note(await self._read_result(answer), notes)
         if result.meta.get("state") == "lost":
             self._is_alive = False
             with contextlib.suppress(ClocheError):
@@ -103,6 +115,8 @@ class RemoteSession:
     async def close(self) -> None:
         """End the session, for good."""
         self._is_alive = False
+        if self._functions is not None:
+            await finish(self._functions.wait_closed())
         with contextlib.suppress(BackendUnavailable, NodeLost):  # the session, its sandbox or its node has ended
             await self._ask("session.close")
 

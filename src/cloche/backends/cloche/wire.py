@@ -19,10 +19,12 @@ from cloche.core.guest_json import check_parts, finite, refuse_constant
 from cloche.core.remote import LOOKS, MOST_FIELDS, MOST_INLINE, MOST_MESSAGE, SERVICE_WIRE, HiddenText, RemoteAccount
 from cloche.init import wire
 
-from ..remote.failures import Failure, remote_error
+from ..live_calls import CallChannel
+from ..remote.failures import Failure, remote_error, scrub
 from .websocket import WebSocket, connect
 
 IN, OUT, ERR, JSON = wire.STDIN, wire.STDOUT, wire.STDERR, wire.REPORT
+AT_ITS_PACE = (IN, wire.HOST_ANSWERS)  # of a program, which need not read
 MOST_HELD = 128 << 20  # maximum of all incomplete JSON of one connection
 MOST_PARTS = 400_000  # commas, lists and objects in one result; its files alone can have a tenth of that
 MOST_EVENT_PARTS = 50_000  # in an event, which the event loop reads: more than a guest can show at once
@@ -33,6 +35,7 @@ _TOO_LARGE = {
     "detail": "this may have been done, but its answer, with all others at once, is too large; print less",
 }
 LONG_DIGITS, MOST_LONG_DIGITS = 40, 1 << 18  # digits of a long integer, and of all long integers in one text
+MOST_VERSION = 40  # characters
 MOST_NUMBER = (1 << 32) - 1
 
 TakeEvent = Callable[[str, Mapping[str, Any]], None]
@@ -100,6 +103,12 @@ def _read_frame(body: bytes) -> dict[str, Any]:
     return _read_object(body)
 
 
+def _count(bounds: object, name: str) -> int:
+    """Return a bound that a service has said; 0 for an older one, which has no such bound."""
+    count = bounds.get(name) if isinstance(bounds, dict) else None
+    return count if type(count) is int and count > 0 else 0
+
+
 def _drop_event(_: str, __: Mapping[str, Any]) -> None:
     pass
 
@@ -117,6 +126,7 @@ class Call(Channel):
         if on_data is not None:
             self.on_data = on_data
         self.keeps_events = False  # True if the consumer grants credit for events later
+        self.functions: CallChannel | None = None  # that the program of the call may call
         self.event_size = 0  # size of the event being passed to `on_event`
         self._is_cancelled = self._is_too_large = False
         self._ended: set[int] = set()
@@ -136,6 +146,9 @@ class Call(Channel):
 
     def take_data(self, stream: int, data: memoryview) -> None:
         """Assemble JSON, and pass on other data."""
+        if stream == wire.HOST_CALLS and self.functions is not None:
+            self.functions.receive(data)
+            return
         if stream not in (OUT, ERR, JSON) or stream in self._ended or not data:
             raise wire.WireError(f"stream {stream}: data after its end, an empty frame, or a stream of the client")
         if stream != JSON:
@@ -187,6 +200,8 @@ class Call(Channel):
     def conclude(self, error: Exception | None, result: object = None) -> None:
         """Record the end of the call."""
         self._take_json()
+        if self.functions is not None:
+            self.functions.close()
         super().conclude(error, result)
 
     def _take_json(self) -> bytes:
@@ -200,9 +215,9 @@ class Call(Channel):
     async def sendable(self, stream: int) -> int:
         """Wait for credit and return the number of bytes that may be sent.
 
-        Only the fields of a call have a time-out: a program need not read its input.
+        Only the fields of a call have a time-out: a program need not read its input, nor answers to its calls.
         """
-        if (count := self.credit.sendable(stream)) > 0 or stream == IN:
+        if (count := self.credit.sendable(stream)) > 0 or stream in AT_ITS_PACE:
             return count if count > 0 else await super().sendable(stream)
         try:
             async with asyncio.timeout(self.connection.account.stall_s):
@@ -254,6 +269,7 @@ class Wire:
         self.calls: dict[int, Call] = {}
         self._number, self._held = 0, 0
         self.most_calls = 1
+        self.version, self.most_tools = "", 0  # of the service; functions of a caller that its programs may call
         self.most_streamed = 0  # bytes of files and input of a run; 0 for a service that takes no stream of them
         self._hello: asyncio.Future[None] = self._loop.create_future()
         self._pong: asyncio.Future[None] | None = None
@@ -392,8 +408,8 @@ class Wire:
                 f"its wire is not version {SERVICE_WIRE}: use the same version of Cloche on both sides"
             )
         self.most_calls = calls
-        streamed = bounds.get("streamed") if isinstance(bounds, dict) else None
-        self.most_streamed = streamed if type(streamed) is int and streamed > 0 else 0
+        self.version = scrub(str(hello.get("version")))[:MOST_VERSION]
+        self.most_tools, self.most_streamed = _count(bounds, "tools"), _count(bounds, "streamed")
         self._hello.set_result(None)
 
     def hold(self, count: int) -> bool:

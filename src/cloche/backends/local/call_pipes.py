@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from contextlib import suppress
 from typing import Any
 
 from cloche.core.functions import OfferedFunctions
@@ -137,6 +138,13 @@ class CallPipes:
         if self.incoming >= 0:
             os.close(self.incoming)
             self.incoming = -1
+
+    def hang_up(self) -> None:
+        """Close this end of the answers."""
+        self._unsent.clear()
+        if self._socket.fileno() >= 0:
+            with suppress(OSError):  # of a guest that is gone
+                self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """Cancel all calls, and close both ends."""

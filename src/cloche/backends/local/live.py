@@ -591,7 +591,7 @@ class LocalLiveSandbox(LiveSandbox):
         apart = LocalOpenSandbox(
             policy=policy, limits=self.limits, enforcement=self._enforcement_apart, host=self._host
         )
-        apart.functions = self.functions
+        apart.offer_functions(self.functions)
         return apart
 
     async def _copy_files_to(self, apart: LocalOpenSandbox) -> None:

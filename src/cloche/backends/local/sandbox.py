@@ -14,7 +14,7 @@ from cloche import hostfs
 from cloche.core.enforcement import Enforcement, Level
 from cloche.core.errors import InvalidRequest, OutcomeUnknown, SandboxFileRefused, StartFailed
 from cloche.core.events import PlanStep, Sink, Started, discard
-from cloche.core.functions import OfferedFunctions
+from cloche.core.functions import OffersFunctions
 from cloche.core.limits import Limits
 from cloche.core.loops import become_task, finish
 from cloche.core.policy import Policy
@@ -62,7 +62,7 @@ FEW_ENTRIES = 200  # entries that are removed before the next run arrives
 BEGIN_S = 0.15  # during a first run longer than this, the pool is started
 
 
-class LocalOpenSandbox:
+class LocalOpenSandbox(OffersFunctions):
     """Run requests one at a time; see core.protocols.OpenSandbox."""
 
     def __init__(self, *, policy: Policy, limits: Limits, enforcement: Enforcement, host: Host):
@@ -82,13 +82,8 @@ class LocalOpenSandbox:
         self._gives_fonts = enforcement.level is Level.JAIL and "/tmp" in policy.writable_paths
         self._claim: Claim | None = None
         self._sessions: list[LocalSession] = []
-        self.functions: OfferedFunctions | None = None
         self._network: SandboxNetwork | None = None  # of runs in a helper without a slot
         self._secrets: GuestSecrets | None = None  # of that network
-
-    def offer_functions(self, functions: OfferedFunctions) -> None:
-        """Let programs and sessions call functions of the caller; see core.functions.SupportsFunctions."""
-        self.functions = functions
 
     def expect_single_run(self) -> None:
         """Announce that the next run is the last one: the helper then clears up while the result is assembled."""
@@ -274,7 +269,7 @@ class LocalOpenSandbox:
         )
         fork.move_to(workspace)
         fork._claim = self._claim.share() if self._claim is not None else None
-        fork.functions = self.functions
+        fork.offer_functions(self.functions)
         return fork
 
     async def changes(self, timeout_s: float) -> Changes:
