@@ -180,14 +180,6 @@ def test_what_cannot_hold_secrets_refuses_them(options: dict[str, Any], words: s
     assert VALUE not in str(caught.value)
 
 
-def test_a_sandbox_with_a_name_refuses_them() -> None:
-    """Its keeper would have to hold the values."""
-    secrets = {"KEY": cloche.Secret(value=VALUE, hosts=[HOST])}  # type: ignore[arg-type]
-    sandbox = cloche.Sandbox(name="secrets-refused", secrets=secrets)
-    with pytest.raises(cloche.BackendUnavailable, match="a sandbox with a name"):
-        sandbox.open()
-
-
 def test_another_backend_refuses_them() -> None:
     """A backend says itself that it takes secrets."""
 

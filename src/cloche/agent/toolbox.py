@@ -437,7 +437,9 @@ class Toolbox:
             "runs_on": self._sandbox.backend,
             "policy": policy,
             "limits": limits,
-            **({"secrets": held.hosts_by_name} if (held := self._sandbox.policy.secrets) else {}),
+            **(
+                {"secrets": held.hosts_by_name} if (held := self._sandbox.policy.secrets) and held.hosts_by_name else {}
+            ),
             **({"workspace": self._diffs.folder} if self._diffs.folder else {}),
             **({"interpreter": "goes on between calls"} if "restart" in tool.properties else {}),
         }

@@ -23,8 +23,9 @@ class SandboxOptions(TypedDict, total=False):
     - memory, disk, output_limit: bytes, or text such as "256m". `output_limit` bytes are kept per stream.
     - cpus: CPUs, for example 0.5. pids: how many processes and threads may exist at once.
     - network: "off", "allowlist", "open" or "bridge" (False and True are off and open; a list of hosts, an allowlist).
-    - network_allow: the hosts that "allowlist" may reach: "example.org", "*.example.org:8443", "db:5432@10.0.0.0/8".
-      Given without `network`, they are an allowlist. network_deny: hosts and networks that are never reached.
+    - network_allow: the hosts that "allowlist" may reach: "example.org", "*.example.org:8443", "db:5432@10.0.0.0/8";
+      with methods and paths: "api.example.org/GET:/repos/*". Given without `network`, they are an allowlist.
+      network_deny: hosts and networks that are never reached.
     - network_ports: ports that "open" has beside 80 and 443. on_network: "ask" lets an approver decide about others.
     - preset: a name of `cloche presets`. tier: 1 to 4. config: a configuration file.
     - backend: a name of `cloche backends`, or an object that implements `cloche.core.protocols.Backend`.

@@ -33,6 +33,10 @@ _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _PACKAGE = re.compile(r"@?[A-Za-z0-9][^\x00-\x1f\x7f]*")
 _OBJECT = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _PORT = re.compile(r"[0-9]{1,5}")
+# What follows a comma in a rule of the network, with all behind it; and what a comma between methods follows.
+_FURTHER_PORT = re.compile(r"[0-9]+(?:[@/].*)?")
+_FURTHER_NETWORK = re.compile(r"[0-9A-Fa-f:.\[\]]+/[0-9]{1,3}(?:/.*)?")
+_METHODS = re.compile(r"/[A-Z*][A-Z-]*(?:,[A-Z*][A-Z-]*)*$")
 # A comma between packages, not between versions or extras: "a[b,c]>=1,<2, d" are two packages.
 _PACKAGE_COMMA = re.compile(r",(?![^\[]*\])(?=\s*@?[A-Za-z0-9])")
 _PACKAGE_PATTERN = re.compile(r"[A-Za-z0-9*][A-Za-z0-9._*-]*|npm:@?[A-Za-z0-9*][A-Za-z0-9._*/-]*")
@@ -78,17 +82,27 @@ def parse_denied_hosts(value: object, *, name: str) -> tuple[str, ...]:
 
 
 def _rule_texts(value: object, *, name: str) -> tuple[str, ...]:
-    """Return the texts of rules. In text with commas, ports and networks belong to the rule before them."""
+    """Return the texts of rules. In text with commas, ports, networks and methods belong to the rule before them."""
+    from cloche.core.request_rules import PART
+
+    if not isinstance(value, str):
+        return tuple(_small(text, PART.search(text)) for text in parse_list(value, name=name))
     texts: list[str] = []
-    for item in parse_list(value, name=name):
-        last = texts[-1] if texts and isinstance(value, str) else ""
-        is_port = ":" in last and "@" not in last and item.partition("@")[0].isdigit()
-        is_network = "@" in last and "@" not in item and "/" in item
-        if is_port or is_network:
+    for item in (part.strip() for part in value.split(",") if part):
+        last = texts[-1] if texts and PART.search(texts[-1]) is None else ""  # to which more may belong
+        is_port = ":" in last and "@" not in last and _FURTHER_PORT.fullmatch(item)
+        is_network = "@" in last and _FURTHER_NETWORK.fullmatch(item)
+        if is_port or is_network or _METHODS.search(last):
             texts[-1] = f"{last},{item}"
         else:
-            texts.append(item)
-    return tuple(text.lower() for text in texts)
+            texts.append(_text(item, name=name))
+    return tuple(dict.fromkeys(_small(text, PART.search(text)) for text in texts))
+
+
+def _small(text: str, requests: re.Match[str] | None) -> str:
+    """Return a rule with its host in lower case."""
+    at = requests.start() if requests is not None else len(text)
+    return text[:at].lower() + text[at:]
 
 
 def parse_network_ports(value: object, *, name: str) -> tuple[int, ...]:
@@ -157,7 +171,7 @@ def is_in_open(hosts: tuple[str, ...], ports: tuple[int, ...]) -> bool:
     from cloche.core.network import NetworkRules, parse_rule
 
     is_open = NetworkRules.parse(mode="open", ports=ports)
-    return any(covers(is_open, parse_rule(host)) for host in hosts)
+    return any(covers(is_open, rule) for rule in map(parse_rule, hosts) if not rule.requests)
 
 
 def parse_packages(value: object, *, name: str) -> tuple[str, ...] | str:
@@ -178,8 +192,8 @@ def parse_package_hosts(value: object, *, name: str) -> tuple[str, ...]:
     from cloche.core.network import parse_rule
 
     rules = [parse_rule(text, name=name) for text in parse_list(value, name=name)]
-    if any(rule.is_wildcard for rule in rules):
-        raise InvalidRequest(f"{name}: a host for files is one name, without a *")
+    if any(rule.is_wildcard or rule.requests for rule in rules):
+        raise InvalidRequest(f"{name}: a host for files is one name, without a * and without methods and paths")
     return tuple(f"{rule.host}:{rule.ports[0] if ':' in rule.text else 443}" for rule in rules)
 
 

@@ -141,6 +141,8 @@ def _network_loosens(new: NetworkPair, resolved: Layer) -> bool:
     from cloche.core.ceilings import covers  # imported only if such a file configures the network
 
     reachable = _rules_of(old, resolved)
+    if new[0] == "open" and not {rule.text for rule in reachable.limited} <= set(new[1]):
+        return True  # a host whose requests were limited would be reached as others are
     return not all(covers(reachable, rule) for rule in _rules_of(new).allow)
 
 

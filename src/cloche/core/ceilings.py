@@ -1,7 +1,8 @@
 """An operator's ceilings on the network, on packages and on images. Pure.
 
-Requests are compared by what they allow, not by their text: `a.example.org` is within `*.example.org`, and
-`db.example@10.1.0.0/16` within `db.example@10.0.0.0/8`. Packages are compared by their names, in any version.
+Requests are compared by what they allow, not by their text: `a.example.org` is within `*.example.org`,
+`db.example@10.1.0.0/16` within `db.example@10.0.0.0/8`, and `a.example/GET:/b/c` within `a.example/*:/b/*`. Packages
+are compared by their names, in any version.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ def covers(rules: NetworkRules, rule: Rule, *, networks: Iterable[Network] = ())
     """Tell whether all that `rule` allows is allowed by `rules` too, or lies in `networks`. Denials are ignored."""
     if rules.mode in ("off", "bridge"):
         return rules.mode == "bridge"
+    if rule.is_wildcard and any(_has_hosts_of(rule, limited) for limited in rules.limited):
+        return False
     opened = _opened(rule)
     if rule.is_address and opened and _are_inside(opened, networks):
         return True
@@ -62,6 +65,9 @@ def _covers_port(
 ) -> bool:
     outer = [outer_rule for outer_rule in rules.allow if outer_rule.covers(port) and _has_hosts_of(outer_rule, rule)]
     if not outer and port not in rules.open_ports:
+        return False
+    requests = [request for outer_rule in outer for request in outer_rule.requests]
+    if requests and not (rule.requests and all(request.is_within(requests) for request in rule.requests)):
         return False
     return _are_inside(opened, (*networks, *(network for outer_rule in outer for network in outer_rule.networks)))
 

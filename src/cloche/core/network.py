@@ -1,34 +1,41 @@
 """Which hosts a sandbox may reach: rules, and the decision on one connection. Pure; nothing is resolved here.
 
-A rule is `[*.]host[:port,...][@CIDR,...]`. Deciding takes two steps, because only the second one knows an address:
+Rules are those of `host_rules`. Deciding takes two steps, because only the second one knows an address:
 
 - `NetworkRules.decide(host, port)` decides on the name, or the literal address, in a guest's request.
 - `NetworkRules.decide_address(rule, address)` decides on the address that the name was resolved to. Each spelling of an
   address is first turned into the address that it means, so that an IPv6 form of 127.0.0.1 is 127.0.0.1.
+
+A rule with `requests` allows no other ones at its host, whoever carries them must check them (`egress/requests.py`).
 
 Rules are kept in a dictionary by host, denied networks in one per prefix length: a decision does not scan the rules.
 """
 
 from __future__ import annotations
 
-import functools
-import re
 from collections.abc import Iterable, Iterator, Mapping
-from ipaddress import IPv4Network, IPv6Address, ip_network
+from ipaddress import ip_network
 from itertools import islice
 from typing import Any, get_args
 
 from .enforcement import NetworkMode
 from .errors import InvalidRequest
 from .escape import escape_name
+from .host_rules import (
+    ALWAYS_LOOPBACK,
+    DEFAULT_PORTS,
+    NAME_SERVER_PORT,
+    Rule,
+    parse_deny_rule,
+    parse_network_range,
+    parse_rule,
+    with_article,
+)
 from .hosts import (
-    DEVIATIONS,
     NEVER_OPENED,
     Address,
     Network,
     address_kind,
-    has_only,
-    means_ipv4,
     meant_address,
     normalize_host,
     parse_address,
@@ -55,252 +62,9 @@ __all__ = [
     "parse_rule",
 ]
 
-DEFAULT_PORTS = (80, 443)
 NO_RULE_OPENS = "no rule can allow that"
 MOST_RULES = 1000  # of both lists together
 MOST_SERVED_PORTS = 64  # each is a socket in every sandbox
-MOST_RULE_CHARACTERS = 2000
-NAME_SERVER_PORT = 53  # the sandbox's own name server listens there
-
-_NAMES_RANGE = IPv4Network("198.18.0.0/15")  # a sandbox gives each name an address of it
-
-_PORT = re.compile(r"[1-9][0-9]{0,4}")
-_METHOD = re.compile(r"(?:GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS|CONNECT|TRACE)\s", re.IGNORECASE)
-_PREFIX_LENGTH = re.compile(r"[0-9]{1,3}")
-_ALWAYS_LOOPBACK = "localhost"
-
-
-# --- rules --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """Name a host, and the ports that it is allowed or denied on.
-
-    `host` is a name in lower-case A-labels without a trailing dot, the canonical text of an address, or, where a
-    network is denied, that network. `is_wildcard`: names at any depth below `host`, and not `host` itself. `ports` of a
-    denying rule may be empty: all. `networks`: where it allows, the addresses that are not public and that this name
-    may resolve to, or the literal itself; where it denies, the addresses. `text` is the rule as it was written.
-    """
-
-    host: str
-    is_wildcard: bool = False
-    ports: tuple[int, ...] = DEFAULT_PORTS
-    networks: tuple[Network, ...] = ()
-    text: str
-
-    def covers(self, port: int) -> bool:
-        return not self.ports or port in self.ports
-
-    @property
-    def is_address(self) -> bool:
-        """Tell whether it names an address itself, and not a name or a network."""
-        return bool(self.networks) and self.host == str(self.networks[0].network_address)
-
-    def has_address(self, address: Address) -> bool:
-        return any(address in network for network in self.networks)
-
-
-class _Wrong(Exception): ...
-
-
-def parse_rule(text: str, *, name: str = "network_allow") -> Rule:
-    """Read a rule that allows a host. Raises InvalidRequest with the fault and a valid form."""
-    return _parsed(text, name, is_deny=False)
-
-
-def parse_deny_rule(text: str, *, name: str = "network_deny") -> Rule:
-    """Read a rule that denies a host, an address or a network. Without ports it denies all of them."""
-    return _parsed(text, name, is_deny=True)
-
-
-def _parsed(text: object, name: str, *, is_deny: bool) -> Rule:
-    if not isinstance(text, str):
-        raise InvalidRequest(f"{name}: {shown(repr(text))} must be text like example.org, *.example.org or host:5432")
-    try:
-        return (_deny_rule if is_deny else _allow_rule)(text)
-    except _Wrong as wrong:
-        raise InvalidRequest(f"{name}: {shown(text)} {wrong}") from None
-
-
-@functools.lru_cache(maxsize=4096)
-def _allow_rule(text: str) -> Rule:
-    _check_text(text)
-    target, separator, networks_text = text.partition("@")
-    if "/" in target or "?" in target or "#" in target:
-        if _parse_network(target) is not None:
-            raise _Wrong("is a network; write host@CIDR for a name that resolves into it, or list the addresses")
-        raise _Wrong("has a path. A rule sees host and port; methods and paths come with secrets. Write the host alone")
-    host, is_wildcard, ports = _split_target(target)
-    networks = tuple(dict.fromkeys(map(_opened_network, networks_text.split(",")))) if separator else ()
-    address = parse_address(host)
-    if address is not None:
-        _check_literal(address, is_wildcard=is_wildcard, has_networks=bool(separator))
-        networks = (IPv4Network(int(address)),)
-    normalized = str(address) if address is not None else _checked_name(host)
-    if normalized == _ALWAYS_LOOPBACK or normalized.endswith("." + _ALWAYS_LOOPBACK):
-        raise _Wrong(
-            "is always the sandbox itself, which is reached without a rule; no rule can allow the host's loopback"
-        )
-    if is_wildcard and "." not in normalized:
-        raise _Wrong(
-            f"is too wide: it allows everything below .{normalized}; name a domain, as in *.example.{normalized}"
-        )
-    return Rule(
-        host=normalized,
-        is_wildcard=is_wildcard,
-        ports=_checked_ports(ports) or DEFAULT_PORTS,
-        networks=networks,
-        text=text,
-    )
-
-
-@functools.lru_cache(maxsize=4096)
-def _deny_rule(text: str) -> Rule:
-    _check_text(text)
-    if "@" in text:
-        raise _Wrong("has an @; write a denied network alone, as in 203.0.113.0/24")
-    if "/" in text or "?" in text or "#" in text:
-        network = _parse_network(text)
-        if network is None:
-            raise _Wrong(
-                "has a path or is not a network. A rule sees host and port. Write the host alone, or a CIDR network"
-            )
-        _check_plain(network)
-        return Rule(host=str(network), ports=(), networks=(network,), text=text)
-    host, is_wildcard, ports = _split_target(text)
-    address = parse_address(host)
-    if address is None:
-        return Rule(host=_checked_name(host), is_wildcard=is_wildcard, ports=ports, text=text)
-    if is_wildcard:
-        raise _Wrong("is a wildcard below an address; write a CIDR network")
-    networks = (ip_network(address),)
-    return Rule(host=str(address), ports=ports, networks=networks, text=text)
-
-
-def _check_text(text: str) -> None:
-    """Raise _Wrong for text that is no rule, with the part that shows it."""
-    if len(text) > MOST_RULE_CHARACTERS:
-        raise _Wrong(f"has more than {MOST_RULE_CHARACTERS} characters")
-    if "://" in text:
-        raise _Wrong(
-            "has a scheme. A rule sees host and port; methods and paths come with secrets. Write the host alone"
-        )
-    if _METHOD.match(text):
-        raise _Wrong(
-            "has a method. A rule sees host and port; methods and paths come with secrets. Write the host alone"
-        )
-    if not text or any(char.isspace() or not char.isprintable() for char in text if char not in DEVIATIONS):
-        raise _Wrong("is empty or has blanks or control characters; write a host like example.org")
-
-
-def _split_target(target: str) -> tuple[str, bool, tuple[int, ...]]:
-    """Take `*.host:port,port` apart."""
-    if target.startswith("["):
-        inside, closed, port_text = target.partition("]")
-        host, colon, ports = (inside + closed, port_text[:1], port_text[1:])
-        if not closed or (port_text and colon != ":"):
-            raise _Wrong("is not an IPv6 address in brackets")
-    elif target.count(":") > 1:
-        host, colon, ports = target, "", ""
-        if parse_address(host) is None:
-            raise _Wrong("has more than one colon; ports follow one colon, as in host:80,8443")
-    else:
-        host, colon, ports = target.partition(":")
-    if host == "*":
-        raise _Wrong("means every host; use network 'open' for that, or name a domain, as in *.example.org")
-    is_wildcard = host.startswith("*.")
-    host = host.removeprefix("*.")
-    if "*" in host:
-        raise _Wrong("has a * that is not at the beginning; write *.example.org, which matches at any depth")
-    return host, is_wildcard, _parse_ports(ports) if colon else ()
-
-
-def _parse_ports(text: str) -> tuple[int, ...]:
-    ports = text.split(",")
-    for port in ports:
-        if not _PORT.fullmatch(port) or int(port) > 65535:
-            raise _Wrong(f"has no port {shown(port)}; ports are numbers from 1 to 65535, as in host:80,8443")
-    return tuple(sorted(set(map(int, ports))))
-
-
-def _checked_ports(ports: tuple[int, ...]) -> tuple[int, ...]:
-    if NAME_SERVER_PORT in ports:
-        raise _Wrong(
-            f"has port {NAME_SERVER_PORT}, which only the sandbox's own name server uses; queries to other name "
-            "servers are not possible"
-        )
-    return ports
-
-
-def _checked_name(host: str) -> str:
-    try:
-        return normalize_host(host)
-    except ValueError as error:
-        raise _Wrong(f"has no host name: {error}") from None
-
-
-def _check_literal(address: Address, *, is_wildcard: bool, has_networks: bool) -> None:
-    if is_wildcard:
-        raise _Wrong("is a wildcard below an address; list the addresses")
-    if has_networks:
-        raise _Wrong("is an address with @CIDR; write the address alone")
-    kind = address_kind(address)
-    if kind in NEVER_OPENED:
-        raise _Wrong(f"is {_with_article(kind)} address, which no rule can allow")
-    if isinstance(address, IPv6Address):
-        raise _Wrong("is an IPv6 address, and sandboxes have IPv4 inside; allow the host's name")
-    if address in _NAMES_RANGE:
-        raise _Wrong(f"is in {_NAMES_RANGE}, which sandboxes use for names; allow the host's name")
-
-
-def _opened_network(text: str) -> Network:
-    """Read a network that a rule opens, or one address."""
-    network = _parse_network(text if "/" in text else f"{text}/128" if ":" in text else f"{text}/32")
-    if network is None:
-        raise _Wrong(f"has no network {shown(text)}; write one like 10.0.0.0/8")
-    _check_plain(network)
-    if has_only(network, NEVER_OPENED):
-        kind = registry_row(network.network_address)[1]
-        raise _Wrong(f"has the network {network}, which is {kind}, which no rule can allow")
-    if has_only(network, frozenset({"public"})):
-        raise _Wrong(f"has the public network {network}; public addresses are allowed without it")
-    return network
-
-
-def parse_network_range(text: str, *, name: str) -> Network:
-    """Read one network whose addresses a rule may open. Raises InvalidRequest."""
-    try:
-        return _opened_network(text)
-    except _Wrong as wrong:
-        raise InvalidRequest(f"{name}: {shown(text)} {wrong}") from None
-
-
-def _parse_network(text: str) -> Network | None:
-    """Read a network in CIDR notation; None for other text."""
-    address, slash, length = text.partition("/")
-    if not slash or not _PREFIX_LENGTH.fullmatch(length):
-        return None
-    try:
-        network = ip_network(f"{address.strip('[]')}/{length}", strict=False)
-    except ValueError:
-        return None
-    if str(network.network_address) != str(ip_network(address.strip("[]")).network_address):
-        raise _Wrong(f"has host bits after its prefix; the network is {network}")
-    return network
-
-
-def _check_plain(network: Network) -> None:
-    """Refuse IPv6 networks that mean IPv4 ones: their addresses are looked up as IPv4 addresses."""
-    if means_ipv4(network):
-        raise _Wrong(f"has the network {network}, whose addresses stand for IPv4 addresses; write the IPv4 network")
-
-
-def _with_article(kind: str) -> str:
-    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
-
-
-# --- decisions ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -389,6 +153,22 @@ class NetworkRules:
         object.__setattr__(self, "served_ports", tuple(sorted(served)))
         object.__setattr__(self, "_allowed", _Index.of(self.allow, by_network=False))
         object.__setattr__(self, "_denied", _Index.of(self.deny, by_network=True))
+        for rule in self.limited:
+            self._check_alone(rule)
+
+    def _check_alone(self, limited: Rule) -> None:
+        """Raise InvalidRequest where another rule allows every request of a rule's host."""
+        for rule in self._allowed.named(limited.host):
+            if not rule.requests and set(rule.ports) & set(limited.ports):
+                raise InvalidRequest(
+                    f"network_allow: {shown(rule.text)} allows every request to {limited.host}, so that "
+                    f"{shown(limited.text)} would limit nothing; leave one of them out"
+                )
+
+    @property
+    def limited(self) -> tuple[Rule, ...]:
+        """Return the rules with methods and paths."""
+        return tuple(rule for rule in self.allow if rule.requests)
 
     @classmethod
     def parse(
@@ -420,9 +200,11 @@ class NetworkRules:
         }
 
     def denies(self, host: str, port: int) -> bool:
-        """Tell whether a rule of the deny list refuses a host; then the approver is not asked about it."""
+        """Tell whether a rule of the deny list, or one with methods and paths, refuses a host whatever is approved."""
         address = parse_address(host)
-        return self._denying(str(address) if address is not None else host, address, port) is not None
+        name = str(address) if address is not None else host
+        is_limited = any(rule.requests for rule in self._allowed.named(name))
+        return is_limited or self._denying(name, address, port) is not None
 
     def decide(self, host: str, port: int) -> HostDecision:
         """Say whether a host may be reached, before it is resolved; `host` is a name or an address in any spelling.
@@ -443,7 +225,7 @@ class NetworkRules:
         rule = _added_up([rule for rule in matching if rule.covers(port)])
         if rule is not None:
             return HostDecision(is_allowed=True, why=f"{name}:{port} is allowed by {escape_name(rule.text)}", rule=rule)
-        if self.mode == "open":
+        if self.mode == "open" and not any(rule.requests for rule in matching):
             return self._decide_open(name, address, port)
         return _refused(self._why_not_listed(name, port, matching))
 
@@ -476,7 +258,7 @@ class NetworkRules:
         network, kind = registry_row(meant)
         if kind == "public" or (kind not in NEVER_OPENED and rule is not None and rule.has_address(meant)):
             return ""
-        refused = f"{resolved}, {_with_article(kind)} address" if name != str(address) else _literal_is(name, kind)
+        refused = f"{resolved}, {with_article(kind)} address" if name != str(address) else _literal_is(name, kind)
         if kind in NEVER_OPENED:
             return f"{refused}; {NO_RULE_OPENS}"
         return f"{refused}; the policy can allow it by {_opening_rule(name, port, meant, network)}"
@@ -550,16 +332,20 @@ def _added_up(rules: list[Rule]) -> Rule | None:
     """Return one rule that allows what these do together; None for no rule."""
     if len(rules) <= 1:
         return rules[0] if rules else None
-    networks = tuple(dict.fromkeys(network for rule in rules for network in rule.networks))
-    return replace(rules[0], networks=networks, text=", ".join(dict.fromkeys(rule.text for rule in rules)))
+    return replace(
+        rules[0],
+        networks=tuple(dict.fromkeys(network for rule in rules for network in rule.networks)),
+        requests=tuple(dict.fromkeys(request for rule in rules for request in rule.requests)),
+        text=", ".join(dict.fromkeys(rule.text for rule in rules)),
+    )
 
 
 def _is_loopback_name(name: str) -> bool:
-    return name == _ALWAYS_LOOPBACK or name.endswith("." + _ALWAYS_LOOPBACK)
+    return name == ALWAYS_LOOPBACK or name.endswith("." + ALWAYS_LOOPBACK)
 
 
 def _literal_is(name: str, kind: str) -> str:
-    return f"{name} is {_with_article(kind)} address"
+    return f"{name} is {with_article(kind)} address"
 
 
 def _opening_rule(name: str, port: int, address: Address, network: Network) -> str:

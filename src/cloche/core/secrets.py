@@ -140,7 +140,10 @@ class Secret:
 
 
 class SecretSet:
-    """Hold the secrets of a sandbox by name. No text of it has more than the names, and no copy leaves the process."""
+    """Hold the secrets of a sandbox by name. No text of it has more than the names, and no copy leaves the process.
+
+    Without any, it says that connections are opened for the network's rules with methods and paths.
+    """
 
     __slots__ = ("rows",)
 
@@ -175,6 +178,11 @@ class HeldSecrets:
     placeholders: Mapping[str, str]
 
     __hash__ = object.__hash__
+
+
+def noun_of(secrets: SecretSet | HeldSecrets) -> str:
+    """Name what a sandbox has these for."""
+    return "secrets" if secrets.hosts_by_name else "network rules with methods and paths"
 
 
 def check_same(sandbox: str, held: HostsByName, given: HostsByName) -> None:

@@ -182,27 +182,24 @@ class AwsCredentials:
             return None
         if other := _OTHER.get(texts[0].partition(b" ")[0].lower()):
             raise Rejected(403, f"a request that is signed by {other}")
-        raise Rejected(403, self._why("the header 'Authorization'"))
+        raise self._refusal("the header 'Authorization'")
 
     def _check_query(self, target: str) -> None:
         keys = {unquote(part.partition("=")[0]).lower() for part in re.split("[&;]", target.partition("?")[2])}
         if keys & _PRESIGNED:
-            raise Rejected(
-                403, "a presigned address (a signature in the query), which is not signed anew here; sign in a header"
-            )
+            what = "a presigned address (a signature in the query), which is not signed anew here,"
+            raise Rejected(403, what, "sign in a header")
 
     def _given_token(self, texts: Sequence[bytes]) -> Headers:
         if not texts:
             return []
         if self._token is None or list(texts) != [self._token.placeholder]:
-            raise Rejected(403, self._why("the header 'X-Amz-Security-Token'"))
+            raise self._refusal("the header 'X-Amz-Security-Token'")
         return [(b"X-Amz-Security-Token", self._token.value)]
 
-    def _why(self, where: str) -> str:
-        return (
-            f"a request with a credential in {where} that is not the one in {self._key_id.name}; "
-            f'no other is taken here, unless the secret has foreign="allow"'
-        )
+    def _refusal(self, where: str) -> Rejected:
+        what = f"a request with a credential in {where} that is not the one in {self._key_id.name}"
+        return Rejected(403, what, 'no other is taken here, unless the secret has foreign="allow"')
 
 
 def _without_credentials(headers: Headers) -> Headers:
@@ -218,7 +215,8 @@ def _payload(head: RequestHead, values: Mapping[bytes, Sequence[bytes]]) -> byte
         raise Rejected(
             403,
             f"a body in parts with signatures or a checksum of their own (X-Amz-Content-Sha256: {kind}), which are not "
-            "signed anew here; let the client hash it whole (AWS_REQUEST_CHECKSUM_CALCULATION=when_required)",
+            "signed anew here,",
+            "let the client hash it whole (AWS_REQUEST_CHECKSUM_CALCULATION=when_required)",
         )
     if stated:
         return stated

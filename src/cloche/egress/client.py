@@ -288,16 +288,18 @@ class OwnNetwork:
         *,
         proxies: Mapping[str, str],
         asks: bool = False,
-        secrets: Sequence[Mapping[str, Any]] = (),
+        secrets: Sequence[Mapping[str, Any]] | None = None,
         values: Sequence[int] = (),
         authorities: str = "",
     ):
         _released[:] = [process for process in _released if process.is_alive]
         with _lock:
-            self._process = _Process(has_secrets=bool(secrets), authorities=authorities)
+            self._process = _Process(has_secrets=secrets is not None, authorities=authorities)
             _to_hand_over.add(self._process)
         try:
-            self.network = self._process.open(rules, proxies, asks=asks, is_kept=True, secrets=secrets, values=values)
+            self.network = self._process.open(
+                rules, proxies, asks=asks, is_kept=True, secrets=secrets or (), values=values
+            )
         except BaseException:
             self._end_process()
             raise

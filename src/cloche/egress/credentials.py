@@ -92,21 +92,19 @@ class HostCredentials:
                 return replaced
         if self._is_foreign_allowed:
             return value
-        raise Rejected(403, self._why(f"the header {name.decode('latin-1')[:100]!r}"))
+        raise self._refusal(f"the header {name.decode('latin-1')[:100]!r}")
 
     def _check_query(self, target: str) -> None:
         _, _, query = target.partition("?")
         for part in _SEPARATOR.split(query):
             key, _, value = part.partition("=")
             if value and self._query_keys and unquote_plus(key).lower() in self._query_keys:
-                raise Rejected(403, self._why(f"{unquote_plus(key)[:100]!r} in the query"))
+                raise self._refusal(f"{unquote_plus(key)[:100]!r} in the query")
 
-    def _why(self, where: str) -> str:
+    def _refusal(self, where: str) -> Rejected:
         names = ", ".join(grant.name for grant in self._grants)
-        return (
-            f"a request with a credential in {where} that is not the one in {names}, alone or behind one word; "
-            f'no other is taken here, unless the secret has foreign="allow"'
-        )
+        what = f"a request with a credential in {where} that is not the one in {names}, alone or behind one word,"
+        return Rejected(403, what, 'no other is taken here, unless the secret has foreign="allow"')
 
 
 def _in_form(grant: Grant, value: bytes) -> bytes | None:

@@ -20,6 +20,7 @@ MOST_HEAD_BYTES = 64 << 10
 MOST_HEADERS = 128
 PORT, TLS_PORT = 80, 443  # that a Host without a port means
 MOST_SHOWN = 100  # characters of a guest's in a sentence
+ANOTHER_HOST = "open a separate connection for each name"
 
 _END = b"\r\n\r\n"
 # Control characters, of which HT alone may stand in a head, CR without LF, and LF without CR.
@@ -63,11 +64,14 @@ EditHead = Callable[[RequestHead], RequestHead]
 
 
 class Rejected(Exception):
-    """Report a request that is not passed on; `what` names it in a few words, `status` is that of the answer."""
+    """Report a request that is not passed on; `status` is that of the answer.
 
-    def __init__(self, status: int, what: str):
-        super().__init__(what)
-        self.status, self.what = status, what
+    `what` is the clause for the guest and the table: the request in a few words, that it is not allowed, and `why`.
+    """
+
+    def __init__(self, status: int, what: str, why: str = ""):
+        self.status, self.what = status, f"{what} is not allowed" + (f"; {why}" if why else "")
+        super().__init__(self.what)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +227,7 @@ def _decide(event: h11.Request, single: Mapping[bytes, bytes], place: RequestTar
     path = _path(event, place)
     host = single.get(b"host")
     if host is not None and not place.is_meant_by(host.decode("latin-1")):
-        raise Rejected(403, f"a request for {_shown(host)}")
+        raise Rejected(403, f"a request for {_shown(host)}", ANOTHER_HOST)
     options = _options(event)
     is_upgrade = b"upgrade" in single and _is_upgrade(event, single, options)
     is_old = event.http_version == b"1.0"
@@ -248,11 +252,11 @@ def _path(event: h11.Request, place: RequestTarget) -> str:
     target = event.target.decode("ascii")
     if absolute := _ABSOLUTE.fullmatch(target):
         if not place.is_meant_by(absolute[2]) or (absolute[1].lower() == "https") != place.is_tls:
-            raise Rejected(403, f"a request for {_shown(event.target)}")
+            raise Rejected(403, f"a request for {_shown(event.target)}", ANOTHER_HOST)
         path = absolute[3] or ""
         return path if path.startswith("/") else f"/{path}"
     if not (target.startswith("/") or (target == "*" and event.method == b"OPTIONS")):
-        raise Rejected(403, f"a request for {_shown(event.target)}")
+        raise Rejected(403, f"a request for {_shown(event.target)}", ANOTHER_HOST)
     return target
 
 

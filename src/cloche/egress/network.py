@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.hosts import Address, parse_address
-from cloche.core.network import NetworkRules, Rule
+from cloche.core.network import HostDecision, NetworkRules, Rule
 from cloche.jail import messages
 
 from . import dns
@@ -31,8 +31,10 @@ from .callers import MOST_CALLERS, Callers, EgressCaller, Questions
 from .client_hello import NoServerName, NotTls, read_server_name
 from .errors import Failed, Refused
 from .http import relay
+from .http_request import EditHead, RequestHead
 from .ledger import Ledger, LedgerRow, Sum
 from .names import Names
+from .requests import checked_request
 from .sockets import Pace, accept_now, reset, speaks_first
 from .stream import SocketStream, Stream, Turns, splice
 from .upstream import Proxies, connect
@@ -51,6 +53,10 @@ CONNECTIONS_PER_S, QUESTIONS_PER_S, AT_ONCE = 500.0, 500.0, 64
 HELLO_S, IDLE_S, NAME_STREAM_S = 20.0, 900.0, 10.0
 MOST_TOLD = 64  # refusals between two reports: what the caller has not read must never fill the link
 MOST_DATAGRAM, MOST_HELLO = 4096, 16_384
+NO_AUTHORITY = (
+    "rules with methods and paths need a certificate authority of the sandbox, which this one was opened without; open "
+    "one with such a rule or a secret"
+)
 TOO_MANY_NAMES = "too many names were looked up; look up only names that are needed"
 
 
@@ -64,6 +70,7 @@ class GuestConnection:
         self.name = ""  # in TLS, where the connection is to an address
         self.address: Address | None = None  # that it was made to
         self.is_approved = False  # by somebody, and by no rule
+        self.is_read = False  # request by request
         self.task: asyncio.Task[None] | None = None
         self.guest: SocketStream | None = None
         self._counted = (0, 0)
@@ -231,7 +238,10 @@ class GuestNetwork:
         """Add rules to those in force, which other callers may have added to; send all callers the result."""
         error = ""
         try:
-            self._change(self._rules.with_further(allow=allow, deny=deny))
+            rules = self._rules.with_further(allow=allow, deny=deny)
+            if rules.limited and self._secrets is None:
+                raise InvalidRequest(f"network_allow: {NO_AUTHORITY}")
+            self._change(rules)
         except InvalidRequest as wrong:
             error = str(wrong)
         else:
@@ -281,10 +291,12 @@ class GuestNetwork:
         """Tell whether the rules of now allow a connection, as far as it has come."""
         decision = self._rules.decide(connection.host, connection.port)
         is_approved = connection.is_approved and not self._rules.denies(connection.host, connection.port)
-        if not (decision.is_allowed or is_approved):
+        if not (decision.is_allowed or is_approved) or (_is_limited(decision) and not connection.is_read):
             return False
-        if connection.name and not self._rules.decide(connection.name, connection.port).is_allowed:
-            return False
+        if connection.name:
+            named = self._rules.decide(connection.name, connection.port)
+            if not named.is_allowed or _is_limited(named):
+                return False
         return connection.address is None or not self._rules.decide_address(
             decision.rule, connection.address, port=connection.port
         )
@@ -457,6 +469,8 @@ class GuestNetwork:
         if self._secrets is not None:
             self._secrets.check(connection.host, connection.port)
         decision = self._rules.decide(connection.host, connection.port)
+        if decision.is_allowed and _is_limited(decision) and self._secrets is None:
+            raise Refused(f"{connection.host}:{connection.port} is not allowed; {NO_AUTHORITY}")
         if decision.is_allowed:
             return decision.rule
         if self._asks and not self._rules.denies(connection.host, connection.port):
@@ -480,7 +494,9 @@ class GuestNetwork:
         """Carry bytes both ways; where the guest's first ones are of TLS, they must name the host."""
         rule = await self._decide(connection)
         first = await self._read_hello(connection, guest) if connection.port == TLS_PORT else b""
-        if self._secrets is not None and self._secrets.opens(connection.host):
+        is_limited = rule is not None and bool(rule.requests)
+        if self._secrets is not None and (is_limited or self._secrets.opens(connection.host)):
+            connection.is_read = True
             opened = await self._secrets.open_guest(guest, connection.host, first)
             await self._carry_opened(connection, self._secrets, opened)
             return
@@ -528,6 +544,11 @@ class GuestNetwork:
                 raise Refused(decision.why)
             if self._secrets is not None:
                 self._secrets.check(name, connection.port, is_by_address=True)
+            if _is_limited(decision):
+                raise Refused(
+                    f"{name}:{connection.port} is not allowed by its address; its rules are about requests, so connect "
+                    "to its name"
+                )
             connection.name = name
         elif name is not None and name != connection.host:
             raise Refused(f"{name} (the server name in TLS) is not {connection.host}, the host of the connection")
@@ -576,33 +597,35 @@ class GuestNetwork:
         async def connect_to_host() -> Stream:
             return await secrets.open_host(host, lambda: self._connect_for_http(connection))
 
-        def refuse(reason: str) -> str:
-            why = f"{host}:{port} has a secret, and refuses {reason}"
-            self._note_refusal(host, port, why)
-            return why
-
-        edits = secrets.edits(host, functools.partial(self._note_left, connection))
+        edits = secrets.edits(host, *self._edits(connection))
+        refuse = functools.partial(self._refuse_request, connection)
         await relay(guest, host, port, connect_to_host, refuse, idle_s=IDLE_S, turns=self._turns, edits=edits)
+
+    def _edits(self, connection: GuestConnection) -> tuple[EditHead, Callable[[str], None]]:
+        """Return what checks a request by the rules of then, and what notes a placeholder in one."""
+
+        def check(head: RequestHead) -> RequestHead:
+            return checked_request(head, self._rules, connection.host, connection.port)
+
+        return check, functools.partial(self._note_left, connection)
+
+    def _refuse_request(self, connection: GuestConnection, what: str) -> str:
+        """Note a refused request, and return the sentence that the guest reads."""
+        why = f"{connection.host}:{connection.port}: {what}"
+        self._note_refusal(connection.host, connection.port, why)
+        return why
 
     def _note_left(self, connection: GuestConnection, why: str) -> None:
         self._ledger.row(connection.host, connection.port, why)
 
     async def _carry_http(self, connection: GuestConnection, guest: SocketStream) -> None:
         """Carry plain HTTP, and decide about each request; the guest reads why one is refused."""
-
-        def refuse(reason: str) -> str:
-            why = (
-                f"{reason} on a connection to {connection.host}:{connection.port}; open a separate connection for "
-                "each name"
-            )
-            self._note_refusal(connection.host, connection.port, why)
-            return why
-
-        is_proxied = self._proxies.url_for(connection.host, connection.port) is not None
-        note = functools.partial(self._note_left, connection)
+        connection.is_read = self._secrets is not None
+        edits = self._secrets.watching(*self._edits(connection)) if self._secrets is not None else None
         await relay(
-            guest, connection.host, connection.port, lambda: self._connect_for_http(connection), refuse,
-            proxied=is_proxied, turns=self._turns, edits=self._secrets.watching(note) if self._secrets else None,
+            guest, connection.host, connection.port, lambda: self._connect_for_http(connection),
+            functools.partial(self._refuse_request, connection), turns=self._turns, edits=edits,
+            proxied=self._proxies.url_for(connection.host, connection.port) is not None,
         )  # fmt: skip
 
     def _note_refusal(self, host: str, port: int, why: str) -> None:
@@ -610,6 +633,10 @@ class GuestNetwork:
         if row.connections == 1 and self._told < MOST_TOLD:  # each reason is told once; the report counts
             self._told += 1
             self._callers.tell("refused", {"host": host, "port": port, "why": row.why})
+
+
+def _is_limited(decision: HostDecision) -> bool:
+    return decision.rule is not None and bool(decision.rule.requests)
 
 
 def most_connections() -> tuple[int, int]:

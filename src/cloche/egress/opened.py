@@ -22,7 +22,7 @@ from cloche.core.secrets import LEFT, MOST_BYTES, PORT, check_value, make_placeh
 from .aws import AwsCredentials, has_aws_keys
 from .credentials import Grant, HostCredentials, placeholders_in
 from .errors import Failed, Refused
-from .http_request import RequestHead
+from .http_request import EditHead, RequestHead
 from .redaction import AnswerRedaction, Pairs, StreamRedactor, pairs_of
 from .stream import SocketStream, Stream
 from .tls import Authority, TlsStream
@@ -128,14 +128,16 @@ class SandboxSecrets:
             raise
         return stream
 
-    def edits(self, host: str, note: Note) -> OpenedEdits:
-        """Return what is done with the requests and answers of an opened connection."""
+    def edits(self, host: str, check: EditHead, note: Note) -> OpenedEdits | WatchingEdits:
+        """Return what is done with the requests and answers of an opened connection; `check` comes first."""
+        if not self.opens(host):  # there are rules for its requests, and no secrets
+            return WatchingEdits(check, partial(self._tell, note), is_tls=True)
         credentials = (AwsCredentials if has_aws_keys(host, self._grants) else HostCredentials)(host, self._grants)
-        return OpenedEdits(credentials, partial(self._tell, note), self._pairs)
+        return OpenedEdits(check, credentials, partial(self._tell, note), self._pairs)
 
-    def watching(self, note: Note) -> WatchingEdits:
-        """Return what is done with the requests of plain HTTP: placeholders in them are told."""
-        return WatchingEdits(partial(self._tell, note))
+    def watching(self, check: EditHead, note: Note) -> WatchingEdits:
+        """Return what is done with the requests of plain HTTP: they are checked, and placeholders in them are told."""
+        return WatchingEdits(check, partial(self._tell, note))
 
     def _tell(self, note: Note, head: RequestHead) -> None:
         text = b"\n".join((head.target.encode("ascii", "replace"), *(b": ".join(header) for header in head.headers)))
@@ -144,17 +146,16 @@ class SandboxSecrets:
 
 
 class WatchingEdits:
-    """Look at requests and change nothing."""
+    """Check and look at requests, and change nothing in them but the form of their paths."""
 
-    is_tls = False
-
-    def __init__(self, look: Callable[[RequestHead], None]):
-        self._look = look
+    def __init__(self, check: EditHead, look: Callable[[RequestHead], None], *, is_tls: bool = False):
+        self._check, self._look, self.is_tls = check, look, is_tls
 
     def edit(self, head: RequestHead) -> RequestHead:
-        """Return a request's head as it is."""
-        self._look(head)
-        return head
+        """Return a request's head. Raises Rejected."""
+        checked = self._check(head)
+        self._look(checked)
+        return checked
 
     def body_edit(self, _: RequestHead) -> None:
         """Leave the body as it is."""
@@ -169,13 +170,14 @@ class OpenedEdits:
     is_tls = True
 
     def __init__(
-        self, credentials: HostCredentials | AwsCredentials, look: Callable[[RequestHead], None], pairs: Pairs
-    ):
-        self._credentials, self._look, self._pairs = credentials, look, pairs
+        self, check: EditHead, credentials: HostCredentials | AwsCredentials, look: Callable[[RequestHead], None],
+        pairs: Pairs,
+    ):  # fmt: skip
+        self._check, self._credentials, self._look, self._pairs = check, credentials, look, pairs
 
     def edit(self, head: RequestHead) -> RequestHead:
         """Return the head for the host. Raises Rejected."""
-        edited = self._credentials.edit(head)
+        edited = self._credentials.edit(self._check(head))
         self._look(edited)
         return edited
 

@@ -111,11 +111,23 @@ def _read_options(options: SandboxOptions) -> ResolvedOptions:
         chosen = None
     wants_image = "image" in arguments
     if "secrets" not in arguments:
-        return ResolvedOptions(settings=load_settings(arguments), backend=chosen, wants_image=wants_image)
+        settings = load_settings(arguments)
+        return ResolvedOptions(
+            settings=settings, backend=chosen, wants_image=wants_image, secrets=_without_secrets(settings)
+        )
     from .secrets import read_with_settings  # needed by some runs only
 
     secrets, settings = read_with_settings(arguments)
     return ResolvedOptions(settings=settings, backend=chosen, wants_image=wants_image, secrets=secrets)
+
+
+def _without_secrets(settings: Settings) -> SecretSet | None:
+    """Return an empty set for a call without secrets whose network rules have methods and paths."""
+    if not any("/" in rule for rule in settings.policy.network_allow):
+        return None
+    from .secrets import opens_for_rules
+
+    return opens_for_rules(settings.policy)
 
 
 def _check_options(resolved: ResolvedOptions) -> None:

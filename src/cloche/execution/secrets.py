@@ -1,4 +1,7 @@
-"""The secrets of a call: their hosts among the network rules, and the backends that can hold them."""
+"""The secrets of a call, and rules with methods and paths, which are enforced in the same way.
+
+Both need connections that are opened. A call with such rules and no secrets has an empty set of them.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ from typing import Any
 from cloche.config.keys import Settings
 from cloche.config.settings import load_settings
 from cloche.core.errors import BackendUnavailable, InvalidRequest
+from cloche.core.policy import Policy
 from cloche.core.record import replace
 from cloche.core.result import Result
-from cloche.core.secrets import LEFT, SecretSet, read_secrets
+from cloche.core.secrets import LEFT, PORT, SecretSet, noun_of, read_secrets
 
 from .selection import FoundBackend
 
@@ -21,7 +25,9 @@ def read_with_settings(arguments: Mapping[str, Any]) -> tuple[SecretSet, Setting
     secrets, given = read_secrets(arguments["secrets"]), load_settings(own)
     if given.policy.network == "open":  # where they are reached anyway
         return secrets, given
-    allowed = tuple(dict.fromkeys((*given.policy.network_allow, *secrets.rules)))
+    limited = {rule.host for rule in given.policy.network_rules().limited if PORT in rule.ports}
+    further = (rule for rule in secrets.rules if rule.removesuffix(f":{PORT}") not in limited)
+    allowed = tuple(dict.fromkeys((*given.policy.network_allow, *further)))
     settings = load_settings({**own, "network_allow": allowed})
     if settings.policy.network != "allowlist":
         raise InvalidRequest(
@@ -29,6 +35,11 @@ def read_with_settings(arguments: Mapping[str, Any]) -> tuple[SecretSet, Setting
             'leave network out, or use "allowlist" or "open"'
         )
     return secrets, settings
+
+
+def opens_for_rules(policy: Policy) -> SecretSet | None:
+    """Return an empty set if there are rules with methods and paths, which need what secrets need; else None."""
+    return SecretSet(()) if policy.network in ("allowlist", "open") and policy.network_rules().limited else None
 
 
 def placeholders_sent(result: Result) -> list[Mapping[str, Any]]:
@@ -43,8 +54,11 @@ def with_secrets(found_backend: FoundBackend, secrets: SecretSet) -> FoundBacken
     """
     backend = found_backend.backend
     if not getattr(backend, "takes_secrets", False):
+        instead = (
+            "leave secrets out and pass what the program may read in env" if secrets.rows else "name the host alone"
+        )
         raise BackendUnavailable(
-            f"backend {backend.name!r} takes no secrets yet.",
-            remedy='Use backend "local" at level jail, or leave secrets out and pass what the program may read in env.',
+            f"backend {backend.name!r} takes no {noun_of(secrets)} yet.",
+            remedy=f'Use backend "local" at level jail, or {instead}.',
         )
     return replace(found_backend, policy=found_backend.policy.with_changes(secrets=secrets, warm=False))

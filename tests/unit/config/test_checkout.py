@@ -163,6 +163,13 @@ def test_what_an_owner_allows_is_the_measure(checkout: Checkout) -> None:
         ("network: [a.example]", "network_allow: [b.example]", None),
         ("network: [a.example]", "network_allow: []", ("allowlist", ())),
         ("network: off\nnetwork_allow: [a.example]", "network: 'on'", None),
+        ("network: [a.example]", "network: ['a.example/GET:/x']", ("allowlist", ("a.example/GET:/x",))),
+        ("network: ['a.example/GET:/x/*']", "network: ['a.example/GET:/x/y']", ("allowlist", ("a.example/GET:/x/y",))),
+        ("network: ['a.example/GET:/x/*']", "network: ['a.example/POST:/x/y']", None),
+        ("network: ['a.example/GET:/x']", "network: [a.example]", None),
+        ("network: open\nnetwork_allow: ['b.a.example/GET:/x']", "network: ['*.a.example']", None),
+        ("network: open\nnetwork_allow: ['b.a.example/GET:/x']", "network: open\nnetwork_allow: []", None),
+        ("network: open\nnetwork_allow: ['a.example/GET:/x']", "network: [c.example]", ("allowlist", ("c.example",))),
     ],
 )
 def test_a_checkouts_hosts_are_within_the_owners(

@@ -45,10 +45,17 @@ def operator(tmp_path: Path) -> Operator:
         ("'db:5432,6432@10.0.0.0/8,fd00::/8,b.example'", ("db:5432,6432@10.0.0.0/8,fd00::/8", "b.example")),
         ("['db:5432,6432@10.0.0.0/8']", ("db:5432,6432@10.0.0.0/8",)),
         ("'db:5432@10.0.0.0/8,10.0.0.5:22'", ("db:5432@10.0.0.0/8", "10.0.0.5:22")),
+        ("'a.example:80,8443,b.example:80,8443'", ("a.example:80,8443", "b.example:80,8443")),
+        ("'A.example:80,443/GET,POST:/X,b.example'", ("a.example:80,443/GET,POST:/X", "b.example")),
+        (
+            "'a@10.0.0.0/8,b.example/GET,PUT:/,c.example/GET,PUT:/'",
+            ("a@10.0.0.0/8", "b.example/GET,PUT:/", "c.example/GET,PUT:/"),
+        ),
+        ("['A.example/GET:/a,B']", ("a.example/GET:/a,B",)),
     ],
 )
 def test_hosts_are_a_list_or_text(operator: Operator, text: str, hosts: tuple[str, ...]) -> None:
-    """In text with commas, a port and a network belong to the rule before them."""
+    """In text with commas, a port, a network and a method belong to the rule before them."""
     operator.file.write_text(f"network_allow: {text}")
     assert operator.load().policy.network_allow == hosts
 

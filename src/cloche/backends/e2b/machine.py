@@ -127,6 +127,8 @@ def allowed_hosts(policy: Policy) -> tuple[str, ...]:
         return ()
     fields = []
     for rule in policy.network_rules().allow:
+        if rule.requests:
+            raise _inexpressible("methods and paths", rule.text)
         if rule.is_address:
             fields.append(rule.host)
             if set(rule.ports) != set(WEB_PORTS):

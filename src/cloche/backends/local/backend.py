@@ -212,9 +212,11 @@ class LocalBackend:
         if settled is None or settled[0] is not host:
             level = _choose_level(policy, host)
             if policy.secrets is not None and level is not Level.JAIL:
+                from cloche.core.secrets import noun_of  # needed by this error only
+
                 raise BackendUnavailable(
-                    f"secrets need level jail, and this sandbox has level {level}.",
-                    remedy=f"{_remedy(host)} Or leave secrets out.",
+                    f"{noun_of(policy.secrets)} need level jail, and this sandbox has level {level}.",
+                    remedy=f"{_remedy(host)} Or leave them out.",
                 )
             enforcement = Enforcement(level=level, controls=local_controls(level, host))
             if policy.network in SERVED and level in (Level.JAIL, Level.CONFINED):
