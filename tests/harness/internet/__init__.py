@@ -8,5 +8,6 @@ namespace, so all of it is gone with the processes.
 
 `record` is what arrived, `packets` what passed the pair of interfaces, `listeners` takes connections and datagrams,
 `streams` reads them with and without TLS, `names` is the name server, `web` speaks HTTP, and `sites` are what is served
-by it: an index of packages, a registry, repositories. `build` makes certificates, routes and mounts.
+by it: an index of packages, a registry, repositories; `providers` want credentials. `build` makes certificates, routes
+and mounts.
 """

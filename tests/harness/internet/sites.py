@@ -23,6 +23,7 @@ from urllib.parse import quote
 
 from tests.harness.packages import make_source
 
+from .providers import answers, run_backend
 from .web import Reader, Request, Response, Site
 
 PIECE = bytes(1 << 18)
@@ -76,10 +77,15 @@ def site_of(folder: Path) -> Site:
         **dict.fromkeys(ECHOING, echo_head),
     }
 
+    stand_ins = answers(folder, registry, index)
+
     def answer(request: Request, reader: Reader) -> Response | None:
         upgrade = request.headers.get("upgrade", "").lower()
         if upgrade == "websocket" and "sec-websocket-key" in request.headers:
             return websocket(request, reader)
+        prefix, stand_in = stand_ins.get(request.host, (None, None))
+        if stand_in is not None and request.path.startswith(prefix):
+            return stand_in(request)
         return sites.get(request.host, plain)(request, reader)
 
     return answer
@@ -147,26 +153,26 @@ def websocket(request: Request, reader: Reader) -> None:
             return
 
 
-def index(request: Request, _reader: Reader) -> Response:
+def index(request: Request, _reader: Reader | None = None) -> Response:
     """Serve PEP 503's pages at `index.example`, with hashes, and the files at `files.example`.
 
     Who accepts nothing but PEP 691's JSON has what Cloche's own step reads of that.
     """
     name = request.path.strip("/").rpartition("/")[2]
-    if request.host == "files.example":
+    if request.host == "files.example" or request.path.startswith("/files/"):
         found = wheels().get(name.removesuffix(".metadata"))
         if found is None:
             return NOT_FOUND
         return Response(_metadata(name) if name.endswith(".metadata") else found)
+    base = "https://files.example" if request.host == "index.example" else f"https://{request.host}/files"
     files = [file for file in wheels() if file.startswith(f"{name.replace('-', '_')}-")]
     if not files:
         return NOT_FOUND
     if request.headers.get("accept") == "application/vnd.pypi.simple.v1+json":
-        rows = [{"filename": file, "url": f"https://files.example/{file}"} for file in files]
+        rows = [{"filename": file, "url": f"{base}/{file}"} for file in files]
         return Response(json.dumps({"files": rows}).encode(), headers={"Content-Type": "application/json"})
     links = (
-        f'<a href="https://files.example/{file}#sha256={hashlib.sha256(wheels()[file]).hexdigest()}"'
-        f"{_beside(file)}>{file}</a>"
+        f'<a href="{base}/{file}#sha256={hashlib.sha256(wheels()[file]).hexdigest()}"{_beside(file)}>{file}</a>'
         for file in files
     )
     page = f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>"
@@ -214,7 +220,7 @@ def _zip(files: dict[str, bytes]) -> bytes:
     return packed.getvalue()
 
 
-def registry(request: Request, _reader: Reader) -> Response:
+def registry(request: Request, _reader: Reader | None = None) -> Response:
     """Serve one package as npm's registry does."""
     if request.path.endswith(".tgz"):
         return Response(package(), headers={"Content-Type": "application/octet-stream"})
@@ -224,7 +230,7 @@ def registry(request: Request, _reader: Reader) -> Response:
         "shasum": hashlib.sha1(package()).hexdigest(),
         "integrity": "sha512-" + base64.b64encode(hashlib.sha512(package()).digest()).decode(),
     }
-    tarball = "https://registry.example/harmless/-/harmless-1.0.0.tgz"
+    tarball = f"https://{request.host}/harmless/-/harmless-1.0.0.tgz"
     version = {"name": "harmless", "version": "1.0.0", "dist": {"tarball": tarball, **digests}}
     found = {"name": "harmless", "dist-tags": {"latest": "1.0.0"}, "versions": {"1.0.0": version}}
     return Response(json.dumps(found).encode(), headers={"Content-Type": "application/json"})
@@ -263,26 +269,7 @@ def modules(request: Request, _reader: Reader) -> Response:
 
 def repository(folder: Path, request: Request, _reader: Reader) -> Response:
     """Serve git repositories by git's own program."""
-    root = _made_repositories(folder)
-    env = {
-        "PATH": os.environ["PATH"],
-        "GIT_PROJECT_ROOT": str(root),
-        "GIT_HTTP_EXPORT_ALL": "1",
-        "GIT_CONFIG_COUNT": "1",
-        "GIT_CONFIG_KEY_0": "safe.directory",
-        "GIT_CONFIG_VALUE_0": "*",
-        "PATH_INFO": request.path,
-        "QUERY_STRING": request.target.partition("?")[2],
-        "REQUEST_METHOD": request.method,
-        "CONTENT_TYPE": request.headers.get("content-type", ""),
-        "CONTENT_LENGTH": str(len(request.body)),
-        "HTTP_CONTENT_ENCODING": request.headers.get("content-encoding", ""),
-        "GIT_PROTOCOL": request.headers.get("git-protocol", ""),
-    }
-    done = subprocess.run(["git", "http-backend"], input=request.body, env=env, capture_output=True, check=True)
-    head, _, body = done.stdout.partition(b"\r\n\r\n")
-    headers = dict(line.split(": ", 1) for line in head.decode().split("\r\n"))
-    return Response(body, headers.pop("Status", "200 OK"), headers)
+    return run_backend(_made_repositories(folder), request, {})
 
 
 @functools.cache

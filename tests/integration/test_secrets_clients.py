@@ -1,0 +1,142 @@
+"""The clients of docs/secrets.md, unmodified: each against a stand-in of its provider, which takes the value alone."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.internet.build import SYSTEM_PATH
+from tests.harness.internet.providers import VALUES, WORDS
+from tests.harness.internet.sites import wheels
+from tests.harness.world import NAMES, PUBLIC, World, open_world
+
+PAGE = (Path(__file__).parents[2] / "docs" / "secrets.md").read_text()
+SECTION = PAGE.partition("\n## Clients\n")[2].partition("\n## ")[0]
+BLOCKS = dict(
+    zip(
+        ("openai", "anthropic", "git", "npm", "pip"),
+        re.findall(r"```(?:py|bash)\n(.*?)```", SECTION, re.DOTALL),
+        strict=True,
+    )
+)
+TABLE = {**NAMES, **{host: [[PUBLIC]] for host in VALUES}}
+HOSTS = {"NPM_TOKEN": "npm.example", "PYPI_TOKEN": "pypi.example"}
+PATH = f"{Path(sys.executable).parent}:{SYSTEM_PATH}"
+RUN = """
+import cloche, os
+os.environ.update(ARGUMENT["values"])
+options = {"timeout": 120, "memory": "2g", "pids": 256, "disk": "1g", "secrets": ARGUMENT["secrets"]}
+with cloche.Sandbox(live=True, env={"PATH": ARGUMENT["path"]}, **options) as sandbox:
+    for name, data in ARGUMENT["files"].items():
+        sandbox.write_file(name, bytes.fromhex(data))
+    result = sandbox.exec(ARGUMENT["command"])
+print(json.dumps({"stdout": result.stdout, "stderr": result.stderr, "exit": result.exit_code}))
+"""
+# The second piece of a stream is sent when the models were asked for, which the first piece has this program do.
+STREAMS = {
+    "openai": """
+client, words = openai.OpenAI(), []
+for chunk in client.chat.completions.create(model="waits", messages=[{"role": "user", "content": "x"}], stream=True):
+    words.append(chunk.choices[0].delta.content)
+    if len(words) == 1:
+        client.models.list()
+print(words)
+whole = client.chat.completions.create(model="waits", messages=[{"role": "user", "content": "x"}])
+print(whole.choices[0].message.content)
+""",
+    "anthropic": """
+client, words = anthropic.Anthropic(), []
+options = {"model": "waits", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
+with client.messages.stream(**options) as stream:
+    for text in stream.text_stream:
+        words.append(text)
+        if len(words) == 1:
+            client.models.list()
+print(words)
+print(client.messages.create(**options).content[0].text)
+""",
+}
+GITHUB = ("GITHUB_TOKEN", "github.com")
+WHEEL = "harmless_more-1.0-py3-none-any.whl"
+SDKS = {"openai": ("OPENAI_API_KEY", "api.openai.com"), "anthropic": ("ANTHROPIC_API_KEY", "api.anthropic.com")}
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    """Open a world with providers."""
+    with open_world(TABLE) as world:
+        yield world
+
+
+def run(world: World, command: Sequence[str], *secrets: tuple[str, str], files: dict[str, bytes] | None = None) -> Any:
+    """Run a command in a live sandbox with secrets by name and host, of the caller's environment; none has a value."""
+    names = [f"{name}@{HOSTS[name]}" if name in HOSTS else name for name, _ in secrets]
+    values = {name: VALUES[host] for name, host in secrets}
+    told = {name: data.hex() for name, data in (files or {}).items()}
+    argument = {"command": command, "secrets": names, "values": values, "path": PATH, "files": told}
+    result = world.run(RUN, argument)
+    assert not [value for value in values.values() if value in str(result)]
+    return result
+
+
+def in_bash(code: str) -> list[str]:
+    """Return the command of a script whose failures end it."""
+    return ["bash", "-ec", code]
+
+
+@pytest.mark.parametrize("name", ["openai", pytest.param("anthropic", marks=pytest.mark.soak)])
+def test_sdks_of_providers_stream_with_a_placeholder(world: World, name: str) -> None:
+    """The example of the page, and each piece of a stream as it is sent."""
+    result = run(world, ["python3", "-c", f"import {name}\n{STREAMS[name]}"], SDKS[name])
+    assert str(list(WORDS)) in result["stdout"], result
+    assert result["stdout"].endswith("".join(WORDS) + "\n")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", SDKS)
+def test_the_examples_of_sdks_run_as_they_stand(world: World, name: str) -> None:
+    """Nothing in them is for a sandbox."""
+    result = run(world, ["python3", "-c", BLOCKS[name]], SDKS[name])
+    assert result["stdout"] == "".join(WORDS) + "\n", result
+
+
+def test_git_clones_and_pushes_with_a_token(world: World) -> None:
+    """What one sandbox has pushed, another one clones."""
+    result = run(world, in_bash(BLOCKS["git"]), GITHUB)
+    assert result["exit"] == 0, result
+    again = BLOCKS["git"].partition("\n")[0] + "\ncat notes.txt; cat .git/config"
+    result = run(world, in_bash(again), GITHUB)
+    assert result["stdout"].startswith("Pushed\n"), result
+    assert "x-access-token:ghp_" in result["stdout"]
+
+
+@pytest.mark.soak
+def test_npm_installs_and_publishes_with_a_token(world: World) -> None:
+    """The token stands in `.npmrc`, as the name of a variable."""
+    code = f"mkdir mine && cd mine\n{BLOCKS['npm']}\ncat node_modules/harmless/index.js"
+    result = run(world, in_bash(code), ("NPM_TOKEN", "npm.example"))
+    assert result["exit"] == 0, result
+    assert 'module.exports = "harmless"' in result["stdout"]
+    methods = {(row["method"], row["target"]) for one in world.seen().arrivals for row in one["requests"]}
+    assert ("PUT", "/mine") in methods
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("client", ["python3 -m pip", "uv pip", "uv publish"])
+def test_clients_of_an_index_show_a_token(world: World, client: str) -> None:
+    """Pip and uv install from an index that wants credentials, and uv sends what was built."""
+    world.forget()
+    (line,) = [line for line in BLOCKS["pip"].splitlines() if line.startswith(client)]
+    result = run(
+        world, in_bash(f"{line}\nls"), ("PYPI_TOKEN", "pypi.example"), files={f"dist/{WHEEL}": wheels()[WHEEL]}
+    )
+    assert result["exit"] == 0, result
+    if client == "uv publish":
+        assert "file_upload" in str([one["said"] for one in world.seen().arrivals])
+    else:
+        assert "harmless.py" in result["stdout"], result
