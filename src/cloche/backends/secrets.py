@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 from cloche.core.errors import InvalidRequest, StartFailed
 from cloche.core.policy import Policy
-from cloche.core.record import dataclass
-from cloche.core.secrets import AWS_KEY, HeldSecrets, Secret, SecretSet, as_wire
+from cloche.core.record import dataclass, field
+from cloche.core.secrets import AWS_KEY, HeldSecrets, Secret, SecretSet, as_wire, capture_as_wire, texts_inside
 from cloche.egress.client import OwnNetwork, SandboxNetwork, open_network_with_secrets, operator_proxies
 from cloche.egress.windows import SharedNetwork
 
@@ -50,10 +50,11 @@ Commands = dict[str, subprocess.Popen[bytes]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestSecrets:
-    """Hold what a guest gets: variables for its environment, and the rows of its file tree."""
+    """Hold what a guest gets: variables for its environment, the rows of its file tree, and files of its home."""
 
     variables: Mapping[str, str]
     rows: tuple[Row, ...]
+    texts: Mapping[str, str] = field(default_factory=dict)
 
 
 async def open_shared_with_secrets(policy: Policy) -> tuple[SharedNetwork, GuestSecrets]:
@@ -65,13 +66,13 @@ async def open_shared_with_secrets(policy: Policy) -> tuple[SharedNetwork, Guest
 async def open_with_secrets(policy: Policy) -> tuple[SandboxNetwork, GuestSecrets]:
     """Open a network with a policy's secrets. Raises InvalidRequest for a wrong source or value, StartFailed."""
     network, commands = _sent_to(policy, open_network_with_secrets)
-    return network, await _filled(network, commands, network.close)
+    return network, await _filled(policy.secrets, network, commands, network.close)
 
 
 async def open_own_with_secrets(policy: Policy) -> tuple[OwnNetwork, GuestSecrets]:
     """Open a network with secrets for a sandbox that a keeper holds. Raises as `open_with_secrets` does."""
     own, commands = _sent_to(policy, OwnNetwork)
-    return own, await _filled(own.network, commands, own.end)
+    return own, await _filled(policy.secrets, own.network, commands, own.end)
 
 
 def _sent_to(policy: Policy, open_network: Callable[..., N]) -> tuple[N, Commands]:
@@ -92,7 +93,9 @@ def _sent_to(policy: Policy, open_network: Callable[..., N]) -> tuple[N, Command
         return network, commands
 
 
-async def _filled(network: SandboxNetwork, commands: Commands, end: Callable[[], None]) -> GuestSecrets:
+async def _filled(
+    secrets: SecretSet | HeldSecrets | None, network: SandboxNetwork, commands: Commands, end: Callable[[], None]
+) -> GuestSecrets:
     """Return what a network's guest gets for its secrets; without all values, end the network."""
     try:
         body = await network.await_secrets()
@@ -107,7 +110,7 @@ async def _filled(network: SandboxNetwork, commands: Commands, end: Callable[[],
         if isinstance(error, OSError):
             raise _failed(error) from error
         raise
-    return _for_guest(body["variables"], body["authority"])
+    return _for_guest(body["variables"], body["authority"], texts_inside(secrets, body["variables"]))
 
 
 def held_by_others(secrets: SecretSet | HeldSecrets) -> GuestSecrets:
@@ -137,6 +140,7 @@ def _sources(secrets: SecretSet) -> Iterator[tuple[list[dict[str, Any]], list[in
             else:
                 value = _value(name, secret)
             rows.append({**as_wire(name, secret), "value": value})
+        rows += [capture_as_wire(name, capture) for name, capture in secrets.captures]
         yield rows, fds, commands
     except BaseException:
         for process in commands.values():
@@ -205,12 +209,12 @@ def _is_file(path: str) -> bool:
     return os.path.isfile(path)
 
 
-def _for_guest(placeholders: Mapping[str, str], authority: str) -> GuestSecrets:
+def _for_guest(placeholders: Mapping[str, str], authority: str, texts: Mapping[str, str]) -> GuestSecrets:
     if MARK not in authority:
         raise StartFailed("the egress process has made no authority", step="network")
     over = [path[1:] for path in dict.fromkeys(map(os.path.realpath, filter(_is_file, BUNDLES))) if _is_shown(path)]
     row = ("shown text", FILE, f"{_trusted_here()}\n{authority}", over)
-    return GuestSecrets(variables=_variables(placeholders), rows=(row,))
+    return GuestSecrets(variables=_variables(placeholders), rows=(row,), texts=texts)
 
 
 def _variables(placeholders: Mapping[str, str]) -> dict[str, str]:

@@ -4,7 +4,8 @@ Theory of operation: a `Grant` is one secret of one sandbox. At its hosts, a hea
 hold the placeholder in one of the known forms; then the value is put there. Any other credential is refused, since an
 allowed host with an attacker's key is a way out. A host without a provider's row may want the value in any header, so
 there the placeholder is replaced in all but those that describe the request, which servers log and show. Nothing is
-added. Cookies are left out: they are credentials, too, and clients keep those of an answer without being asked to.
+added. `fields` does the same for queries and bodies. Cookies are left out: they are credentials, too, and clients keep
+those of an answer without being asked to.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ import base64
 import binascii
 import re
 from collections.abc import Iterator, Sequence
-from urllib.parse import unquote_plus
 
 from cloche.core.record import dataclass, field, replace
-from cloche.core.secrets import CREDENTIAL_HEADERS, provider_of
+from cloche.core.secrets import CREDENTIAL_HEADERS, Capture, provider_of
 
 from .http_request import Headers, Rejected, RequestHead
 
@@ -29,12 +29,15 @@ DESCRIPTIVE = re.compile(
 USERS = frozenset((b"", b"x-access-token", b"x-oauth-basic", b"oauth2", b"__token__", b"token", b"git",
                    b"gitlab-ci-token", b"user", b"api"))  # fmt: skip
 _SCHEME = re.compile(rb"(?i)([a-z][a-z0-9-]{0,31}) +([\x21-\x7e]+)")
-_SEPARATOR = re.compile(r"[&;]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """Hold one secret of one sandbox; `form` is what its headers must look like, empty for the usual forms."""
+    """Hold one secret of one sandbox; `form` is what its headers must look like, empty for the usual forms.
+
+    `places` are the parts of a request where it may stand, as in `Secret`. One that an answer brought has the `capture`
+    that it came by.
+    """
 
     name: str
     placeholder: bytes
@@ -42,24 +45,23 @@ class Grant:
     hosts: frozenset[str]
     form: bytes = b""
     is_foreign_allowed: bool = False
+    places: frozenset[str] = frozenset(("headers",))
+    capture: Capture | None = None
 
 
 class HostCredentials:
     """Check and change the requests for one host of some grants."""
 
     def __init__(self, host: str, grants: Sequence[Grant]):
-        self._host = host
-        self._grants = [grant for grant in grants if host in grant.hosts]
-        self._is_foreign_allowed = any(grant.is_foreign_allowed for grant in self._grants)
+        self._host, self._all = host, grants
         provider = provider_of(host)
         self._headers = {name.encode() for name in (*CREDENTIAL_HEADERS, *(provider.headers if provider else ()))}
-        self._query_keys = provider.query if provider else ()
         self._kept = re.compile(b".*") if provider else DESCRIPTIVE
 
     def edit(self, head: RequestHead) -> RequestHead:
         """Return the head of a request for upstream. Raises Rejected for a foreign credential."""
-        if not self._is_foreign_allowed:
-            self._check_query(head.target)
+        self._grants = [grant for grant in self._all if self._host in grant.hosts]  # captures bring further ones
+        self._is_foreign_allowed = any(grant.is_foreign_allowed for grant in self._grants)
         return replace(head, headers=list(self._edited(head.headers)))
 
     def _edited(self, headers: Headers) -> Iterator[tuple[bytes, bytes]]:
@@ -78,8 +80,12 @@ class HostCredentials:
             else:
                 yield name, self._replaced(value)
 
+    @property
+    def _in_headers(self) -> list[Grant]:
+        return [grant for grant in self._grants if "headers" in grant.places]
+
     def _replaced(self, value: bytes) -> bytes:
-        for grant in self._grants:
+        for grant in self._in_headers:
             value = value.replace(grant.placeholder, grant.value)
         return value
 
@@ -87,24 +93,21 @@ class HostCredentials:
         """Return a credential with its value. Raises Rejected for one that is not the placeholder's."""
         if not value.strip():
             return value
-        for grant in self._grants:
+        for grant in self._in_headers:
             if (replaced := _in_form(grant, value.strip())) is not None:
                 return replaced
         if self._is_foreign_allowed:
             return value
         raise self._refusal(f"the header {name.decode('latin-1')[:100]!r}")
 
-    def _check_query(self, target: str) -> None:
-        _, _, query = target.partition("?")
-        for part in _SEPARATOR.split(query):
-            key, _, value = part.partition("=")
-            if value and self._query_keys and unquote_plus(key).lower() in self._query_keys:
-                raise self._refusal(f"{unquote_plus(key)[:100]!r} in the query")
 
-    def _refusal(self, where: str) -> Rejected:
-        names = ", ".join(grant.name for grant in self._grants)
-        what = f"a request with a credential in {where} that is not the one in {names}, alone or behind one word,"
-        return Rejected(403, what, 'no other is taken here, unless the secret has foreign="allow"')
+def foreign(where: str, grants: Sequence[Grant]) -> Rejected:
+    """Return the refusal of a credential at a host of these grants."""
+    names = ", ".join(dict.fromkeys(grant.name for grant in grants)) or "a login that was captured here"
+    what = (
+        f"a request with a credential in {where} that is not the one in {names}, in a form and place that it may have,"
+    )
+    return Rejected(403, what, 'no other is taken here, unless the secret has foreign="allow"')
 
 
 def _in_form(grant: Grant, value: bytes) -> bytes | None:

@@ -298,9 +298,7 @@ class _Connection:
 
     async def _exchange(self, request: HttpRequest, body: Body) -> bool:
         """Pass on a request and its answer; say whether another one may follow."""
-        edit = self._edits.body_edit(request.edited) if self._edits is not None else None
-        if edit is not None or request.edited.signing is not None:
-            request = await self._with_whole_body(request, body, edit)
+        request = await self._with_whole_body(request, body)
         if self._upstream is None:
             answer = self._read_answer(request)
             self._upstream = _Upstream(await self._open(), self._guest, answer, self.note, self._turns)
@@ -329,9 +327,12 @@ class _Connection:
         edit = self._edits.answer_edit(request.edited) if self._edits is not None else None
         return EditedAnswer(request, edit) if edit is not None else AnswerReader(request)
 
-    async def _with_whole_body(self, request: HttpRequest, body: Body, edit: BodyEdit | None) -> HttpRequest:
-        """Read a request's whole body, and return the request with the edited one behind its head, which is signed."""
+    async def _with_whole_body(self, request: HttpRequest, body: Body) -> HttpRequest:
+        """Read the body where it is edited or signed, and return the request with it behind a head for it."""
+        edit = self._edits.body_edit(request.edited) if self._edits is not None else None
         signing = request.edited.signing
+        if edit is None and signing is None:
+            return request
         most_bytes = min(each.most_bytes for each in (edit, signing) if each is not None)
         content = await self._whole_body(request, body, most_bytes)
         content = content if edit is None else edit.edit(content)

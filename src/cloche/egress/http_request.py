@@ -117,6 +117,8 @@ class HttpRequest:
         """Return the head for a body of this many bytes that is there already, with these headers added."""
         line, *headers = self.head[: -len(_END)].split(b"\r\n")
         kept = [header for header in headers if header.partition(b":")[0].lower() not in _OF_THE_BODY]
+        if not length and not added and len(kept) == len(headers):  # a request without any body
+            return self.head
         kept += [b"%b: %b" % header for header in added]
         return b"\r\n".join((line, *kept, b"Content-Length: %d" % length)) + _END
 

@@ -15,15 +15,19 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from random import SystemRandom
 from typing import Any
+from weakref import WeakSet
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.secrets import LEFT, MOST_BYTES, PORT, check_value, make_placeholder
+from cloche.core.secrets import LEFT, MOST_BYTES, PORT, capture_from_wire, check_value, make_placeholder
 
 from .aws import AwsCredentials, has_aws_keys
+from .captures import Captures, edit_of_answer
 from .credentials import Grant, HostCredentials, placeholders_in
 from .errors import Failed, Refused
+from .fields import HostFields, ReadBody
+from .http_answer import AnswerEdit
 from .http_request import EditHead, RequestHead
-from .redaction import AnswerRedaction, Pairs, StreamRedactor, pairs_of
+from .redaction import AnswerRedaction, StreamRedactor, pairs_of
 from .stream import SocketStream, Stream
 from .tls import Authority, TlsStream
 
@@ -40,6 +44,8 @@ async def read_grants(rows: Iterable[Mapping[str, Any]], fds: list[int]) -> list
     grants = []
     try:
         for row in rows:
+            if "url" in row:  # a capture
+                continue
             data = row["value"] if row["value"] is not None else await _read(row["name"], fds.pop(0))
             grants.append(_grant(row, check_value(row["name"], data)))
     finally:
@@ -74,18 +80,23 @@ def _grant(row: Mapping[str, Any], value: str) -> Grant:
     placeholder = make_placeholder(row["name"], value, _random.choice)
     return Grant(
         name=row["name"], placeholder=placeholder.encode(), value=value.encode(), hosts=frozenset(row["hosts"]),
-        form=row["format"].encode(), is_foreign_allowed=row["is_foreign_allowed"],
+        form=row["format"].encode(), is_foreign_allowed=row["is_foreign_allowed"], places=frozenset(row["places"]),
     )  # fmt: skip
 
 
 class SandboxSecrets:
     """Hold what a sandbox's secrets need here."""
 
-    def __init__(self, grants: list[Grant], hosts_context: ssl.SSLContext):
+    def __init__(self, grants: list[Grant], hosts_context: ssl.SSLContext, captures: Iterable[Mapping[str, Any]] = ()):
         self._grants, self._hosts_context = grants, hosts_context
-        self._hosts = frozenset(host for grant in grants for host in grant.hosts)
-        self._pairs = pairs_of(grants)
+        self._captures = Captures([(row["name"], capture_from_wire(row)) for row in captures], grants, self._find_pairs)
+        self._hosts = frozenset(host for grant in grants for host in grant.hosts) | self._captures.hosts
+        self._reading: WeakSet[ReadBody] = WeakSet()
+        self._find_pairs()
         self.authority = Authority()
+
+    def _find_pairs(self) -> None:
+        self._pairs = pairs_of(self._grants)
 
     def as_wire(self) -> dict[str, Any]:
         """Return what the sandbox gets: variables, and a certificate."""
@@ -133,7 +144,13 @@ class SandboxSecrets:
         if not self.opens(host):  # there are rules for its requests, and no secrets
             return WatchingEdits(check, partial(self._tell, note), is_tls=True)
         credentials = (AwsCredentials if has_aws_keys(host, self._grants) else HostCredentials)(host, self._grants)
-        return OpenedEdits(check, credentials, partial(self._tell, note), self._pairs)
+        fields = HostFields(host, self._grants, self._captures.rows, self._reading, partial(self._tell_text, note))
+        answer_edit = partial(edit_of_answer, self._captures, host, self._redaction)
+        return OpenedEdits(check, credentials, fields, partial(self._tell, note), answer_edit)
+
+    def _redaction(self) -> AnswerRedaction:
+        """Return what takes the values out of an answer that there are by now."""
+        return AnswerRedaction(StreamRedactor(self._pairs))
 
     def watching(self, check: EditHead, note: Note) -> WatchingEdits:
         """Return what is done with the requests of plain HTTP: they are checked, and placeholders in them are told."""
@@ -141,8 +158,11 @@ class SandboxSecrets:
 
     def _tell(self, note: Note, head: RequestHead) -> None:
         text = b"\n".join((head.target.encode("ascii", "replace"), *(b": ".join(header) for header in head.headers)))
+        self._tell_text(note, text)
+
+    def _tell_text(self, note: Note, text: bytes) -> None:
         for name in placeholders_in(text, self._grants):
-            note(f"{LEFT}{name} was sent to this host as it is: its value is for other hosts, or for another header")
+            note(f"{LEFT}{name} was sent to this host as it is: its value is for other hosts, or other places")
 
 
 class WatchingEdits:
@@ -170,20 +190,14 @@ class OpenedEdits:
     is_tls = True
 
     def __init__(
-        self, check: EditHead, credentials: HostCredentials | AwsCredentials, look: Callable[[RequestHead], None],
-        pairs: Pairs,
+        self, check: EditHead, credentials: HostCredentials | AwsCredentials, fields: HostFields,
+        look: Callable[[RequestHead], None], answer_edit: Callable[[RequestHead], AnswerEdit],
     ):  # fmt: skip
-        self._check, self._credentials, self._look, self._pairs = check, credentials, look, pairs
+        self._check, self._credentials, self._fields, self._look = check, credentials, fields, look
+        self.body_edit, self.answer_edit = fields.body_edit, answer_edit
 
     def edit(self, head: RequestHead) -> RequestHead:
         """Return the head for the host. Raises Rejected."""
-        edited = self._credentials.edit(self._check(head))
+        edited = self._credentials.edit(self._fields.edit(self._check(head)))
         self._look(edited)
         return edited
-
-    def body_edit(self, _: RequestHead) -> None:
-        """Leave the body as it is."""
-
-    def answer_edit(self, _: RequestHead) -> AnswerRedaction:
-        """Return what takes values out of the answer."""
-        return AnswerRedaction(StreamRedactor(self._pairs))

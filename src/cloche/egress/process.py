@@ -53,7 +53,8 @@ def _secrets_opener(authorities: str) -> OpenSecrets:
 
     async def open_secrets(network: GuestNetwork, rows: list[dict[str, Any]], fds: list[int]) -> None:
         try:
-            network.take_secrets(SandboxSecrets(await read_grants(rows, fds), context))
+            captures = [row for row in rows if "url" in row]
+            network.take_secrets(SandboxSecrets(await read_grants(rows, fds), context, captures))
         except InvalidRequest as error:
             network.take_secrets(None, str(error))
 

@@ -22,21 +22,33 @@ _PLAIN = {b"", b"identity"}
 
 
 def _forms(text: bytes) -> Iterator[bytes]:
+    yield from json_forms(text)
+    yield from percent_forms(text)
+    yield text.hex().encode()
+    yield text.hex().upper().encode()
+    for shift in range(3):
+        yield from _base64(text, shift)
+
+
+def json_forms(text: bytes) -> Iterator[bytes]:
+    """Yield what a text is inside of JSON's quotes, as its writers escape it."""
     word = text.decode("ascii")
     yield text
     in_json = json.dumps(word)[1:-1]
     yield in_json.encode()
     yield in_json.replace("/", "\\/").encode()
     yield "".join(f"\\u{ord(character):04x}" for character in word).encode()
+
+
+def percent_forms(text: bytes) -> Iterator[bytes]:
+    """Yield what a text is in a query or a form, as its writers encode it."""
+    word = text.decode("ascii")
+    yield text
     for safe in ("", "/", "/:=+@,"):
         percent = quote(word, safe=safe)
         yield percent.encode()
         yield _small_percent(percent).encode()
     yield "".join(f"%{ord(character):02X}" for character in word).encode()
-    yield text.hex().encode()
-    yield text.hex().upper().encode()
-    for shift in range(3):
-        yield from _base64(text, shift)
 
 
 def _small_percent(text: str) -> str:

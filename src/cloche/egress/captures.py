@@ -1,0 +1,199 @@
+"""Secrets in answers: a placeholder in place of each, before the program has them. No I/O.
+
+Theory of operation: the answers of a capture's path are read whole. Each text in one of its fields becomes a grant of
+this sandbox, and the answer is written anew with placeholders. Of each field the newest few grants are kept, since a
+program may have several logins and use a token until its end; older placeholders are worth nothing. An answer of
+another path of that host that has tokens is refused: there they would be values.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from random import SystemRandom
+from typing import Any
+from urllib.parse import quote_plus, unquote_plus
+
+from cloche.core.errors import InvalidRequest
+from cloche.core.secrets import TOKENS, Capture, check_value, make_placeholder
+
+from .credentials import Grant
+from .fields import MOST_BYTES, MOST_FIELDS, Unreadable, capture_at, read_json
+from .http_answer import AnswerEdit, AnswerRefused
+from .http_request import Headers, RequestHead
+from .redaction import AnswerRedaction
+
+KEPT = 4  # grants of one field
+MOST_TAIL_BYTES = 1024  # of a watched answer, in which a token's name and the blanks behind it may be
+_TOKENS = "|".join(TOKENS).encode()
+_IN_JSON = re.compile(rb'"(?:' + _TOKENS + rb')"\s*:\s*"')
+_IN_FORM = re.compile(rb"&(?:" + _TOKENS + rb")=")
+_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_FORM = b"application/x-www-form-urlencoded"
+_random = SystemRandom()
+
+
+class Captures:
+    """Hold the captures of one sandbox, by name, and add their grants to its own; `on_change` is called then."""
+
+    def __init__(self, rows: Sequence[tuple[str, Capture]], grants: list[Grant], on_change: Callable[[], None]):
+        self.rows = [capture for _, capture in rows]
+        self._names = {capture: name for name, capture in rows}
+        self._grants, self._on_change = grants, on_change
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """Return the hosts of answers, and those that get the values."""
+        return frozenset(host for capture in self.rows for host in (capture.host, *capture.hosts))
+
+    def placeholder(self, capture: Capture, field: str, text: str) -> str:
+        """Return what stands for a text in a field. Raises AnswerRefused for one that cannot be a value."""
+        name = f"{self._names[capture]}.{field}"
+        try:
+            value = check_value(name, text.encode("utf-8", "replace")).encode()
+            known = next((grant for grant in self._grants if grant.value == value), None)
+            if known is not None:
+                return known.placeholder.decode("ascii")
+            placeholder = make_placeholder(name, value.decode("ascii"), _random.choice)
+        except InvalidRequest:
+            raise AnswerRefused(f"the text of {field!r} in the host's answer is none that a secret can have") from None
+        own = [grant for grant in self._grants if grant.name == name and grant.capture == capture]
+        for grant in own[: max(0, len(own) - KEPT + 1)]:
+            self._grants.remove(grant)
+        grant = Grant(
+            name=name, placeholder=placeholder.encode(), value=value, hosts=frozenset(capture.hosts), capture=capture
+        )
+        self._grants.append(grant)
+        self._on_change()
+        return placeholder
+
+
+def edit_of_answer(
+    captures: Captures, host: str, redaction: Callable[[], AnswerRedaction], head: RequestHead
+) -> AnswerEdit:
+    """Return what is done with the answer to a request for a host."""
+    rows = [capture for capture in captures.rows if capture.host == host]
+    if (capture := capture_at(rows, head)) is not None:
+        return CapturedAnswer(capture, captures, redaction)
+    return WatchedAnswer(redaction()) if rows else redaction()
+
+
+class CapturedAnswer:
+    """Take the secrets of a capture out of an answer, and then all known ones by a new `redaction`."""
+
+    keeps_length = False
+
+    def __init__(self, capture: Capture, captures: Captures, redaction: Callable[[], AnswerRedaction]):
+        self._capture, self._captures, self._redaction = capture, captures, redaction
+        self._body, self._is_form = bytearray(), False
+        self._passing: AnswerRedaction | WatchedAnswer | None = None
+
+    def head(self, status: int, headers: Headers) -> Headers:
+        """Return the headers. Raises AnswerRefused for a compressed body."""
+        if status < 200:
+            return self._redaction().head(status, headers)
+        if self._passing is None:
+            kind = _kind(headers)
+            self._is_form = kind == _FORM
+            is_read = self._is_form or b"json" in kind
+            self._passing = self._redaction() if is_read else WatchedAnswer(self._redaction())
+        return self._passing.head(status, headers)
+
+    def feed(self, data: bytes) -> bytes:
+        """Take a part of the body. Raises AnswerRefused for too large a one."""
+        if isinstance(self._passing, WatchedAnswer):
+            return self._passing.feed(data)
+        self._body += data
+        if len(self._body) > MOST_BYTES:
+            raise AnswerRefused(f"the host's answer has more than {MOST_BYTES} bytes, and has to be read for secrets")
+        return b""
+
+    def end(self) -> bytes:
+        """Return the body with placeholders. Raises AnswerRefused for one that cannot be read."""
+        if isinstance(self._passing, WatchedAnswer):
+            return self._passing.end()
+        body, self._body = bytes(self._body), bytearray()
+        edited = self._form(body) if self._is_form else self._json(body)
+        redaction = self._redaction()
+        return redaction.feed(edited) + redaction.end()
+
+    def _json(self, body: bytes) -> bytes:
+        """Return JSON with placeholders in the fields. What else is in it stays as it was written."""
+        if not body.strip():
+            return body
+        marks = {text: self._captures.placeholder(self._capture, name, text) for name, text in self._texts(body)}
+        edited = _TEXT.sub(partial(_marked, marks), body)
+        if not {text for _, text in self._texts(edited)} <= set(marks.values()):
+            raise AnswerRefused("the host's answer has secrets in a form that is not understood")
+        return edited
+
+    def _texts(self, body: bytes) -> list[tuple[str, str]]:
+        """Return the fields of the capture, with the texts in them. Raises AnswerRefused."""
+        texts: list[tuple[str, str]] = []
+
+        def note(members: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+            for name, value in members:
+                if name in self._capture.answer and value and not isinstance(value, bool):
+                    if not isinstance(value, str):
+                        raise AnswerRefused(f"{name!r} in the host's answer is no text")
+                    texts.append((name, value))
+            return members
+
+        try:
+            read_json(body, note)
+        except Unreadable:
+            raise AnswerRefused("the host's answer is not valid JSON, and has to be read for secrets") from None
+        return texts
+
+    def _form(self, body: bytes) -> bytes:
+        parts = body.decode("latin-1").split("&")
+        if len(parts) > MOST_FIELDS:
+            raise AnswerRefused(f"the host's answer has more than {MOST_FIELDS} fields")
+        return "&".join(map(self._part, parts)).encode("latin-1")
+
+    def _part(self, part: str) -> str:
+        key, equals, value = part.partition("=")
+        name, text = unquote_plus(key), unquote_plus(value)
+        if name not in self._capture.answer or not text:
+            return part
+        return key + equals + quote_plus(self._captures.placeholder(self._capture, name, text))
+
+
+class WatchedAnswer:
+    """Pass on an answer of a host with captures, of another path: one without tokens."""
+
+    keeps_length = True
+
+    def __init__(self, redaction: AnswerRedaction):
+        self._redaction, self._tail, self._tokens = redaction, b"", _IN_JSON
+        self.end = redaction.end
+
+    def head(self, status: int, headers: Headers) -> Headers:
+        """Return the headers. Raises AnswerRefused."""
+        if status >= 200 and _kind(headers) == _FORM:
+            self._tokens, self._tail = _IN_FORM, self._tail or b"&"
+        return self._redaction.head(status, headers)
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what may be passed on. Raises AnswerRefused before the text of a token is."""
+        seen = self._tail + data
+        if self._tokens.search(seen):
+            raise AnswerRefused(
+                "the host's answer has tokens, which are captured at another path of this host alone; they are not "
+                "passed on"
+            )
+        self._tail = seen[-MOST_TAIL_BYTES:]
+        return self._redaction.feed(data)
+
+
+def _kind(headers: Headers) -> bytes:
+    types = [value for name, value in headers if name.lower() == b"content-type"]
+    return types[-1].partition(b";")[0].strip().lower() if types else b""
+
+
+def _marked(marks: Mapping[str, str], match: re.Match[bytes]) -> bytes:
+    """Return a text of JSON, or the placeholder of a secret that it is."""
+    text = json.loads(match[0]) if b"\\" in match[0] else match[0][1:-1].decode("utf-8")
+    return json.dumps(marks[text]).encode() if text in marks else match[0]
