@@ -20,17 +20,18 @@ from cloche.core.errors import InvalidRequest
 from cloche.core.secrets import TOKENS, Capture, check_value, make_placeholder
 
 from .credentials import Grant
-from .fields import MOST_BYTES, MOST_FIELDS, Unreadable, capture_at, read_json
+from .fields import Unreadable, capture_at, read_json
 from .http_answer import AnswerEdit, AnswerRefused
 from .http_request import Headers, RequestHead
 from .redaction import AnswerRedaction
 
 KEPT = 4  # grants of one field
+MOST_BYTES, MOST_PARTS, MOST_FIELDS = 256 << 10, 5_000, 1000  # of an answer that is read, as JSON, as a form
 MOST_TAIL_BYTES = 1024  # of a watched answer, in which a token's name and the blanks behind it may be
 _TOKENS = "|".join(TOKENS).encode()
 _IN_JSON = re.compile(rb'"(?:' + _TOKENS + rb')"\s*:\s*"')
 _IN_FORM = re.compile(rb"&(?:" + _TOKENS + rb")=")
-_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _FORM = b"application/x-www-form-urlencoded"
 _random = SystemRandom()
 
@@ -142,7 +143,7 @@ class CapturedAnswer:
             return members
 
         try:
-            read_json(body, note)
+            read_json(body, note, MOST_PARTS)
         except Unreadable:
             raise AnswerRefused("the host's answer is not valid JSON, and has to be read for secrets") from None
         return texts

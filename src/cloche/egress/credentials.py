@@ -100,13 +100,14 @@ class HostCredentials:
             return value
         raise self._refusal(f"the header {name.decode('latin-1')[:100]!r}")
 
+    def _refusal(self, where: str) -> Rejected:
+        return foreign(where, self._grants)
+
 
 def foreign(where: str, grants: Sequence[Grant]) -> Rejected:
     """Return the refusal of a credential at a host of these grants."""
-    names = ", ".join(dict.fromkeys(grant.name for grant in grants)) or "a login that was captured here"
-    what = (
-        f"a request with a credential in {where} that is not the one in {names}, in a form and place that it may have,"
-    )
+    names = ", ".join(dict.fromkeys(grant.name for grant in grants)) or "a login that is captured"
+    what = f"a request with a credential in {where} that is not the one in {names}, where and as that may stand,"
     return Rejected(403, what, 'no other is taken here, unless the secret has foreign="allow"')
 
 

@@ -26,7 +26,7 @@ from .http_request import Headers, Rejected, RequestHead
 from .redaction import json_forms, percent_forms
 
 MOST_BYTES = 1 << 20
-MOST_PARTS, MOST_FIELDS = 100_000, 5_000  # of JSON, of a form
+MOST_PARTS, MOST_FIELDS = 50_000, 5_000  # of JSON, of a form
 MOST_DISPOSITION_BYTES = 4096
 READ = "it has to be read, since it could have a credential that is not the secret's"
 MOST_AT_ONCE = 32  # bodies of one sandbox that are read
@@ -45,11 +45,11 @@ class Unreadable(ValueError):
     """Report JSON that is not read as such."""
 
 
-def read_json(body: bytes, hook: Callable[[list[tuple[str, Any]]], Any] = list) -> Any:  # noqa: ANN401 - any JSON
+def read_json(body: bytes, hook: Callable[[list[tuple[str, Any]]], Any] = list, most_parts: int = MOST_PARTS) -> Any:  # noqa: ANN401 - any JSON
     """Return JSON, with numbers as texts, and what `hook` makes of the members of each object. Raises Unreadable."""
     try:
         text = body.decode("utf-8")
-        check_parts(text, MOST_PARTS)
+        check_parts(text, most_parts)
         return json.loads(text, object_pairs_hook=hook, parse_int=str, parse_float=str)
     except (ValueError, RecursionError):  # whose words may be the body's own
         raise Unreadable from None
@@ -85,10 +85,9 @@ class Fields:
         present = self._present(text, percent_forms)
         named = [(row, pairs) for row, pairs in present if row.names is not None]
         if self.refused or named:
-            parts = _SEPARATOR.split(text)
-            if len(parts) > 2 * MOST_FIELDS:
+            if text.count(b"&") + text.count(b";") >= MOST_FIELDS:
                 raise Rejected(413, f"a form of more than {MOST_FIELDS} fields", READ)
-            text = b"".join([self._part(part, named) for part in parts])
+            text = b"".join([self._part(part, named) for part in _SEPARATOR.split(text)])
         for row, pairs in present:
             text = _replaced(text, pairs) if row.names is None else text
         return text

@@ -88,13 +88,6 @@ def test_a_foreign_credential_is_refused(name: bytes, value: bytes) -> None:
     assert "GH_TOKEN" in caught.value.what
 
 
-@pytest.mark.parametrize("target", ["/?access_token=x", "/?a=b&%61ccess_token=x", "/?a;Access_Token=" + MARK.decode()])
-def test_a_credential_in_the_query_is_refused(target: str) -> None:
-    """By the keys of the provider's row, however they are written."""
-    with pytest.raises(Rejected, match="in the query"):
-        edited(target=target)
-
-
 def test_a_cookie_is_left_out() -> None:
     """It is a credential, and clients keep those that an answer sets."""
     assert edited((b"Cookie", b"session=" + FOREIGN)) == {}
