@@ -184,7 +184,7 @@ _SANDBOX: Mapping[str, Mapping[str, Any]] = {
         "spelled": "--secret", "metavar": "NAME[=SOURCE][@HOST]", "multiple": True,
         "callback": lambda _, __, values: values or None,
         "help": "A secret for these hosts alone, which the program cannot read: NAME of a known provider, "
-        "NAME=env:VAR@HOST, NAME=file:PATH@HOST, NAME=cmd:COMMAND@HOST. Repeatable.",
+        "NAME=env:VAR@HOST, NAME=file:PATH@HOST, NAME=cmd:COMMAND@HOST, NAME=login:PROVIDER. Repeatable.",
     },
     "packages": {
         "metavar": "NAMES", "multiple": True, "callback": _joined,

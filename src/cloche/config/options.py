@@ -11,7 +11,7 @@ from cloche.core.policy import Fallback, OnNetwork, PackageManagers, ScreenMode
 from cloche.core.protocols import Backend
 
 if TYPE_CHECKING:
-    from cloche.core.secrets import Secret
+    from cloche.core.secrets import Capture, Secret
 
 Prefer = Literal["strongest", "fastest"]
 
@@ -78,7 +78,7 @@ class SandboxOptions(TypedDict, total=False):
     toolchains: Sequence[str] | None
     languages: Sequence[str] | None
     screen: ScreenMode | None
-    secrets: Mapping[str, Secret] | Sequence[str] | None
+    secrets: Mapping[str, Secret | Capture] | Sequence[str] | None
     users: bool | None
     warm: bool | None
     preload: Sequence[str] | None

@@ -237,6 +237,23 @@ class Secret:
         object.__setattr__(self, "places", _places(self.places))
         object.__setattr__(self, "files_inside", _files_inside(self.files_inside))
 
+    @staticmethod
+    def login(provider: str) -> Capture:
+        """Return, in place of a secret, the logins of a known provider: "anthropic", "openai" or "github"."""
+        return Capture(provider=provider)
+
+    @staticmethod
+    def capture(
+        url: str, *, hosts: Sequence[str], answer: Sequence[str] = TOKENS, request: Sequence[str] = ("refresh_token",)
+    ) -> Capture:
+        """Return, in place of a secret, those that the answers of `url` bring, which are placeholders inside.
+
+        `url` is exact, without a query. The texts of the fields `answer`, at any depth of JSON or in a form, are the
+        secrets. `hosts` get them in their headers. `request` are the fields of later requests to `url` where they may
+        stand.
+        """
+        return Capture(url=url, hosts=hosts, answer=answer, request=request)  # type: ignore[arg-type]
+
     @property
     def source(self) -> Source:
         """Return the kind of the source; "env" for a secret without one, whose variable is its name."""

@@ -13,7 +13,16 @@ import pytest
 from cloche.core.errors import InvalidRequest
 from cloche.core.policy import Policy
 from cloche.core.record import asdict
-from cloche.core.secrets import PROVIDERS, Secret, check_value, make_placeholder, read_secrets
+from cloche.core.secrets import (
+    PROVIDERS,
+    Secret,
+    capture_as_wire,
+    capture_from_wire,
+    check_value,
+    make_placeholder,
+    read_secrets,
+    texts_inside,
+)
 
 VALUE = "sk-ant-api03-AbCdEfGhIjKl0123456789-_zZ"
 HOSTS = ["api.example.com"]
@@ -26,6 +35,8 @@ HOSTS = ["api.example.com"]
         ("KEY@a.example,B.example", "KEY", {"env": "KEY", "hosts": ("a.example", "b.example")}),
         ("KEY=env:OTHER@a.example", "KEY", {"env": "OTHER", "hosts": ("a.example",)}),
         ("KEY=file:/run/k=1@a.example", "KEY", {"file": "/run/k=1", "hosts": ("a.example",)}),
+        ("KEY=env:A@a.example+query:k+body", "KEY", {"places": ("query:k", "body"), "hosts": ("a.example",)}),
+        ("GH_TOKEN@+headers+body", "GH_TOKEN", {"places": ("headers", "body"), "env": "GH_TOKEN"}),
         ("KEY=cmd:pass show me@home@a.example", "KEY", {"command": "pass show me@home", "hosts": ("a.example",)}),
         (
             "GH_TOKEN=cmd:gh auth token",
@@ -51,6 +62,9 @@ def test_a_text_names_source_and_hosts(text: str, name: str, expected: dict[str,
         (["KEY=env:X@*.example.com"], "not the name of a host"),
         (["PATH=env:X@a.example"], "cannot be the name"),
         (["A@a.example", "A@b.example"], "given twice"),
+        (["A@a.example", "A=login:openai"], "given twice"),
+        (["A@a.example+path"], "no place of a request"),
+        (["A=login:example"], "no provider whose logins are known"),
         ({"KEY": VALUE}, "must be a cloche.Secret"),
     ],
 )
@@ -59,6 +73,61 @@ def test_another_form_is_refused_without_a_value_in_the_error(given: Any, words:
     with pytest.raises(InvalidRequest, match=re.escape(words)) as caught:
         read_secrets(given)
     assert VALUE not in str(caught.value)
+
+
+def test_a_login_has_the_captures_of_its_provider() -> None:
+    """By name in a text, or in the place of a secret; their hosts are allowed."""
+    named = read_secrets(["CLAUDE=login:Anthropic"])
+    assert named.captures == read_secrets({"CLAUDE": Secret.login("anthropic")}).captures
+    assert named.rules == ("platform.claude.com:443", "api.anthropic.com:443", "console.anthropic.com:443")
+    ((_, own),) = read_secrets({"OWN": Secret.capture("https://A.example/t/%7Eu", hosts=HOSTS, answer=["a"])}).captures
+    assert (own.host, own.path, own.answer, own.hosts) == ("a.example", "/t/%7Eu", ("a",), tuple(HOSTS))
+    assert capture_from_wire(capture_as_wire("OWN", own)) == own
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://a.example/t",
+        "https://a.example",
+        "https://a.example:1/",
+        "https://a.example/?a",
+        "https://10.0.0.1/t",
+        "https://u@a.example/t",
+        "https://a.example/t#x",
+    ],
+)
+def test_an_address_of_a_capture_is_exact(url: str) -> None:
+    """Another form could be that of another path, or of another host."""
+    with pytest.raises(InvalidRequest):
+        Secret.capture(url, hosts=HOSTS)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"files_inside": {"/etc/passwd": "{}"}}, {"files_inside": {"~/../a": "{}"}}, {"files_inside": {"~/a//b": "{}"}},
+        {"files_inside": {"~/": "{}"}}, {"files_inside": {"~/.npmrc": "no place"}}, {"places": []},
+        {"places": ["path"]}, {"places": ["headers:x"]},
+    ],
+)  # fmt: skip
+def test_a_place_or_a_file_of_another_form_is_refused(options: dict[str, Any]) -> None:
+    """A path stays in the home folder; a text has a place for the placeholder."""
+    with pytest.raises(InvalidRequest):
+        Secret(value=VALUE, hosts=HOSTS, **options)  # type: ignore[arg-type]
+
+
+def test_a_file_inside_has_placeholders_of_several_secrets() -> None:
+    """Other braces stay: many such files are JSON."""
+    text = '{"tokens": {"access": "{}", "refresh": "{B}"}, "{C}": {}}'
+    secrets = {
+        "A": Secret(value=VALUE, hosts=tuple(HOSTS), files_inside={"~/.x/auth.json": text}),
+        "B": Secret(value=VALUE, hosts=tuple(HOSTS)),
+    }
+    made = texts_inside(read_secrets(secrets), {"A": "mark-a", "B": "mark-b"})
+    assert made == {".x/auth.json": '{"tokens": {"access": "mark-a", "refresh": "mark-b"}, "{C}": mark-a}'}
+    with pytest.raises(InvalidRequest, match="given twice"):
+        read_secrets({name: Secret(value=VALUE, hosts=tuple(HOSTS), files_inside={"~/a": "{}"}) for name in "AB"})
 
 
 def test_two_sources_are_refused() -> None:
