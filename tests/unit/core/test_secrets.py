@@ -161,7 +161,7 @@ def test_a_token_of_a_registry_needs_its_host() -> None:
     """Which registry a user has is not known; with its host the token is taken."""
     with pytest.raises(InvalidRequest, match="NPM_TOKEN needs hosts: write those that you use"):
         read_secrets({"NPM_TOKEN": Secret(value="npm_0123456789")})
-    assert read_secrets({"NPM_TOKEN": Secret(value="npm_0123456789", hosts=["npm.example"])}).rules
+    assert read_secrets({"NPM_TOKEN": Secret(value="npm_0123456789", hosts=("npm.example",))}).rules
 
 
 @pytest.mark.parametrize("prefix", [prefix for row in PROVIDERS.values() for prefix in row.prefixes])
