@@ -16,6 +16,7 @@ import cloche
 from cloche.agent.approval import ApprovalRequest, Decision, callback
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.functions.tool import Tool, ToolLimits, stubs
+from tests.harness.loops import check_loop
 
 pytestmark = pytest.mark.usefixtures("settings_of_nobody")
 
@@ -389,7 +390,7 @@ def test_a_hostile_program_holds_no_other_work_of_the_caller(name: str) -> None:
     async def large() -> str:
         return "x" * 100_000
 
-    async def claim() -> None:
+    async def claim() -> float:
         longest_s, last = 0.0, (time.perf_counter(), time.process_time())
         attacker = asyncio.create_task(cloche.arun(RAW + HOSTILE[name], tools=[large], timeout=1.2))
         await cloche.arun("1", tools=TOOLS)
@@ -404,9 +405,9 @@ def test_a_hostile_program_holds_no_other_work_of_the_caller(name: str) -> None:
             last = now
         assert (await victim).meta["tools"]["ok"] == 30
         assert (await attacker).status == "timeout"
-        assert longest_s < 0.05
+        return longest_s
 
-    asyncio.run(claim())
+    check_loop(claim)
 
 
 @pytest.mark.parametrize("count", [2000, pytest.param(10_000, marks=pytest.mark.soak)])
