@@ -346,6 +346,50 @@ def test_no_answer_in_time_is_a_no() -> None:
     assert result.value == ["denied"] * 3
 
 
+STANDS = """
+import threading, time, cloche_host
+ticks = []
+def tick():
+    while True:
+        ticks.append(time.sleep(0.01))
+threading.Thread(target=tick, daemon=True).start()
+[cloche_host.remove("a"), len(ticks) < 60]
+"""
+
+
+def alone(**options: Any) -> cloche.Result:
+    """Run by itself."""
+    return cloche.run(STANDS, **options)
+
+
+def beside(**options: Any) -> cloche.Result:
+    """Run in a live sandbox, which stands still for two questions at once."""
+    both = "from concurrent.futures import ThreadPoolExecutor\nThreadPoolExecutor().map(cloche_host.remove, ['b'])\n"
+    with cloche.Sandbox(**options) as sandbox:
+        return sandbox.run(STANDS.replace("[cloche_host", f"{both}[cloche_host"))
+
+
+def in_cell(**options: Any) -> cloche.Result:
+    """Run as a cell, after which the time-out is as before."""
+    with cloche.Sandbox(**options) as sandbox:
+        session = sandbox.session()
+        result = session.run(STANDS)
+        assert session.run("while True: pass").status == "timeout"
+        return result
+
+
+@pytest.mark.parametrize("place", [alone, beside, in_cell])
+def test_a_program_and_its_clock_stand_still_while_an_approver_decides(place: Callable[..., cloche.Result]) -> None:
+    """The answer takes longer than the run may, and the program's other threads have no time meanwhile."""
+
+    async def decide(_: ApprovalRequest) -> Decision:
+        await asyncio.sleep(1.2)
+        return Decision(is_approved=True, by="me")
+
+    result = place(tools=[Tool(remove, risk="high")], approve=decide, timeout=1)
+    assert result.value == ["no a", True], (result.status, result.stderr)
+
+
 # Hostile programs.
 
 

@@ -16,6 +16,7 @@ import pytest
 from websockets.sync.server import ServerConnection
 
 import cloche
+from cloche.agent.approval import ApprovalRequest, Decision
 from cloche.backends.cloche import ClocheBackend
 from cloche.core.errors import BackendUnavailable, InvalidRequest, OutcomeUnknown
 from cloche.core.remote import RemoteAccount
@@ -116,6 +117,20 @@ def test_limits_approval_and_errors_are_those_of_this_side(account: RemoteAccoun
     assert "tool_limits: calls" in limited.stderr
     risky = [Tool(TOOLS["search"], risk="high")]
     assert "was not approved" in cloche.run(code, tools=risky, backend=ClocheBackend(account)).stderr
+
+
+def test_a_sandbox_elsewhere_stands_still_while_an_approver_decides(account: RemoteAccount) -> None:
+    """Its run's clock is the service's, and stops, too; other runs at the service go on."""
+
+    async def decide(_: ApprovalRequest) -> Decision:
+        await cloche.arun("1", backend=ClocheBackend(account))
+        await asyncio.sleep(1.2)
+        return Decision(is_approved=True, by="me")
+
+    tools = [Tool(TOOLS["search"], risk="high")]
+    code = "from cloche_host import search\nsearch('x', limit=1)"
+    result = cloche.run(code, tools=tools, approve=decide, timeout=1, backend=ClocheBackend(account))
+    assert result.value == ["x 0"], (result.status, result.stderr)
 
 
 # What carries no calls.

@@ -427,10 +427,14 @@ class LiveSandbox(LiveFiles):
             )
         return traffic.rows
 
+    def own_paused_s(self) -> float:
+        """Return the seconds that it was paused in all from here."""
+        return self._paused_s + (monotonic() - self._paused_at if self._paused_at else 0.0)
+
     async def paused_s(self) -> float:
         """Return the seconds that it was paused in all, as its keeper (no guest) reports them or as measured here."""
         if not self.is_kept:
-            return self._paused_s + (monotonic() - self._paused_at if self._paused_at else 0.0)
+            return self.own_paused_s()
         with contextlib.suppress(ClocheError):
             return _number((await self.ask("info")).get("paused_s"))
         return 0.0
@@ -469,7 +473,7 @@ class LiveSandbox(LiveFiles):
         if op == "pause" and not self._paused_at:
             self._paused_at = monotonic()
         elif op == "resume":
-            self._paused_s, self._paused_at = await self.paused_s(), 0.0
+            self._paused_s, self._paused_at = self.own_paused_s(), 0.0
         return answer
 
     async def start_process(self, request: ProcessRequest, sink: Sink | None = None) -> LiveProcess:

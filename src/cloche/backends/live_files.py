@@ -178,6 +178,10 @@ class LiveFiles(OffersFunctions):
         self._outgoing_turns = asyncio.Semaphore(MOST_AT_ONCE)
         self._watches = 0
 
+    def own_paused_s(self) -> float:
+        """Return the seconds that it was paused in all from here."""
+        return 0.0
+
     async def connected(self) -> InitLink:
         """Return the link, starting the sandbox if necessary."""
         raise NotImplementedError

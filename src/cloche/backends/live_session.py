@@ -229,7 +229,7 @@ class LiveSession(Session):
             enforcement=enforcement, notes=notes,
         )  # fmt: skip
         self._opened_in, self._why_no_forks = sandbox, program.why_no_forks
-        self.call_notes = transport.call_notes
+        self.call_notes, self.paused_s = transport.call_notes, sandbox.own_paused_s
         self.start_timeout_s = min(self.start_timeout_s, limits.timeout_s)
         self._most_bytes = limits.disk_bytes
         self._cells = asyncio.Lock()  # cells take turns

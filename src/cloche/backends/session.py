@@ -49,6 +49,7 @@ INTERRUPT_TIMEOUT_S = 3.0
 AGAIN_S = 0.5  # between repeated interrupts, if one may not suffice
 LONG_S = 0.01  # the memory of a longer cell is sampled often
 START_TIMEOUT_S = 60.0
+LEAST_LATER_S = 0.05  # between two looks at the time-out of a cell whose sandbox was paused
 INTERRUPTED = 130
 NOTHING = 0  # the number of the empty request: signals sent before its answer were for the cell before it
 _OK = Verdict(status=Status.OK, exit_code=0)
@@ -270,6 +271,7 @@ class Session:
         self._traffic = Traffic()  # of the current cell, of all processes
         # Returns the entries for a cell's meta about its calls of the caller's functions.
         self.call_notes: Callable[[], Mapping[str, Any]] = dict
+        self.paused_s: Callable[[], float] = float  # in all, of its sandbox
         self.start = str(notes.get("start", "cold"))
         self.runtime = language
         transport.on_flood = self._on_flood
@@ -421,7 +423,7 @@ class Session:
         loop, passed_s = asyncio.get_running_loop(), time.monotonic() - started
         timers = [
             loop.call_later(LONG_S - passed_s, lambda: self._set_pace(is_busy=True)),
-            loop.call_later(timeout_s - passed_s, self._interrupt, KillCause.TIMEOUT),
+            loop.call_later(timeout_s - passed_s, self._end_in_time, self._request_id, self.paused_s()),
         ]
         try:
             if self._sending is not None:
@@ -433,6 +435,17 @@ class Session:
         finally:
             for timer in timers:
                 timer.cancel()
+
+    def _end_in_time(self, request_id: int, paused_before_s: float) -> None:
+        """Interrupt a cell whose time is up. Pauses of its sandbox since it began extend the time."""
+        if not self._is_at_work(request_id):
+            return
+        left_s = (paused_s := self.paused_s()) - paused_before_s
+        if left_s <= 0:
+            self._interrupt(KillCause.TIMEOUT)
+            return
+        loop, later_s = asyncio.get_running_loop(), max(left_s, LEAST_LATER_S)
+        loop.call_later(later_s, self._end_in_time, request_id, paused_s)
 
     async def _give_up(self, answer: asyncio.Future[dict[str, Any]]) -> None:
         """Treat a cancelled cell as a time-out does: interrupt it, and kill it only if it resists."""

@@ -54,7 +54,7 @@ from .accounts import account_of, counted
 from .concurrency import shared_slots
 from .inputs import Files, Inputs, gather_files, has_host_files, read_argv, read_env, read_stdin
 from .prepare import Prepared, prepare_in_thread, screen
-from .tools import ToolsArgument, functions_for, guests_that_call, offer, opening_with
+from .tools import ToolsArgument, functions_for, offer, opening_with, runs_live
 
 if TYPE_CHECKING:
     from cloche.agent.approval import Approver
@@ -127,7 +127,7 @@ async def arun(
         await become_task()
     fixer = None if autofix is None else check_fixer(autofix, prepared, code)
     functions = functions_for(tools, tool_limits, approve, prepared, None if code is None else language)
-    collect = ("**",) if functions is not None and guests_that_call(prepared) == "live" else ()
+    collect = ("**",) if runs_live(functions, prepared) else ()
     prepared_request = await prepare_request(
         prepared, code, language=language, argv=argv, stdin=stdin, env=env, files=files, collect=collect
     )

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 from cloche.audit.chain import sha256_of
+from cloche.core.enforcement import Level
 from cloche.core.errors import AuditFailed, BackendUnavailable, InvalidRequest
 from cloche.core.functions import OfferedFunctions, functions_of_client
 from cloche.core.languages import language_named
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from cloche.audit.log import Audit
     from cloche.functions.calls import Approve, CallRecord
     from cloche.functions.tool import BoundTool, Tool, ToolLimits, Tools
+
+    from .freezing import Freezing
 
 PYTHON = "python"
 LANGUAGES: Mapping[str, Sequence[str]] = {"all": (PYTHON, "javascript", "bash"), "live": (PYTHON,)}
@@ -59,7 +62,11 @@ def functions_for(
         )
     if bound is None:
         return of_client
-    return HostFunctions(bound, on_call=_recorder(prepared.audit), approve=_asker(bound, approve, prepared))
+    freezing = None if approve is None else _freezing(bound, approve, prepared)
+    return HostFunctions(
+        bound, on_call=_recorder(prepared.audit), approve=_asker(bound, freezing or approve, prepared),
+        freeze=None if freezing is None else freezing.freeze,
+    )  # fmt: skip
 
 
 def guests_that_call(prepared: Prepared) -> str:
@@ -68,17 +75,27 @@ def guests_that_call(prepared: Prepared) -> str:
 
 
 def opening_with(functions: OfferedFunctions | None, prepared: Prepared) -> AbstractAsyncContextManager[OpenSandbox]:
-    """Return the context manager that opens the sandbox of one run: a live one where only those serve functions."""
+    """Return the context manager that opens the sandbox of one run."""
     backend = prepared.backend
-    if functions is not None and guests_that_call(prepared) == "live" and isinstance(backend, SupportsLive):
+    if runs_live(functions, prepared) and isinstance(backend, SupportsLive):
         return backend.open_live(prepared.policy, prepared.limits)
     return backend.open(prepared.policy, prepared.limits)
 
 
+def runs_live(functions: OfferedFunctions | None, prepared: Prepared) -> bool:
+    """Tell whether one run has a live sandbox: where only those serve functions, and to be paused for an approver."""
+    return functions is not None and (
+        guests_that_call(prepared) == "live" or getattr(functions, "freeze", None) is not None
+    )
+
+
 def offer(opened: OpenSandbox, functions: OfferedFunctions | None) -> None:
     """Offer functions, if there are any, to all that runs in an open sandbox. Raises BackendUnavailable."""
-    if functions is not None:
-        check_offers(opened)(functions)
+    if functions is None:
+        return
+    check_offers(opened)(functions)
+    if (freeze := getattr(functions, "freeze", None)) is not None:
+        freeze(opened)
 
 
 def check_offers(opened: OpenSandbox) -> Callable[[OfferedFunctions], None]:
@@ -90,6 +107,19 @@ def check_offers(opened: OpenSandbox) -> Callable[[OfferedFunctions], None]:
             remedy="Open a live one, without live=False, or leave tools out.",
         )
     return offer_functions  # type: ignore[no-any-return]
+
+
+def _freezing(tools: Tools, approver: Approver, prepared: Prepared) -> Freezing | None:
+    """Return the approver of risky calls that pauses the sandbox; None where there is no such call, or no pause."""
+    backend, level = prepared.backend, prepared.policy.level
+    is_risky = any(tool.risk in ("high", "critical") for tool in tools.by_name.values())
+    if not is_risky or not isinstance(backend, SupportsLive) or (level is not None and level < Level.CONFINED):
+        return None
+    if backend.capabilities().not_live:
+        return None
+    from .freezing import Freezing
+
+    return Freezing(approver)
 
 
 def _asker(tools: Tools, approve: Approver | None, prepared: Prepared) -> Approve | None:

@@ -85,12 +85,16 @@ class Refused(Exception):
 
 
 class HostFunctions:
-    """Serve the tools of one sandbox to any number of guests. `on_call` gets each call that has ended."""
+    """Serve the tools of one sandbox to any number of guests. `on_call` gets each call that has ended.
+
+    `freeze` gets the open sandbox that has to stand still while `approve` waits for somebody.
+    """
 
     def __init__(
-        self, tools: Tools, *, on_call: Callable[[CallRecord], None] = lambda _: None, approve: Approve | None = None
-    ) -> None:
-        self.tools, self.on_call, self.approve = tools, on_call, approve
+        self, tools: Tools, *, on_call: Callable[[CallRecord], None] = lambda _: None, approve: Approve | None = None,
+        freeze: Callable[[Any], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.tools, self.on_call, self.approve, self.freeze = tools, on_call, approve, freeze
         self.threads = Threads(tools.limits.at_once)
         self.context = contextvars.copy_context()
         self.greeting = wire.json_frame(wire.HELLO, 0, **tools.greeting())

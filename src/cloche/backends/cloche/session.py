@@ -98,8 +98,9 @@ class RemoteSession:
         fields = {"code": code, "timeout": timeout_s, "collect": list(collect)}
         call = await self.begin("session.run", fields, on_event=events.take)
         answer = await run_outcome(
-            call, sandbox.account, "a cell ran", timeout_s=timeout_s + GRACE_S, where=sandbox.where
-        )
+            call, sandbox.account, "a cell ran", timeout_s=timeout_s + GRACE_S, where=sandbox.where,
+            is_held=sandbox.is_paused,
+        )  # fmt: skip
         notes = {} if self._functions is None else self._functions.calls.notes()
         result = events.note(await self._read_result(answer), notes)
         if result.meta.get("state") == "lost":
