@@ -150,13 +150,12 @@ def _no_process(error: OSError) -> StartFailed:
     return StartFailed(message, step="network", errno=error.errno)
 
 
-def serve_namespace(pid: int, mark: str, rules: NetworkRules) -> SandboxNetwork:
-    """Return a network whose sockets are made from outside, in the network namespace of a container's process.
+def serve_namespace(pid: int, mark: str, rules: NetworkRules, network: SandboxNetwork) -> None:
+    """Make a network's sockets from outside, in the network namespace of a container's process.
 
     The process's control group must contain `mark` in its name, because a daemon on another machine numbers its
     processes differently. Blocks. Raises StartFailed.
     """
-    network = new_network(rules)
     failed: list[BaseException] = []
 
     def work() -> None:  # setns(2) moves only the calling thread, which ends in the namespace
@@ -170,12 +169,10 @@ def serve_namespace(pid: int, mark: str, rules: NetworkRules) -> SandboxNetwork:
     thread.start()
     thread.join()
     if failed:
-        network.close()
         error = failed[0]
         if isinstance(error, OSError | StepFailed):
             raise StartFailed(f"cannot serve the container's network: {error}", step="network", errno=error.errno or 0)
         raise error
-    return network
 
 
 def _enter(pid: int, mark: str) -> None:

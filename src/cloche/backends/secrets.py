@@ -14,7 +14,7 @@ import ssl
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from cloche.core.errors import InvalidRequest, StartFailed
 from cloche.core.policy import Policy
@@ -50,11 +50,15 @@ Commands = dict[str, subprocess.Popen[bytes]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestSecrets:
-    """Hold what a guest gets: variables for its environment, the rows of its file tree, and files of its home."""
+    """Hold what a guest gets: variables for its environment, rows of its file tree, files of its home.
+
+    `authority` is that of its sandbox, in PEM.
+    """
 
     variables: Mapping[str, str]
-    rows: tuple[Row, ...]
+    rows: tuple[Row, ...] = ()
     texts: Mapping[str, str] = field(default_factory=dict)
+    authority: str = ""
 
 
 async def open_shared_with_secrets(policy: Policy) -> tuple[SharedNetwork, GuestSecrets]:
@@ -67,6 +71,29 @@ async def open_with_secrets(policy: Policy) -> tuple[SandboxNetwork, GuestSecret
     """Open a network with a policy's secrets. Raises InvalidRequest for a wrong source or value, StartFailed."""
     network, commands = _sent_to(policy, open_network_with_secrets)
     return network, await _filled(policy.secrets, network, commands, network.close)
+
+
+class ContainerSecrets:
+    """Hold the secrets of a sandbox of several containers, each of which has a network of its own."""
+
+    def __init__(self, network: SandboxNetwork, guest: GuestSecrets):
+        self._network, self.guest = network, guest
+
+    @classmethod
+    async def open(cls, policy: Policy) -> Self:
+        """Read the secrets of a policy. Raises as `open_with_secrets` does."""
+        return cls(*await open_with_secrets(policy))
+
+    def new_network(self) -> SandboxNetwork:
+        """Return a network for one container. Raises StartFailed."""
+        try:
+            return self._network.again()
+        except OSError as error:
+            raise _failed(error) from error
+
+    def close(self) -> None:
+        """Let the egress process forget the values, once the networks are closed, too."""
+        self._network.close()
 
 
 async def open_own_with_secrets(policy: Policy) -> tuple[OwnNetwork, GuestSecrets]:
@@ -116,7 +143,7 @@ async def _filled(
 def held_by_others(secrets: SecretSet | HeldSecrets) -> GuestSecrets:
     """Return what a program gets in a sandbox that another process has opened, where the certificates are."""
     assert isinstance(secrets, HeldSecrets)  # noqa: S101 - this process has no others of it
-    return GuestSecrets(variables=_variables(secrets.placeholders), rows=())
+    return GuestSecrets(variables=_variables(secrets.placeholders))
 
 
 def _failed(error: OSError) -> StartFailed:
@@ -197,7 +224,7 @@ def operator_authorities() -> str:
 
 
 @functools.cache
-def _trusted_here() -> str:
+def trusted_here() -> str:
     """Return the certificates that guests with a network trust."""
     texts = [
         read_certificates(path) for path in (ssl.get_default_verify_paths().openssl_cafile, *BUNDLES) if _is_file(path)
@@ -213,8 +240,8 @@ def _for_guest(placeholders: Mapping[str, str], authority: str, texts: Mapping[s
     if MARK not in authority:
         raise StartFailed("the egress process has made no authority", step="network")
     over = [path[1:] for path in dict.fromkeys(map(os.path.realpath, filter(_is_file, BUNDLES))) if _is_shown(path)]
-    row = ("shown text", FILE, f"{_trusted_here()}\n{authority}", over)
-    return GuestSecrets(variables=_variables(placeholders), rows=(row,), texts=texts)
+    row = ("shown text", FILE, f"{trusted_here()}\n{authority}", over)
+    return GuestSecrets(variables=_variables(placeholders), rows=(row,), texts=texts, authority=authority)
 
 
 def _variables(placeholders: Mapping[str, str]) -> dict[str, str]:

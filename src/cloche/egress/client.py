@@ -92,7 +92,7 @@ class SandboxNetwork:
         self._jail_end, self._control, self._owner = jail_end, control, os.getpid()
         self._numbers = itertools.count(1)
         self.on_message: OnMessage | None = None
-        self.on_close: Callable[[SandboxNetwork], None] = lambda _: None
+        self.siblings: weakref.WeakSet[SandboxNetwork] = weakref.WeakSet()  # that its egress process serves, with it
 
     @property
     def jail_end(self) -> int:
@@ -101,6 +101,16 @@ class SandboxNetwork:
     def fileno(self) -> int:
         """Return the descriptor for messages that the egress process sends without a request."""
         return self._control.fileno()
+
+    def again(self) -> SandboxNetwork:
+        """Return another network with the same secrets, placeholders and rules as this one had. Raises OSError."""
+        return _requested(self.fileno(), "again", {}).join(self.siblings)
+
+    def join(self, siblings: weakref.WeakSet[SandboxNetwork]) -> SandboxNetwork:
+        """Become one of those that an egress process serves."""
+        self.siblings = siblings
+        siblings.add(self)
+        return self
 
     def ask_change(self, number: int, *, allow: Sequence[str], deny: Sequence[str]) -> None:
         """Add rules, and close what they do not allow; the rules in force come with this number. Raises OSError."""
@@ -189,7 +199,22 @@ class SandboxNetwork:
         """Close our copies only: another process has them, too."""
         self._jail_end.close()
         self._control.close()
-        self.on_close(self)
+        self.siblings.discard(self)
+
+
+def _requested(link: int, tag: str, body: dict[str, Any], values: Sequence[int] = ()) -> SandboxNetwork:
+    """Return a network that the egress process is to serve, by one of its links. Raises OSError."""
+    ours, jail_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    network = SandboxNetwork(jail_end, control)
+    control.setblocking(False)
+    try:
+        with ours, theirs:
+            messages.send(link, tag, body, [ours.fileno(), theirs.fileno(), *values])
+    except BaseException:
+        network.close()
+        raise
+    return network
 
 
 class _Process:
@@ -237,24 +262,13 @@ class _Process:
         secrets: Sequence[Mapping[str, Any]] = (),
         values: Sequence[int] = (),
     ) -> SandboxNetwork:
-        ours, jail_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        network = SandboxNetwork(jail_end, control)
-        control.setblocking(False)
-        try:
-            with ours, theirs:
-                body = {
-                    "rules": rules.as_wire(), "proxies": dict(proxies), "asks": asks, "is_kept": is_kept,
-                    "secrets": list(map(dict, secrets)),
-                }  # fmt: skip
-                messages.send(self.link.fileno(), "open", body, [ours.fileno(), theirs.fileno(), *values])
-        except BaseException:
-            network.close()
-            raise
+        body = {
+            "rules": rules.as_wire(), "proxies": dict(proxies), "asks": asks, "is_kept": is_kept,
+            "secrets": list(map(dict, secrets)),
+        }  # fmt: skip
+        network = _requested(self.link.fileno(), "open", body, values)
         log.debug("process %d opens a second network beside %d", self.process.pid, len(self.networks))
-        self.networks.add(network)
-        network.on_close = self.networks.discard
-        return network
+        return network.join(self.networks)
 
     def end(self) -> None:
         self.link.close()

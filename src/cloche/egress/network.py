@@ -104,6 +104,7 @@ class GuestNetwork:
         self._secrets: SandboxSecrets | None = None
         self._awaits_secrets = bool(body["secrets"])
         self._proxies, self._asks = Proxies(body["proxies"]), bool(body["asks"])
+        self._body = {**body, "secrets": ()}  # which has their values
         self._jail_link, self._control, self._on_end = jail_link, control, on_end
         self._callers = Callers(control, is_kept=bool(body["is_kept"]))
         self._questions = Questions(self._callers)
@@ -205,6 +206,9 @@ class GuestNetwork:
             tag, body, fds = "", {}, []
         if tag == "caller" and fds and caller == self._control and len(self._callers.by_end) < MOST_CALLERS:
             self._let_in(EgressCaller(fds.pop(), stands_in=bool(body.get("stands_in"))))
+        if tag == "again" and len(fds) == 2 and caller == self._control:
+            self._open_again(*fds)
+            fds = []
         for fd in fds:
             os.close(fd)
         if tag == "further":
@@ -219,6 +223,10 @@ class GuestNetwork:
             self.end()
         elif not tag:
             self._let_go(caller)
+
+    def _open_again(self, jail_link: int, control: int) -> None:
+        """Serve another jail of the same sandbox, with the same secrets."""
+        GuestNetwork(self._body, jail_link, control, self._on_end)._secrets = self._secrets
 
     def _let_in(self, caller: EgressCaller) -> None:
         """Serve another caller; it first gets the rules in force and the traffic so far."""

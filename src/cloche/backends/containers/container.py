@@ -16,7 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from cloche.core.errors import InternalError, StartFailed
 from cloche.core.events import Stream
@@ -27,7 +27,13 @@ from cloche.egress.client import SandboxNetwork
 
 from ..layout import STARTUP_FILE, startup_text
 from ..live_files import LiveFiles
+from ..network import new_network
 from .program import NOFILE, STARTUP_FOLDER
+
+if TYPE_CHECKING:
+    from cloche.core.network import NetworkRules
+
+    from ..secrets import ContainerSecrets
 
 log = logging.getLogger("cloche.containers")
 MAX_FRAME_BYTES = 16 << 20
@@ -243,7 +249,8 @@ class Container(ABC, Generic[G]):
     step = "container"  # of a failed start
     shares_streams = False  # later containers use the same open files, so their mode stays as it is
 
-    def __init__(self) -> None:
+    def __init__(self, secrets: ContainerSecrets | None = None) -> None:
+        self.secrets = secrets
         self.is_lost = self.is_given_up = False
         self.started_at, self.start_s = time.time(), 0.0
         self._listener: Listener | None = None
@@ -324,6 +331,10 @@ class Container(ABC, Generic[G]):
     @abstractmethod
     def argv(self) -> Sequence[str]:
         """Return the arguments of a command that makes the same container."""
+
+    def _new_network(self, rules: NetworkRules) -> SandboxNetwork:
+        """Return a network, with the secrets of this container's sandbox. Raises StartFailed."""
+        return new_network(rules) if self.secrets is None else self.secrets.new_network()
 
     def _close_network(self) -> None:
         if self.network is not None:

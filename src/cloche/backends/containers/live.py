@@ -41,6 +41,8 @@ from .run import observed_by_guest
 if TYPE_CHECKING:
     from cloche.core.network import NetworkRules
 
+    from ..secrets import ContainerSecrets
+
 log = logging.getLogger("cloche.containers")
 MOST_UNSENT, FEW_UNSENT = 1 << 20, 1 << 18  # bytes queued for a container: high and low water marks of writing
 MOST_UNREAD = 1 << 20  # bytes received from a container and not yet processed by the loop
@@ -184,6 +186,7 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
         super().__init__(limits, enforcement, has_users=policy.users)
         self._policy = policy
         self._container: C | None = None
+        self._secrets: ContainerSecrets | None = None
         self._numbers = itertools.count(1)
         self.writable: tuple[str, ...] = ()  # writable folders, known after the start
 
@@ -245,6 +248,10 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
     async def _start(self) -> InitLink:
         link = InitLink()
         transport = LinkTransport(link)
+        if self._policy.secrets is not None and self._secrets is None:
+            from ..secrets import ContainerSecrets  # needed by some sandboxes only
+
+            self._secrets = await ContainerSecrets.open(self._policy)
         making = asyncio.ensure_future(asyncio.to_thread(self._make, transport))
         try:
             await asyncio.wait([making])
@@ -282,6 +289,8 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
             container, self._container = self._container, None
             if container is not None:
                 container.release()
+            if self._secrets is not None:
+                self._secrets.close()
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """Return a command's whole environment."""
@@ -289,7 +298,10 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
         if HOME in self.writable or os.path.dirname(HOME) in self.writable:
             variables["HOME"] = HOME
             variables["PATH"] = f"{HOME}/.local/bin:{variables['PATH']}"
-        return with_startup({**variables, **env}, STARTUP_FOLDER)
+        return with_startup({**variables, **env, **self._secret_variables()}, STARTUP_FOLDER)
+
+    def _secret_variables(self) -> Mapping[str, str]:
+        return self._secrets.guest.variables if self._secrets is not None else {}
 
     def _variables_of(self, env: Mapping[str, str], request_variables: Mapping[str, str]) -> dict[str, str]:
         """Return a program's variables: the container's, overridden by `env`, overridden by the request's."""
@@ -300,6 +312,7 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
             **self.environment({}),
             **{name: value for name, value in env.items() if name not in _OWN},
             **request_variables,
+            **self._secret_variables(),
         }
 
     def _rules_to_begin_with(self) -> NetworkRules:

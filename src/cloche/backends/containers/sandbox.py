@@ -14,7 +14,7 @@ import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, nullcontext
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import InvalidRequest, OutcomeUnknown, SandboxFileError, StartFailed
@@ -23,6 +23,7 @@ from cloche.core.languages import PROGRAM_FILES
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
 from cloche.core.policy import Policy
+from cloche.core.record import replace
 from cloche.core.request import InputFile, Request, workspace_path
 from cloche.core.result import KillCause, Result
 from cloche.core.suppressed import suppress_logged
@@ -38,6 +39,9 @@ from .pool import deferral, shared_pool
 from .program import TEMPORARY, WORKSPACE, Program, SessionProgram
 from .run import ANSWER_S, FileRequest, KillTimer, Lost, RunListener, WorkspaceHashes, observed_end, result_of
 from .session import SessionContainer
+
+if TYPE_CHECKING:
+    from ..secrets import ContainerSecrets
 
 log = logging.getLogger("cloche.containers")
 
@@ -59,6 +63,7 @@ class ContainerSandbox(ABC, Generic[G, C]):
         self._last: C | None = None  # started last, even if it is lost now
         self._workspace = WorkspaceHashes()
         self._is_last = self._is_closed = False
+        self._secrets: ContainerSecrets | None = None
 
     @abstractmethod
     def _find_rootfs(self, request: Request | None) -> G:
@@ -103,7 +108,8 @@ class ContainerSandbox(ABC, Generic[G, C]):
         """Run like `run`, and pass `Started` and `OutputChunk` events to `sink` as they happen."""
         async with self._turn:
             rootfs = await self._rootfs(lambda: self._find_rootfs(request))
-            program = self._build_program(request, rootfs)
+            await self._open_secrets()
+            program = self._build_program(replace(request, env=self._with_secrets(request.env)), rootfs)
             container, start = await self._take(rootfs)
             with deferral.hold() if start == "pooled" else nullcontext():
                 return await self._run(container, request, program, sink, start)
@@ -164,6 +170,8 @@ class ContainerSandbox(ABC, Generic[G, C]):
         for container in holders or ([self._last] if self._last is not None else []):
             self._release(container, with_workspace=True)
         self._used = self._fresh = self._last = None
+        if self._secrets is not None:
+            self._secrets.close()
 
     async def _rootfs(self, find: Callable[[], G]) -> G:
         if self._is_closed:
@@ -220,8 +228,19 @@ class ContainerSandbox(ABC, Generic[G, C]):
         self._last = container
         return container, start
 
+    async def _open_secrets(self) -> None:
+        """Read this sandbox's secrets, once."""
+        if self._policy.secrets is not None and self._secrets is None:
+            from ..secrets import ContainerSecrets  # needed by some sandboxes only
+
+            self._secrets = await ContainerSecrets.open(self._policy)
+
+    def _with_secrets(self, env: Mapping[str, str]) -> Mapping[str, str]:
+        return env if self._secrets is None else {**env, **self._secrets.guest.variables}
+
     async def _start_container(self, rootfs: G, after: C | None) -> C:
         """Start a container in a thread. If the caller is cancelled, the container is released."""
+        await self._open_secrets()
         making = asyncio.ensure_future(asyncio.to_thread(self._make, rootfs, after))
         try:
             return await finish(making)
@@ -389,7 +408,8 @@ class SessionSandbox(ContainerSandbox[G, C]):
         """Start an interpreter that lives in this workspace; see core.protocols.SupportsSessions."""
         async with self._turn:
             rootfs = await self._rootfs(lambda: self._find_session_rootfs(language))
-            program = self._build_session_program(language, env, rootfs)
+            await self._open_secrets()
+            program = self._build_session_program(language, self._with_secrets(env), rootfs)
             container, start = await self._take(rootfs)
             session_container = SessionContainer(container, self._limits, self._enforced(container), self._in_memory())
             container.init_files = session_container

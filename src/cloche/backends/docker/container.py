@@ -10,8 +10,10 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from cloche.core.record import replace
 from cloche.core.result import KillCause, Observed
 from cloche.core.suppressed import suppress_logged
 
@@ -20,6 +22,9 @@ from .daemon import Daemon, explained, release
 from .images import DockerImage
 from .network import serve_container
 from .plan import ContainerPlan
+
+if TYPE_CHECKING:
+    from ..secrets import ContainerSecrets
 
 log = logging.getLogger("cloche.docker")
 STALL_S = 60.0  # without progress in sending to a container
@@ -157,8 +162,10 @@ class Demultiplexer:
 class DockerContainer(Container[DockerImage]):
     """One started container with our first process in it. All methods block and are thread-safe."""
 
-    def __init__(self, daemon: Daemon, plan: ContainerPlan, image: DockerImage):
-        super().__init__()
+    def __init__(
+        self, daemon: Daemon, plan: ContainerPlan, image: DockerImage, secrets: ContainerSecrets | None = None
+    ):
+        super().__init__(secrets)
         self.daemon, self.plan, self.rootfs = daemon, plan, image
         self.id = ""
 
@@ -168,17 +175,27 @@ class DockerContainer(Container[DockerImage]):
         return f"container of {self.rootfs.name!r}"
 
     def _open(self, make_boot: Callable[[], bytes], receiver: ByteReceiver | None) -> None:
-        self.id = self.daemon.create(self.plan.api())
-        boot = make_boot()
-        link = self._connect(AttachedWire(self.daemon.attach(self.id)), receiver)
-        self.daemon.start(self.id)
+        with self._certificates() as binds:
+            self.plan = replace(self.plan, binds=binds)
+            self.id = self.daemon.create(self.plan.api())
+            boot = make_boot()
+            link = self._connect(AttachedWire(self.daemon.attach(self.id)), receiver)
+            self.daemon.start(self.id)
         self._serve_network()
         self._begin(link, boot)
+
+    def _certificates(self) -> AbstractContextManager[dict[str, str]]:
+        if self.secrets is None:
+            return nullcontext({})
+        from .certificates import shown_certificates  # needed by some containers only
+
+        return shown_certificates(self.daemon, self.rootfs, self.secrets.guest.authority)
 
     def _serve_network(self) -> None:
         """Have the container's network served, if it has one, before any code of the guest runs."""
         if self.plan.rules is not None:
-            self.network = serve_container(self.daemon, self.id, self.rootfs, self.plan.rules)
+            self.network = self._new_network(self.plan.rules)
+            serve_container(self.daemon, self.id, self.rootfs, self.plan.rules, self.network)
 
     def _begin(self, link: ContainerLink, boot: bytes) -> None:
         """Send the first process its program."""

@@ -8,10 +8,12 @@ volume only together with the container that it was made for.
 from __future__ import annotations
 
 import errno
+import io
 import logging
 import os
 import socket
 import ssl
+import tarfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,6 +59,15 @@ JOIN_THE_GROUP = (
 REMOVED_S, NAP_S, LISTENS_S = 5.0, 0.05, 5
 _background = Background("cloche-docker-end", 2 * REMOVED_S)
 wait_for_all = _background.wait_for_all
+
+
+def _joined(pieces: Iterator[bytes], max_bytes: int) -> bytes:
+    data = bytearray()
+    for piece in pieces:
+        data += piece
+        if len(data) > max_bytes:
+            raise ValueError(f"it has more than {max_bytes} bytes")
+    return bytes(data)
 
 
 class Daemon:
@@ -120,15 +131,27 @@ class Daemon:
     def archive_of(self, container: str, path: str, max_bytes: int) -> bytes:
         """Return a folder of a container as a tar archive of at most `max_bytes`. Raises StartFailed."""
         try:
-            pieces, _ = self.api.get_archive(container, path)
-            data = bytearray()
-            for piece in pieces:
-                data += piece
-                if len(data) > max_bytes:
-                    raise ValueError(f"it has more than {max_bytes} bytes")
+            return _joined(self.api.get_archive(container, path)[0], max_bytes)
         except Exception as error:
             raise StartFailed(f"{path} of the image cannot be read: {explained(error)}", step="archive") from error
-        return bytes(data)
+
+    def file_of(self, container: str, path: str, max_bytes: int) -> tuple[str, bytes] | None:
+        """Return the path without links, and the content, of a file of a container; None without a file.
+
+        Raises StartFailed.
+        """
+        import docker.errors
+
+        try:
+            path = self.api.get_archive(container, path)[1].get("linkTarget") or path
+            archive = _joined(self.api.get_archive(container, path)[0], max_bytes)
+        except docker.errors.NotFound:
+            return None
+        except Exception as error:
+            raise StartFailed(f"{path} of the image cannot be read: {explained(error)}", step="archive") from error
+        with tarfile.open(fileobj=io.BytesIO(archive)) as members:
+            file = members.extractfile(members.getmembers()[0])
+            return (path, file.read()) if file is not None else None
 
     def put_archive(self, container: str, path: str, pieces: Iterator[bytes]) -> None:
         """Unpack a tar archive into a folder of a container, which need not be started. Raises the SDK's errors."""

@@ -83,7 +83,7 @@ class DockerLiveSandbox(ContainerLiveSandbox[DockerContainer]):
     def _make(self, receiver: ByteReceiver) -> DockerContainer:
         image = self._image
         fill(self._daemon, image, self._policy.layers)
-        return self._launch(DockerContainer(self._daemon, self._plan(image), image), receiver)
+        return self._launch(DockerContainer(self._daemon, self._plan(image), image, self._secrets), receiver)
 
     def _boot(self, container: DockerContainer) -> bytes:
         settings = self.live_settings()

@@ -22,7 +22,7 @@ from cloche.egress.client import SandboxNetwork
 from cloche.jail import messages
 
 from ..garbage_collection import owner
-from ..network import new_network, serve_namespace
+from ..network import serve_namespace
 from .daemon import OWNER_LABEL, Daemon
 from .runtimes import hosts_runtime
 
@@ -36,13 +36,13 @@ HAND_OUT_S = 60.0
 MEMORY_BYTES, PIDS, MOST_SOCKETS = 64 << 20, 16, 128
 
 
-def serve_container(daemon: Daemon, container: str, image: DockerImage, rules: NetworkRules) -> SandboxNetwork:
-    """Return a network whose sockets are in the network namespace of a started container. Blocks.
-
-    Raises StartFailed.
-    """
+def serve_container(
+    daemon: Daemon, container: str, image: DockerImage, rules: NetworkRules, network: SandboxNetwork
+) -> None:
+    """Make a network's sockets in the network namespace of a started container. Blocks. Raises StartFailed."""
     if os.geteuid() == 0:
-        return serve_namespace(daemon.pid_of(container), container, rules)
+        serve_namespace(daemon.pid_of(container), container, rules, network)
+        return
     if not image.has_reaper:
         raise StartFailed(
             f"the network of a container of {image.name!r} cannot be served: it has no Python 3.11, which a member of "
@@ -51,7 +51,6 @@ def serve_container(daemon: Daemon, container: str, image: DockerImage, rules: N
         )
     sockets = _made_by_container(daemon, container, image, rules)
     try:
-        network = new_network(rules)
         body = {"ports": list(rules.served_ports), "jail": 0}
         messages.send(network.jail_end, "sockets", body, sockets)
     except OSError as error:
@@ -59,7 +58,6 @@ def serve_container(daemon: Daemon, container: str, image: DockerImage, rules: N
     finally:
         for fd in sockets:
             os.close(fd)
-    return network
 
 
 def _made_by_container(daemon: Daemon, container: str, image: DockerImage, rules: NetworkRules) -> list[int]:

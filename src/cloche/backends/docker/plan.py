@@ -70,6 +70,7 @@ class ContainerPlan:
     has_users: bool = False
     rules: NetworkRules | None = None  # set if the network is served
     layers: Mapping[str, str] = field(default_factory=dict)  # read-only volumes and their mount points
+    binds: Mapping[str, str] = field(default_factory=dict)  # files of the host, by their paths inside, read-only
 
     @property
     def is_gvisor(self) -> bool:
@@ -152,7 +153,7 @@ class ContainerPlan:
             "Ulimits": [{"Name": name, "Soft": limit, "Hard": limit} for name, limit in self.ulimits().items()],
             "LogConfig": {"Type": "none", "Config": {}},
             "RestartPolicy": {"Name": "no"},
-            "Mounts": [self._workspace(), *self._layers()],
+            "Mounts": [self._workspace(), *self._layers(), *self._binds()],
         }
         if self.rules is not None:
             config["Dns"] = [NAME_SERVER_ADDRESS]
@@ -176,6 +177,11 @@ class ContainerPlan:
         mount = {"Type": "volume", "ReadOnly": True, "VolumeOptions": {"NoCopy": True}}
         return [{**mount, "Source": volume, "Target": target} for volume, target in self.layers.items()]
 
+    def _binds(self) -> list[dict[str, Any]]:
+        return [
+            {"Type": "bind", "ReadOnly": True, "Source": path, "Target": target} for target, path in self.binds.items()
+        ]
+
     def arguments(self) -> list[str]:
         """Return the arguments of the `docker run` that makes the same container."""
         arguments = ["docker", "run", "--rm", "--interactive", *self.isolation()]
@@ -185,6 +191,7 @@ class ContainerPlan:
             f"--mount=type=volume,src={volume},dst={target},readonly,volume-nocopy"
             for volume, target in self.layers.items()
         ]
+        arguments += [f"--mount=type=bind,src={path},dst={target},readonly" for target, path in self.binds.items()]
         arguments += [f"--label={name}={value}" for name, value in self.labels.items()]
         arguments += [f"--env={name}={value}" for name, value in ENVIRONMENT.items()]
         return [*arguments, f"--entrypoint={self.command[0]}", self.image, *self.command[1:]]

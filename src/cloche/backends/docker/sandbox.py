@@ -113,7 +113,7 @@ class DockerOpenSandbox(SessionSandbox[DockerImage, DockerContainer]):
     def _make(self, rootfs: DockerImage, after: DockerContainer | None) -> DockerContainer:
         fill(self._daemon, rootfs, self._policy.layers)
         kind = DockerContainer if rootfs.has_reaper else ShellContainer
-        container = kind(self._daemon, self._plan(rootfs, after), rootfs)
+        container = kind(self._daemon, self._plan(rootfs, after), rootfs, self._secrets)
         container.start(self._policy.preload)
         return container
 

@@ -20,6 +20,7 @@ from cloche.core.errors import BackendUnavailable, StartFailed
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.protocols import Capabilities
+from cloche.core.record import replace
 from cloche.core.request import Request
 from cloche.egress.client import operator_proxies, rest
 
@@ -143,7 +144,8 @@ class RunscOpenSandbox(SessionSandbox[HostView, RunscContainer]):
         return session_with_layers(build_session_program(language, env), self._policy.layers)
 
     def _plan(self, rootfs: HostView) -> RunscPlan:
-        return plan_container(self._policy, self._limits, engine=self._engine, shown=rootfs)
+        plan = plan_container(self._policy, self._limits, engine=self._engine, shown=rootfs)
+        return replace(plan, rows=self._secrets.guest.rows) if self._secrets is not None else plan
 
     def _kind(self, rootfs: HostView) -> tuple[object, ...]:
         return "runsc", self._policy.preload, self._plan(rootfs)
@@ -153,7 +155,7 @@ class RunscOpenSandbox(SessionSandbox[HostView, RunscContainer]):
         shim = ShimClient(plan, self._host) if after is None else after.shim
         if shim.is_lost:
             raise StartFailed("the workspace is gone with its shim; open another sandbox", step="shim")
-        container = RunscContainer(shim, plan)
+        container = RunscContainer(shim, plan, secrets=self._secrets)
         try:
             container.start(self._policy.preload)
         except BaseException:
@@ -183,6 +185,7 @@ class RunscBackend:
 
     name = "gvisor"
     serves_functions = "live"  # of the caller, to guests of live sandboxes
+    takes_secrets = True
 
     def __init__(self, *, use_cgroups: bool = True):
         self._use_cgroups = use_cgroups

@@ -20,7 +20,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloche.core.errors import StartFailed
 from cloche.core.result import KillCause, Observed
@@ -33,9 +33,11 @@ from cloche.jail.setup.launch import start_shim
 from ..containers.container import CHUNK_BYTES, OUTPUT, START_S, ByteReceiver, Container
 from ..garbage_collection import Background, clear_groups, group_name
 from ..host import Host
-from ..network import new_network
 from ..toolchain import has_customization, user_site
 from .plan import HostView, RunscPlan
+
+if TYPE_CHECKING:
+    from ..secrets import ContainerSecrets
 
 OPEN_S, SHIM_S = 30.0, 10.0
 KIND = "gvisor"  # of control groups
@@ -284,8 +286,10 @@ class RunscContainer(Container[HostView]):
 
     step = "runsc"
 
-    def __init__(self, shim: ShimClient, plan: RunscPlan, patience_s: float = START_S):
-        super().__init__()
+    def __init__(
+        self, shim: ShimClient, plan: RunscPlan, patience_s: float = START_S, secrets: ContainerSecrets | None = None
+    ):
+        super().__init__(secrets)
         self._patience_s = patience_s
         self.shim, self.plan, self.rootfs = shim, plan, plan.shown
         self.number = 0
@@ -313,7 +317,7 @@ class RunscContainer(Container[HostView]):
             raise StartFailed(f"there are no pipes for a container of gVisor: {error}", step=self.step) from error
         try:
             if self.plan.rules is not None:
-                self.network = new_network(self.plan.rules)
+                self.network = self._new_network(self.plan.rules)
             self.number = self.shim.start(self.plan, wire.theirs, self._note_end, self.network)
         except BaseException:
             wire.close()

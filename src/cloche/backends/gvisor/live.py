@@ -58,14 +58,14 @@ class RunscLiveSandbox(ContainerLiveSandbox[RunscContainer]):
         plan = self._plan()
         shim = ShimClient(plan, self._host)
         try:
-            return self._launch(RunscContainer(shim, plan), receiver)
+            return self._launch(RunscContainer(shim, plan, secrets=self._secrets), receiver)
         except BaseException:
             shim.close()
             raise
 
     def _plan(self) -> RunscPlan:
         plan = plan_container(self._policy, self.limits, engine=self._engine, shown=live_rootfs(self._policy.layers))
-        return replace(plan, homes=self._homes())
+        return replace(plan, homes=self._homes(), rows=self._secrets.guest.rows if self._secrets is not None else ())
 
     def _check_greeting(self, greeting: Mapping[str, Any]) -> None:
         if greeting.get("kernel") == os.uname().release:

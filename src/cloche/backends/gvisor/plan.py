@@ -175,6 +175,7 @@ class RunscPlan:
     is_tmp_writable: bool
     homes: tuple[str, ...] = ()  # additional writable folders, which share the workspace's size limit
     rules: NetworkRules | None = None  # set if the network is served
+    rows: tuple[layout.Row, ...] = ()  # of further files
 
     @property
     def uid(self) -> int:
@@ -229,7 +230,7 @@ class RunscPlan:
             rows += [*layout.etc_rows(self.user, self.uid, NAME_SERVER_ADDRESS), *files_and_variables()[0]]
         else:
             rows += layout.etc_rows(self.user, self.uid)
-        rows += [("bind", path, path[1:]) for path in self.shown.binds]
+        rows += [*(("bind", path, path[1:]) for path in self.shown.binds), *self.rows]
         shown: list[Any] = from_rows(rows)
         return [
             chdir(self.top),
