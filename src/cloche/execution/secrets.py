@@ -25,21 +25,27 @@ def read_with_settings(arguments: Mapping[str, Any]) -> tuple[SecretSet, Setting
     secrets, given = read_secrets(arguments["secrets"]), load_settings(own)
     if given.policy.network == "open":  # where they are reached anyway
         return secrets, given
+    if given.policy.network == "bridge":
+        raise _not_reached("bridge")
     limited = {rule.host for rule in given.policy.network_rules().limited if PORT in rule.ports}
     further = (rule for rule in secrets.rules if rule.removesuffix(f":{PORT}") not in limited)
     allowed = tuple(dict.fromkeys((*given.policy.network_allow, *further)))
     settings = load_settings({**own, "network_allow": allowed})
     if settings.policy.network != "allowlist":
-        raise InvalidRequest(
-            f"secrets: with network {settings.policy.network!r} no host is reached through Cloche; "
-            'leave network out, or use "allowlist" or "open"'
-        )
+        raise _not_reached(settings.policy.network)
     return secrets, settings
 
 
 def opens_for_rules(policy: Policy) -> SecretSet | None:
     """Return an empty set if there are rules with methods and paths, which need what secrets need; else None."""
     return SecretSet(()) if policy.network in ("allowlist", "open") and policy.network_rules().limited else None
+
+
+def _not_reached(network: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"secrets: with network {network!r} no host is reached through Cloche; "
+        'leave network out, or use "allowlist" or "open"'
+    )
 
 
 def placeholders_sent(result: Result) -> list[Mapping[str, Any]]:
@@ -59,6 +65,6 @@ def with_secrets(found_backend: FoundBackend, secrets: SecretSet) -> FoundBacken
         )
         raise BackendUnavailable(
             f"backend {backend.name!r} takes no {noun_of(secrets)} yet.",
-            remedy=f'Use backend "local" at level jail, or {instead}.',
+            remedy=f'Use backend "local" at level jail, "docker" or "gvisor"; or {instead}.',
         )
     return replace(found_backend, policy=found_backend.policy.with_changes(secrets=secrets, warm=False))

@@ -90,6 +90,7 @@ class DockerLiveSandbox(ContainerLiveSandbox[DockerContainer]):
         if self._policy.users:
             etc = self._daemon.archive_of(container.id, "/etc", MOST_ETC_BYTES)
             settings["users"] = {
+                "shown": [path[1:] for path in container.plan.binds],
                 "etc": base64.b64encode(zlib.compress(etc)).decode(),
                 "uid": container.plan.user,
                 "name": USERS[None][0],

@@ -533,7 +533,7 @@ def make_accounts(users: dict[str, Any]) -> None:
     data = zlib.decompress(base64.b64decode(users["etc"]))
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
         for member in archive:
-            if member.name not in SHOWN_BY_DAEMON:
+            if member.name not in SHOWN_BY_DAEMON and member.name not in users["shown"]:
                 extract(archive, member)
     name, uid, home = users["name"], int(users["uid"]), users["home"]
     rows = {"passwd": f"{name}:x:{uid}:{uid}:{name}:{home}:/bin/sh\n", "group": f"{name}:x:{uid}:\n"}
