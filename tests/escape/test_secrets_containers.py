@@ -105,7 +105,7 @@ def run(
     said: dict[str, str] = came["said"]
     for name, text in said.items():
         assert f"authorization: Bearer {text.split()[0]}" in text, (name, text)
-        assert "403 api.openai.com:443 has a secret" in text, "a foreign key is refused"
+        assert "403 api.openai.com:443" in text, "a foreign key is refused"
     assert VALUE not in repr(came)
     assert [path for path in paths if f"{path!r}: 200" not in said["run"]] == []
     assert len({said[name].split()[0] for name in ("again", "cell", "beside", "later") if name in said}) <= 1

@@ -16,23 +16,23 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-import resource
 import socket
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.hosts import Address, parse_address
+from cloche.core.hosts import parse_address
 from cloche.core.network import HostDecision, NetworkRules, Rule
 from cloche.jail import messages
 
 from . import dns
 from .callers import MOST_CALLERS, Callers, EgressCaller, Questions
 from .client_hello import NoServerName, NotTls, read_server_name
+from .connections import MOST_CONNECTIONS, GuestConnection, JailNetwork, most_connections
 from .errors import Failed, Refused
 from .http import relay
 from .http_request import EditHead, RequestHead
-from .ledger import Ledger, LedgerRow, Sum
+from .ledger import Ledger, Sum
 from .names import Names
 from .requests import checked_request
 from .sockets import Pace, accept_now, reset, speaks_first
@@ -43,11 +43,9 @@ if TYPE_CHECKING:
     from .opened import SandboxSecrets
 
 DNS_PORT, HTTP_PORT, TLS_PORT = 53, 80, 443
-MOST_CONNECTIONS, MOST_LOOKUPS, MOST_NAME_STREAMS = 512, 8, 64
+MOST_LOOKUPS, MOST_NAME_STREAMS = 8, 64
 # The kernel's buffers of a socket grow to megabytes, which are charged to us: those of the first few of a sandbox may.
 FEW_CONNECTIONS, BUFFER_BYTES = 16, 64 << 10
-# A connection has two descriptors. One sandbox gets a part of this process's, and all together leave some for others.
-LEAST_CONNECTIONS, FILES_FOR_EACH, FILES_FOR_ANY = 8, 8, 3
 NO_ROOM_S = 0.1  # until a connection may find a descriptor that this one did not
 CONNECTIONS_PER_S, QUESTIONS_PER_S, AT_ONCE = 500.0, 500.0, 64
 HELLO_S, IDLE_S, NAME_STREAM_S = 20.0, 900.0, 10.0
@@ -60,39 +58,7 @@ NO_AUTHORITY = (
 TOO_MANY_NAMES = "too many names were looked up; look up only names that are needed"
 
 
-class GuestConnection:
-    """Hold one connection of the guest: its target, its row, the task that serves it."""
-
-    def __init__(self, jail: JailNetwork, host: str, port: int, buffer_bytes: int):
-        self.jail, self.host, self.port = jail, host, port
-        self.buffer_bytes = buffer_bytes  # of the kernel's for each socket and direction, 0 for as it likes
-        self.row: LedgerRow | None = None
-        self.name = ""  # in TLS, where the connection is to an address
-        self.address: Address | None = None  # that it was made to
-        self.is_approved = False  # by somebody, and by no rule
-        self.is_read = False  # request by request
-        self.task: asyncio.Task[None] | None = None
-        self.guest: SocketStream | None = None
-        self._counted = (0, 0)
-
-    def count(self) -> None:
-        """Add the bytes moved since the last count to the row."""
-        if self.row is not None and self.guest is not None:
-            now = (self.guest.received_bytes, self.guest.sent_bytes)
-            self.row.sent += now[0] - self._counted[0]
-            self.row.received += now[1] - self._counted[1]
-            self._counted = now
-
-
 _all_connections: set[GuestConnection] = set()  # of every sandbox
-
-
-class JailNetwork:
-    """Hold the sockets of one jail, and the names that are known in it. One that took its place knows none of them."""
-
-    def __init__(self, sockets: list[socket.socket], own_names: Sequence[str] = ()):
-        self.sockets, self.names = sockets, Names(own_names)
-        self.tasks: set[asyncio.Task[None]] = set()
 
 
 class GuestNetwork:
@@ -645,12 +611,6 @@ class GuestNetwork:
 
 def _is_limited(decision: HostDecision) -> bool:
     return decision.rule is not None and bool(decision.rule.requests)
-
-
-def most_connections() -> tuple[int, int]:
-    """Return how many connections one sandbox may have, and all of them, by the descriptors that this process may."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(LEAST_CONNECTIONS, min(MOST_CONNECTIONS, files // FILES_FOR_EACH)), files // FILES_FOR_ANY
 
 
 async def _all_done(tasks: list[asyncio.Task[None]]) -> None:
