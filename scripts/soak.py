@@ -92,6 +92,8 @@ FRAMEWORKS: dict[str, tuple[str, ...]] = {
 }
 # What notebooks use: libraries that show things, and Jupyter.
 NOTEBOOKS = {"notebooks": ("tests/frameworks/test_nbconvert.py",)}
+# Clients of services, with secrets.
+CLIENTS = {"clients": ("tests/frameworks/test_boto3.py", "tests/frameworks/test_twine.py")}
 # The packages of E2B and Daytona at the lower bounds of their extras.
 OLDER = {"remote_older": tuple(path for path in REMOTE if "e2b" in path or "daytona" in path)}
 
@@ -126,7 +128,7 @@ def jobs_of(area: str, user: Path, temporary: Path) -> list[Job]:
     if area in ("", "other-python"):
         younger = [version for version in YOUNGER if shutil.which(f"python{version}")]
         jobs += [other_python(version, temporary) for version in (OTHER, *younger)]
-    of_areas = {"frameworks": FRAMEWORKS, "remote": OLDER, "sessions": NOTEBOOKS, "fleet": FLEET}
+    of_areas = {"frameworks": FRAMEWORKS, "remote": OLDER, "sessions": NOTEBOOKS, "network": CLIENTS, "fleet": FLEET}
     with_packages = {name: tests for key, rows in of_areas.items() if area in ("", key) for name, tests in rows.items()}
     return [*jobs, *of_frameworks(user, temporary, with_packages)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from cloche.egress.aws import FORMS, canonical_request, read_signature, sign
+from cloche.egress.http_request import RequestHead
+from tests.harness.internet.aws import KEY, KEY_ID
 from tests.harness.internet.build import SYSTEM_PATH
 from tests.harness.internet.providers import VALUES, WORDS
 from tests.harness.internet.sites import wheels
@@ -25,7 +29,8 @@ BLOCKS = dict(
     )
 )
 TABLE = {**NAMES, **{host: [[PUBLIC]] for host in VALUES}}
-HOSTS = {"NPM_TOKEN": "npm.example", "PYPI_TOKEN": "pypi.example"}
+KNOWN = ("api.openai.com", "api.anthropic.com", "github.com")
+AWS_HOST, AWS_KEYS = "other.example", {"AWS_ACCESS_KEY_ID": KEY_ID, "AWS_SECRET_ACCESS_KEY": KEY}
 PATH = f"{Path(sys.executable).parent}:{SYSTEM_PATH}"
 RUN = """
 import cloche, os
@@ -75,8 +80,8 @@ def world() -> Iterator[World]:
 
 def run(world: World, command: Sequence[str], *secrets: tuple[str, str], files: dict[str, bytes] | None = None) -> Any:
     """Run a command in a live sandbox with secrets by name and host, of the caller's environment; none has a value."""
-    names = [f"{name}@{HOSTS[name]}" if name in HOSTS else name for name, _ in secrets]
-    values = {name: VALUES[host] for name, host in secrets}
+    names = [f"{name}@{host}" if host not in KNOWN else name for name, host in secrets]
+    values = {name: AWS_KEYS.get(name) or VALUES[host] for name, host in secrets}
     told = {name: data.hex() for name, data in (files or {}).items()}
     argument = {"command": command, "secrets": names, "values": values, "path": PATH, "files": told}
     result = world.run(RUN, argument)
@@ -113,6 +118,25 @@ def test_git_clones_and_pushes_with_a_token(world: World) -> None:
     result = run(world, in_bash(again), GITHUB)
     assert result["stdout"].startswith("Pushed\n"), result
     assert "x-access-token:ghp_" in result["stdout"]
+
+
+def test_curl_signs_for_aws_with_a_placeholder(world: World) -> None:
+    """The host gets the signature of the real key, over the same headers and the body."""
+    world.forget()
+    curl = 'curl --fail --aws-sigv4 aws:amz:eu-central-1:dynamodb --user "$AWS_ACCESS_KEY_ID:$AWS_SECRET_ACCESS_KEY"'
+    code = f"{curl} --data '{{}}' https://{AWS_HOST}/plain"
+    result = run(world, in_bash(code), *((name, AWS_HOST) for name in AWS_KEYS))
+    assert result["exit"] == 0, result
+    (text,) = [one["said"] for one in world.seen().arrivals if one["server_name"] == AWS_HOST]
+    _, *lines = text.partition("\r\n\r\n")[0].encode().split(b"\r\n")
+    headers = [(name, value.strip()) for name, _, value in (line.partition(b":") for line in lines)]
+    signature = read_signature(dict(headers)[b"Authorization"])
+    assert signature is not None
+    assert signature.key_id == KEY_ID.encode()
+    head = RequestHead(method=b"POST", target="/plain", headers=headers)
+    signed = canonical_request(head, AWS_HOST, signature.names, hashlib.sha256(b"{}").hexdigest().encode(), FORMS[0])
+    assert sign(KEY.encode(), signature, dict(headers)[b"X-Amz-Date"], signed) == signature.value
+    assert KEY not in text
 
 
 @pytest.mark.soak

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from .aws import HOSTS, aws
 from .web import Request, Response
 
 VALUES: Mapping[str, str] = {
@@ -194,4 +195,5 @@ def answers(folder: Path, registry: Answer, index: Answer) -> dict[str, tuple[st
         "github.com": ("/acme/", partial(github, folder)),
         "npm.example": ("/", partial(npm, registry)),
         "pypi.example": ("/", partial(pypi, index)),
+        **dict.fromkeys(HOSTS, ("/", aws)),
     }
