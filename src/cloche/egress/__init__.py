@@ -13,6 +13,8 @@ name server, carried connections, refusals with a sentence.
   `errors.Refused` above all, and bound time and memory for all input.
 - Secrets: `opened` holds those of one sandbox, and opens connections to their hosts. `tls` is its authority and bytes
   inside TLS, `credentials` puts values into requests, and `redaction` takes them out of answers.
+- HTTP/2: `http2` is the relay, `http2_side` one of its two connections, `http2_frames` what is taken from it, and
+  `http2_request` the valid forms of a head.
 - `stream`: a connection's two directions, carried with backpressure and half-close, and turns. `http`: the relay of
   plain HTTP, which decides for each request.
 

@@ -40,9 +40,10 @@ if TYPE_CHECKING:
 # behind those of the standard library: they hold whatever somebody has installed.
 log = logging.getLogger("cloche.egress")
 BOOT = "import sys; sys.path += {paths!r}; from cloche.egress.process import main; main(0)"
-OPENING = ("cryptography",)
+OPENING = ("cryptography", "h2")
 USES = {
     "h11": "which reads HTTP",
+    "h2": 'which reads HTTP/2 (pip install "cloche[secrets]")',
     "cryptography": 'which makes the certificates that secrets need (pip install "cloche[secrets]")',
 }
 REPORT_S, END_S, SECRETS_S = 10.0, 5.0, 90.0

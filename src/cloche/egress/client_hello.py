@@ -1,4 +1,4 @@
-"""The server name of a TLS connection, read from the client's first message. No I/O.
+"""The server name of a TLS connection, and the protocols that it offers, read from the client's first message. No I/O.
 
 Theory of operation: the client's first message, the ClientHello, is not encrypted and has the server's name in its
 extension `server_name` (RFC 8446 section 4.1.2, RFC 6066 section 3). It comes in one or several records of one or
@@ -23,7 +23,7 @@ MOST_BYTES = MOST_HELLO_BYTES + MOST_RECORDS * _RECORD_HEADER_BYTES  # that a ca
 _HANDSHAKE, _RECORDS = 22, range(20, 25)
 _MAJOR_VERSION = 3  # of SSL 3.0 and of each TLS
 _CLIENT_HELLO = 1
-_SERVER_NAME, _HOST_NAME = 0, 0
+_SERVER_NAME, _HOST_NAME, _PROTOCOLS = 0, 0, 16
 _OLD_VERSIONS = (b"\x00\x02", b"\x03\x00", b"\x03\x01", b"\x03\x02", b"\x03\x03", b"\x03\x04")
 _NAME = re.compile(rb"(?=.{1,253}\Z)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*")
 # What C libraries take for an address, in any of their spellings: the last label says so.
@@ -52,7 +52,24 @@ def read_server_name(data: bytes) -> str | None:
     raised at the first byte that shows it, and at most `MOST_BYTES` are looked at.
     """
     hello = _read_records(data)
-    return None if hello is None else _read_name(_server_names(_Reader(hello)))
+    return None if hello is None else _read_name(_extensions(_Reader(hello)))
+
+
+def read_protocols(data: bytes) -> list[str]:
+    """Return the protocols that a complete hello offers (ALPN, RFC 7301), the client's first one first.
+
+    Raises Refused for an extension that servers might read in different ways.
+    """
+    hello = _read_records(data)
+    extension = _extensions(_Reader(hello or b"")).get(_PROTOCOLS)
+    if extension is None:
+        return []
+    protocols, block = [], extension.block(2)
+    while block:
+        protocols.append(block.take(block.number(1)).decode("latin-1"))
+    if extension or not all(protocols):
+        raise Refused(_MALFORMED)
+    return protocols
 
 
 def _read_records(data: bytes) -> bytes | None:
@@ -131,8 +148,8 @@ class _Reader:
         return _Reader(self.take(self.number(size_of_length)))
 
 
-def _server_names(hello: _Reader) -> _Reader:
-    """Return the names in the extension `server_name`; refuse a form other than that of RFC 8446."""
+def _extensions(hello: _Reader) -> dict[int, _Reader]:
+    """Return the extensions of a hello by their numbers; refuse a form other than that of RFC 8446."""
     if hello.number(1) != _MAJOR_VERSION:
         raise Refused(_MALFORMED)
     hello.take(1 + _RANDOM_BYTES)
@@ -148,13 +165,12 @@ def _server_names(hello: _Reader) -> _Reader:
         extensions[kind] = content
     if hello:
         raise Refused(_MALFORMED)
-    if _SERVER_NAME not in extensions:
-        raise NoServerName(_NO_NAME)
-    return extensions[_SERVER_NAME]
+    return extensions
 
 
-def _read_name(extension: _Reader) -> str:
-    """Return the one name of a host that the extension holds."""
+def _read_name(extensions: dict[int, _Reader]) -> str:
+    """Return the one name of a host that the extension `server_name` holds."""
+    extension = extensions.get(_SERVER_NAME)
     if not extension:
         raise NoServerName(_NO_NAME)
     names = extension.block(2)

@@ -71,7 +71,7 @@ class HostCredentials:
                 raise Rejected(403, "a web socket, whose messages are not searched for values,")
             if key == b"cookie" and not self._is_foreign_allowed:
                 continue
-            if key == b"accept-encoding":  # else a value in the answer could not be found
+            if key.endswith(b"accept-encoding"):  # also of gRPC: else a value in the answer could not be found
                 yield name, b"identity"
             elif key in self._headers:
                 yield name, self._credential(name, value)

@@ -119,7 +119,7 @@ class _Failed(Exception):
         self.status, self.sentence = status, sentence
 
 
-class _Turn:
+class Turn:
     """Let other connections have their turn when this one has computed for long; say how much to parse until then."""
 
     def __init__(self, turns: Turns) -> None:
@@ -236,7 +236,7 @@ class _Upstream:
 
     async def _follow(self, data: bytes) -> bytes:
         """Have the answer read, and return the bytes to pass on."""
-        offset, turn, pieces = 0, _Turn(self._turns), []
+        offset, turn, pieces = 0, Turn(self._turns), []
         while offset < len(data):
             size = len(data) if self.answer.is_counted else turn.parsed_bytes
             pieces.append(self.answer.feed(data[offset : offset + size]))
@@ -341,7 +341,7 @@ class _Connection:
 
     async def _whole_body(self, request: HttpRequest, body: Body, most_bytes: int) -> bytes:
         """Return a request's body. Raises Rejected for a larger one, _GuestGone for half of one."""
-        content, turn = bytearray(body.read(b"")), _Turn(self._turns)
+        content, turn = bytearray(body.read(b"")), Turn(self._turns)
         if request.awaits_continue and not body.has_ended:
             await self._guest.send(_CONTINUE)
         while not body.has_ended:
@@ -358,7 +358,7 @@ class _Connection:
 
     async def _send_body(self, upstream: _Upstream, body: Body) -> bool:
         """Send the body as it comes, unless it went with the head; say whether all of it went."""
-        data, turn = b"", _Turn(self._turns)
+        data, turn = b"", Turn(self._turns)
         while True:
             if not body.has_ended and (content := body.feed(data)):
                 await upstream.stream.send(content)

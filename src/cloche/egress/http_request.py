@@ -27,7 +27,7 @@ _END = b"\r\n\r\n"
 _ILLEGAL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|(?<!\r)\n|\r(?=[^\n])")
 _REQUEST_LINE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+ [\x21-\x7e]+ HTTP/1\.[01]")
 _ABSOLUTE = re.compile(r"(http|https)://([^/?#]*)([/?].*)?", re.IGNORECASE)
-_LENGTH = re.compile(rb"0|[1-9][0-9]{0,17}")
+LENGTH = re.compile(rb"0|[1-9][0-9]{0,17}")
 # Headers of which there is one at most. With an underscore for the hyphen they are the same ones to some servers.
 _SINGLE = (b"host", b"content-length", b"transfer-encoding", b"upgrade")
 _CONNECTION_OPTIONS = {b"close", b"keep-alive", b"upgrade", b"te"}
@@ -147,7 +147,7 @@ class HeadFinder:
         if not self._has_line and (line_end := data.find(b"\r\n", start, stop)) >= 0:
             self._has_line = True
             if not _REQUEST_LINE.fullmatch(data, 0, line_end):
-                raise Rejected(400, f"data that is not a request of HTTP/1.0 or HTTP/1.1: {_shown(data[:line_end])}")
+                raise Rejected(400, f"data that is not a request of HTTP/1.0 or HTTP/1.1: {shown(data[:line_end])}")
         return end
 
 
@@ -156,7 +156,7 @@ def _named(character: bytes) -> str:
     return names.get(character, "a control character")
 
 
-def _shown(data: bytes | bytearray) -> str:
+def shown(data: bytes | bytearray) -> str:
     """Return a guest's bytes as text that may stand anywhere."""
     text = bytes(data[:MOST_SHOWN]).decode("latin-1")
     return (
@@ -181,7 +181,7 @@ def read_request(head: bytes, target: RequestTarget) -> tuple[HttpRequest, Body]
     try:
         event = connection.next_event()
     except h11.RemoteProtocolError as error:
-        raise Rejected(400, f"a malformed request: {_shown(str(error).encode())}") from None
+        raise Rejected(400, f"a malformed request: {shown(str(error).encode())}") from None
     assert isinstance(event, h11.Request)  # noqa: S101 - a whole head is one, or the error above
     if is_chunked and event.http_version == b"1.0":
         raise Rejected(400, "a request of HTTP/1.0 with a Transfer-Encoding")
@@ -198,12 +198,12 @@ def _read_lines(lines: Sequence[bytes]) -> dict[bytes, bytes]:
         if line[:1] in (b" ", b"\t"):
             raise Rejected(400, "a request with a header that continues on the next line")
         if not colon or name != name.strip():
-            raise Rejected(400, f"a request with a line that is not a header: {_shown(line)}")
+            raise Rejected(400, f"a request with a line that is not a header: {shown(line)}")
         key = name.lower().replace(b"_", b"-")
         if key not in _SINGLE:
             continue
         if b"_" in name:
-            raise Rejected(400, f"a request with the header {_shown(name)}, which some servers read as {key.decode()}")
+            raise Rejected(400, f"a request with the header {shown(name)}, which some servers read as {key.decode()}")
         if key in single:
             raise Rejected(400, f"a request with several headers {key.decode()}")
         single[key] = value.strip(b" \t")
@@ -215,21 +215,21 @@ def _is_chunked(single: Mapping[bytes, bytes]) -> bool:
     length, coding = single.get(b"content-length"), single.get(b"transfer-encoding")
     if length is not None and coding is not None:
         raise Rejected(400, "a request with both Content-Length and Transfer-Encoding")
-    if length is not None and not _LENGTH.fullmatch(length):
-        raise Rejected(400, f"a request with the Content-Length {_shown(length)}")
+    if length is not None and not LENGTH.fullmatch(length):
+        raise Rejected(400, f"a request with the Content-Length {shown(length)}")
     if coding is not None and coding.lower() != b"chunked":
-        raise Rejected(400, f"a request with the Transfer-Encoding {_shown(coding)}")
+        raise Rejected(400, f"a request with the Transfer-Encoding {shown(coding)}")
     return coding is not None
 
 
 def _decide(event: h11.Request, single: Mapping[bytes, bytes], place: RequestTarget) -> HttpRequest:
     """Check a request's target, and write the request anew."""
     if event.method.upper() == b"CONNECT":
-        raise Rejected(403, f"CONNECT to {_shown(event.target)}")
+        raise Rejected(403, f"CONNECT to {shown(event.target)}")
     path = _path(event, place)
     host = single.get(b"host")
     if host is not None and not place.is_meant_by(host.decode("latin-1")):
-        raise Rejected(403, f"a request for {_shown(host)}", ANOTHER_HOST)
+        raise Rejected(403, f"a request for {shown(host)}", ANOTHER_HOST)
     options = _options(event)
     is_upgrade = b"upgrade" in single and _is_upgrade(event, single, options)
     is_old = event.http_version == b"1.0"
@@ -254,11 +254,11 @@ def _path(event: h11.Request, place: RequestTarget) -> str:
     target = event.target.decode("ascii")
     if absolute := _ABSOLUTE.fullmatch(target):
         if not place.is_meant_by(absolute[2]) or (absolute[1].lower() == "https") != place.is_tls:
-            raise Rejected(403, f"a request for {_shown(event.target)}", ANOTHER_HOST)
+            raise Rejected(403, f"a request for {shown(event.target)}", ANOTHER_HOST)
         path = absolute[3] or ""
         return path if path.startswith("/") else f"/{path}"
     if not (target.startswith("/") or (target == "*" and event.method == b"OPTIONS")):
-        raise Rejected(403, f"a request for {_shown(event.target)}", ANOTHER_HOST)
+        raise Rejected(403, f"a request for {shown(event.target)}", ANOTHER_HOST)
     return target
 
 
@@ -274,7 +274,7 @@ def _options(event: h11.Request) -> set[bytes]:
     if b"http2-settings" in options:
         raise Rejected(403, "an upgrade to h2c")
     if unknown := options - _CONNECTION_OPTIONS:
-        raise Rejected(400, f"a request with the Connection {_shown(min(unknown))}")
+        raise Rejected(400, f"a request with the Connection {shown(min(unknown))}")
     return options
 
 
@@ -283,7 +283,7 @@ def _is_upgrade(event: h11.Request, single: Mapping[bytes, bytes], options: set[
     has_body = single.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in single
     protocol = single[b"upgrade"].lower()
     if protocol != b"websocket":
-        raise Rejected(403, f"an upgrade to {_shown(protocol)}")
+        raise Rejected(403, f"an upgrade to {shown(protocol)}")
     if event.method != b"GET" or event.http_version != b"1.1" or has_body or b"upgrade" not in options:
         raise Rejected(400, "a malformed upgrade to a WebSocket")
     return True
@@ -316,7 +316,7 @@ class Body:
             while isinstance(event := self._connection.next_event(), h11.Data):
                 pieces.append(event.data)
         except h11.RemoteProtocolError as error:
-            raise Rejected(400, f"a request with a malformed body: {_shown(str(error).encode())}") from None
+            raise Rejected(400, f"a request with a malformed body: {shown(str(error).encode())}") from None
         if isinstance(event, h11.EndOfMessage):
             self.has_ended, self.rest = True, self._connection.trailing_data[0]
         return b"".join(pieces)

@@ -36,7 +36,7 @@ from .ledger import Ledger, Sum
 from .names import Names
 from .requests import checked_request
 from .sockets import Pace, accept_now, reset, speaks_first
-from .stream import SocketStream, Stream, Turns, splice
+from .stream import SocketStream, Turns, splice
 from .upstream import Proxies, connect
 
 if TYPE_CHECKING:
@@ -471,8 +471,7 @@ class GuestNetwork:
         is_limited = rule is not None and bool(rule.requests)
         if self._secrets is not None and (is_limited or self._secrets.opens(connection.host)):
             connection.is_read = True
-            opened = await self._secrets.open_guest(guest, connection.host, first)
-            await self._carry_opened(connection, self._secrets, opened)
+            await self._carry_opened(connection, self._secrets, guest, first)
             return
         upstream = await self._connect(connection, rule)
         try:
@@ -564,16 +563,16 @@ class GuestNetwork:
             self._ledger.row(connection.host, connection.port, error.reason)
             raise OSError(error.reason) from error
 
-    async def _carry_opened(self, connection: GuestConnection, secrets: SandboxSecrets, guest: Stream) -> None:
+    async def _carry_opened(
+        self, connection: GuestConnection, secrets: SandboxSecrets, guest: SocketStream, first: bytes
+    ) -> None:
         """Carry the requests in a guest's TLS to a host with a secret."""
-        host, port = connection.host, connection.port
-
-        async def connect_to_host() -> Stream:
-            return await secrets.open_host(host, lambda: self._connect_for_http(connection))
-
-        edits = secrets.edits(host, *self._edits(connection))
+        edits = secrets.edits(connection.host, *self._edits(connection))
         refuse = functools.partial(self._refuse_request, connection)
-        await relay(guest, host, port, connect_to_host, refuse, idle_s=IDLE_S, turns=self._turns, edits=edits)
+        connect_to_host = functools.partial(self._connect_for_http, connection)
+        await secrets.carry(
+            guest, connection.host, first, connect_to_host, refuse, edits, idle_s=IDLE_S, turns=self._turns
+        )
 
     def _edits(self, connection: GuestConnection) -> tuple[EditHead, Callable[[str], None]]:
         """Return what checks a request by the rules of then, and what notes a placeholder in one."""

@@ -1,9 +1,9 @@
 """The secrets of one sandbox in the egress process: their values, its authority, and connections that are opened.
 
 Theory of operation: a connection to a host with a secret is TLS to its guest, with a certificate of the sandbox's own
-authority, and TLS to the host. Between them `http.relay` carries requests one by one: `HostCredentials` puts values in,
-`AnswerRedaction` takes them out of answers. Every other connection stays as it is, unread. Placeholders that leave in a
-head that is read anyway, for a host where they have no value, are told.
+authority, and TLS to the host. Between them `http.relay`, or `http2.relay_http2`, carries requests one by one:
+`HostCredentials` puts values in, `AnswerRedaction` takes them out of answers. Every other connection stays as it is,
+unread. Placeholders that leave in a head that is read anyway, for a host where they have no value, are told.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from random import SystemRandom
 from typing import Any
@@ -22,14 +22,17 @@ from cloche.core.secrets import LEFT, MOST_BYTES, PORT, capture_from_wire, check
 
 from .aws import AwsCredentials, has_aws_keys
 from .captures import Captures, edit_of_answer
+from .client_hello import read_protocols
 from .credentials import Grant, HostCredentials, placeholders_in
 from .errors import Failed, Refused
 from .fields import HostFields, ReadBody
+from .http import Edits, relay
+from .http2 import relay_http2
 from .http_answer import AnswerEdit
 from .http_request import EditHead, RequestHead
 from .redaction import AnswerRedaction, StreamRedactor, pairs_of
-from .stream import SocketStream, Stream
-from .tls import Authority, TlsStream
+from .stream import SocketStream, Turns
+from .tls import HTTP_1, HTTP_2, Authority, TlsStream
 
 SHAKE_S, READ_S = 20.0, 60.0
 Note = Callable[[str], None]
@@ -113,9 +116,31 @@ class SandboxSecrets:
             what = "by its address" if is_by_address else f"on port {port}"
             raise Refused(f"{host} has a secret, and is reached by its name on port {PORT} alone, not {what}")
 
-    async def open_guest(self, guest: SocketStream, host: str, first: bytes) -> TlsStream:
-        """Return the guest's connection, opened; `first` are its first bytes. Raises Failed."""
-        stream = TlsStream(guest, self.authority.guest_context(host), first=first)
+    async def carry(
+        self, guest: SocketStream, host: str, first: bytes, connect: Callable[[], Awaitable[SocketStream]],
+        refuse: Callable[[str], str], edits: Edits, *, idle_s: float, turns: Turns,
+    ) -> None:  # fmt: skip
+        """Carry the requests in a guest's TLS to a host with a secret; `first` are its first bytes. Raises Failed.
+
+        The guest gets the version of HTTP that the host chose of those that the guest offers: so the host is connected
+        to first where that may be another one than HTTP/1.1.
+        """
+        early = _Early(partial(self._open_host, host, connect))
+        offered = [protocol for protocol in read_protocols(first) if protocol in (HTTP_1, HTTP_2)]
+        try:
+            protocol = await early.open(offered) if HTTP_2 in offered else HTTP_1
+            opened = await self._open_guest(guest, host, first, protocol)
+            if protocol == HTTP_2:
+                upstream = await early.take()
+                await relay_http2(opened, upstream, host, PORT, refuse, edits=edits, idle_s=idle_s, turns=turns)
+            else:
+                await relay(opened, host, PORT, early.take, refuse, idle_s=idle_s, turns=turns, edits=edits)
+        finally:
+            early.close()
+
+    async def _open_guest(self, guest: SocketStream, host: str, first: bytes, protocol: str) -> TlsStream:
+        """Return the guest's connection, opened. Raises Failed."""
+        stream = TlsStream(guest, self.authority.guest_context(host, protocol), first=first)
         try:
             async with asyncio.timeout(SHAKE_S):
                 await stream.shake_hands()
@@ -126,9 +151,11 @@ class SandboxSecrets:
             ) from None
         return stream
 
-    async def open_host(self, host: str, connect: Callable[[], Awaitable[SocketStream]]) -> Stream:
+    async def _open_host(
+        self, host: str, connect: Callable[[], Awaitable[SocketStream]], protocols: Sequence[str]
+    ) -> TlsStream:
         """Return a connection to a host in TLS, verified. Raises OSError."""
-        stream = TlsStream(await connect(), self._hosts_context, host=host)
+        stream = TlsStream(await connect(), self._hosts_context, host=host, protocols=protocols)
         try:
             async with asyncio.timeout(SHAKE_S):
                 await stream.shake_hands()
@@ -163,6 +190,38 @@ class SandboxSecrets:
     def _tell_text(self, note: Note, text: bytes) -> None:
         for name in placeholders_in(text, self._grants):
             note(f"{LEFT}{name} was sent to this host as it is: its value is for other hosts, or other places")
+
+
+class _Early:
+    """The connection to a host, which may be opened before there is a request; then a failure waits for the first."""
+
+    def __init__(self, connect: Callable[[Sequence[str]], Awaitable[TlsStream]]):
+        self._connect = connect
+        self._stream: TlsStream | None = None
+        self._error: OSError | Refused | None = None
+
+    async def open(self, offered: Sequence[str]) -> str:
+        """Connect, and return the protocol that the host chose; after a failure HTTP/1.1, in which it can be told."""
+        try:
+            self._stream = await self._connect(offered)
+        except (OSError, Refused) as error:
+            if HTTP_1 not in offered:
+                raise
+            self._error = error
+            return HTTP_1
+        return self._stream.protocol
+
+    async def take(self) -> TlsStream:
+        """Return the connection, which belongs to the caller then. Raises OSError, Refused."""
+        if self._error is not None:
+            raise self._error
+        stream, self._stream = self._stream, None
+        return stream or await self._connect([HTTP_1])
+
+    def close(self) -> None:
+        """Close the connection that nobody has taken."""
+        if self._stream is not None:
+            self._stream.close()
 
 
 class WatchingEdits:

@@ -19,6 +19,7 @@ from .http_answer import AnswerRefused
 from .http_request import Headers
 
 _PLAIN = {b"", b"identity"}
+_CODINGS = (b"content-encoding", b"grpc-encoding")
 
 
 def _forms(text: bytes) -> Iterator[bytes]:
@@ -130,7 +131,7 @@ class AnswerRedaction:
 
     def head(self, _: int, headers: Headers) -> Headers:
         """Return an answer's headers. Raises AnswerRefused for a body that cannot be searched."""
-        codings = {value.strip().lower() for name, value in headers if name.lower() == b"content-encoding"}
+        codings = {value.strip().lower() for name, value in headers if name.lower().endswith(_CODINGS)}
         if codings - _PLAIN:
             raise AnswerRefused("the host's answer is compressed, although identity was asked for; it is not passed on")
         return [(self._redactor.whole(name), self._redactor.whole(value)) for name, value in headers]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
@@ -21,7 +22,7 @@ from .stream import Stream
 
 READ_BYTES = 64 << 10
 EARLIER, LIFE = timedelta(days=1), timedelta(days=30)  # of a certificate; a sandbox lives shorter
-PROTOCOL = "http/1.1"
+HTTP_1, HTTP_2 = "http/1.1", "h2"
 NAME = "Cloche sandbox authority"
 
 
@@ -29,7 +30,6 @@ def host_context(authorities: str) -> ssl.SSLContext:
     """Return what verifies hosts: by these certificates in PEM, or those of this machine where there are none."""
     context = ssl.create_default_context(cadata=authorities or None)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols([PROTOCOL])
     return context
 
 
@@ -47,13 +47,16 @@ class Authority:
         own = own.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         signed = own.sign(self._key, hashes.SHA256())
         self.certificate = signed.public_bytes(serialization.Encoding.PEM).decode("ascii")
-        self._contexts: dict[str, ssl.SSLContext] = {}
+        self._chains: dict[str, bytes] = {}
+        self._contexts: dict[tuple[str, str], ssl.SSLContext] = {}
 
-    def guest_context(self, host: str) -> ssl.SSLContext:
-        """Return what serves a guest in the place of a host."""
-        if host not in self._contexts:
-            self._contexts[host] = _server_context(self._chain(host))
-        return self._contexts[host]
+    def guest_context(self, host: str, protocol: str = HTTP_1) -> ssl.SSLContext:
+        """Return what serves a guest in the place of a host, by one protocol; none is named where it is empty."""
+        if host not in self._chains:
+            self._chains[host] = self._chain(host)
+        if (host, protocol) not in self._contexts:
+            self._contexts[host, protocol] = _server_context(self._chains[host], protocol)
+        return self._contexts[host, protocol]
 
     def _chain(self, host: str) -> bytes:
         key = ec.generate_private_key(ec.SECP256R1())
@@ -83,11 +86,12 @@ class Authority:
         )
 
 
-def _server_context(chain: bytes) -> ssl.SSLContext:
+def _server_context(chain: bytes, protocol: str) -> ssl.SSLContext:
     """Return a context with a key and its certificate, which `ssl` reads from a file: one in memory, without a name."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols([PROTOCOL])
+    if protocol:
+        context.set_alpn_protocols([protocol])
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.num_tickets = 0  # a session is not resumed
     descriptor = os.memfd_create("authority", os.MFD_CLOEXEC)
@@ -102,17 +106,27 @@ def _server_context(chain: bytes) -> ssl.SSLContext:
 class TlsStream:
     """Move bytes inside TLS over another stream, which it owns.
 
-    `host` is the name that the other side must have; without one this side is the server. `first` are bytes of the
-    other side that were read before.
+    `host` is the name that the other side must have, and `protocols` are offered to it; without one this side is the
+    server. `first` are bytes of the other side that were read before.
     """
 
-    def __init__(self, stream: Stream, context: ssl.SSLContext, *, host: str | None = None, first: bytes = b""):
+    def __init__(
+        self, stream: Stream, context: ssl.SSLContext, *, host: str | None = None,
+        protocols: Sequence[str] = (HTTP_1,), first: bytes = b"",
+    ):  # fmt: skip
         self._stream = stream
+        if host is not None:
+            context.set_alpn_protocols(list(protocols))  # which `wrap_bio` copies
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._incoming.write(first)
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=host is None, server_hostname=host)
         self._sending = asyncio.Lock()
         self._ending: asyncio.Task[None] | None = None
+
+    @property
+    def protocol(self) -> str:
+        """Return the protocol that both sides agreed on, empty without one."""
+        return self._tls.selected_alpn_protocol() or ""
 
     async def shake_hands(self) -> None:
         """Agree on keys. Raises OSError, of which `ssl.SSLError` is a kind."""
