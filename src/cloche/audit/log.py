@@ -43,6 +43,7 @@ KINDS: Mapping[str, str] = {
     "packages": "packages are shown to a run: the requirements, the packages, and their index",
     "settings": "the service's settings were changed: by whom, each with its old and its new value",
     "key": "a key of the service was made, rotated or revoked: which, and by whom",
+    "secret": "a secret of the service was stored or removed: its name and hosts, never its value",
     "login": "a browser logged in by a one-time link, or requested one: from which address",
     "sandbox": "a sandbox of the service was opened, ended, or is about to be uploaded to: which",
     "restore": "files of a snapshot are about to be written to a folder of the host: which",

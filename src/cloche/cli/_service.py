@@ -10,6 +10,7 @@ from cloche.core.remote import RemoteAccount, why_no_address
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Mapping
 
 HERE = "http://127.0.0.1:8470"
 TIMEOUT_S = 30.0
@@ -17,7 +18,9 @@ MOST_KEY = 4096
 NOT_KNOWN = (401, 403)
 
 
-def ask_service(method: str, path: str, *, url: str | None, key_file: str | None) -> tuple[str, dict[str, Any]]:
+def ask_service(
+    method: str, path: str, *, url: str | None, key_file: str | None, body: Mapping[str, Any] | None = None
+) -> tuple[str, dict[str, Any]]:
     """Return the service's origin and its JSON answer. Raises InvalidRequest, BackendUnavailable, PolicyDenied."""
     from urllib.parse import urlsplit
 
@@ -32,7 +35,7 @@ def ask_service(method: str, path: str, *, url: str | None, key_file: str | None
     _check(address, key)
     try:
         with httpx.Client(verify=_context(account, address), trust_env=False, timeout=TIMEOUT_S) as client:
-            answer = client.request(method, address + path, headers={"Authorization": f"Bearer {key}"})
+            answer = client.request(method, address + path, headers={"Authorization": f"Bearer {key}"}, json=body)
             document = answer.json()
     except (OSError, ValueError, httpx.HTTPError) as error:
         raise BackendUnavailable(
@@ -90,6 +93,7 @@ def _check(address: str, key: str) -> None:
 
 
 def _failure(status: int, document: object) -> ClocheError:
-    detail = document.get("detail") if isinstance(document, dict) else None
-    text = f"the service refused: {escape_line(str(detail or status))}"
+    problem = document if isinstance(document, dict) else {}
+    words = [str(problem[name]) for name in ("detail", "remedy") if problem.get(name)]
+    text = f"the service refused: {escape_line('; '.join(words) or str(status))}"
     return PolicyDenied(text) if status in NOT_KNOWN else BackendUnavailable(text)

@@ -23,6 +23,7 @@ MOST_PORT = 65_535
 @option("--state", metavar="DIR", help="A private folder: its file node.json says where the node is.")
 @option("--waits", is_flag=True, help="Serve on until a coordinator calls for the first time, however long it takes.")
 @option("--copy-to", metavar="DIR", help="Only copy Cloche and what a node needs there, for another image's Python.")
+@option("--secrets-from", metavar="DIR", help="A folder with secrets that callers use by name: a file for each value.")
 @sandbox_options(but=("fallback", "trusted", "secrets"))
 def _node(
     listen: str | None,
@@ -32,6 +33,7 @@ def _node(
     state: str | None,
     waits: bool,
     copy_to: str | None,
+    secrets_from: str | None,
     options: SandboxOptions,
 ) -> int:
     """Serve sandboxes to the leases of a fleet.
@@ -57,7 +59,8 @@ def _node(
 
     command = NodeCommand(
         host=host, port=port, public_key=public_key, state=state or "", ttl_s=ttl_s, waits=waits,
-        is_everywhere=all_addresses, options=cast("SandboxOptions", given_options(options)),
+        is_everywhere=all_addresses, secrets_from=secrets_from or "",
+        options=cast("SandboxOptions", given_options(options)),
     )  # fmt: skip
     return run_node(command)
 

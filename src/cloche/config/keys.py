@@ -90,6 +90,8 @@ class Settings:
     audit_keep_bytes: int | None = None
     approvals_two_people: bool = False
     skill_path: tuple[str, ...] = ()
+    secrets_from: str = ""
+    secrets_key: str = ""
     toolchains: tuple[str, ...] = ()
     images_allow: tuple[str, ...] = ()
     packages_allow: tuple[str, ...] = ()
@@ -389,6 +391,8 @@ KEYS: tuple[Key, ...] = (
         default=1 << 30, render=lambda size, _: format_size(size),
     ),
     Key(name="skill_path", parse=readers.parse_list, settings_field="skill_path"),
+    *(Key(name=name, variable=f"CLOCHE_{name.upper()}", parse=readers.parse_file, settings_field=name)
+      for name in ("secrets_from", "secrets_key")),
     *map(_limit, LIMITS),
     Key(name="timeout_override", variable="SANDBOX_TIMEOUT_SEC", parse=parse_duration, is_in_files=False),
     # Mode and hosts are compared together in `resolve`, since both determine what can be reached.
@@ -528,8 +532,7 @@ KEYS: tuple[Key, ...] = (
     _fleet("port", readers.parse_port),
     _fleet("scaling", parse_duration, "scaling_s", render=_seconds),
     _fleet("sandboxes", parse_count),
-    _fleet("namespace", readers.parse_object_name),
-    _fleet("template", readers.parse_object_name),
+    *(_fleet(name, readers.parse_object_name) for name in ("namespace", "template", "runtime_class", "secret")),
     _fleet("mode", readers.one_of(("warm", "pod", "agent-sandbox"))),
     _fleet("isolation", readers.one_of(("pod", "jail"))),
     _fleet("pod_age", parse_duration, "pod_age_s", render=_seconds),
@@ -538,7 +541,6 @@ KEYS: tuple[Key, ...] = (
     _fleet("pods", parse_count),
     _fleet("pod_cpus", parse_cpus),
     _fleet("pod_memory", parse_memory, "pod_memory_bytes", render=lambda value, _: format_size(value)),
-    _fleet("runtime_class", readers.parse_object_name),
     *(_fleet(name, readers.parse_switch) for name in ("network", "do_not_disrupt", "cordons")),
     _fleet("reach", readers.one_of(("auto", "address", "forward"))),
     Key(name="image", read=lambda value, *, name: {f"image.{ANY_LANGUAGE}": readers.parse_image(value, name=name)}),

@@ -371,10 +371,10 @@ def parse_sha256(value: object, *, name: str) -> str:
 
 
 def parse_file(value: object, *, name: str) -> str:
-    """Return the absolute path of a file; `~` is the user's home."""
+    """Return the absolute path of a file or folder; `~` is the user's home."""
     path = os.path.expanduser(value) if isinstance(value, str) else ""
     if not os.path.isabs(path) or "\0" in path:
-        raise InvalidRequest(f"{name}: give the absolute path of a file")
+        raise InvalidRequest(f"{name}: give an absolute path")
     return path
 
 

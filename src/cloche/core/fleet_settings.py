@@ -29,8 +29,9 @@ class FleetSettings:
     ("pod"), or the objects of agent-sandbox. A pod has one lease (`isolation` "pod"), or many until it is `pod_age_s`
     old ("jail"); none lasts for longer than `lease_age_s`. `fleet up` makes `pods` pods of `image`, each with
     `pod_cpus` and `pod_memory_bytes` for leases, and of `runtime_class`; with `network` they may reach public
-    addresses. Callers `reach` a pod at its address, or by the API server's port-forward. With `do_not_disrupt`
-    autoscalers leave claimed pods alone; with `cordons` claims avoid cordoned machines, which callers may see then.
+    addresses. Their servers hold the values of a Kubernetes Secret, `secret`, for callers who name them. Callers
+    `reach` a pod at its address, or by the API server's port-forward. With `do_not_disrupt` autoscalers leave claimed
+    pods alone; with `cordons` claims avoid cordoned machines, which callers may see then.
     """
 
     address: str = ""
@@ -54,6 +55,7 @@ class FleetSettings:
     pod_cpus: float = 1.0
     pod_memory_bytes: int = 1 << 30
     runtime_class: str = ""
+    secret: str = ""
     network: bool = False
     do_not_disrupt: bool = False
     cordons: bool = False

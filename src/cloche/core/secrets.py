@@ -385,8 +385,18 @@ def _check_aws(hosts: Mapping[str, frozenset[str]]) -> None:
         )
 
 
+def is_secret_name(name: object) -> bool:
+    """Tell whether a secret can have this name: that of a variable, other than those of every sandbox."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None and name not in _OWN
+
+
+def read_secret(name: object, secret: Secret) -> Secret:
+    """Return one of the secrets of a sandbox, with its source and hosts. Raises InvalidRequest."""
+    return _named(_checked_name(name), secret)[1]
+
+
 def _checked_name(name: object) -> str:
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _OWN:
+    if not isinstance(name, str) or not is_secret_name(name):
         raise InvalidRequest(f"secrets: {str(name)[:100]!r} cannot be the name of a secret; use that of a variable")
     return name
 

@@ -117,7 +117,7 @@ def _read_options(options: SandboxOptions) -> ResolvedOptions:
         )
     from .secrets import read_with_settings  # needed by some runs only
 
-    secrets, settings = read_with_settings(arguments)
+    secrets, settings = read_with_settings(arguments, getattr(chosen, "name", None))
     return ResolvedOptions(settings=settings, backend=chosen, wants_image=wants_image, secrets=secrets)
 
 

@@ -9,20 +9,28 @@ from collections.abc import Mapping
 from typing import Any
 
 from cloche.config.keys import Settings
+from cloche.config.origins import DEFAULT
 from cloche.config.settings import load_settings
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.policy import Policy
 from cloche.core.record import replace
 from cloche.core.result import Result
+from cloche.core.secret_names import SecretNames, holds_secrets, read_secret_names
 from cloche.core.secrets import LEFT, PORT, SecretSet, noun_of, read_secrets
 
 from .selection import FoundBackend
 
 
-def read_with_settings(arguments: Mapping[str, Any]) -> tuple[SecretSet, Settings]:
-    """Return the secrets of a call, and its settings with their hosts allowed. Raises InvalidRequest, PolicyDenied."""
+def read_with_settings(arguments: Mapping[str, Any], backend: str | None = None) -> tuple[SecretSet, Settings]:
+    """Return the secrets of a call, and its settings with their hosts allowed. `backend` is that of a backend object.
+
+    Raises InvalidRequest, PolicyDenied.
+    """
     own = {name: value for name, value in arguments.items() if name != "secrets"}
-    secrets, given = read_secrets(arguments["secrets"]), load_settings(own)
+    given = load_settings(own)
+    if holds_secrets(backend or given.backend):
+        return _held_elsewhere(arguments["secrets"], backend or given.backend, given), given
+    secrets = read_secrets(arguments["secrets"])
     if given.policy.network == "open":  # where they are reached anyway
         return secrets, given
     if given.policy.network == "bridge":
@@ -39,6 +47,15 @@ def read_with_settings(arguments: Mapping[str, Any]) -> tuple[SecretSet, Setting
 def opens_for_rules(policy: Policy) -> SecretSet | None:
     """Return an empty set if there are rules with methods and paths, which need what secrets need; else None."""
     return SecretSet(()) if policy.network in ("allowlist", "open") and policy.network_rules().limited else None
+
+
+def _held_elsewhere(secrets: object, backend: str, given: Settings) -> SecretSet:
+    """Return secrets that another machine holds, which also knows their hosts."""
+    names = read_secret_names(secrets, backend)
+    is_chosen = given.origins.get("network", DEFAULT) != DEFAULT
+    if given.policy.network == "bridge" or (given.policy.network == "off" and is_chosen):
+        raise _not_reached(given.policy.network)
+    return names
 
 
 def _not_reached(network: str) -> InvalidRequest:
@@ -59,7 +76,10 @@ def with_secrets(found_backend: FoundBackend, secrets: SecretSet) -> FoundBacken
     A sandbox that was prepared in advance has no authority of its own, so each is started anew.
     """
     backend = found_backend.backend
-    if not getattr(backend, "takes_secrets", False):
+    is_named = isinstance(secrets, SecretNames)
+    if holds_secrets(backend.name) and (is_named or not secrets.rows):
+        return replace(found_backend, policy=found_backend.policy.with_changes(secrets=secrets))
+    if is_named or not getattr(backend, "takes_secrets", False):
         instead = (
             "leave secrets out and pass what the program may read in env" if secrets.rows else "name the host alone"
         )

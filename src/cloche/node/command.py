@@ -42,7 +42,8 @@ class NodeCommand:
     """Hold the options of the command line.
 
     `state` is a private folder of this node; empty for none. A node that `waits` does not end before its first
-    heartbeat. One that `is_everywhere` listens at all addresses of its machine, and tells `host`.
+    heartbeat. One that `is_everywhere` listens at all addresses of its machine, and tells `host`. `secrets_from` is a
+    folder with secrets for callers; by default that of the configuration.
     """
 
     host: str
@@ -52,6 +53,7 @@ class NodeCommand:
     ttl_s: float = TTL_S
     waits: bool = False
     is_everywhere: bool = False
+    secrets_from: str = ""
     options: SandboxOptions = field(default_factory=SandboxOptions)
 
 
@@ -93,8 +95,10 @@ async def _serve(command: NodeCommand) -> None:
     try:
         await _clear()
         host = NodeHost(
-            _without_audit(command.options), ttl_s=command.ttl_s, boot=secrets.token_hex(8), waits=command.waits
-        )
+            _without_audit(command.options), ttl_s=command.ttl_s, boot=secrets.token_hex(8), waits=command.waits,
+            secrets_from=command.secrets_from or load_settings(dict(command.options)).secrets_from,
+        )  # fmt: skip
+        await asyncio.to_thread(host.secret_store.read)  # a wrong table is told at once
         await asyncio.gather(_measure(command.options), host.digests.refresh())
         async with serving(host, verifier, certificate, listener):
             shown = f"[{command.host}]" if ":" in command.host else command.host

@@ -25,6 +25,7 @@ from cloche.wire.load import MOST_CONNECTIONS, WireLoad
 from cloche.wire.problems import Refused
 from cloche.wire.queue import RunQueue
 from cloche.wire.sandboxes import NewSandbox, document_of, terms_of
+from cloche.wire.secrets import SecretFolder, allowed_with_secrets
 from cloche.wire.shares import Shares
 from cloche.wire.work import Listing
 
@@ -51,13 +52,16 @@ class NodeHost:
     """Serve the wire for leases.
 
     `options` are the operator's, `ttl_s` bounds the coordinator's silence. With `waits` it does not end before it has
-    heard of one.
+    heard of one. `secrets_from` is a folder with the secrets that it holds; empty for none.
     """
 
     keeps_runs = False
 
-    def __init__(self, options: SandboxOptions, *, ttl_s: float = TTL_S, boot: str, waits: bool = False):
+    def __init__(
+        self, options: SandboxOptions, *, ttl_s: float = TTL_S, boot: str, waits: bool = False, secrets_from: str = ""
+    ):
         self.own_options, self.boot = options, boot
+        self.secret_store = SecretFolder(secrets_from, by="this node")
         workspaces = Shares(MOST_WORKSPACES, most_of_one=MOST_WORKSPACES_OF_LEASE)
         self.wire = WireLoad(connections=Shares(MOST_CONNECTIONS), workspaces=workspaces)
         self.sandboxes = NodeSandboxes()
@@ -192,6 +196,9 @@ class NodeHost:
         could weaken isolation are refused, and the addresses of the fleet are denied to each guest. Raises
         PolicyDenied, InvalidRequest.
         """
+        if "secrets" in own:  # they open a network, also where none was asked for
+            options = await allowed_with_secrets(self, caller, own)
+            return {**options, "network_deny": await self._denied(own)}
         asked = f"{size_of_lease(caller.project)} {own!r}"  # plain data
         checked_at, options = self._allowed.get(asked, (0.0, {}))
         if time.monotonic() - checked_at > HOLDS_S:
@@ -222,10 +229,14 @@ class NodeHost:
         options |= within_lease(own, settings.limits, base.limits, size)
         check_stays(settings.backend, base)
         if settings.policy.network != "off":
-            rules = (*base.policy.network_deny, *own.get("network_deny", ()))
-            options["network_deny"] = self.denied.beside(rules, own=base.policy.network_deny)
+            options["network_deny"] = await self._denied(own)
             load_settings(options)
         return await keep_level(self, own, options)
+
+    async def _denied(self, own: Mapping[str, Any]) -> list[str]:
+        """Return the hosts that a sandbox may not reach: the operator's, the caller's, and those of the fleet."""
+        denied = (await self.settings()).policy.network_deny
+        return self.denied.beside((*denied, *own.get("network_deny", ())), own=denied)
 
     def check_workspace(self, policy: Policy) -> None:
         """Raise PolicyDenied for a workspace whose rules reach an address that is denied since it was opened."""

@@ -81,6 +81,23 @@ class Setting(Table):
     changed_by: Mapped[str] = mapped_column(String(64))
 
 
+class StoredSecret(Owned, Table):
+    """A secret of a project, and its value, which only the operator's key opens; `key_mark` tells which key.
+
+    `terms` are the other fields of the `Secret`.
+    """
+
+    __tablename__ = "secrets"
+    name: Mapped[str] = mapped_column(String(128))
+    terms: Mapped[dict[str, Any]] = mapped_column(JSON)
+    sealed: Mapped[bytes] = mapped_column(LargeBinary)
+    key_mark: Mapped[str] = mapped_column(String(16))
+    changed_at: Mapped[str] = mapped_column(String(32))
+    changed_by: Mapped[str] = mapped_column(String(64))
+    last_used_at: Mapped[str | None] = mapped_column(String(32))
+    __table_args__ = (UniqueConstraint("project", "name"),)
+
+
 class Worker(Table):
     """A serving worker: its address for other workers, and its certificate (PEM) if it uses TLS.
 

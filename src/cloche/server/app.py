@@ -29,7 +29,7 @@ from .service import Service
 ROUTES: Sequence[str] = (
     "code", "sandbox", "debug", "sandboxes", "sandbox_processes", "sandbox_sessions", "sandbox_files", "sandbox_folder",
     "sandbox_marks", "sandbox_streams", "sandbox_questions", "wire", "snapshots", "workspace", "devenv", "repro",
-    "keys", "links", "approvals", "audit",
+    "keys", "secrets", "links", "approvals", "audit",
     "health",
 )  # fmt: skip
 FUSION_ROUTES: Sequence[str] = ("sandbox_fusion",)  # with --sandbox-fusion

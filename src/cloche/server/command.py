@@ -58,6 +58,8 @@ class ServeCommand:
     root_path: str = ""
     is_debugging: bool = False
     has_sandbox_fusion: bool = False
+    secrets_from: str = ""
+    secrets_key: str = ""
     options: SandboxOptions = field(default_factory=SandboxOptions)
 
 
@@ -99,7 +101,7 @@ async def serving(command: ServeCommand) -> None:
         queue_deadline_s=command.queue_deadline_s, drain_s=command.drain_s,
         keep_runs_s=command.keep_runs_s, keep_sandboxes_s=command.keep_sandboxes_s,
         ends_sandboxes=command.ends_sandboxes, most_sandboxes=command.most_sandboxes, is_debugging=command.is_debugging,
-        has_sandbox_fusion=command.has_sandbox_fusion,
+        has_sandbox_fusion=command.has_sandbox_fusion, **_secrets(command),
     )  # fmt: skip
     address_host = _check_worker_address(command)
     listener = http.listen(command.host, command.port)
@@ -139,6 +141,17 @@ async def serving(command: ServeCommand) -> None:
         if beside is not None:
             beside.close()
         end_telemetry()
+
+
+def _secrets(command: ServeCommand) -> dict[str, str]:
+    """Return where the secrets of the service are: by the command line, else by the configuration."""
+    from cloche.config.settings import load_settings
+
+    settings = load_settings(dict(command.options))
+    return {
+        "secrets_from": command.secrets_from or settings.secrets_from,
+        "secrets_key": command.secrets_key or settings.secrets_key,
+    }
 
 
 def _watch(service: Service) -> None:

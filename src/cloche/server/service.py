@@ -49,6 +49,7 @@ from .metrics import Metrics
 from .peers import Peers
 from .run_rows import StoredRuns
 from .sandboxes import KEEP_S, MOST_LIVING, Room, Sandboxes
+from .secrets import ServiceSecrets
 
 T = TypeVar("T")
 DRAIN_S = 30.0
@@ -90,6 +91,8 @@ class ServiceOptions:
     most_sandboxes: int = MOST_LIVING
     is_debugging: bool = False
     has_sandbox_fusion: bool = False
+    secrets_from: str = ""
+    secrets_key: str = ""
 
 
 class Service:
@@ -112,6 +115,7 @@ class Service:
             database, self.writer, self.worker, options.options, record=self.record, note=self.note,
             keep_s=options.keep_sandboxes_s, room=Room(most=options.most_sandboxes),
         )  # fmt: skip
+        self.secret_store = ServiceSecrets(database, folder=options.secrets_from, key=options.secrets_key)
         self.peers = Peers(database, self.writer, self.worker)
         self.approvals = ApprovalWatch(self.read)
         self.wire = WireLoad()
@@ -287,14 +291,15 @@ class Service:
                     log.info("the records of %d runs are kept no longer", count)
             await asyncio.sleep(FORGET_EVERY_S)
 
-    async def note_use_of_keys(self) -> None:
-        """Store which keys were used, every `NOTE_USE_EVERY_S`. A crash loses the last interval."""
+    async def note_uses(self) -> None:
+        """Store which keys and secrets were used, every `NOTE_USE_EVERY_S`. A crash loses the last interval."""
         while True:
             await asyncio.sleep(NOTE_USE_EVERY_S)
             used, self.identities.used = self.identities.used, set()
-            if used:
-                with suppress(ClocheError):  # the next request reports it
+            with suppress(ClocheError):  # the next request reports it
+                if used:
                     await self.write(partial(note_use, key_ids=used))
+                await self.secret_store.note_uses(self.write)
 
 
 def _measure(options: SandboxOptions) -> None:
@@ -302,14 +307,24 @@ def _measure(options: SandboxOptions) -> None:
     prepare(**options).backend.capabilities()
 
 
+def _made(database: Database, options: ServiceOptions) -> Service:
+    try:
+        service = Service(database, options)
+        service.secret_store.check()
+    except BaseException:
+        database.close()
+        raise
+    return service
+
+
 @asynccontextmanager
 async def opened(location: str | None, options: ServiceOptions) -> AsyncIterator[Service]:
     """Open the database, close the runs that earlier workers left, and yield the service. Raises ClocheError."""
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, "cloche-service"))
     database = await asyncio.to_thread(Database, location)
-    service = Service(database, options)
+    service = await asyncio.to_thread(_made, database, options)
     beside = [
-        asyncio.ensure_future(service.note_use_of_keys()),
+        asyncio.ensure_future(service.note_uses()),
         asyncio.ensure_future(service.debugging.follow(partial(service.read, read_switches))),
         asyncio.ensure_future(service.sandboxes.tend()),
         asyncio.ensure_future(service.forget_old_runs()),

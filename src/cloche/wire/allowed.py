@@ -13,11 +13,13 @@ from cloche.config.readers import ANY_LANGUAGE
 from cloche.config.settings import load_settings
 from cloche.core.enforcement import Level
 from cloche.core.errors import PolicyDenied
+from cloche.core.secret_names import SecretStore
 from cloche.execution.prepare import level_kept, prepare_in_thread
 from cloche.execution.registry import why_not_ready
 
 from .callers import Caller
 from .exec_options import backend_for_image, check_fields, check_not_looser, needs_presence
+from .secrets import allowed_with_secrets
 
 
 class Configured(Protocol):
@@ -35,6 +37,11 @@ class Configured(Protocol):
         """Return the current settings for runs."""
         ...
 
+    @property
+    def secret_store(self) -> SecretStore:
+        """Return the secrets that are held for callers."""
+        ...
+
     async def allowed_options(self, caller: Caller, own: Mapping[str, Any]) -> dict[str, Any]:
         """Return a sandbox's options, checked against the caller's permissions."""
         ...
@@ -42,6 +49,8 @@ class Configured(Protocol):
 
 async def allowed_options(operator: Configured, caller: Caller, own: Mapping[str, Any]) -> dict[str, Any]:
     """Return a sandbox's options, checked against the caller's permissions. Raises PolicyDenied, InvalidRequest."""
+    if "secrets" in own:
+        return await allowed_with_secrets(operator, caller, own)
     check_fields(own, caller)
     if "image" in own:
         return await options_with_image(operator, caller, own)

@@ -33,6 +33,7 @@ from cloche.core.letter_case import camel, snake
 from cloche.core.limits import REQUESTED_LIMITS
 from cloche.core.policy import BACKEND_ROWS, MOST_LOCK_CHARS, LockText, Policy
 from cloche.core.request import InputFile
+from cloche.core.secrets import MOST_SECRETS
 
 from .callers import Caller
 from .problems import FIELDS
@@ -50,13 +51,13 @@ _REQUEST_NAMES: Mapping[str, str] = {
 _KEYWORDS = (
     "timeout", "network", "network_allow", "network_deny", "network_ports", "packages", "preset", "backend", "runtime",
     "prefer", "require", "best_effort", "level", "tier", "trusted", "fallback", "image", "users", "warm", "screen",
-    "on_network",
+    "on_network", "secrets",
 )  # fmt: skip
 
 # The fields of a request that are stored in the run's row.
 _KEPT = frozenset({
     "code", "language", "argv", "session_id", "timeout", "memory_limit", "cpu_limit", "network", "network_allow",
-    "packages",
+    "packages", "secrets",
 })  # fmt: skip
 MOST_KEPT_CHARS = 256 << 10
 _OPTIONS = frozenset({*_REQUEST_NAMES, *_KEYWORDS})
@@ -210,6 +211,7 @@ class OptionFields(WireModel):
     image: Word | None = None
     runtime: Word | None = None
     prefer: Literal["strongest", "fastest"] | None = None
+    secrets: list[Word] | None = Field(default=None, max_length=MOST_SECRETS)
 
     def options(self) -> dict[str, Any]:
         """Return the keywords of `SandboxOptions` that the request set."""

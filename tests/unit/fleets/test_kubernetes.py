@@ -10,6 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from cloche.core.errors import InvalidRequest
 from cloche.core.fleet_settings import FleetMode, FleetSettings
 from cloche.core.record import replace
 from cloche.fleets.decisions import AskBlock, Decisions, GiveBack, Grant, PlacingRules
@@ -243,6 +244,25 @@ def test_the_manifests_give_pods_nothing_that_they_do_not_need() -> None:
     (public, names) = old["NetworkPolicy"]["spec"]["egress"]
     denied = [network for block in public["to"] for network in block["ipBlock"]["except"]]
     assert (sorted(denied), len(names["ports"])) == (sorted(PRIVATE), 2)
+
+
+def test_a_secret_is_mounted_for_the_fleets_own_server_alone() -> None:
+    """Read-only; not in a pod whose image a caller names, and refused where guests see the files of their pod."""
+    settings = replace(SETTINGS, secret="values", isolation="jail")
+    for mode in MODES:
+        made = manifests(replace(settings, mode=mode), Served())
+        if mode == "warm":
+            kubernetes_validate.validate(made[-1], "1.33", strict=True)
+        pod = made[-1]["spec"]["template"]["spec"] if mode == "warm" else made[-2]["spec"]["podTemplate"]["spec"]
+        (container,) = pod["containers"]
+        (volume,) = [row for row in pod["volumes"] if "secret" in row]
+        (mount,) = [row for row in container["volumeMounts"] if row["name"] == volume["name"]]
+        assert (volume["secret"]["secretName"], mount["readOnly"]) == ("values", True)
+        assert container["args"][-2:] == ["--secrets-from", mount["mountPath"]]
+    named = json.dumps([rules(mode) for mode in get_args(FleetMode)])
+    assert "values" not in named + json.dumps(foreign_pod(settings, Served()))
+    with pytest.raises(InvalidRequest, match=r"with fleet.isolation 'pod' a guest shares the files of its pod"):
+        manifests(replace(settings, isolation="pod"), Served())
 
 
 def test_deploy_has_the_manifests() -> None:

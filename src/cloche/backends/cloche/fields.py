@@ -45,6 +45,10 @@ def option_fields(policy: Policy, limits: Limits, *, usual_level: Level | None =
         fields["packages"] = policy.packages if isinstance(policy.packages, str) else list(policy.packages)
     if policy.packages_lock:
         fields["packagesLock"] = policy.packages_lock
+    if policy.secrets is not None and policy.secrets.hosts_by_name:
+        fields["secrets"] = list(policy.secrets.hosts_by_name)
+        if policy.network == "off":  # but for their hosts, which the service knows
+            fields |= {"network": "allowlist", "networkAllow": []}
     if policy.users:
         fields["users"] = True
     if not policy.warm:

@@ -9,8 +9,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from cloche.core.errors import InvalidRequest
 from cloche.core.fleet_settings import FleetMode, FleetSettings
-from cloche.core.record import dataclass
+from cloche.core.record import dataclass, replace
 
 from .pods import CONTAINER, COPYING, FLEET, GROUP, NODE_MEMORY, POOLED, PORT, READY, STATE, TEMPLATE
 
@@ -22,6 +23,7 @@ ROLE = "cloche/role"  # label of pods that run code, and of namespaces with such
 USER_ID = 10_001
 SECCOMP = "cloche-seccomp.json"  # what "cloche doctor --container-profile" writes, below the kubelet's folder seccomp
 HOME, TEMPORARY = "/var/lib/cloche", "/tmp"
+HELD, SECRETS = "secrets", "/etc/cloche-secrets"  # volume and folder of the secrets that nodes hold for callers
 PROGRAMS = "/opt/cloche"  # of a pod with another image: the folder with Cloche and its requirements
 # No guest reaches these, whatever rules a caller gives: pods, services, machines, and the metadata of clouds.
 PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "fc00::/7", "fe80::/10")
@@ -47,6 +49,7 @@ def manifests(
 ) -> list[Manifest]:
     """Return the objects, in the order of their application. `data` belongs to the fleet's own object, with its key."""
     served = served or Served()
+    _check_secret(settings)
     return [
         _namespace(settings),
         *_accounts(settings),
@@ -57,6 +60,14 @@ def manifests(
         _disruption_budget(settings, served),
         *(_sandbox_pool(settings, served) if settings.mode == "agent-sandbox" else [_deployment(settings, served)]),
     ]
+
+
+def _check_secret(settings: FleetSettings) -> None:
+    if settings.secret and settings.isolation != "jail":
+        raise InvalidRequest(
+            f"fleet.secret: with fleet.isolation {settings.isolation!r} a guest shares the files of its pod, and would "
+            "read the Secret; use fleet.isolation: jail, or leave fleet.secret out"
+        )
 
 
 def left_out(settings: FleetSettings, served: Served) -> list[str]:
@@ -255,6 +266,7 @@ def _sandbox_pool(settings: FleetSettings, served: Served) -> list[Manifest]:
 
 def _pod(settings: FleetSettings, served: Served) -> Manifest:
     has_jail = settings.isolation == "jail" and served.has_user_namespaces
+    secret = {"name": HELD, "secret": {"secretName": settings.secret, "defaultMode": 0o440}}
     seccomp = {"type": "Localhost", "localhostProfile": SECCOMP} if has_jail else {"type": "RuntimeDefault"}
     return {
         **({"hostUsers": False} if has_jail else {}),
@@ -268,7 +280,10 @@ def _pod(settings: FleetSettings, served: Served) -> Manifest:
             "seccompProfile": seccomp,
         },
         "containers": [_container(settings, has_jail=has_jail)],
-        "volumes": [{"name": "home", "emptyDir": {}}, {"name": "temporary", "emptyDir": {}}],
+        "volumes": [
+            {"name": "home", "emptyDir": {}}, {"name": "temporary", "emptyDir": {}},
+            *([secret] if settings.secret else []),
+        ],
     }  # fmt: skip
 
 
@@ -281,7 +296,8 @@ def _container(settings: FleetSettings, *, has_jail: bool) -> Manifest:
         "args": [
             "--listen", f"$(POD_IP):{PORT}", "--all-addresses", "--public-key", "$(PUBLIC_KEY)", "--waits",
             "--backend", "local",
-            "--require", "jail" if settings.isolation == "jail" else "confined", *denied
+            "--require", "jail" if settings.isolation == "jail" else "confined", *denied,
+            *(("--secrets-from", SECRETS) if settings.secret else ()),
         ],
         "env": [
             {"name": "HOME", "value": HOME},
@@ -297,7 +313,10 @@ def _container(settings: FleetSettings, *, has_jail: bool) -> Manifest:
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        "volumeMounts": [{"name": "home", "mountPath": HOME}, {"name": "temporary", "mountPath": TEMPORARY}],
+        "volumeMounts": [
+            {"name": "home", "mountPath": HOME}, {"name": "temporary", "mountPath": TEMPORARY},
+            *([{"name": HELD, "mountPath": SECRETS, "readOnly": True}] if settings.secret else []),
+        ],
     }  # fmt: skip
 
 
@@ -305,8 +324,9 @@ def foreign_pod(settings: FleetSettings, served: Served) -> Manifest:
     """Return the description of a pod for an image that a caller names, which is put in the place of the fleet's.
 
     A container of the fleet's image first copies Cloche and its requirements; then the other image's Python runs it.
+    It could read the fleet's secrets, and is the caller's choice: so it has none.
     """
-    spec = _pod(settings, served)
+    spec = _pod(replace(settings, secret=""), served)
     (container,) = spec["containers"]
     mount = {"name": "programs", "mountPath": PROGRAMS}
     copying = {

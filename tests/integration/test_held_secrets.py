@@ -1,0 +1,142 @@
+"""Secrets that a service or a node holds and callers name: from `cloche secrets set` to a host, and nowhere else."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cloche
+from cloche.core.errors import BackendUnavailable, InvalidRequest
+from tests.harness.node import POD, Node
+from tests.harness.world import NAMES, PUBLIC, World, open_world
+
+HOST = "api.openai.com"
+VALUE = "sk-proj-RealValue0123456789abcdefXYZ"
+FILED = "0123456789abcdefFILED"
+TABLE = {**NAMES, HOST: [[PUBLIC]]}
+ASKS = """
+import os, urllib.request
+def ask(name, host):
+    asked = urllib.request.Request(f"https://{host}/plain", headers={"Authorization": "Bearer " + os.environ[name]})
+    return urllib.request.urlopen(asked, timeout=10).read().decode()
+print(os.environ["OPENAI_API_KEY"], ask("OPENAI_API_KEY", "api.openai.com"), ask("FILED_KEY", "good.example"))
+"""
+# Serve, store a secret by the command, use it from a client, and look for its value wherever it should not be.
+SERVES = r"""
+import os, re, subprocess, sys, time
+place = ARGUMENT["place"]
+os.chdir(place)
+os.environ.update(HOME=place, XDG_STATE_HOME=place + "/state", XDG_CONFIG_HOME=place, XDG_CACHE_HOME=place + "/cache")
+program = [sys.executable, "-m", "cloche"]
+log = open("log", "wb")
+words = ["serve", "--port", "0", "--secrets-key", "secrets.key", "--secrets-from", "held", "--keep-sandboxes", "1s"]
+server = subprocess.Popen([*program, *words], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+def told(pattern):
+    while server.poll() is None and not (found := re.search(pattern, open("log").read())):
+        time.sleep(0.02)
+    return found[1]
+url, key = told(r"serving at (\S+)/api"), told(r"shown once: (\S+)")
+try:
+    with open("key", "w") as file:
+        file.write(key)
+    def command(*words, stdin=""):
+        words = [*program, *words, "--url", url, "--key-file", "key"]
+        done = subprocess.run(words, input=stdin, capture_output=True, text=True)
+        return done.stdout + done.stderr
+    texts = [command("secrets", "set", "OPENAI_API_KEY", stdin=ARGUMENT["value"] + "\n")]
+    os.environ.update(CLOCHE_REMOTE_URL=url, CLOCHE_REMOTE_KEY=key)
+    import cloche
+    names = ["OPENAI_API_KEY", "FILED_KEY"]
+    ran = cloche.run(ARGUMENT["asks"], backend="cloche", secrets=names, timeout=30)
+    with cloche.Sandbox(backend="cloche", secrets=names[:1], live=True) as sandbox:
+        lives = sandbox.exec(["sh", "-c", 'curl -s -H "x-api-key: $OPENAI_API_KEY" https://api.openai.com/plain']).stdout
+    wrong = []
+    for given in (["NO_SUCH_KEY"], {"OPENAI_API_KEY": cloche.Secret(value=ARGUMENT["own"])}):
+        try:
+            cloche.run("1", backend="cloche", secrets=given)
+        except cloche.ClocheError as error:
+            wrong.append(f"{type(error).__name__}: {error}")
+    texts += [command("secrets", "list", "--json"), repr(ran), lives, *wrong]
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        for what in ("environ", "cmdline"):
+            try:
+                texts.append(open(f"/proc/{name}/{what}", errors="replace").read())
+            except OSError:
+                pass
+finally:
+    server.terminate()
+    server.wait()
+held = [os.path.join(folder, name) for folder, _, names in os.walk(place) for name in names]
+for path in held:
+    if "/held/" not in path:
+        texts.append(open(path, errors="replace").read())
+told = {"stdout": ran.stdout, "stderr": ran.stderr, "lives": lives, "wrong": wrong, "listed": texts[1]}
+print(json.dumps({**told, "files": held, "found": [t[:300] for t in texts for v in ARGUMENT["values"] if v in t]}))
+"""
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    """Open a world with a provider."""
+    with open_world(TABLE) as world:
+        yield world
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Return the folder of a service: its key, and a folder with secrets of its operator."""
+    (tmp_path / "held").mkdir()
+    (tmp_path / "held" / "FILED_KEY").write_text(f"{FILED}\n")
+    (tmp_path / "held" / "secrets.yaml").write_text("FILED_KEY: {hosts: [good.example]}\n")
+    (tmp_path / "secrets.key").write_bytes(base64.b64encode(os.urandom(32)))
+    return tmp_path
+
+
+def test_a_service_uses_its_secrets_for_callers_that_name_them(world: World, place: Path) -> None:
+    """The host gets the value, the caller and the guest a placeholder, and no other place has it.
+
+    Neither the database, logs, answers and errors, nor the command lines and environments of processes.
+    """
+    world.forget()
+    argument: Any = {"place": str(place), "value": VALUE, "own": "a-value-of-the-caller", "asks": ASKS}
+    told = world.run(SERVES, {**argument, "values": [VALUE, FILED]})
+    assert told["stdout"].startswith("sk-proj-"), told
+    assert told["lives"].count("sk-proj-"), told
+    arrived = [row["text"] for row in world.seen().arrivals if row["server_name"]]
+    assert sum(VALUE.lower() in text for text in arrived) == 2, told
+    assert sum(FILED.lower() in text for text in arrived) == 1, told
+    assert not told["found"], told
+    assert any(path.endswith("records.db") for path in told["files"])
+    unknown, own = told["wrong"]
+    assert "this service holds no secret NO_SUCH_KEY" in unknown
+    assert "cloche secrets set OPENAI_API_KEY" in own
+    assert '"FILED_KEY"' in told["listed"], told
+
+
+def test_a_node_uses_the_secrets_of_its_operator(place: Path) -> None:
+    """A lease names them. Values of the caller's are refused before anything is sent, and level confined has none."""
+    code = "import os; print(os.environ['FILED_KEY'])"
+    node, pod = (
+        Node(place, "--secrets-from", str(place / "held"), *words, before=before)
+        for words, before in (((), ()), (("--require", "confined"), POD))
+    )
+    try:
+        for each in (node, pod):
+            each.ask("node.keep", denied=["10.77.0.1"], ttl=600)
+        printed = cloche.run(code, backend=node.backend(), secrets=["FILED_KEY"]).stdout.strip()
+        assert len(printed) == len(FILED)
+        assert printed != FILED
+        with pytest.raises(InvalidRequest, match="this node holds no secret OTHER for this caller; ask its operator"):
+            cloche.run(code, backend=node.backend(), secrets=["OTHER"])
+        backend = pod.backend()
+        backend.usual_level = None
+        with pytest.raises(BackendUnavailable, match="secrets need level jail"):
+            cloche.run(code, backend=backend, secrets=["FILED_KEY"])
+    finally:
+        node.end()
+        pod.end()
