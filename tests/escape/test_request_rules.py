@@ -66,6 +66,13 @@ import cloche
 result = cloche.run(ARGUMENT["program"], network_allow=ARGUMENT["allow"], timeout=60, level="jail")
 print(json.dumps({"stdout": result.stdout, "stderr": result.stderr, "network": result.meta.get("network")}))
 """
+WORDS = f"""
+import contextlib, socket, ssl
+with contextlib.suppress(OSError):
+    socket.getaddrinfo("not.example", 443)
+with contextlib.suppress(OSError):
+    ssl.create_default_context().wrap_socket(socket.create_connection(("{PUBLIC}", 443)), server_hostname="not.example")
+"""
 _HEAD = re.compile(r"(?m)^([A-Z]+) (\S+) HTTP/1\.1\r?\n((?:[^\r\n]+\r?\n)*)")
 _OVERRIDE = re.compile(r"(?im)^x[-_](?:http[-_]method|original)\S*: *(\S+)")
 
@@ -155,6 +162,14 @@ def test_no_other_request_arrives(name: str, outside: Came, inside: Came) -> Non
     assert all(is_within(*reading) for reading in inside.readings(name)), inside.returned[name]
 
 
+def test_a_name_is_refused_in_the_same_words_by_lookup_and_by_tls(world: World) -> None:
+    """A lookup has no port; the rest is equal."""
+    run = world.run(INSIDE, {"program": WORDS, "allow": [f"{PUBLIC}:443"]})
+    why = [row["why"] for row in run["network"]]
+    told = 'not.example{} is not allowed; the rules are 93.184.216.34:443; allow it with network_allow "not.example"'
+    assert sorted(why) == [told.format(""), told.format(":443")], run
+
+
 def test_a_refusal_names_the_rules_and_what_would_allow_it(inside: Came) -> None:
     """In TLS and in plain HTTP it is one sentence, which is a row of the network, too."""
     told = (
@@ -164,4 +179,4 @@ def test_a_refusal_names_the_rules_and_what_would_allow_it(inside: Came) -> None
     assert inside.returned["plain HTTP"].endswith(f"{HOST}:80: {told}\n")
     assert "its path has a dot segment; no rule can allow that" in inside.returned["dot segments"]
     assert f"{HOST}:80: {told}" in [row["why"] for row in inside.network if row["port"] == 80]
-    assert "is not allowed by its address" in str([row["why"] for row in inside.network if row["port"] == 443])
+    assert "by its address, is not allowed" in str([row["why"] for row in inside.network if row["port"] == 443])

@@ -104,7 +104,7 @@ def test_what_was_refused_is_said(world: World, exit_code: int) -> None:
     code = FETCH.format(urls=("http://meta.example/", f"http://{METADATA}/")) + f"\nraise SystemExit({exit_code})"
     found = run(world, code, network_allow=["meta.example"])
     by_name, by_address = found["out"].splitlines()
-    assert by_name.startswith("403 meta.example resolves to 169.254.169.254")
+    assert by_name.startswith("403 meta.example:80 is not allowed; it resolves to 169.254.169.254")
     assert by_address.startswith("403 169.254.169.254:80")
     assert [(row["host"], row["port"], row["is_allowed"]) for row in found["rows"]] == [
         ("meta.example", 80, False),

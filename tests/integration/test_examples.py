@@ -69,7 +69,7 @@ def test_a_network_by_name_needs_no_network() -> None:
     """What is refused is told with the reason, and a live sandbox is given more."""
     told = run("network_by_name.py").splitlines()
     assert told[0] == "index.example.org is 198.18.1.0"
-    assert told[1].startswith("403 198.51.100.7:80 is not in the allowlist")
+    assert told[1].startswith("403 198.51.100.7:80 is not allowed; the rules are")
     assert told[2] == "denied"
     assert [line.split(":")[1].split()[0] for line in told[3:5]] == ["198.51.100.7", "api.example.com"]
     assert told[5] == "now 198.18.1.1"

@@ -213,6 +213,6 @@ def test_a_network_by_name_is_served_there(docker: Daemon, project: Path, user: 
     assert report.get("status") == "ok", report
     name, metadata, other = report["stdout"].splitlines()
     assert name == "198.18.1.0"
-    assert metadata.startswith("403 169.254.169.254:80 is not in the allowlist")
+    assert metadata.startswith("403 169.254.169.254:80 is not allowed; the rules are")
     assert "not known" in other
     assert report["enforcement"]["controls"]["network"]["state"] == "enforced"

@@ -26,6 +26,9 @@ from .host_rules import (
     DEFAULT_PORTS,
     NAME_SERVER_PORT,
     Rule,
+    allowed_by,
+    denied_by,
+    not_allowed,
     parse_deny_rule,
     parse_network_range,
     parse_rule,
@@ -215,19 +218,20 @@ class NetworkRules:
         try:
             name = str(address) if address is not None else normalize_host(host)
         except ValueError as error:
-            return _refused(f"{shown(host)} is not a host: {error}")
+            return _refused(not_allowed(shown(host), f"it is not a host: {error}", "use a name, or an address"))
+        where, matching = f"{name}:{port}", tuple(self._allowed.named(name))
+        listing = allowed_by(where if matching else _listing(name, port))
         if self.mode in ("off", "bridge"):
-            return _refused(f"{name}:{port} cannot be reached: the network of this sandbox is {self.mode!r}")
+            return _refused(not_allowed(where, f"the network of this sandbox is {self.mode!r}", listing))
         denying = self._denying(name, address, port)
         if denying is not None:
-            return _refused(f"{name}:{port} is refused by {escape_name(denying.text)} of network_deny", denying)
-        matching = tuple(self._allowed.named(name))
+            return _refused(not_allowed(where, *denied_by(denying)), denying)
         rule = _added_up([rule for rule in matching if rule.covers(port)])
         if rule is not None:
             return HostDecision(is_allowed=True, why=f"{name}:{port} is allowed by {escape_name(rule.text)}", rule=rule)
         if self.mode == "open" and not any(rule.requests for rule in matching):
             return self._decide_open(name, address, port)
-        return _refused(self._why_not_listed(name, port, matching))
+        return _refused(not_allowed(where, _rules_told(matching, self.allow), listing))
 
     def knows(self, host: str) -> bool:
         """Tell whether a name may be allowed on some port: then the name server answers for it."""
@@ -251,17 +255,18 @@ class NetworkRules:
         """
         meant = meant_address(address)
         name = host or (rule.host if rule is not None and not rule.is_wildcard else "the host")
-        resolved = f"{name} resolves to {address}" if name != str(address) else name
+        where = f"{name}:{port}" if port else name
+        resolved = f"it resolves to {address}, " if name != str(address) else "it is "
         for denying in (*self._denied.containing(meant), *self._denied.containing(address)):
             if not port or denying.covers(port):
-                return f"{resolved}, which is refused by {escape_name(denying.text)} of network_deny"
+                why, remedy = denied_by(denying)
+                return not_allowed(where, f"{resolved}and {why}" if name != str(address) else why, remedy)
         network, kind = registry_row(meant)
         if kind == "public" or (kind not in NEVER_OPENED and rule is not None and rule.has_address(meant)):
             return ""
-        refused = f"{resolved}, {with_article(kind)} address" if name != str(address) else _literal_is(name, kind)
-        if kind in NEVER_OPENED:
-            return f"{refused}; {NO_RULE_OPENS}"
-        return f"{refused}; the policy can allow it by {_opening_rule(name, port, meant, network)}"
+        is_never = kind in NEVER_OPENED
+        remedy = NO_RULE_OPENS if is_never else allowed_by(_opening_rule(name, port, meant, network))
+        return not_allowed(where, f"{resolved}{with_article(kind)} address", remedy)
 
     def reaches(self, address: Address) -> bool:
         """Tell whether a guest may connect to an address on some port, also by a name that resolves to it."""
@@ -282,29 +287,17 @@ class NetworkRules:
 
     def _decide_open(self, name: str, address: Address | None, port: int) -> HostDecision:
         if _is_loopback_name(name):
-            return _refused(f"{name} is the sandbox itself; it is reached on its own loopback only")
+            why = "it is the sandbox itself, which is reached on its own loopback"
+            return _refused(not_allowed(f"{name}:{port}", why, NO_RULE_OPENS))
         if address is not None and (reason := self.decide_address(None, address, host=name, port=port)):
             return _refused(reason)
         ports = self.open_ports
         if port not in ports:
-            return _refused(
-                f"port {port} of {name} is not open: {_listed(map(str, ports), len(ports))} are; the policy can name it"
-                f" in network_ports, or {name}:{port} in network_allow"
-            )
+            why = f"network 'open' has the ports {_listed(map(str, ports), len(ports))}"
+            remedy = f'{allowed_by(_listing(name, port))}, or "{port}" in network_ports'
+            return _refused(not_allowed(f"{name}:{port}", why, remedy))
         condition = "" if address is not None else ", if its address is public"
         return HostDecision(is_allowed=True, why=f"{name}:{port} is allowed by network 'open'{condition}")
-
-    def _why_not_listed(self, name: str, port: int, matching: tuple[Rule, ...]) -> str:
-        if matching:
-            ports = sorted({port for rule in matching for port in rule.ports})
-            return (
-                f"{name} is in the allowlist for port {_listed(map(str, ports), len(ports))}, not {port};"
-                f" the policy can allow it by {name}:{port}"
-            )
-        if not self.allow:
-            return f"{name}:{port} is not in the allowlist, which is empty; ask for it"
-        listed_rules = _listed((escape_name(rule.text) for rule in self.allow), len(self.allow))
-        return f"{name}:{port} is not in the allowlist; ask for it or use one of: {listed_rules}"
 
 
 def parse_ports(ports: object, *, name: str = "network_ports") -> tuple[int, ...]:
@@ -344,17 +337,26 @@ def _is_loopback_name(name: str) -> bool:
     return name == ALWAYS_LOOPBACK or name.endswith("." + ALWAYS_LOOPBACK)
 
 
-def _literal_is(name: str, kind: str) -> str:
-    return f"{name} is {with_article(kind)} address"
+def _rules_told(of_host: tuple[Rule, ...], rules: tuple[Rule, ...]) -> str:
+    """Name the rules that a host is compared with: its own, else all of them."""
+    told = of_host or rules
+    if not told:
+        return "there are no rules"
+    listed = _listed((escape_name(rule.text) for rule in told), len(told))
+    return f"the rules for this host are {listed}" if of_host else f"the rules are {listed}"
+
+
+def _listing(name: str, port: int) -> str:
+    """Write the rule that would list a host; without a port it means 80 and 443."""
+    return name if port in DEFAULT_PORTS else f"{name}:{port}"
 
 
 def _opening_rule(name: str, port: int, address: Address, network: Network) -> str:
-    """Write the rule that would open this address; a rule without a port means 80 and 443."""
-    ports = f":{port}" if port and port not in DEFAULT_PORTS else ""
+    """Write the rule that would open this address."""
+    listing = _listing(name, port or DEFAULT_PORTS[0])
     if name == str(address):
-        return f"{name}{ports}"
-    within = network if network.prefixlen else ip_network(address)
-    return f"{name}{ports}@{within}"
+        return listing
+    return f"{listing}@{network if network.prefixlen else ip_network(address)}"
 
 
 def _listed(texts: Iterable[str], count: int) -> str:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.errors import InvalidRequest
+from cloche.core.host_rules import not_allowed
 from cloche.core.hosts import parse_address
 from cloche.core.network import HostDecision, NetworkRules, Rule
 from cloche.jail import messages
@@ -31,7 +32,7 @@ from .client_hello import NoServerName, NotTls, read_server_name
 from .connections import MOST_CONNECTIONS, GuestConnection, JailNetwork, most_connections
 from .errors import Failed, Refused
 from .http import relay
-from .http_request import EditHead, RequestHead
+from .http_request import ANOTHER_HOST, EditHead, RequestHead
 from .ledger import Ledger, Sum
 from .names import Names
 from .requests import checked_request
@@ -55,7 +56,6 @@ NO_AUTHORITY = (
     "rules with methods and paths need a certificate authority of the sandbox, which this one was opened without; open "
     "one with such a rule or a secret"
 )
-TOO_MANY_NAMES = "too many names were looked up; look up only names that are needed"
 
 
 _all_connections: set[GuestConnection] = set()  # of every sandbox
@@ -316,7 +316,8 @@ class GuestNetwork:
         if answer.name and not answer.is_known:
             decision = self._rules.decide(answer.name, TLS_PORT)
             why = decision.why.replace(f"{answer.name}:{TLS_PORT}", answer.name)  # whatever the connection is to be to
-            self._note_refusal(answer.name, DNS_PORT, why if not decision.is_allowed else TOO_MANY_NAMES)
+            too_many = not_allowed(answer.name, "too many names were looked up", "look up only names that are needed")
+            self._note_refusal(answer.name, DNS_PORT, why if not decision.is_allowed else too_many)
         return answer.data
 
     def _answer_datagrams(self, jail: JailNetwork, names: socket.socket) -> float:
@@ -391,9 +392,8 @@ class GuestNetwork:
         if address.startswith("127."):  # for a server of the guest's own, which is not there
             reset(guest_socket)
         elif len(self._connections) >= self._most_connections or len(_all_connections) >= self._most_of_all:
-            self._note_refusal(
-                host, port, f"there are {len(self._connections)} connections, the maximum at once; close some"
-            )
+            why = f"there are {len(self._connections)} connections, the maximum at once"
+            self._note_refusal(host, port, not_allowed(f"{host}:{port}", why, "close some"))
             reset(guest_socket)
         else:
             is_many = len(self._connections) >= FEW_CONNECTIONS
@@ -437,9 +437,11 @@ class GuestNetwork:
     async def _decide(self, connection: GuestConnection) -> Rule | None:
         """Return the rule of the allow list for a connection, if there is one. Raises Refused."""
         if Names.is_ours(connection.host):
-            raise Refused(f"{connection.host} belongs to no name of this sandbox; look the name up again")
+            where = f"{connection.host}:{connection.port}"
+            raise Refused(not_allowed(where, "it belongs to no name of this sandbox", "look the name up again"))
         if self._awaits_secrets:
-            raise Refused("the secrets of this sandbox are not there yet")
+            where = f"{connection.host}:{connection.port}"
+            raise Refused(not_allowed(where, "the secrets of this sandbox are not there yet", "try it again"))
         if self._secrets is not None:
             self._secrets.check(connection.host, connection.port)
         decision = self._rules.decide(connection.host, connection.port)
@@ -498,7 +500,8 @@ class GuestNetwork:
                     name = self._name_in(connection, data)
                 except NotTls:
                     target = f"{connection.host}:{connection.port}"
-                    raise Refused(f"{target}: the data is not TLS, which port 443 requires") from None
+                    what = f"{target}: data that is not TLS"
+                    raise Refused(not_allowed(what, "port 443 is for TLS", "use https, or another port")) from None
         return data
 
     def _name_in(self, connection: GuestConnection, data: bytes) -> str | None:
@@ -518,13 +521,12 @@ class GuestNetwork:
             if self._secrets is not None:
                 self._secrets.check(name, connection.port, is_by_address=True)
             if _is_limited(decision):
-                raise Refused(
-                    f"{name}:{connection.port} is not allowed by its address; its rules are about requests, so connect "
-                    "to its name"
-                )
+                what, why = f"{name}:{connection.port}, by its address,", "the rules for this host are about requests"
+                raise Refused(not_allowed(what, why, "connect to its name"))
             connection.name = name
         elif name is not None and name != connection.host:
-            raise Refused(f"{name} (the server name in TLS) is not {connection.host}, the host of the connection")
+            what = f"{connection.host}:{connection.port}: the server name {name} in TLS"
+            raise Refused(not_allowed(what, "it is not the host of the connection", ANOTHER_HOST))
         return name
 
     async def _read_first(self, connection: GuestConnection, guest: SocketStream, upstream: SocketStream) -> bytes:
@@ -549,7 +551,7 @@ class GuestNetwork:
         )
         if not self._may_go_on(connection):
             upstream_socket.close()
-            raise Refused(f"{connection.host}:{connection.port} was allowed until the rules changed")
+            raise Refused(f"{connection.host}:{connection.port} is not allowed any more; the rules have changed")
         connection.row = self._ledger.row(connection.host, connection.port)
         return SocketStream(upstream_socket, self._turns, connection.buffer_bytes)
 

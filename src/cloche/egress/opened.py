@@ -18,6 +18,7 @@ from typing import Any
 from weakref import WeakSet
 
 from cloche.core.errors import InvalidRequest
+from cloche.core.host_rules import not_allowed
 from cloche.core.secrets import LEFT, MOST_BYTES, PORT, capture_from_wire, check_value, make_placeholder
 
 from .aws import AwsCredentials, has_aws_keys
@@ -113,8 +114,8 @@ class SandboxSecrets:
     def check(self, host: str, port: int, *, is_by_address: bool = False) -> None:
         """Raise Refused for a connection to a host with a secret that could not be opened."""
         if self.opens(host) and (port != PORT or is_by_address):
-            what = "by its address" if is_by_address else f"on port {port}"
-            raise Refused(f"{host} has a secret, and is reached by its name on port {PORT} alone, not {what}")
+            what = f"{host}:{port}, by its address," if is_by_address else f"{host}:{port}"
+            raise Refused(not_allowed(what, "this host has a secret", f"connect to its name on port {PORT}"))
 
     async def carry(
         self, guest: SocketStream, host: str, first: bytes, connect: Callable[[], Awaitable[SocketStream]],

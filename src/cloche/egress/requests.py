@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cloche.core.host_rules import allowed_by
 from cloche.core.network import NetworkRules
 from cloche.core.record import replace
 from cloche.core.request_rules import RequestRefused, check_request
@@ -17,6 +18,6 @@ def checked_request(head: RequestHead, rules: NetworkRules, host: str, port: int
     try:
         target = check_request(head.method.decode("ascii"), head.target, head.headers, rule.requests)
     except RequestRefused as refused:
-        remedy = f'; allow it with network_allow "{host}{refused.part}"' if refused.part else ""
+        remedy = f"; {allowed_by(host + refused.part)}" if refused.part else ""
         raise Rejected(403, refused.what, refused.why + remedy) from None
     return replace(head, target=target)

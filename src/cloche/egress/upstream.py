@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from cloche.core.network import NetworkRules, Rule
+from cloche.core.host_rules import not_allowed
+from cloche.core.network import NO_RULE_OPENS, NetworkRules, Rule
 
 from .errors import Failed, Refused
 from .own_addresses import is_elsewhere
@@ -87,7 +88,8 @@ def _checked(host: str, port: int, addresses: list[Address], rules: NetworkRules
     for address in addresses[:MOST_ADDRESSES]:
         reason = rules.decide_address(rule, address, host=host, port=port)
         if not reason and not is_elsewhere(address):
-            reason = f"{address} is one of this host's own addresses, or is not reachable from it"
+            why_not = f"{address} is one of this host's own addresses, or is not reachable from it"
+            reason = not_allowed(f"{host}:{port}", why_not, NO_RULE_OPENS)
         if reason:
             why = reason
         else:
@@ -141,9 +143,10 @@ async def _connect_by_proxy(url: str, host: str, port: int, lookups: asyncio.Sem
     except ValueError:
         pass
     else:
-        raise Refused(f"{host}: addresses are not sent to an upstream proxy; use a name")
+        raise Refused(not_allowed(f"{host}:{port}", "addresses are not sent to an upstream proxy", "use a name"))
     if "." not in host or host.endswith(PRIVATE_SUFFIXES):
-        raise Refused(f"{host} looks like a private name, which is not sent to an upstream proxy")
+        why = "a name that looks private is not sent to an upstream proxy"
+        raise Refused(not_allowed(f"{host}:{port}", why, "name it in NO_PROXY to connect without the proxy"))
     address, proxy_port = _split(url)
     proxy = address.hostname or ""
     upstream_socket, _ = await _connect_to_first(proxy, await _resolve(proxy, 0, lookups), proxy_port)

@@ -16,9 +16,9 @@ from typing import Any
 from cloche.core.enforcement import Control, Level
 from cloche.core.errors import BackendUnavailable, StartFailed
 from cloche.core.events import Event, OutputChunk, Sink, discard
+from cloche.core.host_rules import ALLOW_IT
 from cloche.core.limits import GIB, MIB, Limits
 from cloche.core.loops import with_sink
-from cloche.core.network import NO_RULE_OPENS
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend, OpenSandbox, SupportsStreaming
 from cloche.core.record import dataclass, field, replace
@@ -154,8 +154,8 @@ def last_words(result: Result) -> str:
 
 def _refusal(row: Mapping[str, Any]) -> str:
     """Say why a host was refused, and who can open it: rules of the network are the step's own, not the caller's."""
-    why, _, advice = str(row["why"]).partition("; ")
-    if advice in ("", NO_RULE_OPENS):
+    why, _, remedy = str(row["why"]).rpartition("; ")
+    if not remedy.startswith(ALLOW_IT):
         return f"refused: {row['why']}"
     host = str(row["host"]) if row["port"] in (DNS_PORT, HTTPS_PORT) else f"{row['host']}:{row['port']}"
     return f"refused: {why}; if that is right, the operator can name {host} in packages_hosts"

@@ -43,11 +43,18 @@ def decided(target: str, capsys: pytest.CaptureFixture[str], **options: Any) -> 
             "argument",
             "is allowed by a.example",
         ),
-        ("a.example:8443", {"network_allow": "a.example"}, 1, "", "argument", "for port 80, 443, not 8443"),
-        ("b.example", {"network_allow": "a.example"}, 1, "", "argument", "use one of: a.example"),
+        (
+            "a.example:8443",
+            {"network_allow": "a.example"},
+            1,
+            "",
+            "argument",
+            "the rules for this host are a.example; allow",
+        ),
+        ("b.example", {"network_allow": "a.example"}, 1, "", "argument", "the rules are a.example; allow"),
         ("a.example", {"network": "open"}, 0, "", "argument", "allowed by network 'open', if its address is public"),
         ("8.8.8.8", {"network": "open"}, 0, "", "argument", "8.8.8.8:443 is allowed by network 'open'"),
-        ("0x0a000005", {"network": "open"}, 1, "", "argument", "10.0.0.5 is a private address"),
+        ("0x0a000005", {"network": "open"}, 1, "", "argument", "10.0.0.5:443 is not allowed; it is a private address"),
         ("a.example", {"network": "open", "network_deny": "*.example"}, 1, "*.example", "argument", "network_deny"),
         (
             "a.example:22",
@@ -99,11 +106,13 @@ def test_addresses_are_decided_one_by_one(capsys: pytest.CaptureFixture[str], mo
     ]  # fmt: skip
     assert code == 0
     assert rows[0]["why"] == (
-        "a.example resolves to 10.0.0.7, a private address; the policy can allow it by a.example@10.0.0.0/8"
+        "a.example:443 is not allowed; it resolves to 10.0.0.7, a private address; allow it with network_allow "
+        '"a.example@10.0.0.0/8"'
     )
     answers[:] = ["127.0.0.1"]
     code, rows = decided("a.example", capsys, network_allow="a.example@0.0.0.0/0", resolve=True)
-    assert (code, rows[0]["why"]) == (1, "a.example resolves to 127.0.0.1, a loopback address; no rule can allow that")
+    why = "a.example:443 is not allowed; it resolves to 127.0.0.1, a loopback address; no rule can allow that"
+    assert (code, rows[0]["why"]) == (1, why)
 
 
 def test_a_refused_name_is_not_resolved(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +123,7 @@ def test_a_refused_name_is_not_resolved(capsys: pytest.CaptureFixture[str], monk
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     assert decided("a.example", capsys, network="open")[0] == 0
-    assert decided("a.example", capsys, network="off", resolve=True)[1][0]["why"].endswith("'off'")
+    assert decided("a.example", capsys, network="off", resolve=True)[1][0]["why"].startswith("a.example:443 is not")
     code, rows = decided("a.example", capsys, network="open", resolve=True)
     assert (code, rows[0]["why"]) == (1, "a.example cannot be resolved here: Name or service not known")
 

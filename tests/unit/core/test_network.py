@@ -421,11 +421,11 @@ def test_a_host_and_a_port_are_decided(rules: NetworkRules, host: str, port: int
             "db.example",
             (),
             "10.0.0.7",
-            "db.example resolves to 10.0.0.7, a private address; the policy can allow it by db.example@10.0.0.0/8",
+            'it resolves to 10.0.0.7, a private address; allow it with network_allow "db.example@10.0.0.0/8"',
         ),
-        ("db.example", (), "fd00::7", "the policy can allow it by db.example@fc00::/7"),
-        ("db.example", (), "4000::7", "the policy can allow it by db.example@4000::7/128"),
-        ("db.example", (), "203.0.113.9", "a documentation address; the policy can allow it by"),
+        ("db.example", (), "fd00::7", 'allow it with network_allow "db.example@fc00::/7"'),
+        ("db.example", (), "4000::7", 'allow it with network_allow "db.example@4000::7/128"'),
+        ("db.example", (), "203.0.113.9", "a documentation address; allow it with network_allow"),
         ("db.example@10.0.0.0/8", (), "10.0.0.7", ""),
         ("db.example@10.0.0.0/8", (), "::ffff:10.0.0.7", ""),
         ("db.example@10.0.0.0/8", (), "64:ff9b::10.0.0.7", ""),
@@ -448,14 +448,14 @@ def test_a_host_and_a_port_are_decided(rules: NetworkRules, host: str, port: int
         ("db.example@::/0", (), "64:ff9b:1:a00:0:500::", "a translated address; no rule can allow that"),
         ("10.0.0.5", (), "10.0.0.5", ""),
         ("10.0.0.5", (), "10.0.0.6", "a private address"),
-        ("db.example", ("8.8.8.0/24",), "8.8.8.8", "which is refused by 8.8.8.0/24 of network_deny"),
-        ("db.example", ("8.8.8.0/24",), "::ffff:8.8.8.8", "which is refused by 8.8.8.0/24"),
-        ("db.example", ("8.8.8.0/24",), "64:ff9b::8.8.8.8", "which is refused by 8.8.8.0/24"),
+        ("db.example", ("8.8.8.0/24",), "8.8.8.8", "and network_deny has 8.8.8.0/24; take that rule out"),
+        ("db.example", ("8.8.8.0/24",), "::ffff:8.8.8.8", "and network_deny has 8.8.8.0/24; take"),
+        ("db.example", ("8.8.8.0/24",), "64:ff9b::8.8.8.8", "and network_deny has 8.8.8.0/24; take"),
         ("db.example", ("8.8.8.0/24",), "8.8.9.8", ""),
-        ("db.example", ("8.8.8.8:25",), "8.8.8.8", "which is refused by 8.8.8.8:25"),
-        ("db.example", ("2606::/16",), "2606:4700::1", "which is refused by 2606::/16"),
-        ("db.example", ("::/0",), "64:ff9b::8.8.8.8", "which is refused by ::/0"),
-        ("db.example@10.0.0.0/8", ("10.1.0.0/16",), "10.1.0.7", "which is refused by 10.1.0.0/16"),
+        ("db.example", ("8.8.8.8:25",), "8.8.8.8", "and network_deny has 8.8.8.8:25; take"),
+        ("db.example", ("2606::/16",), "2606:4700::1", "and network_deny has 2606::/16; take"),
+        ("db.example", ("::/0",), "64:ff9b::8.8.8.8", "and network_deny has ::/0; take"),
+        ("db.example@10.0.0.0/8", ("10.1.0.0/16",), "10.1.0.7", "and network_deny has 10.1.0.0/16; take"),
     ],
 )
 def test_a_resolved_address_is_decided(allow: str, deny: tuple[str, ...], address: str, reason: str) -> None:
@@ -516,53 +516,52 @@ def test_served_ports_are_those_that_something_may_be_allowed_on(rules: NetworkR
     assert rules.served_ports == ports
 
 
+ALLOW = "allow it with network_allow"
+OWN = "it is the sandbox itself, which is reached on its own loopback"
+NEVER = "no rule can allow that"
+
+
 @pytest.mark.parametrize(
-    ("rules", "host", "port", "why"),
+    ("rules", "host", "port", "what", "why", "remedy"),
     [
-        (
-            _allowlist("a.example", "*.b.example"),
-            "api.foo.com",
-            443,
-            "api.foo.com:443 is not in the allowlist; ask for it or use one of: a.example, *.b.example",
-        ),
-        (_allowlist(), "a.example", 443, "a.example:443 is not in the allowlist, which is empty; ask for it"),
-        (
-            _allowlist("a.example"),
-            "a.example",
-            8443,
-            "a.example is in the allowlist for port 80, 443, not 8443; the policy can allow it by a.example:8443",
-        ),
-        (
-            _open(),
-            "a.example",
-            22,
-            (
-                "port 22 of a.example is not open: 80, 443 are; the policy can name it in network_ports,"
-                " or a.example:22 in network_allow"
-            ),
-        ),
-        (
-            _open(),
-            "0x0a000007",
-            5432,
-            "10.0.0.7 is a private address; the policy can allow it by 10.0.0.7:5432",
-        ),
-        (_open(), "127.1", 80, "127.0.0.1 is a loopback address; no rule can allow that"),
-        (_open(deny=("*.foo.com",)), "a.foo.com", 443, "a.foo.com:443 is refused by *.foo.com of network_deny"),
-        (NetworkRules(), "a.example", 443, "a.example:443 cannot be reached: the network of this sandbox is 'off'"),
-        (_allowlist("a.example"), "a.example", 443, "a.example:443 is allowed by a.example"),
+        (_allowlist("a.example", "*.b.example"), "api.foo.com", 443,
+         "api.foo.com:443", "the rules are a.example, *.b.example", f'{ALLOW} "api.foo.com"'),
+        (_allowlist(), "a.example", 22, "a.example:22", "there are no rules", f'{ALLOW} "a.example:22"'),
+        (_allowlist("a.example", "b.example"), "a.example", 8443,
+         "a.example:8443", "the rules for this host are a.example", f'{ALLOW} "a.example:8443"'),
+        (_open("a.example:443/GET:/x"), "a.example", 80,
+         "a.example:80", "the rules for this host are a.example:443/GET:/x", f'{ALLOW} "a.example:80"'),
+        (_open(), "a.example", 22,
+         "a.example:22", "network 'open' has the ports 80, 443", f'{ALLOW} "a.example:22", or "22" in network_ports'),
+        (_open(), "0x0a000007", 5432, "10.0.0.7:5432", "it is a private address", f'{ALLOW} "10.0.0.7:5432"'),
+        (_open(), "127.1", 80, "127.0.0.1:80", "it is a loopback address", NEVER),
+        (_open(), "a.localhost", 80, "a.localhost:80", OWN, NEVER),
+        (_open(deny=("*.foo.com",)), "a.foo.com", 443,
+         "a.foo.com:443", "network_deny has *.foo.com", "take that rule out to allow it"),
+        (_allowlist("8.8.8.8", deny=("8.8.8.0/24",)), "8.8.8.8", 443,
+         "8.8.8.8:443", "network_deny has 8.8.8.0/24", "take that rule out to allow it"),
+        (NetworkRules(), "a.example", 443,
+         "a.example:443", "the network of this sandbox is 'off'", f'{ALLOW} "a.example"'),
     ],
-)
-def test_a_decision_says_why(rules: NetworkRules, host: str, port: int, why: str) -> None:
-    """The sentence names the host, what decided, and what would do."""
-    assert rules.decide(host, port).why == why
+)  # fmt: skip
+def test_a_refusal_says_what_why_and_what_would_allow_it(
+    rules: NetworkRules, host: str, port: int, what: str, why: str, remedy: str
+) -> None:
+    """All are one sentence of three parts, which a model can act on."""
+    decision = rules.decide(host, port)
+    assert (decision.is_allowed, decision.why) == (False, f"{what} is not allowed; {why}; {remedy}")
+
+
+def test_what_is_allowed_says_by_which_rule() -> None:
+    """A decision names its rule."""
+    assert _allowlist("a.example").decide("a.example", 443).why == "a.example:443 is allowed by a.example"
 
 
 @pytest.mark.parametrize("host", ["a" * 250 + ".b", "a" * 100_000, "\x1b[31m" * 500, "x." * 120 + "example"])
 def test_a_reason_is_short_and_printable(host: str) -> None:
     """What a guest asked for, and a long list, cannot fill a log or drive a terminal."""
     why = _allowlist(*(f"{'x' * 60}.host{number}.example" for number in range(900))).decide(host, 443).why
-    assert len(why) < 700
+    assert len(why) < 800
     assert why.isprintable()
 
 

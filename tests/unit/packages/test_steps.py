@@ -8,6 +8,8 @@ from cloche.core.network import NetworkRules, parse_address, parse_rule
 from cloche.core.result import Result, Status
 from cloche.packages.steps import Step, failed
 
+OPERATOR = "if that is right, the operator can name"
+
 
 def _refused(host: str, port: int, why: str) -> Result:
     row = {"host": host, "port": port, "why": why, "is_allowed": False, "connections": 1}
@@ -26,10 +28,13 @@ def _refused(host: str, port: int, why: str) -> Result:
     [
         (
             "203.0.113.80",
-            "a documentation address; if that is right, the operator can name a.example in packages_hosts",
+            f"resolves to 203.0.113.80, a documentation address; {OPERATOR} a.example in packages_hosts",
         ),
-        ("10.0.0.1", "a private address; if that is right, the operator can name a.example in packages_hosts"),
-        ("127.0.0.1", "a loopback address; no rule can allow that"),
+        (
+            "10.0.0.1",
+            f"resolves to 10.0.0.1, a private address; {OPERATOR} a.example in packages_hosts",
+        ),
+        ("127.0.0.1", "resolves to 127.0.0.1, a loopback address; no rule can allow that"),
     ],
 )
 def test_a_step_that_was_refused_says_why_and_who_can_open_it(address: str, advice: str) -> None:
@@ -39,8 +44,6 @@ def test_a_step_that_was_refused_says_why_and_who_can_open_it(address: str, advi
     rules = NetworkRules.parse(mode="allowlist", allow=("a.example",), deny=(), ports=())
     why = rules.decide_address(parse_rule("a.example"), found, host="a.example", port=443)
     said = str(failed(Step(name="resolve"), _refused("a.example", 443, why)))
-    assert said == f"packages: cannot resolve: Connection reset; refused: a.example resolves to {address}, {advice}"
+    assert said == f"packages: cannot resolve: Connection reset; refused: a.example:443 is not allowed; it {advice}"
     said = str(failed(Step(name="resolve"), _refused("b.example", 8443, rules.decide("b.example", 8443).why)))
-    assert said.endswith(
-        "is not in the allowlist; if that is right, the operator can name b.example:8443 in packages_hosts"
-    )
+    assert said.endswith(f"is not allowed; the rules are a.example; {OPERATOR} b.example:8443 in packages_hosts")
