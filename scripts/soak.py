@@ -88,6 +88,7 @@ FRAMEWORKS: dict[str, tuple[str, ...]] = {
     "deepagents07": ("tests/frameworks/test_deepagents.py",),
     "deepagents_code": ("tests/frameworks/test_deepagents_code.py",),
     "pydantic_ai": ("-o", "asyncio_mode=strict", "tests/frameworks/test_pydantic_ai.py"),
+    "agents": ("tests/frameworks/test_agents.py",),
     "verifiers": ("tests/frameworks/test_verifiers.py",),
 }
 # What notebooks use: libraries that show things, and Jupyter.

@@ -44,6 +44,36 @@ def use(work: Callable[[Toolbox], Awaitable[Any]], **options: Any) -> Any:
     return asyncio.run(main())
 
 
+def test_programs_of_the_tools_call_functions_of_the_host() -> None:
+    """Tools that run Python describe them by their stubs, and the toolbox's approver decides about risky ones."""
+    asked = []
+
+    async def approve(request: ApprovalRequest) -> Decision:
+        asked.append(request.tool)
+        return Decision(is_approved=request.tool != "drop", by="test")
+
+    def double(number: int) -> int:
+        """Double a number."""
+        return 2 * number
+
+    def drop() -> None:
+        """Drop all."""
+        raise AssertionError
+
+    async def work(tools: Toolbox) -> list[Any]:
+        code = "from cloche_host import double, drop\nprint(double(double(5)))\ndrop()"
+        texts = [tool.description for tool in tools.tools if "double" in tool.description]
+        return [texts, await tools.call("run_code", {"code": code}), await tools.call("run_code", {"code": "2 + 2"})]
+
+    functions = [double, cloche.Tool(drop, risk="critical")]
+    texts, answer, after = use(work, approve=approve, tools=functions, interpreters=True)
+    assert len(texts) == 4
+    assert 'def double(number: int) -> int:\n    """Double a number."""' in texts[0]
+    assert "20\n" in answer.text
+    assert "drop was not approved by test" in answer.text
+    assert (after.text, asked) == ("[value]\n4", ["run_code", "drop", "run_code"])
+
+
 ENDED = "took every process there may be, and was ended"
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
 import pytest
@@ -31,7 +34,6 @@ def price(item: str, currency: str = "EUR") -> dict[str, str]:
         raise ValueError("there is no such item")
     return {"item": item, "price": f"5 {currency}"}
 
-server.run()
 """
 USES_SERVER = """
 from cloche_host import HostError, price
@@ -49,11 +51,32 @@ found
 """
 
 
-def test_an_mcp_servers_tools_are_functions() -> None:
+@contextmanager
+def by_command() -> Iterator[list[str]]:
+    """Have the server started as a child, which speaks over its standard input and output."""
+    yield [sys.executable, "-c", f"{SERVER}server.run()"]
+
+
+@contextmanager
+def by_url() -> Iterator[str]:
+    """Serve at a port of loopback, by streamable HTTP."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    code = f"{SERVER}server.run(transport='streamable-http', host='127.0.0.1', port={port})"
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert any("running on" in line for line in process.stderr or ())
+            yield f"http://127.0.0.1:{port}/mcp"
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("served", [by_command, by_url])
+def test_an_mcp_servers_tools_are_functions(served: Callable[[], AbstractContextManager[Any]]) -> None:
     """With its schema as a signature, its results as values, its errors as errors."""
 
-    async def claim() -> None:
-        async with mcp_tools([sys.executable, "-c", SERVER]) as tools:
+    async def claim(server: Any) -> None:
+        async with mcp_tools(server) as tools:
             assert "def price(item: str, currency: str = ...):" in stubs(tools)
             result = await cloche.arun(USES_SERVER, tools=tools)
         values = result.value
@@ -61,7 +84,8 @@ def test_an_mcp_servers_tools_are_functions() -> None:
         assert values[2] == "Error executing tool price"
         assert values[3] == "item must be text, not an integer"
 
-    asyncio.run(claim())
+    with served() as server:
+        asyncio.run(claim(server))
 
 
 @langchain_tool

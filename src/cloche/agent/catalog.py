@@ -107,6 +107,10 @@ _SANDBOXED = (
     f"It runs in a sandbox: {_NO_NETWORK} no access to host files or to anything but the workspace, "
     "limited time, memory and output. Files that it leaves in the workspace are still there in the next call."
 )
+_WITH_FUNCTIONS = (
+    "Python programs can call these functions, which run outside of the sandbox. Do all steps in one program where you "
+    "can, and print only what you need to know."
+)
 
 # Descriptions of the tools where there is no sandbox.
 _ON_HOST: Mapping[ToolAction, str] = {
@@ -275,6 +279,13 @@ def describe_with_languages(tool: Tool, languages: Collection[str]) -> Tool:
     return replace(
         tool, description=tool.description.replace(_IN_PYTHON_OR_CSHARP, ""), properties=properties, languages=have
     )
+
+
+def describe_with_functions(tool: Tool, text: str) -> Tool:
+    """Return the tool with the stubs of functions of the host that its Python programs may call."""
+    if tool.action is not ToolAction.RUN or "python" not in tool.languages or not text:
+        return tool
+    return replace(tool, description=f"{tool.description} {_WITH_FUNCTIONS}\n\n{text}")
 
 
 def describe_with_package_managers(tool: Tool) -> Tool:

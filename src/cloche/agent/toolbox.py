@@ -41,6 +41,8 @@ from cloche.core.policy import DEFAULT_LANGUAGES, Policy
 from cloche.core.record import asdict, replace
 from cloche.execution.registry import capabilities_of
 from cloche.execution.sandbox import AsyncSandbox
+from cloche.execution.tools import ToolsArgument
+from cloche.functions.tool import ToolLimits, read_tools, stubs
 
 from .answers import MOST_CHARS, Answer, CallResult, SaveOutput, answer_of, clip, python_text
 from .approval import ON_HOST, PATIENCE_S, ApprovalEvent, ApprovalRequest, Approver, Gate, Risk, deny, record_decision
@@ -48,6 +50,7 @@ from .catalog import (
     Tool,
     ToolAction,
     describe_on_host,
+    describe_with_functions,
     describe_with_interpreters,
     describe_with_languages,
     describe_with_network,
@@ -101,7 +104,9 @@ class Toolbox:
     `interpreters` these go on between calls, where the sandbox can keep them: True keeps them for this toolbox alone,
     `room.share_of(owner)` in a `Room` that several share. `live` and `collect` are those of `AsyncSandbox` and its
     `run`: results have all files that changed, unless other patterns are given. With `workspace`, as there, there are
-    the tools show_changes and commit_changes, whose approver is shown the diff.
+    the tools show_changes and commit_changes, whose approver is shown the diff. `tools` are functions of the caller, as
+    of `cloche.run`, that programs import from `cloche_host`; the descriptions of the tools that run code have their
+    stubs, and `approve` decides about risky calls.
     Raises InvalidRequest for settings that do not fit, as `AsyncSandbox` does.
     """
 
@@ -118,6 +123,8 @@ class Toolbox:
         workspace: str | PathLike[str] | None = None,
         workspace_disk: int | str | None = None,
         workspace_hide: Sequence[str] | None = None,
+        tools: ToolsArgument | None = None,
+        tool_limits: ToolLimits | None = None,
         **options: Unpack[SandboxOptions],
     ):
         self.tier = tier_of(options)
@@ -126,6 +133,8 @@ class Toolbox:
         self._on_event = on_event
         self._roots = Roots.configured(settings_of(options)) if roots is None else Roots(roots)
         given: dict[str, Any] = {"live": live, "workspace_disk": workspace_disk, "workspace_hide": workspace_hide}
+        if tools is not None:
+            given |= {"tools": read_tools(tools, tool_limits), "approve": approve}
         make = partial(AsyncSandbox, workspace=workspace, **given)
         self._sandbox = make(**with_tier(options, self.tier))
         if self._sandbox.policy.languages == DEFAULT_LANGUAGES:  # nobody chose: `code.execute` brings its own
@@ -150,6 +159,9 @@ class Toolbox:
         self._given_level = level_of(options.get("backend"))
         if self._is_on_host:
             self.tools = tuple(map(describe_on_host, self.tools))
+        if tools is not None:
+            text = stubs(given["tools"])
+            self.tools = tuple(describe_with_functions(tool, text) for tool in self.tools)
         self._collect = tuple(collect)
         self._interpreters = self._kept_interpreters(interpreters)
         self._stack = AsyncExitStack()

@@ -10,6 +10,7 @@ import inspect
 import json
 import keyword
 import re
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal
 
@@ -99,9 +100,28 @@ def _openai(tool: Any) -> Described | None:  # noqa: ANN401
         return None
 
     async def call(arguments: dict[str, Any]) -> Any:  # noqa: ANN401
-        return await invoke(None, json.dumps(arguments))
+        text = json.dumps(arguments)
+        return await invoke(_openai_context(tool.name, text), text)
 
-    return of_schema(tool.name, tool.description, tool.params_json_schema, call)
+    return of_schema(tool.name, tool.description, _not_strict(tool.params_json_schema), call)
+
+
+def _openai_context(name: str, arguments: str) -> Any:  # noqa: ANN401
+    """Return the context of a call outside of an agent's run, which the package of the tool reads names from."""
+    context = getattr(sys.modules.get("agents.tool_context"), "ToolContext", None)
+    return context and context(context=None, tool_name=name, tool_call_id="cloche", tool_arguments=arguments)
+
+
+def _not_strict(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema that requires no parameter with a default, and none that may be null, as a strict one does."""
+    rows, required = schema.get("properties", {}), schema.get("required", [])
+    left_out = [name for name in required if "default" in rows.get(name, {}) or _is_nullable(rows.get(name, {}))]
+    return {**schema, "required": [name for name in required if name not in left_out]}
+
+
+def _is_nullable(schema: Mapping[str, Any]) -> bool:
+    options = schema.get("anyOf") or schema.get("type")
+    return isinstance(options, list) and any(option in ("null", {"type": "null"}) for option in options)
 
 
 def _smolagents(tool: Any) -> Described | None:  # noqa: ANN401
