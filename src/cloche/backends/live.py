@@ -456,11 +456,18 @@ class LiveSandbox(LiveFiles):
             if self._is_closed:
                 raise InvalidRequest("this sandbox is closed; open another one")
             if self.link is None:
-                self.link = await self._start()
+                link = await self._start()
+                try:
+                    await self._fill(link)
+                finally:
+                    self.link = link
             return self.link
 
     async def _start(self) -> InitLink:
         raise NotImplementedError
+
+    async def _fill(self, link: InitLink) -> None:
+        """Write the files that a new sandbox begins with."""
 
     async def ask(self, op: str, **arguments: Any) -> Mapping[str, Any]:  # noqa: ANN401 - any JSON
         """Do an operation that answers with at most one event; see core.protocols.OpenLiveSandbox."""

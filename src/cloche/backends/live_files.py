@@ -297,6 +297,18 @@ class LiveFiles(OffersFunctions):
         """
         await self.file("write", path, content=data, how=how, mode=_count(mode), parents=parents)
 
+    async def write_first(self, link: InitLink, path: str, data: bytes, mode: int) -> None:
+        """Write a file of a sandbox that has just been started, before anybody else uses it."""
+        channel = link.open(
+            "files", do="write", path=self._named(path), timeout_s=self.file_timeout_s, most=0, how="replace",
+            mode=mode, parents=True,
+        )  # fmt: skip
+        operation = FileOperation(channel, path, data, self.file_timeout_s)
+        try:
+            await operation.answer()
+        finally:
+            await operation.close()
+
     async def stat_path(self, path: str) -> FileInfo:
         """Describe the file or folder at a path."""
         answer, _ = await self.file("stat", path)

@@ -53,7 +53,7 @@ from . import environment
 from .call_pipes import QuietSocket
 from .font_cache import seems_to_draw
 from .helper_link import HelperConnection
-from .networks import open_live_network
+from .networks import FILE_MODE, files_of, open_live_network
 from .plan import (
     FOR_EVER_S,
     LEAST_FOR_USERS,
@@ -239,6 +239,12 @@ class LocalLiveSandbox(LiveSandbox):
         """Start the sandbox if it has secrets: only then is it known what its environment has for them."""
         if self._policy.secrets is not None:
             await self.connected()
+
+    async def _fill(self, link: InitLink) -> None:
+        """Write the files with placeholders into the home folder."""
+        home = self.environment({})["HOME"]
+        for path, data in files_of(self._secrets).items():
+            await self.write_first(link, f"{home}/{path}", data, FILE_MODE)
 
     async def _hand_over(
         self,

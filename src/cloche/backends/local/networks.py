@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 from cloche.core.policy import Policy
 from cloche.egress.client import OwnNetwork, SandboxNetwork
-from cloche.jail.messages import Spec
+from cloche.jail.messages import Run, Spec
 
 from ..network import open_own_network, open_shared_network
 from .plan import show_authority
+
+FILE_MODE = 0o600  # of a file with placeholders
 
 if TYPE_CHECKING:
     from cloche.egress.windows import SharedNetwork
@@ -35,6 +37,19 @@ async def open_run_secrets(policy: Policy, spec: Spec) -> tuple[SandboxNetwork, 
     network, secrets = await open_with_secrets(policy)
     show_authority(spec, secrets)
     return network, secrets
+
+
+def add_files(run: Run, secrets: GuestSecrets) -> dict[str, bytes]:
+    """Have a run in a workspace that is its home write the files of secrets there, once; return their contents."""
+    texts = files_of(secrets)
+    given = {path for path, *_ in run.files}
+    run.files = [*((path, FILE_MODE, data) for path, data in texts.items() if path not in given), *run.files]
+    return texts
+
+
+def files_of(secrets: GuestSecrets | None) -> dict[str, bytes]:
+    """Return the files of secrets, by paths below the home folder."""
+    return {path: text.encode() for path, text in secrets.texts.items()} if secrets is not None else {}
 
 
 async def open_live_network(

@@ -33,7 +33,7 @@ from ..saved_files import Changes
 from ..toolchain import python_toolchain
 from . import font_cache, run_report
 from .helper_link import HelperConnection
-from .networks import open_run_secrets, open_session_network
+from .networks import add_files, files_of, open_run_secrets, open_session_network
 from .plan import (
     LocalProgram,
     build_program,
@@ -84,6 +84,7 @@ class LocalOpenSandbox(OffersFunctions):
         self._sessions: list[LocalSession] = []
         self._network: SandboxNetwork | None = None  # of runs in a helper without a slot
         self._secrets: GuestSecrets | None = None  # of that network
+        self._in_files: GuestSecrets | None = None  # whose placeholders are in the files of the workspace
 
     def expect_single_run(self) -> None:
         """Announce that the next run is the last one: the helper then clears up while the result is assembled."""
@@ -198,7 +199,10 @@ class LocalOpenSandbox(OffersFunctions):
         session.owns_network = True
         program.run.env = {**self._network_variables(), **program.run.env}
         program.run.env = with_toolchains(program.run.env, self._policy, env)
-        program.run.env |= secrets.variables if secrets is not None else {}
+        if secrets is not None:
+            program.run.env |= secrets.variables
+            add_files(program.run, secrets)
+            self._in_files = secrets
         self.workspace.clear_for(program.run)
         slot = self._pool.fork() if self._pool is not None else None
         session.start = choose_start(slot, None).name
@@ -275,7 +279,7 @@ class LocalOpenSandbox(OffersFunctions):
     async def changes(self, timeout_s: float) -> Changes:
         """Return the changes of a cell that had `timeout_s`; none if the workspace is gone."""
         async with self._turn:
-            return await self._look({}, timeout_s) if self.workspace.fd >= 0 else Changes()
+            return await self._look(files_of(self._in_files), timeout_s) if self.workspace.fd >= 0 else Changes()
 
     async def _look(self, inputs: Mapping[str, bytes], timeout_s: float) -> Changes:
         """Return the changes in the workspace. Raises OutcomeUnknown, because the program has run."""
@@ -446,7 +450,7 @@ class LocalOpenSandbox(OffersFunctions):
             await finish(connection.close())
 
     async def _run_once(self, request: Request, program: LocalProgram, sink: Sink) -> Result:
-        paths = program.paths()
+        paths, inputs = program.paths(), program.inputs
         show_toolchain(program.run, self._spec, paths, self._host, self._policy, is_single=self._is_last)
         if self._spec.network is not None:
             program.run.env = {**self._network_variables(), **program.run.env}
@@ -455,6 +459,7 @@ class LocalOpenSandbox(OffersFunctions):
         if self._policy.secrets is not None:
             secrets = await self._have_secrets()
             program.run.env = {**program.run.env, **secrets.variables}
+            inputs = inputs if self._in_files is secrets else {**add_files(program.run, secrets), **inputs}
         sink = sink if sink is discard else started_first(sink)
         try:
             pipes = Pipes(request.stdin, self._limits, self._kill, sink, self.functions)
@@ -465,13 +470,14 @@ class LocalOpenSandbox(OffersFunctions):
             pipes.listen()
         try:
             ended = await self._attend(program.run, pipes.guest_ends(), sink, pipes)
+            self._in_files = self._secrets
             await pipes.drain(is_quiet=any(report and report.get("is_quiet") for report in (ended, ended["ended"])))
             traffic = await self._traffic(ended) if self._spec.network is not None else Traffic()
         finally:
             pipes.close()
             if pipes.calls is not None and pipes.calls.calls.is_running:
                 await finish(pipes.calls.wait_closed())
-        changes = await self._look(program.inputs, program.run.timeout_s)
+        changes = await self._look(inputs, program.run.timeout_s)
         return await self._result(program, pipes, ended, changes, traffic)
 
     async def _traffic(self, ended: Mapping[str, Any]) -> Traffic:
