@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,6 +62,9 @@ def test_a_backend_that_cannot_write_them_refuses_them() -> None:
 
     class Other:
         name, takes_secrets = "other", True
+
+        def open(self, policy: object, limits: object) -> Any:
+            raise AssertionError("it was opened")
 
     with pytest.raises(cloche.BackendUnavailable, match="files_inside"):
         cloche.run("1", backend=Other(), secrets=SECRETS)  # type: ignore[arg-type]

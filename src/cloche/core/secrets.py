@@ -316,6 +316,11 @@ class SecretSet:
         return {name: list(secret.hosts) for name, secret in self.rows}
 
     @property
+    def has_files(self) -> bool:
+        """Tell whether files of the sandbox have placeholders."""
+        return any(secret.files_inside for _, secret in self.rows)
+
+    @property
     def rules(self) -> tuple[str, ...]:
         """Return the network rules that allow the hosts of these secrets."""
         hosts = [host for _, secret in self.rows for host in secret.hosts]
@@ -335,7 +340,8 @@ class HeldSecrets:
 
 def noun_of(secrets: SecretSet | HeldSecrets) -> str:
     """Name what a sandbox has these for."""
-    return "secrets" if secrets.hosts_by_name else "network rules with methods and paths"
+    is_empty = not secrets.hosts_by_name and not (isinstance(secrets, SecretSet) and secrets.captures)
+    return "network rules with methods and paths" if is_empty else "secrets"
 
 
 def check_same(sandbox: str, held: HostsByName, given: HostsByName) -> None:

@@ -81,10 +81,17 @@ def with_secrets(found_backend: FoundBackend, secrets: SecretSet) -> FoundBacken
         return replace(found_backend, policy=found_backend.policy.with_changes(secrets=secrets))
     if is_named or not getattr(backend, "takes_secrets", False):
         instead = (
-            "leave secrets out and pass what the program may read in env" if secrets.rows else "name the host alone"
+            "leave secrets out and pass what the program may read in env"
+            if noun_of(secrets) == "secrets"
+            else "name the host alone"
         )
         raise BackendUnavailable(
             f"backend {backend.name!r} takes no {noun_of(secrets)} yet.",
             remedy=f'Use backend "local" at level jail, "docker" or "gvisor"; or {instead}.',
+        )
+    if secrets.has_files and not getattr(backend, "writes_secret_files", False):
+        raise BackendUnavailable(
+            f"backend {backend.name!r} writes no files_inside of secrets yet.",
+            remedy='Use backend "local", or have the program write the file, with the placeholder in its environment.',
         )
     return replace(found_backend, policy=found_backend.policy.with_changes(secrets=secrets, warm=False))
