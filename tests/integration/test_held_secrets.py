@@ -12,7 +12,11 @@ import pytest
 
 import cloche
 from cloche.core.errors import BackendUnavailable, InvalidRequest
+from cloche.core.secrets import Secret
+from cloche.records.database import Database
+from cloche.records.secrets import read_key, store_secret
 from tests.harness.node import POD, Node
+from tests.harness.service import Service, serving, start
 from tests.harness.world import NAMES, PUBLIC, World, open_world
 
 HOST = "api.openai.com"
@@ -140,3 +144,98 @@ def test_a_node_uses_the_secrets_of_its_operator(place: Path) -> None:
     finally:
         node.end()
         pod.end()
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Serve with a key."""
+    home = tmp_path_factory.mktemp("service")
+    with serving(home, "--secrets-key", new_key(home)) as service:
+        yield service
+
+
+def new_key(home: Path) -> str:
+    """Write a key, and return its path."""
+    path = home / f"{os.urandom(4).hex()}.key"
+    path.write_bytes(base64.b64encode(os.urandom(32)))
+    return str(path)
+
+
+PROGRAM = {"code": "import os; print(os.environ['OPENAI_API_KEY'])", "secrets": ["OPENAI_API_KEY"]}
+
+
+def test_keys_store_and_use_secrets_as_their_scopes_say(service: Service) -> None:
+    """Only admins store and remove; runners use them; readers see names and hosts. No answer and no log has a value."""
+    with (
+        service.client() as admin,
+        service.client(service.new_key("run")) as runner,
+        service.client(service.new_key("read")) as reader,
+    ):
+        body = {"value": VALUE, "hosts": ["api.openai.com"]}
+        answers = [admin.put("/api/secrets/OPENAI_API_KEY", json=body) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [201, 200]
+        for client in (runner, reader):
+            answers += [
+                client.put("/api/secrets/OPENAI_API_KEY", json=body),
+                client.delete("/api/secrets/OPENAI_API_KEY"),
+            ]
+            assert {answer.status_code for answer in answers[-2:]} == {403}
+        answers += [reader.get("/api/secrets"), runner.post("/api/code/exec", json=PROGRAM)]
+        assert [row["name"] for row in answers[-2].json()["items"]] == ["OPENAI_API_KEY"]
+        assert answers[-1].json()["stdout"].startswith("sk-proj-"), answers[-1].text
+        opened = runner.post("/api/sandboxes", json={"secrets": ["OPENAI_API_KEY"]})
+        assert opened.json()["heldBy"] == "keeper", opened.text
+        printed = runner.post(f"/api/sandboxes/{opened.json()['id']}/exec", json={"argv": ["printenv"]})
+        assert "OPENAI_API_KEY=sk-proj-" in printed.json()["stdout"], printed.text
+        wrong: list[tuple[str, dict[str, Any]]] = [
+            ("OPENAI_API_KEY", {"value": "short"}), ("PATH", body), ("K" * 129, body), ("KEY", {"value": VALUE}),
+            ("KEY", {**body, "hosts": ["*.example"]}), ("KEY", {**body, "value": VALUE * 1000}),
+            ("KEY", {**body, "x": VALUE}), ("KEY", {**body, "format": VALUE}),
+        ]  # fmt: skip
+        for name, fields in wrong:
+            answers.append(admin.put(f"/api/secrets/{name}", json=fields))
+            assert answers[-1].status_code == 422, (name, answers[-1].text)
+        removed = [admin.delete("/api/secrets/OPENAI_API_KEY").status_code for _ in range(2)]
+        assert removed == [200, 404]
+        refused = runner.post("/api/code/exec", json=PROGRAM)
+        assert "this service holds no secret OPENAI_API_KEY for this caller" in refused.json()["detail"]
+        texts = [answer.text for answer in (*answers, opened, printed, refused)]
+    assert not any(VALUE in text for text in (*texts, service.log.read_text()))
+
+
+def test_another_projects_secret_is_as_unknown_as_none(service: Service) -> None:
+    """By name in a run, in the list, and for removal."""
+    key = read_key(str(next(service.log.parent.glob("*.key"))))
+    database = Database(service.database)
+    with database.writing() as session:
+        secret = Secret(value=VALUE, hosts=["api.openai.com"])
+        store_secret(session, key, "THEIRS", secret, project="other", by="key_1")
+    database.close()
+    with service.client() as admin:
+        assert admin.get("/api/secrets").json()["items"] == []
+        details = []
+        for name in ("THEIRS", "NOBODYS"):
+            ran = admin.post("/api/code/exec", json={"code": "1", "secrets": [name]})
+            removed = admin.delete(f"/api/secrets/{name}")
+            assert (ran.status_code, removed.status_code) == (422, 404)
+            details.append([answer.json()["detail"].replace(name, "IT") for answer in (ran, removed)])
+    assert details[0] == details[1]
+
+
+def test_a_restarted_service_has_its_secrets_with_its_key_alone(tmp_path: Path) -> None:
+    """With another key runs that name one are refused with the reason, and other runs go on."""
+    key, first = new_key(tmp_path), ""
+    for its_key, status in ((key, 200), (new_key(tmp_path), 503), (key, 200)):
+        service = start(tmp_path, "--secrets-key", its_key, key=first)
+        with service.client() as admin:
+            if not first:
+                assert admin.put("/api/secrets/OPENAI_API_KEY", json={"value": VALUE}).status_code == 201
+            ran = admin.post("/api/code/exec", json=PROGRAM)
+            assert ran.status_code == status, ran.text
+            (row,) = admin.get("/api/secrets").json()["items"]
+            assert row["usable"] is (status == 200)
+            if status != 200:
+                assert "was stored with another key than this service has" in ran.json()["detail"]
+                assert admin.post("/api/code/exec", json={"code": "1"}).status_code == 200
+        first = service.key
+        service.end()

@@ -102,6 +102,8 @@ class SecretFolder:
 
     def _held(self, name: str, row: Any) -> OperatorSecret:  # noqa: ANN401 - YAML
         where = f"{TABLE}: {escape_name(name)[:100]}"
+        if not can_be_held(name):
+            raise InvalidRequest(f"{where}: this is not the name of a variable, such as OPENAI_API_KEY")
         row = {} if row is None else row
         if not isinstance(row, dict) or not set(row) <= set(_FIELDS):
             raise InvalidRequest(f"{where}: it takes {', '.join(_FIELDS)}; a value has a file of its own")

@@ -61,7 +61,7 @@ def test_a_folder_holds_files_and_what_its_table_names(tmp_path: Path) -> None:
         ("KEY: {}", "KEY: secrets: KEY needs hosts: it is not the name of a known provider's secret"),
         ("KEY: {env: A, command: b, hosts: [a.example]}", "env and command are given; give one source"),
         ("KEY: {hosts: a.example}", "hosts must be a list"),
-        ("PATH: {hosts: [a.example]}", "'PATH' cannot be the name of a secret"),
+        ("PATH: {hosts: [a.example]}", "PATH: this is not the name of a variable"),
         ("[KEY]", r"write NAME: \{hosts: \[api.example.com\]\} for each secret"),
         ("KEY: {hosts: ['*.example']}", "is not the name of a host"),
     ],

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Response
 from pydantic import Field, SecretStr, StringConstraints
 
+from cloche.core.secret_names import check_names
 from cloche.core.secrets import MOST_BYTES, MOST_FILES, MOST_HOSTS, Secret, check_value, make_placeholder, read_secret
 from cloche.records.secrets import remove_secret, store_secret
 from cloche.wire.exec_options import WireModel, Word
@@ -59,6 +60,7 @@ async def remove(name: str, caller: Admin, service: TheService) -> dict[str, Any
 
 def _checked(name: str, body: NewSecret) -> Secret:
     """Return the secret. Raises InvalidRequest, without any of its value."""
+    check_names([name])
     value = check_value(name, body.value.get_secret_value().encode())
     make_placeholder(name, value, random.choice)  # for a value without one
     return read_secret(name, Secret(**{**body.model_dump(), "value": value}))

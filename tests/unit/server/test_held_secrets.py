@@ -1,0 +1,86 @@
+"""What a service holds: of its operator, of its projects, and when it stores nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cloche.core.errors import BackendUnavailable, Conflict, InvalidRequest
+from cloche.core.secrets import Secret
+from cloche.records.database import Database
+from cloche.records.secrets import list_secrets, store_secret
+from cloche.server.secrets import ServiceSecrets
+
+STORED = Secret(value="0123456789stored", hosts=["a.example"])
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    """Yield a database."""
+    database = Database(tmp_path / "records" / "records.db")
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """Return an operator's folder."""
+    (tmp_path / "held").mkdir()
+    (tmp_path / "held" / "secrets.yaml").write_text("KEY: {hosts: [b.example], projects: [mine]}\n")
+    return str(tmp_path / "held")
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> str:
+    """Return the path of a key."""
+    (tmp_path / "key").write_bytes(base64.b64encode(bytes(32)))
+    return str(tmp_path / "key")
+
+
+def test_the_operators_secrets_come_first_and_cannot_be_stored(database: Database, folder: str, key: str) -> None:
+    """A project that the operator does not name has the one that it has stored; the time of its use is noted."""
+    store = ServiceSecrets(database, folder=folder, key=key)
+    sealing = asyncio.run(store.key_for("KEY", "other"))
+    with pytest.raises(Conflict, match="the operator of this service holds KEY"):
+        asyncio.run(store.key_for("KEY", "mine"))
+    with database.writing() as session:
+        for project in ("mine", "other"):
+            store_secret(session, sealing, "KEY", STORED, project=project, by="key_1")
+    assert asyncio.run(store.of("mine", ["KEY"])) == {"KEY": Secret(file=f"{folder}/KEY", hosts=["b.example"])}
+    assert asyncio.run(store.of("other", ["KEY"])) == {"KEY": STORED}
+    assert [row["heldBy"] for row in asyncio.run(store.list("mine"))] == ["operator"]
+
+    async def write(work: object) -> None:
+        with database.writing() as session:
+            work(session)  # type: ignore[operator]
+
+    asyncio.run(store.note_uses(write))
+    with database.reading() as session:
+        used = {project: list_secrets(session, project=project)[0].last_used_at for project in ("mine", "other")}
+    assert used["mine"] is None
+    assert used["other"] is not None
+
+
+def test_without_a_key_nothing_is_stored_and_nothing_is_opened(database: Database, key: str) -> None:
+    """The answers say what the operator can do, and which key is meant."""
+    sealing = asyncio.run(ServiceSecrets(database, key=key).key_for("KEY", "mine"))
+    with database.writing() as session:
+        store_secret(session, sealing, "KEY", STORED, project="mine", by="key_1")
+    store = ServiceSecrets(database)
+    with pytest.raises(BackendUnavailable, match=r"given no key to encrypt them with\. Start it with --secrets-key"):
+        asyncio.run(store.key_for("OTHER", "mine"))
+    with pytest.raises(BackendUnavailable, match=r"KEY was stored with another key.*secrets_key"):
+        asyncio.run(store.of("mine", ["KEY"]))
+    assert [row["usable"] for row in asyncio.run(store.list("mine"))] == [False]
+
+
+def test_a_folder_that_cannot_be_used_is_told_at_the_start(database: Database, folder: str) -> None:
+    """A table without hosts, and a folder that is none."""
+    (Path(folder) / "secrets.yaml").write_text("KEY: {}")
+    for place, words in ((folder, "KEY needs hosts"), (f"{folder}/none", "the folder cannot be read: No such file")):
+        with pytest.raises(InvalidRequest, match=words):
+            ServiceSecrets(database, folder=place).check()
