@@ -33,6 +33,9 @@ NETWORK = tuple(
     )
 )
 NETWORK += ("tests/unit/egress",)
+# Clients of services, with secrets.
+TRUST = "tests/integration/test_secrets_trust.py"
+CLIENTS = {"clients": (TRUST, "tests/frameworks/test_boto3.py", "tests/frameworks/test_twine.py")}
 BATCHES = ("tests/soak/test_batches.py",)
 # This machine as a fleet; then Ray, on nodes in namespaces.
 NODES = ("tests/soak/test_fleet_batches.py",)
@@ -73,7 +76,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     "service": (*LONG, "-m", LOCAL, *SERVICE),
     "keeper": (*LONG, "-m", LOCAL, "tests/integration/test_keeper.py"),
     "workspace": (*LONG, "-m", LOCAL, *WORKSPACE),
-    "network": (*LONG, "-m", "not container and not machine", *NETWORK),
+    "network": (*LONG, "-m", "not container and not machine", *(path for path in NETWORK if path != TRUST)),
     "batches": (*LONG, "-m", LOCAL, *BATCHES),
     "fleet": (*LONG, "-m", LOCAL, *NODES),
     "kubernetes": (*LONG, "-m", LOCAL, *KUBERNETES),
@@ -93,8 +96,6 @@ FRAMEWORKS: dict[str, tuple[str, ...]] = {
 }
 # What notebooks use: libraries that show things, and Jupyter.
 NOTEBOOKS = {"notebooks": ("tests/frameworks/test_nbconvert.py",)}
-# Clients of services, with secrets.
-CLIENTS = {"clients": ("tests/frameworks/test_boto3.py", "tests/frameworks/test_twine.py")}
 # The packages of E2B and Daytona at the lower bounds of their extras.
 OLDER = {"remote_older": tuple(path for path in REMOTE if "e2b" in path or "daytona" in path)}
 
