@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-import shlex
 import ssl
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +20,7 @@ from cloche.core.policy import Policy
 from cloche.core.record import dataclass, field
 from cloche.core.secrets import AWS_KEY, HeldSecrets, Secret, SecretSet, as_wire, capture_as_wire, texts_inside
 from cloche.egress.client import OwnNetwork, SandboxNetwork, open_network_with_secrets, operator_proxies
+from cloche.egress.commands import NoOutput, await_end, serve_in_process, serve_in_thread, start
 from cloche.egress.windows import SharedNetwork
 
 from .certificates import FOLDER, MARK, files_and_variables, read_certificates
@@ -43,7 +43,11 @@ WHOLE_BODIES = {
     "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
     "AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required",
 }
-COMMAND_S = 60.0
+# What a command that is run for a sandbox with a name has of its caller's environment, which may hold other secrets.
+KEPT_VARIABLES = (
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR", "DBUS_SESSION_BUS_ADDRESS",
+    "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "SSH_AUTH_SOCK",
+)  # fmt: skip
 N = TypeVar("N", SandboxNetwork, OwnNetwork)
 Commands = dict[str, subprocess.Popen[bytes]]
 
@@ -109,7 +113,7 @@ def _sent_to(policy: Policy, open_network: Callable[..., N]) -> tuple[N, Command
             "secrets: only the process that opened this sandbox can open a session with checkpoints in it, which needs "
             "the values again; leave checkpoints out"
         )
-    with _sources(policy.secrets) as (rows, values, commands):
+    with _sources(policy.secrets, outlives_caller=open_network is OwnNetwork) as (rows, values, commands):
         try:
             network = open_network(
                 policy.network_rules(), secrets=rows, values=values, authorities=operator_authorities(),
@@ -151,22 +155,31 @@ def _failed(error: OSError) -> StartFailed:
 
 
 @contextmanager
-def _sources(secrets: SecretSet) -> Iterator[tuple[list[dict[str, Any]], list[int], Commands]]:
-    """Yield rows, descriptors of files and outputs, which are closed at the end, and the processes of commands."""
+def _sources(
+    secrets: SecretSet, *, outlives_caller: bool
+) -> Iterator[tuple[list[dict[str, Any]], list[int], Commands]]:
+    """Yield rows, descriptors of files and outputs, which are closed at the end, and the processes of commands.
+
+    The last descriptor is a link to who runs the commands again, if there are some.
+    """
     rows: list[dict[str, Any]] = []
     fds: list[int] = []
     commands: Commands = {}
+    env = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ} if outlives_caller else None
     try:
         for name, secret in secrets.rows:
             value: bytes | None = None
             if secret.file is not None:
                 fds.append(_opened(name, secret.file))
             elif secret.command is not None:
-                commands[name], output = _started(name, secret.command)
+                commands[name], output = _started(name, secret.command, env)
                 fds.append(output)
             else:
                 value = _value(name, secret)
             rows.append({**as_wire(name, secret), "value": value})
+        if commands:
+            again = {name: str(secret.command) for name, secret in secrets.rows if name in commands}
+            fds.append(serve_in_process(again, env) if env is not None else serve_in_thread(again))
         rows += [capture_as_wire(name, capture) for name, capture in secrets.captures]
         yield rows, fds, commands
     except BaseException:
@@ -193,27 +206,18 @@ def _opened(name: str, path: str) -> int:
         raise InvalidRequest(f"secrets: the file of {name} cannot be opened: {error}") from None
 
 
-def _started(name: str, command: str) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a command, without a shell, and return it with the end of a pipe that has its output."""
-    output, theirs = os.pipe2(os.O_CLOEXEC)
+def _started(name: str, command: str, env: Mapping[str, str] | None) -> tuple[subprocess.Popen[bytes], int]:
     try:
-        words = shlex.split(command)
-        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=theirs, stderr=subprocess.DEVNULL)
-    except (OSError, ValueError, IndexError) as error:
-        os.close(output)
-        raise InvalidRequest(f"secrets: the command of {name} cannot be started: {error}") from None
-    finally:
-        os.close(theirs)
-    return process, output
+        return start(command, env)
+    except NoOutput as error:
+        raise InvalidRequest(f"secrets: the command of {name} {error}") from None
 
 
 async def _check_end(name: str, process: subprocess.Popen[bytes]) -> None:
     try:
-        code = await asyncio.to_thread(process.wait, COMMAND_S)
-    except subprocess.TimeoutExpired:
-        raise InvalidRequest(f"secrets: the command of {name} has not ended within {COMMAND_S:.0f} s") from None
-    if code:
-        raise InvalidRequest(f"secrets: the command of {name} ended with exit code {code}; run it to see why")
+        await asyncio.to_thread(await_end, process)
+    except NoOutput as error:
+        raise InvalidRequest(f"secrets: the command of {name} {error}") from None
 
 
 @functools.cache

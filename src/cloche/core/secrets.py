@@ -14,12 +14,14 @@ from typing import Any, Literal, NoReturn, get_args
 
 from .errors import InvalidRequest
 from .hosts import normalize_host, parse_address
+from .limits import parse_duration
 from .record import dataclass, field, replace
 
 Foreign = Literal["refuse", "allow"]
 Source = Literal["env", "file", "command", "value"]
 HostsByName = Mapping[str, Sequence[str]]
 LEAST_CHARS, MOST_BYTES, LEAST_RANDOM = 12, 16 << 10, 10
+LEAST_LIFE_S = 60
 MOST_SECRETS, MOST_HOSTS, MOST_FIELDS, MOST_FILES = 32, 32, 16, 16
 MOST_TEMPLATE_CHARS = 64 << 10
 PORT = 443  # the only one at which a secret is used
@@ -201,6 +203,7 @@ class Secret:
     Give one source: `env`, a variable of this process; `file`, a path; `command`, whose output is the value; `value`.
     Without one it is the variable with the secret's name. White space at both ends of a file or an output is left out.
     A value has 12 characters or more of printable ASCII. The egress process itself reads a file or a command's output.
+    A command is run again when a host refuses its value with status 401, at most once a minute, and after `life`.
 
     `hosts` are names without wildcards; they may be left out for a name of a known provider. `format` is the text that
     a credential's header must have, with `{}` for the value, such as "Bearer {}"; without one, that is the value alone,
@@ -215,6 +218,7 @@ class Secret:
     env: str | None = None
     file: str | None = None
     command: str | None = None
+    life: float | str | None = None
     value: str | None = field(default=None, repr=False)
     hosts: tuple[str, ...] = ()
     format: str = ""
@@ -229,6 +233,8 @@ class Secret:
         for name in given:
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise InvalidRequest(f"Secret: {name} must be a text that is not empty")
+        if self.life is not None:
+            object.__setattr__(self, "life", _life(self.life, self.command))
         if self.foreign not in get_args(Foreign):
             raise InvalidRequest('Secret: foreign must be "refuse" or "allow"')
         if self.format and not _FORMAT.fullmatch(self.format):
@@ -261,6 +267,13 @@ class Secret:
 
     def __reduce__(self) -> NoReturn:
         raise InvalidRequest("a Secret stays in its process: it cannot be pickled or copied")
+
+
+def _life(life: object, command: str | None) -> float:
+    seconds = parse_duration(life, name="Secret: life")
+    if command is None or seconds < LEAST_LIFE_S:
+        raise InvalidRequest(f"Secret: life is that of a command's output, and at least {LEAST_LIFE_S} s")
+    return seconds
 
 
 def _places(places: object) -> tuple[str, ...]:
@@ -502,6 +515,7 @@ def as_wire(name: str, secret: Secret) -> dict[str, Any]:
     return {
         "name": name, "hosts": list(secret.hosts), "format": secret.format,
         "is_foreign_allowed": secret.foreign == "allow", "places": list(secret.places),
+        "renews": secret.command is not None, "life_s": secret.life,
     }  # fmt: skip
 
 

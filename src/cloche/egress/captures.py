@@ -165,11 +165,9 @@ class CapturedAnswer:
 class WatchedAnswer:
     """Pass on an answer of a host with captures, of another path: one without tokens."""
 
-    keeps_length = True
-
     def __init__(self, redaction: AnswerRedaction):
         self._redaction, self._tail, self._tokens = redaction, b"", _IN_JSON
-        self.end = redaction.end
+        self.keeps_length, self.end = redaction.keeps_length, redaction.end
 
     def head(self, status: int, headers: Headers) -> Headers:
         """Return the headers. Raises AnswerRefused."""

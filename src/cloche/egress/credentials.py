@@ -138,11 +138,16 @@ def _in_basic(grant: Grant, scheme: bytes, encoded: bytes) -> bytes | None:
 
 
 def placeholders_in(data: bytes, grants: Sequence[Grant]) -> list[str]:
-    """Return the names of the secrets whose placeholders stand in a head, also in Basic credentials."""
+    """Return the names of the secrets whose placeholders stand in a text, also in Basic credentials."""
+    return names_in(data, [(grant.name, grant.placeholder) for grant in grants])
+
+
+def names_in(data: bytes, marks: Sequence[tuple[str, bytes]]) -> list[str]:
+    """Return the names of the marks that stand in a text, also in Basic credentials."""
     texts = [data]
     for encoded in re.findall(rb"(?i)\bbasic +([a-z0-9+/=]+)", data)[:8]:
         try:
             texts.append(base64.b64decode(encoded))
         except binascii.Error:
             continue
-    return [grant.name for grant in grants if any(grant.placeholder in text for text in texts)]
+    return [name for name, mark in marks if any(mark in text for text in texts)]

@@ -50,6 +50,11 @@ class RequestHead:
     headers: Headers
     signing: Signing | None = None
 
+    @property
+    def text(self) -> bytes:
+        """Return target and headers, to be searched."""
+        return b"\n".join((self.target.encode("ascii", "replace"), *(b": ".join(header) for header in self.headers)))
+
 
 class Signing(Protocol):
     """Return the headers of a request that depend on its whole body, which has `most_bytes` at most."""

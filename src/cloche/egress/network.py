@@ -68,6 +68,7 @@ class GuestNetwork:
         self._loop = asyncio.get_running_loop()
         self._rules = NetworkRules.parse(**body["rules"])
         self._secrets: SandboxSecrets | None = None
+        self._close_secrets: Callable[[], None] = lambda: None  # of the network that they came to
         self._awaits_secrets = bool(body["secrets"])
         self._proxies, self._asks = Proxies(body["proxies"]), bool(body["asks"])
         self._body = {**body, "secrets": ()}  # which has their values
@@ -91,10 +92,12 @@ class GuestNetwork:
     def take_secrets(self, secrets: SandboxSecrets | None, error: str = "") -> None:
         """Have these secrets, and tell the caller what its sandbox gets; or why there are none, and end."""
         self._secrets, self._awaits_secrets = secrets, secrets is None
+        self._close_secrets = secrets.close if secrets is not None else self._close_secrets
         told = secrets.as_wire() if secrets is not None else {"error": error}
         if not self._is_ended and self._callers.tell_one(self._callers.control.end, "secrets", told):
             return
         self.end()
+        self._close_secrets()
 
     # What the helper and the caller say.
 
@@ -288,6 +291,7 @@ class GuestNetwork:
             self._loop.remove_reader(fd)
             os.close(fd)
         self._questions.end()
+        self._close_secrets()
         self._on_end(self)
 
     def _drop(self, number: int) -> None:

@@ -19,6 +19,7 @@ from weakref import WeakSet
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.host_rules import not_allowed
+from cloche.core.record import replace
 from cloche.core.secrets import LEFT, MOST_BYTES, PORT, capture_from_wire, check_value, make_placeholder
 
 from .aws import AwsCredentials, has_aws_keys
@@ -32,10 +33,12 @@ from .http2 import relay_http2
 from .http_answer import AnswerEdit
 from .http_request import EditHead, RequestHead
 from .redaction import AnswerRedaction, StreamRedactor, pairs_of
+from .renewal import Renewals, WatchedStatus, note_refusal
 from .stream import SocketStream, Turns
 from .tls import HTTP_1, HTTP_2, Authority, TlsStream
 
 SHAKE_S, READ_S = 20.0, 60.0
+MOST_FORMER = 16  # values
 Note = Callable[[str], None]
 _random = SystemRandom()
 
@@ -93,14 +96,35 @@ class SandboxSecrets:
 
     def __init__(self, grants: list[Grant], hosts_context: ssl.SSLContext, captures: Iterable[Mapping[str, Any]] = ()):
         self._grants, self._hosts_context = grants, hosts_context
+        self._former: list[Grant] = []  # with values that were replaced
+        self._renewals: Renewals | None = None
         self._captures = Captures([(row["name"], capture_from_wire(row)) for row in captures], grants, self._find_pairs)
         self._hosts = frozenset(host for grant in grants for host in grant.hosts) | self._captures.hosts
         self._reading: WeakSet[ReadBody] = WeakSet()
         self._find_pairs()
         self.authority = Authority()
 
+    def renew_by(self, renewals: Renewals) -> None:
+        """Have the values of commands fetched anew."""
+        self._renewals = renewals
+        renewals.begin(self._renew)
+
+    def close(self) -> None:
+        """Fetch no value any more."""
+        if self._renewals is not None:
+            self._renewals.close()
+
+    def _renew(self, name: str, value: str) -> None:
+        """Use another value from now on; the last ones are still taken out of answers. Raises InvalidRequest."""
+        make_placeholder(name, value, _random.choice)  # which checks it
+        for index, grant in enumerate(self._grants):
+            if grant.name == name and grant.capture is None and grant.value != value.encode():
+                self._former = [*self._former, grant][-MOST_FORMER:]
+                self._grants[index] = replace(grant, value=value.encode())
+        self._find_pairs()
+
     def _find_pairs(self) -> None:
-        self._pairs = pairs_of(self._grants)
+        self._pairs = pairs_of([*self._former, *self._grants])
 
     def as_wire(self) -> dict[str, Any]:
         """Return what the sandbox gets: variables, and a certificate."""
@@ -173,8 +197,14 @@ class SandboxSecrets:
             return WatchingEdits(check, partial(self._tell, note), is_tls=True)
         credentials = (AwsCredentials if has_aws_keys(host, self._grants) else HostCredentials)(host, self._grants)
         fields = HostFields(host, self._grants, self._captures.rows, self._reading, partial(self._tell_text, note))
-        answer_edit = partial(edit_of_answer, self._captures, host, self._redaction)
+        answer_edit = partial(self._answer_edit, host, note)
         return OpenedEdits(check, credentials, fields, partial(self._tell, note), answer_edit)
+
+    def _answer_edit(self, host: str, note: Note, head: RequestHead) -> AnswerEdit:
+        edit = edit_of_answer(self._captures, host, self._redaction, head)
+        if self._renewals is None:
+            return edit
+        return WatchedStatus(edit, partial(note_refusal, self._renewals, self._grants, head, note))
 
     def _redaction(self) -> AnswerRedaction:
         """Return what takes the values out of an answer that there are by now."""
@@ -185,8 +215,7 @@ class SandboxSecrets:
         return WatchingEdits(check, partial(self._tell, note))
 
     def _tell(self, note: Note, head: RequestHead) -> None:
-        text = b"\n".join((head.target.encode("ascii", "replace"), *(b": ".join(header) for header in head.headers)))
-        self._tell_text(note, text)
+        self._tell_text(note, head.text)
 
     def _tell_text(self, note: Note, text: bytes) -> None:
         for name in placeholders_in(text, self._grants):

@@ -47,16 +47,24 @@ def main(link: int) -> None:
 def _secrets_opener(authorities: str) -> OpenSecrets:
     """Return what reads the secrets of a sandbox; the modules and the authorities are read now, with all rights."""
     from .opened import SandboxSecrets, read_grants
+    from .renewal import Renewals
     from .tls import host_context
 
     context = host_context(authorities)
 
     async def open_secrets(network: GuestNetwork, rows: list[dict[str, Any]], fds: list[int]) -> None:
+        captures = [row for row in rows if "url" in row]
+        renewals = Renewals(fds.pop(), rows) if any(row.get("renews") for row in rows) else None
         try:
-            captures = [row for row in rows if "url" in row]
-            network.take_secrets(SandboxSecrets(await read_grants(rows, fds), context, captures))
+            secrets = SandboxSecrets(await read_grants(rows, fds), context, captures)
         except InvalidRequest as error:
+            if renewals is not None:
+                renewals.close()
             network.take_secrets(None, str(error))
+        else:
+            if renewals is not None:
+                secrets.renew_by(renewals)
+            network.take_secrets(secrets)
 
     return open_secrets
 

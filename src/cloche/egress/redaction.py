@@ -2,7 +2,8 @@
 
 Theory of operation: `_forms` writes a text in all the ways that are looked for. A value and its placeholder have the
 same length and the same punctuation, so each form of one has a form of the other of the same length, and no length of
-a message changes. Of a body only those last bytes are held back that may be the beginning of a value.
+a message changes, unless the value was fetched anew. Of a body only those last bytes are held back that may be the
+beginning of a value.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ class StreamRedactor:
 
     def __init__(self, pairs: Pairs):
         self._pairs = pairs
+        self.keeps_length = all(len(form) == len(replaced) for form, replaced in pairs)
         self._longest = max((len(form) for form, _ in pairs), default=0)
         self._held = b""
 
@@ -121,12 +123,11 @@ class StreamRedactor:
 
 
 class AnswerRedaction:
-    """Replace values in an answer."""
-
-    keeps_length = True
+    """Replace values in an answer. A value that was fetched anew may have another length than its placeholder."""
 
     def __init__(self, redactor: StreamRedactor):
         self._redactor = redactor
+        self.keeps_length = redactor.keeps_length
         self.feed, self.end = redactor.feed, redactor.end
 
     def head(self, _: int, headers: Headers) -> Headers:

@@ -105,10 +105,13 @@ def plain(request: Request, _reader: Reader) -> Response:
 
 def echo_head(request: Request, reader: Reader) -> Response:
     """Send a request's headers back, in the form that its path names; `/redirect/HEX` leads to that URL."""
-    what, _, _ = request.path.removeprefix("/").partition("/")
+    what, _, argument = request.path.removeprefix("/").partition("/")
     if what == "me" and "authorization" not in request.headers:  # git shows none before it is asked for
         return Response(b"", "401 Unauthorized", {"WWW-Authenticate": 'Basic realm="tests"'})
     text = "\n".join(f"{name}: {value}" for name, value in request.headers.items()).encode()
+    if what == "only":  # with a token that ends so
+        ends_so = request.headers.get("authorization", "").endswith(argument)
+        return Response(text, "200 OK" if ends_so else "401 Unauthorized")
     if what == "gzip":
         return Response(gzip.compress(text), headers={"Content-Encoding": "gzip"})
     if what == "header":
