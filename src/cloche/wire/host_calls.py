@@ -16,13 +16,14 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from cloche.core.functions import CallTransport, offering
+from cloche.core.functions import CallTransport, functions_of_client, offering
 from cloche.execution.sandbox import AsyncSandbox
 from cloche.execution.tools import check_offers
 from cloche.init import wire
 
 from .calls import Call
 from .exec_options import WireModel, Word
+from .problems import Refused
 
 MOST_TOOLS = 500
 MOST_UNSENT = 1 << 18  # bytes of calls that the client has not taken
@@ -77,11 +78,20 @@ class RelayedCalls:
         """Do nothing: `answer` waits until there is room."""
 
     def renew(self) -> None:
-        """Do nothing: the client counts."""
+        """Be the guest of the session whose cell begins. The client counts."""
+        relay = functions_of_client()
+        if isinstance(relay, Relay):
+            relay.use(self)
 
     def notes(self) -> dict[str, Any]:
         """Return nothing: the client counts."""
         return {}
+
+    def hang_up(self) -> None:
+        """Pass nothing more, and say so to the program."""
+        if not self.is_over:
+            self.transport.hang_up()
+            self.end()
 
     def end(self) -> None:
         """Pass nothing more."""
@@ -95,27 +105,55 @@ class RelayedCalls:
 
 
 class Relay:
-    """Offer a client's functions to one program or session; see core.functions.OfferedFunctions."""
+    """Offer a client's functions to one program, or one session; see core.functions.OfferedFunctions.
+
+    A session's guest changes with a fork or a rollback: the new one has the calls from its first cell on.
+    """
 
     def __init__(self, names: Sequence[str]):
         self.names = names
-        self._guest: asyncio.Future[RelayedCalls] = asyncio.get_running_loop().create_future()
-        self.is_carried = False
+        self._guest: RelayedCalls | None = None
+        self._is_carrying = self._is_over = False
+        self._changed = asyncio.Event()
 
     def serve(self, transport: CallTransport) -> RelayedCalls:
-        """Serve the first guest; a further one, such as a fork, has no answers."""
+        """Serve a guest: the first one now, another one once a cell runs in it."""
         guest = RelayedCalls(transport)
-        if self._guest.done():
-            transport.hang_up()
-            guest.end()
-        else:
-            self._guest.set_result(guest)
+        if self._guest is None:
+            self.use(guest)
         return guest
 
+    def use(self, guest: RelayedCalls) -> None:
+        """Pass on the calls of this guest, and of no earlier one."""
+        if self._guest is guest:
+            return
+        if self._guest is not None:
+            self._guest.hang_up()
+        self._guest = guest
+        self._changed.set()
+        if self._is_over:
+            guest.hang_up()
+
     async def carry(self, call: Call) -> None:
-        """Pass calls and answers over a call of the wire, until the program or the client ends them. Once only."""
-        self.is_carried = True
-        guest = await asyncio.shield(self._guest)
+        """Pass calls and answers over a call of the wire, until the guest ends or another one takes its place.
+
+        Raises Refused (409) meanwhile, and once the client has ended it.
+        """
+        if self._is_carrying or self._is_over:
+            raise Refused(409, "followed", "the calls of this session are carried already, or were carried to an end")
+        self._is_carrying = True
+        try:
+            while self._guest is None or self._guest.is_over:
+                self._changed.clear()
+                await self._changed.wait()
+            await self._pass(call, self._guest)
+        except BaseException:
+            self.end()
+            raise
+        finally:
+            self._is_carrying = False
+
+    async def _pass(self, call: Call, guest: RelayedCalls) -> None:
         passing = [asyncio.ensure_future(_pass_calls(call, guest)), asyncio.ensure_future(_pass_answers(call, guest))]
         try:
             await asyncio.wait(passing, return_when=asyncio.FIRST_COMPLETED)
@@ -123,9 +161,14 @@ class Relay:
             for task in passing:
                 task.cancel()
             await asyncio.gather(*passing, return_exceptions=True)
-            if not guest.is_over:
-                guest.transport.hang_up()
-                guest.end()
+        if not guest.is_over:  # the client has ended it, or reads nothing
+            self.end()
+
+    def end(self) -> None:
+        """Answer nobody any longer."""
+        self._is_over = True
+        if self._guest is not None:
+            self._guest.hang_up()
 
 
 async def _pass_calls(call: Call, guest: RelayedCalls) -> None:
@@ -152,3 +195,4 @@ async def relaying(call: Call, names: Sequence[str]) -> AsyncIterator[None]:
     finally:
         carrying.cancel()
         await asyncio.gather(carrying, return_exceptions=True)
+        relay.end()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from cloche.core.functions import offering
 
 from .calls import Call, CallRequest
 from .host_calls import OffersTools, Relay
 from .problems import Refused
 from .sessions import NewSession
+from .sessions import fork as fork_plainly
 from .sessions import open_session as open_usual
+from .work import run_cell as run_plain_cell
 from .work import use_of
 
 
@@ -30,9 +34,27 @@ async def open_session(_: Call, request: CallRequest) -> object:
 
 
 async def carry_calls(call: Call, request: CallRequest) -> object:
-    """Carry a session's calls, until the session ends or this call is cancelled. Raises Refused (409) the next time."""
+    """Carry a session's calls, until its guest ends or changes, or this call is cancelled. Raises Refused (409)."""
     relay = use_of(request).held.session(request.ids["session"]).relay
-    if relay is None or relay.is_carried:
-        raise Refused(409, "followed", "the calls of this session were carried already, or it was opened without tools")
+    if relay is None:
+        raise Refused(409, "followed", "this session was opened without tools")
     await relay.carry(call)
     return {}
+
+
+async def run_cell(call: Call, request: CallRequest) -> object:
+    """Run a cell, whose calls of the client's functions are those of its session."""
+    relay = use_of(request).held.session(request.ids["session"]).relay
+    with offering(relay) if relay is not None else nullcontext():
+        return await run_plain_cell(call, request)
+
+
+async def fork(_: Call, request: CallRequest) -> object:
+    """Fork a session. Forks of one with tools have them, too."""
+    use, fields = use_of(request), request.fields
+    relay = use.held.session(request.ids["session"]).relay
+    facts = await fork_plainly(use, request.ids["session"], fields)
+    if relay is not None:
+        for row in facts["items"]:
+            use.held.session(row["id"]).relay = Relay(relay.names)
+    return facts

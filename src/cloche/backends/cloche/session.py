@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +24,7 @@ from .sandbox import GRACE_S, RunEvents, read_whole, run_outcome, write_whole
 from .wire import Call, TakeEvent
 
 OPEN_S = 120.0
+log = logging.getLogger("cloche.live")
 ReadResult = Callable[[Mapping[str, Any]], Awaitable[Result]]
 
 
@@ -38,6 +41,8 @@ class RemoteSession:
         self._runtime, self._why = "", ""
         self._is_alive = True
         self._functions: CallChannel | None = None  # that its cells may call
+        self._offered: OfferedFunctions | None = None
+        self._serving: asyncio.Task[None] | None = None
         self._note(facts)
 
     def _note(self, facts: Mapping[str, Any]) -> None:
@@ -77,8 +82,32 @@ class RemoteSession:
 
     async def serve(self, functions: OfferedFunctions) -> None:
         """Serve its calls of the caller's functions, until it ends or the connection does."""
+        self._offered = functions
+        call = await self._begin_calls(functions)
+        self._serving = asyncio.ensure_future(self._serve(call, functions))
+
+    async def _begin_calls(self, functions: OfferedFunctions) -> Call:
         call = await self.begin("session.calls", {})
         self._functions = call.functions = CallChannel(call, functions)
+        return call
+
+    async def _serve(self, call: Call, functions: OfferedFunctions) -> None:
+        """Serve one guest after the other: a fork and a rollback bring new ones."""
+        while True:
+            try:
+                await asyncio.wait([call.closed])
+            except asyncio.CancelledError:
+                call.cancel()
+                raise
+            if call.functions is not None:
+                await call.functions.wait_closed()
+            if call.closed.exception() is not None or not self._is_alive:
+                return
+            try:
+                call = await self._begin_calls(functions)
+            except ClocheError as error:
+                log.debug("the calls of session %s are served no more: %s", self.id, error)
+                return
 
     async def _ask(self, verb: str, **fields: object) -> Mapping[str, Any]:
         return await self._opened_in.ask_inside(verb, {"session": self.id, **fields})
@@ -116,7 +145,8 @@ class RemoteSession:
     async def close(self) -> None:
         """End the session, for good."""
         self._is_alive = False
-        if self._functions is not None:
+        if self._serving is not None and self._functions is not None:
+            self._serving.cancel()
             await finish(self._functions.wait_closed())
         with contextlib.suppress(BackendUnavailable, NodeLost):  # the session, its sandbox or its node has ended
             await self._ask("session.close")
@@ -141,7 +171,11 @@ class RemoteSession:
                 detail=f"{len(forks)} forks of {count}",
                 account=self._opened_in.account,
             )
-        return [RemoteSession(self._opened_in, row, self._read_result, is_apart=True) for row in forks]
+        sessions = [RemoteSession(self._opened_in, row, self._read_result, is_apart=True) for row in forks]
+        if self._offered is not None:
+            for session in sessions:
+                await session.serve(self._offered)
+        return sessions
 
 
 class _WorkspaceApart:
