@@ -64,12 +64,20 @@ class ApprovalRequest:
     is_confirmation: bool = False
 
     @classmethod
-    def of_host(cls, host: str, port: int, *, policy: Policy, runs_on: str, sandbox: str = "") -> ApprovalRequest:
-        """Return the request about a host without a rule; for the `sandbox` with a name, if it has one."""
+    def of_host(
+        cls, host: str, port: int, *, policy: Policy, runs_on: str, sandbox: str = "", folder: str = ""
+    ) -> ApprovalRequest:
+        """Return the request about a host without a rule; for the `sandbox` with a name, if it has one.
+
+        For later sandboxes in a `folder`, too, if the decision `is_for_folder`.
+        """
         rules = {"network": policy.network, "network_allow": policy.network_allow}
         return cls(
             tool="network", risk=Risk.HIGH,
-            arguments={"host": host, "port": port, **({"sandbox": sandbox} if sandbox else {})},
+            arguments={
+                "host": host, "port": port, **({"sandbox": sandbox} if sandbox else {}),
+                **({"folder": folder} if folder else {}),
+            },
             rules={"runs_on": runs_on, "policy": rules},
         )  # fmt: skip
 
@@ -91,12 +99,16 @@ class ApprovalRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Say yes or no. `by` names who; with `is_remembered` the same HIGH call is not asked for again."""
+    """Say yes or no. `by` names who; with `is_remembered` the same HIGH call is not asked for again.
+
+    With `is_for_folder` a host is not asked about again in the folder that the request names, also not later.
+    """
 
     is_approved: bool
     by: str
     reason: str = ""
     is_remembered: bool = False
+    is_for_folder: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 MANY_LINES, COLUMNS = 30, 80  # from here on some of the code may have left the screen
-YES, ALWAYS = ("y", "yes"), ("a", "always")
+YES, ALWAYS, IN_FOLDER = ("y", "yes"), ("a", "always"), ("f", "folder")
 POLL_S = 0.05
 
 
@@ -93,12 +93,12 @@ def warnings_about(text: str) -> str:
 class AskTerminal:
     """Be an approver that prints to `output` and reads a line of `answers`, by default the process's own streams.
 
-    Anything but `y` (or `a`, which remembers a HIGH call) is a no, as is an end of input, and input that is no
-    terminal unless it was passed.
+    Anything but `y` (or `a`, which remembers a HIGH call, or `f`, which allows a host for a folder) is a no, as is an
+    end of input, and input that is no terminal unless it was passed. `f` is left out with `keeps=False`.
     """
 
-    def __init__(self, *, answers: IO[str] | None = None, output: IO[str] | None = None):
-        self._answers, self._output = answers, output
+    def __init__(self, *, answers: IO[str] | None = None, output: IO[str] | None = None, keeps: bool = True):
+        self._answers, self._output, self._keeps = answers, output, keeps
         self._lock = threading.Lock()  # toolboxes in several loops may share a terminal
 
     async def __call__(self, request: ApprovalRequest) -> Decision:
@@ -118,12 +118,17 @@ class AskTerminal:
             termios.tcflush(answers.fileno(), termios.TCIFLUSH)  # what was typed before the question is no answer
         await in_own_thread(self._show, request)
         answer = (await _line(answers)).strip().lower()
-        is_high = request.risk is Risk.HIGH
+        is_remembered = request.risk is Risk.HIGH and answer in ALWAYS
+        is_for_folder = self._may_keep(request) and answer in IN_FOLDER
         return Decision(
-            is_approved=answer in YES or (is_high and answer in ALWAYS),
+            is_approved=answer in YES or is_remembered or is_for_folder,
             by="terminal",
-            is_remembered=is_high and answer in ALWAYS,
+            is_remembered=is_remembered,
+            is_for_folder=is_for_folder,
         )
+
+    def _may_keep(self, request: ApprovalRequest) -> bool:
+        return self._keeps and request.tool == "network" and "folder" in request.arguments
 
     def _show(self, request: ApprovalRequest) -> None:
         from rich.console import Console
@@ -134,6 +139,7 @@ class AskTerminal:
         console.print(f"{asks} {escape(request.tool)} ({request.risk}, on {where})?", style="bold", markup=False)
         show_request(request, console)
         remember = ", a: yes and remember" if request.risk is Risk.HIGH else ""
+        remember += ", f: yes, always in this folder" if self._may_keep(request) else ""
         console.print(f"[y: yes{remember}, anything else: no] ", end="", markup=False)
 
 

@@ -67,6 +67,7 @@ from .catalog import (
 from .host import Roots, run_on_host
 from .host_folder import ShownDiffs
 from .interpreters import Interpreters, Room, Share
+from .network_grants import HostGate
 
 log = logging.getLogger("cloche.agent")
 MOST_READ_BYTES = 4 * MIB
@@ -155,6 +156,10 @@ class Toolbox:
             hosts = self.policy.network_allow
             self.tools = tuple(describe_with_network(tool, self.policy.network, hosts) for tool in self.tools)
         self._diffs = ShownDiffs("" if workspace is None else os.path.abspath(workspace))
+        self._host_gate: HostGate | None = None
+        if self.policy.on_network == "ask":
+            request = partial(ApprovalRequest.of_host, policy=self.policy, runs_on=self._sandbox.backend)
+            self._host_gate = HostGate(self._gate, self._diffs.folder or os.curdir, request, self._on_approval_event)
         self.tools += self._diffs.tools
         self._given_level = level_of(options.get("backend"))
         if self._is_on_host:
@@ -468,8 +473,8 @@ class Toolbox:
                 self._sandbox.ask_about_packages(self._approve_packages)
                 await self._stack.enter_async_context(self._sandbox)
                 self._has_sandbox = True
-                if self.policy.on_network == "ask" and self._sandbox.is_live:
-                    self._sandbox.network.ask(self._approve_host)
+                if self._host_gate is not None and self._sandbox.is_live:
+                    self._sandbox.network.ask(self._host_gate.approve)
         return self._sandbox
 
     async def _approve_packages(self, names: Sequence[str]) -> bool:
@@ -478,15 +483,6 @@ class Toolbox:
             tool="packages", risk=Risk.HIGH, arguments={"packages": list(names)},
             rules={"policy": {"packages": tuple(names)}},
         )  # fmt: skip
-        try:
-            await self._gate.approve(request)
-        except ApprovalDenied:
-            return False
-        return True
-
-    async def _approve_host(self, host: str, port: int) -> bool:
-        """Ask the approver about a host that no rule names."""
-        request = ApprovalRequest.of_host(host, port, policy=self.policy, runs_on=self._sandbox.backend)
         try:
             await self._gate.approve(request)
         except ApprovalDenied:

@@ -291,6 +291,7 @@ async def _ask_about_each(queue: ApprovalQueue) -> None:
     from cloche.agent.terminal import AskTerminal
     from cloche.core.record import replace
 
+    ask = AskTerminal(keeps=False)  # a queue's decisions hold for one sandbox
     asked_about: set[tuple[int, bool]] = set()
     while sys.stdin.isatty():  # after a lost SIGHUP the terminal is gone, and no answer can come
         waiting = queue.waiting()
@@ -301,7 +302,7 @@ async def _ask_about_each(queue: ApprovalQueue) -> None:
             continue
         asked_about.add((entry.number, entry.request.is_confirmation))
         try:
-            decision = await asyncio.wait_for(AskTerminal()(entry.request), max(0.0, entry.expires_at - time.time()))
+            decision = await asyncio.wait_for(ask(entry.request), max(0.0, entry.expires_at - time.time()))
             is_confirming = entry.request.is_confirmation
             queue.decide(entry.number, replace(decision, by=_by()), is_confirming=is_confirming)
         except TimeoutError:

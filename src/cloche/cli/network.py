@@ -1,9 +1,11 @@
-"""Tests the rules of the network, without any sandbox."""
+"""Tests the rules of the network, without any sandbox; lists and revokes what approvers allowed for folders."""
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
+from datetime import datetime
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
@@ -11,10 +13,11 @@ from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_line
 
 from .app import root
-from .options import argument, flag, json_option, sandbox_options
-from .output import Row, show
+from .options import argument, flag, json_option, option, sandbox_options
+from .output import Row, say, show
 
 if TYPE_CHECKING:
+    from cloche.agent.network_grants import NetworkGrant
     from cloche.config.keys import Settings
     from cloche.config.options import SandboxOptions
     from cloche.core.network import Address, HostDecision, NetworkRules
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 EXIT_REFUSED = 1
 _TLS_PORT = 443
 
-network = root.group("network", help="Test which hosts a sandbox may reach.")(lambda: None)
+network = root.group("network", help="The network: test hosts, list and revoke grants.")(lambda: None)
 
 
 @network.command("test")
@@ -37,6 +40,55 @@ def _test(target: str, resolve: bool, options: SandboxOptions, as_json: bool) ->
     at least one address, else 1.
     """
     return decide_on(target, options, is_resolved=resolve, as_json=as_json)
+
+
+@network.command("grants")
+@json_option()
+def _grants(as_json: bool) -> int:
+    """List the hosts that were allowed for a folder, always.
+
+    A sandbox in that folder with on_network "ask" is not asked about them.
+    """
+    from cloche.agent.network_grants import read_grants
+
+    rows = [
+        {"host": f"{grant.host}:{grant.port}", "since": _time(grant.since), "last_used": _time(grant.last_used),
+         "folder": grant.folder}
+        for grant in read_grants()
+    ]  # fmt: skip
+    if rows or as_json:
+        show(rows, as_json=as_json, below=("folder",))
+    else:
+        say("there are no grants")
+    return 0
+
+
+@network.command("revoke")
+@argument("target", metavar="HOST[:PORT,...]", help="Only this host, on these ports or all.", default="")
+@option("--folder", metavar="DIR", help="The folder. Default: the current one.")
+@flag("--all-folders", help="In every folder.")
+def _revoke(target: str, folder: str | None, all_folders: bool) -> int:
+    """Take back what was allowed for a folder. An open sandbox keeps it until it ends.
+
+    The exit code is 0 if there was a grant, else 1.
+    """
+    from cloche.agent.network_grants import revoke_grants
+
+    path = None if all_folders else os.path.realpath(folder or os.curdir)
+    host, ports = _split(target) if target else ("", ())
+    is_any_port = ":" not in target
+
+    def is_meant(grant: NetworkGrant) -> bool:
+        is_host = not host or (grant.host == host and (is_any_port or grant.port in ports))
+        return is_host and path in (None, grant.folder)
+
+    count = revoke_grants(is_meant)
+    say(f"revoked {count} grants" if count != 1 else "revoked 1 grant")
+    return 0 if count else EXIT_REFUSED
+
+
+def _time(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="minutes")
 
 
 def decide_on(target: str, options: SandboxOptions, *, is_resolved: bool = False, as_json: bool = False) -> int:

@@ -1,4 +1,4 @@
-"""What `cloche network test` says of a host, before anything is connected to."""
+"""What `cloche network` says of hosts, before anything is connected to, and of those allowed for folders."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import click
 import pytest
 
+from cloche.agent.network_grants import GrantFolder, add_grant
 from cloche.cli.app import root
 from cloche.cli.network import decide_on
 from cloche.core.errors import InvalidRequest
@@ -154,3 +155,31 @@ def test_options_of_the_network_are_repeatable() -> None:
     assert (params["network_allow"], params["network_deny"], params["network_ports"]) == (
         "a.example,b.example:80,8443", "10.0.0.0/8", "22,8443",
     )  # fmt: skip
+
+
+def command(*words: str) -> int:
+    """Run a command of the group, and return its exit code."""
+    return int(root.main(["network", *words], standalone_mode=False))
+
+
+def test_grants_are_listed_and_revoked(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of a folder or of all, of a host or of all; the exit code says whether there was one."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(own_folder / "state"))
+    (own_folder / "other").mkdir()
+    assert command("grants") == 0
+    assert "there are no grants" in capsys.readouterr().err
+    for host in ("a.example:443", "b.example:80", "b.example:443"):
+        add_grant(GrantFolder.at("."), host.partition(":")[0], int(host.partition(":")[2]))
+    add_grant(GrantFolder.at("other"), "a.example", 443)
+    assert command("grants", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["host"] for row in rows] == ["a.example:443", "b.example:80", "b.example:443", "a.example:443"]
+    assert [Path(row["folder"]) for row in rows] == [own_folder] * 3 + [own_folder / "other"]
+    assert rows[0]["since"] == rows[0]["last_used"]
+    assert command("revoke", "b.example:443") == 0
+    assert command("revoke", "b.example:443") == 1
+    assert command("revoke", "A.Example", "--folder", "other") == 0
+    assert command("revoke") == 0
+    assert command("revoke", "--all-folders") == 1
