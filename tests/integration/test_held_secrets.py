@@ -222,6 +222,27 @@ def test_another_projects_secret_is_as_unknown_as_none(service: Service) -> None
     assert details[0] == details[1]
 
 
+def test_the_page_stores_lists_and_removes_secrets(service: Service) -> None:
+    """By forms with the page's token; a value is on no page, whatever was wrong with it."""
+    with service.client("", follow_redirects=True) as browser:
+        shown = browser.post("/login", data={"code": service.link.partition("code=")[2]})
+        shown = browser.get("/settings")
+        token = {"csrfToken": shown.text.partition('name="csrfToken" value="')[2].partition('"')[0]}
+        form = {**token, "secret": "PAGE_KEY", "value": VALUE, "hosts": "a.example, b.example"}
+        texts = []
+        for fields, words in (
+            (form, "a.example, b.example"),
+            ({**form, "value": VALUE[:11]}, "fewer than 12 characters"),
+            ({**form, "hosts": ""}, "PAGE_KEY needs hosts"),
+        ):
+            texts.append(browser.post("/settings/secrets", data=fields).text)
+            assert words in texts[-1]
+        assert browser.post("/settings/secrets", data={**form, "csrfToken": "0" * 64}).status_code == 403
+        removed = browser.post("/settings/secrets/PAGE_KEY/remove", data=token)
+        assert (removed.status_code, "a.example" in removed.text) == (200, False)
+    assert not any(VALUE[:11] in text for text in texts)
+
+
 def test_a_restarted_service_has_its_secrets_with_its_key_alone(tmp_path: Path) -> None:
     """With another key runs that name one are refused with the reason, and other runs go on."""
     key, first = new_key(tmp_path), ""

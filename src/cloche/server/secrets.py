@@ -60,6 +60,11 @@ class ServiceSecrets:
         ]  # fmt: skip
         return sorted([*of_folder, *(row for row in stored if row["name"] not in own)], key=lambda row: row["name"])
 
+    @property
+    def can_store(self) -> bool:
+        """Tell whether there is a key."""
+        return self._key is not None
+
     async def key_for(self, name: str, project: str) -> SealingKey:
         """Return the key for storing a secret. Raises Conflict for a name of the folder, BackendUnavailable."""
         if name in await self._of_folder(project):

@@ -1,4 +1,4 @@
-"""Hosts and settings on the page: enforceable controls, backends, keys, and each setting with its source."""
+"""Hosts and settings on the page: enforceable controls, backends, keys, secrets, and each setting with its source."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from pydantic import ValidationError
 
 from cloche.config.keys import Settings
 from cloche.config.spellings import NAMES
 from cloche.core.debugging import NAMESPACES
-from cloche.core.errors import InvalidRequest, PolicyDenied
+from cloche.core.errors import BackendUnavailable, Conflict, InvalidRequest, PolicyDenied
 from cloche.core.limits import REQUESTED_LIMITS
 from cloche.execution.doctor import diagnose
 from cloche.records.debugging import read_switches
@@ -26,6 +27,7 @@ from ..html import PageRoute, render
 from ..service import Service
 from .debug import switch
 from .sandbox import change_config, list_backends, shown_values
+from .secrets import NewSecret, put, take_away
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 DAY_S = 86_400.0
@@ -71,16 +73,19 @@ async def settings(request: Request, caller: Browser, service: TheService) -> HT
 
 async def _settings(
     request: Request, caller: Caller, service: Service, *, made: dict[str, Any] | None = None, problem: str = "",
-    filled: Mapping[str, str] | None = None, changed: Sequence[str] = (),
+    filled: Mapping[str, str] | None = None, changed: Sequence[str] = (), not_stored: str = "",
 ) -> HTMLResponse:  # fmt: skip
     keys = await asyncio.to_thread(list_keys, service.database, project=caller.project)
     settings = await service.settings()
     fields = _shown_fields(settings, await service.read(read_stored), filled or {})
     shown = [{**key.as_dict(), "isValid": key.is_valid} for key in reversed(keys)]
     debug = service.debugging.use(await service.read(read_switches)).as_dict()
+    secrets = await service.secret_store.list(caller.project)
     return await render(
-        request, "settings.html", caller, status_code=422 if problem else 200, keys=shown, rows=settings.as_rows(),
-        fields=fields, scopes=SCOPES, made=made, debug=debug, about=NAMESPACES, problem=problem, changed=changed,
+        request, "settings.html", caller, status_code=422 if problem or not_stored else 200, keys=shown,
+        rows=settings.as_rows(), fields=fields, scopes=SCOPES, made=made, debug=debug, about=NAMESPACES,
+        problem=problem, changed=changed, secrets=secrets, can_store=service.secret_store.can_store,
+        not_stored=not_stored,
     )  # fmt: skip
 
 
@@ -127,6 +132,28 @@ async def change_debug(request: Request, caller: Browser, service: TheService) -
         raise InvalidRequest(f"namespace: there are {', '.join(NAMESPACES)}, and {len(unknown)} names are unknown")
     await switch(service, {name: name in chosen for name in NAMESPACES}, by=caller.name)
     return RedirectResponse("/settings", 303)
+
+
+@router.post("/settings/secrets")
+async def store_secret(request: Request, caller: Browser, service: TheService) -> Response:
+    """Store a secret. Its value is not shown again, whatever is wrong with it."""
+    form = await request.form()
+    hosts = [host for host in str(form.get("hosts", "")).replace(",", " ").split() if host]
+    try:
+        body = NewSecret.model_validate({"value": str(form.get("value", "")).strip(), "hosts": hosts})
+        await put(service, caller, str(form.get("secret", "")).strip(), body)
+    except ValidationError:
+        return await _settings(request, caller, service, not_stored="The value or a host is too long")
+    except (InvalidRequest, Conflict, BackendUnavailable) as error:
+        return await _settings(request, caller, service, not_stored=str(error).rstrip("."))
+    return RedirectResponse("/settings#secrets", 303)
+
+
+@router.post("/settings/secrets/{name}/remove")
+async def remove_secret(name: str, caller: Browser, service: TheService) -> Response:
+    """Remove a secret."""
+    await take_away(service, caller, name)
+    return RedirectResponse("/settings#secrets", 303)
 
 
 @router.post("/settings/keys")
