@@ -19,11 +19,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    HOST = OTHER = FOREIGN = ADDRESS = ""
+    HOST = OTHER = FOREIGN = ADDRESS = MAPS = LAB = LOGIN = FORM = ""
     TOLD: "list[dict[str, str]]" = []
 
 K = os.environ["ANTHROPIC_API_KEY"]
-OPENAI = os.environ["OPENAI_API_KEY"]
+OPENAI, M = os.environ["OPENAI_API_KEY"], os.environ["MAPS_KEY"]
 WAIT_S, QUIET_S = 8.0, 1.0
 MARK = threading.local()
 key = {"x-api-key": K}
@@ -69,6 +69,23 @@ def ask(path: str, headers: "dict[str, str]") -> bytes:
             return answer.read()
     except urllib.error.HTTPError as error:
         return b"%d %b" % (error.code, error.read())
+
+
+def post(
+    host: str, target: str, body: "bytes | str | dict[str, Any]", kind: str = "application/json", **more: str
+) -> bytes:  # fmt: skip
+    """Send a body to a host, and return the body of its answer."""
+    if isinstance(body, dict):
+        body = json.dumps(body)
+    body = body.encode() if isinstance(body, str) else body
+    headers = {"Content-Type": kind, "Content-Length": str(len(body)), "Connection": "close"}
+    headers |= {name.replace("_", "-"): value for name, value in more.items()}
+    return raw(host, request(target, headers, host=host, method="POST") + body).partition(b"\r\n\r\n")[2]
+
+
+def tokens(target: str = "/v1/oauth/token", **more: str) -> "dict[str, Any]":
+    """Log in, and return the tokens of the answer."""
+    return json.loads(post(LOGIN, target, {"grant_type": "authorization_code", "code": "abc"}, **more))
 
 
 def basic(user: str, password: str) -> str:

@@ -15,27 +15,24 @@ from typing import Any
 
 import pytest
 
+from tests.escape.secrets_rows import FIELD_ROWS, Row
+from tests.harness.internet.sites import BORN
 from tests.harness.world import METADATA, NAMES, PUBLIC, Seen, World, open_world
 
 HOST, OTHER = "api.anthropic.com", "other.example"
+MAPS, LAB, LOGIN = "maps.good.example", "gitlab.com", "platform.claude.com"
 VALUE = "sk-ant-api03-RealValue0123456789abcdefXYZ"
 FOREIGN = "sk-ant-api03-AttackersOwn9876543210fedcb"
 PROGRAM = (Path(__file__).parent / "secrets_program.py").read_text()
 REPEATS = 20
-TABLE = {**NAMES, HOST: [[PUBLIC]], "api.openai.com": [[METADATA]], "github.com": [[PUBLIC]]}
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """An attempt: the body of a function, and what shows that it succeeded.
-
-    `reads`: what it returns has the value. `sends`: the value came to another host than its own, or outside of TLS.
-    `brings`: a foreign credential came to anybody.
-    """
-
-    name: str
-    shows: str
-    code: str
+TABLE = {
+    **NAMES,
+    HOST: [[PUBLIC]],
+    "api.openai.com": [[METADATA]],
+    "github.com": [[PUBLIC]],
+    LAB: [[PUBLIC]],
+    LOGIN: [[PUBLIC]],
+}
 
 
 ROWS = (
@@ -92,6 +89,7 @@ ROWS = (
         return raw(HOST, request("/", {**upgrade, "Sec-WebSocket-Version": "13", "X-Own": FOREIGN}))
         """),
     Row("a foreign user of Basic credentials", "brings", 'return ask("/plain", {"Authorization": basic(FOREIGN, K)})'),
+    *FIELD_ROWS,
 )  # fmt: skip
 OUTSIDE = 'exec(compile(ARGUMENT["program"], "<attempts>", "exec"))\n'
 INSIDE = """
@@ -100,12 +98,76 @@ os.environ["THE_KEY"] = ARGUMENT["value"]
 secrets = {
     "ANTHROPIC_API_KEY": cloche.Secret(env="THE_KEY"),
     "OPENAI_API_KEY": cloche.Secret(value=ARGUMENT["value"]),
+    "GITLAB_TOKEN": cloche.Secret(value=ARGUMENT["value"]),
+    "MAPS_KEY": cloche.Secret(
+        value=ARGUMENT["value"], hosts=["maps.good.example"], places=["query:key", "body:secret"]
+    ),
+    "CLAUDE": cloche.Secret.login("anthropic"),
 }
-result = cloche.run(ARGUMENT["program"], secrets=secrets, network_allow=ARGUMENT["allow"], timeout=90, level="jail")
+result = cloche.run(ARGUMENT["program"], secrets=secrets, network_allow=ARGUMENT["allow"], timeout=90, level="jail",
+                    pids=200)
 print(json.dumps({
     "stdout": result.stdout, "stderr": result.stderr, "status": str(result.status),
     "network": result.meta.get("network"), "hits": dict(result.enforcement.hits),
 }))
+"""
+
+
+# A program that logs in, uses its tokens, and refreshes; then another sandbox tries what the first one had.
+LOGS_IN = """
+import json, os, urllib.error, urllib.request
+
+def ask(url, body=None, **headers):
+    data = json.dumps(body).encode() if body is not None else None
+    if data is not None:
+        headers["Content-Type"] = "application/json"
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=10) as answer:
+            return answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return f"{error.code}: {error.read().decode()}"
+
+LOGIN, HOST, MAPS = "https://platform.claude.com", "https://api.anthropic.com", "https://maps.good.example"
+"""
+USES = """
+born = json.loads(ask(LOGIN + "/v1/oauth/token", {"code": "abc"}))
+used = ask(HOST + "/plain", Authorization="Bearer " + born["access_token"])
+again = json.loads(ask(LOGIN + "/v1/oauth/token", {"refresh_token": born["refresh_token"]}))
+places = ask(MAPS + "/target?key=" + os.environ["MAPS_KEY"]), ask(MAPS + "/echo", {"secret": os.environ["MAPS_KEY"]})
+ask("http://good.example/?key=" + os.environ["MAPS_KEY"])  # which is a row
+print(json.dumps({"born": born, "again": again, "used": used, "places": places, "key": os.environ["MAPS_KEY"]}))
+"""
+TRIES = """
+born, key = json.loads(%r), %r
+said = [
+    ask(HOST + "/plain", Authorization="Bearer " + born["access_token"]),
+    ask(HOST + "/plain", **{"x-api-key": key}),
+    ask(LOGIN + "/v1/oauth/token", {"refresh_token": born["refresh_token"]}),
+    ask(MAPS + "/target?key=" + key),
+]
+print(json.dumps(said))
+"""
+TWO_SANDBOXES = """
+import cloche, glob, io, logging, os, tempfile
+log, events, folder = io.StringIO(), [], tempfile.mkdtemp()
+logging.basicConfig(stream=log, level=logging.DEBUG)
+value = ARGUMENT["value"]
+
+def run(code):
+    secrets = {
+        "MAPS_KEY": cloche.Secret(value=value, hosts=["maps.good.example"], places=["query:key", "body:secret"]),
+        "CLAUDE": cloche.Secret.login("anthropic"),
+    }
+    result = cloche.run(ARGUMENT["logs_in"] + code, secrets=secrets, network_allow=["good.example"], level="jail",
+                        timeout=60, on_event=events.append, audit=folder)
+    assert result.stdout, result.stderr
+    return json.loads(result.stdout), result
+
+first, result = run(ARGUMENT["uses"])
+said, _ = run(ARGUMENT["tries"] % (json.dumps(first["born"]), first["key"]))
+audit = "".join(open(path).read() for path in glob.glob(folder + "/**", recursive=True) if os.path.isfile(path))
+kept = {"events": repr(events), "log": log.getvalue(), "audit": audit, "result": repr(result)}
+print(json.dumps({"first": first, "said": said, "kept": kept, "network": result.meta["network"]}))
 """
 
 
@@ -120,13 +182,18 @@ class Came:
     def shows(self, row: Row) -> bool:
         """Tell whether an attempt succeeded."""
         if row.shows == "reads":
-            return VALUE in self.returned[row.name]
+            return any(value in self.returned[row.name] for value in (VALUE, BORN))
         mark = f"mark-{ROWS.index(row)}-".lower()
         texts = [one for one in self.seen.arrivals if mark in one["text"]]
         if row.shows == "brings":
             packed = base64.b64encode(FOREIGN.encode()).decode()[:40]
             return any(text.lower() in one["text"] for one in texts for text in (FOREIGN, packed))
-        return any(VALUE.lower() in one["text"] and _is_elsewhere(one) for one in texts)
+        if row.shows == "arrives":
+            return any("/arrived" in one["text"] for one in texts)
+        if row.shows == "publishes":
+            return any(VALUE.lower() in one["text"] for one in texts)
+        values = (VALUE.lower(), BORN.lower())
+        return any(value in one["text"] and _is_elsewhere(one) for one in texts for value in values)
 
 
 def _is_elsewhere(arrival: Mapping[str, Any]) -> bool:
@@ -142,6 +209,7 @@ def program() -> str:
     """Return the program that makes all attempts."""
     told = [{"name": row.name, "mark": f"mark-{number}-", "code": row.code} for number, row in enumerate(ROWS)]
     constants = {"FOREIGN": FOREIGN, "ADDRESS": PUBLIC, "HOST": HOST, "OTHER": OTHER, "TOLD": told}
+    constants |= {"MAPS": MAPS, "LAB": LAB, "LOGIN": LOGIN, "FORM": "application/x-www-form-urlencoded"}
     return "".join(f"{name} = {value!r}\n" for name, value in constants.items()) + PROGRAM
 
 
@@ -155,7 +223,7 @@ def world() -> Iterator[World]:
 @pytest.fixture(scope="module")
 def outside(world: World) -> Came:
     """Make all attempts where the program has the value."""
-    env = {"ANTHROPIC_API_KEY": VALUE, "OPENAI_API_KEY": VALUE}
+    env = dict.fromkeys(("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GITLAB_TOKEN", "MAPS_KEY"), VALUE)
     printed = world.run(OUTSIDE, {"program": program()}, env=env)
     return Came(printed, world.seen(), [])
 
@@ -205,3 +273,30 @@ def test_what_happened_is_told(inside: Came) -> None:
     assert any("no other is taken here" in text for text in why)
     assert any("the placeholder of ANTHROPIC_API_KEY was sent to this host" in text for text in why)
     assert not any(VALUE in text or FOREIGN in text for text in why)
+
+
+def test_a_login_is_used_and_worth_nothing_elsewhere(world: World) -> None:
+    """Its tokens work in their own sandbox, and are refreshed; another one has no use for them.
+
+    No row, event, log or result has a value that stood in an address, or a token.
+    """
+    world.forget()
+    argument = {"value": VALUE, "logs_in": LOGS_IN, "uses": USES, "tries": TRIES}
+    told = world.run(TWO_SANDBOXES, argument)
+    first, texts = told["first"], [one["text"] for one in world.seen().arrivals]
+    assert f"bearer {first['born']['access_token']}".lower() in first["used"].lower()
+    assert first["again"] == first["born"]
+    assert first["places"] == [f"/target?key={first['key']}", json.dumps({"secret": first["key"]})]
+    for part in (
+        f"bearer {BORN}",
+        f'"refresh_token": "{BORN}-refresh"',
+        f"/target?key={VALUE}",
+        f'"secret": "{VALUE}"',
+    ):
+        assert sum(part.lower() in text for text in texts) == 1, part
+    assert told["said"][:3] == [text for text in told["said"][:3] if text.startswith("403")]
+    assert told["said"][3] == f"/target?key={first['key']}"
+    everything = json.dumps(told)
+    assert VALUE not in everything
+    assert BORN not in everything
+    assert any("the placeholder of MAPS_KEY was sent to this host" in row["why"] for row in told["network"])

@@ -19,7 +19,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlencode
 
 from tests.harness.packages import make_source
 
@@ -53,6 +53,8 @@ def build_wheel(*given):
 """
 # Hosts that send a request's headers back, credentials among them.
 ECHOING = ("api.anthropic.com", "api.openai.com", "github.com")
+# What a login's answer has; the refresh token too, with other ends.
+BORN = "sk-ant-oat01-BornInAnAnswer0123456789abcdef"
 FORMS: dict[str, Callable[[bytes], bytes]] = {
     "plain": bytes,
     "hex": lambda text: text.hex().encode(),
@@ -75,6 +77,7 @@ def site_of(folder: Path) -> Site:
         "modules.example": modules,
         "git.example": functools.partial(repository, folder),
         **dict.fromkeys(ECHOING, echo_head),
+        "platform.claude.com": login,
     }
 
     stand_ins = answers(folder, registry, index)
@@ -92,14 +95,17 @@ def site_of(folder: Path) -> Site:
 
 
 def plain(request: Request, _reader: Reader) -> Response:
-    """Say who answers; `/redirect/HEX` leads to that URL, `/bytes/N` is so long, `/echo` is the request's body."""
+    """Say who answers; `/redirect/HEX` leads to that URL, `/bytes/N` is so long.
+
+    `/echo` is the request's body, and `/target` its target.
+    """
     what, _, argument = request.path.removeprefix("/").partition("/")
     if what == "redirect":
         return Response(b"", FOUND, {"Location": bytes.fromhex(argument).decode()})
     if what == "bytes":
         return Response(_zeros(int(argument)), headers={"Content-Length": argument})
-    if what == "echo":
-        return Response(request.body)
+    if what in ("echo", "target"):
+        return Response(request.body if what == "echo" else request.target.encode())
     return Response(f"HELLO from {request.address}:{request.port} for {request.host}\n".encode())
 
 
@@ -123,6 +129,21 @@ def echo_head(request: Request, reader: Reader) -> Response:
             "Transfer-Encoding": "chunked"
         })  # fmt: skip
     return Response(FORMS[what](text)) if what in FORMS else plain(request, reader)
+
+
+def login(request: Request, reader: Reader) -> Response:
+    """Answer with tokens, at any path whose end is `token`, in the form that the request's `X-Form` names."""
+    form = request.headers.get("x-form", "")
+    tokens = {"access_token": BORN, "refresh_token": f"{BORN}-refresh", "expires_in": 3600}
+    if not unquote(request.path).rstrip("/").endswith("token"):
+        return plain(request, reader)
+    if form == "form":
+        text = urlencode(tokens)
+        return Response(text.encode(), headers={"Content-Type": "application/x-www-form-urlencoded"})
+    text = json.dumps({"account": {"id_token": BORN, "again": f"is {BORN}"}} if form == "nested" else tokens)
+    if form == "escaped":
+        text = text.replace(BORN, "".join(f"\\u{ord(character):04X}" for character in BORN))
+    return Response(text.encode(), headers={"Content-Type": "text/plain" if form == "text" else "application/json"})
 
 
 def _in_chunks(text: bytes) -> Iterator[bytes]:
