@@ -102,6 +102,7 @@ class _Exchange:
         """Have the body that was read edited, and the request signed. Raises Rejected."""
         content, signing = bytes(self.content), self.request.edited.signing
         content = content if self.body is None else self.body.edit(content)
+        self.body = None  # which counts as one that is read
         self.added = () if signing is None else signing.headers(content)
         self.content.clear()
         self.up.owed_bytes = 0
