@@ -54,9 +54,11 @@ K = os.environ["KEY"]
 """
 RUNS = """
 import cloche, os, subprocess
-secrets = {"KEY": cloche.Secret(value=ARGUMENT["value"], hosts=["api.openai.com"])}
+files = {"~/.token": "token {}"}
+secrets = {"KEY": cloche.Secret(value=ARGUMENT["value"], hosts=["api.openai.com"], files_inside=files)}
 options = {"secrets": secrets, "timeout": 60, "audit": ARGUMENT["audit"], **ARGUMENT["options"]}
-code = ARGUMENT["asks"] + ARGUMENT["looks"] + "print(K, ask(K), ask('sk-proj-foreign'))\\n"
+code = ARGUMENT["asks"] + ARGUMENT["looks"]
+code += "print(K, ask(K), ask('sk-proj-foreign'), open(os.path.expanduser('~/.token')).read())\\n"
 said = {}
 result = cloche.run(code + f"print(trusts({ARGUMENT['paths']})); print(seen())", **options)
 said["run"] = result.stdout + result.stderr
@@ -105,6 +107,7 @@ def run(
     said: dict[str, str] = came["said"]
     for name, text in said.items():
         assert f"authorization: Bearer {text.split()[0]}" in text, (name, text)
+        assert f"token {text.split()[0]}" in text
         assert "403 api.openai.com:443" in text, "a foreign key is refused"
     assert VALUE not in repr(came)
     assert [path for path in paths if f"{path!r}: 200" not in said["run"]] == []

@@ -119,7 +119,8 @@ with cloche.Sandbox(secrets={"KEY": cloche.Secret(env="THE_KEY", hosts=["api.ope
     if not child:
         if os.geteuid() == 0:
             os.setgroups([]), os.setresgid(gid, gid, gid), os.setresuid(uid, uid, uid)
-        own = subprocess.Popen(["sleep", "60"])
+        own = subprocess.Popen(["sh", "-c", "echo; read word"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        own.stdout.readline()  # only then the kernel has made it readable for sure
         os.write(writer, json.dumps({"own": attempts(own.pid), "egress": attempts(pid)}).encode())
         own.kill()
         os._exit(0)

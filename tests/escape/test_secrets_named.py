@@ -71,6 +71,12 @@ os.kill(int(egress[0]), signal.SIGKILL)
 with cloche.Sandbox.attach("keys") as sandbox:
     said["later"] = repr(sandbox.run(code)), sandbox.exec(["sh", "-c", "echo $KEY"]).stdout
 command(*main, "sandbox", "kill", "keys", "--yes")
+os.rename(f"{file}.away", file)
+said["again"] = command("-c", ARGUMENT["opens"], json.dumps([file, ARGUMENT["audit"], ARGUMENT["asks"]]))
+os.kill(visit(registry.find("keys"), "info")["pid"], signal.SIGKILL)
+while open(f"/proc/self/task/{os.getpid()}/children").read():  # all of the sandbox, its egress process too, ends
+    os.wait()
+said["gone"] = refused(cloche.Sandbox.attach, "keys")
 print(json.dumps({**said, "keeper": keeper, "texts": repr(said)}))
 """
 
@@ -103,7 +109,7 @@ def test_all_who_attach_use_a_value_that_is_nowhere_else(world: World, tmp_path:
     assert said["command"].strip() == placeholder
     assert said["same"].strip() == "2"
     arrivals = [one for one in world.seen().arrivals if f"authorization: bearer {value}" in one["text"]]
-    assert len([one for one in arrivals if one["server_name"] == HOST]) == 3
+    assert len([one for one in arrivals if one["server_name"] == HOST]) == 4
     scan = said["scan"]
     assert len(scan["held"]) == 1, "the search finds what is there"
     assert scan["found"] == {}
@@ -117,3 +123,5 @@ def test_all_who_attach_use_a_value_that_is_nowhere_else(world: World, tmp_path:
     assert '"KEY": [\n        "api.openai.com"' in said["ps"][1]
     assert "authorization" not in said["later"][0]
     assert said["later"][1].strip() == placeholder
+    assert "authorization: Bearer" in said["again"]
+    assert "no sandbox of yours is called 'keys'" in said["gone"]

@@ -39,6 +39,7 @@ from .saved_files import Changes, Until, in_thread, time_for_files
 
 log = logging.getLogger("cloche.live")
 FILE_S = 300.0  # for one file operation, or one piece of a stream, unless the sandbox's own time-out is shorter
+FILE_MODE = 0o600  # of a file with placeholders
 MOST_AT_ONCE = 16  # operations at once, and as many outgoing streams
 MOST_WATCHES = 12  # the kernel gives each user of a sandbox 16 at the most
 MOST_ENTRIES, MOST_LIST_BYTES = 100_000, 64 << 20

@@ -79,7 +79,10 @@ class Traffic:
         if self.unlisted:
             notes["network_unlisted"] = self.unlisted
         if self.is_lost:
-            notes["network_lost"] = "the egress process has ended; the record of the network's traffic is lost"
+            notes["network_lost"] = (
+                "the egress process has ended; the record of the network's traffic is lost, and so are secrets: a sandbox "
+                "that had some must be opened anew"
+            )
         return notes
 
 

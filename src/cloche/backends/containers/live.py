@@ -30,6 +30,7 @@ from cloche.egress.windows import SharedNetwork
 from ..init_link import InitLink
 from ..layout import with_startup
 from ..live import LiveProcess, LiveSandbox
+from ..live_files import FILE_MODE
 from ..live_runs import LiveRun, argv_of, run_to_end, streams_of, with_files
 from ..live_session import LiveProgram, LiveSession, open_live_session
 from ..network import network_rules
@@ -276,6 +277,12 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
         if container.network is not None and rules is not None:
             self.network = SharedNetwork(container.network, rules)
         return link
+
+    async def _fill(self, link: InitLink) -> None:
+        """Write the files with placeholders into the home folder."""
+        texts = self._secrets.guest.texts if self._secrets is not None else {}
+        for path, text in texts.items():
+            await self.write_first(link, f"{self.environment({})['HOME']}/{path}", text.encode(), FILE_MODE)
 
     async def close(self) -> None:
         """Kill and remove everything, for good."""

@@ -31,6 +31,7 @@ from cloche.egress.client import Traffic
 from cloche.egress.windows import SharedNetwork
 
 from ..archive import pack
+from ..live_files import FILE_MODE
 from ..network import network_rules
 from ..saved_files import Changes, Until, time_for_files
 from ..session import Session
@@ -243,11 +244,24 @@ class ContainerSandbox(ABC, Generic[G, C]):
         await self._open_secrets()
         making = asyncio.ensure_future(asyncio.to_thread(self._make, rootfs, after))
         try:
-            return await finish(making)
-        except asyncio.CancelledError:
-            if not making.cancelled() and making.exception() is None:
+            container = await finish(making)
+            if after is None:
+                await self._write_secrets(container)
+        except BaseException:
+            if making.done() and not making.cancelled() and making.exception() is None:
                 self._release(making.result(), with_workspace=after is None)
             raise
+        return container
+
+    async def _write_secrets(self, container: C) -> None:
+        """Write the files with placeholders into a new workspace, which is the home folder."""
+        if self._secrets is not None and self._secrets.guest.texts:
+            files = [
+                InputFile(path=path, data=text.encode(), mode=FILE_MODE)
+                for path, text in self._secrets.guest.texts.items()
+            ]
+            await self._ask(container, FileRequest(0), {"do": "write"}, pack(files))
+            self._workspace.note(files)
 
     async def _run(self, container: C, request: Request, program: Program, sink: Sink, start: str) -> Result:
         before, self._used = self._used, container

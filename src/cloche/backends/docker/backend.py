@@ -73,7 +73,7 @@ class DockerBackend:
 
     name = "docker"
     serves_functions = "live"  # of the caller, to guests of live sandboxes
-    takes_secrets = True
+    takes_secrets = writes_secret_files = True
 
     def __init__(self, images: Mapping[str, str] | None = None):
         self._images = dict(images or {})

@@ -185,7 +185,7 @@ class RunscBackend:
 
     name = "gvisor"
     serves_functions = "live"  # of the caller, to guests of live sandboxes
-    takes_secrets = True
+    takes_secrets = writes_secret_files = True
 
     def __init__(self, *, use_cgroups: bool = True):
         self._use_cgroups = use_cgroups

@@ -44,7 +44,7 @@ from ..enforcement import with_users
 from ..host import Host
 from ..init_link import OPEN_S, InitLink, OperationFailed
 from ..live import LiveSandbox, check_port, connection_error
-from ..live_files import Content
+from ..live_files import FILE_MODE, Content
 from ..live_runs import LiveRun, argv_of, run_to_end, streams_of, with_files
 from ..network import join_shared_network, network_rules, network_variables
 from ..results import run_notes
@@ -53,7 +53,7 @@ from . import environment
 from .call_pipes import QuietSocket
 from .font_cache import seems_to_draw
 from .helper_link import HelperConnection
-from .networks import FILE_MODE, files_of, open_live_network
+from .networks import files_of, open_live_network
 from .plan import (
     FOR_EVER_S,
     LEAST_FOR_USERS,

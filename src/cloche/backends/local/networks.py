@@ -8,10 +8,9 @@ from cloche.core.policy import Policy
 from cloche.egress.client import OwnNetwork, SandboxNetwork
 from cloche.jail.messages import Run, Spec
 
+from ..live_files import FILE_MODE
 from ..network import open_own_network, open_shared_network
 from .plan import show_authority
-
-FILE_MODE = 0o600  # of a file with placeholders
 
 if TYPE_CHECKING:
     from cloche.egress.windows import SharedNetwork
