@@ -80,8 +80,8 @@ class Traffic:
             notes["network_unlisted"] = self.unlisted
         if self.is_lost:
             notes["network_lost"] = (
-                "the egress process has ended; the record of the network's traffic is lost, and so are secrets: a sandbox "
-                "that had some must be opened anew"
+                "the egress process has ended; the record of the network's traffic is lost, and so are secrets: a "
+                "sandbox that had some must be opened anew"
             )
         return notes
 
