@@ -192,6 +192,24 @@ def test_progress_is_told_while_code_runs(over_http: Place) -> None:
     assert {total for _, total, _ in told} == {20.0}
 
 
+@pytest.mark.soak  # a server of its own
+def test_the_operators_secrets_are_placeholders_and_are_shown_to_who_approves(tmp_path: Path) -> None:
+    """The question has name and hosts; neither that nor an answer has the value."""
+    (tmp_path / "value").write_text("sk-proj-0123456789abcdefghij")
+    secret = f"OPENAI_API_KEY=file:{tmp_path}/value@api.openai.com"
+    place, user = Place(args=(*TIER_4, "--secret", secret), home=tmp_path), User(says=yes)
+
+    async def work() -> None:
+        async with place.client("legacy", user) as client:
+            ran = await client.call_tool("run_code", {"code": "import os; print(os.environ['OPENAI_API_KEY'])"})
+            assert text_of(ran).startswith("sk-proj-")
+            assert "0123456789abcdefghij" not in f"{ran} {user.asked}"
+            assert "OPENAI_API_KEY" in user.asked[0]
+            assert "api.openai.com" in user.asked[0]
+
+    run(work)
+
+
 def test_no_argument_widens_the_sandbox(hosted: Callable[..., Any]) -> None:
     """Options of the sandbox are no arguments of a tool: named they are refused, and nobody is asked."""
     user = User(says=yes)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     "--interpreters", metavar="N", type=click.IntRange(min=0), default=16,
     help="How many interpreters keep their state between calls; 0: each call gets a new one.",
 )  # fmt: skip
-@sandbox_options(but=("fallback", "trusted", "secrets"))
+@sandbox_options(but=("fallback", "trusted"))
 @folder_options("workspace_at", "workspace_read")
 @no_sandbox_option()
 @debug_option()
