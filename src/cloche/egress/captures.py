@@ -32,6 +32,7 @@ _TOKENS = "|".join(TOKENS).encode()
 _IN_JSON = re.compile(rb'"(?:' + _TOKENS + rb')"\s*:\s*"')
 _IN_FORM = re.compile(rb"&(?:" + _TOKENS + rb")=")
 _TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
+_IN_ADDRESS = re.compile(rb"[?#&](?:" + _TOKENS + rb")=")
 _FORM = b"application/x-www-form-urlencoded"
 _random = SystemRandom()
 
@@ -93,6 +94,7 @@ class CapturedAnswer:
 
     def head(self, status: int, headers: Headers) -> Headers:
         """Return the headers. Raises AnswerRefused for a compressed body."""
+        _check_address(headers)
         if status < 200:
             return self._redaction().head(status, headers)
         if self._passing is None:
@@ -171,6 +173,7 @@ class WatchedAnswer:
 
     def head(self, status: int, headers: Headers) -> Headers:
         """Return the headers. Raises AnswerRefused."""
+        _check_address(headers)
         if status >= 200 and _kind(headers) == _FORM:
             self._tokens, self._tail = _IN_FORM, self._tail or b"&"
         return self._redaction.head(status, headers)
@@ -185,6 +188,11 @@ class WatchedAnswer:
             )
         self._tail = seen[-MOST_TAIL_BYTES:]
         return self._redaction.feed(data)
+
+
+def _check_address(headers: Headers) -> None:
+    if any(_IN_ADDRESS.search(value) for name, value in headers if name.lower() == b"location"):
+        raise AnswerRefused("the host's answer has tokens in an address; they are not passed on")
 
 
 def _kind(headers: Headers) -> bytes:

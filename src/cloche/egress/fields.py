@@ -1,20 +1,20 @@
 """Fields of requests, in the query and in bodies: values in place of placeholders, and no foreign credential. No I/O.
 
-Theory of operation: a value and its placeholder have the same length and the same punctuation, so each way to write
-one (`redaction`) is one to write the other, and nothing around it changes. A body is read where a secret may stand in
-it, or where its host has fields with credentials, which a provider's row or a capture names; every other body passes
-unread. A body with credentials is read as strictly as it can be, since its server may read it in another way: an
-unknown charset, a compressed one, JSON that is not valid, and a larger one are refused. Names are looked up in a whole
-form, and in the outermost object of JSON, which servers take for parameters.
+Theory of operation: a value is written in the way in which its placeholder stands there, one of those of `redaction`,
+and nothing around it changes. A body is read where a secret may stand in it, or where its host has fields with
+credentials, which a provider's row or a capture names; every other body passes unread. A body with credentials is read
+as strictly as it can be, since its server may read it in another way: an unknown charset, a compressed one, JSON that
+is not valid, and a larger one are refused. Names are looked up in a whole form, and in the outermost object of JSON,
+which servers take for parameters.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
-from urllib.parse import unquote, unquote_to_bytes
+from urllib.parse import quote, unquote, unquote_to_bytes
 from weakref import WeakSet
 
 from cloche.core.guest_json import check_parts
@@ -82,7 +82,7 @@ class Fields:
 
     def form(self, text: bytes) -> bytes:
         """Return a query or a form. Raises Rejected."""
-        present = self._present(text, percent_forms)
+        present = self._present(text, _in_percent)
         named = [(row, pairs) for row, pairs in present if row.names is not None]
         if self.refused or named:
             if text.count(b"&") + text.count(b";") >= MOST_FIELDS:
@@ -92,13 +92,9 @@ class Fields:
             text = _replaced(text, pairs) if row.names is None else text
         return text
 
-    def _present(
-        self, text: bytes, forms: Callable[[bytes], Iterator[bytes]]
-    ) -> list[tuple[Accepted, Pairs]]:  # fmt: skip
+    def _present(self, text: bytes, pairs_of: Callable[[Grant], Pairs]) -> list[tuple[Accepted, Pairs]]:
         """Return the grants whose placeholders stand in a text, with the ways to write placeholder and value."""
-        rows = [
-            (row, list(zip(forms(row.grant.placeholder), forms(row.grant.value), strict=True))) for row in self.accepted
-        ]
+        rows = [(row, pairs_of(row.grant)) for row in self.accepted]
         return [(row, pairs) for row, pairs in rows if any(form in text for form, _ in pairs)]
 
     def _part(self, part: bytes, named: Sequence[tuple[Accepted, Pairs]]) -> bytes:
@@ -119,7 +115,7 @@ class Fields:
 
     def json(self, body: bytes) -> bytes:
         """Return JSON. Raises Rejected."""
-        present = self._present(body, json_forms)
+        present = self._present(body, _in_json)
         if not present and not self.refused:
             return body
         try:
@@ -150,6 +146,21 @@ class Fields:
             for name in self.refused.intersection(re.split(r"[^a-z0-9_.-]+", text)):
                 raise self._refusal(repr(name))
         return body
+
+
+def _in_percent(grant: Grant) -> Pairs:
+    """Return the ways to write a placeholder in a form, each with that of the value.
+
+    A value that was fetched anew may have other punctuation, which has to be encoded.
+    """
+    first, *marks = percent_forms(grant.placeholder)
+    _, *values = percent_forms(grant.value)
+    return [(first, quote(grant.value, safe=grant.placeholder).encode()), *zip(marks, values, strict=True)]
+
+
+def _in_json(grant: Grant) -> Pairs:
+    (_, *marks), (_, *values) = json_forms(grant.placeholder), json_forms(grant.value)
+    return list(zip(marks, values, strict=True))
 
 
 def _replaced(text: bytes, pairs: Pairs) -> bytes:

@@ -201,14 +201,15 @@ class SandboxSecrets:
         return OpenedEdits(check, credentials, fields, partial(self._tell, note), answer_edit)
 
     def _answer_edit(self, host: str, note: Note, head: RequestHead) -> AnswerEdit:
-        edit = edit_of_answer(self._captures, host, self._redaction, head)
+        edit = edit_of_answer(self._captures, host, partial(self._redaction, host), head)
         if self._renewals is None:
             return edit
         return WatchedStatus(edit, partial(note_refusal, self._renewals, self._grants, head, note))
 
-    def _redaction(self) -> AnswerRedaction:
+    def _redaction(self, host: str) -> AnswerRedaction:
         """Return what takes the values out of an answer that there are by now."""
-        return AnswerRedaction(StreamRedactor(self._pairs))
+        has_cookies = any(grant.is_foreign_allowed for grant in self._grants if host in grant.hosts)
+        return AnswerRedaction(StreamRedactor(self._pairs), has_cookies=has_cookies)
 
     def watching(self, check: EditHead, note: Note) -> WatchingEdits:
         """Return what is done with the requests of plain HTTP: they are checked, and placeholders in them are told."""

@@ -123,10 +123,13 @@ class StreamRedactor:
 
 
 class AnswerRedaction:
-    """Replace values in an answer. A value that was fetched anew may have another length than its placeholder."""
+    """Replace values in an answer. A value that was fetched anew may have another length than its placeholder.
 
-    def __init__(self, redactor: StreamRedactor):
-        self._redactor = redactor
+    Cookies are left out, unless `has_cookies`: they are credentials that no request to the host may have.
+    """
+
+    def __init__(self, redactor: StreamRedactor, *, has_cookies: bool = False):
+        self._redactor, self._left_out = redactor, () if has_cookies else (b"set-cookie", b"set-cookie2")
         self.keeps_length = redactor.keeps_length
         self.feed, self.end = redactor.feed, redactor.end
 
@@ -135,4 +138,5 @@ class AnswerRedaction:
         codings = {value.strip().lower() for name, value in headers if name.lower().endswith(_CODINGS)}
         if codings - _PLAIN:
             raise AnswerRefused("the host's answer is compressed, although identity was asked for; it is not passed on")
-        return [(self._redactor.whole(name), self._redactor.whole(value)) for name, value in headers]
+        kept = [header for header in headers if header[0].lower() not in self._left_out]
+        return [(self._redactor.whole(name), self._redactor.whole(value)) for name, value in kept]

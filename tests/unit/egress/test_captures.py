@@ -136,6 +136,14 @@ def test_an_answer_without_tokens_passes(body: bytes) -> None:
     assert Sandbox().passed(b"<h1>no</h1>", "text/html", status=502) == b"<h1>no</h1>"
 
 
+@pytest.mark.parametrize("path", [PATH, "/other"])
+@pytest.mark.parametrize("mark", ["?", "#", "#state=a&"])
+def test_tokens_in_an_address_are_refused(path: str, mark: str) -> None:
+    """A redirect has them in the implicit flow."""
+    with pytest.raises(AnswerRefused, match="address"):
+        Sandbox().passed(b"", "", path=path, status=302, more={"Location": f"https://a.example/{mark}access_token=x"})
+
+
 @pytest.mark.parametrize("size", [1, 3, 1000])
 @pytest.mark.parametrize("kind", [JSON, "text/html", ""])
 def test_tokens_of_another_path_are_refused(size: int, kind: str) -> None:

@@ -11,6 +11,7 @@ from weakref import WeakSet
 
 import pytest
 
+from cloche.core.record import replace
 from cloche.core.secrets import Capture
 from cloche.egress.credentials import Grant
 from cloche.egress.fields import MOST_AT_ONCE, MOST_BYTES, HostFields, ReadBody
@@ -114,6 +115,15 @@ def test_a_placeholder_that_is_left_is_told() -> None:
     told: list[bytes] = []
     sent(b'{"other": "%b"}' % MARK, grant("body:secret"), tell=told.append)
     assert MARK in told[0]
+
+
+def test_a_value_with_other_punctuation_stays_one_text() -> None:
+    """One that was fetched anew may have what ends a field, or a text."""
+    other = b'tok"x&y=z%41+1\\2/3'
+    own = replace(grant("query", "body"), value=other)
+    assert parse_qsl(query(f"/?key={quote(MARK, safe='')}", own)[2:]) == [("key", other.decode())]
+    assert parse_qsl(query(f"/?key={quote(MARK, safe='/+')}&a=b", own)[2:])[1] == ("a", "b")
+    assert json.loads(sent(json.dumps({"a": MARK.decode()}).encode(), own) or b"") == {"a": other.decode()}
 
 
 @pytest.mark.parametrize(

@@ -141,3 +141,10 @@ def test_what_is_known_of_a_value_may_be_missing(prefix: bytes) -> None:
         name="K", placeholder=prefix + b"Placeholder0123", value=prefix + b"TheRealValue456", hosts=frozenset()
     )
     assert StreamRedactor(pairs_of([grant])).whole(b"... TheRealValue456 ...") == b"... Placeholder0123 ..."
+
+
+def test_a_cookie_is_left_out() -> None:
+    """It is a credential, which the program could use from elsewhere."""
+    headers = [(b"Set-Cookie", b"session=1"), (b"X-A", b"b")]
+    assert AnswerRedaction(StreamRedactor(PAIRS)).head(200, headers) == [(b"X-A", b"b")]
+    assert AnswerRedaction(StreamRedactor(PAIRS), has_cookies=True).head(200, headers) == headers
