@@ -92,11 +92,17 @@ texts.append(lines.getvalue())
 print(json.dumps({"scan": done.stdout, "wrong": done.stderr, "texts": texts, "echo": result.stdout}))
 """
 TRACES = """
-import cloche, ctypes, os, signal, subprocess
+import cloche, ctypes, errno, os, signal, subprocess
 from cloche.egress import client
-PTRACE_ATTACH, PTRACE_DETACH = 16, 17
+PTRACE_ATTACH, PTRACE_DETACH, PIDFD_GETFD = 16, 17, 438
+def reads_memory(libc, pid):
+    ours = (ctypes.c_size_t * 2)(ctypes.addressof(ctypes.create_string_buffer(1)), 1)
+    theirs = (ctypes.c_size_t * 2)(0, 1)  # not an address of theirs, which is found out after rights are checked
+    return libc.process_vm_readv(pid, ours, 1, theirs, 1, 0) == 1 or ctypes.get_errno() == errno.EFAULT
 def attempts(pid):
     libc, came = ctypes.CDLL(None, use_errno=True), {}
+    came["process_vm_readv"] = reads_memory(libc, pid)
+    came["pidfd_getfd"] = libc.syscall(PIDFD_GETFD, os.pidfd_open(pid), 0, 0) >= 0
     for name in ("mem", "environ", "maps", "fd", "root"):
         try:
             os.listdir(f"/proc/{pid}/{name}") if name in ("fd", "root") else open(f"/proc/{pid}/{name}", "rb").close()

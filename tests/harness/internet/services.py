@@ -34,6 +34,8 @@ def tls_context() -> ssl.SSLContext:
     """Return what TLS is spoken with."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(FOLDER / "server.pem", FOLDER / "server.key")
+    context.load_verify_locations(FOLDER / "authority.pem")
+    context.verify_mode = ssl.CERT_OPTIONAL
     context.sni_callback = note_name  # type: ignore[assignment]
     return context
 

@@ -58,6 +58,8 @@ class Tls:
         self._tls.arrival = arrival  # type: ignore[attr-defined]  # for `note_name`
         while not self._shakes_hands():
             self._feed()
+        if certificate := self._tls.getpeercert():
+            arrival.note(said=f"{certificate}\n".encode())
 
     def _shakes_hands(self) -> bool:
         try:
