@@ -158,6 +158,47 @@ with cloche.Sandbox(secrets=secrets) as one, cloche.Sandbox(secrets=secrets) as 
 """
 
 
+WARM = """
+import cloche, os, time
+os.environ["THE_KEY"] = ARGUMENT["value"]
+secrets = {
+    "KEY": cloche.Secret(env="THE_KEY", hosts=["api.openai.com"]),
+    **{f"FROM_{n}": cloche.Secret(file=ARGUMENT["file"], hosts=["api.openai.com"]) for n in range(ARGUMENT["files"])},
+}
+def nothing():
+    pass
+for _ in range(30):
+    if cloche.run("1", secrets=secrets).meta["start"] == "pooled":
+        break
+came, before = [], ["none", ""]
+for _ in range(3):
+    code = ARGUMENT["asks"] + f"BEFORE = {before!r}\\n" + ARGUMENT["looks"]
+    result = cloche.run(code, secrets=secrets, tools=[nothing], timeout=60)
+    time.sleep(ARGUMENT["pause"])
+    before = result.value[:2]
+    came.append([result.meta["start"], *result.value])
+print(json.dumps(came))
+"""
+# The placeholder, the authority, whether it stands in the host's own file, uses of the value and of that before, and
+# whether one who was allowed to could have changed the file.
+SEES = """
+import cloche_host, ssl
+cloche_host.nothing()
+key, bundle = os.environ["KEY"], "/etc/ssl/certs/ca-certificates.crt"
+text = open(os.environ["SSL_CERT_FILE"]).read()
+own = [row["serialNumber"] for row in ssl.create_default_context().get_ca_certs() if "Cloche" in str(row["subject"])]
+changes = []
+for path in (bundle, os.environ["SSL_CERT_FILE"]):
+    for mode in ("r+", "w"):
+        try:
+            open(path, mode).close()
+            changes.append(path)
+        except OSError:
+            pass
+[key, own, open(bundle).read() == text, ask(key), ask(BEFORE[0]), BEFORE[1] != own, changes]
+"""
+
+
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
     """Open a world with a provider."""
@@ -222,6 +263,31 @@ def test_each_source_of_a_value(world: World, file: str) -> None:
             assert "authorization: Bearer sk-proj-" in text, text
         else:
             assert ("InvalidRequest: secrets: the" in text and "of KEY" in text) or "which has the value" in text, text
+
+
+@pytest.mark.both_users
+@pytest.mark.parametrize("files", [0, 1])
+def test_a_warm_run_has_its_own_authority_and_placeholder(world: World, tmp_path: Path, files: int) -> None:
+    """Of what the runs before it in the same jail had, it can use nothing, and it cannot change its certificates.
+
+    With a value of a file, the egress process makes the placeholder, and the run waits for it.
+    """
+    world.forget()
+    path = tmp_path / "value"
+    path.write_text(VALUE[::-1])
+    told = {"value": VALUE, "file": str(path), "files": files, "asks": ASKS, "looks": SEES, "pause": 0.1}
+    runs = world.run(WARM, told)
+    assert [run[0] for run in runs] == ["pooled"] * 3, runs
+    assert arrived(world)
+    placeholders = {run[1] for run in runs}
+    authorities = {serial for run in runs for serial in run[2]}
+    assert (len(placeholders), len(authorities)) == (3, 3)
+    for _, key, own, is_in_bundle, answer, answer_to_before, is_new, changes in runs:
+        assert len(own) == 1
+        assert (is_in_bundle, is_new, changes) == (True, True, [])
+        assert f"authorization: Bearer {key}" in answer
+        assert answer_to_before.startswith("403"), answer_to_before
+    assert VALUE not in str(runs)
 
 
 def test_a_placeholder_is_for_its_own_sandbox(world: World) -> None:

@@ -35,15 +35,16 @@ NO_RETRIES: Mapping[str, str] = {
 }  # fmt: skip
 ASK_BY_TCP: Mapping[str, str] = {"RES_OPTIONS": "use-vc"}  # glibc's resolver
 MOST_RULES = 64  # cached, by policy
-Key = tuple[NetworkMode, tuple[str, ...], tuple[str, ...], tuple[int, ...]]
+Key = tuple[NetworkMode, tuple[str, ...], tuple[str, ...], tuple[int, ...], bool]
 
 
 _rules: dict[Key, NetworkRules] = {}
 
 
 def network_key(policy: Policy) -> Key:
-    """Return the key that two policies with the same network share."""
-    return policy.network, policy.network_allow, policy.network_deny, policy.network_ports
+    """Return the key that two policies with the same network share, but for the secrets of each sandbox in it."""
+    is_opened = policy.secrets is not None
+    return policy.network, policy.network_allow, policy.network_deny, policy.network_ports, is_opened
 
 
 def network_rules(policy: Policy) -> NetworkRules | None:

@@ -13,18 +13,32 @@ import ssl
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from cloche.core.errors import InvalidRequest, StartFailed
 from cloche.core.policy import Policy
 from cloche.core.record import dataclass, field
-from cloche.core.secrets import AWS_KEY, HeldSecrets, Secret, SecretSet, as_wire, capture_as_wire, texts_inside
+from cloche.core.secrets import (
+    AWS_KEY,
+    HeldSecrets,
+    Secret,
+    SecretSet,
+    as_wire,
+    capture_as_wire,
+    check_value,
+    texts_inside,
+)
 from cloche.egress.client import OwnNetwork, SandboxNetwork, open_network_with_secrets, operator_proxies
 from cloche.egress.commands import NoOutput, await_end, serve_in_process, serve_in_thread, start
+from cloche.egress.placeholders import new_placeholder
 from cloche.egress.windows import SharedNetwork
+from cloche.jail.steps import AUTHORITY
 
 from .certificates import FOLDER, MARK, files_and_variables, read_certificates
 from .layout import ETC_SHOWN, SYSTEM_FOLDERS, Row, is_below
+
+if TYPE_CHECKING:
+    from cloche.core.network import NetworkRules
 
 FILE = f"{FOLDER}/authorities.pem"
 # Of OpenSSL, Python, curl, git, Node, npm, Deno, cargo, Nix, gRPC, AWS and Codex.
@@ -48,6 +62,7 @@ KEPT_VARIABLES = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR", "DBUS_SESSION_BUS_ADDRESS",
     "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "SSH_AUTH_SOCK",
 )  # fmt: skip
+AUTHORITY_BYTES = 1024  # room for the certificate of an authority
 N = TypeVar("N", SandboxNetwork, OwnNetwork)
 Commands = dict[str, subprocess.Popen[bytes]]
 
@@ -63,6 +78,10 @@ class GuestSecrets:
     rows: tuple[Row, ...] = ()
     texts: Mapping[str, str] = field(default_factory=dict)
     authority: str = ""
+
+    def authority_block(self) -> bytes:
+        """Return what the file of `authority_row` begins with."""
+        return self.authority.encode("ascii").ljust(AUTHORITY_BYTES, b"\n")
 
 
 async def open_shared_with_secrets(policy: Policy) -> tuple[SharedNetwork, GuestSecrets]:
@@ -106,14 +125,37 @@ async def open_own_with_secrets(policy: Policy) -> tuple[OwnNetwork, GuestSecret
     return own, await _filled(policy.secrets, own.network, commands, own.end)
 
 
+def open_waiting_network(rules: NetworkRules) -> SandboxNetwork:
+    """Open a network for one sandbox with secrets after the other. Raises OSError."""
+    return open_network_with_secrets(rules, authorities=operator_authorities(), proxies=operator_proxies())
+
+
+async def fill_network(policy: Policy, network: SandboxNetwork) -> GuestSecrets:
+    """Give a network a policy's secrets in place of those before. Raises as `open_with_secrets` does."""
+    try:
+        authority = await network.next_authority()
+        with _sources(_own(policy), outlives_caller=False) as (rows, values, commands):
+            number = network.give_secrets(rows, values, is_answered=bool(values))
+    except OSError as error:
+        raise _failed(error) from error
+    if values:
+        return await _filled(policy.secrets, network, commands, lambda: None, number)
+    placeholders = {row["name"]: row["placeholder"] for row in rows if "placeholder" in row}
+    return _for_guest(placeholders, authority, texts_inside(policy.secrets, placeholders))
+
+
+def _own(policy: Policy) -> SecretSet:
+    if isinstance(policy.secrets, SecretSet):
+        return policy.secrets
+    raise InvalidRequest(
+        "secrets: only the process that opened this sandbox can open a session with checkpoints in it, which needs "
+        "the values again; leave checkpoints out"
+    )
+
+
 def _sent_to(policy: Policy, open_network: Callable[..., N]) -> tuple[N, Commands]:
     """Open a network with secrets whose values are on their way, and return the commands that write some of them."""
-    if not isinstance(policy.secrets, SecretSet):
-        raise InvalidRequest(
-            "secrets: only the process that opened this sandbox can open a session with checkpoints in it, which needs "
-            "the values again; leave checkpoints out"
-        )
-    with _sources(policy.secrets, outlives_caller=open_network is OwnNetwork) as (rows, values, commands):
+    with _sources(_own(policy), outlives_caller=open_network is OwnNetwork) as (rows, values, commands):
         try:
             network = open_network(
                 policy.network_rules(), secrets=rows, values=values, authorities=operator_authorities(),
@@ -125,11 +167,12 @@ def _sent_to(policy: Policy, open_network: Callable[..., N]) -> tuple[N, Command
 
 
 async def _filled(
-    secrets: SecretSet | HeldSecrets | None, network: SandboxNetwork, commands: Commands, end: Callable[[], None]
-) -> GuestSecrets:
-    """Return what a network's guest gets for its secrets; without all values, end the network."""
+    secrets: SecretSet | HeldSecrets | None, network: SandboxNetwork, commands: Commands, end: Callable[[], None],
+    number: int = 0,
+) -> GuestSecrets:  # fmt: skip
+    """Return what a network's guest gets for its secrets; without all values, `end` the network."""
     try:
-        body = await network.await_secrets()
+        body = await network.await_secrets(number)
         for name, process in commands.items():
             await _check_end(name, process)
         if body["error"]:
@@ -176,7 +219,8 @@ def _sources(
                 fds.append(output)
             else:
                 value = _value(name, secret)
-            rows.append({**as_wire(name, secret), "value": value})
+            placeholder = "" if value is None else new_placeholder(name, check_value(name, value))
+            rows.append({**as_wire(name, secret), "value": value, "placeholder": placeholder})
         if commands:
             again = {name: str(secret.command) for name, secret in secrets.rows if name in commands}
             fds.append(serve_in_process(again, env) if env is not None else serve_in_thread(again))
@@ -241,11 +285,21 @@ def _is_file(path: str) -> bool:
 
 
 def _for_guest(placeholders: Mapping[str, str], authority: str, texts: Mapping[str, str]) -> GuestSecrets:
-    if MARK not in authority:
+    if MARK not in authority or len(authority) > AUTHORITY_BYTES:
         raise StartFailed("the egress process has made no authority", step="network")
-    over = [path[1:] for path in dict.fromkeys(map(os.path.realpath, filter(_is_file, BUNDLES))) if _is_shown(path)]
-    row = ("shown text", FILE, f"{trusted_here()}\n{authority}", over)
+    row = ("shown text", FILE, f"{trusted_here()}\n{authority}", _bundles())
     return GuestSecrets(variables=_variables(placeholders), rows=(row,), texts=texts, authority=authority)
+
+
+@functools.cache
+def authority_row() -> Row:
+    """Return the row of a file tree that one sandbox after the other gets, with room for an authority."""
+    return ("shown text", FILE, "\n" * AUTHORITY_BYTES + trusted_here(), _bundles(), {"register": AUTHORITY})
+
+
+def _bundles() -> list[str]:
+    paths = dict.fromkeys(map(os.path.realpath, filter(_is_file, BUNDLES)))
+    return [path[1:] for path in paths if _is_shown(path)]
 
 
 def _variables(placeholders: Mapping[str, str]) -> dict[str, str]:

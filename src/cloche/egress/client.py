@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from cloche.core.loops import until_readable
+from cloche.core.loops import become_task, is_single_call_loop, until_readable
 from cloche.core.other_systems import system_name
 from cloche.core.record import dataclass
 from cloche.jail import messages
@@ -47,6 +47,7 @@ USES = {
     "cryptography": 'which makes the certificates that secrets need (pip install "cloche[secrets]")',
 }
 REPORT_S, END_S, SECRETS_S = 10.0, 5.0, 90.0
+AT_ONCE_S = 0.005  # for values that need not be read first
 OnMessage = Callable[[str, dict[str, Any]], None]
 
 
@@ -95,6 +96,7 @@ class SandboxNetwork:
     def __init__(self, jail_end: socket.socket, control: socket.socket):
         self._jail_end, self._control, self._owner = jail_end, control, os.getpid()
         self._numbers = itertools.count(1)
+        self._next_authority = ""
         self.on_message: OnMessage | None = None
         self.siblings: weakref.WeakSet[SandboxNetwork] = weakref.WeakSet()  # that its egress process serves, with it
 
@@ -142,17 +144,50 @@ class SandboxNetwork:
         """Ask for a report, which comes as a message with this number. Raises OSError."""
         messages.send(self.fileno(), "report", {"number": number, "ends": ends})
 
-    async def await_secrets(self) -> dict[str, Any]:
+    def give_secrets(
+        self,
+        secrets: Sequence[Mapping[str, Any]] | None = None,
+        values: Sequence[int] = (),
+        *,
+        is_answered: bool = False,
+    ) -> int:
+        """Give the network the secrets of its next sandbox, in place of all before; with None it carries nothing.
+
+        They are those of `open_network_with_secrets`, which opened it. What `is_answered` is a number for
+        `await_secrets`. Raises OSError.
+        """
+        number = next(self._numbers)
+        rows = None if secrets is None else list(map(dict, secrets))
+        messages.send(self.fileno(), "secrets", {"number": number, "rows": rows, "is_answered": is_answered}, values)
+        return number
+
+    async def next_authority(self) -> str:
+        """Return the certificate of the authority that the next sandbox gets, once. Raises OSError."""
+        while not self._next_authority:
+            self._tell(*await self._receive_soon())
+        authority, self._next_authority = self._next_authority, ""
+        return authority
+
+    async def await_secrets(self, number: int = 0) -> dict[str, Any]:
         """Return the `variables` with placeholders and the `authority` that the guest gets, or an `error`.
 
         Raises OSError, of which TimeoutError is a kind.
         """
+        while True:
+            tag, body = await self._receive_soon()
+            if tag == "secrets" and body["number"] == number:
+                return body
+            self._tell(tag, body)
+
+    async def _receive_soon(self) -> tuple[str, dict[str, Any]]:
+        """Return a message that comes within SECRETS_S, at best at once. Raises OSError."""
+        if is_single_call_loop(asyncio.get_running_loop()):
+            _wait_for(self.fileno(), AT_ONCE_S)
+        with suppress(BlockingIOError):
+            return self._receive_now()
+        await become_task()
         async with asyncio.timeout(SECRETS_S):
-            while True:
-                tag, body = await self._receive()
-                if tag == "secrets":
-                    return body
-                self._tell(tag, body)
+            return await self._receive()
 
     async def _await_report(self, number: int) -> Traffic:
         while True:
@@ -189,6 +224,8 @@ class SandboxNetwork:
             return False
 
     def _tell(self, tag: str, body: dict[str, Any]) -> None:
+        if tag == "authority":
+            self._next_authority = body["certificate"]
         if self.on_message is not None:
             self.on_message(tag, body)
 
@@ -219,6 +256,13 @@ def _requested(link: int, tag: str, body: dict[str, Any], values: Sequence[int] 
         network.close()
         raise
     return network
+
+
+def _wait_for(fd: int, seconds: float) -> bool:
+    """Wait until there is something to read, and tell whether there is. Blocks."""
+    waiting = select.poll()
+    waiting.register(fd, select.POLLIN)
+    return bool(waiting.poll(seconds * 1000))
 
 
 class _Process:
@@ -263,12 +307,12 @@ class _Process:
         *,
         asks: bool,
         is_kept: bool = False,
-        secrets: Sequence[Mapping[str, Any]] = (),
+        secrets: Sequence[Mapping[str, Any]] | None = (),
         values: Sequence[int] = (),
     ) -> SandboxNetwork:
         body = {
             "rules": rules.as_wire(), "proxies": dict(proxies), "asks": asks, "is_kept": is_kept,
-            "secrets": list(map(dict, secrets)),
+            "secrets": None if secrets is None else list(map(dict, secrets)),
         }  # fmt: skip
         network = _requested(self.link.fileno(), "open", body, values)
         log.debug("process %d opens a second network beside %d", self.process.pid, len(self.networks))
@@ -349,9 +393,7 @@ def join_network(control: socket.socket) -> tuple[SandboxNetwork, dict[str, Any]
 
     With it come the rules in force, and the traffic so far. Blocks. Raises OSError.
     """
-    waiting = select.poll()
-    waiting.register(control, select.POLLIN)
-    if not waiting.poll(REPORT_S * 1000):
+    if not _wait_for(control.fileno(), REPORT_S):
         raise TimeoutError("the egress process does not answer")
     tag, body, fds = messages.receive(control.fileno())
     for fd in fds:
@@ -399,14 +441,14 @@ def open_network(
 
 def open_network_with_secrets(
     rules: NetworkRules,
-    secrets: Sequence[Mapping[str, Any]],
-    values: Sequence[int],
+    secrets: Sequence[Mapping[str, Any]] | None = None,
+    values: Sequence[int] = (),
     *,
     authorities: str,
     proxies: Mapping[str, str],
     asks: bool = False,
 ) -> SandboxNetwork:
-    """Open a network with secrets; `await_secrets` says what its guest gets.
+    """Open a network with secrets; `await_secrets` says what its guest gets. With None it waits, and carries nothing.
 
     `secrets` are rows of `core.secrets.as_wire` with a `value` as bytes, or None: those stand in the descriptors
     `values`, one after the other. `authorities` verify the hosts, those of this machine if it is empty; they count when
@@ -440,9 +482,9 @@ def rest() -> None:
     _end_processes(lambda process: not process.networks)
 
 
-def process_id() -> int | None:
+def process_id(*, has_secrets: bool = False) -> int | None:
     """Return the pid of the egress process that is there."""
-    process = _process
+    process = _process_with_secrets if has_secrets else _process
     return process.process.pid if process is not None and process.is_alive else None
 
 

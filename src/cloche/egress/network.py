@@ -35,6 +35,7 @@ from .http import relay
 from .http_request import ANOTHER_HOST, EditHead, RequestHead
 from .ledger import Ledger, Sum
 from .names import Names
+from .present_secrets import PresentSecrets
 from .requests import checked_request
 from .sockets import Pace, accept_now, reset, speaks_first
 from .stream import SocketStream, Turns, splice
@@ -67,14 +68,12 @@ class GuestNetwork:
     def __init__(self, body: Mapping[str, Any], jail_link: int, control: int, on_end: Callable[[GuestNetwork], None]):
         self._loop = asyncio.get_running_loop()
         self._rules = NetworkRules.parse(**body["rules"])
-        self._secrets: SandboxSecrets | None = None
-        self._close_secrets: Callable[[], None] = lambda: None  # of the network that they came to
-        self._awaits_secrets = bool(body["secrets"])
         self._proxies, self._asks = Proxies(body["proxies"]), bool(body["asks"])
         self._body = {**body, "secrets": ()}  # which has their values
         self._jail_link, self._control, self._on_end = jail_link, control, on_end
         self._callers = Callers(control, is_kept=bool(body["is_kept"]))
         self._questions = Questions(self._callers)
+        self.present = PresentSecrets(functools.partial(self._callers.tell_one, control))
         self._ledger = Ledger(self._collect if self._callers.is_kept else None)
         self._jails: dict[int, JailNetwork] = {}
         self._connections: set[GuestConnection] = set()
@@ -86,18 +85,21 @@ class GuestNetwork:
         self._question_pace = Pace(QUESTIONS_PER_S, MOST_CONNECTIONS)
         self._told = 0  # refusals, since the last report
         self._is_ended = False
+        os.set_blocking(jail_link, False)
         self._listen_to_jail()
         self._loop.add_reader(control, self._receive_from_caller, control)
 
-    def take_secrets(self, secrets: SandboxSecrets | None, error: str = "") -> None:
-        """Have these secrets, and tell the caller what its sandbox gets; or why there are none, and end."""
-        self._secrets, self._awaits_secrets = secrets, secrets is None
-        self._close_secrets = secrets.close if secrets is not None else self._close_secrets
-        told = secrets.as_wire() if secrets is not None else {"error": error}
-        if not self._is_ended and self._callers.tell_one(self._callers.control.end, "secrets", told):
-            return
-        self.end()
-        self._close_secrets()
+    @property
+    def _secrets(self) -> SandboxSecrets | None:
+        return self.present.secrets
+
+    def _renew_secrets(self, **told: Any) -> None:  # noqa: ANN401
+        """Have another sandbox's secrets. What its jail has sent is taken first: a jail before it is gone."""
+        while not self._is_ended and self._receive_from_jail():
+            pass
+        for task in [task for jail in self._jails.values() for task in jail.tasks]:
+            task.cancel()
+        self.present.renew(**told)
 
     # What the helper and the caller say.
 
@@ -105,18 +107,25 @@ class GuestNetwork:
         if not self._is_ended:
             self._loop.add_reader(self._jail_link, self._receive_from_jail)
 
-    def _receive_from_jail(self) -> None:
+    def _receive_from_jail(self) -> bool:
+        """Take one message; False if there is none, or if the other end is gone."""
         try:
             tag, body, fds = messages.receive(self._jail_link)
+        except BlockingIOError:
+            return False
         except OSError:
             tag, body, fds = "", {}, []
         sockets = [socket.socket(fileno=fd) for fd in fds]
         if not tag:  # nobody holds the other end: no further jail of this sandbox can come
             self._loop.remove_reader(self._jail_link)
-            return
-        if tag == "connection":
+        elif tag == "connection":
             self._take_connection(sockets, **body)
-            return
+        else:
+            self._change_jail(tag, body, sockets)
+        return bool(tag)
+
+    def _change_jail(self, tag: str, body: Mapping[str, Any], sockets: list[socket.socket]) -> None:
+        """Serve a jail in place of the one with its number, or none."""
         self._drop(body["jail"])
         if tag == "begin":
             self._jails[body["jail"]] = JailNetwork([], body["names"])
@@ -168,9 +177,12 @@ class GuestNetwork:
         listener.setblocking(False)
         resume()
 
-    def _receive_from_caller(self, caller: int) -> None:
+    def _receive_from_caller(self, caller: int) -> bool:
+        """Take one message; False if there is none, or if that caller is gone."""
         try:
             tag, body, fds = messages.receive(caller)
+        except BlockingIOError:
+            return False
         except OSError:
             tag, body, fds = "", {}, []
         if tag == "caller" and fds and caller == self._control and len(self._callers.by_end) < MOST_CALLERS:
@@ -178,6 +190,9 @@ class GuestNetwork:
         if tag == "again" and len(fds) == 2 and caller == self._control:
             self._open_again(*fds)
             fds = []
+        if tag == "secrets" and caller == self._control and self.present.opener is not None:
+            self._renew_secrets(**body, fds=fds)
+            return True
         for fd in fds:
             os.close(fd)
         if tag == "further":
@@ -192,10 +207,11 @@ class GuestNetwork:
             self.end()
         elif not tag:
             self._let_go(caller)
+        return bool(tag)
 
     def _open_again(self, jail_link: int, control: int) -> None:
         """Serve another jail of the same sandbox, with the same secrets."""
-        GuestNetwork(self._body, jail_link, control, self._on_end)._secrets = self._secrets
+        GuestNetwork(self._body, jail_link, control, self._on_end).present.secrets = self._secrets
 
     def _let_in(self, caller: EgressCaller) -> None:
         """Serve another caller; it first gets the rules in force and the traffic so far."""
@@ -285,13 +301,13 @@ class GuestNetwork:
         if self._is_ended:
             return
         self._is_ended = True
+        self.present.end()
         for number in list(self._jails):
             self._drop(number)
         for fd in (self._jail_link, *self._callers.by_end):
             self._loop.remove_reader(fd)
             os.close(fd)
         self._questions.end()
-        self._close_secrets()
         self._on_end(self)
 
     def _drop(self, number: int) -> None:
@@ -392,6 +408,9 @@ class GuestNetwork:
 
     def _begin_connection(self, jail: JailNetwork, guest_socket: socket.socket, address: str, port: int) -> None:
         self._turns.note(self._loop.time())
+        if self.present.opener is not None and not self._is_present(jail):
+            reset(guest_socket)
+            return
         host = jail.names.name_of(address) or address
         if address.startswith("127."):  # for a server of the guest's own, which is not there
             reset(guest_socket)
@@ -406,6 +425,12 @@ class GuestNetwork:
             _all_connections.add(connection)
             connection.task = self._begin(jail, self._serve(connection, guest_socket))
             connection.task.add_done_callback(lambda _: self._forget(connection))
+
+    def _is_present(self, jail: JailNetwork) -> bool:
+        """Take what the caller said before it started a guest, and tell whether that guest's jail is still there."""
+        while not self._is_ended and self._receive_from_caller(self._control):
+            pass
+        return jail in self._jails.values()
 
     def _forget(self, connection: GuestConnection) -> None:
         self._connections.discard(connection)
@@ -443,7 +468,7 @@ class GuestNetwork:
         if Names.is_ours(connection.host):
             where = f"{connection.host}:{connection.port}"
             raise Refused(not_allowed(where, "it belongs to no name of this sandbox", "look the name up again"))
-        if self._awaits_secrets:
+        if self.present.are_awaited:
             where = f"{connection.host}:{connection.port}"
             raise Refused(not_allowed(where, "the secrets of this sandbox are not there yet", "try it again"))
         if self._secrets is not None:

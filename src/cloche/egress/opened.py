@@ -13,14 +13,13 @@ import os
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from random import SystemRandom
 from typing import Any
 from weakref import WeakSet
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.host_rules import not_allowed
 from cloche.core.record import replace
-from cloche.core.secrets import LEFT, MOST_BYTES, PORT, capture_from_wire, check_value, make_placeholder
+from cloche.core.secrets import LEFT, MOST_BYTES, PORT, capture_from_wire, check_value
 
 from .aws import AwsCredentials, has_aws_keys
 from .captures import Captures, edit_of_answer
@@ -32,6 +31,7 @@ from .http import Edits, relay
 from .http2 import relay_http2
 from .http_answer import AnswerEdit
 from .http_request import EditHead, RequestHead
+from .placeholders import new_placeholder
 from .redaction import AnswerRedaction, StreamRedactor, pairs_of
 from .renewal import Renewals, WatchedStatus, note_refusal
 from .stream import SocketStream, Turns
@@ -40,7 +40,6 @@ from .tls import HTTP_1, HTTP_2, Authority, TlsStream
 SHAKE_S, READ_S = 20.0, 60.0
 MOST_FORMER = 16  # values
 Note = Callable[[str], None]
-_random = SystemRandom()
 
 
 async def read_grants(rows: Iterable[Mapping[str, Any]], fds: list[int]) -> list[Grant]:
@@ -84,17 +83,45 @@ def _read_all(fd: int) -> bytes:
 
 
 def _grant(row: Mapping[str, Any], value: str) -> Grant:
-    placeholder = make_placeholder(row["name"], value, _random.choice)
+    placeholder = row["placeholder"] or new_placeholder(row["name"], value)
     return Grant(
         name=row["name"], placeholder=placeholder.encode(), value=value.encode(), hosts=frozenset(row["hosts"]),
         form=row["format"].encode(), is_foreign_allowed=row["is_foreign_allowed"], places=frozenset(row["places"]),
     )  # fmt: skip
 
 
+class SecretsOpener:
+    """Make the secrets of sandboxes, whose hosts are verified by a context."""
+
+    def __init__(self, hosts_context: ssl.SSLContext):
+        self._hosts_context = hosts_context
+
+    def new_authority(self) -> Authority:
+        """Return an authority for one sandbox."""
+        return Authority()
+
+    async def open(self, rows: list[dict[str, Any]], fds: list[int], authority: Authority) -> SandboxSecrets:
+        """Return the secrets of a sandbox with this authority. Raises as `read_grants` does."""
+        captures = [row for row in rows if "url" in row]
+        renewals = Renewals(fds.pop(), rows) if any(row.get("renews") for row in rows) else None
+        try:
+            secrets = SandboxSecrets(await read_grants(rows, fds), self._hosts_context, authority, captures)
+        except BaseException:
+            if renewals is not None:
+                renewals.close()
+            raise
+        if renewals is not None:
+            secrets.renew_by(renewals)
+        return secrets
+
+
 class SandboxSecrets:
     """Hold what a sandbox's secrets need here."""
 
-    def __init__(self, grants: list[Grant], hosts_context: ssl.SSLContext, captures: Iterable[Mapping[str, Any]] = ()):
+    def __init__(
+        self, grants: list[Grant], hosts_context: ssl.SSLContext, authority: Authority,
+        captures: Iterable[Mapping[str, Any]] = (),
+    ):  # fmt: skip
         self._grants, self._hosts_context = grants, hosts_context
         self._former: list[Grant] = []  # with values that were replaced
         self._renewals: Renewals | None = None
@@ -102,7 +129,7 @@ class SandboxSecrets:
         self._hosts = frozenset(host for grant in grants for host in grant.hosts) | self._captures.hosts
         self._reading: WeakSet[ReadBody] = WeakSet()
         self._find_pairs()
-        self.authority = Authority()
+        self.authority = authority
 
     def renew_by(self, renewals: Renewals) -> None:
         """Have the values of commands fetched anew."""
@@ -116,7 +143,7 @@ class SandboxSecrets:
 
     def _renew(self, name: str, value: str) -> None:
         """Use another value from now on; the last ones are still taken out of answers. Raises InvalidRequest."""
-        make_placeholder(name, value, _random.choice)  # which checks it
+        new_placeholder(name, value)  # which checks it
         for index, grant in enumerate(self._grants):
             if grant.name == name and grant.capture is None and grant.value != value.encode():
                 self._former = [*self._former, grant][-MOST_FORMER:]

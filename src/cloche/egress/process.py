@@ -13,14 +13,15 @@ import os
 import resource
 import signal
 import struct
-from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING
 
-from cloche.core.errors import InvalidRequest
 from cloche.jail import messages
 from cloche.jail.syscalls import PR_SET_DUMPABLE, address_of, call, prctl
 
 from .network import GuestNetwork
+
+if TYPE_CHECKING:
+    from .opened import SecretsOpener
 
 NOBODY = 65534
 PR_SET_NO_NEW_PRIVS, SECCOMP_SET_MODE_FILTER = 38, 1
@@ -28,7 +29,6 @@ CAPABILITY_VERSION = 0x20080522
 MEMORY_BYTES = 4 << 30  # of addresses: the threads that look names up have large stacks that they do not use
 MOST_FILES = 65_536
 MESSAGE_BYTES = 64 << 20  # of the memory file of a message, the only kind of file that is written
-OpenSecrets = Callable[[GuestNetwork, list[dict[str, Any]], list[int]], Coroutine[Any, Any, None]]
 
 
 def main(link: int) -> None:
@@ -37,36 +37,19 @@ def main(link: int) -> None:
     "\u00fc".encode("idna")  # rules need that codec, whose modules another user may not be able to read
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    open_secrets = _secrets_opener(settings["authorities"]) if settings["has_secrets"] else None
+    opener = _secrets_opener(settings["authorities"]) if settings["has_secrets"] else None
     _give_up_rights()
     install_filter(settings["program"])
     gc.freeze()
-    asyncio.run(_serve(link, open_secrets))
+    asyncio.run(_serve(link, opener))
 
 
-def _secrets_opener(authorities: str) -> OpenSecrets:
-    """Return what reads the secrets of a sandbox; the modules and the authorities are read now, with all rights."""
-    from .opened import SandboxSecrets, read_grants
-    from .renewal import Renewals
+def _secrets_opener(authorities: str) -> SecretsOpener:
+    """Return what opens the secrets of sandboxes; the modules and the authorities are read now, with all rights."""
+    from .opened import SecretsOpener
     from .tls import host_context
 
-    context = host_context(authorities)
-
-    async def open_secrets(network: GuestNetwork, rows: list[dict[str, Any]], fds: list[int]) -> None:
-        captures = [row for row in rows if "url" in row]
-        renewals = Renewals(fds.pop(), rows) if any(row.get("renews") for row in rows) else None
-        try:
-            secrets = SandboxSecrets(await read_grants(rows, fds), context, captures)
-        except InvalidRequest as error:
-            if renewals is not None:
-                renewals.close()
-            network.take_secrets(None, str(error))
-        else:
-            if renewals is not None:
-                secrets.renew_by(renewals)
-            network.take_secrets(secrets)
-
-    return open_secrets
+    return SecretsOpener(host_context(authorities))
 
 
 def _give_up_rights() -> None:
@@ -100,10 +83,9 @@ def _limit(kind: int, limit: int) -> None:
     resource.setrlimit(kind, (limit, limit))
 
 
-async def _serve(link: int, open_secrets: OpenSecrets | None) -> None:
+async def _serve(link: int, opener: SecretsOpener | None) -> None:
     loop = asyncio.get_running_loop()
     networks: set[GuestNetwork] = set()
-    opening: set[asyncio.Task[None]] = set()
     over = loop.create_future()
 
     def receive() -> None:
@@ -113,10 +95,8 @@ async def _serve(link: int, open_secrets: OpenSecrets | None) -> None:
                 jail_link, control, *values = fds
                 network = GuestNetwork(body, jail_link, control, networks.discard)
                 networks.add(network)
-                if open_secrets is not None:
-                    task = loop.create_task(open_secrets(network, body["secrets"], values))
-                    opening.add(task)
-                    task.add_done_callback(opening.discard)
+                if opener is not None:
+                    network.present.begin(opener, body["secrets"], values)
             except BaseException:  # there was no room for all of them, say; to close them tells that it is gone
                 for fd in fds:
                     os.close(fd)

@@ -73,7 +73,7 @@ def placeholders_sent(result: Result) -> list[Mapping[str, Any]]:
 def with_secrets(found_backend: FoundBackend, secrets: SecretSet) -> FoundBackend:
     """Return a backend with the secrets in its policy. Raises BackendUnavailable for one that cannot hold them.
 
-    A sandbox that was prepared in advance has no authority of its own, so each is started anew.
+    A sandbox that most backends prepare in advance has no authority of its own, so each is started anew there.
     """
     backend = found_backend.backend
     is_named = isinstance(secrets, SecretNames)
@@ -94,4 +94,5 @@ def with_secrets(found_backend: FoundBackend, secrets: SecretSet) -> FoundBacken
             f"backend {backend.name!r} writes no files_inside of secrets yet.",
             remedy='Use backend "local", or have the program write the file, with the placeholder in its environment.',
         )
-    return replace(found_backend, policy=found_backend.policy.with_changes(secrets=secrets, warm=False))
+    warm = found_backend.policy.warm and bool(getattr(backend, "prepares_for_secrets", False))
+    return replace(found_backend, policy=found_backend.policy.with_changes(secrets=secrets, warm=warm))

@@ -244,7 +244,8 @@ class Run(_Record):
     - `commands` run one after the other until one fails; without any, the run only writes `files` (rows of path, mode,
       data). `leftover` is the program that the previous run left in the workspace, to be removed first.
     - `python` has the inputs for the helper's own interpreter to become the guest after the commands, or None.
-    - `folders` are made in this order, new, and `generated` maps absolute paths in them to text.
+    - `folders` are made in this order, new, and `generated` maps absolute paths in them to text. `authority` is written
+      to the file in the register AUTHORITY, from its beginning.
     - `binds` are the toolchain's paths to show besides the spec's mounts. `covered` are paths in shown trees that are
       hidden from the guest. `replaced` are programs and modules that are replaced by one that prints the reason.
       `private` are those of `binds`, and the folder of an overlay, with files that only the caller may read (shown
@@ -262,6 +263,7 @@ class Run(_Record):
     leftover: str = ""
     folders: list[str] = []
     generated: dict[str, str] = {}
+    authority: bytes = b""
     timeout_s: float = 30.0
     binds: list[str] = []
     covered: list[str] = []
@@ -275,7 +277,7 @@ class Run(_Record):
     @property
     def has_files(self) -> bool:
         """Tell whether anything must be written before the program starts."""
-        return bool(self.files or self.leftover or self.folders or self.generated)
+        return bool(self.files or self.leftover or self.folders or self.generated or self.authority)
 
     @property
     def has_one_process(self) -> bool:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 OUTSIDE_ID = "outside id"  # the host's id for this sandbox
 INIT_ID = "init id"  # and that of its init, which no guest gets
 NETWORK_LINK = "network link"  # by which the sockets are sent that the egress process serves
+AUTHORITY = "sandbox's authority"  # the file of certificates, writable, whose first bytes each sandbox gets anew
 OOM_PROC = "proc that is written to"  # opened before there is one that cannot be, for a guest's `oom_score_adj`
 ATTACHED_WORKSPACE = "attached workspace"  # the mount that is attached as the workspace, kept from an earlier guest
 # Further mounts of the workspace that is in use: the one that the next guest attaches; in a prefork jail the caller's;

@@ -33,7 +33,7 @@ NUMBERS: dict[str, dict[str, int]] = {
         "utimensat": 280,
         "exit_group": 231, "sched_setscheduler": 144, "set_robust_list": 273, "get_robust_list": 274, "setfsuid": 122,
         "capget": 125, "fcntl": 72, "flock": 73, "connect": 42, "accept4": 288, "getsockname": 51, "getpeername": 52,
-        "kill": 62,
+        "kill": 62, "pwrite64": 18,
     },
     "aarch64": {
         "write": 64, "close": 57, "mmap": 222, "ioctl": 29, "dup3": 24, "socket": 198, "sendmsg": 211, "recvmsg": 212,
@@ -51,7 +51,7 @@ NUMBERS: dict[str, dict[str, int]] = {
         "msgget": 186, "mq_open": 180, "utimensat": 88,
         "exit_group": 94, "sched_setscheduler": 119, "set_robust_list": 99,
         "get_robust_list": 100, "setfsuid": 151, "capget": 90, "fcntl": 25, "flock": 32, "kill": 129,
-        "connect": 203, "accept4": 242, "getsockname": 204, "getpeername": 205,
+        "connect": 203, "accept4": 242, "getsockname": 204, "getpeername": 205, "pwrite64": 68,
     },
 }  # fmt: skip
 

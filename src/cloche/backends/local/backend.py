@@ -53,7 +53,7 @@ class LocalBackend:
     """
 
     name = "local"
-    takes_secrets = writes_secret_files = True
+    takes_secrets = writes_secret_files = prepares_for_secrets = True
     starts_eagerly = True  # its runs need no task before they wait for the first time
     serves_functions = "all"  # of the caller, to all guests
 

@@ -38,7 +38,7 @@ from .prefork import Start, WarmJail
 from .run_report import Conclusion, ReportSource, RunEnd
 
 if TYPE_CHECKING:
-    from cloche.forkserver.slot import HandoffSocket, Slot
+    from cloche.forkserver.slot import HandoffSocket, Slot, SlotNetwork
 
 log = logging.getLogger("cloche.jail")
 WATCH_S = 0.5  # how often a longer run's helper is looked at
@@ -170,6 +170,11 @@ class HelperConnection:
         body |= {"is_last": False, "again": False, "rebuilds": False}
         self._send("run", body, order, [wire])
 
+    def prepare(self, jail: WarmJail, slot: Slot, start: Start, *, workspace: int, network: SlotNetwork | None) -> None:
+        """Have a jail built now that a start needs. One that keeps a workspace serves the sandbox's own `network`."""
+        is_kept = start.kind == "kept"
+        self._checked(lambda: jail.prepare_kept(slot, workspace, network) if is_kept else jail.prepare(slot))
+
     def send_warm_run(
         self,
         run: Run,
@@ -188,8 +193,6 @@ class HelperConnection:
         a live session works in the same files.
         """
         is_kept = start.kind == "kept"
-        if start.name != "pooled":
-            self._checked(lambda: jail.prepare_kept(slot, workspace) if is_kept else jail.prepare(slot))
         if slot.handoff is None:
             self._send_order(run, streams, is_last=False, again=True)
         else:

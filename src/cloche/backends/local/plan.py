@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloche.core.changes import CHANGES, HostFolder
 from cloche.core.enforcement import Level
@@ -59,9 +59,7 @@ from ..toolchain import (
     sets_interpreter_variables,
     user_site,
 )
-
-if TYPE_CHECKING:
-    from ..secrets import GuestSecrets
+from .networks import authority_rows
 
 # The range of outside ids: above the ranges of distributions and systemd, below 2^31.
 OUTSIDE_IDS = (1_900_000_000, 100_000)
@@ -302,11 +300,6 @@ def _overlay(
     return ("overlay", source, folder.at.lstrip("/"), overlay)
 
 
-def show_authority(spec: Spec, secrets: GuestSecrets) -> None:
-    """Show a sandbox the certificates with its own authority; its spec is like no other one then."""
-    spec.mounts, spec.origin = [*spec.mounts, *secrets.rows], None
-
-
 def make_forkable(spec: Spec, host: Host) -> None:
     """Let a session be cloned: its seccomp filter permits the one clone call that the reaper answers.
 
@@ -338,7 +331,8 @@ def _mounts(user: str, uid: int, limits: Limits, policy: Policy) -> list[layout.
     modules = modules_of(policy.layers)
     links = [("symlink", modules, MODULES)] if modules else []
     startup = ("text", f"{layout.STARTUP_FOLDER[1:]}/{layout.STARTUP_FILE}", layout.startup_text())
-    return [*layout.system_rows(), *layout.etc_rows(user, uid, name_server), startup, *authorities, *links, *memory]
+    shown = [startup, *authorities, *authority_rows(policy), *links]
+    return [*layout.system_rows(), *layout.etc_rows(user, uid, name_server), *shown, *memory]
 
 
 def _landlock(level: Level, guest_paths: GuestPaths, policy: Policy) -> list[tuple[str, str]]:

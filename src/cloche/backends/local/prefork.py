@@ -15,7 +15,7 @@ from cloche.core.record import dataclass
 from cloche.egress import client as egress
 from cloche.egress.client import operator_proxies
 from cloche.forkserver.pool import LOADED_SLOT_BYTES, SLOT_BYTES, Pool
-from cloche.forkserver.slot import Slot
+from cloche.forkserver.slot import Slot, SlotNetwork
 from cloche.jail.messages import Building, Run, Spec
 from cloche.jail.setup.plan import compile_building, compile_prefork_jail
 
@@ -62,17 +62,26 @@ class WarmJail:
     run: Run
     is_prefork: bool
     rules: NetworkRules | None = None
+    has_secrets: bool = False
 
     @property
     def key(self) -> Hashable:
         """Return the key that two runs must share to use the same jail; with a network, it includes the egress
         process.
         """
-        return self.base_key if self.rules is None else (self.base_key, egress.process_id())
+        if self.rules is None:
+            return self.base_key
+        return self.base_key, egress.process_id(has_secrets=self.has_secrets)
 
     def open_network(self) -> egress.SandboxNetwork | None:
         """Return a network for jails of this kind; None if they have no network. Raises OSError."""
-        return egress.open_network(self.rules, proxies=operator_proxies()) if self.rules is not None else None
+        if self.rules is None:
+            return None
+        if self.has_secrets:
+            from ..secrets import open_waiting_network  # needed by some jails only
+
+            return open_waiting_network(self.rules)
+        return egress.open_network(self.rules, proxies=operator_proxies())
 
     def building(self) -> Building:
         """Return the steps that build it, compiled once per kind."""
@@ -118,10 +127,13 @@ class WarmJail:
             lambda: compile_prefork_jail(self.spec, self.run, keeps_workspace=True, has_workspace=has_workspace),
         )
 
-    def prepare_kept(self, slot: Slot, workspace: int) -> None:
-        """Have a sandbox's helper build a jail that keeps its workspace; -1 stands for a workspace still to be made."""
+    def prepare_kept(self, slot: Slot, workspace: int, network: SlotNetwork | None = None) -> None:
+        """Have a sandbox's helper build a jail that keeps its workspace; -1 stands for a workspace still to be made.
+
+        The jail has a network of its own unless the sandbox has one already.
+        """
         building = self.building_of_kept(has_workspace=workspace >= 0)
-        body, network = self._as_body(), self.open_network()
+        body, network = self._as_body(), network or self.open_network()
         slot.prepare(
             self.key_of_kept, building, body, is_prefork=True, rebuilds=False, workspace=workspace, network=network
         )
@@ -220,7 +232,7 @@ def _new_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: 
     bare.python = {} if has_python else None
     mine = spec.copy()  # the sandbox's own spec may get its own identity later
     mine.outside = spec.ids[:2] if spec.outside is not None else None
-    return WarmJail(key, mine, bare, is_prefork, network_rules(policy))
+    return WarmJail(key, mine, bare, is_prefork, network_rules(policy), policy.secrets is not None)
 
 
 def _new_confined(policy: Policy, limits: Limits, spec: Spec, run: Run) -> WarmJail:

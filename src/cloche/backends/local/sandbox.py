@@ -22,18 +22,18 @@ from cloche.core.record import replace
 from cloche.core.request import InputFile, Request
 from cloche.core.result import KillCause, Result, decide
 from cloche.core.suppressed import suppress_logged
-from cloche.egress.client import SandboxNetwork, Traffic
+from cloche.egress.client import Traffic
 from cloche.jail.messages import Building, Run, Spec
 from cloche.jail.user_namespaces import Claim, claim_outside_id
 
 from ..host import Host, forget_host, with_limit
-from ..network import authority_variables, network_rules, new_network, variables_without_namespace
+from ..network import authority_variables, variables_without_namespace
 from ..results import make_result, run_notes
 from ..saved_files import Changes
 from ..toolchain import python_toolchain
 from . import font_cache, run_report
 from .helper_link import HelperConnection
-from .networks import add_files, files_of, open_run_secrets, open_session_network
+from .networks import RunNetwork, add_files, files_of, open_session_network
 from .plan import (
     LocalProgram,
     build_program,
@@ -82,8 +82,8 @@ class LocalOpenSandbox(OffersFunctions):
         self._gives_fonts = enforcement.level is Level.JAIL and "/tmp" in policy.writable_paths
         self._claim: Claim | None = None
         self._sessions: list[LocalSession] = []
-        self._network: SandboxNetwork | None = None  # of runs in a helper without a slot
-        self._secrets: GuestSecrets | None = None  # of that network
+        self._network = RunNetwork(policy)
+        self._chosen: tuple[HelperConnection, WarmJail] | None = None  # for the run that is about to be sent
         self._in_files: GuestSecrets | None = None  # whose placeholders are in the files of the workspace
 
     def expect_single_run(self) -> None:
@@ -324,9 +324,7 @@ class LocalOpenSandbox(OffersFunctions):
             if connection is not None or self._slot is not None:
                 self._release()
             self.workspace.drop()
-            if self._network is not None:
-                self._network.close()
-                self._network = None
+            self._network.close()
             if self._claim is not None:
                 self._claim.forget()
                 self._claim = None
@@ -351,6 +349,7 @@ class LocalOpenSandbox(OffersFunctions):
         if slot is None:
             self._pool.start_soon()
         elif self._is_over:
+            self._network.give_back(slot)
             slot.drop_folder()
             self._pool.give_back(slot)
         else:
@@ -434,6 +433,7 @@ class LocalOpenSandbox(OffersFunctions):
             await finish(connection.close())
         self._release()
         self._pool = None
+        self._network.leave_slot()
         if not has_workspace:
             self.workspace.forget()
         self._spec = build_spec(self._enforcement.level, self._policy, self._limits, self._host, self._guest_paths)
@@ -456,10 +456,12 @@ class LocalOpenSandbox(OffersFunctions):
             program.run.env = {**self._network_variables(), **program.run.env}
         if self._policy.toolchains:
             program.run.env = with_toolchains(program.run.env, self._policy, request.env)
+        self._chosen = None
         if self._policy.secrets is not None:
-            secrets = await self._have_secrets()
+            secrets = self._network.secrets or await self._read_secrets(program.run)
             program.run.env = {**program.run.env, **secrets.variables}
             inputs = inputs if self._in_files is secrets else {**add_files(program.run, secrets), **inputs}
+            program.run.authority = secrets.authority_block()
         sink = sink if sink is discard else started_first(sink)
         try:
             pipes = Pipes(request.stdin, self._limits, self._kill, sink, self.functions)
@@ -470,7 +472,7 @@ class LocalOpenSandbox(OffersFunctions):
             pipes.listen()
         try:
             ended = await self._attend(program.run, pipes.guest_ends(), sink, pipes)
-            self._in_files = self._secrets
+            self._in_files = self._network.secrets
             await pipes.drain(is_quiet=any(report and report.get("is_quiet") for report in (ended, ended["ended"])))
             traffic = await self._traffic(ended) if self._spec.network is not None else Traffic()
         finally:
@@ -485,8 +487,7 @@ class LocalOpenSandbox(OffersFunctions):
 
         A jail that is reused was given no socket by this run, so there is nothing to report.
         """
-        of_slot = self._slot.network if self._slot is not None else None
-        network = of_slot if isinstance(of_slot, SandboxNetwork) else self._network
+        network = self._network.used_by(self._slot)
         is_unused = self._start.kind != "own" and ended["ended"] is not None and not ended["ended"]["is_worn"]
         if network is None or is_unused:
             return Traffic()
@@ -537,10 +538,8 @@ class LocalOpenSandbox(OffersFunctions):
 
     async def _send(self, run: Run, streams: Sequence[int], *, is_awaited: bool) -> tuple[HelperConnection, Building]:
         """Send a run to the helper; to a jail built ahead if helper and program allow it."""
-        jail = warm_jail(self._policy, self._limits, self._spec, run, is_kept=not self._is_last)
-        connection = await self._connected(jail)
-        slot, fd = self._slot, self.workspace.fd
-        start = self._start = choose_start(slot, jail, is_last=self._is_last)
+        connection, jail = self._chosen or await self._choose(run)
+        slot, fd, start = self._slot, self.workspace.fd, self._start
         if slot is not None and start.kind != "own":
             building = connection.send_warm_run(
                 run, streams, jail, slot, start, workspace=fd, is_awaited=is_awaited,
@@ -549,36 +548,35 @@ class LocalOpenSandbox(OffersFunctions):
             return connection, building
         is_jail = self._spec.level == "jail"
         workspace = fd if is_jail else -1
+        network = self._network.own().jail_end if self._spec.network is not None else -1
         return connection, connection.send_run(
-            run, streams, workspace=workspace, network=self._own_network(), is_last=self._is_last and is_jail
+            run, streams, workspace=workspace, network=network, is_last=self._is_last and is_jail
         )
+
+    async def _choose(self, run: Run) -> tuple[HelperConnection, WarmJail]:
+        """Choose how a run starts, and have its jail built where it needs one and none waits."""
+        jail = warm_jail(self._policy, self._limits, self._spec, run, is_kept=not self._is_last)
+        connection = await self._connected(jail)
+        slot = self._slot
+        start = self._start = choose_start(slot, jail, is_last=self._is_last)
+        if slot is not None and start.kind != "own" and start.name != "pooled":
+            lent = self._network.lent() if start.kind == "kept" else None
+            connection.prepare(jail, slot, start, workspace=self.workspace.fd, network=lent)
+        return connection, jail
 
     def _network_variables(self) -> Mapping[str, str]:
         is_jail = self._spec.level == "jail"
         return authority_variables(self._policy) if is_jail else variables_without_namespace(self._policy)
 
-    async def _have_secrets(self) -> GuestSecrets:
-        """Open the network with this sandbox's secrets, before its first jail is described."""
-        if self._secrets is None:
-            await become_task()
-            self._network, self._secrets = await open_run_secrets(self._policy, self._spec)
-        return self._secrets
-
-    def _own_network(self) -> int:
-        """Return the descriptor to which a jail in a newly started helper sends sockets, -1 without a network."""
-        rules = network_rules(self._policy) if self._spec.network is not None else None
-        if rules is None:
-            return -1
-        if self._network is None:
-            self._network = new_network(rules)
-        return self._network.jail_end
+    async def _read_secrets(self, run: Run) -> GuestSecrets:
+        """Have the secrets read into the network that the run will have, before its order is made."""
+        self._chosen = await self._choose(run)
+        return await self._network.fill(self._slot if self._start.kind == "single" else None)
 
     async def _connected(self, jail: WarmJail) -> HelperConnection:
         if self._is_closed:
             raise InvalidRequest("this sandbox is closed; open another one")
         if self._connection is None:
-            if self._policy.secrets is not None:
-                await self._have_secrets()
             self._claim_id()
             if self._slot is not None:  # left by a failed start
                 self._release()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ..messages import Run, Spec
-from ..steps import EACCES, EEXIST, EISDIR, ENOENT, EPERM, EROFS, make
+from ..steps import AUTHORITY, EACCES, EEXIST, EISDIR, ENOENT, EPERM, EROFS, make
 from ..syscalls import AT_FDCWD
 
 TYPE_CHECKING = False
@@ -39,6 +39,8 @@ def compile_files(spec: Spec, run: Run, *, is_first: bool = False, is_by_guest: 
             make("write", "file", text.encode()),
             make("close", "file"),
         ]
+    if run.authority:
+        calls.append(make("pwrite64", AUTHORITY, run.authority, len(run.authority), 0))
     return [("files", f"write {len(run.files)} files into {spec.workspace}", calls)]
 
 

@@ -399,14 +399,17 @@ class Cover:
 
 
 class ShownText:
-    """Write a synthetic file of any size, and show it read-only at each path, also over a file that is shown there."""
+    """Write a synthetic file of any size, and show it read-only at each path, also over a file that is shown there.
 
-    __slots__ = ("content", "over", "target")
+    A `register` keeps it open for writing: what it begins with is known later.
+    """
+
+    __slots__ = ("content", "over", "register", "target")
 
     STAGE = ".shown"
 
-    def __init__(self, target: str, content: str, over: Sequence[str] = ()):
-        self.target, self.content, self.over = target, content, over
+    def __init__(self, target: str, content: str, over: Sequence[str] = (), register: str = ""):
+        self.target, self.content, self.over, self.register = target, content, over, register
 
     def calls(self) -> list[Call]:
         staged, data = f"{self.STAGE}/file", self.content.encode()
@@ -414,12 +417,21 @@ class ShownText:
         return [
             *Tmpfs(self.STAGE, len(data) + (1 << 16), 16).calls(),
             *Text(staged, self.content).calls(),
+            *(self._kept() if self.register else ()),
             mount("none", self.STAGE, "", read_only),  # and so is every further mount of it
             *_make_mount_point(self.target, is_directory=False),
             mount(staged, self.target, "", MS_BIND),
             *(mount(staged, path, "", MS_BIND, excuse=(ENOENT, ENOTDIR, EACCES)) for path in self.over),
             make("umount2", os.fsencode(self.STAGE), MNT_DETACH),
             make("unlinkat", AT_FDCWD, os.fsencode(self.STAGE), AT_REMOVEDIR),
+        ]
+
+    def _kept(self) -> list[Call]:
+        """Open the file in a mount that is attached nowhere, since those that are shown cannot be written to."""
+        return [
+            open_tree(self.STAGE, "shown", recursive=False),
+            make("openat", "shown", b"file", os.O_WRONLY | os.O_CLOEXEC, 0, keep=self.register),
+            make("close", "shown"),
         ]
 
     def describe(self) -> str:
