@@ -119,6 +119,8 @@ def check_functions_of_the_caller(backend: str, **options: Any) -> None:
         session = sandbox.session()
         assert session.run(code).value == expected
         assert session.run("cloche_host.double('a')").stderr.endswith("number must be an integer, not text\n")
+        shell = """cloche_host double '{"number": 4}'"""
+        assert sandbox.run(shell, language="bash").stdout == sandbox.session("bash").run(shell).stdout == "8\n"
     result = cloche.run(code, backend=backend, tools=[double], **options)
     assert (result.value, [file.path for file in result.files]) == (expected, ["x"])
     assert result.meta["tools"]["ok"] == 20

@@ -152,6 +152,11 @@ def test_programs_of_node_and_bash_call_too(live: bool) -> None:
     project = {"node_modules/cloche_host/index.js": "throw 'taken'"}
     with cloche.Sandbox(tools=TOOLS, live=live, files=project, timeout=20) as sandbox:
         node, shell = sandbox.run(IN_NODE, language="javascript"), sandbox.run(IN_BASH, language="bash")
+        in_cells = sandbox.session("javascript").run("cloche_host.search('x', 1)") if live else None
+        bash = sandbox.session("bash")
+        bash.run('counted=$(cloche_host search \'{"query": "x", "limit": 1}\')')
+        assert bash.run('echo "$counted"; cloche_host later \'{"number": 7}\'').stdout == '["x 0"]\n7\n'
+    assert in_cells is None or in_cells.value == ["x 0"], in_cells
     titles = [["x 0"], ["y 0", "y 1"], ["z 0"]]
     assert json.loads(node.stdout) == [[*range(20)], titles, [True, "refused", refused]], node.stderr
     assert shell.stdout == '["x 0"]\n7\n7\ncode 1\n', shell.stderr

@@ -105,6 +105,11 @@ class OffersFunctions:
         """Return the functions for what starts now."""
         return _of_client.get() or self._functions
 
+    @property
+    def has_functions(self) -> bool:
+        """Tell whether what starts now may call functions."""
+        return self.functions is not None
+
 
 _of_client: ContextVar[OfferedFunctions | None] = ContextVar("functions", default=None)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .freezing import Freezing
 
 PYTHON = "python"
-LANGUAGES: Mapping[str, Sequence[str]] = {"all": (PYTHON, "javascript", "bash"), "live": (PYTHON,)}
+LANGUAGES = (PYTHON, "javascript", "bash")
 ToolsArgument = Mapping[str, "Callable[..., Any] | Tool"] | Sequence["Callable[..., Any] | Tool"]
 
 
@@ -54,11 +54,10 @@ def functions_for(
             f"tools: programs on backend {prepared.backend.name!r} cannot call functions of the caller.",
             remedy='Use backend "local", "docker" or "cloche", or leave tools out.',
         )
-    able = LANGUAGES[guests_that_call(prepared)]
-    if language is None or language_named(language).name not in able:
+    if language is None or language_named(language).name not in LANGUAGES:
         raise InvalidRequest(
-            f"tools: on backend {prepared.backend.name!r} programs in {', '.join(able)} can call functions of the "
-            f"caller, not {language or 'commands'}; leave tools out, or write the program in one of these"
+            f"tools: programs in {', '.join(LANGUAGES)} can call functions of the caller, not "
+            f"{language or 'commands'}; leave tools out, or write the program in one of these"
         )
     if bound is None:
         return of_client

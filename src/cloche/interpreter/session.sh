@@ -38,6 +38,8 @@ __cloche_file=${BASH_SOURCE[0]} __cloche_id= __cloche_is_running= __cloche_statu
 __cloche_is_hearing= __cloche_is_early=
 __cloche_last=0 __cloche_code= __cloche_options=
 BASH_ARGV0=/dev/stdin
+# The functions of the caller that cells may call, if there are any: no interactive shell reads BASH_ENV by itself.
+[[ ${BASH_ENV-} != */host_functions.sh ]] || . "$BASH_ENV"
 
 # Before 5.1 a command of PROMPT_COMMAND cannot give SIGINT back to the shell once it was ignored. There a signal between
 # two runs throws the shell back to where it is.

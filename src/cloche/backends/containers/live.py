@@ -36,7 +36,16 @@ from ..live_session import LiveProgram, LiveSession, open_live_session
 from ..network import network_rules
 from ..results import run_notes
 from .container import ByteReceiver, Container, ContainerWire, boot_message
-from .program import NOFILE, STARTUP_FOLDER, TEMPORARY, WORKSPACE, Program, SessionProgram
+from .program import (
+    NOFILE,
+    STARTUP_FOLDER,
+    TEMPORARY,
+    WORKSPACE,
+    Program,
+    SessionProgram,
+    program_with_calls,
+    session_with_calls,
+)
 from .run import observed_by_guest
 
 if TYPE_CHECKING:
@@ -336,6 +345,8 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
         timeout_s = request.timeout_s or self.limits.timeout_s
         await self.connected()
         program = await asyncio.to_thread(self._build_program, request, next(self._numbers))
+        if self.has_functions:
+            program = program_with_calls(program, request.language)
 
         async def notes(wall_s: float) -> Mapping[str, Any]:
             notes_of_run = run_notes(program.engine, program.version, self.limits, self.enforcement, wall_s)
@@ -378,6 +389,8 @@ class ContainerLiveSandbox(LiveSandbox, ABC, Generic[C]):
         """Start an interpreter that lives in this container; see core.protocols.SupportsSessions."""
         link = await self.connected()
         program = await asyncio.to_thread(self._build_session_program, language, env)
+        if self.has_functions:
+            program = session_with_calls(program)
         order = program.order(self._variables_of(program.env, env))
         started = LiveProgram(
             language=program.language.name, order=order, new_codec=program.new_codec, interrupt=program.interrupt,

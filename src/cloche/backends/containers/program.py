@@ -18,9 +18,10 @@ from cloche.core.limits import KIB, MIB, Limits
 from cloche.core.record import dataclass, field, replace
 from cloche.core.request import InputFile, Request, source_of
 
+from ..call_languages import Start, with_calls
 from ..layout import STARTUP_FILE, guest_variables, sites_of, startup_text, with_layers, with_startup
 from ..saved_files import time_for_files
-from ..session_languages import ONCE, Codec, Driver, Interrupt, JsonCodec, check_variables, session_language
+from ..session_languages import DRIVERS, ONCE, Codec, Driver, Interrupt, JsonCodec, check_variables, session_language
 from ..toolchain import sets_interpreter_variables, version_numbers
 
 WORKSPACE, BUILD = "/workspace", "/tmp/build"
@@ -250,6 +251,28 @@ def session_in(name: str, env: Mapping[str, str], image: Equipment, path: str = 
         engine = image.engine(language)
         raise BackendUnavailable(f"a {language.name} session needs {driver.program}; {engine.name} cannot hold one")
     return session_of(language, driver, image, {"PATH": path}, env)
+
+
+def program_with_calls(program: Program, language: str) -> Program:
+    """Return a program that can call functions of its caller. Python needs nothing for that, and no command can."""
+    if program.engine is None or language == "python":
+        return program
+    start = Start(commands=program.commands, env=program.env, generated=program.generated)
+    start = with_calls(start, language, program.engine.name, program.build)
+    return replace(program, **_fields(start))
+
+
+def session_with_calls(program: SessionProgram) -> SessionProgram:
+    """Return the program of a session whose cells can call functions of the caller."""
+    driver = DRIVERS[program.language.name]
+    if driver is None:
+        return program
+    start = Start(commands=program.commands, env=program.env, generated=program.generated)
+    return replace(program, **_fields(with_calls(start, program.language.name, driver.program, FOLDER)))
+
+
+def _fields(start: Start) -> dict[str, Any]:
+    return {"commands": tuple(map(tuple, start.commands)), "env": start.env, "generated": start.generated}
 
 
 def program_with_layers(program: Program, layers: Sequence[str]) -> Program:

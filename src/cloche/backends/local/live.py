@@ -554,7 +554,7 @@ class LocalLiveSandbox(LiveSandbox):
         from ..live_session import LiveProgram, open_live_session
 
         await self._have_secrets()
-        program = build_session_program(language, env, self._paths, self._policy.layers)
+        program = build_session_program(language, env, self._paths, self._policy.layers, calls=self.has_functions)
         run = program.run
         environment.show(run.python, HOME, self._has_environment)
         link = await self.connected()
@@ -577,7 +577,7 @@ class LocalLiveSandbox(LiveSandbox):
 
     async def open_session_apart(self, language: str, env: Mapping[str, str]) -> LocalSession:
         """Start an interpreter that can be cloned, with one user; see core.protocols.SupportsSessionsApart."""
-        program = build_session_program(language, env, self._paths, self._policy.layers)
+        program = build_session_program(language, env, self._paths, self._policy.layers, calls=self.has_functions)
         if why := program.why_no_forks():
             raise BackendUnavailable(why)
         if self._is_closed:

@@ -597,11 +597,13 @@ class LocalSessionProgram:
 
 
 def build_session_program(
-    name: str, env: Mapping[str, str], guest_paths: GuestPaths, layers: Sequence[str] = ()
+    name: str, env: Mapping[str, str], guest_paths: GuestPaths, layers: Sequence[str] = (), *, calls: bool = False
 ) -> LocalSessionProgram:
-    """Return the program of a session. Raises BackendUnavailable for a language without sessions."""
+    """Return the program of a session; see `build_program`. Raises BackendUnavailable for a language without any."""
     language, driver = session_language(name)
     program = _python(language, env, guest_paths) if driver is None else _driven(language, env, guest_paths, driver)
+    if calls and program.toolchain is not None:
+        load_calls(program.run, language.name, program.toolchain.engine)
     if layers:
         program.run.env = with_layers(program.run.env, layers)
         if program.run.python is not None:  # all layers: packages may be added later

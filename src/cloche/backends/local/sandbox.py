@@ -166,7 +166,7 @@ class LocalOpenSandbox(OffersFunctions):
         from .plan import build_session_program
         from .session import LocalSession, LocalTransport
 
-        program = build_session_program(language, env, self._guest_paths, self._policy.layers)
+        program = build_session_program(language, env, self._guest_paths, self._policy.layers, calls=self.has_functions)
         async with self._turn:
             if self._is_closed:
                 raise InvalidRequest("this sandbox is closed; open another one")
