@@ -13,6 +13,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from cloche.init import wire
 
 IN, OUT, ERR, JSON = range(4)
+COMING = (OUT, ERR, JSON, wire.HOST_CALLS)
 
 
 class CallFailed(Exception):
@@ -31,8 +32,8 @@ class WireCall:
         self._wire, self.number = client, number
         self.events: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
         self.result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.came = dict.fromkeys((OUT, ERR, JSON), 0)  # bytes of each channel, read or not
-        self._pieces: dict[int, asyncio.Queue[bytes | None]] = {one: asyncio.Queue() for one in (OUT, ERR, JSON)}
+        self.came = dict.fromkeys(COMING, 0)  # bytes of each channel, read or not
+        self._pieces: dict[int, asyncio.Queue[bytes | None]] = {one: asyncio.Queue() for one in COMING}
         self._json = bytearray()
         self._window, self._room = wire.WINDOW_BYTES, asyncio.Event()
         self.reads_events = True

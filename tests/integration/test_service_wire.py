@@ -113,6 +113,54 @@ async def test_a_call_that_is_not_read_holds_only_itself_up(wire: WireClient, sa
         await deaf.result
 
 
+FLOODS = """
+import os, time, cloche_host
+calls = cloche_host._functions.__closure__[0].cell_contents.calls  # which writes without blocking
+ends, count = time.monotonic() + 1, 0
+while time.monotonic() < ends:
+    try:
+        count += os.write(calls, bytes(65536))
+    except BlockingIOError:
+        time.sleep(0.01)
+count
+"""
+
+
+@wire_test
+async def test_calls_of_a_clients_functions_wait_where_nobody_takes_them(wire: WireClient, sandbox: str) -> None:
+    """A client without reading gets a window of a program's flood, and the program waits; so it is the other way."""
+    flooding = await wire.begin("run", sandbox=sandbox, code=FLOODS, tools=["f"])
+    value = (await flooding.result)["value"]
+    assert flooding.came[frames.HOST_CALLS] <= frames.WINDOW_BYTES
+    assert value < 4 * MIB
+    deaf = await wire.begin("run", sandbox=sandbox, code="import time; time.sleep(60)", tools=["f"], timeout=2)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await deaf.send(bytes(16 * MIB), channel=frames.HOST_ANSWERS)
+    assert (await deaf.result)["status"] == "timeout"
+    assert await shell(wire, sandbox, "echo goes on") == "goes on\n"
+
+
+@wire_test
+async def test_calls_of_a_session_are_carried_once_and_to_its_own_key_alone(wire: WireClient, sandbox: str) -> None:
+    """Neither a session without functions, nor one of another sandbox, nor a second call has any."""
+    plain = (await wire.do("session.open", sandbox=sandbox))["id"]
+    session = (await wire.do("session.open", sandbox=sandbox, tools=["f"]))["id"]
+    assert await failure(wire, "session.calls", sandbox=sandbox, session=plain) == (409, "followed")
+    assert await failure(wire, "session.calls", sandbox=f"sb_{sandbox[:2:-1]}", session=session) == (404, "not-found")
+    carrying = await wire.begin("session.calls", sandbox=sandbox, session=session)
+    await asyncio.sleep(0.1)
+    assert await failure(wire, "session.calls", sandbox=sandbox, session=session) == (409, "followed")
+    await carrying.cancel()
+    with pytest.raises(CallFailed):
+        await carrying.result
+    assert await failure(wire, "session.calls", sandbox=sandbox, session=session) == (409, "followed")
+    cell = await wire.do("session.run", sandbox=sandbox, session=session, code="import cloche_host; cloche_host.f")
+    assert "takes no more calls" in cell["stderr"]
+    for opened in (plain, session):
+        await wire.do("session.close", sandbox=sandbox, session=opened)
+
+
 @wire_test
 async def test_cancelling_a_call_ends_what_it_started(wire: WireClient, sandbox: str) -> None:
     """A command with all that it started, code, and a cell, whose session lives on; another cancel changes nothing."""
