@@ -15,7 +15,7 @@ NODE, BASH = "node", "bash"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class CallingProgram:
     """Hold how a program is started: its commands, of which the last one runs it, its variables, and files of ours."""
 
     commands: Sequence[Sequence[str]]
@@ -23,7 +23,7 @@ class Start:
     generated: Mapping[str, str]
 
 
-def with_calls(start: Start, language: str, engine: str, folder: str) -> Start:
+def with_calls(start: CallingProgram, language: str, engine: str, folder: str) -> CallingProgram:
     """Return a start that loads the file by which the program calls functions of its caller, from `folder`.
 
     Raises InvalidRequest for a language, or an engine, whose programs cannot call.
@@ -46,7 +46,7 @@ def with_calls(start: Start, language: str, engine: str, folder: str) -> Start:
 def load_calls(run: Run, language: str, engine: Engine) -> None:
     """Have the program of a run load its calls. Python needs nothing. Raises InvalidRequest, as `with_calls` does."""
     if run.python is None:
-        start = Start(commands=run.commands, env=run.env, generated=run.generated)
+        start = CallingProgram(commands=run.commands, env=run.env, generated=run.generated)
         start = with_calls(start, language, engine.name, run.folders[0])
         run.commands, run.env = [list(command) for command in start.commands], dict(start.env)
         run.generated = dict(start.generated)

@@ -18,7 +18,7 @@ from cloche.core.limits import KIB, MIB, Limits
 from cloche.core.record import dataclass, field, replace
 from cloche.core.request import InputFile, Request, source_of
 
-from ..call_languages import Start, with_calls
+from ..call_languages import CallingProgram, with_calls
 from ..layout import STARTUP_FILE, guest_variables, sites_of, startup_text, with_layers, with_startup
 from ..saved_files import time_for_files
 from ..session_languages import DRIVERS, ONCE, Codec, Driver, Interrupt, JsonCodec, check_variables, session_language
@@ -257,7 +257,7 @@ def program_with_calls(program: Program, language: str) -> Program:
     """Return a program that can call functions of its caller. Python needs nothing for that, and no command can."""
     if program.engine is None or language == "python":
         return program
-    start = Start(commands=program.commands, env=program.env, generated=program.generated)
+    start = CallingProgram(commands=program.commands, env=program.env, generated=program.generated)
     start = with_calls(start, language, program.engine.name, program.build)
     return replace(program, **_fields(start))
 
@@ -267,11 +267,11 @@ def session_with_calls(program: SessionProgram) -> SessionProgram:
     driver = DRIVERS[program.language.name]
     if driver is None:
         return program
-    start = Start(commands=program.commands, env=program.env, generated=program.generated)
+    start = CallingProgram(commands=program.commands, env=program.env, generated=program.generated)
     return replace(program, **_fields(with_calls(start, program.language.name, driver.program, FOLDER)))
 
 
-def _fields(start: Start) -> dict[str, Any]:
+def _fields(start: CallingProgram) -> dict[str, Any]:
     return {"commands": tuple(map(tuple, start.commands)), "env": start.env, "generated": start.generated}
 
 
