@@ -11,6 +11,7 @@ import pytest
 from tests.escape.test_secrets_held import ASKS, HOST, TABLE
 from tests.harness.world import World, open_world
 
+pytestmark = pytest.mark.both_users
 FIRST, SECOND = "sk-proj-FirstValue0123456789abcdef-one", "sk-proj-TheSecondValue0123456789abcdefghijkl-two"
 # Asks until a host takes the value, in one connection after the other; then for a third value.
 USES = """

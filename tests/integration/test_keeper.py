@@ -509,3 +509,14 @@ def test_many_clients_at_once_each_get_their_own() -> None:
         for thread in threads:
             thread.join()
         assert not wrong
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_secret_without_a_value_leaves_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its command fails, or asks for a variable of the caller, which no process has that outlives it."""
+    monkeypatch.setenv("NOT_FOR_OTHERS", "0123456789abcdef")
+    for command, words in (("false", "ended with exit code 1"), ("sh -c 'echo $NOT_FOR_OTHERS'", "fewer than 12")):
+        secrets = {"KEY": cloche.Secret(command=command, hosts=["api.example.com"])}
+        with pytest.raises(InvalidRequest, match=words):
+            cloche.Sandbox(name="x", keep="10m", secrets=secrets).open()
+        assert is_gone("x")

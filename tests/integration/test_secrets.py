@@ -169,14 +169,16 @@ def test_the_operators_proxy_is_the_way_out(world: World) -> None:
     [
         ({"level": "process"}, "secrets need level jail"),
         ({"level": "confined"}, "secrets need level jail"),
-        ({"network": "bridge"}, "bridge"),
+        ({"network": "bridge"}, "with network 'bridge' no host is reached through Cloche"),
+        ({"network": "off"}, "with network 'off' no host is reached through Cloche"),
+        ({"name": "refused", "level": "confined"}, "secrets need level jail"),
     ],
 )
 def test_what_cannot_hold_secrets_refuses_them(options: dict[str, Any], words: str) -> None:
     """With the remedy, before anything runs."""
     secret = cloche.Secret(value=VALUE, hosts=[HOST])  # type: ignore[arg-type]
     with pytest.raises(cloche.ClocheError, match=words) as caught:
-        cloche.run("1", secrets={"KEY": secret}, **options)
+        cloche.Sandbox(secrets={"KEY": secret}, **options).open()
     assert VALUE not in str(caught.value)
 
 
