@@ -335,6 +335,7 @@ class _Connection:
             return request
         most_bytes = min(each.most_bytes for each in (edit, signing) if each is not None)
         content = await self._whole_body(request, body, most_bytes)
+        await self._turns.take()  # to edit a whole one takes some milliseconds
         content = content if edit is None else edit.edit(content)
         added = () if signing is None else signing.headers(content)
         return replace(request, head=request.head_for(len(content), added) + content)

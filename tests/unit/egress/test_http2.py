@@ -6,21 +6,27 @@ A guest, the relay and a host are connected over loopback. The host answers by p
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from weakref import WeakSet
 
 import pytest
 from h2.events import DataReceived, Event, RequestReceived, StreamEnded
 from h2.settings import SettingCodes
 
+from cloche.core.secrets import Capture
+from cloche.egress.captures import Captures, edit_of_answer
 from cloche.egress.credentials import Grant, HostCredentials
+from cloche.egress.fields import HostFields
 from cloche.egress.http2 import MOST_UNSENT_BYTES, relay_http2
 from cloche.egress.http2_frames import FrameError, FrameReader
 from cloche.egress.http2_request import read_http2_request
 from cloche.egress.http_request import Rejected, RequestHead, RequestTarget
+from cloche.egress.opened import OpenedEdits
 from cloche.egress.redaction import AnswerRedaction, StreamRedactor, pairs_of
 from cloche.egress.stream import SocketStream
 from tests.harness.http2 import Exchanged, Http2End, frame
@@ -81,6 +87,10 @@ class Site:
         elif isinstance(event, StreamEnded) and path == "/size":
             say([(":status", "200")])
             end.h2.send_data(stream_id, str(len(stream.data)).encode(), end_stream=True)
+        elif isinstance(event, StreamEnded) and path == "/token":
+            tokens = json.dumps({"access_token": VALUE, "refresh_token": VALUE[::-1]}).encode()
+            say([(":status", "200"), ("content-type", "application/json"), ("content-length", str(len(tokens)))])
+            end.h2.send_data(stream_id, tokens, end_stream=True)
         elif isinstance(event, StreamEnded) and path == "/":
             say([(":status", "200")], end_stream=True)
 
@@ -137,18 +147,23 @@ class Edits:
         return AnswerRedaction(StreamRedactor(pairs_of([GRANT])))
 
 
-def in_relay(claim: Callable[[Relayed], Awaitable[None]], *, prepares: Callable[[Site], None] = lambda _: None) -> None:
+def in_relay(
+    claim: Callable[[Relayed], Awaitable[None]], *, prepares: Callable[[Site], None] = lambda _: None,
+    edits: OpenedEdits | Edits | None = None,
+) -> None:  # fmt: skip
     """Run what a test claims with a guest, a relay and a site."""
 
     async def run() -> None:
-        async with relayed(prepares) as it:
+        async with relayed(prepares, edits) as it:
             await claim(it)
 
     in_loop(run)
 
 
 @asynccontextmanager
-async def relayed(prepares: Callable[[Site], None] = lambda _: None) -> AsyncIterator[Relayed]:
+async def relayed(
+    prepares: Callable[[Site], None] = lambda _: None, edits: OpenedEdits | Edits | None = None
+) -> AsyncIterator[Relayed]:
     """Connect a guest to a site."""
     site, loop = Site(), asyncio.get_running_loop()
     prepares(site)
@@ -158,7 +173,7 @@ async def relayed(prepares: Callable[[Site], None] = lambda _: None) -> AsyncIte
     upstream = socket.create_connection(server.sockets[0].getsockname())
     guest = socket.create_connection(it.address)
     ends = (SocketStream(listener.accept()[0]), SocketStream(upstream))
-    work = relay_http2(*ends, HOST, 443, it.refuse, edits=Edits(), idle_s=20)
+    work = relay_http2(*ends, HOST, 443, it.refuse, edits=edits or Edits(), idle_s=20)
     task = loop.create_task(work)
     it.guest = Http2End(*await asyncio.open_connection(sock=guest), is_client=True)
     try:
@@ -370,6 +385,34 @@ def test_a_body_that_is_edited_is_sent_with_its_new_length() -> None:
         assert it.guest.streams[too_long].headers[":status"] == "413"
 
     in_relay(claim)
+
+
+def test_tokens_of_an_answer_are_captured() -> None:
+    """And come back in a later request, as over HTTP/1.1: the answer has no length, since it is read whole."""
+    grants: list[Grant] = []
+    capture = Capture(url=f"https://{HOST}/token", hosts=(HOST,))
+    captures = Captures([("LOGIN", capture)], grants, lambda: None)
+    edits = OpenedEdits(
+        lambda head: head, HostCredentials(HOST, grants),
+        HostFields(HOST, grants, captures.rows, WeakSet(), lambda _: None), lambda _: None,
+        partial(edit_of_answer, captures, HOST, lambda: AnswerRedaction(StreamRedactor(pairs_of(grants)))),
+    )  # fmt: skip
+
+    async def claim(it: Relayed) -> None:
+        kind = [("content-type", "application/json")]
+        answer = await it.guest.answer_to(it.guest.ask(kind, b'{"code": "a"}', method="POST", path="/token"))
+        tokens = json.loads(answer.data)
+        assert "content-length" not in answer.headers
+        assert {grant.placeholder.decode() for grant in grants} == set(tokens.values())
+        body = json.dumps({"refresh_token": tokens["refresh_token"]}).encode()
+        bearer = ("authorization", f"Bearer {tokens['access_token']}")
+        again = await it.guest.answer_to(it.guest.ask([*kind, bearer], body, method="POST", path="/token"))
+        assert json.loads(again.data) == tokens
+        *_, stream = it.site.ends[0].streams.values()
+        assert json.loads(stream.data) == {"refresh_token": VALUE[::-1]}
+        assert stream.headers["authorization"] == f"Bearer {VALUE}"
+
+    in_relay(claim, edits=edits)
 
 
 def test_a_slow_guest_slows_the_host() -> None:
