@@ -28,7 +28,8 @@ import os, urllib.request
 def ask(name, host):
     asked = urllib.request.Request(f"https://{host}/plain", headers={"Authorization": "Bearer " + os.environ[name]})
     return urllib.request.urlopen(asked, timeout=10).read().decode()
-print(os.environ["OPENAI_API_KEY"], ask("OPENAI_API_KEY", "api.openai.com"), ask("FILED_KEY", "good.example"))
+print(os.path.exists("PLACE"), os.environ["OPENAI_API_KEY"])
+print(ask("OPENAI_API_KEY", "api.openai.com"), ask("FILED_KEY", "good.example"))
 """
 # Serve, store a secret by the command, use it from a client, and look for its value wherever it should not be.
 SERVES = r"""
@@ -38,7 +39,7 @@ os.chdir(place)
 os.environ.update(HOME=place, XDG_STATE_HOME=place + "/state", XDG_CONFIG_HOME=place, XDG_CACHE_HOME=place + "/cache")
 program = [sys.executable, "-m", "cloche"]
 log = open("log", "wb")
-words = ["serve", "--port", "0", "--secrets-key", "secrets.key", "--secrets-from", "held", "--keep-sandboxes", "1s"]
+words = ["serve", "--port", "0", "--secrets-key", "secrets.key", "--secrets-from", "held", "--sandbox-debug"]
 server = subprocess.Popen([*program, *words], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 def told(pattern):
     while server.poll() is None and not (found := re.search(pattern, open("log").read())):
@@ -107,9 +108,9 @@ def test_a_service_uses_its_secrets_for_callers_that_name_them(world: World, pla
     Neither the database, logs, answers and errors, nor the command lines and environments of processes.
     """
     world.forget()
-    argument: Any = {"place": str(place), "value": VALUE, "own": "a-value-of-the-caller", "asks": ASKS}
-    told = world.run(SERVES, {**argument, "values": [VALUE, FILED]})
-    assert told["stdout"].startswith("sk-proj-"), told
+    argument: Any = {"place": str(place), "value": VALUE, "own": "a-value-of-the-caller", "values": [VALUE, FILED]}
+    told = world.run(SERVES, {**argument, "asks": ASKS.replace("PLACE", str(place))})
+    assert told["stdout"].startswith("False sk-proj-"), told
     assert told["lives"].count("sk-proj-"), told
     arrived = [row["text"] for row in world.seen().arrivals if row["server_name"]]
     assert sum(VALUE.lower() in text for text in arrived) == 2, told

@@ -213,12 +213,21 @@ def test_a_forwarded_port_is_for_its_own_user_and_bounded(cluster: Cluster, monk
     asyncio.run(work())
 
 
-def test_code_runs_in_pods_and_a_restarted_one_is_lost(cluster: Cluster, pods: NodePods) -> None:
-    """Runs are in pods, which have a deadline; a sandbox whose container restarted in place is lost, and says why."""
+def test_code_runs_in_pods_and_a_restarted_one_is_lost(cluster: Cluster, pods: NodePods, tmp_path: Path) -> None:
+    """Runs are in pods, which have a deadline; a sandbox whose container restarted in place is lost, and says why.
+
+    A run uses a secret that its pod's server has in a folder, and sees a placeholder.
+    """
+    (tmp_path / "cloche").mkdir()
+    (tmp_path / "cloche" / "config.yaml").write_text(f"secrets_from: {tmp_path}/held\n")
+    (tmp_path / "held").mkdir()
+    (tmp_path / "held" / "OPENAI_API_KEY").write_text("sk-proj-0123456789abcdefghij")
     cluster.fill(2)
-    result = cloche.run("print(6 * 7)", backend="kubernetes", memory="64m", cpus=0.2)
+    code = "import os; key = os.environ['OPENAI_API_KEY']; print(6 * 7, len(key), key[-20:] == '0123456789abcdefghij')"
+    result = cloche.run(code, backend="kubernetes", memory="64m", cpus=0.2, secrets=["OPENAI_API_KEY"])
+    assert result.stdout == "42 28 False\n"
     pod = result.meta["remote"]["node"]
-    assert (result.stdout, pod in dict(cluster.claims)) == ("42\n", True)
+    assert pod in dict(cluster.claims)
     assert 86_400 <= cluster.pods[pod]["spec"]["activeDeadlineSeconds"] <= 86_400 + 60
     with cloche.Sandbox(backend="kubernetes", live=True, memory="64m", cpus=0.1) as sandbox:
         assert sandbox.run("print(1)").stdout == "1\n"

@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import re
+import resource
 import ssl
 import stat
 import sys
@@ -95,13 +96,15 @@ async def serving(command: ServeCommand) -> None:
             "--tls-key, --self-signed, or --allow-public if a proxy in front of the service has TLS"
         )
     check_capacity(command.most_sandboxes)
+    if (places := _secrets(command))["secrets_key"]:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     options = ServiceOptions(
         options=command.options, roots=tuple(read_root(root) for root in command.roots), is_secure=is_secure,
         allowed_hosts=command.allowed_hosts, allowed_origins=command.allowed_origins, queue_limit=command.queue_limit,
         queue_deadline_s=command.queue_deadline_s, drain_s=command.drain_s,
         keep_runs_s=command.keep_runs_s, keep_sandboxes_s=command.keep_sandboxes_s,
         ends_sandboxes=command.ends_sandboxes, most_sandboxes=command.most_sandboxes, is_debugging=command.is_debugging,
-        has_sandbox_fusion=command.has_sandbox_fusion, **_secrets(command),
+        has_sandbox_fusion=command.has_sandbox_fusion, **places,
     )  # fmt: skip
     address_host = _check_worker_address(command)
     listener = http.listen(command.host, command.port)

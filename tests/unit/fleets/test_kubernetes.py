@@ -10,6 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from cloche.backends.layout import ETC_SHOWN, SYSTEM_FOLDERS, is_below
 from cloche.core.errors import InvalidRequest
 from cloche.core.fleet_settings import FleetMode, FleetSettings
 from cloche.core.record import replace
@@ -258,6 +259,7 @@ def test_a_secret_is_mounted_for_the_fleets_own_server_alone() -> None:
         (volume,) = [row for row in pod["volumes"] if "secret" in row]
         (mount,) = [row for row in container["volumeMounts"] if row["name"] == volume["name"]]
         assert (volume["secret"]["secretName"], mount["readOnly"]) == ("values", True)
+        assert not any(is_below(mount["mountPath"], folder) for folder in (*SYSTEM_FOLDERS, *ETC_SHOWN))
         assert container["args"][-2:] == ["--secrets-from", mount["mountPath"]]
     named = json.dumps([rules(mode) for mode in get_args(FleetMode)])
     assert "values" not in named + json.dumps(foreign_pod(settings, Served()))

@@ -14,6 +14,8 @@ from cloche.core.secrets import Secret
 from cloche.records.database import Database
 from cloche.records.secrets import list_secrets, store_secret
 from cloche.server.secrets import ServiceSecrets
+from cloche.server.service import Service, ServiceOptions
+from cloche.wire.callers import Caller
 
 STORED = Secret(value="0123456789stored", hosts=["a.example"])
 
@@ -76,6 +78,16 @@ def test_without_a_key_nothing_is_stored_and_nothing_is_opened(database: Databas
     with pytest.raises(BackendUnavailable, match=r"KEY was stored with another key.*secrets_key"):
         asyncio.run(store.of("mine", ["KEY"]))
     assert [row["usable"] for row in asyncio.run(store.list("mine"))] == [False]
+
+
+def test_a_service_of_a_fleet_passes_names_on(database: Database) -> None:
+    """Its nodes hold the values; here they are neither looked up nor refused."""
+    service = Service(database, ServiceOptions(options={"backend": "ray"}))
+    caller = Caller(project="mine", scopes=("run",))
+    options = asyncio.run(service.allowed_options(caller, {"secrets": ["THEIRS"]}))
+    assert options == {"backend": "ray", "secrets": ["THEIRS"]}
+    service.close_files()
+    service.writer.close()
 
 
 def test_a_folder_that_cannot_be_used_is_told_at_the_start(database: Database, folder: str) -> None:
