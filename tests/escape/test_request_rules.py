@@ -17,6 +17,7 @@ from urllib.parse import unquote_to_bytes
 
 import pytest
 
+import cloche
 from tests.harness.world import NAMES, PUBLIC, World, open_world
 
 HOST, OTHER = "api.github.com", "other.example"
@@ -72,6 +73,24 @@ with contextlib.suppress(OSError):
     socket.getaddrinfo("not.example", 443)
 with contextlib.suppress(OSError):
     ssl.create_default_context().wrap_socket(socket.create_connection(("{PUBLIC}", 443)), server_hostname="not.example")
+"""
+LIVE = """
+import cloche
+def ask(sandbox, url):
+    return sandbox.run("curl -s " + url, language="bash").stdout
+def add(sandbox, rule):
+    try:
+        sandbox.network.allow(rule)
+    except cloche.InvalidRequest as error:
+        return str(error)
+told = []
+with cloche.Sandbox(network_allow=ARGUMENT, live=True) as sandbox:
+    user = "https://api.github.com/user"
+    told += [ask(sandbox, user), add(sandbox, "api.github.com/GET:/user"), ask(sandbox, user)]
+    told += [add(sandbox, "api.github.com")]
+with cloche.Sandbox(network="open", live=True) as sandbox:
+    told += [add(sandbox, "good.example/GET:/user"), ask(sandbox, "https://good.example/")]
+print(json.dumps(told))
 """
 _HEAD = re.compile(r"(?m)^([A-Z]+) (\S+) HTTP/1\.1\r?\n((?:[^\r\n]+\r?\n)*)")
 _OVERRIDE = re.compile(r"(?im)^x[-_](?:http[-_]method|original)\S*: *(\S+)")
@@ -160,6 +179,23 @@ def test_no_other_request_arrives(name: str, outside: Came, inside: Came) -> Non
     """An attempt that reaches another path, or by another method, behind a naive proxy does not in a sandbox."""
     assert not all(is_within(*reading) for reading in outside.readings(name)), outside.returned[name]
     assert all(is_within(*reading) for reading in inside.readings(name)), inside.returned[name]
+
+
+def test_rules_can_be_added_to_a_sandbox_that_opens_connections(world: World) -> None:
+    """One that was opened without such a rule has no authority, and a rule of the whole host is refused."""
+    before, added, after, whole, without, other = world.run(LIVE, RULES)
+    assert "GET /user is not allowed" in before
+    assert (added, after[:5]) == (None, "HELLO")
+    assert "would limit nothing" in whole
+    assert "which this one was opened without" in without
+    assert "HELLO" in other
+
+
+@pytest.mark.parametrize("options", [{"level": "confined"}, {"backend": "subprocess"}], ids=str)
+def test_what_cannot_open_connections_refuses_such_rules(options: dict[str, Any]) -> None:
+    """No rule is enforced by halves."""
+    with pytest.raises(cloche.BackendUnavailable, match="network rules with methods and paths need level jail"):
+        cloche.run("1", network_allow=RULES, **options)
 
 
 def test_a_name_is_refused_in_the_same_words_by_lookup_and_by_tls(world: World) -> None:
