@@ -29,7 +29,7 @@ network = root.group("network", help="The network: test hosts, list and revoke g
 
 
 @network.command("test")
-@argument("target", metavar="HOST[:PORT,...]", help="A name or an address. Without a port: 443.")
+@argument("target", metavar="HOST[:PORT,...]", help="A name or an address; also HOST/GET:/PATH. Without a port: 443.")
 @flag("--resolve", help="Resolve the name here, and decide on each of its addresses.")
 @sandbox_options("network", "network_allow", "network_deny", "network_ports", "preset", "config")
 @json_option()
@@ -96,11 +96,36 @@ def decide_on(target: str, options: SandboxOptions, *, is_resolved: bool = False
     from cloche.config.settings import load_settings
 
     settings = load_settings(options)
+    target, request = _without_request(target)
     host, ports = _split(target)
     rows = [row for port in ports for row in _rows(host, port, settings, is_resolved=is_resolved)]
+    rows = [_with_request(row, request, settings) for row in rows] if request else rows
     show([dict(row) for row in rows], as_json=as_json, below=("why",))
     allowed = {row["port"] for row in rows if row["allowed"]}
     return 0 if allowed == set(ports) else EXIT_REFUSED
+
+
+def _without_request(target: str) -> tuple[str, tuple[str, str] | None]:
+    """Return the host, and the method and target of a request to it, if there is one."""
+    from cloche.core.request_rules import PART
+
+    part = PART.search(target)
+    return (target, None) if part is None else (target[: part.start()], (part[1], target[part.end() :]))
+
+
+def _with_request(row: Row, request: tuple[str, str], settings: Settings) -> Row:
+    """Return the decision on a request to an allowed host."""
+    from cloche.core.request_rules import RequestRefused, check_request
+
+    rule = settings.policy.network_rules().decide(row["host"], row["port"]).rule
+    if not row["allowed"] or rule is None or not rule.requests:
+        return row
+    try:
+        check_request(*request, (), rule.requests, row["host"])
+    except RequestRefused as refused:
+        why = f"{row['host']}:{row['port']}: {refused.what} is not allowed; {refused.why}"
+        return {**row, "allowed": False, "why": why}
+    return row
 
 
 def _split(target: str) -> tuple[str, tuple[int, ...]]:

@@ -32,7 +32,6 @@ DEFAULT_PORTS = (80, 443)
 MOST_RULE_CHARACTERS = 2000
 NAME_SERVER_PORT = 53  # the sandbox's own name server listens there
 ALWAYS_LOOPBACK = "localhost"
-ALLOW_IT = "allow it with network_allow"
 
 _NAMES_RANGE = IPv4Network("198.18.0.0/15")  # a sandbox gives each name an address of it
 _PORT = re.compile(r"[1-9][0-9]{0,4}")
@@ -282,16 +281,6 @@ def _check_plain(network: Network) -> None:
     """Refuse IPv6 networks that mean IPv4 ones: their addresses are looked up as IPv4 addresses."""
     if means_ipv4(network):
         raise _Wrong(f"has the network {network}, whose addresses stand for IPv4 addresses; write the IPv4 network")
-
-
-def not_allowed(what: str, why: str, remedy: str) -> str:
-    """Return the sentence of a refusal: what is not allowed, the rule or the fact behind it, what would allow it."""
-    return f"{what} is not allowed; {why}; {remedy}"
-
-
-def allowed_by(rule: str) -> str:
-    """Return the remedy of a refusal that a rule would lift."""
-    return f'{ALLOW_IT} "{rule}"'
 
 
 def denied_by(rule: Rule) -> tuple[str, str]:

@@ -26,9 +26,7 @@ from .host_rules import (
     DEFAULT_PORTS,
     NAME_SERVER_PORT,
     Rule,
-    allowed_by,
     denied_by,
-    not_allowed,
     parse_deny_rule,
     parse_network_range,
     parse_rule,
@@ -46,6 +44,7 @@ from .hosts import (
     shown,
 )
 from .record import dataclass, field, replace
+from .refusals import allowed_by, not_allowed
 
 __all__ = [
     "DEFAULT_PORTS",

@@ -16,6 +16,7 @@ from urllib.parse import unquote_plus
 
 from .hosts import shown
 from .record import dataclass
+from .refusals import allowed_by
 
 MOST_METHODS, MOST_SEGMENTS = 16, 64
 MOST_PART, MOST_TOLD = 120, 4  # in a sentence: characters of a rule that would allow a request, and rules
@@ -160,7 +161,7 @@ def _check_pattern(path: str) -> None:
 
 
 def check_request(
-    method: str, target: str, headers: Iterable[tuple[bytes, bytes]], rules: Sequence[RequestRule]
+    method: str, target: str, headers: Iterable[tuple[bytes, bytes]], rules: Sequence[RequestRule], host: str
 ) -> str:
     """Return the target for the server, a path with its query. Raises RequestRefused."""
     path, mark, query = target.partition("?")
@@ -172,18 +173,23 @@ def check_request(
     if override := _override(headers, query):
         raise RequestRefused(what, f"{override} could change its method or path; leave it out")
     if not any(rule.allows(method, normal) for rule in rules):
-        raise RequestRefused(what, f"the rules for this host are {_told(rules)}", f"/{method}:{normal}")
+        raise RequestRefused(what, f"the rules for this host are {_told(rules)}{_allowing(method, normal, host)}")
     return normal + mark + query
 
 
 class RequestRefused(Exception):
-    """Report a request that is not allowed: `what` it is, `why`, and what a rule that allows it has behind its host."""
+    """Report a request that is not allowed: `what` it is, and `why`, with what would allow it."""
 
-    def __init__(self, what: str, why: str, part: str = ""):
+    def __init__(self, what: str, why: str):
         super().__init__(what, why)
         self.what, self.why = what, why
-        is_rule = _METHOD.fullmatch(part[1:].partition(":")[0]) is not None and len(part) <= MOST_PART
-        self.part = part if is_rule and ANY not in part else ""
+
+
+def _allowing(method: str, path: str, host: str) -> str:
+    """Return the remedy for a request, empty where its rule would be none, or too long for a sentence."""
+    part = f"/{method}:{path}"
+    is_rule = _METHOD.fullmatch(method) is not None and ANY not in path and len(part) <= MOST_PART
+    return f"; {allowed_by(host + part)}" if is_rule else ""
 
 
 def _override(headers: Iterable[tuple[bytes, bytes]], query: str) -> str:

@@ -21,9 +21,9 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.host_rules import not_allowed
 from cloche.core.hosts import parse_address
 from cloche.core.network import HostDecision, NetworkRules, Rule
+from cloche.core.refusals import not_allowed
 from cloche.jail import messages
 
 from . import dns

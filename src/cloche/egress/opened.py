@@ -17,8 +17,8 @@ from typing import Any
 from weakref import WeakSet
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.host_rules import not_allowed
 from cloche.core.record import replace
+from cloche.core.refusals import not_allowed
 from cloche.core.secrets import LEFT, MOST_BYTES, PORT, capture_from_wire, check_value
 
 from .aws import AwsCredentials, has_aws_keys

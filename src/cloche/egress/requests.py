@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from cloche.core.host_rules import allowed_by
 from cloche.core.network import NetworkRules
 from cloche.core.record import replace
 from cloche.core.request_rules import RequestRefused, check_request
@@ -16,8 +15,7 @@ def checked_request(head: RequestHead, rules: NetworkRules, host: str, port: int
     if rule is None or not rule.requests:
         return head
     try:
-        target = check_request(head.method.decode("ascii"), head.target, head.headers, rule.requests)
+        target = check_request(head.method.decode("ascii"), head.target, head.headers, rule.requests, host)
     except RequestRefused as refused:
-        remedy = f"; {allowed_by(host + refused.part)}" if refused.part else ""
-        raise Rejected(403, refused.what, refused.why + remedy) from None
+        raise Rejected(403, refused.what, refused.why) from None
     return replace(head, target=target)

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from cloche.core.host_rules import not_allowed
 from cloche.core.network import NO_RULE_OPENS, NetworkRules, Rule
+from cloche.core.refusals import not_allowed
 
 from .errors import Failed, Refused
 from .own_addresses import is_elsewhere

@@ -16,12 +16,12 @@ from typing import Any
 from cloche.core.enforcement import Control, Level
 from cloche.core.errors import BackendUnavailable, StartFailed
 from cloche.core.events import Event, OutputChunk, Sink, discard
-from cloche.core.host_rules import ALLOW_IT
 from cloche.core.limits import GIB, MIB, Limits
 from cloche.core.loops import with_sink
 from cloche.core.policy import Policy
 from cloche.core.protocols import Backend, OpenSandbox, SupportsStreaming
 from cloche.core.record import dataclass, field, replace
+from cloche.core.refusals import ALLOW_IT
 from cloche.core.request import InputFile, Request
 from cloche.core.result import Result, Status
 

@@ -15,6 +15,8 @@ from cloche.cli.app import root
 from cloche.cli.network import decide_on
 from cloche.core.errors import InvalidRequest
 
+LIMITED = "a.example/GET:/x"
+
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -66,6 +68,16 @@ def decided(target: str, capsys: pytest.CaptureFixture[str], **options: Any) -> 
             "",
         ),
         ("a.example", {"network": "bridge"}, 0, "", "argument", "network 'bridge' has no rules"),
+        ("a.example/GET:/x", {"network_allow": LIMITED}, 0, LIMITED, "argument", f"is allowed by {LIMITED}"),
+        (
+            "a.example/GET:/y",
+            {"network_allow": LIMITED},
+            1,
+            LIMITED,
+            "argument",
+            "443: GET /y is not allowed; the rules",
+        ),
+        ("a.example/GET:/y", {"network_allow": "a.example"}, 0, "a.example", "argument", "is allowed by a.example"),
     ],
 )
 def test_a_host_is_decided_with_rule_and_origin(

@@ -21,7 +21,7 @@ def asked(target: str, *parts: str, method: str = "GET", headers: tuple[tuple[by
     """Return the target that the server gets."""
     rule = rules(*parts).decide(HOST, 443).rule
     assert rule is not None
-    return check_request(method, target, headers, rule.requests)
+    return check_request(method, target, headers, rule.requests, HOST)
 
 
 @pytest.mark.parametrize(
