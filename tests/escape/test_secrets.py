@@ -86,7 +86,7 @@ ROWS = (
         """),
     Row("a foreign key by a web socket", "brings", """
         upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Key": "eA=="}
-        return raw(HOST, request("/", {**upgrade, "Sec-WebSocket-Version": "13", "X-Own": FOREIGN}))
+        return raw(HOST, request("/", {**upgrade, "Sec-WebSocket-Version": "13", "x-api-key": FOREIGN}))
         """),
     Row("a foreign user of Basic credentials", "brings", 'return ask("/plain", {"Authorization": basic(FOREIGN, K)})'),
     *FIELD_ROWS,

@@ -40,6 +40,8 @@ _CLASSES = ("abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "0123456
 TOKENS = ("access_token", "refresh_token", "id_token")
 # Signed with, never sent: egress/aws.py.
 AWS_KEY_ID, AWS_KEY, AWS_TOKEN = AWS_NAMES = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
+# A subprotocol of a web socket that begins so goes on with a credential.
+CREDENTIAL_PROTOCOLS = ("openai-insecure-api-key.",)
 # Of a host without a row, and of every other one, too.
 CREDENTIAL_HEADERS = frozenset(
     ("authorization", "proxy-authorization", "x-api-key", "api-key", "x-auth-token", "private-token")

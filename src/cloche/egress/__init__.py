@@ -15,6 +15,7 @@ name server, carried connections, refusals with a sentence.
   inside TLS, `credentials` puts values into requests, and `redaction` takes them out of answers.
 - HTTP/2: `http2` is the relay, `http2_side` one of its two connections, `http2_frames` what is taken from it, and
   `http2_request` the valid forms of a head.
+- Web sockets: `web_sockets` searches their messages.
 - `stream`: a connection's two directions, carried with backpressure and half-close, and turns. `http`: the relay of
   plain HTTP, which decides for each request.
 

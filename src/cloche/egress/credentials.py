@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from cloche.core.record import dataclass, field, replace
-from cloche.core.secrets import CREDENTIAL_HEADERS, Capture, provider_of
+from cloche.core.secrets import CREDENTIAL_HEADERS, CREDENTIAL_PROTOCOLS, Capture, provider_of
 
 from .http_request import Headers, Rejected, RequestHead
 
@@ -49,6 +49,9 @@ class Grant:
     capture: Capture | None = None
 
 
+PROTOCOLS = tuple(prefix.encode() for prefix in CREDENTIAL_PROTOCOLS)
+
+
 class HostCredentials:
     """Check and change the requests for one host of some grants."""
 
@@ -67,14 +70,14 @@ class HostCredentials:
     def _edited(self, headers: Headers) -> Iterator[tuple[bytes, bytes]]:
         for name, value in headers:
             key = name.lower().replace(b"_", b"-")
-            if key == b"upgrade":
-                raise Rejected(403, "a web socket, whose messages are not searched for values,")
             if key == b"cookie" and not self._is_foreign_allowed:
                 continue
             if key.endswith(b"accept-encoding"):  # also of gRPC: else a value in the answer could not be found
                 yield name, b"identity"
             elif key in self._headers:
                 yield name, self._credential(name, value)
+            elif key == b"sec-websocket-protocol":
+                yield name, b", ".join(self._protocol(protocol.strip()) for protocol in value.split(b","))
             elif self._kept.fullmatch(key):
                 yield name, value
             else:
@@ -99,6 +102,16 @@ class HostCredentials:
         if self._is_foreign_allowed:
             return value
         raise self._refusal(f"the header {name.decode('latin-1')[:100]!r}")
+
+    def _protocol(self, protocol: bytes) -> bytes:
+        """Return a subprotocol of a web socket with the value that it has. Raises Rejected for a foreign one."""
+        size = next((len(prefix) for prefix in PROTOCOLS if protocol.lower().startswith(prefix)), 0)
+        if not size or self._is_foreign_allowed:
+            return self._replaced(protocol) if size else protocol
+        for grant in self._in_headers:
+            if protocol[size:] == grant.placeholder:
+                return protocol[:size] + grant.value
+        raise self._refusal("the header 'Sec-WebSocket-Protocol'")
 
     def _refusal(self, where: str) -> Rejected:
         return foreign(where, self._grants)

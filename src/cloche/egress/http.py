@@ -96,6 +96,22 @@ class Edits(Protocol):
         """Return what changes the answer to an edited request; None where it passes as it is."""
         ...
 
+    def message_edit(self, head: RequestHead) -> StreamEdit | None:
+        """Return what changes the guest's bytes on a web socket; None where they pass as they are."""
+        ...
+
+
+class StreamEdit(Protocol):
+    """Change bytes as they pass."""
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what may be passed on of the bytes so far. Raises AnswerRefused."""
+        ...
+
+    def end(self) -> bytes:
+        """Return the rest."""
+        ...
+
 
 class BodyEdit(Protocol):
     """Change a whole body, which has `most_bytes` at most."""
@@ -192,6 +208,27 @@ class _Guest:
         self._stream.close()
 
 
+class _Edited:
+    """Edit what is received of a stream."""
+
+    def __init__(self, stream: Stream, edit: StreamEdit, turns: Turns):
+        self._stream, self._edit, self._turn = stream, edit, Turn(turns)
+        self.send, self.end_sending, self.close = stream.send, stream.end_sending, stream.close
+
+    async def receive(self, size: int) -> bytes:
+        """Return what passes, none at the end. Raises OSError, of which AnswerRefused is a kind."""
+        while data := await self._stream.receive(min(size, _READ_BYTES)):
+            pieces, offset = [], 0
+            while offset < len(data):
+                step = self._turn.parsed_bytes
+                pieces.append(self._edit.feed(data[offset : offset + step]))
+                offset += step
+                await self._turn.pass_on()
+            if passed := b"".join(pieces):
+                return passed
+        return self._edit.end()
+
+
 class _Upstream:
     """The connection to the host, and the task that carries its answers.
 
@@ -226,7 +263,7 @@ class _Upstream:
                 self._note()
                 if self.answer.progress not in ("open", "unknown") and not self.answered.done():
                     self.answered.set_result(None)
-                if self.answer.progress == "switched":
+                if self.answer.is_switched:
                     return
             if rest := self.answer.end():
                 await self._guest.send(rest)
@@ -259,6 +296,7 @@ class _Connection:
         self._guest, self._place, self._edits = _Guest(guest), place, edits
         self._connect, self._refuse, self._head_s, self._turns = connect, refuse, head_s, turns
         self._upstream: _Upstream | None = None
+        self._watch: StreamEdit | None = None
         self.note: Callable[[], None] = lambda: None
 
     async def serve(self) -> None:
@@ -325,6 +363,7 @@ class _Connection:
 
     def _read_answer(self, request: HttpRequest) -> AnswerReader:
         edit = self._edits.answer_edit(request.edited) if self._edits is not None else None
+        self._watch = self._edits.message_edit(request.edited) if self._edits is not None else None
         return EditedAnswer(request, edit) if edit is not None else AnswerReader(request)
 
     async def _with_whole_body(self, request: HttpRequest, body: Body) -> HttpRequest:
@@ -400,8 +439,8 @@ class _Connection:
 
     async def finish(self, idle_s: float) -> None:
         """Carry the bytes of another protocol that the host agreed to; else close the guest's side."""
-        if self._upstream is not None and self._upstream.answer.progress == "switched":
-            await splice(self._guest, self._upstream.stream, idle_s=idle_s)
+        if self._upstream is not None and self._upstream.answer.is_switched:
+            await splice(*self._switched(self._upstream), idle_s=idle_s)
             return
         if self._upstream is not None:
             await self._upstream.stop()
@@ -411,6 +450,14 @@ class _Connection:
         async with asyncio.timeout(LINGER_S):
             while budget > 0 and (data := await self._guest.receive(_READ_BYTES)):
                 budget -= len(data)
+
+    def _switched(self, upstream: _Upstream) -> tuple[Stream, Stream]:
+        """Return both sides of a web socket, edited."""
+        answer, watch = upstream.answer, self._watch
+        guest = self._guest if watch is None else _Edited(self._guest, watch, self._turns)
+        if isinstance(answer, EditedAnswer):
+            return guest, _Edited(upstream.stream, answer.edit, self._turns)
+        return guest, upstream.stream
 
     async def close(self) -> None:
         """Give both sides up."""

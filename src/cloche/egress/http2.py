@@ -83,6 +83,7 @@ class _Exchange:
         self.up.source_id = self.down.target_id = guest_id
         self.body = relay.edits.body_edit(request.edited)
         self.answer = relay.edits.answer_edit(request.edited)
+        self.messages = relay.edits.message_edit(request.edited)
         bounds = [reader.most_bytes for reader in (self.body, request.edited.signing) if reader is not None]
         self.most_bytes = min(bounds, default=None)  # of a body that has to be read
         self.content = bytearray()  # of such a body
@@ -245,7 +246,11 @@ class _Relay:
         if exchange.most_bytes is not None:
             self._collect(exchange, exchange.most_bytes, data, size)
             return
-        exchange.up.held += data
+        try:
+            exchange.up.held += data if exchange.messages is None else exchange.messages.feed(data)
+        except AnswerRefused:  # a web socket that is none
+            self._give_up(exchange, ErrorCodes.PROTOCOL_ERROR)
+            return
         exchange.up.pay()
         self.host.add(exchange.up)
 

@@ -50,6 +50,11 @@ class AnswerReader:
         """Tell whether the next bytes belong to a body and only their number matters."""
         return self._left > 0
 
+    @property
+    def is_switched(self) -> bool:
+        """Tell whether what follows is no HTTP."""
+        return self.progress == "switched"
+
     def feed(self, data: bytes) -> bytes:
         """Take received bytes, at least one, and return those to pass on."""
         self.has_begun = True
@@ -104,7 +109,8 @@ class AnswerReader:
 class AnswerEdit(Protocol):
     """Change an answer, of any version of HTTP. Where it `keeps_length`, its body is as long as before."""
 
-    keeps_length: bool
+    @property
+    def keeps_length(self) -> bool: ...
 
     def head(self, status: int, headers: Headers) -> Headers:
         """Return the headers, also of an informational answer and of trailers. Raises AnswerRefused."""
@@ -124,7 +130,7 @@ class EditedAnswer(AnswerReader):
 
     def __init__(self, request: HttpRequest, edit: AnswerEdit):
         super().__init__(request)
-        self._edit, self._has_body = edit, request.method != b"HEAD"
+        self.edit, self._has_body, self._is_upgrade = edit, request.method != b"HEAD", request.is_upgrade
         self._is_framed = False
         self._written: list[bytes] = []
 
@@ -138,6 +144,8 @@ class EditedAnswer(AnswerReader):
             self._follow()
         except h11.RemoteProtocolError:  # whose words may be the answer's own
             raise AnswerRefused("the host's answer is malformed") from None
+        if self.is_switched:  # what came behind the head is of the other protocol
+            self._written.append(self.edit.feed(self._connection.trailing_data[0]))
         written, self._written = b"".join(self._written), []
         self.has_begun = self.has_begun or bool(written)
         return written
@@ -151,9 +159,9 @@ class EditedAnswer(AnswerReader):
         if isinstance(event, h11.InformationalResponse | h11.Response):
             self._write_head(event)
         elif isinstance(event, h11.Data):
-            self._write_data(self._edit.feed(event.data))
+            self._write_data(self.edit.feed(event.data))
         elif isinstance(event, h11.EndOfMessage):
-            self._write_data(self._edit.end())
+            self._write_data(self.edit.end())
             if self._is_framed:
                 self._written.append(b"0\r\n\r\n")
 
@@ -162,11 +170,11 @@ class EditedAnswer(AnswerReader):
             self._written.append(b"%x\r\n%b\r\n" % (len(content), content) if self._is_framed else content)
 
     def _write_head(self, event: h11.InformationalResponse | h11.Response) -> None:
-        if event.status_code == 101:
+        if event.status_code == 101 and not self._is_upgrade:
             raise AnswerRefused("the host changes to another protocol, which nobody asked for")
         has_body = self._has_body and event.status_code >= 200 and event.status_code not in _WITHOUT_BODY
-        headers = self._edit.head(event.status_code, event.headers.raw_items())
-        if has_body and not self._edit.keeps_length:
+        headers = self.edit.head(event.status_code, event.headers.raw_items())
+        if has_body and not self.edit.keeps_length:
             headers = [header for header in headers if header[0].lower() not in _FRAMING]
             headers.append((b"Transfer-Encoding", b"chunked"))
         self._is_framed = has_body and any(name.lower() == b"transfer-encoding" for name, _ in headers)

@@ -36,6 +36,7 @@ from .redaction import AnswerRedaction, StreamRedactor, pairs_of
 from .renewal import Renewals, WatchedStatus, note_refusal
 from .stream import SocketStream, Turns
 from .tls import HTTP_1, HTTP_2, Authority, TlsStream
+from .web_sockets import MessageRedaction, MessageWatch, WebSocketAnswer, is_web_socket, without_extensions
 
 SHAKE_S, READ_S = 20.0, 60.0
 MOST_FORMER = 16  # values
@@ -225,7 +226,10 @@ class SandboxSecrets:
         credentials = (AwsCredentials if has_aws_keys(host, self._grants) else HostCredentials)(host, self._grants)
         fields = HostFields(host, self._grants, self._captures.rows, self._reading, partial(self._tell_text, note))
         answer_edit = partial(self._answer_edit, host, note)
-        return OpenedEdits(check, credentials, fields, partial(self._tell, note), answer_edit)
+        clock, most_bytes = asyncio.get_running_loop().time, max(len(grant.placeholder) for grant in self._grants)
+        messages = partial(MessageRedaction, lambda: StreamRedactor(self._pairs), clock)
+        watch = partial(MessageWatch, partial(self._tell_text, note), most_bytes, clock)
+        return OpenedEdits(check, credentials, fields, partial(self._tell, note), answer_edit, messages, watch)
 
     def _answer_edit(self, host: str, note: Note, head: RequestHead) -> AnswerEdit:
         edit = edit_of_answer(self._captures, host, partial(self._redaction, host), head)
@@ -300,6 +304,9 @@ class WatchingEdits:
     def answer_edit(self, _: RequestHead) -> None:
         """Leave the answer as it is."""
 
+    def message_edit(self, _: RequestHead) -> None:
+        """Leave the guest's messages as they are."""
+
 
 class OpenedEdits:
     """Put values into requests, and take them out of answers."""
@@ -309,12 +316,23 @@ class OpenedEdits:
     def __init__(
         self, check: EditHead, credentials: HostCredentials | AwsCredentials, fields: HostFields,
         look: Callable[[RequestHead], None], answer_edit: Callable[[RequestHead], AnswerEdit],
+        redaction: Callable[[], MessageRedaction], watch: Callable[[], MessageWatch],
     ):  # fmt: skip
         self._check, self._credentials, self._fields, self._look = check, credentials, fields, look
-        self.body_edit, self.answer_edit = fields.body_edit, answer_edit
+        self._answer_edit, self._redaction, self._watch = answer_edit, redaction, watch
+        self.body_edit = fields.body_edit
 
     def edit(self, head: RequestHead) -> RequestHead:
         """Return the head for the host. Raises Rejected."""
-        edited = self._credentials.edit(self._fields.edit(self._check(head)))
+        edited = self._credentials.edit(self._fields.edit(self._check(without_extensions(head))))
         self._look(edited)
         return edited
+
+    def answer_edit(self, head: RequestHead) -> AnswerEdit:
+        """Return what takes values out of the answer, and out of the messages of a web socket."""
+        edit = self._answer_edit(head)
+        return WebSocketAnswer(edit, self._redaction()) if is_web_socket(head) else edit
+
+    def message_edit(self, head: RequestHead) -> MessageWatch | None:
+        """Return what looks at the guest's messages on a web socket."""
+        return self._watch() if is_web_socket(head) else None

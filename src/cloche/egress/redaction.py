@@ -91,6 +91,16 @@ class StreamRedactor:
         self._longest = max((len(form) for form, _ in pairs), default=0)
         self._held = b""
 
+    @property
+    def held_bytes(self) -> int:
+        """Count the bytes that are held back."""
+        return len(self._held)
+
+    @property
+    def most_held_bytes(self) -> int:
+        """Return how many bytes may be held back at most."""
+        return max(0, self._longest - 1)
+
     def feed(self, data: bytes) -> bytes:
         """Return what may be passed on of the bytes so far."""
         data = self.whole(self._held + data)

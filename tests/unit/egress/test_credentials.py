@@ -98,10 +98,15 @@ def test_compressed_answers_are_not_asked_for() -> None:
     assert edited((b"Accept-Encoding", b"gzip, br")) == {b"Accept-Encoding": b"identity"}
 
 
-def test_a_web_socket_is_refused() -> None:
-    """Its messages are not searched."""
-    with pytest.raises(Rejected, match="web socket"):
-        edited((b"Upgrade", b"websocket"))
+def test_a_subprotocol_of_a_web_socket_may_be_a_credential() -> None:
+    """It gets the value behind a known beginning, and no other credential stands there."""
+    known = b"openai-insecure-api-key."
+    name = b"Sec-WebSocket-Protocol"
+    assert edited((name, b"realtime,  " + known + MARK)) == {name: b"realtime, " + known + VALUE}
+    assert edited((name, b"chat, " + MARK)) == {name: b"chat, " + MARK}
+    for other in (known + FOREIGN, known.upper() + FOREIGN, known + MARK + b"x"):
+        with pytest.raises(Rejected, match="Sec-WebSocket-Protocol"):
+            edited((name, b"realtime, " + other))
 
 
 def test_foreign_credentials_may_be_allowed() -> None:
