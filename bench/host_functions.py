@@ -1,17 +1,20 @@
 """Measure calls of the caller's functions: `python -m bench.host_functions`.
 
 In turns, in one session: an empty cell, and calls timed inside. Then ten thousand calls in one run, with the growth of
-this process, and a warm `print(1)` with and without a tool.
+this process, calls from a live sandbox of a service, and a warm `print(1)` with and without a tool.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import tempfile
 import time
 from pathlib import Path
 
 import cloche
+from cloche.backends.cloche import ClocheBackend
+from tests.harness.remote import serving_tls
 
 CALLS = 20  # in a turn
 TIMED = f"""
@@ -71,6 +74,19 @@ def many() -> tuple[int, float, float]:
     return result.meta["tools"]["ok"], time.perf_counter() - begun, (resident() - before) / (1 << 20)
 
 
+def over_the_wire(rounds: int) -> float:
+    """Return the median of a call from a live sandbox of a service on loopback, in seconds."""
+    seconds: list[float] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-calls-") as folder,
+        serving_tls(Path(folder)) as (_, account),
+        cloche.Sandbox(backend=ClocheBackend(account), tools=[nothing]) as sandbox,
+    ):
+        for _ in range(rounds):
+            seconds += sandbox.run(TIMED).value
+    return statistics.median(seconds)
+
+
 def warm(rounds: int) -> tuple[float, float]:
     """Return the medians of a warm print(1) without and with a tool, in turns, in seconds."""
     plain: list[float] = []
@@ -105,6 +121,7 @@ def main() -> None:
     print(
         f"10,000 calls in one run: {served} served in {seconds:.1f} s, the caller grew by {grown:.1f} MiB (wanted 10)"
     )
+    print(f"over the wire of a service: call {over_the_wire(rounds) * 1e3:.3f} ms")
     plain, with_tool = warm(4 * rounds)
     ratio = with_tool / plain
     print(f"warm print(1): {plain * 1e3:.2f} ms, with a tool {with_tool * 1e3:.2f} ms ({ratio:.2f} of it; wanted 1.3)")
