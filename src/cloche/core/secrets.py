@@ -392,18 +392,21 @@ def read_secrets(given: object) -> SecretSet:
     captures = [(name, row) for name, given in named if isinstance(given, Capture) for row in _expanded(name, given)]
     secrets = [_named(name, secret) for name, secret in named if not isinstance(secret, Capture)]
     _check_files(secrets)
-    _check_aws({name: frozenset(secret.hosts) for name, secret in secrets})
+    _check_aws(dict(secrets))
     return SecretSet(secrets, captures)
 
 
-def _check_aws(hosts: Mapping[str, frozenset[str]]) -> None:
+def _check_aws(secrets: Mapping[str, Secret]) -> None:
     """Raise InvalidRequest for keys of AWS that cannot sign."""
-    given = [name for name in AWS_NAMES if name in hosts]
-    if given and (given[:2] != [AWS_KEY_ID, AWS_KEY] or len({hosts[name] for name in given}) > 1):
+    given = [name for name in AWS_NAMES if name in secrets]
+    if given and (given[:2] != [AWS_KEY_ID, AWS_KEY] or len({frozenset(secrets[name].hosts) for name in given}) > 1):
         raise InvalidRequest(
             f"secrets: {' and '.join(given)} cannot sign; give {AWS_KEY_ID} and {AWS_KEY}, with the same hosts, and "
             f"{AWS_TOKEN} for temporary keys"
         )
+    for name in given:
+        if secrets[name].format or secrets[name].places != ("headers",):
+            raise InvalidRequest(f"secrets: {name} signs requests, and is put into none; leave format and places out")
 
 
 def is_secret_name(name: object) -> bool:

@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from urllib.parse import quote, unquote
+from weakref import WeakSet
 
 from cloche.core.record import dataclass, replace
 from cloche.core.secrets import AWS_KEY, AWS_KEY_ID, AWS_NAMES, AWS_TOKEN
@@ -25,7 +26,7 @@ from cloche.core.secrets import AWS_KEY, AWS_KEY_ID, AWS_NAMES, AWS_TOKEN
 from .credentials import Grant, HostCredentials
 from .http_request import Headers, Rejected, RequestHead
 
-MOST_BODY_BYTES = 8 << 20  # of a body that is read for its hash
+MOST_BODY_BYTES, MOST_READ_BYTES = 8 << 20, 128 << 20  # of a body that is read for its hash, and of all of a sandbox
 ALGORITHM, TERM = b"AWS4-HMAC-SHA256", b"aws4_request"
 _AUTHORIZATION = re.compile(
     rb"AWS4-HMAC-SHA256 +Credential=([^/,\s]{1,128})/([0-9]{8})/([a-z0-9-]{1,64})/([a-z0-9-]{1,64})/aws4_request *,"
@@ -144,34 +145,52 @@ def _values(headers: Headers) -> dict[bytes, list[bytes]]:
 
 
 class AwsCredentials:
-    """Check and change the requests for one host of AWS keys; the other secrets are placed as everywhere."""
+    """Check and change the requests for one host of AWS keys; the other secrets are placed as everywhere.
 
-    def __init__(self, host: str, grants: Sequence[Grant]):
-        keys = {grant.name: grant for grant in grants if grant.name in AWS_NAMES and host in grant.hosts}
-        self._host, self._key_id, self._key = host, keys[AWS_KEY_ID], keys[AWS_KEY]
-        self._token = keys.get(AWS_TOKEN)
-        self._is_foreign_allowed = any(grant.is_foreign_allowed for grant in keys.values())
-        self._others = HostCredentials(host, [grant for grant in grants if grant.name not in AWS_NAMES])
+    `grants` and `signing`, the requests whose bodies are read, are those of the sandbox.
+    """
+
+    def __init__(self, host: str, grants: Sequence[Grant], signing: WeakSet[RequestSigning]):
+        self._host, self._all, self._signing = host, grants, signing
 
     def edit(self, head: RequestHead) -> RequestHead:
         """Return the head of a request for upstream. Raises Rejected for a foreign credential."""
+        grants = [grant for grant in self._all if self._host in grant.hosts]  # a renewed one has another value
+        keys = {grant.name: grant for grant in grants if grant.name in AWS_NAMES}
+        self._key_id, self._key, self._token = keys[AWS_KEY_ID], keys[AWS_KEY], keys.get(AWS_TOKEN)
+        self._is_foreign_allowed = any(grant.is_foreign_allowed for grant in grants)
+        others = HostCredentials(
+            self._host, [_unplaced(grant) if grant in keys.values() else grant for grant in grants]
+        )
         values = _values([(name.replace(b"_", b"-"), value) for name, value in head.headers])
-        signature = self._signature(values.get(b"authorization", []))
+        signature = self._read_signature(values.get(b"authorization", []))
         if signature is None and self._is_foreign_allowed:
-            return head
+            return others.edit(head)
         self._check_query(head.target)
         token = self._given_token(values.get(b"x-amz-security-token", []))
-        edited = self._others.edit(replace(head, headers=_without_credentials(head.headers)))
+        edited = others.edit(replace(head, headers=_without_credentials(head.headers)))
         edited = replace(edited, headers=[*edited.headers, *token])
-        if signature is None:
-            return edited
-        signing = _Signing(self._host, signature, (self._key_id, self._key), head, edited)
-        payload = _payload(head, values)
-        if payload is None:
-            return replace(edited, signing=signing)
-        return replace(edited, headers=[*edited.headers, *signing.signed(payload)])
+        return edited if signature is None else self._signed(signature, values, head, edited)
 
-    def _signature(self, texts: Sequence[bytes]) -> AwsSignature | None:
+    def _signed(
+        self, signature: AwsSignature, values: Mapping[bytes, Sequence[bytes]], head: RequestHead, edited: RequestHead
+    ) -> RequestHead:
+        """Return the edited head with its signature, or with what makes it once the body is here."""
+        signing = RequestSigning(self._host, signature, (self._key_id, self._key), head, edited)
+        payload = _payload(head, values)
+        if payload is not None:
+            return replace(edited, headers=[*edited.headers, *signing.signed(payload)])
+        length = values.get(b"content-length", [b""])[0]
+        signing.most_bytes = int(length) if length.isdigit() else MOST_BODY_BYTES
+        if signing.most_bytes > MOST_BODY_BYTES:
+            what = f"a body of more than {MOST_BODY_BYTES} bytes without its hash in X-Amz-Content-Sha256"
+            raise Rejected(413, what, "let the client send that header")
+        if sum(each.most_bytes for each in self._signing) + signing.most_bytes > MOST_READ_BYTES:
+            raise Rejected(403, f"a body to be signed, while others have the {MOST_READ_BYTES} bytes of a sandbox,")
+        self._signing.add(signing)
+        return replace(edited, signing=signing)
+
+    def _read_signature(self, texts: Sequence[bytes]) -> AwsSignature | None:
         """Return the signature of a request; None without one, and for a foreign one that is allowed."""
         if not texts:
             return None
@@ -202,6 +221,11 @@ class AwsCredentials:
         return Rejected(403, what, 'no other is taken here, unless the secret has foreign="allow"')
 
 
+def _unplaced(grant: Grant) -> Grant:
+    """Return a grant whose value is put nowhere."""
+    return replace(grant, places=frozenset())
+
+
 def _without_credentials(headers: Headers) -> Headers:
     taken = (b"authorization", b"x-amz-security-token")
     return [header for header in headers if header[0].lower().replace(b"_", b"-") not in taken]
@@ -225,10 +249,10 @@ def _payload(head: RequestHead, values: Mapping[bytes, Sequence[bytes]]) -> byte
     return _NO_BODY if is_empty else None
 
 
-class _Signing:
+class RequestSigning:
     """Sign one request, whose guest's `head` becomes `edited`."""
 
-    most_bytes = MOST_BODY_BYTES
+    most_bytes = 0  # of its body, where that is read
 
     def __init__(
         self, host: str, signature: AwsSignature, keys: tuple[Grant, Grant], head: RequestHead, edited: RequestHead

@@ -21,7 +21,7 @@ from cloche.core.record import replace
 from cloche.core.refusals import not_allowed
 from cloche.core.secrets import LEFT, MOST_BYTES, PORT, capture_from_wire, check_value
 
-from .aws import AwsCredentials, has_aws_keys
+from .aws import AwsCredentials, RequestSigning, has_aws_keys
 from .captures import Captures, edit_of_answer
 from .client_hello import read_protocols
 from .credentials import Grant, HostCredentials, placeholders_in
@@ -129,6 +129,7 @@ class SandboxSecrets:
         self._captures = Captures([(row["name"], capture_from_wire(row)) for row in captures], grants, self._find_pairs)
         self._hosts = frozenset(host for grant in grants for host in grant.hosts) | self._captures.hosts
         self._reading: WeakSet[ReadBody] = WeakSet()
+        self._signing: WeakSet[RequestSigning] = WeakSet()
         self._find_pairs()
         self.authority = authority
 
@@ -223,13 +224,18 @@ class SandboxSecrets:
         """Return what is done with the requests and answers of an opened connection; `check` comes first."""
         if not self.opens(host):  # there are rules for its requests, and no secrets
             return WatchingEdits(check, partial(self._tell, note), is_tls=True)
-        credentials = (AwsCredentials if has_aws_keys(host, self._grants) else HostCredentials)(host, self._grants)
+        credentials = self._credentials(host)
         fields = HostFields(host, self._grants, self._captures.rows, self._reading, partial(self._tell_text, note))
         answer_edit = partial(self._answer_edit, host, note)
         clock, most_bytes = asyncio.get_running_loop().time, max(len(grant.placeholder) for grant in self._grants)
         messages = partial(MessageRedaction, lambda: StreamRedactor(self._pairs), clock)
         watch = partial(MessageWatch, partial(self._tell_text, note), most_bytes, clock)
         return OpenedEdits(check, credentials, fields, partial(self._tell, note), answer_edit, messages, watch)
+
+    def _credentials(self, host: str) -> HostCredentials | AwsCredentials:
+        if has_aws_keys(host, self._grants):
+            return AwsCredentials(host, self._grants, self._signing)
+        return HostCredentials(host, self._grants)
 
     def _answer_edit(self, host: str, note: Note, head: RequestHead) -> AnswerEdit:
         edit = edit_of_answer(self._captures, host, partial(self._redaction, host), head)

@@ -211,3 +211,11 @@ def test_keys_of_aws_that_cannot_sign_are_an_error(given: dict[str, tuple[str, .
     """The id and the key are needed, for the same hosts."""
     with pytest.raises(InvalidRequest, match="cannot sign; give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
         read_secrets({name: Secret(value=VALUE, hosts=hosts) for name, hosts in given.items()})
+
+
+@pytest.mark.parametrize("more", [{"format": "Key {}"}, {"places": ["query"]}])
+def test_keys_of_aws_have_no_place_in_a_request(more: dict[str, Any]) -> None:
+    """They sign."""
+    secrets = {name: Secret(value=VALUE, hosts=HOSTS) for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="AWS_SECRET_ACCESS_KEY signs requests, and is put into none"):
+        read_secrets({**secrets, "AWS_SECRET_ACCESS_KEY": Secret(value=VALUE, hosts=HOSTS, **more)})  # type: ignore[arg-type]

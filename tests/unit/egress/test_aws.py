@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 
-from cloche.egress.aws import FORMS, AwsCredentials, canonical_request, read_signature, sign
+from cloche.egress.aws import (
+    FORMS,
+    MOST_BODY_BYTES,
+    MOST_READ_BYTES,
+    AwsCredentials,
+    canonical_request,
+    read_signature,
+    sign,
+)
 from cloche.egress.credentials import Grant
 from cloche.egress.http_request import Headers, Rejected, RequestHead
 
@@ -48,7 +57,7 @@ def signed(
 
 def edited(head: RequestHead, grants: list[Grant] | None = None) -> RequestHead:
     """Return what goes upstream."""
-    return AwsCredentials(HOST, grants or GRANTS).edit(head)
+    return AwsCredentials(HOST, grants or GRANTS, WeakSet()).edit(head)
 
 
 def value(headers: Headers, name: bytes) -> bytes:
@@ -120,6 +129,21 @@ def test_a_body_without_a_stated_hash_is_signed_once_it_is_here() -> None:
         upstream.signing.headers(body + b"&more")
 
 
+def test_bodies_that_are_read_are_bounded() -> None:
+    """One by itself, and all of a sandbox; a stated hash has no bound."""
+    aws = AwsCredentials(HOST, GRANTS, WeakSet())
+    large, half = (b"Content-Length", b"%d" % (MOST_BODY_BYTES + 1)), (b"Content-Length", b"%d" % MOST_BODY_BYTES)
+    with pytest.raises(Rejected, match="X-Amz-Content-Sha256"):
+        aws.edit(signed(large, method=b"POST"))
+    stated = signed(large, (b"X-Amz-Content-Sha256", EMPTY), names=STATED, method=b"PUT")
+    assert aws.edit(stated).signing is None
+    heads = [aws.edit(signed(half, method=b"POST")) for _ in range(MOST_READ_BYTES // MOST_BODY_BYTES)]
+    with pytest.raises(Rejected, match="while others have"):
+        aws.edit(signed((b"Content-Length", b"1"), method=b"POST"))
+    heads.pop()
+    assert aws.edit(signed((b"Content-Length", b"1"), method=b"POST")).signing is not None
+
+
 STATED = b"host;x-amz-content-sha256;x-amz-date"
 
 
@@ -177,8 +201,10 @@ def test_the_key_is_not_put_into_a_header() -> None:
 def test_foreign_keys_may_be_allowed() -> None:
     """Then they pass as they are, and the placeholder is signed as ever."""
     grants = [grant(one.name, one.value, one.placeholder, is_foreign_allowed=True) for one in GRANTS]
-    foreign = signed(key_id=b"AKIAANOTHER", key=KEY)
+    foreign = signed((b"Cookie", b"own=1"), key_id=b"AKIAANOTHER", key=KEY)
     assert edited(foreign, grants) == foreign
+    with pytest.raises(Rejected, match="web socket"):
+        edited(signed((b"Upgrade", b"websocket"), key_id=b"AKIAANOTHER", key=KEY), grants)
     assert b"AKIDEXAMPLE" in value(edited(signed(), grants).headers, b"authorization")
 
 
