@@ -14,10 +14,11 @@ from typing import Any, Protocol
 
 from cloche.config.plain_yaml import parse_yaml
 from cloche.config.settings import load_settings
-from cloche.core.errors import InvalidRequest
+from cloche.core.errors import InvalidRequest, PolicyDenied
 from cloche.core.escape import escape_name
 from cloche.core.secret_names import OperatorSecret, SecretStore, can_be_held, check_names, holds_secrets, unknown
 from cloche.core.secrets import Secret, read_secret
+from cloche.execution.secrets import read_with_settings
 
 from .callers import Caller
 
@@ -55,7 +56,14 @@ async def allowed_with_secrets(operator: UsesSecrets, caller: Caller, own: Mappi
         return options
     if holds_secrets(load_settings(options).backend):
         return {**options, "secrets": list(names)}
-    return {**options, "secrets": await operator.secret_store.of(caller.project, names)}
+    with_values = {**options, "secrets": await operator.secret_store.of(caller.project, names)}
+    try:
+        read_with_settings(with_values)
+    except PolicyDenied:
+        raise PolicyDenied(
+            "secrets: a ceiling of the network here excludes hosts of these; ask the operator for a higher one"
+        ) from None
+    return with_values
 
 
 class SecretFolder:

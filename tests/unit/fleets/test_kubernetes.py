@@ -249,7 +249,7 @@ def test_the_manifests_give_pods_nothing_that_they_do_not_need() -> None:
 
 def test_a_secret_is_mounted_for_the_fleets_own_server_alone() -> None:
     """Read-only; not in a pod whose image a caller names, and refused where guests see the files of their pod."""
-    settings = replace(SETTINGS, secret="values", isolation="jail")
+    settings = replace(SETTINGS, secret="values", isolation="jail", network=True)
     for mode in MODES:
         made = manifests(replace(settings, mode=mode), Served())
         if mode == "warm":
@@ -265,6 +265,8 @@ def test_a_secret_is_mounted_for_the_fleets_own_server_alone() -> None:
     assert "values" not in named + json.dumps(foreign_pod(settings, Served()))
     with pytest.raises(InvalidRequest, match=r"with fleet.isolation 'pod' a guest shares the files of its pod"):
         manifests(replace(settings, isolation="pod"), Served())
+    with pytest.raises(InvalidRequest, match=r"without fleet.network pods reach no host"):
+        manifests(replace(settings, network=False), Served())
 
 
 def test_deploy_has_the_manifests() -> None:

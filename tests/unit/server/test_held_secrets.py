@@ -6,10 +6,12 @@ import asyncio
 import base64
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cloche.core.errors import BackendUnavailable, Conflict, InvalidRequest
+from cloche.config.options import SandboxOptions
+from cloche.core.errors import BackendUnavailable, Conflict, InvalidRequest, PolicyDenied
 from cloche.core.secrets import Secret
 from cloche.records.database import Database
 from cloche.records.secrets import list_secrets, store_secret
@@ -80,14 +82,30 @@ def test_without_a_key_nothing_is_stored_and_nothing_is_opened(database: Databas
     assert [row["usable"] for row in asyncio.run(store.list("mine"))] == [False]
 
 
+def allowed(database: Database, options: SandboxOptions, name: str, folder: str = "") -> dict[str, Any]:
+    """Return what a service with these options lets a runner have who names a secret."""
+    service = Service(database, ServiceOptions(options=options, secrets_from=folder))
+    try:
+        return asyncio.run(service.allowed_options(Caller(project="mine", scopes=("run",)), {"secrets": [name]}))
+    finally:
+        service.close_files()
+        service.writer.close()
+
+
 def test_a_service_of_a_fleet_passes_names_on(database: Database) -> None:
     """Its nodes hold the values; here they are neither looked up nor refused."""
-    service = Service(database, ServiceOptions(options={"backend": "ray"}))
-    caller = Caller(project="mine", scopes=("run",))
-    options = asyncio.run(service.allowed_options(caller, {"secrets": ["THEIRS"]}))
-    assert options == {"backend": "ray", "secrets": ["THEIRS"]}
-    service.close_files()
-    service.writer.close()
+    assert allowed(database, {"backend": "ray"}, "THEIRS") == {"backend": "ray", "secrets": ["THEIRS"]}
+
+
+def test_an_operator_may_forbid_the_hosts_of_secrets(database: Database, folder: str, tmp_path: Path) -> None:
+    """By a ceiling of the network, whose file the answer does not name, and by no network at all."""
+    assert allowed(database, {}, "KEY", folder)["secrets"]["KEY"].hosts == ("b.example",)
+    config = tmp_path / "config.yaml"
+    config.write_text("ceilings: {network: [good.example]}")
+    with pytest.raises(PolicyDenied, match=r"^secrets: a ceiling of the network here excludes hosts of these; ask"):
+        allowed(database, {"config": str(config)}, "KEY", folder)
+    with pytest.raises(InvalidRequest, match="with network 'off' no host is reached"):
+        allowed(database, {"network": "off"}, "KEY", folder)
 
 
 def test_a_folder_that_cannot_be_used_is_told_at_the_start(database: Database, folder: str) -> None:

@@ -68,6 +68,8 @@ def _check_secret(settings: FleetSettings) -> None:
             f"fleet.secret: with fleet.isolation {settings.isolation!r} a guest shares the files of its pod, and would "
             "read the Secret; use fleet.isolation: jail, or leave fleet.secret out"
         )
+    if settings.secret and not settings.network:
+        raise InvalidRequest("fleet.secret: without fleet.network pods reach no host that could use one; set it, too")
 
 
 def left_out(settings: FleetSettings, served: Served) -> list[str]:
