@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import ip_network
-from itertools import islice
 from typing import Any, get_args
 
 from .enforcement import NetworkMode
@@ -44,7 +43,7 @@ from .hosts import (
     shown,
 )
 from .record import dataclass, field, replace
-from .refusals import allowed_by, not_allowed
+from .refusals import allowed_by, listed, not_allowed
 
 __all__ = [
     "DEFAULT_PORTS",
@@ -292,7 +291,7 @@ class NetworkRules:
             return _refused(reason)
         ports = self.open_ports
         if port not in ports:
-            why = f"network 'open' has the ports {_listed(map(str, ports), len(ports))}"
+            why = f"network 'open' has the ports {listed(map(str, ports), len(ports))}"
             remedy = f'{allowed_by(_listing(name, port))}, or "{port}" in network_ports'
             return _refused(not_allowed(f"{name}:{port}", why, remedy))
         condition = "" if address is not None else ", if its address is public"
@@ -341,8 +340,8 @@ def _rules_told(of_host: tuple[Rule, ...], rules: tuple[Rule, ...]) -> str:
     told = of_host or rules
     if not told:
         return "there are no rules"
-    listed = _listed((escape_name(rule.text) for rule in told), len(told))
-    return f"the rules for this host are {listed}" if of_host else f"the rules are {listed}"
+    texts = listed((escape_name(rule.text) for rule in told), len(told))
+    return f"the rules for this host are {texts}" if of_host else f"the rules are {texts}"
 
 
 def _listing(name: str, port: int) -> str:
@@ -356,16 +355,3 @@ def _opening_rule(name: str, port: int, address: Address, network: Network) -> s
     if name == str(address):
         return listing
     return f"{listing}@{network if network.prefixlen else ip_network(address)}"
-
-
-def _listed(texts: Iterable[str], count: int) -> str:
-    """Join the first few of so many texts, within a bound, and say how many more there are. No other is looked at."""
-    shown: list[str] = []
-    for text in islice(texts, 5):
-        if sum(map(len, shown)) + len(text) > 200:
-            break
-        shown.append(text)
-    more = count - len(shown)
-    if not shown:
-        return f"{more} rules that are too long to list"
-    return ", ".join(shown) + (f", and {more} more" if more else "")

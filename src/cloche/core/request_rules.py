@@ -16,22 +16,20 @@ from urllib.parse import unquote_plus
 
 from .hosts import shown
 from .record import dataclass
-from .refusals import allowed_by
+from .refusals import allowed_by, listed
 
 MOST_METHODS, MOST_SEGMENTS = 16, 64
-MOST_PART, MOST_TOLD = 120, 4  # in a sentence: characters of a rule that would allow a request, and rules
+MOST_PART = 120  # characters of a rule that a sentence names
 ANY = "*"
 # What begins the part of a rule about requests: methods between a slash and a colon, then a path.
 PART = re.compile(r"/([^/:@]*):(?=/)")
-# Headers by which some servers read another method or path than that of the request's first line.
-OVERRIDES = frozenset(
-    f"x-{rest}"
-    for rest in (
-        "http-method", "http-method-override", "method-override", "original-method", "original-path", "original-uri",
-        "original-url", "envoy-original-path", "forwarded-method", "forwarded-path", "forwarded-uri", "replaced-path",
-        "rewrite-path", "rewrite-uri", "rewrite-url",
-    )
-)  # fmt: skip
+# Headers by which some servers read another method or path than that of the request's first line, or a further path.
+OVERRIDES = frozenset((
+    "destination", "x-envoy-original-path", "x-forwarded-method", "x-forwarded-path", "x-forwarded-prefix",
+    "x-forwarded-uri", "x-http-method", "x-http-method-override", "x-http-path-override", "x-method-override",
+    "x-original-method", "x-original-path", "x-original-uri", "x-original-url", "x-replaced-path", "x-rewrite-path",
+    "x-rewrite-uri", "x-rewrite-url", "x-script-name",
+))  # fmt: skip
 _METHOD = re.compile(r"[A-Z][A-Z-]{0,31}")
 _METHOD_KEYS = ("_method", "x-http-method-override", "$httpmethod")  # of a query, in lower case
 _QUERY_END = re.compile(r"[&;]")
@@ -40,6 +38,7 @@ _PATH = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,=:@/-]|%[0-9A-Fa-f]{2})*")
 _ENCODED = re.compile(r"%([0-9A-Fa-f]{2})")
 _UNRESERVED = re.compile(r"[A-Za-z0-9._~-]")
 _SEPARATORS = "/\\.;?#%"
+_LIKE_SLASHES = frozenset("\u2044\u2215\u29f8\u2216\u29f9\u00a5\u20a9")  # in a code page of some servers' they are
 
 
 class Ambiguous(ValueError):
@@ -83,7 +82,8 @@ def _check_segment(segment: str) -> None:
     if text.endswith((".", " ")):
         raise Ambiguous("has a segment that ends with a dot or a blank")
     folded = normalize("NFKC", text)  # as some servers do
-    if not text.isprintable() or any(folded.count(mark) > text.count(mark) for mark in _SEPARATORS):
+    is_folded = any(folded.count(mark) > text.count(mark) for mark in _SEPARATORS)
+    if is_folded or not text.isprintable() or not _LIKE_SLASHES.isdisjoint(text):
         raise Ambiguous("has characters that some servers read as others")
 
 
@@ -173,7 +173,8 @@ def check_request(
     if override := _override(headers, query):
         raise RequestRefused(what, f"{override} could change its method or path; leave it out")
     if not any(rule.allows(method, normal) for rule in rules):
-        raise RequestRefused(what, f"the rules for this host are {_told(rules)}{_allowing(method, normal, host)}")
+        told = listed((rule.text for rule in rules), len(rules))
+        raise RequestRefused(what, f"the rules for this host are {told}{_allowing(method, normal, host)}")
     return normal + mark + query
 
 
@@ -200,8 +201,3 @@ def _override(headers: Iterable[tuple[bytes, bytes]], query: str) -> str:
             return f"its header {key}"
     keys = (unquote_plus(part.partition("=")[0]).lower() for part in _QUERY_END.split(query))
     return next((f"{key} in its query" for key in keys if key in _METHOD_KEYS), "")
-
-
-def _told(rules: Sequence[RequestRule]) -> str:
-    told = ", ".join(rule.text for rule in rules[:MOST_TOLD])
-    return told + (f", and {len(rules) - MOST_TOLD} more" if len(rules) > MOST_TOLD else "")

@@ -53,6 +53,7 @@ def test_a_path_has_one_form(path: str, normal: str) -> None:
         "/a|b", "/a[b]", '/a"b', "/a<b", "/a^b", "/a{b}", "/a`b", "/a./b", "/a%20/b", "/a%2E/b", "/.../b", "/a%20",
         "/a.", "/%c0%ae", "/%c0%af", "/%ff", "/%ed%a0%80", "/%EF%BC%8E%EF%BC%8E", "/a%EF%BC%8Fb", "/%E2%80%A5",
         "/a%E2%84%80b", "/a%EF%BC%9Bb", "/a%EF%BC%85b", "/%E2%80%AEa", "/a%C2%85b", "/a%C2%ADb", "/%EF%BC%BCa",
+        "/a%E2%81%84b", "/a%E2%88%96b", "/a%C2%A5b",
     ],
 )  # fmt: skip
 def test_a_path_that_servers_read_in_several_ways_is_refused(path: str) -> None:
@@ -99,7 +100,8 @@ def test_rules_of_a_host_add_up_and_methods_are_compared_exactly() -> None:
     ("target", "header"),
     [
         ("/a", b"X-HTTP-Method-Override"), ("/a", b"x_http_method"), ("/a", b"X-Method-Override"),
-        ("/a", b"X-Rewrite-URL"), ("/a", b"X-Original_URL"), ("/a?_method=PUT", b""), ("/a?b;%5fMethod=PUT", b""),
+        ("/a", b"X-Rewrite-URL"), ("/a", b"Destination"),
+         ("/a", b"X-Original_URL"), ("/a?_method=PUT", b""), ("/a?b;%5fMethod=PUT", b""),
         ("/a?$httpMethod=PUT", b""),
     ],
 )  # fmt: skip
