@@ -483,6 +483,25 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
+@pytest.mark.parametrize("live", [False, True])
+def test_a_program_that_is_served_no_more_is_told_so(live: bool) -> None:
+    """After many refusals its calls fail at once: none waits for the time-out."""
+    code = """
+from cloche_host import HostError, search
+kinds = {}
+for _ in range(1500):
+    try:
+        search(5)
+    except HostError as error:
+        kinds[error.kind] = kinds.get(error.kind, 0) + 1
+kinds
+"""
+    with cloche.Sandbox(tools=TOOLS, live=live, timeout=20) as sandbox:
+        kinds = sandbox.run(code).value
+    assert kinds["refused"] + kinds["gone"] == 1500
+    assert kinds["gone"] >= 500
+
+
 def test_limits_are_refusals_with_their_keyword() -> None:
     """A program reads which limit it has reached, and its caller how to raise it."""
     code = "from cloche_host import search\nfor _ in range(3): search('x')"

@@ -190,6 +190,7 @@ class GuestCalls:
         log.warning("a guest broke the protocol of its calls, which are served no more: %s", error)
         self.end()
         self._transport.pause(True)
+        self._transport.hang_up()
 
     def _take_frame(self, kind: int, number: int, body: bytes) -> None:
         if kind == wire.CLOSE:

@@ -27,7 +27,7 @@ class Guest:
         self.records: list[CallRecord] = []
         bound = read_tools(list(tools), limits)
         assert bound is not None
-        self.reads, self.is_paused, self.unread = reads, False, 0
+        self.reads, self.is_paused, self.unread, self.is_told = reads, False, 0, False
         self.answers: dict[int, dict[str, Any]] = {}
         self._read = wire.FrameBuffer(1 << 30)
         self._drained = asyncio.Event()
@@ -55,6 +55,10 @@ class Guest:
     def pause(self, is_paused: bool) -> None:
         """Remember whether the caller reads."""
         self.is_paused = is_paused
+
+    def hang_up(self) -> None:
+        """Hear that there are no answers any longer."""
+        self.is_told = True
 
     def call(self, number: int, name: Any, /, **data: Any) -> None:
         """Send a call, as the guest's module does."""
@@ -244,6 +248,7 @@ def test_a_broken_protocol_ends_the_calls(data: bytes) -> None:
         guest.call(9, "one", n=1)
         await asyncio.sleep(0.01)
         assert guest.is_paused
+        assert guest.is_told
         assert 9 not in guest.answers
         await guest.calls.close()
 
