@@ -54,6 +54,8 @@ class Renewals:
             self._link = -1
 
     def _await_end_of_life(self, name: str) -> None:
+        if (timer := self._timers.pop(name, None)) is not None:
+            timer.cancel()
         if self._lives[name] is not None:
             self._timers[name] = self._loop.call_later(self._lives[name], self._ask, name)
 

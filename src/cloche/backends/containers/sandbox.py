@@ -65,6 +65,8 @@ class ContainerSandbox(ABC, Generic[G, C]):
         self._workspace = WorkspaceHashes()
         self._is_last = self._is_closed = False
         self._secrets: ContainerSecrets | None = None
+        # A container that was prepared for any sandbox has no authority, and no secrets, of a single one.
+        self._prepares = policy.warm and policy.secrets is None
 
     @abstractmethod
     def _find_rootfs(self, request: Request | None) -> G:
@@ -219,7 +221,7 @@ class ContainerSandbox(ABC, Generic[G, C]):
     async def _start(self, rootfs: G) -> tuple[C, str]:
         start = "cold"
         if self._last is None:
-            container: Any = shared_pool().take(self._kind(rootfs)) if self._policy.warm else None
+            container: Any = shared_pool().take(self._kind(rootfs)) if self._prepares else None
             start = "pooled" if container is not None else start
             container = container if container is not None else await self._start_container(rootfs, None)
         else:
@@ -300,7 +302,7 @@ class ContainerSandbox(ABC, Generic[G, C]):
 
     def _prepare_next(self, container: C, program: Program) -> None:
         """Prepare the next container of this sandbox, or one for the next sandbox of the same kind."""
-        if not self._policy.warm:
+        if not self._prepares:
             return
         rootfs, expects_python = cast(G, container.rootfs), program.python is not None
         if self._is_last:
