@@ -15,7 +15,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from tests.harness.world import ROOT, World, open_world
 
 from . import network_client, network_host
 from .network_host import EVENTS, HTTP_PORT, TCP_PORT, TLS_PORT, Event
-from .targets import OF_NETWORK, USER, held_against
+from .targets import OF_NETWORK, USER, Target, held_against
 
 PORTS = (HTTP_PORT, TLS_PORT, TCP_PORT)
 MEMORY = "memory"
@@ -35,30 +35,38 @@ HERE_IT_RUNS = "\nprint(json.dumps({call}))"
 
 
 def main() -> int:
-    options = _options()
+    """Measure what is asked for on the command line."""
+    return measured("python -m bench.network", __doc__ or "", EVENTS, OF_NETWORK, "memory(**ARGUMENT)")
+
+
+def measured(
+    name: str, description: str, events: Sequence[Event], targets: tuple[Target, ...], memory_call: str
+) -> int:
+    """Measure these events and the memory of the egress process, by the options of the command line."""
+    options = _options(name, description, events)
     if os.geteuid() != 0:
-        raise SystemExit("bench.network needs root: it measures as root and as an ordinary user")
-    wanted = options.events.split(",") if options.events else [*(event.name for event in EVENTS), MEMORY]
+        raise SystemExit(f"{name} needs root: it measures as root and as an ordinary user")
+    wanted = options.events.split(",") if options.events else [*(event.name for event in events), MEMORY]
     report: dict[str, Any] = {"cloche": cloche.__version__, "host": _host(), "events": []}
     show_head(report)
     with open_world(left_free=PORTS) as world, _server(world):
-        for event in EVENTS:
+        for event in events:
             if event.name in wanted:
                 report["events"] += _held(world, event, options.rounds)
         if MEMORY in wanted:
-            report[MEMORY] = _run(world, "memory(**ARGUMENT)", client=inspect.getsource(network_client))
+            report[MEMORY] = _run(world, memory_call, client=inspect.getsource(network_client))
             print(f"\nthe egress process, MiB: {report[MEMORY]}")
-    for line in held_against(report, OF_NETWORK):
+    for line in held_against(report, targets):
         print(line)
     if options.json:
         Path(options.json).write_text(f"{json.dumps(report)}\n")
     return 0
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.network", description=__doc__)
+def _options(name: str, description: str, events: Sequence[Event]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=name, description=description)
     parser.add_argument("--rounds", type=int, default=200, help="turns of small requests (default 200)")
-    parser.add_argument("--events", help=f"some of {','.join(event.name for event in EVENTS)},{MEMORY} (default all)")
+    parser.add_argument("--events", help=f"some of {','.join(event.name for event in events)},{MEMORY} (default all)")
     parser.add_argument("--json", help="write all figures to this file")
     return parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""What `bench.network` measures on the host of its world; the text of this module runs there, as root or another user.
+"""What `bench.network` and `bench.secrets` measure on the host of their world, where the text of this module runs.
 
 A client is the same text in both places: in a process of the host's, and in a session of a live sandbox. It times
 what it does by itself, so how it is asked does not count.
@@ -27,6 +27,8 @@ from cloche.egress.client import process_id
 HOST, LARGE_BYTES, SMALL_BYTES, CONNECTIONS = "good.example", 100_000_000, 1000, 200
 HTTP_PORT, TLS_PORT, TCP_PORT = 80, 443, 9000
 DIRECT, INSIDE = "direct", "in a sandbox"
+SPLICED, OPENED = "spliced, in a sandbox", "opened, in a sandbox"
+HTTP2_BYTES = 10_000_000  # of a body by HTTP/2, whose library in Python is what takes time
 ALONE, BESIDE, GREEDY = "alone", "beside", 30  # connections
 OFF, LISTED = "network off", "allowlist"
 SETTLE_S, ALONE_ROUNDS = 1.0, 200
@@ -34,6 +36,9 @@ NETWORK: SandboxOptions = {"network": "allowlist", "network_allow": (HOST, f"{HO
 POLICIES: Mapping[str, SandboxOptions] = {OFF: {}, LISTED: NETWORK}
 # What the machine has, not the usual half of a processor: that would be measured instead.
 ROOMY: SandboxOptions = {**NETWORK, "cpus": os.cpu_count() or 1, "memory": "1g", "timeout": 60}
+SECRETS = {"API_KEY": cloche.Secret(value="abcdefghij0123456789", hosts=(HOST,))}
+SECRET: SandboxOptions = {"secrets": SECRETS}
+WAYS: Mapping[str, SandboxOptions] = {SPLICED: ROOMY, OPENED: {**ROOMY, "network_allow": (), **SECRET}}
 CODE = "print(1)"
 CONNECT = f"""
 import socket
@@ -92,8 +97,8 @@ class Process:
 class Session:
     """Run the client in a session of a sandbox of its own."""
 
-    def __init__(self, stack: ExitStack, client: str):
-        sandbox = stack.enter_context(cloche.Sandbox(live=True, **ROOMY))
+    def __init__(self, stack: ExitStack, client: str, options: SandboxOptions = ROOMY):
+        sandbox = stack.enter_context(cloche.Sandbox(live=True, **options))
         self._session = sandbox.session()
         self._run(client)
 
@@ -163,6 +168,35 @@ def fetched_beside(stack: ExitStack, client: str) -> Iterator[Case]:
     yield Case(name=BESIDE, call=call, measure=partial(_asked, neighbour, call), expected=expected)
 
 
+def opened(call: str, expected: int, with_direct: bool, stack: ExitStack, client: str) -> Iterator[Case]:
+    """Yield a call of the same client outside, where a sandbox's connection is spliced, and where it is opened."""
+    clients: dict[str, Client] = {DIRECT: Process(stack, client)} if with_direct else {}
+    clients |= {name: Session(stack, client, options) for name, options in WAYS.items()}
+    for name, client_there in clients.items():
+        yield Case(name=name, call=call, measure=partial(_asked, client_there, call), expected=str(expected).encode())
+
+
+def nothing() -> None:
+    """Be a function of the host."""
+
+
+def warm_runs_with_a_secret(_stack: ExitStack, _client: str) -> Iterator[Case]:
+    """Yield warm runs with one tool, where a host is in the allow list, and where it has a secret."""
+    for name, options in {SPLICED: {"network_allow": (HOST,)}, OPENED: SECRET}.items():
+        told: Any = {**options, "tools": [nothing]}
+        yield library_call(name, f"cloche.run({CODE!r}), one tool, {name}", CODE, b"1\n", told)
+
+
+def first_runs_with_a_secret(_stack: ExitStack, _client: str) -> Iterator[Case]:
+    """Yield the first run of a process, with a host in the allow list, and with a secret of it."""
+    spliced = FIRST_RUN.format(code=CODE, options={"network_allow": (HOST,)})
+    secret = FIRST_RUN.format(code=CODE, options={"secrets": [f"API_KEY@{HOST}"]})
+    for name, program in ((SPLICED, spliced), (OPENED, f"import os; os.environ['API_KEY'] = 'a1' * 10{secret}")):
+        yield Case(
+            name=name, call=f"the first run, {name}", measure=partial(_own_time, [sys.executable, "-c", program])
+        )
+
+
 def warm_runs(_stack: ExitStack, _client: str) -> Iterator[Case]:
     """Yield warm runs that use no network, without one and with."""
     for name, options in POLICIES.items():
@@ -225,10 +259,33 @@ EVENTS = (
     Event(name="process", title="the first run of a process", enter=first_runs, share=0.1),
 )
 
+_SECURE = f"{HOST!r}, {TLS_PORT}"
+_LARGE, _SMALL = f"{LARGE_BYTES // 1_000_000} MB", "a small request"
+
+
+def _opened(name: str, title: str, call: str, size: int, *, share: float = 1.0, with_direct: bool = True) -> Event:
+    return Event(name=f"opened {name}", title=title, enter=partial(opened, call, size, with_direct), share=share)
+
+
+OPENED_EVENTS = (
+    _opened("first byte", "the first byte of a stream of events, by a new connection",
+                  f"first_byte({_SECURE}, '/events')", 1),
+    _opened("small", f"{_SMALL}, by a new connection", _call_of(TLS, SMALL_BYTES), SMALL_BYTES, with_direct=False),
+    _opened("again", f"{_SMALL}, by a connection that is kept", f"fetch_again({_SECURE}, '/bytes/{SMALL_BYTES}')",
+                  SMALL_BYTES, with_direct=False),
+    _opened("large", _LARGE, _call_of(TLS, LARGE_BYTES), LARGE_BYTES, share=0.1),
+    _opened("small HTTP/2", f"{_SMALL} by HTTP/2, by a connection that is kept",
+                  f"fetch_http2({_SECURE}, '/bytes/{SMALL_BYTES}')", SMALL_BYTES, with_direct=False),
+    _opened("large HTTP/2", f"{HTTP2_BYTES // 1_000_000} MB by HTTP/2",
+                  f"fetch_http2({_SECURE}, '/bytes/{HTTP2_BYTES}')", HTTP2_BYTES, share=0.1),
+    Event(name="opened warm", title="a warm run with one tool", enter=warm_runs_with_a_secret, share=2.0),
+    Event(name="opened process", title="the first run of a process", enter=first_runs_with_a_secret, share=0.1),
+)  # fmt: skip
+
 
 def measure(name: str, rounds: int, client: str) -> dict[str, Any]:
     """Measure an event, and return it in the form of the other benchmarks' reports."""
-    event = next(one for one in EVENTS if one.name == name)
+    event = next(one for one in (*EVENTS, *OPENED_EVENTS) if one.name == name)
     with ExitStack() as stack:
         cases = list(event.enter(stack, client))
         times, _ = measure_interleaved(cases, max(5, int(rounds * event.share)), reference=cases[0].name)
@@ -256,5 +313,18 @@ def memory(client: str) -> dict[str, dict[str, float]]:
     return found
 
 
-def _memory_of_egress() -> dict[str, float]:
-    return memory_of(frozenset(processes_below(os.getpid())) - {process_id()})
+def memory_with_secrets(client: str) -> dict[str, dict[str, float]]:
+    """Return that of the egress process with secrets: at rest, and after connections and bodies, in MiB."""
+    cloche.run(CODE, **SECRET)
+    time.sleep(SETTLE_S)
+    found = {"after one run": _memory_of_egress(has_secrets=True)}
+    with ExitStack() as stack:
+        session = Session(stack, client, WAYS[OPENED])
+        session.ask(f"fetch_many('https', {HOST!r}, {TLS_PORT}, '/bytes/10', {CONNECTIONS})")
+        session.ask(_call_of(TLS, LARGE_BYTES))
+    time.sleep(SETTLE_S)
+    return {**found, "after all kinds of connections": _memory_of_egress(has_secrets=True)}
+
+
+def _memory_of_egress(*, has_secrets: bool = False) -> dict[str, float]:
+    return memory_of(frozenset(processes_below(os.getpid())) - {process_id(has_secrets=has_secrets)})

@@ -88,8 +88,22 @@ _OF_NETWORK: tuple[Target, ...] = (
      lambda rows: rows[BESIDE]["p99"] / rows[ALONE]["p99"]),
     ("warm", "rows", "warm run with an allowlist p50 / without a network p50", 1.3, False, _p50(LISTED, OFF)),
 )  # fmt: skip
+OPENED_NAMES = ("direct", "spliced, in a sandbox", "opened, in a sandbox")
+_OUTSIDE, _SPLICED, _OPENED = OPENED_NAMES
+_OF_SECRETS: tuple[Target, ...] = (
+    ("opened first byte", "rows", "ms more of the first byte of a stream, opened / direct", 5.0, False,
+     lambda rows: rows[_OPENED]["over"]),
+    ("opened small", "rows", "ms more of a small request, opened / spliced", 3.0, False,
+     lambda rows: rows[_OPENED]["over"]),
+    ("opened again", "rows", "the same by a connection that is kept", 3.0, False, lambda rows: rows[_OPENED]["over"]),
+    ("opened small HTTP/2", "rows", "the same by HTTP/2", 3.0, False, lambda rows: rows[_OPENED]["over"]),
+    ("opened large", "rows", "bytes a second of 100 MB, opened / direct", 0.4, True, _p50(_OUTSIDE, _OPENED)),
+    ("opened warm", "rows", "warm run with a secret and a tool p50 / with its host in the allow list p50", 1.3, False,
+     _p50(_OPENED, _SPLICED)),
+)  # fmt: skip
 USER = ", user"  # at the end of an event's name
 OF_NETWORK = (*_OF_NETWORK, *((f"{row[0]}{USER}", row[1], f"{row[2]}{USER}", *row[3:]) for row in _OF_NETWORK))
+OF_SECRETS = (*_OF_SECRETS, *((f"{row[0]}{USER}", row[1], f"{row[2]}{USER}", *row[3:]) for row in _OF_SECRETS))
 
 
 # What an ordinary user, without control groups, shall have of it.
