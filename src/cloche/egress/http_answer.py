@@ -139,6 +139,21 @@ class EditedAnswer(AnswerReader):
         if self.progress != "open":
             self.progress = "last"  # nobody asked for more
             return b""
+        if self.is_counted and data:
+            self._take_counted(data)
+        else:
+            self._read(data)
+        written, self._written = b"".join(self._written), []
+        self.has_begun = self.has_begun or bool(written)
+        return written
+
+    def end(self) -> bytes:
+        """Take note of the end of the connection, which ends some answers. Raises AnswerRefused for half an answer."""
+        if self.is_counted:
+            raise AnswerRefused("the host's answer ends before its body does")
+        return self.feed(b"") if self.progress == "open" and self.has_begun else b""
+
+    def _read(self, data: bytes) -> None:
         self._connection.receive_data(data)
         try:
             self._follow()
@@ -146,13 +161,14 @@ class EditedAnswer(AnswerReader):
             raise AnswerRefused("the host's answer is malformed") from None
         if self.is_switched:  # what came behind the head is of the other protocol
             self._written.append(self.edit.feed(self._connection.trailing_data[0]))
-        written, self._written = b"".join(self._written), []
-        self.has_begun = self.has_begun or bool(written)
-        return written
 
-    def end(self) -> bytes:
-        """Take note of the end of the connection, which ends some answers. Raises AnswerRefused for half an answer."""
-        return self.feed(b"") if self.progress == "open" and self.has_begun else b""
+    def _take_counted(self, data: bytes) -> None:
+        """Take bytes of a body whose length is known, of which nothing need be parsed: that costs a fifth of all."""
+        content = data[: self._left]
+        self._count(data)
+        self._write_data(self.edit.feed(content))
+        if not self.is_counted:
+            self._end_body()
 
     def _take(self, event: h11.Event) -> None:
         """Write what an event stands for."""
@@ -161,9 +177,12 @@ class EditedAnswer(AnswerReader):
         elif isinstance(event, h11.Data):
             self._write_data(self.edit.feed(event.data))
         elif isinstance(event, h11.EndOfMessage):
-            self._write_data(self.edit.end())
-            if self._is_framed:
-                self._written.append(b"0\r\n\r\n")
+            self._end_body()
+
+    def _end_body(self) -> None:
+        self._write_data(self.edit.end())
+        if self._is_framed:
+            self._written.append(b"0\r\n\r\n")
 
     def _write_data(self, content: bytes) -> None:
         if content:

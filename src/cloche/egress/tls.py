@@ -20,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from .stream import Stream
 
-READ_BYTES = 64 << 10
+READ_BYTES = 256 << 10
 EARLIER, LIFE = timedelta(days=1), timedelta(days=30)  # of a certificate; a sandbox lives shorter
 HTTP_1, HTTP_2 = "http/1.1", "h2"
 NAME = "Cloche sandbox authority"
