@@ -124,8 +124,8 @@ class SecretProvider:
     """Describe a service: the names of its secrets, its hosts, and where its credentials stand in a request.
 
     `headers` are those beside `CREDENTIAL_HEADERS`. A request with one of the keys `query`, with one of `form` in a
-    body that is a form, or with one of `json` in its object is refused. A placeholder keeps a prefix of `prefixes`, the
-    longest that the value has. `captures` are those of its logins.
+    body that is a form, or with one of `json` in its object is refused; bodies are read for `body_hosts`, or for all
+    hosts. A placeholder keeps a prefix of `prefixes`, the longest that the value has. `captures` are those of logins.
     """
 
     names: tuple[str, ...]
@@ -134,6 +134,7 @@ class SecretProvider:
     query: tuple[str, ...] = ()
     form: tuple[str, ...] = ()
     json: tuple[str, ...] = ()
+    body_hosts: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
     captures: tuple[Capture, ...] = ()
 
@@ -164,7 +165,7 @@ PROVIDERS: Mapping[str, SecretProvider] = {
     "GitHub": SecretProvider(
         names=("GITHUB_TOKEN", "GH_TOKEN", "GITHUB_PERSONAL_ACCESS_TOKEN"), hosts=("api.github.com", "github.com"),
         query=("access_token", "client_secret", "refresh_token"), form=("client_secret", "refresh_token", "password"),
-        json=("client_secret", "refresh_token"),
+        json=("client_secret", "refresh_token"), body_hosts=("github.com",),
         prefixes=("github_pat_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_"),
         captures=(
             Capture(url="https://github.com/login/oauth/access_token", hosts=("api.github.com", "github.com")),

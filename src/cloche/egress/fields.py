@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
 from typing import Any, Literal
 from urllib.parse import quote, unquote, unquote_to_bytes
 from weakref import WeakSet
@@ -23,7 +24,7 @@ from cloche.core.secrets import Capture, provider_of
 
 from .credentials import Grant, foreign
 from .http_request import Headers, Rejected, RequestHead
-from .redaction import json_forms, percent_forms
+from .redaction import MOST_KEPT, Pairs, json_forms, percent_forms
 
 MOST_BYTES = 1 << 20
 MOST_PARTS, MOST_FIELDS = 50_000, 5_000  # of JSON, of a form
@@ -53,9 +54,6 @@ def read_json(body: bytes, hook: Callable[[list[tuple[str, Any]]], Any] = list, 
         return json.loads(text, object_pairs_hook=hook, parse_int=str, parse_float=str)
     except (ValueError, RecursionError):  # whose words may be the body's own
         raise Unreadable from None
-
-
-Pairs = list[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +146,7 @@ class Fields:
         return body
 
 
+@lru_cache(MOST_KEPT)
 def _in_percent(grant: Grant) -> Pairs:
     """Return the ways to write a placeholder in a form, each with that of the value.
 
@@ -158,6 +157,7 @@ def _in_percent(grant: Grant) -> Pairs:
     return [(first, quote(grant.value, safe=grant.placeholder).encode()), *zip(marks, values, strict=True)]
 
 
+@lru_cache(MOST_KEPT)
 def _in_json(grant: Grant) -> Pairs:
     (_, *marks), (_, *values) = json_forms(grant.placeholder), json_forms(grant.value)
     return list(zip(marks, values, strict=True))
@@ -237,7 +237,7 @@ class HostFields:
         kind = _kind(head.headers)
         capture = capture_at(self._captures, head)
         refused = set(capture.request if capture is not None else ())
-        if self._provider is not None:
+        if self._provider is not None and self._host in (self._provider.body_hosts or self._provider.hosts):
             refused.update(self._provider.form if kind in ("form", "multipart", "unnamed") else ())
             refused.update(self._provider.json if kind in ("json", "unnamed") else ())
         fields = self._fields("body", refused, capture)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from urllib.parse import quote
 
 from cloche.core.secrets import kept_chars
@@ -19,6 +20,7 @@ from .credentials import Grant
 from .http_answer import AnswerRefused
 from .http_request import Headers
 
+MOST_KEPT = 128  # values whose forms are kept
 _PLAIN = {b"", b"identity"}
 _CODINGS = (b"content-encoding", b"grpc-encoding")
 
@@ -75,11 +77,14 @@ def pairs_of(grants: Sequence[Grant]) -> Pairs:
 
     Looked for is what the guest does not know: the value without the characters that its placeholder has, too.
     """
-    pairs: list[tuple[bytes, bytes]] = []
-    for grant in grants:
-        kept = kept_chars(grant.value.decode("ascii"))
-        pairs += zip(_forms(grant.value[kept:]), _forms(grant.placeholder[kept:]), strict=True)
+    pairs = [pair for grant in grants for pair in _pairs_of(grant.value, grant.placeholder)]
     return list(dict(sorted(pairs, key=lambda pair: -len(pair[0]))).items())
+
+
+@lru_cache(MOST_KEPT)  # a captured token may be long, and each new one changes the pairs of its sandbox
+def _pairs_of(value: bytes, placeholder: bytes) -> Pairs:
+    kept = kept_chars(value.decode("ascii"))
+    return list(zip(_forms(value[kept:]), _forms(placeholder[kept:]), strict=True))
 
 
 class StreamRedactor:

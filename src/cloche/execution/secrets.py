@@ -77,7 +77,7 @@ def with_secrets(found_backend: FoundBackend, secrets: SecretSet) -> FoundBacken
     """
     backend = found_backend.backend
     is_named = isinstance(secrets, SecretNames)
-    if holds_secrets(backend.name) and (is_named or not secrets.rows):
+    if holds_secrets(backend.name) and (is_named or noun_of(secrets) != "secrets"):
         return replace(found_backend, policy=found_backend.policy.with_changes(secrets=secrets))
     if is_named or not getattr(backend, "takes_secrets", False):
         instead = (

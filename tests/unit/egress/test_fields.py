@@ -212,7 +212,8 @@ def test_a_body_that_could_hide_a_credential_is_refused(headers: tuple[tuple[byt
 
 
 def test_hosts_without_credentials_in_bodies_stream() -> None:
-    """An upload to a model's host is not read, whatever its type."""
+    """An upload to a model's host is not read, whatever its type; nor is a file that the API of GitHub gets as JSON."""
+    assert sent(b"{}", grant("headers", hosts=("api.github.com",)), host="api.github.com") is None
     for kind in (JSON, FORM, b"", b"multipart/form-data; boundary=b"):
         own = grant("headers", hosts=("api.anthropic.com",))
         assert sent(b"{}", own, host="api.anthropic.com", kind=kind) is None
