@@ -25,6 +25,7 @@ from cloche.core.secrets import Capture, provider_of
 from .credentials import Grant, foreign
 from .http_request import Headers, Rejected, RequestHead
 from .redaction import MOST_KEPT, Pairs, json_forms, percent_forms
+from .web_sockets import is_web_socket
 
 MOST_BYTES = 1 << 20
 MOST_PARTS, MOST_FIELDS = 50_000, 5_000  # of JSON, of a form
@@ -234,6 +235,8 @@ class HostFields:
 
     def body_edit(self, head: RequestHead) -> ReadBody | None:
         """Return what edits a body; None for one that passes unread. Raises Rejected."""
+        if is_web_socket(head):  # which has none
+            return None
         kind = _kind(head.headers)
         capture = capture_at(self._captures, head)
         refused = set(capture.request if capture is not None else ())

@@ -262,6 +262,12 @@ def test_a_captured_token_comes_back_at_its_path_alone() -> None:
     assert sent(b'{"code": "abc"}', captured, target="/oauth/token") == b'{"code": "abc"}'
 
 
+def test_a_web_socket_has_no_body() -> None:
+    """Over HTTP/2 its messages would be taken for one."""
+    fields = HostFields(LAB, [grant("headers")], [], WeakSet(), lambda _: None)
+    assert fields.body_edit(asked("/", (b"Upgrade", b"websocket"))) is None
+
+
 def test_bodies_that_are_read_are_counted() -> None:
     """A guest that begins many of them takes a bounded part of the memory."""
     reading: WeakSet[ReadBody] = WeakSet()
