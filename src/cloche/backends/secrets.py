@@ -247,7 +247,7 @@ def _opened(name: str, path: str) -> int:
     try:
         return os.open(os.path.expanduser(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise InvalidRequest(f"secrets: the file of {name} cannot be opened: {error}") from None
+        raise InvalidRequest(f"secrets: the file of {name} cannot be opened: {error.strerror}") from None
 
 
 def _started(name: str, command: str, env: Mapping[str, str] | None) -> tuple[subprocess.Popen[bytes], int]:

@@ -37,7 +37,7 @@ class ServiceSecrets:
 
     async def of(self, project: str, names: Sequence[str]) -> dict[str, Secret]:
         """Return secrets of a project. Raises InvalidRequest for one that it does not have, BackendUnavailable."""
-        own = await self._of_folder(project)
+        own = await self._of_folder(project, names)
         stored = await self._read(partial(open_secrets, key=self._key, names=set(names) - set(own), project=project))
         secrets = {**stored, **{name: held.secret for name, held in own.items()}}
         for name in names:
@@ -67,7 +67,7 @@ class ServiceSecrets:
 
     async def key_for(self, name: str, project: str) -> SealingKey:
         """Return the key for storing a secret. Raises Conflict for a name of the folder, BackendUnavailable."""
-        if name in await self._of_folder(project):
+        if name in await self._of_folder(project, [name]):
             raise Conflict(f"secrets: the operator of this service holds {name}, in a file; take another name")
         if self._key is None:
             raise BackendUnavailable(
@@ -82,8 +82,8 @@ class ServiceSecrets:
         if used:
             await write(partial(note_use, used=used))
 
-    async def _of_folder(self, project: str) -> dict[str, OperatorSecret]:
-        held = await asyncio.to_thread(self._folder.read)
+    async def _of_folder(self, project: str, names: Sequence[str] | None = None) -> dict[str, OperatorSecret]:
+        held = await asyncio.to_thread(self._folder.read, names)
         return {name: secret for name, secret in held.items() if secret.is_for(project)}
 
     async def _read(self, work: Callable[[Session], Any]) -> Any:  # noqa: ANN401 - what the work returns

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from cloche.config.plain_yaml import parse_yaml
@@ -74,14 +74,14 @@ class SecretFolder:
 
     async def of(self, project: str, names: Sequence[str]) -> dict[str, Secret]:
         """Return secrets of a project. Raises InvalidRequest for a name that it does not have."""
-        held = await asyncio.to_thread(self.read)
+        held = await asyncio.to_thread(self.read, names)
         for name in names:
             if name not in held or not held[name].is_for(project):
                 raise unknown(name, self._by, "ask its operator, who holds them in secrets_from")
         return {name: held[name].secret for name in names}
 
-    def read(self) -> dict[str, OperatorSecret]:
-        """Return the secrets by name. Blocks. Raises InvalidRequest for a wrong table, and a folder that is none."""
+    def read(self, names: Collection[str] | None = None) -> dict[str, OperatorSecret]:
+        """Return the secrets by name, or those of these names. Blocks. Raises InvalidRequest for a wrong folder."""
         if not self.folder:
             return {}
         try:
@@ -92,7 +92,7 @@ class SecretFolder:
         rows = {**dict.fromkeys(files), **table}
         if len(rows) > MOST_HELD:
             raise InvalidRequest(f"secrets_from: {len(rows)} secrets are more than {MOST_HELD}")
-        return {name: self._held(name, row) for name, row in rows.items()}
+        return {name: self._held(name, row) for name, row in rows.items() if names is None or name in names}
 
     def _table(self) -> Mapping[str, Any]:
         try:

@@ -18,6 +18,7 @@ WITH_HOSTS: {hosts: [a.example], projects: [mine]}
 FROM_ENV: {env: THE_VARIABLE, hosts: [b.example], format: "Key {}", foreign: allow}
 FROM_COMMAND: {command: gh auth token, hosts: [c.example]}
 ELSEWHERE: {file: /run/value, hosts: [d.example]}
+BROKEN: {}
 """
 
 
