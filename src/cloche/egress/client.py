@@ -44,7 +44,10 @@ OPENING = ("cryptography", "h2")
 USES = {
     "h11": "which reads HTTP",
     "h2": 'which reads HTTP/2 (pip install "cloche[secrets]")',
-    "cryptography": 'which makes the certificates that secrets need (pip install "cloche[secrets]")',
+    "cryptography": (
+        "which makes the certificates that secrets and rules with methods and paths need "
+        '(pip install "cloche[secrets]")'
+    ),
 }
 REPORT_S, END_S, SECRETS_S = 10.0, 5.0, 90.0
 AT_ONCE_S = 0.005  # for values that need not be read first
