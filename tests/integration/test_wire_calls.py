@@ -136,6 +136,17 @@ def test_a_sandbox_elsewhere_stands_still_while_an_approver_decides(account: Rem
     assert result.value == ["x 0"], (result.status, result.stderr)
 
 
+def test_the_service_records_the_names_alone(served: tuple[Service, RemoteAccount]) -> None:
+    """Its operator reads which functions a program was offered; the calls are in the caller's log."""
+    service, account = served
+    cloche.run("from cloche_host import search\nsearch('secret words')", tools=TOOLS, backend=ClocheBackend(account))
+    with service.client(verify=ssl.create_default_context(cafile=account.ca_file)) as client:
+        text = client.get("/api/audit", params={"kind": "sandbox", "limit": 200}).text
+    assert '"what":"tools"' in text.replace(" ", "")
+    assert '"tools":["search","later","fail"]' in text.replace(" ", "")
+    assert "secret words" not in text
+
+
 # What carries no calls.
 
 

@@ -21,7 +21,7 @@ from cloche.execution.sandbox import AsyncSandbox
 from cloche.execution.tools import check_offers
 from cloche.init import wire
 
-from .calls import Call
+from .calls import Call, CallRequest
 from .exec_options import WireModel, Word
 from .problems import Refused
 
@@ -34,6 +34,11 @@ class OffersTools(WireModel):
     """The names of the client's functions that may be called; the calls and their answers are streams of the call."""
 
     tools: Names = Field(default_factory=list)
+
+    async def record(self, request: CallRequest) -> None:
+        """Record the names in the audit log, if there are any, before a program starts. Raises AuditFailed."""
+        if self.tools:
+            await request.service.record("sandbox", what="tools", tools=self.tools)
 
     def check(self, sandbox: AsyncSandbox) -> None:
         """Raise BackendUnavailable if there are names, and programs in an open sandbox cannot call."""

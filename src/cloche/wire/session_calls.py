@@ -26,6 +26,7 @@ async def open_session(_: Call, request: CallRequest) -> object:
     if not fields.tools:
         return await open_usual(use_of(request), fields)
     fields.check(use_of(request).sandbox)
+    await fields.record(request)
     relay = Relay(fields.tools)
     with offering(relay):
         facts = await open_usual(use_of(request), fields)

@@ -225,6 +225,7 @@ async def queued(call: Call, request: CallRequest, order: RunOrder) -> str:
     """Queue a run, and send its events and files; return its result as JSON."""
     fields: WireRun = request.fields
     results: list[Result] = []
+    await fields.record(request)
 
     async def start(sink: Sink | None) -> Result:
         async with relaying(call, fields.tools):
@@ -366,6 +367,7 @@ async def run(call: Call, request: CallRequest) -> object:
     """Run code or a command to its end. Output is sent as events, and is also in the result."""
     fields: LiveRun = request.fields
     fields.check(use_of(request).sandbox)
+    await fields.record(request)
     return await _tell(call, request, await sandboxes.exec_work(use_of(request), fields), fields.tools)
 
 
