@@ -227,7 +227,8 @@ class SandboxSecrets:
         credentials = self._credentials(host)
         fields = HostFields(host, self._grants, self._captures.rows, self._reading, partial(self._tell_text, note))
         answer_edit = partial(self._answer_edit, host, note)
-        clock, most_bytes = asyncio.get_running_loop().time, max(len(grant.placeholder) for grant in self._grants)
+        clock = asyncio.get_running_loop().time
+        most_bytes = max((len(grant.placeholder) for grant in self._grants), default=1)  # none before a login
         messages = partial(MessageRedaction, lambda: StreamRedactor(self._pairs), clock)
         watch = partial(MessageWatch, partial(self._tell_text, note), most_bytes, clock)
         return OpenedEdits(check, credentials, fields, partial(self._tell, note), answer_edit, messages, watch)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import base64
 import json
+import ssl
 from collections.abc import Mapping
 from urllib.parse import parse_qsl, urlencode
 
 import pytest
 
-from cloche.core.secrets import Capture
+from cloche.core.secrets import Capture, capture_as_wire
 from cloche.egress.captures import KEPT, MOST_BYTES, Captures, edit_of_answer
 from cloche.egress.credentials import Grant
 from cloche.egress.http_answer import AnswerRefused
-from cloche.egress.http_request import RequestHead
+from cloche.egress.http_request import Rejected, RequestHead
+from cloche.egress.opened import SandboxSecrets
 from cloche.egress.redaction import AnswerRedaction, StreamRedactor, pairs_of
+from tests.harness.loops import in_loop
 
 HOST, PATH = "login.example.com", "/oauth/token"
 CAPTURE = Capture(url=f"https://{HOST}{PATH}", hosts=("api.example.com",))
@@ -158,3 +161,16 @@ def test_tokens_of_another_path_are_refused(size: int, kind: str) -> None:
     assert sandbox.passed(answer(), kind, host="api.example.com", size=size) == answer()
     harmless = b'{"response_types": ["code", "id_token"], "access_token": null}'
     assert sandbox.passed(harmless, kind, path="/other", size=size) == harmless
+
+
+def test_a_login_alone_opens_its_hosts() -> None:
+    """Before there is any token, too: then every credential is foreign."""
+
+    async def claim() -> None:
+        secrets = SandboxSecrets([], ssl.create_default_context(), [capture_as_wire("LOGIN", CAPTURE)])
+        assert [secrets.opens(host) for host in (HOST, "api.example.com", "other.example")] == [True, True, False]
+        edits = secrets.edits("api.example.com", lambda head: head, lambda _: None)
+        with pytest.raises(Rejected, match="a login that is captured"):
+            edits.edit(RequestHead(method=b"GET", target="/", headers=[(b"Authorization", b"Bearer x")]))
+
+    in_loop(claim)

@@ -29,6 +29,7 @@ from cloche.egress.http_request import Rejected, RequestHead, RequestTarget
 from cloche.egress.opened import OpenedEdits
 from cloche.egress.redaction import AnswerRedaction, StreamRedactor, pairs_of
 from cloche.egress.stream import SocketStream
+from cloche.egress.web_sockets import MessageRedaction, MessageWatch
 from tests.harness.http2 import Exchanged, Http2End, frame
 from tests.harness.loops import in_loop
 
@@ -399,6 +400,8 @@ def test_tokens_of_an_answer_are_captured() -> None:
         lambda head: head, HostCredentials(HOST, grants),
         HostFields(HOST, grants, captures.rows, WeakSet(), lambda _: None), lambda _: None,
         partial(edit_of_answer, captures, HOST, lambda: AnswerRedaction(StreamRedactor(pairs_of(grants)))),
+        partial(MessageRedaction, lambda: StreamRedactor([]), lambda: 0.0),
+        partial(MessageWatch, lambda _: None, 1, lambda: 0.0),
     )  # fmt: skip
 
     async def claim(it: Relayed) -> None:
