@@ -37,6 +37,8 @@ main = ["-c", "import sys; from cloche.__main__ import main; sys.exit(main())"]
 def command(*words):
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
     return done.stdout + done.stderr
+def children():
+    return set(open(f"/proc/self/task/{os.getpid()}/children").read().split())
 def refused(work, *arguments, **named):
     try:
         work(*arguments, **named)
@@ -71,11 +73,12 @@ said["files"] = subprocess.run(grep, input=listed, capture_output=True).stdout.d
 os.kill(int(egress[0]), signal.SIGKILL)
 with cloche.Sandbox.attach("keys") as sandbox:
     said["later"] = repr(sandbox.run(code)), sandbox.exec(["sh", "-c", "echo $KEY"]).stdout
-command(*main, "sandbox", "kill", "keys", "--yes")
+    sandbox.kill()
 os.rename(f"{file}.away", file)
+others = children()
 said["again"] = command("-c", ARGUMENT["opens"], json.dumps([file, ARGUMENT["audit"], ARGUMENT["asks"]]))
 os.kill(visit(registry.find("keys"), "info")["pid"], signal.SIGKILL)
-while open(f"/proc/self/task/{os.getpid()}/children").read():  # all of the sandbox, its egress process too, ends
+while children() - others:  # all of the sandbox ends, its egress process too
     os.wait()
 said["gone"] = refused(cloche.Sandbox.attach, "keys")
 print(json.dumps({**said, "keeper": keeper, "texts": repr(said)}))
