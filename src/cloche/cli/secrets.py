@@ -92,7 +92,7 @@ def _remove(name: str, url: str | None, key_file: str | None, yes: bool) -> int:
     """Remove a secret from the service. Sandboxes that have it keep it until they end."""
     from ._service import ask_service
 
-    require_yes("Remove it? Later runs that name it fail.", yes=yes)
+    require_yes(f"Remove the secret {name}? Later runs that name it fail.", yes=yes)
     ask_service("DELETE", f"/api/secrets/{quote(name, safe='')}", url=url, key_file=key_file)
-    print("removed it")
+    print(f"removed {name}")
     return 0

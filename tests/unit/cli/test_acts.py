@@ -17,6 +17,7 @@ from tests.unit.cli.test_help import COMMANDS
 ASKS = {
     "cloche keys rotate": "key_1", "cloche keys revoke": "key_1", "cloche snapshot delete": "snap_1",
     "cloche workspace-snapshot delete": "ws_1", "cloche repro delete": "repro_1", "cloche discard": "box",
+    "cloche secrets remove": "API_KEY",
 }  # fmt: skip
 # These ask once they know what there is to ask about; their own tests show that.
 ASK_LATER = {
