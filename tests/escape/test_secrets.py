@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.escape.secrets_http2_rows import HTTP2_ROWS, shown
 from tests.escape.secrets_rows import FIELD_ROWS, Row
 from tests.harness.internet.sites import BORN
 from tests.harness.world import METADATA, NAMES, PUBLIC, Seen, World, open_world
@@ -23,7 +24,8 @@ HOST, OTHER = "api.anthropic.com", "other.example"
 MAPS, LAB, LOGIN = "maps.good.example", "gitlab.com", "platform.claude.com"
 VALUE = "sk-ant-api03-RealValue0123456789abcdefXYZ"
 FOREIGN = "sk-ant-api03-AttackersOwn9876543210fedcb"
-PROGRAM = (Path(__file__).parent / "secrets_program.py").read_text()
+PROGRAMS = [Path(__file__).parent / name for name in ("secrets_http2_program.py", "secrets_program.py")]
+PROGRAM = "\n".join(path.read_text() for path in PROGRAMS)
 REPEATS = 20
 TABLE = {
     **NAMES,
@@ -77,9 +79,6 @@ ROWS = (
         return raw(HOST, request("/plain", key, ends=True) + request("/plain", {"x-api-key": FOREIGN}))
         """),
     Row("a foreign key for a proxy", "brings", 'return ask("/plain", {"Proxy-Authorization": f"Bearer {FOREIGN}"})'),
-    Row("a foreign key by HTTP/2", "brings", """
-        return raw(HOST, b"PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n" + FOREIGN.encode(), protocols=["h2"])
-        """),
     Row("a foreign key by address", "brings", 'return raw(ADDRESS, request("/", {"x-api-key": FOREIGN}), name=HOST)'),
     Row("a foreign key to another host's address", "brings", """
         return raw(OTHER, request("/", {"x-api-key": FOREIGN}), name=HOST)
@@ -90,6 +89,7 @@ ROWS = (
         """),
     Row("a foreign user of Basic credentials", "brings", 'return ask("/plain", {"Authorization": basic(FOREIGN, K)})'),
     *FIELD_ROWS,
+    *HTTP2_ROWS,
 )  # fmt: skip
 OUTSIDE = 'exec(compile(ARGUMENT["program"], "<attempts>", "exec"))\n'
 INSIDE = """
@@ -185,7 +185,9 @@ class Came:
     def shows(self, row: Row) -> bool:
         """Tell whether an attempt succeeded."""
         if row.shows == "reads":
-            return any(value in self.returned[row.name] for value in (VALUE, BORN))
+            returned = self.returned[row.name]
+            returned = shown(returned.encode("latin-1")) if row in HTTP2_ROWS else returned
+            return any(value in returned for value in (VALUE, BORN))
         mark = f"mark-{ROWS.index(row)}-".lower()
         texts = [one for one in self.seen.arrivals if mark in one["text"]]
         if row.shows == "brings":
@@ -277,6 +279,14 @@ def test_the_value_arrives_where_it_belongs(inside: Came) -> None:
     assert any(f"x-api-key: {VALUE.lower()}" in text for text in said)
     assert "200" in inside.returned["an echo in a header"]
     assert any("authorization: basic " in text for text in said)
+
+
+def test_http2_and_web_sockets_are_used(inside: Came) -> None:
+    """The value arrives by them, and what comes back has the placeholder: else those attempts would show nothing."""
+    requests = [request for one in inside.seen.arrivals for request in one["requests"] if VALUE.lower() in one["text"]]
+    assert {("HTTP/2", "CONNECT"), ("HTTP/2", "GET")} <= {(each["version"], each["method"]) for each in requests}
+    for name in ("an echo in trailers of HTTP/2", "an echo of a web socket by HTTP/2", "an echo in messages"):
+        assert "x-api-key: sk-ant-api03-" in shown(inside.returned[name].encode("latin-1"))
 
 
 def test_what_happened_is_told(inside: Came) -> None:

@@ -136,6 +136,8 @@ class EditedAnswer(AnswerReader):
 
     def feed(self, data: bytes) -> bytes:
         """Take received bytes, and return those to pass on. Raises AnswerRefused."""
+        if self.is_switched:
+            return self.edit.feed(data)
         if self.progress != "open":
             self.progress = "last"  # nobody asked for more
             return b""

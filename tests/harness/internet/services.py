@@ -18,8 +18,10 @@ from .names import Names
 from .record import Arrival
 from .sites import site_of
 from .streams import Plain, Stream, Tls, note_name, relay
+from .web2 import Http2Server
 
 HANDSHAKE = b"\x16"
+WITH_HTTP2 = ("api.anthropic.com",)
 WEB = (80, 81, 443, 444, 8080, 8443)
 BANNERS = (22, 25)
 ECHOES = (7, 853, 6379)
@@ -31,12 +33,24 @@ PATIENCE_S = 60
 
 
 def tls_context() -> ssl.SSLContext:
-    """Return what TLS is spoken with."""
+    """Return what TLS is spoken with; some hosts take HTTP/2."""
+    context, with_http2 = _tls_context(), _tls_context()
+    with_http2.set_alpn_protocols(["h2", "http/1.1"])
+
+    def choose(tls: ssl.SSLObject, name: str | None, given: ssl.SSLContext) -> None:
+        note_name(tls, name, given)
+        if name in WITH_HTTP2:
+            tls.context = with_http2
+
+    context.sni_callback = choose  # type: ignore[assignment]
+    return context
+
+
+def _tls_context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(FOLDER / "server.pem", FOLDER / "server.key")
     context.load_verify_locations(FOLDER / "authority.pem")
     context.verify_mode = ssl.CERT_OPTIONAL
-    context.sni_callback = note_name  # type: ignore[assignment]
     return context
 
 
@@ -49,7 +63,11 @@ def tcp_services(names: Names | None) -> dict[int, Answerer]:
         return Tls(connection, arrival, context) if stream.first_byte() == HANDSHAKE else stream
 
     def answer_web(connection: socket.socket, arrival: Arrival) -> None:
-        web.serve(open_stream(connection, arrival), site)
+        stream = open_stream(connection, arrival)
+        if isinstance(stream, Tls) and stream.protocol == "h2":
+            Http2Server(stream, site).serve()
+        else:
+            web.serve(stream, site)
 
     def echo(connection: socket.socket, arrival: Arrival) -> None:
         _echo(open_stream(connection, arrival))

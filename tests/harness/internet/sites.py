@@ -17,6 +17,7 @@ import struct
 import subprocess
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote, unquote, urlencode
@@ -164,6 +165,9 @@ def websocket(request: Request, reader: Reader) -> None:
     """Take a WebSocket and send each message back."""
     key = hashlib.sha1(request.headers["sec-websocket-key"].encode() + WEBSOCKET_KEY).digest()  # as RFC 6455 has it
     head = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: "
+    if request.host in ECHOING:
+        _tell_head(request, reader, head.encode() + base64.b64encode(key) + b"\r\n")
+        return
     reader.stream.send(head.encode() + base64.b64encode(key) + b"\r\n\r\n")
     while len(start := reader.exactly(2)) == 2:
         code, size = start[0] & 15, start[1] & 127
@@ -175,6 +179,23 @@ def websocket(request: Request, reader: Reader) -> None:
         reader.stream.send(bytes([0x80 | code]) + length + data)
         if code == 8:
             return
+
+
+def _tell_head(request: Request, reader: Reader, head: bytes) -> None:
+    """Send a request's headers as a message in parts, with a ping between; compressed in one where that is offered."""
+    text = "\n".join(f"{name}: {value}" for name, value in request.headers.items()).encode()
+    if "permessage-deflate" in request.headers.get("sec-websocket-extensions", ""):
+        packer = zlib.compressobj(wbits=-15)
+        packed = (packer.compress(text) + packer.flush(zlib.Z_SYNC_FLUSH)).removesuffix(b"\0\0\xff\xff")
+        frames = b"\xc1\x7e" + struct.pack("!H", len(packed)) + packed
+        head += b"Sec-WebSocket-Extensions: permessage-deflate\r\n"
+    else:
+        parts = [text[at : at + 7] for at in range(0, len(text), 7)]
+        frames = b"".join(bytes([0 if at else 1, len(part)]) + part + b"\x89\0" for at, part in enumerate(parts))
+        frames += b"\x80\0"
+    reader.stream.send(head + b"\r\n" + frames)
+    while reader.more():
+        pass
 
 
 def index(request: Request, _reader: Reader | None = None) -> Response:

@@ -61,6 +61,11 @@ class Tls:
         if certificate := self._tls.getpeercert():
             arrival.note(said=f"{certificate}\n".encode())
 
+    @property
+    def protocol(self) -> str | None:
+        """Return what was agreed on by ALPN."""
+        return self._tls.selected_alpn_protocol()
+
     def _shakes_hands(self) -> bool:
         try:
             self._tls.do_handshake()

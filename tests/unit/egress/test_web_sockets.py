@@ -142,20 +142,23 @@ def test_placeholders_of_the_guest_are_seen(size: int) -> None:
         watch.feed(frame(TEXT, b"not masked"))
 
 
-def answered(answer: bytes, *, is_upgrade: bool) -> bytes:
-    """Return what passes of an answer in HTTP/1.1."""
+def answered(answer: bytes, *, is_upgrade: bool, size: int = 1000) -> bytes:
+    """Return what passes of an answer in HTTP/1.1 that comes in pieces of a size."""
     head = RequestHead(method=b"GET", target="/", headers=[])
     request = HttpRequest(method=b"GET", head=b"", is_upgrade=is_upgrade, is_last=False, edited=head)
     redaction = MessageRedaction(lambda: StreamRedactor(PAIRS), lambda: 0.0)
-    return EditedAnswer(request, WebSocketAnswer(AnswerRedaction(StreamRedactor(PAIRS)), redaction)).feed(answer)
+    reader = EditedAnswer(request, WebSocketAnswer(AnswerRedaction(StreamRedactor(PAIRS)), redaction))
+    return b"".join(reader.feed(answer[at : at + size]) for at in range(0, len(answer), size))
 
 
 SWITCH = b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n"
 
 
-def test_messages_begin_behind_the_head() -> None:
-    """And what is no web socket is an answer as any other."""
-    assert answered(SWITCH + b"\r\n" + frame(TEXT, VALUE), is_upgrade=True).endswith(b"\r\n\r\n" + frame(TEXT, MARK))
+@pytest.mark.parametrize("size", [1, 90, 1000])
+def test_messages_begin_behind_the_head(size: int) -> None:
+    """Whatever of them comes with it; and what is no web socket is an answer as any other."""
+    passed = answered(SWITCH + b"\r\n" + frame(TEXT, VALUE) * 3, is_upgrade=True, size=size)
+    assert passed.endswith(b"\r\n\r\n" + frame(TEXT, MARK) * 3)
     refusal = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 22\r\n\r\n"
     assert answered(refusal + VALUE, is_upgrade=True) == refusal + MARK
 
