@@ -17,6 +17,7 @@ from cloche.egress.http_answer import AnswerRefused
 from cloche.egress.http_request import Rejected, RequestHead
 from cloche.egress.opened import SandboxSecrets
 from cloche.egress.redaction import AnswerRedaction, StreamRedactor, pairs_of
+from cloche.egress.tls import Authority
 from tests.harness.loops import in_loop
 
 HOST, PATH = "login.example.com", "/oauth/token"
@@ -167,7 +168,7 @@ def test_a_login_alone_opens_its_hosts() -> None:
     """Before there is any token, too: then every credential is foreign."""
 
     async def claim() -> None:
-        secrets = SandboxSecrets([], ssl.create_default_context(), [capture_as_wire("LOGIN", CAPTURE)])
+        secrets = SandboxSecrets([], ssl.create_default_context(), Authority(), [capture_as_wire("LOGIN", CAPTURE)])
         assert [secrets.opens(host) for host in (HOST, "api.example.com", "other.example")] == [True, True, False]
         edits = secrets.edits("api.example.com", lambda head: head, lambda _: None)
         with pytest.raises(Rejected, match="a login that is captured"):
