@@ -48,9 +48,7 @@ said = {"opener": command("-c", ARGUMENT["opens"], json.dumps([file, ARGUMENT["a
 if "authorization" not in said["opener"]: print(json.dumps(said)); sys.exit()
 os.rename(file, f"{file}.away")
 keeper = visit(registry.find("keys"), "info")["pid"]
-egress = [name for name in filter(str.isdigit, os.listdir("/proc"))
-          if int(open(f"/proc/{name}/stat").read().rpartition(")")[2].split()[1]) == os.getpid()
-          and b"cloche.egress.process" in open(f"/proc/{name}/cmdline", "rb").read()]
+egress = [pid for pid in children() if b"cloche.egress.process" in open(f"/proc/{pid}/cmdline", "rb").read()]
 with cloche.Sandbox.attach("keys", secrets={"KEY": cloche.Secret(hosts=["api.openai.com"])}) as sandbox:
     said["run"] = sandbox.run(code).stdout
     said["exec"] = sandbox.exec(["sh", "-c", "echo $KEY"]).stdout

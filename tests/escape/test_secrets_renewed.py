@@ -40,11 +40,8 @@ import cloche, ctypes, os, subprocess, sys
 PR_SET_CHILD_SUBREAPER = 36
 ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 subprocess.run([sys.executable, "-c", ARGUMENT["opens"], ARGUMENT["command"]], env={**os.environ, "OTHER": "Of_Others"})
-def servers():
-    return [pid for pid in filter(str.isdigit, os.listdir("/proc"))
-            if b"cloche.egress.commands" in open(f"/proc/{pid}/cmdline", "rb").read()
-            and int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1]) == os.getpid()]
-(server,) = servers()
+children = open(f"/proc/self/task/{os.getpid()}/children").read().split()
+(server,) = [pid for pid in children if b"cloche.egress.commands" in open(f"/proc/{pid}/cmdline", "rb").read()]
 with cloche.Sandbox.attach("renewed") as sandbox:
     result = sandbox.run(ARGUMENT["code"])
     environ = open(f"/proc/{server}/environ").read()
