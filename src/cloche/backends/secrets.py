@@ -69,15 +69,19 @@ Commands = dict[str, subprocess.Popen[bytes]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestSecrets:
-    """Hold what a guest gets: variables for its environment, rows of its file tree, files of its home.
+    """Hold what a guest gets: variables for its environment, and files of its home.
 
     `authority` is that of its sandbox, in PEM.
     """
 
     variables: Mapping[str, str]
-    rows: tuple[Row, ...] = ()
     texts: Mapping[str, str] = field(default_factory=dict)
     authority: str = ""
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Return the rows of its file tree, if nobody else has it."""
+        return (("shown text", FILE, f"{trusted_here()}\n{self.authority}", _bundles()),) if self.authority else ()
 
     def authority_block(self) -> bytes:
         """Return what the file of `authority_row` begins with."""
@@ -287,8 +291,7 @@ def _is_file(path: str) -> bool:
 def _for_guest(placeholders: Mapping[str, str], authority: str, texts: Mapping[str, str]) -> GuestSecrets:
     if MARK not in authority or len(authority) > AUTHORITY_BYTES:
         raise StartFailed("the egress process has made no authority", step="network")
-    row = ("shown text", FILE, f"{trusted_here()}\n{authority}", _bundles())
-    return GuestSecrets(variables=_variables(placeholders), rows=(row,), texts=texts, authority=authority)
+    return GuestSecrets(variables=_variables(placeholders), texts=texts, authority=authority)
 
 
 @functools.cache

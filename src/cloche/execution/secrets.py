@@ -35,13 +35,20 @@ def read_with_settings(arguments: Mapping[str, Any], backend: str | None = None)
         return secrets, given
     if given.policy.network == "bridge":
         raise _not_reached("bridge")
-    limited = {rule.host for rule in given.policy.network_rules().limited if PORT in rule.ports}
+    limited = _limited(given.policy)
     further = (rule for rule in secrets.rules if rule.removesuffix(f":{PORT}") not in limited)
     allowed = tuple(dict.fromkeys((*given.policy.network_allow, *further)))
     settings = load_settings({**own, "network_allow": allowed})
     if settings.policy.network != "allowlist":
         raise _not_reached(settings.policy.network)
     return secrets, settings
+
+
+def _limited(policy: Policy) -> set[str]:
+    """Return the hosts with rules about methods and paths, of which few policies have any."""
+    if not any("/" in rule for rule in policy.network_allow):
+        return set()
+    return {rule.host for rule in policy.network_rules().limited if PORT in rule.ports}
 
 
 def opens_for_rules(policy: Policy) -> SecretSet | None:
