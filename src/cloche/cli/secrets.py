@@ -7,6 +7,7 @@ import sys
 from urllib.parse import quote
 
 from cloche.core.errors import InvalidRequest
+from cloche.core.escape import escape_name
 
 from ._acts import require_yes, yes_option
 from .app import root
@@ -92,7 +93,7 @@ def _remove(name: str, url: str | None, key_file: str | None, yes: bool) -> int:
     """Remove a secret from the service. Sandboxes that have it keep it until they end."""
     from ._service import ask_service
 
-    require_yes(f"Remove the secret {name}? Later runs that name it fail.", yes=yes)
+    require_yes(f"Remove {escape_name(name)}? Runs that name it are refused from then on.", yes=yes)
     ask_service("DELETE", f"/api/secrets/{quote(name, safe='')}", url=url, key_file=key_file)
-    print(f"removed {name}")
+    print(f"removed {escape_name(name)}")
     return 0
