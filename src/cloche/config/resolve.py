@@ -207,7 +207,9 @@ def _render(name: str, value: object) -> str:
         return format_limit(name, value)
     if isinstance(value, str):
         return value or "none"
-    return ", ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value).lower()
+    if isinstance(value, bool | None):
+        return str(value).lower()
+    return ", ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
 
 
 def resolve_settings(

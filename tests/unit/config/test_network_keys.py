@@ -194,6 +194,15 @@ def test_more_than_a_ceiling_is_denied(operator: Operator, ceilings: str, asked:
     assert str(caught.value).startswith(f"{above} is above the ceiling in {operator.file} (ceilings.")
 
 
+def test_a_ceiling_with_methods_and_paths_is_told_as_it_is(operator: Operator) -> None:
+    """A request within it passes, and no other host or method; its text keeps its capitals."""
+    operator.file.write_text("ceilings: {network: {hosts: ['a.example/GET:/X/*']}}")
+    assert operator.load({"network_allow": ["a.example/GET:/X/y"]}).policy.network_allow == ("a.example/GET:/X/y",)
+    for rule in ("a.example", "a.example/POST:/X/y", "a.example/GET:/x/y"):
+        with pytest.raises(PolicyDenied, match=r"\(ceilings.network: allowlist: a.example/GET:/X/\*\)"):
+            operator.load({"network_allow": [rule]})
+
+
 def test_ceilings_of_several_files_hold_together(operator: Operator, tmp_path: Path) -> None:
     """Naming another file lifts none of them."""
     operator.file.write_text("ceilings: {network: [a.example, b.example], packages: [numpy], level: jail}")
