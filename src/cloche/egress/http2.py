@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -46,7 +46,7 @@ IDLE_S, SETTINGS_S = 300.0, 20.0
 MOST_COLLECTING = 16  # requests whose bodies have to be read, one of them after the other
 LEAST_WINDOW_BYTES = 128 << 10
 MOST_UNSENT_BYTES = 256 << 10
-_READ_BYTES = 256 << 10
+_READ_BYTES, _PART_BYTES = 256 << 10, 512
 
 
 async def relay_http2(
@@ -66,7 +66,7 @@ async def relay_http2(
                 relay.note = note
                 await relay.serve()
             await relay.finish_guest()
-        except OSError:  # an end is gone, or nothing moved for too long
+        except (OSError, ProtocolError, FrameError):  # an end is gone or broke the protocol, or nothing moved for long
             pass
         finally:
             guest.close()
@@ -94,6 +94,12 @@ class _Exchange:
     def host_id(self) -> int:
         """Return the number of the host's stream, 0 before there is one."""
         return self.up.target_id
+
+    def parts(self, data: bytes) -> list[bytes]:
+        """Return data as it may be looked at in one turn: the frames of a web socket may be tiny."""
+        if not self.request.is_upgrade:
+            return [data]
+        return [data[at : at + _PART_BYTES] for at in range(0, len(data), _PART_BYTES)]
 
     def open(self, host_id: int) -> None:
         """Note the host's stream."""
@@ -155,13 +161,14 @@ class _Relay:
             while budget > 0 and (data := await self.guest.stream.receive(_READ_BYTES)):
                 budget -= len(data)
 
-    async def _read(self, side: Side, take: Callable[[Frame], None]) -> None:
+    async def _read(self, side: Side, take: Callable[[Frame], Iterator[None]]) -> None:
         loop, turn = asyncio.get_running_loop(), Turn(self._turns)
         with sharing() as size:
             while data := await side.stream.receive(min(size(), _READ_BYTES)):
                 self.note()
                 for frame in side.frames.feed(data, loop.time()):
-                    take(frame)
+                    for _ in take(frame):
+                        await turn.pass_on()
                     self.guest.wake()
                     self.host.wake()
                     await turn.pass_on()
@@ -199,14 +206,15 @@ class _Relay:
 
     # What the guest sends.
 
-    def _take_of_guest(self, frame: Frame) -> None:
+    def _take_of_guest(self, frame: Frame) -> Iterator[None]:
+        """Act on a frame, part by part."""
         if frame.kind == GOAWAY:  # it begins nothing new
             return
         for event in self.guest.h2.receive_data(bytes(frame)):
             if isinstance(event, RequestReceived):
                 self._begin(event.stream_id, event.headers, ends=event.stream_ended is not None)
             elif isinstance(event, DataReceived):
-                self._take_body(event.stream_id, event.data, event.flow_controlled_length)
+                yield from self._take_body(event.stream_id, event.data, event.flow_controlled_length)
             elif isinstance(event, StreamEnded):
                 self._end_body(event.stream_id)
             elif isinstance(event, StreamReset) and (exchange := self._exchanges.get(event.stream_id)):
@@ -234,7 +242,7 @@ class _Relay:
             if request.awaits_continue and not ends:
                 self.guest.send_headers(guest_id, [(b":status", b"100")], ends=False)
 
-    def _take_body(self, guest_id: int, data: bytes, size: int) -> None:
+    def _take_body(self, guest_id: int, data: bytes, size: int) -> Iterator[None]:
         exchange = self._exchanges.get(guest_id)
         if exchange is None:  # it was answered here
             self.guest.h2.acknowledge_received_data(size, guest_id)
@@ -247,7 +255,9 @@ class _Relay:
             self._collect(exchange, exchange.most_bytes, data, size)
             return
         try:
-            exchange.up.held += data if exchange.messages is None else exchange.messages.feed(data)
+            for part in exchange.parts(data):
+                exchange.up.held += part if exchange.messages is None else exchange.messages.feed(part)
+                yield
         except AnswerRefused:  # a web socket that is none
             self._give_up(exchange, ErrorCodes.PROTOCOL_ERROR)
             return
@@ -311,7 +321,8 @@ class _Relay:
 
     # What the host sends.
 
-    def _take_of_host(self, frame: Frame) -> None:
+    def _take_of_host(self, frame: Frame) -> Iterator[None]:
+        """Act on a frame, part by part."""
         if frame.kind == GOAWAY:
             self._take_goaway(frame.content)
             return
@@ -321,18 +332,20 @@ class _Relay:
                 self._open_waiting()
             elif (exchange := self._by_host.get(getattr(event, "stream_id", 0) or 0)) is not None:
                 try:
-                    self._take_answer(exchange, event)
+                    yield from self._take_answer(exchange, event)
                 except AnswerRefused as refused:
                     self._fail(exchange, str(refused.strerror))
         self._open_waiting()
 
-    def _take_answer(self, exchange: _Exchange, event: Event) -> None:
+    def _take_answer(self, exchange: _Exchange, event: Event) -> Iterator[None]:
         flow = exchange.down
         if isinstance(event, ResponseReceived | InformationalResponseReceived):
             self._take_head(exchange, event.headers, ends=getattr(event, "stream_ended", None) is not None)
         elif isinstance(event, DataReceived):
             flow.owed_bytes += event.flow_controlled_length
-            flow.held += exchange.answer.feed(event.data) if exchange.answer is not None else event.data
+            for part in exchange.parts(event.data):
+                flow.held += exchange.answer.feed(part) if exchange.answer is not None else part
+                yield
             flow.pay()
         elif isinstance(event, TrailersReceived):
             trailers = read_http2_trailers(event.headers)

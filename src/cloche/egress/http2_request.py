@@ -18,6 +18,7 @@ from .http_answer import AnswerRefused
 from .http_request import ANOTHER_HOST, LENGTH, MOST_HEADERS, Headers, Rejected, RequestHead, RequestTarget, shown
 
 WEB_SOCKET = b"websocket"
+MOST_ANSWER_HEADERS = 256
 _UPGRADE = (b"upgrade", WEB_SOCKET)
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
 _VALUE = re.compile(rb"(?:[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?)?")
@@ -160,6 +161,8 @@ def read_http2_answer(headers: Headers) -> tuple[int, Sequence[tuple[bytes, byte
 
 def read_http2_trailers(headers: Headers) -> Sequence[tuple[bytes, bytes]]:
     """Return the headers behind an answer's body, of a valid form. Raises AnswerRefused for any other."""
+    if len(headers) > MOST_ANSWER_HEADERS:
+        raise AnswerRefused(f"the host's answer has more than {MOST_ANSWER_HEADERS} headers")
     for name, value in headers:
         if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value) or name in _OF_CONNECTIONS:
             raise AnswerRefused("the host's answer is malformed")

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.exceptions import NoSuchStreamError, ProtocolError
 from h2.settings import SettingCodes, Settings
+from hpack import Encoder, HeaderTuple
 from hyperframe.frame import GoAwayFrame
 
 from .http2_frames import MOST_FRAME_BYTES, PREFACE, FrameReader
@@ -25,10 +26,22 @@ from .stream import Stream
 
 MOST_STREAMS = 100
 # Of what comes: headers, and bodies before they are passed on. The host is far away, and gets larger windows.
-MOST_REQUEST_HEAD_BYTES, MOST_ANSWER_HEAD_BYTES = 32 << 10, 64 << 10
+MOST_HEAD_BYTES = 32 << 10
 GUEST_WINDOW_BYTES = 256 << 10
 _BATCH_BYTES = 64 << 10
 _INITIAL_WINDOW_BYTES = 65_535  # of a connection, which settings cannot change
+
+
+_Text = bytes | str
+_Row = HeaderTuple | tuple[_Text, _Text] | tuple[_Text, _Text, bool | None]
+
+
+class _Encoder(Encoder):
+    """Write headers as they are: to pack their text takes the square of its length."""
+
+    def encode(self, headers: Iterable[_Row] | dict[_Text, _Text], huffman: bool = False) -> bytes:
+        """Return a block."""
+        return super().encode(headers, huffman)
 
 
 class _Connection(H2Connection):
@@ -96,14 +109,14 @@ class Side:
 
     def __init__(self, stream: Stream, *, is_host: bool, window_bytes: int):
         self.stream, self._is_host, self._window_bytes = stream, is_host, window_bytes
-        self._most_head_bytes = MOST_ANSWER_HEAD_BYTES if is_host else MOST_REQUEST_HEAD_BYTES
-        self.frames = FrameReader(has_preface=not is_host, most_block_bytes=self._most_head_bytes)
+        self.frames = FrameReader(has_preface=not is_host, most_block_bytes=MOST_HEAD_BYTES)
         self.h2 = _Connection(H2Configuration(
             client_side=is_host, header_encoding=None, validate_inbound_headers=False, normalize_inbound_headers=False,
             validate_outbound_headers=False, normalize_outbound_headers=False,
         ))  # fmt: skip
-        self.h2.decoder.max_header_list_size = self._most_head_bytes
-        self.h2.max_inbound_frame_size = self._most_head_bytes  # a block of headers comes as one frame
+        self.h2.encoder = _Encoder()
+        self.h2.decoder.max_header_list_size = MOST_HEAD_BYTES
+        self.h2.max_inbound_frame_size = MOST_HEAD_BYTES  # a block of headers comes as one frame
         self.unsent = bytearray()
         self._flows: deque[Flow] = deque()  # to this side
         self.wakes = asyncio.Event()
@@ -115,7 +128,7 @@ class Side:
         """Send the settings, before all that waits already."""
         values: dict[SettingCodes, int] = {
             SettingCodes.MAX_CONCURRENT_STREAMS: MOST_STREAMS,
-            SettingCodes.MAX_HEADER_LIST_SIZE: self._most_head_bytes,
+            SettingCodes.MAX_HEADER_LIST_SIZE: MOST_HEAD_BYTES,
             SettingCodes.ENABLE_CONNECT_PROTOCOL: int(takes_web_sockets),
         }
         if self._is_host:

@@ -12,6 +12,7 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import cast
 from weakref import WeakSet
 
 import pytest
@@ -25,10 +26,11 @@ from cloche.egress.fields import HostFields
 from cloche.egress.http2 import MOST_UNSENT_BYTES, relay_http2
 from cloche.egress.http2_frames import FrameError, FrameReader
 from cloche.egress.http2_request import read_http2_request
+from cloche.egress.http2_side import Side
 from cloche.egress.http_request import Rejected, RequestHead, RequestTarget
 from cloche.egress.opened import OpenedEdits
 from cloche.egress.redaction import AnswerRedaction, StreamRedactor, pairs_of
-from cloche.egress.stream import SocketStream
+from cloche.egress.stream import SocketStream, Stream
 from cloche.egress.web_sockets import MessageRedaction, MessageWatch
 from tests.harness.http2 import Exchanged, Http2End, frame
 from tests.harness.loops import in_loop
@@ -85,6 +87,8 @@ class Site:
             end.h2.send_data(stream_id, b"x", end_stream=True)
         elif isinstance(event, StreamEnded) and path == "/malformed":
             say([(":status", "200"), ("x-a", f"b\r\nset-cookie: {key}")], end_stream=True)
+        elif isinstance(event, StreamEnded) and path == "/many":
+            say([(":status", "200"), *[("x", "y")] * 300], end_stream=True)
         elif isinstance(event, StreamEnded) and path == "/size":
             say([(":status", "200")])
             end.h2.send_data(stream_id, str(len(stream.data)).encode(), end_stream=True)
@@ -350,7 +354,12 @@ def test_a_refusal_is_an_answer_and_others_go_on() -> None:
 
 @pytest.mark.parametrize(
     ("path", "status", "says"),
-    [("/gzip", "502", "compressed"), ("/malformed", "502", "malformed"), ("/early", "413", "")],
+    [
+        ("/gzip", "502", "compressed"),
+        ("/malformed", "502", "malformed"),
+        ("/many", "502", "headers"),
+        ("/early", "413", ""),
+    ],
 )
 def test_what_cannot_be_searched_is_not_passed_on(path: str, status: str, says: str) -> None:
     """The guest reads why."""
@@ -361,6 +370,14 @@ def test_what_cannot_be_searched_is_not_passed_on(path: str, status: str, says: 
         assert says in answer.data.decode()
 
     in_relay(claim)
+
+
+def test_the_text_of_headers_is_not_packed() -> None:
+    """That takes the square of its length: one head would hold up all connections."""
+    side = Side(cast("Stream", None), is_host=True, window_bytes=1 << 20)
+    side.begin()
+    side.send_headers(1, [(b":method", b"GET"), (b"x", b"v" * 9000)], ends=True)
+    assert b"v" * 9000 in side.next_batch()
 
 
 def test_a_body_that_is_edited_is_sent_with_its_new_length() -> None:
