@@ -146,7 +146,7 @@ PROVIDERS: Mapping[str, SecretProvider] = {
         prefixes=("sk-ant-api03-", "sk-ant-oat01-", "sk-ant-ort01-", "sk-ant-"),
         captures=tuple(
             Capture(url=f"https://{host}/v1/oauth/token", hosts=("api.anthropic.com",))
-            for host in ("platform.claude.com", "console.anthropic.com")
+            for host in ("platform.claude.com", "console.anthropic.com", "api.anthropic.com")
         ),
     ),
     "OpenAI": SecretProvider(

@@ -41,18 +41,17 @@ class Captures:
     """Hold the captures of one sandbox, by name, and add their grants to its own; `on_change` is called then."""
 
     def __init__(self, rows: Sequence[tuple[str, Capture]], grants: list[Grant], on_change: Callable[[], None]):
-        self.rows = [capture for _, capture in rows]
-        self._names = {capture: name for name, capture in rows}
+        self.rows = rows
         self._grants, self._on_change = grants, on_change
 
     @property
     def hosts(self) -> frozenset[str]:
         """Return the hosts of answers, and those that get the values."""
-        return frozenset(host for capture in self.rows for host in (capture.host, *capture.hosts))
+        return frozenset(host for _, capture in self.rows for host in (capture.host, *capture.hosts))
 
-    def placeholder(self, capture: Capture, field: str, text: str) -> str:
+    def placeholder(self, login: str, capture: Capture, field: str, text: str) -> str:
         """Return what stands for a text in a field. Raises AnswerRefused for one that cannot be a value."""
-        name = f"{self._names[capture]}.{field}"
+        name = f"{login}.{field}"
         try:
             value = check_value(name, text.encode("utf-8", "replace")).encode()
             known = next((grant for grant in self._grants if grant.value == value), None)
@@ -61,11 +60,11 @@ class Captures:
             placeholder = make_placeholder(name, value.decode("ascii"), _random.choice)
         except InvalidRequest:
             raise AnswerRefused(f"the text of {field!r} in the host's answer is none that a secret can have") from None
-        own = [grant for grant in self._grants if grant.name == name and grant.capture == capture]
+        own = [grant for grant in self._grants if grant.name == name and grant.login == login]
         for grant in own[: max(0, len(own) - KEPT + 1)]:
             self._grants.remove(grant)
         grant = Grant(
-            name=name, placeholder=placeholder.encode(), value=value, hosts=frozenset(capture.hosts), capture=capture
+            name=name, placeholder=placeholder.encode(), value=value, hosts=frozenset(capture.hosts), login=login
         )
         self._grants.append(grant)
         self._on_change()
@@ -76,9 +75,9 @@ def edit_of_answer(
     captures: Captures, host: str, redaction: Callable[[], AnswerRedaction], head: RequestHead
 ) -> AnswerEdit:
     """Return what is done with the answer to a request for a host."""
-    rows = [capture for capture in captures.rows if capture.host == host]
-    if (capture := capture_at(rows, head)) is not None:
-        return CapturedAnswer(capture, captures, redaction)
+    rows = [row for row in captures.rows if row[1].host == host]
+    if (row := capture_at(rows, head)) is not None:
+        return CapturedAnswer(*row, captures, redaction)
     return WatchedAnswer(redaction()) if rows else redaction()
 
 
@@ -87,8 +86,10 @@ class CapturedAnswer:
 
     keeps_length = False
 
-    def __init__(self, capture: Capture, captures: Captures, redaction: Callable[[], AnswerRedaction]):
-        self._capture, self._captures, self._redaction = capture, captures, redaction
+    def __init__(
+        self, login: str, capture: Capture, captures: Captures, redaction: Callable[[], AnswerRedaction]
+    ):  # fmt: skip
+        self._login, self._capture, self._captures, self._redaction = login, capture, captures, redaction
         self._body, self._is_form = bytearray(), False
         self._passing: AnswerRedaction | WatchedAnswer | None = None
 
@@ -126,7 +127,9 @@ class CapturedAnswer:
         """Return JSON with placeholders in the fields. What else is in it stays as it was written."""
         if not body.strip():
             return body
-        marks = {text: self._captures.placeholder(self._capture, name, text) for name, text in self._texts(body)}
+        marks = {
+            text: self._captures.placeholder(self._login, self._capture, name, text) for name, text in self._texts(body)
+        }
         edited = _TEXT.sub(partial(_marked, marks), body)
         if not {text for _, text in self._texts(edited)} <= set(marks.values()):
             raise AnswerRefused("the host's answer has secrets in a form that is not understood")
@@ -161,7 +164,7 @@ class CapturedAnswer:
         name, text = unquote_plus(key), unquote_plus(value)
         if name not in self._capture.answer or not text:
             return part
-        return key + equals + quote_plus(self._captures.placeholder(self._capture, name, text))
+        return key + equals + quote_plus(self._captures.placeholder(self._login, self._capture, name, text))
 
 
 class WatchedAnswer:

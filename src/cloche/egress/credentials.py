@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from cloche.core.record import dataclass, field, replace
-from cloche.core.secrets import CREDENTIAL_HEADERS, CREDENTIAL_PROTOCOLS, Capture, provider_of
+from cloche.core.secrets import CREDENTIAL_HEADERS, CREDENTIAL_PROTOCOLS, provider_of
 
 from .http_request import Headers, Rejected, RequestHead
 
@@ -35,8 +35,8 @@ _SCHEME = re.compile(rb"(?i)([a-z][a-z0-9-]{0,31}) +([\x21-\x7e]+)")
 class Grant:
     """Hold one secret of one sandbox; `form` is what its headers must look like, empty for the usual forms.
 
-    `places` are the parts of a request where it may stand, as in `Secret`. One that an answer brought has the `capture`
-    that it came by.
+    `places` are the parts of a request where it may stand, as in `Secret`. One that an answer brought has the name of
+    its captures as `login`.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Grant:
     form: bytes = b""
     is_foreign_allowed: bool = False
     places: frozenset[str] = frozenset(("headers",))
-    capture: Capture | None = None
+    login: str = ""
 
 
 PROTOCOLS = tuple(prefix.encode() for prefix in CREDENTIAL_PROTOCOLS)

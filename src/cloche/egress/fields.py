@@ -216,11 +216,11 @@ class HostFields:
     """Edit the queries and the bodies of requests for one host. `grants` and `reading` are those of its sandbox."""
 
     def __init__(
-        self, host: str, grants: Sequence[Grant], captures: Sequence[Capture], reading: WeakSet[ReadBody],
+        self, host: str, grants: Sequence[Grant], captures: Sequence[tuple[str, Capture]], reading: WeakSet[ReadBody],
         tell: Callable[[bytes], None],
     ):  # fmt: skip
         self._host, self._all, self._reading, self._tell = host, grants, reading, tell
-        self._captures = [capture for capture in captures if capture.host == host]
+        self._captures = [row for row in captures if row[1].host == host]
         self._provider = provider_of(host)
 
     def edit(self, head: RequestHead) -> RequestHead:
@@ -228,7 +228,7 @@ class HostFields:
         path, mark, query = head.target.partition("?")
         if not query:
             return head
-        refused = {name for capture in self._captures for name in capture.request}
+        refused = {name for _, capture in self._captures for name in capture.request}
         refused.update(self._provider.query if self._provider else ())
         fields = self._fields("query", refused, None)
         return replace(head, target=path + mark + fields.form(query.encode("ascii")).decode("ascii"))
@@ -239,7 +239,7 @@ class HostFields:
             return None
         kind = _kind(head.headers)
         capture = capture_at(self._captures, head)
-        refused = set(capture.request if capture is not None else ())
+        refused = set(capture[1].request if capture is not None else ())
         if self._provider is not None and self._host in (self._provider.body_hosts or self._provider.hosts):
             refused.update(self._provider.form if kind in ("form", "multipart", "unnamed") else ())
             refused.update(self._provider.json if kind in ("json", "unnamed") else ())
@@ -252,11 +252,11 @@ class HostFields:
             return None
         return self._read(FieldsBody(fields=fields, kind=kind, tell=self._tell))
 
-    def _fields(self, place: str, refused: Collection[str], capture: Capture | None) -> Fields:
+    def _fields(self, place: str, refused: Collection[str], capture: tuple[str, Capture] | None) -> Fields:
         grants = [grant for grant in self._all if self._host in grant.hosts]
         accepted = [Accepted(grant=grant, names=_names(grant, place)) for grant in grants]
         if capture is not None:
-            own, names = [grant for grant in self._all if grant.capture == capture], frozenset(capture.request)
+            own, names = [grant for grant in self._all if grant.login == capture[0]], frozenset(capture[1].request)
             accepted += [Accepted(grant=grant, names=names) for grant in own]
         is_foreign_allowed = any(grant.is_foreign_allowed for grant in grants)
         return Fields(
@@ -279,10 +279,10 @@ class HostFields:
         return read
 
 
-def capture_at(captures: Sequence[Capture], head: RequestHead) -> Capture | None:
-    """Return the capture of a request's exact path."""
+def capture_at(captures: Sequence[tuple[str, Capture]], head: RequestHead) -> tuple[str, Capture] | None:
+    """Return the capture of a request's exact path, with its name."""
     path = head.target.partition("?")[0]
-    return next((capture for capture in captures if capture.path == path), None)
+    return next((row for row in captures if row[1].path == path), None)
 
 
 def _names(grant: Grant, place: str) -> frozenset[str] | None:

@@ -147,7 +147,7 @@ class SandboxSecrets:
         """Use another value from now on; the last ones are still taken out of answers. Raises InvalidRequest."""
         new_placeholder(name, value)  # which checks it
         for index, grant in enumerate(self._grants):
-            if grant.name == name and grant.capture is None and grant.value != value.encode():
+            if grant.name == name and not grant.login and grant.value != value.encode():
                 self._former = [*self._former, grant][-MOST_FORMER:]
                 self._grants[index] = replace(grant, value=value.encode())
         self._find_pairs()

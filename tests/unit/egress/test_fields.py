@@ -35,7 +35,7 @@ def asked(target: str = "/", *headers: tuple[bytes, bytes]) -> RequestHead:
 
 def query(target: str, *grants: Grant, host: str = HOST) -> str:
     """Return a target for upstream."""
-    return HostFields(host, grants, [CAPTURE], WeakSet(), lambda _: None).edit(asked(target)).target
+    return HostFields(host, grants, [("LOGIN", CAPTURE)], WeakSet(), lambda _: None).edit(asked(target)).target
 
 
 def sent(
@@ -44,7 +44,7 @@ def sent(
 ) -> bytes | None:  # fmt: skip
     """Return a body for upstream; None for one that is not read."""
     types = ((b"Content-Type", kind),) if kind else ()
-    fields = HostFields(host, grants, [CAPTURE], WeakSet(), tell)
+    fields = HostFields(host, grants, [("LOGIN", CAPTURE)], WeakSet(), tell)
     edit = fields.body_edit(asked(target, *types, *headers))
     return None if edit is None else edit.edit(body)
 
@@ -243,7 +243,7 @@ def test_the_own_placeholder_is_no_foreign_credential() -> None:
 
 def test_a_captured_token_comes_back_at_its_path_alone() -> None:
     """In the fields of its capture; another one there is refused, as is a body that is not understood."""
-    captured = grant("headers", hosts=(HOST,), capture=CAPTURE)
+    captured = grant("headers", hosts=(HOST,), login="LOGIN")
     fields = {"grant_type": "refresh_token", "refresh_token": MARK.decode()}
     expected = {**fields, "refresh_token": VALUE.decode()}
     assert json.loads(sent(json.dumps(fields).encode(), captured, target="/oauth/token?x=1") or b"") == expected
@@ -260,6 +260,22 @@ def test_a_captured_token_comes_back_at_its_path_alone() -> None:
     with pytest.raises(Rejected):
         query("/oauth/token?refresh_token=x", captured)
     assert sent(b'{"code": "abc"}', captured, target="/oauth/token") == b'{"code": "abc"}'
+
+
+def test_a_login_has_several_addresses() -> None:
+    """One gives tokens and another refreshes them; that of another login takes none of them."""
+    captured = grant("headers", hosts=(HOST,), login="LOGIN")
+    other = Capture(url="https://refresh.example/t", hosts=(HOST,))
+    body = json.dumps({"refresh_token": MARK.decode()}).encode()
+    for name in ("LOGIN", "ANOTHER"):
+        fields = HostFields("refresh.example", [captured], [(name, other)], WeakSet(), lambda _: None)
+        edit = fields.body_edit(asked("/t", (b"Content-Type", JSON)))
+        assert edit is not None
+        if name == "LOGIN":
+            assert json.loads(edit.edit(body)) == {"refresh_token": VALUE.decode()}
+        else:
+            with pytest.raises(Rejected):
+                edit.edit(body)
 
 
 def test_a_web_socket_has_no_body() -> None:
