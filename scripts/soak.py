@@ -28,7 +28,7 @@ WORKSPACE = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests"
 NETWORK = tuple(
     sorted(
         str(path.relative_to(ROOT))
-        for word in ("network", "egress", "secrets")
+        for word in ("network", "egress", "secret")
         for path in (ROOT / "tests").glob(f"[eisu]*/**/test_*{word}*.py")
     )
 )
