@@ -12,7 +12,8 @@ name server, carried connections, refusals with a sentence.
   `http_request` (the valid forms of a request's head, its new text, the end of a response). They raise declared errors,
   `errors.Refused` above all, and bound time and memory for all input.
 - Secrets: `opened` holds those of one sandbox, and opens connections to their hosts. `tls` is its authority and bytes
-  inside TLS, `credentials` puts values into requests, and `redaction` takes them out of answers.
+  inside TLS, `credentials` puts values into requests, and `redaction` takes them out of answers. `aws` signs requests
+  anew.
 - HTTP/2: `http2` is the relay, `http2_side` one of its two connections, `http2_frames` what is taken from it, and
   `http2_request` the valid forms of a head.
 - Web sockets: `web_sockets` searches their messages.

@@ -168,6 +168,8 @@ exec $as_user "$3/postgres" -D "$1/data" -p "$4" -c listen_addresses=127.0.0.1 \
 
 def start_postgres() -> str:
     """Start PostgreSQL where it is installed and return when it takes connections; else say what is missing."""
+    if _listens(POSTGRES_INSIDE):
+        return ""
     found = [program_folder for program_folder in _postgres_folders() if (program_folder / "initdb").exists()]
     if not found:
         return "missing: postgres and initdb (make setup-system)"
