@@ -155,7 +155,7 @@ def test_programs_in_rust_trust_it_unless_their_roots_are_compiled_in(world: Wor
     by_variables, own, of_system = run(world, uv, f"{CLEANED} {uv}", f"{CLEANED} UV_SYSTEM_CERTS=1 {uv}")
     assert "UnknownIssuer" in own
     for output in (by_variables, of_system):
-        assert 'Unsupported `Content-Type` "text/plain"' in output, output
+        assert "`Content-Type`" in output, output  # of an answer that is no index
 
 
 def test_a_folder_of_hashed_certificates_does_not_have_it(world: World) -> None:
