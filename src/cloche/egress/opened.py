@@ -32,7 +32,7 @@ from .http2 import relay_http2
 from .http_answer import AnswerEdit
 from .http_request import EditHead, RequestHead
 from .placeholders import new_placeholder
-from .redaction import AnswerRedaction, StreamRedactor, pairs_of
+from .redaction import AnswerRedaction, Pairs, StreamRedactor, pairs_of
 from .renewal import Renewals, WatchedStatus, note_refusal
 from .stream import SocketStream, Turns
 from .tls import HTTP_1, HTTP_2, Authority, TlsStream
@@ -126,11 +126,12 @@ class SandboxSecrets:
         self._grants, self._hosts_context = grants, hosts_context
         self._former: list[Grant] = []  # with values that were replaced
         self._renewals: Renewals | None = None
-        self._captures = Captures([(row["name"], capture_from_wire(row)) for row in captures], grants, self._find_pairs)
+        rows = [(row["name"], capture_from_wire(row)) for row in captures]
+        self._captures = Captures(rows, grants, self._forget_pairs)
         self._hosts = frozenset(host for grant in grants for host in grant.hosts) | self._captures.hosts
         self._reading: WeakSet[ReadBody] = WeakSet()
         self._signing: WeakSet[RequestSigning] = WeakSet()
-        self._find_pairs()
+        self._forget_pairs()
         self.authority = authority
 
     def renew_by(self, renewals: Renewals) -> None:
@@ -150,10 +151,17 @@ class SandboxSecrets:
             if grant.name == name and not grant.login and grant.value != value.encode():
                 self._former = [*self._former, grant][-MOST_FORMER:]
                 self._grants[index] = replace(grant, value=value.encode())
-        self._find_pairs()
+        self._forget_pairs()
 
-    def _find_pairs(self) -> None:
-        self._pairs = pairs_of([*self._former, *self._grants])
+    def _forget_pairs(self) -> None:
+        self._known_pairs: Pairs | None = None
+
+    @property
+    def _pairs(self) -> Pairs:
+        """Return what is looked for in answers, which many a sandbox never gets."""
+        if self._known_pairs is None:
+            self._known_pairs = pairs_of([*self._former, *self._grants])
+        return self._known_pairs
 
     def as_wire(self) -> dict[str, Any]:
         """Return what the sandbox gets: variables, and a certificate."""
