@@ -76,6 +76,19 @@ def chunked(*pieces: bytes) -> bytes:
     return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n"
 
 
+def test_a_body_of_known_length_has_just_that_length() -> None:
+    """It is searched without being parsed: what follows it does not pass, and half of one is an error."""
+    body = b"a" + VALUE + b"b" * 20
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
+    after, reader = answered(head + body + b"more of it, " + VALUE)
+    assert after == head + b"a" + MARK + b"b" * 20
+    assert (reader.progress, reader.end()) == ("last", b"")
+    assert answered(head + body)[1].progress == "complete"
+    _, half = answered(head + body[:-1])
+    with pytest.raises(AnswerRefused, match="before its body does"):
+        half.end()
+
+
 def test_a_value_across_chunks_is_replaced() -> None:
     """The framing is written anew, and trailers are left out."""
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
