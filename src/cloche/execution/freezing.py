@@ -35,7 +35,7 @@ class Freezing:
         """Return the approver's decision."""
         self._asked += 1
         try:
-            await self._follow()
+            await finish(self._follow())  # also if the call is cancelled meanwhile: a pause is sent before it is noted
             return await self._approver(request)
         finally:
             self._asked -= 1

@@ -33,7 +33,7 @@ from .threads import Threads
 from .tool import BoundTool, Tools
 
 log = logging.getLogger("cloche.tools")
-MOST_WAITING = 1024  # calls that were received and do not run yet
+MOST_WAITING, MOST_WAITING_BYTES = 1024, 4 << 20  # of calls that were received and do not run yet
 MOST_REFUSED = 1000  # calls above a limit, after which nothing more is read
 FRAMES_AT_ONCE = 64
 CANCEL_TIMEOUT_S = 2.0  # for a cancelled function to clean up
@@ -117,6 +117,7 @@ class GuestCalls:
         self._loop = asyncio.get_running_loop()
         self._buffer = wire.FrameBuffer(self._limits.call_bytes + FRAME_BYTES, wire.CLOSE)
         self._waiting: dict[int, bytes] = {}  # in the order of their arrival
+        self._waiting_bytes = 0
         self._running: dict[int, asyncio.Task[None]] = {}
         self._is_paused = self._is_over = self._has_more = False
         self.counts = Counts()
@@ -145,7 +146,7 @@ class GuestCalls:
         self._is_over = True
         self._waiting.clear()
         for task in list(self._running.values()):
-            task.cancel()
+            _cancel(task)
 
     async def close(self) -> None:
         """End, and wait a moment for the cancelled functions."""
@@ -160,23 +161,30 @@ class GuestCalls:
             self._loop.call_soon(self._go_on)
             self._pace()
 
+    @property
+    def _room(self) -> int:
+        """Return how many calls may be read now."""
+        if self._waiting_bytes >= MOST_WAITING_BYTES:
+            return 0
+        return max(0, min(MOST_WAITING - len(self._waiting), FRAMES_AT_ONCE))
+
     def _take(self, data: bytes = b"") -> None:
-        room = min(MOST_WAITING - len(self._waiting), FRAMES_AT_ONCE)
+        room = self._room
         try:
-            frames = self._buffer.feed(data, max(0, room))
+            frames = self._buffer.feed(data, room)
             for kind, number, body in frames:
                 self._take_frame(kind, number, body)
         except ValueError as error:
             self._break(error)
             return
-        self._has_more = len(frames) == max(0, room)
+        self._has_more = len(frames) == room
         self._start_next()
-        if self._has_more and len(self._waiting) < MOST_WAITING:
+        if self._has_more and self._room:
             self._loop.call_soon(self._go_on)
         self._pace()
 
     def _go_on(self) -> None:
-        if self._has_more and not self._is_over and len(self._waiting) < MOST_WAITING:
+        if self._has_more and not self._is_over and self._room:
             self._take()
 
     def _pace(self) -> None:
@@ -194,18 +202,25 @@ class GuestCalls:
 
     def _take_frame(self, kind: int, number: int, body: bytes) -> None:
         if kind == wire.CLOSE:
-            self._waiting.pop(number, None)
+            self._withdraw(number)
             if number in self._running:
-                self._running[number].cancel()
+                _cancel(self._running[number])
             return
         if kind != wire.OPEN or number == 0 or number in self._running or number in self._waiting:
             raise wire.WireError(f"a frame of kind {kind} with the number {number}")
         self._waiting[number] = body
+        self._waiting_bytes += len(body)
+
+    def _withdraw(self, number: int) -> bytes:
+        """Return the body of a call that waits no longer; an empty one for none."""
+        body = self._waiting.pop(number, b"")
+        self._waiting_bytes -= len(body)
+        return body
 
     def _start_next(self) -> None:
         while self._waiting and len(self._running) < self._limits.at_once and not self._transport.is_full:
             number = next(iter(self._waiting))
-            call = self._serve(number, self._waiting.pop(number))
+            call = self._serve(number, self._withdraw(number))
             task = self._running[number] = self._loop.create_task(call, context=self._functions.context.copy())
             task.add_done_callback(partial(self._note_end, number))
 
@@ -285,6 +300,8 @@ class GuestCalls:
         if not isinstance(name, str) or not isinstance(data, dict) or not isinstance(more, list):
             raise Refused("refused", "a call is an object with `call`, a name, and `data`, arguments by name")
         tool = self._functions.tools.by_name.get(name)
+        if "*" in data:  # the name by which an approver is shown `more`
+            raise Refused("refused", "no argument is called '*'")
         if tool is None:
             known = ", ".join(self._functions.tools.by_name)
             raise Refused("refused", f"there is no function {name[:100]!r} here; there is: {known}")
@@ -334,6 +351,12 @@ class GuestCalls:
             return as_json(value, self._limits.call_bytes)
         except NotJson as error:
             raise Refused("refused", f"the result of {tool.name} cannot be sent: {error}") from None
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    """Cancel a call once: a guest that cancels it again must not interrupt what its function does at its end."""
+    if not task.cancelling():
+        task.cancel()
 
 
 def _in_turn(work: Callable[[], Any]) -> Any:  # noqa: ANN401

@@ -25,6 +25,8 @@ class Threads:
         """Return the future of `function`'s value, on the running loop. Cancelling it abandons the value."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
+        waiting = [function]  # nothing once it is cancelled, as no thread may be free for long
+        future.add_done_callback(lambda _: waiting.clear())
 
         def settle(value: Any, error: BaseException | None) -> None:  # noqa: ANN401
             if future.done():
@@ -36,10 +38,10 @@ class Threads:
 
         def work() -> None:
             value, failure = None, None
-            if future.cancelled():
+            if future.cancelled() or not (taken := waiting[:]):
                 return
             try:
-                value = context.copy().run(function)
+                value = context.copy().run(*taken)
             except BaseException as error:  # SystemExit or StopIteration would not pass through a future
                 failure = _told(error)
             try:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -222,6 +224,17 @@ def test_an_argument_of_another_type_is_refused(value: Any) -> None:
     in_loop(claim)
 
 
+def test_an_approver_is_shown_every_argument() -> None:
+    """The name under which it is shown those by position is no name of another one, which it would replace."""
+
+    async def claim() -> None:
+        guest = Guest(Tool(lambda *paths, **named: [paths, named], name="remove"))
+        guest.raw(1, b'{"call":"remove","data":{"*":"home"},"more":["draft"]}')
+        assert "'*'" in await guest.refusal(1)
+
+    in_loop(claim)
+
+
 # Frames.
 
 
@@ -315,6 +328,24 @@ def test_a_flood_of_calls_stops_at_the_guest() -> None:
         return held.end()
 
     check_loop(claim)
+
+
+def test_large_calls_that_wait_stop_at_the_guest() -> None:
+    """No more is read while the calls that wait are large together: a thousand of a mebibyte would be a gibibyte."""
+
+    async def claim() -> None:
+        async def wait(text: str) -> None:
+            await asyncio.sleep(60)
+
+        guest, number = Guest(wait, limits=ToolLimits(at_once=1)), 0
+        while not guest.is_paused and number < 200:
+            number += 1
+            guest.call(number, "wait", text="x" * 500_000)
+            await asyncio.sleep(0)
+        assert sum(map(len, guest.calls._waiting.values())) < calls_module.MOST_WAITING_BYTES + 600_000
+        await guest.calls.close()
+
+    in_loop(claim)
 
 
 def test_a_guest_that_never_reads_is_not_written_for() -> None:
@@ -485,6 +516,66 @@ def test_a_call_ends_with_its_own_time_and_with_the_run() -> None:
         await guest.calls.close()
         assert ends == ["cancelled"] * 3
         assert [record.outcome for record in guest.records] == ["timeout", "cancelled", "cancelled"]
+
+    in_loop(claim)
+
+
+def test_a_function_is_cancelled_once() -> None:
+    """Neither a guest that cancels it again, nor the end of the run, interrupts what it does at its end."""
+
+    async def claim() -> None:
+        ends: list[str] = []
+
+        async def wait() -> None:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await asyncio.sleep(0.01)
+                ends.append("rolled back")
+
+        guest = Guest(wait)
+        guest.call(1, "wait")
+        await asyncio.sleep(0)
+        for _ in range(3):
+            guest.raw(1, b"", wire.CLOSE)
+            await asyncio.sleep(0)
+        guest.calls.end()
+        await guest.calls.close()
+        assert ends == ["rolled back"]
+
+    in_loop(claim)
+
+
+def test_a_cancelled_call_that_waits_for_a_thread_is_forgotten() -> None:
+    """A guest that makes calls and cancels them leaves no arguments in memory while all threads are busy."""
+
+    async def claim() -> None:
+        go, texts = threading.Event(), []
+
+        class Text(str):
+            __slots__ = ("__weakref__",)
+
+        def block(text: Any) -> None:
+            go.wait()
+
+        def kept() -> list[object]:
+            gc.collect()
+            return [text for text in texts if text() is not None]
+
+        def read(value: Any) -> Any:
+            texts.append(weakref.ref(made := Text(value)))
+            return made
+
+        guest = Guest(Tool(block), limits=ToolLimits(at_once=1))
+        guest.calls._functions.tools.by_name["block"]._checks["text"] = lambda value, _: read(value)
+        for number in range(1, 9):
+            guest.call(number, "block", text="x" * 100)
+            await asyncio.sleep(0.01)
+            guest.raw(number, b"", wire.CLOSE)
+            await asyncio.sleep(0.01)
+        assert len(texts) == 8
+        assert len(kept()) == 1
+        go.set()
 
     in_loop(claim)
 
