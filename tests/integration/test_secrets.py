@@ -167,7 +167,7 @@ def test_the_operators_proxy_is_the_way_out(world: World) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"level": "process"}, "secrets need level jail"),
+        ({"level": "process"}, "level process. Choose no other level. Or leave the secrets out."),
         ({"level": "confined"}, "secrets need level jail"),
         ({"network": "bridge"}, "with network 'bridge' no host is reached through Cloche"),
         ({"network": "off"}, "with network 'off' no host is reached through Cloche"),

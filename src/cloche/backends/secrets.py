@@ -198,7 +198,7 @@ def held_by_others(secrets: SecretSet | HeldSecrets) -> GuestSecrets:
 
 
 def _failed(error: OSError) -> StartFailed:
-    return StartFailed(f"cannot open a network with secrets: {error}", step="network", errno=error.errno)
+    return StartFailed(f"cannot open the network: {error.strerror or error}", step="network", errno=error.errno)
 
 
 @contextmanager
@@ -243,7 +243,8 @@ def _sources(
 def _value(name: str, secret: Secret) -> bytes:
     value = secret.value if secret.env is None else os.environ.get(secret.env)
     if value is None:
-        raise InvalidRequest(f"secrets: the variable {secret.env}, which has the value of {name}, is not set")
+        of = "" if secret.env == name else f", which has the value of {name},"
+        raise InvalidRequest(f"secrets: the variable {secret.env}{of} is not set; set it, or give another source")
     return value.encode("utf-8", "surrogateescape")
 
 

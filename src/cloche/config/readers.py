@@ -86,7 +86,7 @@ def _rule_texts(value: object, *, name: str) -> tuple[str, ...]:
     from cloche.core.request_rules import PART
 
     if not isinstance(value, str):
-        return tuple(_small(text, PART.search(text)) for text in parse_list(value, name=name))
+        return tuple(map(_small, parse_list(value, name=name)))
     texts: list[str] = []
     for item in (part.strip() for part in value.split(",") if part):
         last = texts[-1] if texts and PART.search(texts[-1]) is None else ""  # to which more may belong
@@ -96,13 +96,13 @@ def _rule_texts(value: object, *, name: str) -> tuple[str, ...]:
             texts[-1] = f"{last},{item}"
         else:
             texts.append(_text(item, name=name))
-    return tuple(dict.fromkeys(_small(text, PART.search(text)) for text in texts))
+    return tuple(dict.fromkeys(map(_small, texts)))
 
 
-def _small(text: str, requests: re.Match[str] | None) -> str:
+def _small(text: str) -> str:
     """Return a rule with its host in lower case."""
-    at = requests.start() if requests is not None else len(text)
-    return text[:at].lower() + text[at:]
+    host, slash, rest = text.partition("/")
+    return host.lower() + slash + rest
 
 
 def parse_network_ports(value: object, *, name: str) -> tuple[int, ...]:

@@ -99,7 +99,7 @@ def _allow_rule(text: str) -> Rule:
     if "/" in target or "?" in target or "#" in target:
         if _parse_network(target) is not None:
             raise _Wrong("is a network; write host@CIDR for a name that resolves into it, or list the addresses")
-        raise _Wrong(f"has a path without methods. {_WITH_REQUESTS}")
+        raise _Wrong(f"has a path without methods, or methods without a path. {_WITH_REQUESTS}")
     host, is_wildcard, ports = _split_target(target)
     networks = tuple(dict.fromkeys(map(_opened_network, networks_text.split(",")))) if separator else ()
     address = parse_address(host)

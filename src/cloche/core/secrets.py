@@ -373,6 +373,7 @@ def _spelled(hosts_by_name: HostsByName) -> str:
     return "; ".join(f"{name} for {', '.join(hosts)}" for name, hosts in hosts_by_name.items()) or "no secrets"
 
 
+_MAPPING = 'a mapping such as {"API_KEY": Secret(hosts=["api.example.com"])}'
 GivenSecrets = Mapping[str, Secret | Capture] | Sequence[str]
 
 
@@ -384,7 +385,7 @@ def read_secrets(given: object) -> SecretSet:
     elif isinstance(given, Sequence) and not isinstance(given, str | bytes):
         rows = map(_read_text, given)
     else:
-        raise InvalidRequest('secrets must be a mapping such as {"API_KEY": Secret(hosts=["api.example.com"])}')
+        raise InvalidRequest(f"secrets must be {_MAPPING}")
     named = [(_checked_name(name), secret) for name, secret in rows]
     if len(named) > MOST_SECRETS:
         raise InvalidRequest(f"secrets: {len(named)} are given; a sandbox has {MOST_SECRETS} at most")
@@ -421,9 +422,15 @@ def read_secret(name: object, secret: Secret) -> Secret:
 
 
 def _checked_name(name: object) -> str:
-    if not isinstance(name, str) or not is_secret_name(name):
-        raise InvalidRequest(f"secrets: {str(name)[:100]!r} cannot be the name of a secret; use that of a variable")
-    return name
+    if isinstance(name, str) and is_secret_name(name):
+        return name
+    if name in _OWN:
+        raise InvalidRequest(f"secrets: {name} cannot be the name of a secret: each sandbox has its own")
+    text = str(name)
+    shown = repr(text) if len(text) < LEAST_CHARS else f"a text of {len(text)} characters"  # which may be a value
+    raise InvalidRequest(
+        f"secrets: {shown} cannot be the name of a secret; use that of a variable, such as API_KEY, and no value"
+    )
 
 
 def _expanded(name: str, capture: Capture) -> tuple[Capture, ...]:
@@ -447,13 +454,13 @@ def _check_files(secrets: Sequence[tuple[str, Secret]]) -> None:
 
 def _named(name: str, secret: object) -> tuple[str, Secret]:
     if not isinstance(secret, Secret):
-        raise InvalidRequest(f"secrets: {name} must be a cloche.Secret")
+        raise InvalidRequest(f'secrets: {name} must be a cloche.Secret, such as Secret(hosts=["api.example.com"])')
     if secret.hosts:
         return name, _with_source(name, secret)
     provider = _BY_NAME.get(name)
     if provider is None or not provider.hosts:
-        why = "it is not the name of a known provider's secret" if provider is None else "write those that you use"
-        raise InvalidRequest(f"secrets: {name} needs hosts: {why}")
+        why = "it is not the name of a known provider's secret" if provider is None else "its service is not known"
+        raise InvalidRequest(f"secrets: {name} needs hosts: {why}; name them, as in {name}@HOST or Secret(hosts=[...])")
     return name, _with_source(name, replace(secret, hosts=provider.hosts))
 
 
@@ -463,14 +470,19 @@ def _with_source(name: str, secret: Secret) -> Secret:
 
 def _read_text(text: object) -> tuple[str, Secret | Capture]:
     """Read NAME[=env:VARIABLE|file:PATH|cmd:COMMAND][@HOST,...[+PLACE...]], or NAME=login:PROVIDER."""
-    match = _TEXT.fullmatch(text) if isinstance(text, str) else None
+    if not isinstance(text, str):
+        raise InvalidRequest(f"secrets must be {_MAPPING}, or a list of texts such as API_KEY@api.example.com")
+    match = _TEXT.fullmatch(text)
     if match is None:  # whose words may be a value that somebody gave by mistake
         raise InvalidRequest(
-            "--secret: use NAME, NAME=env:VARIABLE@HOST[,HOST][+PLACE], NAME=file:PATH@HOST, NAME=cmd:COMMAND@HOST or "
-            "NAME=login:PROVIDER; a value itself cannot be given, since other users can read a command line"
+            "--secret: use NAME, NAME@HOST[,HOST][+PLACE], NAME=env:VARIABLE@HOST, NAME=file:PATH@HOST, "
+            "NAME=cmd:COMMAND@HOST or NAME=login:PROVIDER; a value itself cannot be given, since other users can read "
+            "a command line"
         )
     name, kind, source, hosts, places = match.groups()
-    if kind == "login" and not hosts and not places:
+    if kind == "login":
+        if hosts or places:
+            raise InvalidRequest(f"secrets: {name}: a login has the hosts of its provider; leave others and places out")
         return name, Capture(provider=source)
     named: dict[str, Any] = {{"cmd": "command"}.get(kind, kind): source} if kind else {}
     named |= {"places": tuple(places.split("+")[1:])} if places else {}
@@ -484,9 +496,12 @@ def check_value(name: str, data: bytes) -> str:
         raise InvalidRequest(
             f"secrets: the value of {name} has fewer than {LEAST_CHARS} characters, too few to search answers for"
         )
-    if len(data) > MOST_BYTES or not _VALUE.fullmatch(value):
+    if len(data) > MOST_BYTES:
+        raise InvalidRequest(f"secrets: the value of {name} is longer than {MOST_BYTES} bytes")
+    if not _VALUE.fullmatch(value):
         raise InvalidRequest(
-            f"secrets: the value of {name} is longer than {MOST_BYTES} bytes, or has characters that no header can have"
+            f"secrets: the value of {name} has a blank, a line break, or a character other than printable ASCII; give "
+            "the key alone"
         )
     return value
 

@@ -43,10 +43,9 @@ BOOT = "import sys; sys.path += {paths!r}; from cloche.egress.process import mai
 OPENING = ("cryptography", "h2")
 USES = {
     "h11": "which reads HTTP",
-    "h2": 'which reads HTTP/2 (pip install "cloche[secrets]")',
+    "h2": 'which secrets and rules with methods and paths need for HTTP/2; pip install "cloche[secrets]"',
     "cryptography": (
-        "which makes the certificates that secrets and rules with methods and paths need "
-        '(pip install "cloche[secrets]")'
+        'which secrets and rules with methods and paths need for certificates; pip install "cloche[secrets]"'
     ),
 }
 REPORT_S, END_S, SECRETS_S = 10.0, 5.0, 90.0
@@ -336,7 +335,7 @@ def _module_paths(*names: str) -> list[str]:
     for name in names:
         module_spec = importlib.util.find_spec(name)
         if module_spec is None or not module_spec.origin:
-            raise FileNotFoundError(errno.ENOENT, f"the package {name}, {USES[name]}, is not installed")
+            raise FileNotFoundError(errno.ENOENT, f"the package {name} is not installed, {USES[name]}")
         folders.append(os.path.dirname(os.path.dirname(module_spec.origin)))
     return list(dict.fromkeys(folders))
 

@@ -119,8 +119,8 @@ class HostCredentials:
 
 def foreign(where: str, grants: Sequence[Grant]) -> Rejected:
     """Return the refusal of a credential at a host of these grants."""
-    names = ", ".join(dict.fromkeys(grant.name for grant in grants)) or "a login that is captured"
-    what = f"a request with a credential in {where} that is not the one in {names}, where and as that may stand,"
+    names = " or ".join(dict.fromkeys(grant.name for grant in grants)) or "a login that is captured"
+    what = f"a request with a credential in {where} that is not just the placeholder of {names}"
     return Rejected(403, what, 'no other is taken here, unless the secret has foreign="allow"')
 
 

@@ -625,7 +625,7 @@ class GuestNetwork:
     async def _carry_http(self, connection: GuestConnection, guest: SocketStream) -> None:
         """Carry plain HTTP, and decide about each request; the guest reads why one is refused."""
         connection.is_read = self._secrets is not None
-        edits = self._secrets.watching(*self._edits(connection)) if self._secrets is not None else None
+        edits = None if self._secrets is None else self._secrets.watching(connection.host, *self._edits(connection))
         await relay(
             guest, connection.host, connection.port, lambda: self._connect_for_http(connection),
             functools.partial(self._refuse_request, connection), turns=self._turns, edits=edits,

@@ -231,15 +231,16 @@ class SandboxSecrets:
     def edits(self, host: str, check: EditHead, note: Note) -> OpenedEdits | WatchingEdits:
         """Return what is done with the requests and answers of an opened connection; `check` comes first."""
         if not self.opens(host):  # there are rules for its requests, and no secrets
-            return WatchingEdits(check, partial(self._tell, note), is_tls=True)
+            return WatchingEdits(check, partial(self._tell, host, note), is_tls=True)
         credentials = self._credentials(host)
-        fields = HostFields(host, self._grants, self._captures.rows, self._reading, partial(self._tell_text, note))
+        tell_text = partial(self._tell_text, host, note)
+        fields = HostFields(host, self._grants, self._captures.rows, self._reading, tell_text)
         answer_edit = partial(self._answer_edit, host, note)
         clock = asyncio.get_running_loop().time
         most_bytes = max((len(grant.placeholder) for grant in self._grants), default=1)  # none before a login
         messages = partial(MessageRedaction, lambda: StreamRedactor(self._pairs), clock)
-        watch = partial(MessageWatch, partial(self._tell_text, note), most_bytes, clock)
-        return OpenedEdits(check, credentials, fields, partial(self._tell, note), answer_edit, messages, watch)
+        watch = partial(MessageWatch, tell_text, most_bytes, clock)
+        return OpenedEdits(check, credentials, fields, partial(self._tell, host, note), answer_edit, messages, watch)
 
     def _credentials(self, host: str) -> HostCredentials | AwsCredentials:
         if has_aws_keys(host, self._grants):
@@ -257,16 +258,16 @@ class SandboxSecrets:
         has_cookies = any(grant.is_foreign_allowed for grant in self._grants if host in grant.hosts)
         return AnswerRedaction(StreamRedactor(self._pairs), has_cookies=has_cookies)
 
-    def watching(self, check: EditHead, note: Note) -> WatchingEdits:
+    def watching(self, host: str, check: EditHead, note: Note) -> WatchingEdits:
         """Return what is done with the requests of plain HTTP: they are checked, and placeholders in them are told."""
-        return WatchingEdits(check, partial(self._tell, note))
+        return WatchingEdits(check, partial(self._tell, host, note))
 
-    def _tell(self, note: Note, head: RequestHead) -> None:
-        self._tell_text(note, head.text)
+    def _tell(self, host: str, note: Note, head: RequestHead) -> None:
+        self._tell_text(host, note, head.text)
 
-    def _tell_text(self, note: Note, text: bytes) -> None:
+    def _tell_text(self, host: str, note: Note, text: bytes) -> None:
         for name in placeholders_in(text, self._grants):
-            note(f"{LEFT}{name} was sent to this host as it is: its value is for other hosts, or other places")
+            note(f"{LEFT}{name} stayed as it is in a request to {host}: its value is for other hosts, or other places")
 
 
 class _Early:

@@ -120,7 +120,7 @@ def test_a_rule_names_host_ports_and_networks(text: str, parts: dict[str, Any]) 
         ("*.10.0.0.1", "is a wildcard below an address"),
         ("https://example.org/", "has a scheme. Write the host alone, or with methods and a path"),
         ("tcp://example.org", "has a scheme"),
-        ("example.org/path", "has a path without methods. Write the host alone, or"),
+        ("example.org/path", "has a path without methods, or methods without a path. Write the host alone, or"),
         ("example.org?q=1", "has a path"),
         ("example.org#a", "has a path"),
         ("GET example.org", "has a method before the host. Write the host alone, or"),

@@ -114,7 +114,7 @@ def test_what_could_change_a_request_is_refused(target: str, header: bytes) -> N
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("a.example/repos/me", "has a path without methods. Write the host alone, or"),
+        ("a.example/repos/me", "has a path without methods, or methods without a path. Write the host alone, or"),
         ("a.example/get:/a", "has the method 'get'; methods are in capital letters"),
         ("a.example/:/a", "has an empty method"),
         ("a.example/GET,:/a", "has an empty method"),

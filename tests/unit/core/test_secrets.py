@@ -56,7 +56,11 @@ def test_a_text_names_source_and_hosts(text: str, name: str, expected: dict[str,
     ("given", "words"),
     [
         ("KEY", "must be a mapping"),
-        (["KEY"], "needs hosts"),
+        (["KEY"], "; name them, as in KEY@HOST"),
+        ([VALUE], f"a text of {len(VALUE)} characters cannot be the name"),
+        (["api-key"], "'api-key' cannot be the name"),
+        ([Secret(hosts=tuple(HOSTS))], "must be a mapping"),
+        (["A=login:openai@a.example"], "a login has the hosts of its provider"),
         ([f"KEY={VALUE}@a.example"], "cannot be given"),
         (["KEY=env:X@10.0.0.1"], "not the name of a host"),
         (["KEY=env:X@*.example.com"], "not the name of a host"),
@@ -159,7 +163,7 @@ def test_a_value_that_cannot_be_used_is_refused(data: bytes) -> None:
 
 def test_a_token_of_a_registry_needs_its_host() -> None:
     """Which registry a user has is not known; with its host the token is taken."""
-    with pytest.raises(InvalidRequest, match="NPM_TOKEN needs hosts: write those that you use"):
+    with pytest.raises(InvalidRequest, match="NPM_TOKEN needs hosts: its service is not known; name them"):
         read_secrets({"NPM_TOKEN": Secret(value="npm_0123456789")})
     assert read_secrets({"NPM_TOKEN": Secret(value="npm_0123456789", hosts=("npm.example",))}).rules
 

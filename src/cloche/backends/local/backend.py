@@ -214,9 +214,10 @@ class LocalBackend:
             if policy.secrets is not None and level is not Level.JAIL:
                 from cloche.core.secrets import noun_of  # needed by this error only
 
+                noun, is_chosen = noun_of(policy.secrets), host.level() >= Level.JAIL
                 raise BackendUnavailable(
-                    f"{noun_of(policy.secrets)} need level jail, and this sandbox has level {level}.",
-                    remedy=f"{_remedy(host)} Or leave them out.",
+                    f"{noun} need level jail, and this sandbox has level {level}.",
+                    remedy=f"{'Choose no other level.' if is_chosen else _remedy(host)} Or leave the {noun} out.",
                 )
             enforcement = Enforcement(level=level, controls=local_controls(level, host))
             if policy.network in SERVED and level in (Level.JAIL, Level.CONFINED):

@@ -116,7 +116,8 @@ def _open_network(policy: Policy) -> SandboxNetwork:
     try:
         return open_waiting_network(rules)
     except OSError as error:
-        raise StartFailed(f"cannot open a network with secrets: {error}", step="network", errno=error.errno) from error
+        reason = error.strerror or error
+        raise StartFailed(f"cannot open the network: {reason}", step="network", errno=error.errno) from error
 
 
 def add_files(run: Run, secrets: GuestSecrets) -> dict[str, bytes]:
