@@ -44,7 +44,7 @@ AWS_KEY_ID, AWS_KEY, AWS_TOKEN = AWS_NAMES = "AWS_ACCESS_KEY_ID", "AWS_SECRET_AC
 CREDENTIAL_PROTOCOLS = ("openai-insecure-api-key.",)
 # Of a host without a row, and of every other one, too.
 CREDENTIAL_HEADERS = frozenset(
-    ("authorization", "proxy-authorization", "x-api-key", "api-key", "x-auth-token", "private-token")
+    ("authorization", "proxy-authorization", "x-api-key", "api-key", "x-auth-token", "private-token", "x-nuget-apikey")
 )
 
 
@@ -159,7 +159,8 @@ PROVIDERS: Mapping[str, SecretProvider] = {
     ),
     "Google": SecretProvider(
         names=("GEMINI_API_KEY", "GOOGLE_API_KEY"), hosts=("generativelanguage.googleapis.com",),
-        headers=("x-goog-api-key",), query=("key", "access_token", "oauth_token"),
+        headers=("x-goog-api-key",),
+        query=("key", "access_token", "oauth_token", "ct"),  # `$ct` replaces the type of the body
         form=("key", "access_token", "oauth_token"), prefixes=("AIza",),
     ),
     "GitHub": SecretProvider(
@@ -172,7 +173,7 @@ PROVIDERS: Mapping[str, SecretProvider] = {
         ),
     ),
     "GitLab": SecretProvider(
-        names=("GITLAB_TOKEN",), hosts=("gitlab.com",), headers=("job-token", "deploy-token"),
+        names=("GITLAB_TOKEN",), hosts=("gitlab.com",), headers=("job-token", "deploy-token", "x-sentry-auth"),
         query=_OF_GITLAB, form=_OF_GITLAB, json=_OF_GITLAB, prefixes=("glpat-", "gldt-", "glcbt-"),
     ),
     "npm": SecretProvider(

@@ -29,7 +29,7 @@ KEPT = 4  # grants of one field
 MOST_BYTES, MOST_PARTS, MOST_FIELDS = 256 << 10, 5_000, 1000  # of an answer that is read, as JSON, as a form
 MOST_TAIL_BYTES = 1024  # of a watched answer, in which a token's name and the blanks behind it may be
 _TOKENS = "|".join(TOKENS).encode()
-_IN_JSON = re.compile(rb'"(?:' + _TOKENS + rb')"\s*:\s*"')
+_IN_TEXT = re.compile(rb'"(?:' + _TOKENS + rb')"\s*:\s*"|<(?:' + _TOKENS + rb")\s*>")  # JSON, XML
 _IN_FORM = re.compile(rb"&(?:" + _TOKENS + rb")=")
 _TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _IN_ADDRESS = re.compile(rb"[?#&](?:" + _TOKENS + rb")=")
@@ -90,7 +90,7 @@ class CapturedAnswer:
         self, login: str, capture: Capture, captures: Captures, redaction: Callable[[], AnswerRedaction]
     ):  # fmt: skip
         self._login, self._capture, self._captures, self._redaction = login, capture, captures, redaction
-        self._body, self._is_form = bytearray(), False
+        self._body, self._is_form, self._is_success = bytearray(), False, False
         self._passing: AnswerRedaction | WatchedAnswer | None = None
 
     def head(self, status: int, headers: Headers) -> Headers:
@@ -101,13 +101,15 @@ class CapturedAnswer:
         if self._passing is None:
             kind = _kind(headers)
             self._is_form = kind == _FORM
-            is_read = self._is_form or b"json" in kind
+            is_read, self._is_success = self._is_form or b"json" in kind, status < 300
             self._passing = self._redaction() if is_read else WatchedAnswer(self._redaction())
         return self._passing.head(status, headers)
 
     def feed(self, data: bytes) -> bytes:
         """Take a part of the body. Raises AnswerRefused for too large a one."""
         if isinstance(self._passing, WatchedAnswer):
+            if self._is_success and data.strip():
+                raise AnswerRefused("the host's answer is neither JSON nor a form, and has to be read for secrets")
             return self._passing.feed(data)
         self._body += data
         if len(self._body) > MOST_BYTES:
@@ -171,7 +173,7 @@ class WatchedAnswer:
     """Pass on an answer of a host with captures, of another path: one without tokens."""
 
     def __init__(self, redaction: AnswerRedaction):
-        self._redaction, self._tail, self._tokens = redaction, b"", _IN_JSON
+        self._redaction, self._tail, self._tokens = redaction, b"", _IN_TEXT
         self.keeps_length, self.end = redaction.keeps_length, redaction.end
 
     def head(self, status: int, headers: Headers) -> Headers:

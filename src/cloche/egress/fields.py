@@ -29,17 +29,23 @@ from .web_sockets import is_web_socket
 
 MOST_BYTES = 1 << 20
 MOST_PARTS, MOST_FIELDS = 50_000, 5_000  # of JSON, of a form
-MOST_DISPOSITION_BYTES = 4096
+MOST_DISPOSITION_BYTES, MOST_BREAKS = 4096, 64  # a line that goes on behind breaks
+MOST_CODES = 20_000  # of the percent encoding, in names
 READ = "it has to be read, since it could have a credential that is not the secret's"
+MOST_VALUE_BYTES = 48 << 10  # of a credential, each character in percent encoding
 MOST_AT_ONCE = 64  # bodies of one sandbox that are read
 _SEPARATOR = re.compile(rb"([&;])")
-_JSON = re.compile(r"(application|text)/([\x21-\x7e]+\+)?json")
+_JSON = re.compile(r"(application|text)/([\x21-\x7e]+\+)?json(request)?")
+_TYPE_END = re.compile(r"[;,\s]")  # a comma, too, for some servers
 _CHARSETS = {"utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1"}
 _PARAMETER = re.compile(r';\s*charset\s*=\s*"?([^";\s]*)', re.IGNORECASE)
-# What may name a part of a multipart body, in any of the ways to write it.
-_DISPOSITION = re.compile(rb"(?i)content-(?:disposition|id|type)[^\r\n]*(?:\r?\n[ \t][^\r\n]*)*")
+# What may name a part of a multipart body, in any of the ways to write it; some servers go on behind a semicolon.
+_DISPOSITION = re.compile(
+    rb"(?i)content-(?:disposition|id|type)[^\r\n]*"
+    rb"(?:(?:\r(?!\n)|\r?\n(?=[ \t])|(?<=[; \t])\r?\n)[^\r\n]*){0,%d}" % (MOST_BREAKS + 1)
+)
 _BLANKS, _BEFORE_JSON = b" \t\r\n", b" \t\r\n\xef\xbb\xbf\0"
-_NOT_OF_A_NAME = " []\t\r\n\0"  # that some servers leave out at its ends
+_NOT_OF_A_NAME = " []$\t\r\n\0"  # that some servers leave out at its ends
 Kind = Literal["json", "form", "multipart", "unnamed", "other"]
 
 
@@ -86,7 +92,12 @@ class Fields:
         if self.refused or named:
             if text.count(b"&") + text.count(b";") >= MOST_FIELDS:
                 raise Rejected(413, f"a form of more than {MOST_FIELDS} fields", READ)
-            text = b"".join([self._part(part, named) for part in _SEPARATOR.split(text)])
+            parts = _SEPARATOR.split(text)
+            if sum(part.partition(b"=")[0].count(b"%") for part in parts) > MOST_CODES:
+                raise Rejected(413, "a form with long names", READ)
+            for part in text.split(b"&") if b";" in text else ():  # which separates nothing to some servers
+                self._name(part)
+            text = b"".join([self._part(part, named) for part in parts])
         for row, pairs in present:
             text = _replaced(text, pairs) if row.names is None else text
         return text
@@ -98,13 +109,19 @@ class Fields:
 
     def _part(self, part: bytes, named: Sequence[tuple[Accepted, Pairs]]) -> bytes:
         """Return one field of a form."""
+        name = self._name(part)
         key, equals, value = part.partition(b"=")
-        name = unquote(key.replace(b"+", b" ").decode("latin-1"), errors="replace")
-        if value and self._is_refused(name) and not self._is_accepted(name, unquote_to_bytes(value)):
-            raise self._refusal(repr(name[:100]))
         for row, pairs in named:
             value = _replaced(value, pairs) if row.takes(name) else value
         return key + equals + value
+
+    def _name(self, part: bytes) -> str:
+        """Return the name of a field of a form. Raises Rejected."""
+        key, _, value = part.partition(b"=")
+        name = unquote(key.replace(b"+", b" ").decode("latin-1"), errors="replace")
+        if value and self._is_refused(name) and not self._is_accepted(name, unquote_to_bytes(value[:MOST_VALUE_BYTES])):
+            raise self._refusal(repr(name[:100]))
+        return name
 
     def _is_refused(self, name: str) -> bool:
         return name.strip(_NOT_OF_A_NAME).lower() in self.refused
@@ -138,10 +155,16 @@ class Fields:
 
     def multipart(self, body: bytes) -> bytes:
         """Return a body in several parts as it is. Raises Rejected for a part that is named like a credential."""
-        for number, disposition in enumerate(_DISPOSITION.finditer(body)):
-            if number >= MOST_FIELDS or len(disposition[0]) > MOST_DISPOSITION_BYTES:
+        codes = 0
+        for number, match in enumerate(_DISPOSITION.finditer(body)):
+            line = match[0]
+            codes += line.count(b"%")
+            is_long = len(line) > MOST_DISPOSITION_BYTES or line.count(b"\r") + line.count(b"\n") > MOST_BREAKS
+            if number >= MOST_FIELDS or is_long or codes > MOST_CODES:
                 raise Rejected(413, "a form in too many parts, or with long names,", READ)
-            text = unquote(disposition[0].decode("latin-1")).replace("\\", "").lower()
+            text = unquote(line.decode("latin-1")).replace("\\", "").lower()
+            if "application/http" in text:
+                raise Rejected(403, "a request in a part of a body", READ)
             for name in self.refused.intersection(re.split(r"[^a-z0-9_.-]+", text)):
                 raise self._refusal(repr(name))
         return body
@@ -298,7 +321,7 @@ def _content_types(headers: Headers) -> list[str]:
 
 def _kind(headers: Headers) -> Kind:
     types = _content_types(headers)
-    kind = types[0].partition(";")[0].strip() if types else ""
+    kind = _TYPE_END.split(types[0], maxsplit=1)[0] if types else ""
     if _JSON.fullmatch(kind):
         return "json"
     if kind == "application/x-www-form-urlencoded":

@@ -23,6 +23,7 @@ from tests.harness.loops import in_loop
 HOST, PATH = "login.example.com", "/oauth/token"
 CAPTURE = Capture(url=f"https://{HOST}{PATH}", hosts=("api.example.com",))
 ACCESS, REFRESH = "sk-ant-oat01-AccessOf0123456789", "sk-ant-ort01-RefreshOf987654321"
+XML = f"<OAuth>\n <access_token>{ACCESS}</access_token>\n</OAuth>".encode()  # as GitHub answers who accepts it
 JSON, FORM = "application/json; charset=utf-8", "application/x-www-form-urlencoded"
 
 
@@ -121,6 +122,8 @@ def test_the_same_token_has_the_same_placeholder_and_the_oldest_is_forgotten() -
         (answer(access_token=f"{ACCESS}\u00e9"), JSON),
         (answer(access_token="x" * 20_000), JSON),
         (answer(), "text/plain"),
+        (XML, "application/xml"),
+        (urlencode({"access_token": ACCESS}).encode(), "text/plain"),
         (answer(), ""),
         (b"[" * 100_000, JSON),
         (b'{"a": "' + b"x" * MOST_BYTES + b'"}', JSON),
@@ -153,7 +156,7 @@ def test_tokens_in_an_address_are_refused(path: str, mark: str) -> None:
 def test_tokens_of_another_path_are_refused(size: int, kind: str) -> None:
     """Before any of them has passed, wherever the pieces are cut; other hosts are not asked."""
     sandbox = Sandbox()
-    for body in (answer(), b'{"a": 1, "refresh_token" : \n"%b"}' % REFRESH.encode()):
+    for body in (answer(), b'{"a": 1, "refresh_token" : \n"%b"}' % REFRESH.encode(), XML):
         for path in (f"{PATH}/", "/oauth/%74oken", "/other"):
             with pytest.raises(AnswerRefused, match="another path"):
                 sandbox.passed(body, kind, path=path, size=size)

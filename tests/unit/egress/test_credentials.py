@@ -77,6 +77,7 @@ def test_a_header_that_describes_keeps_the_placeholder(name: bytes) -> None:
         (b"Proxy-Authorization", b"Bearer " + FOREIGN),
         (b"X_Api_Key", FOREIGN),
         (b"Private-Token", FOREIGN),
+        (b"X-NuGet-ApiKey", FOREIGN),
         (b"X-Auth-Token", FOREIGN),
     ],
 )
