@@ -163,6 +163,18 @@ def test_programs_of_node_and_bash_call_too(live: bool) -> None:
     assert refused in shell.stderr
 
 
+def test_a_part_of_an_answer_that_an_interrupt_left_is_skipped() -> None:
+    """Bash reads by programs, which an interrupt ends: the next call finds where the next answer begins."""
+    bash = """
+    body='{"call":"large","data":{}}'
+    { __cloche_bytes ${#body} 7 1; printf '%s' "$body"; } >&5
+    head -c 9000 <&6 >/dev/null
+    cloche_host search '{"query": "ham", "limit": 1}'
+    """
+    result = cloche.run(bash, language="bash", tools=[search, Tool(lambda: "7" * 20_000, name="large")], timeout=5)
+    assert result.stdout == '["ham 0"]\n', (result.status, result.stderr)
+
+
 def test_help_and_stubs_show_signature_and_docstring() -> None:
     """What a model is told before is what `help` says inside."""
     result = cloche.run("from cloche_host import search; help(search)", tools=TOOLS)

@@ -31,12 +31,16 @@ cloche_host() {
   number=$(( (BASHPID << 12 | __cloche_number++ & 4095) & 0xffffffff ))
   {
     flock 8
-    { __cloche_bytes "${#body}" "$number" 1; printf '%s' "$body"; } >&5
+    ( trap '' INT QUIT; __cloche_bytes "${#body}" "$number" 1; printf '%s' "$body" ) >&5  # all, or nothing
     while :; do
-      head=($(head -c 9 <&6 | od -An -v -tu1))
-      if (( ${#head[@]} < 9 )); then answer="the caller takes no more calls from this program"; break; fi
-      answer=$(head -c $(( head[0] << 24 | head[1] << 16 | head[2] << 8 | head[3] )) <&6)
-      (( head[8] == 7 && (head[4] << 24 | head[5] << 16 | head[6] << 8 | head[7]) == number )) && break
+      # What an interrupt left of an answer is text: it ends before the zero byte with which the next header begins.
+      if ! IFS= read -r -d '' -u 6 answer || head=($(head -c 8 <&6 | od -An -v -tu1)) && (( ${#head[@]} < 8 )); then
+        answer="the caller takes no more calls from this program"
+        break
+      fi
+      (( head[7] == 0 || head[7] == 7 )) || continue
+      answer=$(head -c $(( head[0] << 16 | head[1] << 8 | head[2] )) <&6)
+      (( head[7] == 7 && (head[3] << 24 | head[4] << 16 | head[5] << 8 | head[6]) == number )) && break
     done
   } 8>"$__cloche_lock"
   case $answer in
