@@ -88,6 +88,33 @@ def test_an_mcp_servers_tools_are_functions(served: Callable[[], AbstractContext
         asyncio.run(claim(server))
 
 
+@pytest.mark.parametrize(
+    "server", ["no-such-server --token SECRET", f"{sys.executable} -c pass", "http://127.0.0.1:9/SECRET"]
+)
+def test_a_server_that_does_not_answer_is_one_error(server: str) -> None:
+    """Not a group of them, and without the words of its command or its path, which may be credentials."""
+
+    async def connect() -> None:
+        async with mcp_tools(server):
+            raise AssertionError
+
+    with pytest.raises(cloche.BackendUnavailable, match=r"mcp_tools: the server .* does not answer: ") as caught:
+        asyncio.run(connect())
+    assert "SECRET" not in str(caught.value)
+
+
+def test_an_error_of_the_block_stays_what_it_is() -> None:
+    """A connection's group of tasks does not wrap it."""
+
+    async def connect() -> None:
+        with by_command() as server:
+            async with mcp_tools(server):
+                raise KeyError("of the block")
+
+    with pytest.raises(KeyError):
+        asyncio.run(connect())
+
+
 @langchain_tool
 def of_langchain(number: int, times: int = 2) -> int:
     """Multiply a number."""

@@ -111,6 +111,7 @@ _WITH_FUNCTIONS = (
     "Python programs can call these functions, which run outside of the sandbox. Do all steps in one program where you "
     "can, and print only what you need to know."
 )
+_WITH_SECRETS = "Credentials are in these variables; each has a placeholder that works at its hosts alone:"
 
 # Descriptions of the tools where there is no sandbox.
 _ON_HOST: Mapping[ToolAction, str] = {
@@ -286,6 +287,14 @@ def describe_with_functions(tool: Tool, text: str) -> Tool:
     if tool.action is not ToolAction.RUN or "python" not in tool.languages or not text:
         return tool
     return replace(tool, description=f"{tool.description} {_WITH_FUNCTIONS}\n\n{text}")
+
+
+def describe_with_secrets(tool: Tool, hosts_by_name: Mapping[str, Sequence[str]]) -> Tool:
+    """Return the tool with the variables that have placeholders of secrets, and their hosts."""
+    if tool.action not in (ToolAction.RUN, ToolAction.SHELL) or not hosts_by_name:
+        return tool
+    rows = (f"{name} ({', '.join(hosts)})" if hosts else name for name, hosts in hosts_by_name.items())
+    return replace(tool, description=f"{tool.description} {_WITH_SECRETS} {', '.join(rows)}.")
 
 
 def describe_with_package_managers(tool: Tool) -> Tool:

@@ -55,6 +55,7 @@ from .catalog import (
     describe_with_languages,
     describe_with_network,
     describe_with_package_managers,
+    describe_with_secrets,
     level_of,
     read_arguments,
     risk_of,
@@ -155,6 +156,8 @@ class Toolbox:
         if self.policy.network in ("allowlist", "open"):
             hosts = self.policy.network_allow
             self.tools = tuple(describe_with_network(tool, self.policy.network, hosts) for tool in self.tools)
+        if self._hosts_of_secrets:
+            self.tools = tuple(describe_with_secrets(tool, self._hosts_of_secrets) for tool in self.tools)
         self._diffs = ShownDiffs("" if workspace is None else os.path.abspath(workspace))
         self._host_gate: HostGate | None = None
         if self.policy.on_network == "ask":
@@ -454,12 +457,15 @@ class Toolbox:
             "runs_on": self._sandbox.backend,
             "policy": policy,
             "limits": limits,
-            **(
-                {"secrets": held.hosts_by_name} if (held := self._sandbox.policy.secrets) and held.hosts_by_name else {}
-            ),
+            **({"secrets": self._hosts_of_secrets} if self._hosts_of_secrets else {}),
             **({"workspace": self._diffs.folder} if self._diffs.folder else {}),
             **({"interpreter": "goes on between calls"} if "restart" in tool.properties else {}),
         }
+
+    @property
+    def _hosts_of_secrets(self) -> Mapping[str, Sequence[str]]:
+        secrets = self._sandbox.policy.secrets
+        return {} if secrets is None else secrets.hosts_by_name
 
     async def _opened(self) -> AsyncSandbox:
         """Open the sandbox with the first call that needs it, and another one where it was lost."""

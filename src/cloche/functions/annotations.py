@@ -122,13 +122,15 @@ def _by_pydantic(annotation: Any) -> Check:  # noqa: ANN401
         import pydantic
     except ImportError:
         raise InvalidRequest(
-            f"tools: the annotation {annotation} is checked by pydantic, which is not installed; install it, or "
+            f"the annotation {annotation} is checked by pydantic, which is not installed; install it, or "
             "annotate with JSON's own types (str, int, list[str], dict[str, float])"
         ) from None
     try:
         adapter: Any = pydantic.TypeAdapter(annotation)
     except Exception as error:
-        raise InvalidRequest(f"tools: pydantic cannot check the annotation {annotation}: {error}") from error
+        raise InvalidRequest(
+            f"pydantic cannot check the annotation {annotation}; annotate with JSON's own types, records or models"
+        ) from error
 
     def check(value: Any, place: str) -> Any:  # noqa: ANN401
         try:

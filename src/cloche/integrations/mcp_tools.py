@@ -13,6 +13,7 @@ import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.functions.tool import Tool, tool_of_schema
@@ -33,20 +34,55 @@ async def mcp_tools(server: str | Sequence[str], *, env: Mapping[str, str] | Non
     """Connect to an MCP server and yield its tools, until the block ends: a command that starts it, or its URL.
 
     `env` are variables of the command. The server runs with the caller's rights, outside of any sandbox. Raises
-    InvalidRequest for a text that is neither.
+    InvalidRequest for a text that is neither, and BackendUnavailable where no server answers.
     """
-    async with AsyncExitStack() as stack:
-        if isinstance(server, str) and server.startswith(("http://", "https://")):
-            streams = await stack.enter_async_context(streamable_http_client(server))
-        else:
-            command, *arguments = shlex.split(server) if isinstance(server, str) else server or [""]
-            if not command:
-                raise InvalidRequest("mcp_tools: give the command that starts a server, or its URL")
-            parameters = StdioServerParameters(command=command, args=arguments, env=dict(env) if env else None)
-            streams = await stack.enter_async_context(stdio_client(parameters))
-        session = await stack.enter_async_context(ClientSession(streams[0], streams[1]))
-        await session.initialize()
-        yield [_tool(session, row) async for row in _rows(session)]
+    is_open = False
+    try:
+        async with AsyncExitStack() as stack:
+            session = await _connect(stack, server, env)
+            tools = [_tool(session, row) async for row in _rows(session)]
+            is_open = True
+            yield tools
+    except Exception as error:
+        cause = _cause(error)
+        if is_open or isinstance(cause, InvalidRequest):
+            raise cause from None
+        raise BackendUnavailable(
+            f"mcp_tools: the server {_name(server)!r} does not answer: {cause}.",
+            remedy="Start it by itself to see why.",
+        ) from error
+
+
+async def _connect(stack: AsyncExitStack, server: str | Sequence[str], env: Mapping[str, str] | None) -> ClientSession:
+    if _is_url(server):
+        streams = await stack.enter_async_context(streamable_http_client(str(server)))
+    else:
+        command, *arguments = shlex.split(server) if isinstance(server, str) else server or [""]
+        if not command:
+            raise InvalidRequest("mcp_tools: give the command that starts a server, or its URL")
+        parameters = StdioServerParameters(command=command, args=arguments, env=dict(env) if env else None)
+        streams = await stack.enter_async_context(stdio_client(parameters))
+    session = await stack.enter_async_context(ClientSession(streams[0], streams[1]))
+    await session.initialize()
+    return session
+
+
+def _is_url(server: str | Sequence[str]) -> bool:
+    return isinstance(server, str) and server.startswith(("http://", "https://"))
+
+
+def _name(server: str | Sequence[str]) -> str:
+    """Return the host of a URL, or the program of a command; the rest may have credentials."""
+    if _is_url(server):
+        return urlsplit(str(server)).hostname or ""
+    return server.split(maxsplit=1)[0] if isinstance(server, str) else server[0]
+
+
+def _cause(error: Exception) -> Exception:
+    """Return the only error in groups of one, which those of task groups are."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 async def _rows(session: ClientSession) -> AsyncIterator[Any]:

@@ -33,5 +33,6 @@ def require_extra() -> None:
     missing = [name for name in ("sqlalchemy", "alembic") if util.find_spec(name) is None]
     if missing:
         raise InvalidRequest(
-            f"records need the extra \"server\" ({', '.join(missing)} is missing); pip install 'cloche[server]'"
+            f'records, keys and commands that ask a service need the extra "server" (missing: {", ".join(missing)}); '
+            "pip install 'cloche[server]'"
         )

@@ -39,5 +39,5 @@ def require_extra() -> None:
     missing = [name for name in _PACKAGES if util.find_spec(name) is None]
     if missing:
         raise InvalidRequest(
-            f"the service needs the extra \"server\" ({', '.join(missing)} is missing); pip install 'cloche[server]'"
+            f"the service needs the extra \"server\" (missing: {', '.join(missing)}); pip install 'cloche[server]'"
         )

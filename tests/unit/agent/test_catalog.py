@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from cloche import InvalidRequest
+from cloche import InvalidRequest, Secret
 from cloche.agent.approval import Risk
 from cloche.agent.catalog import (
     TOOLS,
@@ -16,6 +16,7 @@ from cloche.agent.catalog import (
     tool_named,
     tools_of,
 )
+from cloche.agent.toolbox import Toolbox
 from cloche.config.options import SandboxOptions
 
 FILES = ["read_file", "list_files", "write_file", "edit_file"]
@@ -171,3 +172,12 @@ def test_languages_that_cannot_run_are_not_offered() -> None:
     assert "C#" not in alone.description
     for name in ("run_python_code", "os.execute_sandboxed", "read_file"):
         assert describe_with_languages(TOOLS[name], ("ruby",)) is TOOLS[name]
+
+
+def test_a_model_is_told_of_secrets() -> None:
+    """The tools that run code name the variables and their hosts: nothing else says that they are there."""
+    secrets = {"TOKEN": Secret(value="0123456789abcdefghij", hosts=("api.example.com",))}
+    tools = {tool.name: tool.description for tool in Toolbox(secrets=secrets).tools}
+    assert tools["run_code"].endswith("a placeholder that works at its hosts alone: TOKEN (api.example.com).")
+    assert "TOKEN" not in tools["read_file"]
+    assert "Credentials" not in str([tool.description for tool in Toolbox().tools])
