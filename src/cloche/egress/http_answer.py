@@ -16,6 +16,7 @@ import h11
 from .http_request import Headers, HttpRequest
 
 MOST_ANSWER_HEAD_BYTES = 256 << 10
+MOST_ANSWER_LINES = 1000  # of a head, which is parsed at once: that takes time with their number
 _WITHOUT_BODY = (204, 304)
 _FRAMING = (b"content-length", b"transfer-encoding")
 
@@ -44,6 +45,7 @@ class AnswerReader:
         self.progress: Progress = "open"
         self.has_begun = self.is_chunked = self._can_follow = False
         self._left = 0  # of a body whose length is known
+        self._lines = 0  # of a head that goes on
 
     @property
     def is_counted(self) -> bool:
@@ -61,9 +63,8 @@ class AnswerReader:
         if self.is_counted:
             self._count(data)
         elif self.progress == "open":
-            self._connection.receive_data(data)
             try:
-                self._follow()
+                self._receive(data)
             except h11.RemoteProtocolError:
                 self.progress, self._left = "unknown", 0
         elif self.progress != "switched":
@@ -82,8 +83,17 @@ class AnswerReader:
         if self._left <= 0:
             self.progress = "complete" if self._left == 0 and self._can_follow else "last"
 
+    def _receive(self, data: bytes) -> None:
+        if self._connection.their_state is h11.SEND_RESPONSE:
+            self._lines += data.count(b"\n")
+        self._connection.receive_data(data)
+        self._follow()
+        if self._lines > MOST_ANSWER_LINES:
+            raise h11.RemoteProtocolError("the header has too many lines")
+
     def _follow(self) -> None:
         while (event := self._connection.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
+            self._lines = 0
             self._take(event)  # type: ignore[arg-type]  # the two markers are no events
             if isinstance(event, h11.Response):
                 self._take_head(event)
@@ -156,9 +166,8 @@ class EditedAnswer(AnswerReader):
         return self.feed(b"") if self.progress == "open" and self.has_begun else b""
 
     def _read(self, data: bytes) -> None:
-        self._connection.receive_data(data)
         try:
-            self._follow()
+            self._receive(data)
         except h11.RemoteProtocolError:  # whose words may be the answer's own
             raise AnswerRefused("the host's answer is malformed") from None
         if self.is_switched:  # what came behind the head is of the other protocol

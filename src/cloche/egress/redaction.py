@@ -23,6 +23,14 @@ from .http_request import Headers
 MOST_KEPT = 128  # values whose forms are kept
 _PLAIN = {b"", b"identity"}
 _CODINGS = (b"content-encoding", b"grpc-encoding")
+_PROBE_BYTES, _MOST_TRIES = 6, 64
+# What writers of JSON escape, and how: Gson, .NET, those for scripts, and who escapes all.
+_ALL = "".join(map(chr, range(0x21, 0x7F)))
+_ESCAPED = (("=&<>'", "x"), ("+&<>'`\"", "X"), ("-=&<>'`;\"\\", "X"), (_ALL, "x"), (_ALL, "X"))
+_WRITERS = tuple(
+    {ord('"'): '\\"', ord("\\"): "\\\\"} | {ord(char): f"\\u{ord(char):04{case}}" for char in chars}
+    for chars, case in _ESCAPED
+)
 
 
 def _forms(text: bytes) -> Iterator[bytes]:
@@ -41,7 +49,8 @@ def json_forms(text: bytes) -> Iterator[bytes]:
     in_json = json.dumps(word)[1:-1]
     yield in_json.encode()
     yield in_json.replace("/", "\\/").encode()
-    yield "".join(f"\\u{ord(character):04x}" for character in word).encode()
+    for writer in _WRITERS:
+        yield word.translate(writer).encode()
 
 
 def percent_forms(text: bytes) -> Iterator[bytes]:
@@ -53,6 +62,7 @@ def percent_forms(text: bytes) -> Iterator[bytes]:
         yield percent.encode()
         yield _small_percent(percent).encode()
     yield "".join(f"%{ord(character):02X}" for character in word).encode()
+    yield "".join(f"%{ord(character):02x}" for character in word).encode()
 
 
 def _small_percent(text: str) -> str:
@@ -93,7 +103,7 @@ class StreamRedactor:
     def __init__(self, pairs: Pairs):
         self._pairs = pairs
         self.keeps_length = all(len(form) == len(replaced) for form, replaced in pairs)
-        self._longest = max((len(form) for form, _ in pairs), default=0)
+        self._longest, self._shortest = (len(pairs[0][0]), len(pairs[-1][0])) if pairs else (0, 0)
         self._held = b""
 
     @property
@@ -120,21 +130,29 @@ class StreamRedactor:
 
     def whole(self, data: bytes) -> bytes:
         """Return bytes with all values replaced."""
-        for form, replaced in self._pairs:
+        for form, replaced in self._pairs if len(data) >= self._shortest else ():
             if form in data:
                 data = data.replace(form, replaced)
         return data
 
     def _may_begin(self, tail: bytes) -> int:
         """Return the length of the longest end of some bytes that a form begins with."""
-        longest = 0
-        for form, _ in self._pairs:
-            at = tail.find(form[:1], max(0, len(tail) - len(form) + 1))
-            while 0 <= at < len(tail) - longest:
-                if form.startswith(tail[at:]):
-                    longest = len(tail) - at
-                at = tail.find(form[:1], at + 1)
-        return longest
+        return max((_overlap(tail, form) for form, _ in self._pairs), default=0)
+
+
+def _overlap(tail: bytes, form: bytes) -> int:
+    """Return the length of the longest end of some bytes that a form begins with; a longer one where that takes long.
+
+    Else bytes that look like the form again and again would take time with their square.
+    """
+    tries, at = 0, tail.find(form[:_PROBE_BYTES], max(0, len(tail) - len(form) + 1))
+    while at >= 0 and tries < _MOST_TRIES and not form.startswith(tail[at:]):
+        tries, at = tries + 1, tail.find(form[:_PROBE_BYTES], at + 1)
+    if at < 0:
+        at = tail.find(form[:1], max(0, len(tail) - _PROBE_BYTES + 1))
+        while at >= 0 and not form.startswith(tail[at:]):
+            at = tail.find(form[:1], at + 1)
+    return len(tail) - at if at >= 0 else 0
 
 
 class AnswerRedaction:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from collections.abc import Callable
 from urllib.parse import quote
 
 import pytest
 
 from cloche.egress.credentials import Grant
-from cloche.egress.http_answer import AnswerRefused, EditedAnswer
+from cloche.egress.http_answer import AnswerReader, AnswerRefused, EditedAnswer
 from cloche.egress.http_request import HttpRequest, RequestHead
 from cloche.egress.redaction import AnswerRedaction, StreamRedactor, pairs_of
 
@@ -26,6 +27,11 @@ ENCODINGS: dict[str, Callable[[bytes], bytes]] = {
     "every byte percent": lambda data: b"".join(b"%%%02X" % byte for byte in data),
     "JSON": lambda data: json.dumps({"k": data.decode()}).replace("/", "\\/").encode(),
     "JSON, escaped": lambda data: b"".join(b"\\u%04x" % byte for byte in data),
+    "JSON, escaped in capitals": lambda data: b"".join(b"\\u%04X" % byte for byte in data),
+    "JSON of Gson": lambda data: data.replace(b"=", b"\\u003d"),
+    "JSON of .NET": lambda data: data.replace(b"+", b"\\u002B"),
+    "JSON for scripts": lambda data: data.replace(b"=", b"\\u003D"),
+    "every byte percent, in small letters": lambda data: b"".join(b"%%%02x" % byte for byte in data),
     "hex": lambda data: data.hex().encode(),
     "hex in capitals": lambda data: data.hex().upper().encode(),
     **{f"base64 behind {n}": lambda data, n=n: base64.b64encode(b"x" * n + data + b"more") for n in range(4)},  # type: ignore[misc]
@@ -56,6 +62,19 @@ def test_a_value_is_replaced_in_any_encoding_and_pieces(encode: Callable[[bytes]
     assert kept <= shared + 2
 
 
+def test_what_looks_like_a_long_value_holds_no_loop() -> None:
+    """A host that repeats the beginning of one, as it may be written, costs time with the length of that alone."""
+    value = bytes(33 + number * 7 % 90 for number in range(16_000))
+    long = Grant(name="K", placeholder=value[::-1], value=value, hosts=frozenset(("a.example",)))
+    pairs = pairs_of([long])
+    began = time.thread_time()
+    for _ in range(10):
+        for text in (b"\\" * 100_000, b"%" * 100_000, b"\\u0021" * 20_000, b"!" * 100_000):
+            redactor = StreamRedactor(pairs)
+            assert redactor.feed(text) + redactor.end() == text
+    assert time.thread_time() - began < 2
+
+
 def test_other_bytes_pass_at_once() -> None:
     """Nothing is held back that no value begins with: an event of a stream arrives whole."""
     redactor = StreamRedactor(PAIRS)
@@ -69,6 +88,19 @@ def answered(answer: bytes, size: int = 5, method: bytes = b"GET") -> tuple[byte
     request = HttpRequest(method=method, head=b"", is_upgrade=False, is_last=False, edited=edited)
     reader = EditedAnswer(request, AnswerRedaction(StreamRedactor(PAIRS)))
     return b"".join(reader.feed(answer[at : at + size]) for at in range(0, len(answer), size)), reader
+
+
+@pytest.mark.parametrize("line", [b"a:\r\n", b"a: b\r\n c\r\n"])
+def test_a_head_of_many_lines_is_refused(line: bytes) -> None:
+    """To parse one of 256 KiB would hold the loop."""
+    head = b"HTTP/1.1 200 OK\r\n" + line * 40_000 + b"\r\n"
+    with pytest.raises(AnswerRefused):
+        answered(head, 4096)
+    edited = RequestHead(method=b"GET", target="/", headers=[])
+    request = HttpRequest(method=b"GET", head=b"", is_upgrade=False, is_last=False, edited=edited)
+    plain = AnswerReader(request)
+    assert b"".join(plain.feed(head[at : at + 4096]) for at in range(0, len(head), 4096)) == head
+    assert plain.progress == "unknown"
 
 
 def chunked(*pieces: bytes) -> bytes:
