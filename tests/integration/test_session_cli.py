@@ -49,6 +49,16 @@ def test_the_first_failing_cell_is_the_last() -> None:
     assert "its state is lost" in done.stderr
 
 
+def test_a_refused_connection_is_explained() -> None:
+    """As in `cloche run`: with the reason, and what would allow it."""
+    cell = "import socket\ntry: socket.gethostbyname('b.example')\nexcept OSError: pass"
+    done = piped(cell, "--network-allow", "a.example")
+    assert (
+        'cloche: network: b.example is not allowed; the rules are a.example; allow it with network_allow "b.exam'
+        in (done.stderr)
+    )
+
+
 def test_piped_cells_as_json() -> None:
     """One line per cell holds its whole result."""
     done = piped("x = 20\n# %%\nprint('out')\nx + 1\n# %%\n1/0\n# %%\n5", "--json")

@@ -20,7 +20,7 @@ from cloche.core.limits import format_size
 from cloche.core.result import Output, Result, Status
 
 from .output import GuestWriter, say
-from .run import NOTES
+from .run import NOTES, say_network
 
 # Types that are saved as files, with their suffixes; everything else is shown as text.
 SUFFIXES = {
@@ -97,6 +97,7 @@ class CellPrinter:
             say(f"{result.status}: {note} ({result.duration:.2f} s)")
         if is_lost:
             say("the interpreter has ended, and its state is lost")
+        say_network(result)
 
     def end(self) -> None:
         """Write incomplete characters, and end the line if both streams are on one terminal."""

@@ -350,6 +350,15 @@ def _signal_of(result: Result) -> str:
     return f", {signal.strsignal(number)}" if is_known else ""
 
 
+def say_network(result: Result) -> None:
+    """Print why connections were refused or failed."""
+    explained = [row for row in result.meta.get("network", ()) if row["why"]]
+    for row in explained[:MOST_TOLD]:
+        say(f"network: {row['why']}")
+    if len(explained) > MOST_TOLD:
+        say(f"network: {len(explained) - MOST_TOLD} more were refused or failed; --json has all")
+
+
 def conclude(result: Result, *, as_json: bool) -> None:
     """Print notes on the end of a run on stderr, or the whole result as JSON."""
     if as_json:
@@ -371,11 +380,7 @@ def conclude(result: Result, *, as_json: bool) -> None:
             say(result.meta[advice])
     if hint := "" if result.ok else _hint(result):
         say(hint)
-    explained = [row for row in result.meta.get("network", ()) if row["why"]]
-    for row in explained[:MOST_TOLD]:
-        say(f"network: {row['why']}")
-    if len(explained) > MOST_TOLD:
-        say(f"network: {len(explained) - MOST_TOLD} more were refused or failed; --json has all")
+    say_network(result)
     if refused := result.meta.get("refused"):
         say(f"the value and figures that the code reported are dropped: {refused}")
     if partial := result.meta.get("files_partial"):
