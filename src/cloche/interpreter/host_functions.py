@@ -7,6 +7,9 @@ the caller's HELLO, with the source of each function.
 
 No thread is made, so that a session can be cloned: of the threads that wait for answers one reads for all, and an event
 loop reads while one of its own calls is open.
+
+An interrupt of a session's cell (SIGINT) may come after any instruction. What is read or written is noted in the same
+one (`_in_one_step`), and what is left over is done by the next call.
 """
 
 from __future__ import annotations
@@ -90,7 +93,7 @@ class Link:
         self.received, self.unsent = bytearray(), bytearray()
         self.waiting: dict[int, Waiter] = {}
         self.listening: dict[Any, int] = {}  # open calls of each event loop
-        self.writing, self.reading = _thread.RLock(), _thread.allocate_lock()
+        self.writing, self.reading = _thread.RLock(), _thread.RLock()
         self.is_lost = False
 
     def greet(self) -> None:
@@ -112,9 +115,9 @@ class Link:
 
     def call_and_wait(self, name: str, values: dict[str, Any], more: tuple[Any, ...] = (), named: Any = None) -> Any:
         """Call a function and block this thread until its result is there."""
-        body = _body(name, values, more, named)
-        number, waiter = self._open(Waiter())
+        body, waiter, number = _body(name, values, more, named), Waiter(), self._next_number()
         try:
+            self.waiting[number] = waiter
             self._send(OPEN, number, body)
             self._wait(waiter)
         finally:
@@ -124,11 +127,9 @@ class Link:
             raise HostError(GONE)
         return _read(waiter.answer)
 
-    def _open(self, waiter: Waiter) -> tuple[int, Waiter]:
+    def _next_number(self) -> int:
         self._check_process()
-        number = next(self.numbers)
-        self.waiting[number] = waiter
-        return number, waiter
+        return next(self.numbers)
 
     def _check_process(self) -> None:
         if os.getpid() != self.pid:
@@ -156,7 +157,8 @@ class Link:
             else:
                 loop.call_soon_threadsafe(settle, answer)
 
-        number, _ = self._open(Waiter(deliver))
+        number = self._next_number()
+        self.waiting[number] = Waiter(deliver)
 
         def end(_: Any) -> None:
             if self.waiting.pop(number, None) is not None and not self.is_lost:
@@ -178,12 +180,11 @@ class Link:
 
     def _take_turn(self) -> None:
         """Read, unless a thread does."""
-        if self.reading.acquire(False):
-            try:
+        try:
+            if self.reading.acquire(False):
                 self._read_some()
-            finally:
-                self.reading.release()
-                self._rouse_one()
+        finally:
+            self._end_reading()
 
     # Both directions.
 
@@ -193,7 +194,8 @@ class Link:
             self.unsent += header + body  # what an interrupt leaves of it goes out before the next one
             while self.unsent and not self.is_lost:
                 try:
-                    del self.unsent[: os.write(self.calls, bytes(self.unsent[:WRITTEN_BYTES]))]
+                    data = bytes(self.unsent[:WRITTEN_BYTES])
+                    _in_one_step((os.write, slice, self.unsent.__delitem__), self.calls, data)
                 except BlockingIOError:
                     self._wait_for_room()
                 except OSError:
@@ -203,35 +205,42 @@ class Link:
         """Wait until more can be written; take answers meanwhile, for which the caller may be waiting."""
         poll = self.poll()
         poll.register(self.calls, POLLOUT)
-        if not self.reading.acquire(False):
-            poll.poll(LOOK_AGAIN_MS)
-            return
         try:
+            if not self.reading.acquire(False):
+                poll.poll(LOOK_AGAIN_MS)
+                return
             poll.register(self.answers, POLLIN)
             if any(fd == self.answers for fd, _ in poll.poll()):
                 self._read_some()
         finally:
-            self.reading.release()
-            self._rouse_one()
+            self._end_reading()
 
     def _wait(self, waiter: Waiter) -> None:
         """Wait for an answer: as the thread that reads, or for that one."""
         poll = self.poll()
         poll.register(self.answers, POLLIN)
         while self._is_open(waiter):
-            if not self.reading.acquire(False):
-                waiter.wake.acquire()
-                continue
             try:
-                if self._is_open(waiter):
-                    poll.poll()
-                    self._read_some()
+                is_reader = self.reading.acquire(False)
+                if is_reader:
+                    self._take_frames()  # of a read that was interrupted
+                    if self._is_open(waiter):
+                        poll.poll()
+                        self._read_some()
             finally:
-                self.reading.release()
-                self._rouse_one()
+                self._end_reading()
+            if not is_reader:
+                waiter.wake.acquire()
 
     def _is_open(self, waiter: Waiter) -> bool:
         return waiter.answer is None and not self.is_lost
+
+    def _end_reading(self) -> None:
+        """Let another thread read, if this one did; it owns the lock, however it got here."""
+        if self.reading._is_owned():
+            while self.reading._is_owned():
+                self.reading.release()
+            self._rouse_one()
 
     def _rouse_one(self) -> None:
         """Have another thread read that waits, if there is one."""
@@ -241,28 +250,31 @@ class Link:
                 return
 
     def _read_some(self) -> None:
+        held_bytes = len(self.received)
         try:
-            data = os.read(self.answers, READ_BYTES)
+            _in_one_step((os.read, self.received.extend), self.answers, READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
-            data = b""
-        if not data:
+            pass
+        if len(self.received) == held_bytes:
             self._lose()
-            return
-        self.received += data
+        self._take_frames()
+
+    def _take_frames(self) -> None:
         while len(self.received) >= HEADER_BYTES:
             end = HEADER_BYTES + int.from_bytes(self.received[:4], "big")
             if len(self.received) < end:
                 break
             number, kind = int.from_bytes(self.received[4:8], "big"), self.received[8]
             body = bytes(self.received[HEADER_BYTES:end])
-            del self.received[:end]
             if kind == HELLO:
                 self._take_greeting(body)
-            waiter = self.waiting.pop(number, None) if kind in (HELLO, CLOSE) else None
+            waiter = self.waiting.get(number) if kind in (HELLO, CLOSE) else None
             if waiter is not None:
                 _answer(waiter, body)
+                self.waiting.pop(number, None)
+            del self.received[:end]
 
     def _lose(self) -> None:
         self.is_lost = True
@@ -281,6 +293,17 @@ class Link:
             function.wait = _made(row["source"], row["name"], self.call_and_wait)
             self.functions[row["name"]] = function
         self.has_greeting = True
+
+
+def _in_one_step(functions: tuple[Any, ...], *arguments: Any) -> None:
+    """Call the first function with the arguments, and each other one with what the one before it returned.
+
+    All of it is one instruction of the interpreter: an interrupt comes before it or after it.
+    """
+    values: Any = map(functions[0], *[(argument,) for argument in arguments])
+    for function in functions[1:]:
+        values = map(function, values)
+    list(values)
 
 
 def _pending(name: str, loop: Any) -> Any:
