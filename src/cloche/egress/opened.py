@@ -187,11 +187,11 @@ class SandboxSecrets:
         The guest gets the version of HTTP that the host chose of those that the guest offers: so the host is connected
         to first where that may be another one than HTTP/1.1.
         """
-        early = _Early(partial(self._open_host, host, connect))
+        early = _Early(partial(self._open_host, host, connect, turns))
         offered = [protocol for protocol in read_protocols(first) if protocol in (HTTP_1, HTTP_2)]
         try:
             protocol = await early.open(offered) if HTTP_2 in offered else HTTP_1
-            opened = await self._open_guest(guest, host, first, protocol)
+            opened = await self._open_guest(guest, host, first, protocol, turns)
             if protocol == HTTP_2:
                 upstream = await early.take()
                 await relay_http2(opened, upstream, host, PORT, refuse, edits=edits, idle_s=idle_s, turns=turns)
@@ -200,9 +200,9 @@ class SandboxSecrets:
         finally:
             early.close()
 
-    async def _open_guest(self, guest: SocketStream, host: str, first: bytes, protocol: str) -> TlsStream:
+    async def _open_guest(self, guest: SocketStream, host: str, first: bytes, protocol: str, turns: Turns) -> TlsStream:
         """Return the guest's connection, opened. Raises Failed."""
-        stream = TlsStream(guest, self.authority.guest_context(host, protocol), first=first)
+        stream = TlsStream(guest, self.authority.guest_context(host, protocol), first=first, turns=turns)
         try:
             async with asyncio.timeout(SHAKE_S):
                 await stream.shake_hands()
@@ -214,10 +214,10 @@ class SandboxSecrets:
         return stream
 
     async def _open_host(
-        self, host: str, connect: Callable[[], Awaitable[SocketStream]], protocols: Sequence[str]
+        self, host: str, connect: Callable[[], Awaitable[SocketStream]], turns: Turns, protocols: Sequence[str]
     ) -> TlsStream:
         """Return a connection to a host in TLS, verified. Raises OSError."""
-        stream = TlsStream(await connect(), self._hosts_context, host=host, protocols=protocols)
+        stream = TlsStream(await connect(), self._hosts_context, host=host, protocols=protocols, turns=turns)
         try:
             async with asyncio.timeout(SHAKE_S):
                 await stream.shake_hands()

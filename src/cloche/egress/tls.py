@@ -18,9 +18,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from .stream import Stream
+from .http import Turn
+from .stream import Stream, Turns
 
 READ_BYTES = 256 << 10
+HEADER_BYTES = 5  # of a record, which ends with its length
+RECORD_COST_BYTES = 256  # of what is parsed, which take as long as a record: so 16 of them are opened at once
 EARLIER, LIFE = timedelta(days=1), timedelta(days=30)  # of a certificate; a sandbox lives shorter
 HTTP_1, HTTP_2 = "http/1.1", "h2"
 NAME = "Cloche sandbox authority"
@@ -107,18 +110,19 @@ class TlsStream:
     """Move bytes inside TLS over another stream, which it owns.
 
     `host` is the name that the other side must have, and `protocols` are offered to it; without one this side is the
-    server. `first` are bytes of the other side that were read before.
+    server. `first` are bytes of the other side that were read before. Others have their turn between the few records
+    that are opened at once: one of 27 bytes may change the keys, and takes longer than one of 16 KiB.
     """
 
     def __init__(
         self, stream: Stream, context: ssl.SSLContext, *, host: str | None = None,
-        protocols: Sequence[str] = (HTTP_1,), first: bytes = b"",
+        protocols: Sequence[str] = (HTTP_1,), first: bytes = b"", turns: Turns | None = None,
     ):  # fmt: skip
-        self._stream = stream
+        self._stream, self._turn = stream, Turn(turns or Turns())
+        self._received, self._left = memoryview(first), 0  # and not opened yet; of a record that was begun
         if host is not None:
             context.set_alpn_protocols(list(protocols))  # which `wrap_bio` copies
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._incoming.write(first)
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=host is None, server_hostname=host)
         self._sending = asyncio.Lock()
         self._ending: asyncio.Task[None] | None = None
@@ -145,23 +149,26 @@ class TlsStream:
 
     async def receive(self, size: int) -> bytes:
         """Return at most `size` bytes, none at the end. Raises OSError when the connection broke."""
-        while True:
-            try:
-                return self._read_on(self._tls.read(size), size)
-            except ssl.SSLWantReadError:
-                if self._outgoing.pending:
-                    await self._flush()
-                await self._read_more()
-            except ssl.SSLZeroReturnError:
-                return b""
-
-    def _read_on(self, data: bytes, size: int) -> bytes:
-        """Return these bytes and more that have come: one read returns a record at most."""
-        pieces, left = [data], size - len(data)
-        while data and left:
+        pieces: list[bytes] = []
+        left = size
+        while left:  # one read returns a record at most
             try:
                 data = self._tls.read(left)
-            except OSError:  # no more, or what the next call tells
+            except ssl.SSLWantReadError:
+                if pieces and (self._outgoing.pending or not await self._open_more()):
+                    break
+                if not pieces:
+                    if self._outgoing.pending:
+                        await self._flush()
+                    await self._read_more()
+                continue
+            except ssl.SSLZeroReturnError:
+                break
+            except OSError:
+                if not pieces:
+                    raise
+                break  # the next call tells of it
+            if not data:
                 break
             pieces.append(data)
             left -= len(data)
@@ -197,8 +204,26 @@ class TlsStream:
                 await self._stream.send(data)
 
     async def _read_more(self) -> None:
-        data = await self._stream.receive(READ_BYTES)
-        if data:
-            self._incoming.write(data)
+        if await self._open_more():
+            return
+        if data := await self._stream.receive(READ_BYTES):
+            self._received = memoryview(bytes(self._received) + data if self._received else data)
         else:
             self._incoming.write_eof()
+
+    async def _open_more(self) -> bool:
+        """Have a few more records opened that have come; say whether there were any."""
+        end = self._left
+        for _ in range(max(1, self._turn.parsed_bytes // RECORD_COST_BYTES)):
+            header = self._received[end : end + HEADER_BYTES]
+            if len(header) < HEADER_BYTES:
+                break
+            end += HEADER_BYTES + int.from_bytes(header[3:], "big")
+        size = min(end, len(self._received))
+        if not size:
+            return False
+        self._incoming.write(self._received[:size])
+        rest, self._left = self._received[size:], end - size
+        self._received = rest if len(rest) >= HEADER_BYTES else memoryview(bytes(rest))  # which does not hold all of it
+        await self._turn.pass_on()
+        return True

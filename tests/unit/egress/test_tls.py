@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cloche.egress import stream as turns
 from cloche.egress.stream import SocketStream
 from cloche.egress.tls import Authority, TlsStream, host_context
 from tests.harness import tls as certificates
@@ -40,6 +41,40 @@ async def received(stream: TlsStream) -> bytes:
     while piece := await stream.receive(1 << 16):
         data += piece
     return data
+
+
+@pytest.mark.parametrize("is_of_guest", [True, False])
+def test_many_records_are_opened_in_turns(is_of_guest: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other sandboxes have many turns meanwhile: a record of some bytes, or of none, takes as long as a large one."""
+    monkeypatch.setattr(turns, "TURN_S", 0.0)
+    monkeypatch.setattr(turns, "SHORT_TURN_S", 0.0)
+    authority, are_sent = Authority(), asyncio.Event()
+
+    async def read(stream: TlsStream) -> None:
+        await stream.shake_hands()
+        await are_sent.wait()
+        reading, rounds = asyncio.ensure_future(stream.receive(1 << 16)), 0
+        while not reading.done():
+            rounds += 1
+            await asyncio.sleep(0)
+        assert await reading == bytes(2000)
+        assert rounds > 50
+
+    async def write(stream: TlsStream) -> None:
+        await stream.shake_hands()
+        for _ in range(2000):
+            stream._tls.write(b"\0")
+        await stream._flush()
+        are_sent.set()
+
+    async def serve(end: SocketStream) -> None:
+        await (read if is_of_guest else write)(TlsStream(end, authority.guest_context(HOST)))
+
+    async def call(end: SocketStream) -> None:
+        context = ssl.create_default_context(cadata=authority.certificate)
+        await (write if is_of_guest else read)(TlsStream(end, context, host=HOST))
+
+    between(serve, call)
 
 
 def test_bytes_pass_both_ways_until_each_ends() -> None:
