@@ -92,3 +92,9 @@ def test_a_module_that_is_missing_is_said_with_the_options_that_bring_it() -> No
     """On the command line: where packages, and modules of the user's own, come from."""
     code, said = cloche_says("run", "-c", "import no_such_module.below")
     assert (code, "no_such_module is not in the sandbox: --packages" in said) == (1, True), said
+
+
+def test_a_host_that_is_not_reached_is_said_with_the_option_that_allows_it() -> None:
+    """The network is off unless somebody asks for it, and libraries tell of names that cannot be resolved."""
+    code, said = cloche_says("run", "-c", "import socket; socket.gethostbyname('api.example.com')")
+    assert (code, "no host but those of --network-allow HOST" in said) == (1, True), said

@@ -204,6 +204,8 @@ def test_a_backend_without_calls_says_so_before_anything_runs() -> None:
         cloche.run("1", tools=TOOLS, backend=NoCalls())
     with pytest.raises(InvalidRequest, match="in python, javascript, bash can call"):
         cloche.run("1", language="ruby", tools=TOOLS)
+    with pytest.raises(InvalidRequest, match="env has variables of the interpreter's own"):
+        cloche.run("1", tools=TOOLS, env={"PYTHONPATH": "/tmp"})
     for wrong in ({"__class__": search}, {"search": 5}, "search", [search, search], {"for": search}):
         with pytest.raises(InvalidRequest, match="tools: "):
             cloche.run("1", tools=wrong)  # type: ignore[arg-type]

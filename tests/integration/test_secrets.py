@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import cloche
+from cloche.execution.secrets import _check_packages
 from tests.harness.world import NAMES, PUBLIC, World, open_world
 
 HOST = "api.anthropic.com"
@@ -180,6 +181,14 @@ def test_what_cannot_hold_secrets_refuses_them(options: dict[str, Any], words: s
     with pytest.raises(cloche.ClocheError, match=words) as caught:
         cloche.Sandbox(secrets={"KEY": secret}, **options).open()
     assert VALUE not in str(caught.value)
+
+
+def test_an_extra_that_is_not_installed_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for rules with methods and paths, without any secret."""
+    monkeypatch.setattr("cloche.egress.client.OPENING", ("no_such_package",))
+    _check_packages.cache_clear()
+    with pytest.raises(cloche.BackendUnavailable, match=r'package no_such_package.*pip install "cloche\[secrets\]"'):
+        cloche.run("1", network_allow=["a.example/GET:/x"])
 
 
 def test_another_backend_refuses_them() -> None:

@@ -29,6 +29,11 @@ def with_calls(start: CallingProgram, language: str, engine: str, folder: str) -
     Raises InvalidRequest for a language, or an engine, whose programs cannot call.
     """
     name = MODULES.get(language)
+    if language == "python":
+        raise InvalidRequest(
+            "tools: env has variables of the interpreter's own (PYTHON...), so the program starts as a command, which "
+            "cannot call functions of the caller; leave these variables or tools out"
+        )
     if name is None or engine not in (NODE, BASH):
         raise InvalidRequest(
             f"tools: {language} programs cannot call functions of the caller (Python, JavaScript with node, and Bash "

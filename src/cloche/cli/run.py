@@ -71,6 +71,7 @@ MORE: Mapping[str, str] = {  # by status
     "disk_limit": "a larger --disk gives it more",
 }
 MOST_TOLD = 5  # refused connections
+_NAMES_LOST = re.compile(r"(?i)name resolution|Name or service not known|Could not resolve host|Network is unreachable")
 
 
 class Source(NamedTuple):
@@ -390,11 +391,13 @@ def conclude(result: Result, *, as_json: bool) -> None:
 
 
 def _hint(result: Result) -> str:
-    """Return the options that would help a program whose last line reports a missing module or memory; else empty."""
+    """Return the options that would help a program whose last line reports a missing module, host or memory."""
     last = result.stderr[-MOST_LINE_CHARS:].rstrip().rpartition("\n")[2]
     if missing := re.fullmatch(r"ModuleNotFoundError: No module named '([\w.]{1,100})'", last):
         name = missing[1].partition(".")[0]
         return f"{name} is not in the sandbox: --packages NAMES brings packages, --file and --workspace your modules"
+    if "network" not in result.meta and _NAMES_LOST.search(last):
+        return "the network reaches no host but those of --network-allow HOST"
     memory = result.meta.get("limits", {}).get("memory_bytes")
     if memory and re.search(r"\bMemoryError\b|Cannot allocate memory|bad_alloc", last):
         from cloche.core.limits import format_size

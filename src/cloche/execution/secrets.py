@@ -5,6 +5,7 @@ Both need connections that are opened. A call with such rules and no secrets has
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,6 +78,20 @@ def placeholders_sent(result: Result) -> list[Mapping[str, Any]]:
     return [row for row in result.meta.get("network", ()) if row["is_allowed"] and row["why"].startswith(LEFT)]
 
 
+@functools.cache
+def _check_packages() -> None:
+    """Raise BackendUnavailable without what opens connections."""
+    from importlib import util
+
+    from cloche.egress.client import OPENING
+
+    if missing := [name for name in OPENING if util.find_spec(name) is None]:
+        raise BackendUnavailable(
+            f"secrets, and rules with methods and paths, need the package {missing[0]}, which is not installed.",
+            remedy='Install it with: pip install "cloche[secrets]"',
+        )
+
+
 def with_secrets(found_backend: FoundBackend, secrets: SecretSet) -> FoundBackend:
     """Return a backend with the secrets in its policy. Raises BackendUnavailable for one that cannot hold them.
 
@@ -101,5 +116,6 @@ def with_secrets(found_backend: FoundBackend, secrets: SecretSet) -> FoundBacken
             f"backend {backend.name!r} writes no files_inside of secrets yet.",
             remedy='Use backend "local", or have the program write the file, with the placeholder in its environment.',
         )
+    _check_packages()
     warm = found_backend.policy.warm and bool(getattr(backend, "prepares_for_secrets", False))
     return replace(found_backend, policy=found_backend.policy.with_changes(secrets=secrets, warm=warm))
