@@ -53,11 +53,13 @@ def load_settings(
     cwd: Path | None = None,
     config_file: str | os.PathLike[str] | None = None,
     home: Path | None = None,
+    has_checkout: bool = True,
 ) -> Settings:
     """Return the settings of a run.
 
     `arguments` are the keywords of `cloche.run` that configure a sandbox, None meaning "not given"; `config` among them
-    is the same as `config_file`. `secrets` are no setting, and left out (`execution/secrets.py`). The other parameters
+    is the same as `config_file`. `secrets` are no setting, and left out (`execution/secrets.py`). Without
+    `has_checkout` the files of the working directory, which may only tighten, are left out. The other parameters
     replace the process's environment, working directory and home.
     Raises InvalidRequest naming the source and the invalid key.
     """
@@ -65,13 +67,13 @@ def load_settings(
     named = options.pop("config", None) or config_file
     options.pop("secrets", None)
     variables = os.environ if environ is None else environ
-    config_paths = ConfigPaths(environ=variables, cwd=cwd, home=home, config_file=named)
+    config_paths = ConfigPaths(environ=variables, cwd=cwd, home=home, config_file=named, has_checkout=has_checkout)
     for name, value in options.items():
         if type(value) in (list, tuple) and all(type(item) is str for item in value):
             options[name] = tuple(value)
         elif type(value) not in _COMPARABLE:
             return _build_settings(options, config_paths)
-    cache_key = (tuple(sorted(options.items())), fingerprint(config_paths))
+    cache_key = (has_checkout, tuple(sorted(options.items())), fingerprint(config_paths))
     settings = _cache.get(cache_key)
     if settings is None:
         if len(_cache) >= MOST_CACHED:

@@ -115,12 +115,16 @@ _CHECKOUT_FILES: Mapping[str, Format] = {"config.yaml": _SHARED_YAML, "cloche.ya
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigPaths:
-    """The places to search for configuration; None means the process's own working directory or home."""
+    """The places to search for configuration; None means the process's own working directory or home.
+
+    Without `has_checkout` no file of the working directory is read, unless it is named.
+    """
 
     environ: Mapping[str, str]
     cwd: Path | None = None
     home: Path | None = None
     config_file: str | os.PathLike[str] | None = None
+    has_checkout: bool = True
 
     @property
     def named(self) -> str | None:
@@ -301,6 +305,8 @@ def checkout_layers(config_paths: ConfigPaths) -> list[Layer]:
 
     A file that the owner named, or that lies in the owner's own folders, is not read again as an untrusted file.
     """
+    if not config_paths.has_checkout:
+        return []
     try:
         folder = os.fspath(config_paths.cwd) if config_paths.cwd is not None else os.getcwd()
     except FileNotFoundError:  # the working directory was removed

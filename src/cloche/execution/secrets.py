@@ -36,8 +36,9 @@ def read_with_settings(arguments: Mapping[str, Any], backend: str | None = None)
         return secrets, given
     if given.policy.network == "bridge":
         raise _not_reached("bridge")
-    limited = _limited(given.policy)
-    further = (rule for rule in secrets.rules if rule.removesuffix(f":{PORT}") not in limited)
+    # Rules that a file of the working directory leaves out hold, too: else it would have their hosts opened as a whole.
+    limited = {**_limited(load_settings(own, has_checkout=False).policy), **_limited(given.policy)}
+    further = (text for rule in secrets.rules for text in limited.get(rule.removesuffix(f":{PORT}"), [rule]))
     allowed = tuple(dict.fromkeys((*given.policy.network_allow, *further)))
     settings = load_settings({**own, "network_allow": allowed})
     if settings.policy.network != "allowlist":
@@ -45,11 +46,14 @@ def read_with_settings(arguments: Mapping[str, Any], backend: str | None = None)
     return secrets, settings
 
 
-def _limited(policy: Policy) -> set[str]:
-    """Return the hosts with rules about methods and paths, of which few policies have any."""
-    if not any("/" in rule for rule in policy.network_allow):
-        return set()
-    return {rule.host for rule in policy.network_rules().limited if PORT in rule.ports}
+def _limited(policy: Policy) -> dict[str, list[str]]:
+    """Return the rules with methods and paths by their hosts; few policies have any."""
+    limited: dict[str, list[str]] = {}
+    if any("/" in rule for rule in policy.network_allow):
+        for rule in policy.network_rules().limited:
+            if PORT in rule.ports:
+                limited.setdefault(rule.host, []).append(rule.text)
+    return limited
 
 
 def opens_for_rules(policy: Policy) -> SecretSet | None:

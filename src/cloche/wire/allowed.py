@@ -18,7 +18,7 @@ from cloche.execution.prepare import level_kept, prepare_in_thread
 from cloche.execution.registry import why_not_ready
 
 from .callers import Caller
-from .exec_options import backend_for_image, check_fields, check_not_looser, needs_presence
+from .exec_options import backend_for_image, check_fields, check_limits_kept, check_not_looser, needs_presence
 from .secrets import allowed_with_secrets
 
 
@@ -50,7 +50,10 @@ class Configured(Protocol):
 async def allowed_options(operator: Configured, caller: Caller, own: Mapping[str, Any]) -> dict[str, Any]:
     """Return a sandbox's options, checked against the caller's permissions. Raises PolicyDenied, InvalidRequest."""
     if "secrets" in own:
-        return await allowed_with_secrets(operator, caller, own)
+        with_secrets = await allowed_with_secrets(operator, caller, own)
+        if own["secrets"] and not caller.has("admin"):
+            check_limits_kept(load_settings(with_secrets).policy, await operator.settings())
+        return with_secrets
     check_fields(own, caller)
     if "image" in own:
         return await options_with_image(operator, caller, own)

@@ -29,8 +29,10 @@ from cloche.config.keys import KEYS, LIMIT_FIELDS, Key, Settings
 from cloche.config.spellings import SPELLINGS, read_spelling
 from cloche.core.ceilings import PRESENT, PackageList, covers, is_digest, matches_package, mode_rank, packages_above
 from cloche.core.errors import InvalidRequest, PolicyDenied
+from cloche.core.escape import escape_name
 from cloche.core.letter_case import camel, snake
 from cloche.core.limits import REQUESTED_LIMITS
+from cloche.core.network import parse_rule
 from cloche.core.policy import BACKEND_ROWS, MOST_LOCK_CHARS, LockText, Policy
 from cloche.core.request import InputFile
 from cloche.core.secrets import MOST_SECRETS
@@ -380,11 +382,25 @@ def _check_network(own: Policy, base: Settings) -> None:
         granted = granted or (ceiling is not None and mode_rank(requested.mode) <= mode_rank(ceiling.mode))
         if not granted or set(requested.open_ports) - set(held.open_ports):
             raise _above("network", requested.mode, held.mode)
+    if requested.mode == "bridge":
         return
+    if requested.mode == held.mode == "open":
+        check_limits_kept(own, base)
     for rule in requested.allow:
         granted = held.mode != "bridge" and covers(held, rule)
         if not (granted or (ceiling is not None and ceiling.grants(rule))):
             raise _above("networkAllow", rule.text, held.mode)
+
+
+def check_limits_kept(own: Policy, base: Settings) -> None:
+    """Raise PolicyDenied for rules without a host whose requests the settings limit, where it is reached without one.
+
+    So it is in mode `open`, and by a secret for that host.
+    """
+    named, ceiling = {rule.host for rule in own.network_rules().limited}, base.ceilings.get("network")
+    for rule in base.policy.network_rules().limited:
+        if rule.host not in named and not (ceiling is not None and ceiling.grants(parse_rule(rule.host))):
+            raise _above("networkAllow", f"every request to {rule.host}", escape_name(rule.text))
 
 
 def check_packages(requested: PackageList, base: Settings) -> None:

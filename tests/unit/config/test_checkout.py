@@ -11,6 +11,8 @@ from cloche.config.settings import check_runnable, load_settings
 from cloche.core.enforcement import Control, Level
 from cloche.core.errors import InvalidRequest, PolicyDenied
 from cloche.core.limits import MIB
+from cloche.core.secrets import Secret
+from cloche.execution.secrets import read_with_settings
 
 
 class Checkout:
@@ -451,3 +453,23 @@ def test_a_checkout_may_take_a_folder_away(checkout: Checkout) -> None:
     assert checkout.load().roots == {"configs": "/var/lib/Configs"}
     checkout.says(".env", "CLOCHE_ROOT_CONFIGS=/var/lib/elsewhere")
     assert "asks for roots.configs /var/lib/elsewhere; without it /var/lib/Configs holds" in checkout.refusal()
+
+
+def test_a_checkout_has_a_secret_open_no_more_than_its_owner_does(
+    checkout: Checkout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list without the rules about a host's methods and paths is shorter, and that host's secret would open it."""
+    rules = ("a.example/GET:/x/*", "a.example/POST:/y")
+    checkout.owner(f"network_allow: [{rules[0]}, {rules[1]}, b.example]")
+    monkeypatch.chdir(checkout.cwd)
+    for name in ("HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, str(checkout.home / ".config" if "XDG" in name else checkout.home))
+    secrets = {"KEY": Secret(value="0123456789abcdef", hosts=["a.example", "c.example"])}
+    for text, listed in (
+        ("network_allow: [b.example]", ("b.example", *rules)),
+        ("network_allow: []", rules),
+        (f"network_allow: [{rules[1]}]", rules[1:]),
+    ):
+        checkout.says("cloche.yaml", text)
+        _, settings = read_with_settings({"secrets": secrets})
+        assert settings.policy.network_allow == (*listed, "c.example:443")

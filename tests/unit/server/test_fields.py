@@ -10,7 +10,9 @@ import pytest
 from cloche.config.keys import Settings
 from cloche.config.settings import load_settings
 from cloche.config.spellings import SPELLINGS, read_names
+from cloche.core.ceilings import NetworkCeiling
 from cloche.core.errors import BackendUnavailable, Conflict, InvalidRequest, PolicyDenied
+from cloche.core.record import replace
 from cloche.records.devenv import parse_manifest
 from cloche.server.problems import response_to
 from cloche.server.routes import approvals, devenv
@@ -102,6 +104,28 @@ def test_errors_of_settings_manifests_and_refusals_name_their_field() -> None:
     assert _told(validated, ExecRequest, {})[2] == "body: give code, or argv as a command"
     assert _told(validated, AtPath, {"path": 3})[1] == "path"
     assert _told(validated, ExecRequest, {"code": "1", "files": [{"path": ""}]})[1] == "files.0.path"
+
+
+@pytest.mark.parametrize(
+    ("requested", "above"),
+    [
+        ({"network_allow": []}, "every request to a.example"),
+        ({"network_allow": ["a.example/GET:/x", "b.example@10.0.0.0/8/GET:/x"]}, "b.example@10.0.0.0/8/GET:/x"),
+        ({"network": "allowlist", "network_allow": ["a.example"]}, "a.example"),
+        ({"network_allow": ["a.example/GET:/x/y", "b.example/GET:/z"]}, ""),
+        ({"network": "allowlist", "network_allow": ["c.example"]}, ""),
+    ],
+)
+def test_mode_open_gives_a_request_no_more_than_the_services_rules(requested: dict[str, Any], above: str) -> None:
+    """Neither without its rules about methods and paths, nor addresses that are not public, unless a ceiling does."""
+    options = {"network": "open", "network_allow": ["a.example/GET:/x", "a.example/GET:/x/*"]}
+    base, own = load_settings(options), load_settings({**options, **requested})
+    if not above:
+        check_not_looser(own, base)
+        return
+    assert _told(check_not_looser, own, base)[2].startswith(f"networkAllow: {above} is above the service's limit")
+    if requested == {"network_allow": []}:
+        check_not_looser(own, replace(base, ceilings={"network": NetworkCeiling(mode="open")}))
 
 
 @pytest.mark.parametrize("model", [ExecRequest, WireExec])

@@ -82,14 +82,26 @@ def test_without_a_key_nothing_is_stored_and_nothing_is_opened(database: Databas
     assert [row["usable"] for row in asyncio.run(store.list("mine"))] == [False]
 
 
-def allowed(database: Database, options: SandboxOptions, name: str, folder: str = "") -> dict[str, Any]:
+def allowed(database: Database, options: SandboxOptions, name: str, folder: str = "", **own: object) -> dict[str, Any]:
     """Return what a service with these options lets a runner have who names a secret."""
     service = Service(database, ServiceOptions(options=options, secrets_from=folder))
     try:
-        return asyncio.run(service.allowed_options(Caller(project="mine", scopes=("run",)), {"secrets": [name]}))
+        caller = Caller(project="mine", scopes=("run",))
+        return asyncio.run(service.allowed_options(caller, {**own, "secrets": [name]}))
     finally:
         service.close_files()
         service.writer.close()
+
+
+def test_a_request_does_not_have_a_secret_open_what_the_operator_limits(database: Database, folder: str) -> None:
+    """Beside a list that leaves the rules about a host's methods and paths out, its secret would open all of it."""
+    options = SandboxOptions(network_allow=["b.example/GET:/x/*", "c.example"])
+    assert allowed(database, options, "KEY", folder)["network_allow"] == options["network_allow"]
+    narrower = ["b.example/GET:/x/y"]
+    assert allowed(database, options, "KEY", folder, network_allow=narrower)["network_allow"] == narrower
+    for others in ([], ["c.example"]):
+        with pytest.raises(PolicyDenied, match=r"^networkAllow: every request to b.example is above the service's"):
+            allowed(database, options, "KEY", folder, network_allow=others)
 
 
 def test_a_service_of_a_fleet_passes_names_on(database: Database) -> None:

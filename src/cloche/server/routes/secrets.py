@@ -65,8 +65,9 @@ async def put(service: Service, caller: Caller, name: str, body: NewSecret) -> t
 
 
 async def take_away(service: Service, caller: Caller, name: str) -> dict[str, Any]:
-    """Remove a secret, and return its facts. Raises NotFound."""
-    await service.record("secret", what="removed", name=name[:200])
+    """Remove a secret, and return its facts. Raises NotFound, InvalidRequest."""
+    check_names([name])
+    await service.record("secret", what="removed", name=name)
     facts = await service.write(partial(remove_secret, name=name, project=caller.project))
     return facts.as_dict(None)
 
