@@ -24,7 +24,7 @@ from cloche.core.record import dataclass, replace
 from cloche.core.secrets import AWS_KEY, AWS_KEY_ID, AWS_NAMES, AWS_TOKEN
 
 from .credentials import Grant, HostCredentials
-from .http_request import Headers, Rejected, RequestHead
+from .http_request import Headers, Rejected, RequestHead, shown
 
 MOST_BODY_BYTES, MOST_READ_BYTES = 8 << 20, 128 << 20  # of a body that is read for its hash, and of all of a sandbox
 ALGORITHM, TERM = b"AWS4-HMAC-SHA256", b"aws4_request"
@@ -38,6 +38,7 @@ _OTHER = {
     b"aws": "Signature Version 2, which is not signed anew here; sign with AWS4-HMAC-SHA256",
 }
 _PRESIGNED = {"x-amz-signature", "x-amz-credential", "x-amz-security-token", "x-amz-algorithm", "awsaccesskeyid"}
+MOST_QUERY_PARTS = 1000  # which are signed in several forms
 _UNHASHED = {b"GET", b"HEAD", b"DELETE", b"OPTIONS"}  # without a length there is no body
 _NO_BODY = hashlib.sha256().hexdigest().encode()
 Form = Callable[[str], str]
@@ -167,6 +168,8 @@ class AwsCredentials:
         if signature is None and self._is_foreign_allowed:
             return others.edit(head)
         self._check_query(head.target)
+        if signature is None and any(b"multipart/" in kind.lower() for kind in values.get(b"content-type", [])):
+            raise Rejected(403, "a form with a signature of its own, which S3 takes,", "sign in a header")
         token = self._given_token(values.get(b"x-amz-security-token", []))
         edited = others.edit(replace(head, headers=_without_credentials(head.headers)))
         edited = replace(edited, headers=[*edited.headers, *token])
@@ -204,7 +207,10 @@ class AwsCredentials:
         raise self._refusal("the header 'Authorization'")
 
     def _check_query(self, target: str) -> None:
-        keys = {unquote(part.partition("=")[0]).lower() for part in re.split("[&;]", target.partition("?")[2])}
+        parts = re.split("[&;]", target.partition("?")[2])
+        if len(parts) > MOST_QUERY_PARTS:
+            raise Rejected(403, f"a query of more than {MOST_QUERY_PARTS} parts that may be signed for AWS")
+        keys = {unquote(part.partition("=")[0]).lower() for part in parts}
         if keys & _PRESIGNED:
             what = "a presigned address (a signature in the query), which is not signed anew here,"
             raise Rejected(403, what, "sign in a header")
@@ -235,7 +241,7 @@ def _payload(head: RequestHead, values: Mapping[bytes, Sequence[bytes]]) -> byte
     """Return the stated hash of the body; None where it has to be computed. Raises Rejected."""
     stated = values.get(b"x-amz-content-sha256", [b""])[0]
     if stated.upper().startswith(b"STREAMING-"):
-        kind = stated[:60].decode("latin-1")
+        kind = shown(stated)[1:-1]
         raise Rejected(
             403,
             f"a body in parts with signatures or a checksum of their own (X-Amz-Content-Sha256: {kind}), which are not "

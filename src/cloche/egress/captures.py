@@ -15,6 +15,7 @@ from functools import partial
 from random import SystemRandom
 from typing import Any
 from urllib.parse import quote_plus, unquote_plus
+from weakref import WeakSet
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.secrets import TOKENS, Capture, check_value, make_placeholder
@@ -26,6 +27,7 @@ from .http_request import Headers, RequestHead
 from .redaction import AnswerRedaction
 
 KEPT = 4  # grants of one field
+MOST_AT_ONCE = 64  # answers of one sandbox that are read
 MOST_BYTES, MOST_PARTS, MOST_FIELDS = 256 << 10, 5_000, 1000  # of an answer that is read, as JSON, as a form
 MOST_TAIL_BYTES = 1024  # of a watched answer, in which a token's name and the blanks behind it may be
 _TOKENS = "|".join(TOKENS).encode()
@@ -38,11 +40,17 @@ _random = SystemRandom()
 
 
 class Captures:
-    """Hold the captures of one sandbox, by name, and add their grants to its own; `on_change` is called then."""
+    """Hold the captures of one sandbox, by name, and add their grants to its own.
 
-    def __init__(self, rows: Sequence[tuple[str, Capture]], grants: list[Grant], on_change: Callable[[], None]):
+    `on_change` is called then, with those that had to go for it. `reading` are answers.
+    """
+
+    def __init__(
+        self, rows: Sequence[tuple[str, Capture]], grants: list[Grant], on_change: Callable[[Sequence[Grant]], None]
+    ):  # fmt: skip
         self.rows = rows
         self._grants, self._on_change = grants, on_change
+        self.reading: WeakSet[CapturedAnswer] = WeakSet()
 
     @property
     def hosts(self) -> frozenset[str]:
@@ -61,13 +69,14 @@ class Captures:
         except InvalidRequest:
             raise AnswerRefused(f"the text of {field!r} in the host's answer is none that a secret can have") from None
         own = [grant for grant in self._grants if grant.name == name and grant.login == login]
-        for grant in own[: max(0, len(own) - KEPT + 1)]:
+        forgotten = own[: max(0, len(own) - KEPT + 1)]
+        for grant in forgotten:
             self._grants.remove(grant)
         grant = Grant(
             name=name, placeholder=placeholder.encode(), value=value, hosts=frozenset(capture.hosts), login=login
         )
         self._grants.append(grant)
-        self._on_change()
+        self._on_change(forgotten)
         return placeholder
 
 
@@ -111,6 +120,9 @@ class CapturedAnswer:
             if self._is_success and data.strip():
                 raise AnswerRefused("the host's answer is neither JSON nor a form, and has to be read for secrets")
             return self._passing.feed(data)
+        if len(self._captures.reading) >= MOST_AT_ONCE and self not in self._captures.reading:
+            raise AnswerRefused(f"{MOST_AT_ONCE} other answers of this sandbox are being read for secrets")
+        self._captures.reading.add(self)
         self._body += data
         if len(self._body) > MOST_BYTES:
             raise AnswerRefused(f"the host's answer has more than {MOST_BYTES} bytes, and has to be read for secrets")
@@ -121,6 +133,7 @@ class CapturedAnswer:
         if isinstance(self._passing, WatchedAnswer):
             return self._passing.end()
         body, self._body = bytes(self._body), bytearray()
+        self._captures.reading.discard(self)
         edited = self._form(body) if self._is_form else self._json(body)
         redaction = self._redaction()
         return redaction.feed(edited) + redaction.end()

@@ -39,7 +39,7 @@ from .tls import HTTP_1, HTTP_2, Authority, TlsStream
 from .web_sockets import MessageRedaction, MessageWatch, WebSocketAnswer, is_web_socket, without_extensions
 
 SHAKE_S, READ_S = 20.0, 60.0
-MOST_FORMER = 16  # values
+MOST_FORMER = 32  # values
 Note = Callable[[str], None]
 
 
@@ -127,11 +127,11 @@ class SandboxSecrets:
         self._former: list[Grant] = []  # with values that were replaced
         self._renewals: Renewals | None = None
         rows = [(row["name"], capture_from_wire(row)) for row in captures]
-        self._captures = Captures(rows, grants, self._forget_pairs)
+        self._captures = Captures(rows, grants, self._forget_grants)
         self._hosts = frozenset(host for grant in grants for host in grant.hosts) | self._captures.hosts
         self._reading: WeakSet[ReadBody] = WeakSet()
         self._signing: WeakSet[RequestSigning] = WeakSet()
-        self._forget_pairs()
+        self._forget_grants(())
         self.authority = authority
 
     def renew_by(self, renewals: Renewals) -> None:
@@ -149,11 +149,12 @@ class SandboxSecrets:
         new_placeholder(name, value)  # which checks it
         for index, grant in enumerate(self._grants):
             if grant.name == name and not grant.login and grant.value != value.encode():
-                self._former = [*self._former, grant][-MOST_FORMER:]
                 self._grants[index] = replace(grant, value=value.encode())
-        self._forget_pairs()
+                self._forget_grants([grant])
 
-    def _forget_pairs(self) -> None:
+    def _forget_grants(self, grants: Sequence[Grant]) -> None:
+        """Look for other values in answers from now on, and for these still: they may be good for a while."""
+        self._former = [*self._former, *grants][-MOST_FORMER:]
         self._known_pairs: Pairs | None = None
 
     @property

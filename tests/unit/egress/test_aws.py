@@ -147,6 +147,9 @@ def test_bodies_that_are_read_are_bounded() -> None:
 STATED = b"host;x-amz-content-sha256;x-amz-date"
 
 
+POLICY = (b"Content-Type", b"Multipart/Form-Data; boundary=b")  # as a browser sends one that was signed before
+
+
 @pytest.mark.parametrize(
     ("head", "why"),
     [
@@ -159,6 +162,8 @@ STATED = b"host;x-amz-content-sha256;x-amz-date"
         (signed(target="/?X-Amz-Credential=AKIAATTACKER&X-Amz-Signature=00"), "a presigned address"),
         (signed(target="/?AWSAccessKeyId=AKIAATTACKER&Signature=00"), "a presigned address"),
         (signed(names=b"x-amz-date"), "is not over Host"),
+        (signed(target="/?" + "a&" * 1000), "a query of more than 1000 parts"),
+        (RequestHead(method=b"POST", target="/", headers=[POLICY]), "a form with a signature of its own"),
         (
             signed((b"X-Amz-Content-Sha256", b"STREAMING-AWS4-HMAC-SHA256-PAYLOAD"), names=STATED, method=b"PUT"),
             "a body in parts",

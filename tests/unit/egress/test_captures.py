@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, urlencode
 import pytest
 
 from cloche.core.secrets import Capture, capture_as_wire
-from cloche.egress.captures import KEPT, MOST_BYTES, Captures, edit_of_answer
+from cloche.egress.captures import KEPT, MOST_AT_ONCE, MOST_BYTES, Captures, edit_of_answer
 from cloche.egress.credentials import Grant
 from cloche.egress.http_answer import AnswerRefused
 from cloche.egress.http_request import Rejected, RequestHead
@@ -23,6 +23,7 @@ from tests.harness.loops import in_loop
 HOST, PATH = "login.example.com", "/oauth/token"
 CAPTURE = Capture(url=f"https://{HOST}{PATH}", hosts=("api.example.com",))
 ACCESS, REFRESH = "sk-ant-oat01-AccessOf0123456789", "sk-ant-ort01-RefreshOf987654321"
+
 XML = f"<OAuth>\n <access_token>{ACCESS}</access_token>\n</OAuth>".encode()  # as GitHub answers who accepts it
 JSON, FORM = "application/json; charset=utf-8", "application/x-www-form-urlencoded"
 
@@ -32,7 +33,7 @@ class Sandbox:
 
     def __init__(self, *grants: Grant):
         self.grants = list(grants)
-        self.captures = Captures([("LOGIN", CAPTURE)], self.grants, lambda: None)
+        self.captures = Captures([("LOGIN", CAPTURE)], self.grants, lambda _: None)
 
     def redaction(self) -> AnswerRedaction:
         """Return what takes out the values of now."""
@@ -165,6 +166,38 @@ def test_tokens_of_another_path_are_refused(size: int, kind: str) -> None:
     assert sandbox.passed(answer(), kind, host="api.example.com", size=size) == answer()
     harmless = b'{"response_types": ["code", "id_token"], "access_token": null}'
     assert sandbox.passed(harmless, kind, path="/other", size=size) == harmless
+
+
+def test_answers_that_are_read_are_counted() -> None:
+    """A host that never ends them takes a bounded part of the memory."""
+    sandbox = Sandbox()
+    head = RequestHead(method=b"POST", target=PATH, headers=())
+    edits = [edit_of_answer(sandbox.captures, HOST, sandbox.redaction, head) for _ in range(MOST_AT_ONCE + 1)]
+    for edit in edits:
+        edit.head(200, [(b"Content-Type", JSON.encode())])
+    assert [edit.feed(b"{") for edit in edits[:-1]] == [b""] * MOST_AT_ONCE
+    with pytest.raises(AnswerRefused, match="being read"):
+        edits[-1].feed(b"{")
+    assert edits[0].feed(b"}") + edits[0].end() == b"{}"
+    assert edits[-1].feed(b"{}") == b""
+
+
+def test_a_forgotten_token_is_still_taken_out_of_answers() -> None:
+    """A host may have kept it, and show it later."""
+
+    async def claim() -> None:
+        secrets = SandboxSecrets([], ssl.create_default_context(), Authority(), [capture_as_wire("LOGIN", CAPTURE)])
+        edits = secrets.edits(HOST, lambda head: head, lambda _: None)
+        for number in range(2 * KEPT):
+            login = edits.answer_edit(RequestHead(method=b"POST", target=PATH, headers=()))
+            login.head(200, [(b"Content-Type", JSON.encode())])
+            login.feed(answer(access_token=f"{ACCESS}{number}x"))
+            login.end()
+        shown = edits.answer_edit(RequestHead(method=b"GET", target="/kept", headers=()))
+        shown.head(200, [])
+        assert ACCESS.encode() not in shown.feed(f"it was {ACCESS}0x.".encode()) + shown.end()
+
+    in_loop(claim)
 
 
 def test_a_login_alone_opens_its_hosts() -> None:

@@ -412,7 +412,7 @@ def test_tokens_of_an_answer_are_captured() -> None:
     """And come back in a later request, as over HTTP/1.1: the answer has no length, since it is read whole."""
     grants: list[Grant] = []
     capture = Capture(url=f"https://{HOST}/token", hosts=(HOST,))
-    captures = Captures([("LOGIN", capture)], grants, lambda: None)
+    captures = Captures([("LOGIN", capture)], grants, lambda _: None)
     edits = OpenedEdits(
         lambda head: head, HostCredentials(HOST, grants),
         HostFields(HOST, grants, captures.rows, WeakSet(), lambda _: None), lambda _: None,
