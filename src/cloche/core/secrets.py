@@ -428,7 +428,7 @@ def _checked_name(name: object) -> str:
     if name in _OWN:
         raise InvalidRequest(f"secrets: {name} cannot be the name of a secret: each sandbox has its own")
     text = str(name)
-    shown = repr(text) if len(text) < LEAST_CHARS else f"a text of {len(text)} characters"  # which may be a value
+    shown = repr(text if len(text) < LEAST_CHARS else f"{text[:4]}...")  # the rest may be of a value
     raise InvalidRequest(
         f"secrets: {shown} cannot be the name of a secret; use that of a variable, such as API_KEY, and no value"
     )
@@ -524,7 +524,8 @@ def make_placeholder(name: str, value: str, choose: Callable[[str], str]) -> str
     alphabet = "".join(letters for letters in _CLASSES if any(character in letters for character in rest))
     if sum(character in alphabet for character in rest) < LEAST_RANDOM:
         raise InvalidRequest(
-            f"secrets: the value of {name} has fewer than {LEAST_RANDOM} letters and digits of its own"
+            f"secrets: the value of {name} has fewer than {LEAST_RANDOM} letters and digits behind its prefix, too few "
+            "for a placeholder"
         )
     while True:
         chosen = "".join(choose(alphabet) if character in alphabet else character for character in rest)

@@ -57,7 +57,7 @@ def test_a_text_names_source_and_hosts(text: str, name: str, expected: dict[str,
     [
         ("KEY", "must be a mapping"),
         (["KEY"], "; name them, as in KEY@HOST"),
-        ([VALUE], f"a text of {len(VALUE)} characters cannot be the name"),
+        ([VALUE], f"'{VALUE[:4]}...' cannot be the name"),
         (["api-key"], "'api-key' cannot be the name"),
         ([Secret(hosts=tuple(HOSTS))], "must be a mapping"),
         (["A=login:openai@a.example"], "a login has the hosts of its provider"),
