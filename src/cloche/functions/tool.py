@@ -100,6 +100,7 @@ class FunctionSignature:
         self.signature = inspect.signature(function)
         self.doc = inspect.getdoc(function) or ""
         hints = typing.get_type_hints(function) if hasattr(function, "__annotations__") else {}
+        self.hints = tuple(hints.values())
         self.checks: dict[str, Check] = {name: checker(hints.get(name, Any)) for name in self.signature.parameters}
         self.sources: dict[tuple[str, str], str] = {}  # by name and description
 
@@ -187,6 +188,10 @@ class BoundTool:
     def head(self) -> str:
         """Return its first line, as Python."""
         return f"def {self.name}{_signature_text(self._signature)}:"
+
+    def annotations(self) -> Sequence[Any]:
+        """Return those of the parameters and of the result, as objects."""
+        return self._read.hints
 
     def stub(self) -> str:
         """Return its signature and docstring, as Python."""
@@ -284,9 +289,44 @@ def stubs(tools: object) -> str:
     bound = read_tools(tools)
     if bound is None:
         return ""
-    names = list(bound.by_name)
+    names, records = list(bound.by_name), _records(bound.by_name.values())
     first = f"from cloche_host import {', '.join(names)}  # in a coroutine: await {names[0]}(...)"
-    return "\n\n".join([first, *(tool.stub() for tool in bound.by_name.values())])
+    text = "\n\n".join([first, *map(_record_stub, records), *(tool.stub() for tool in bound.by_name.values())])
+    for record in records:
+        text = text.replace(f"{record.__module__}.{record.__qualname__}", record.__name__)
+    return text
+
+
+def _records(tools: Iterable[BoundTool]) -> list[type]:
+    """Return the models and records of signatures, and those of their fields, which a program has as dicts."""
+    found: dict[type, None] = {}
+    waiting = [annotation for tool in tools for annotation in tool.annotations()]
+    while waiting:
+        annotation = waiting.pop(0)
+        waiting += typing.get_args(annotation)
+        if isinstance(annotation, type) and annotation not in found and (fields := _fields(annotation)):
+            found[annotation] = None
+            waiting += [kind for kind, _ in fields.values()]
+    return list(found)
+
+
+def _fields(record: type) -> dict[str, tuple[Any, bool]]:
+    """Return the type of each field of a record or a model of pydantic, and whether it is required; else none."""
+    if hasattr(record, "__dataclass_fields__"):
+        import dataclasses  # which who has such a record has imported
+
+        missing, hints = dataclasses.MISSING, typing.get_type_hints(record)
+        rows = {row.name: row.default is row.default_factory is missing for row in dataclasses.fields(record)}
+        return {name: (hints[name], is_required) for name, is_required in rows.items()}
+    models = getattr(record, "model_fields", None)
+    given = models.items() if isinstance(models, dict) else ()
+    return {row.alias or name: (row.annotation, row.is_required()) for name, row in given}
+
+
+def _record_stub(record: type) -> str:
+    rows = ((name, _shown(kind), is_required) for name, (kind, is_required) in _fields(record).items())
+    lines = [f"    {name}: {kind if is_required else f'NotRequired[{kind}]'}" for name, kind, is_required in rows]
+    return "\n".join([f"class {record.__name__}(TypedDict):", *lines])
 
 
 def _docstring(text: str) -> str:

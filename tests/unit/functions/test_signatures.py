@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from cloche.functions.tool import BoundTool, Tool
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+
+from cloche.functions.tool import BoundTool, Tool, stubs
 
 
 def test_a_signature_is_read_once_while_its_function_is_the_same() -> None:
@@ -20,3 +24,31 @@ def test_a_signature_is_read_once_while_its_function_is_the_same() -> None:
     assert BoundTool(Tool(add)).arguments({"a": 1}, []) == ([], {"a": 1, "b": 2})
     assert "Sum." in BoundTool(Tool(add)).source()
     assert BoundTool(Tool(add)).source().startswith("def add(")
+
+
+class Line(BaseModel):
+    """Be a model in another one."""
+
+    item: str
+    count: int = 1
+
+
+@dataclass
+class Order:
+    """Be a record that has models."""
+
+    lines: list[Line]
+    note: str | None = None
+
+
+def test_stubs_show_the_fields_of_models_and_records() -> None:
+    """A model of language cannot know them, and its programs have them as dicts."""
+
+    def place(order: Order) -> list[Line]:
+        return order.lines
+
+    text = stubs([place])
+    assert "class Order(TypedDict):\n    lines: list[Line]\n    note: NotRequired[str | None]\n" in text
+    assert "class Line(TypedDict):\n    item: str\n    count: NotRequired[int]\n" in text
+    assert "def place(order: Order) -> list[Line]: ..." in text
+    compile(text, "stubs", "exec")
