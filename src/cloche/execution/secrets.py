@@ -6,13 +6,14 @@ Both need connections that are opened. A call with such rules and no secrets has
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cloche.config.keys import Settings
 from cloche.config.origins import DEFAULT
 from cloche.config.settings import load_settings
 from cloche.core.errors import BackendUnavailable, InvalidRequest
+from cloche.core.network import parse_rule
 from cloche.core.policy import Policy
 from cloche.core.record import replace
 from cloche.core.result import Result
@@ -54,6 +55,15 @@ def _limited(policy: Policy) -> dict[str, list[str]]:
             if PORT in rule.ports:
                 limited.setdefault(rule.host, []).append(rule.text)
     return limited
+
+
+def with_limits(hosts: Sequence[str], policy: Policy) -> tuple[str, ...]:
+    """Return a shorter list of hosts that somebody else chose for a call with secrets, and what it must not leave out.
+
+    A secret opens its hosts as a whole where no rule limits them to some requests.
+    """
+    named = {parse_rule(host).host for host in hosts}
+    return (*hosts, *(rule.text for rule in policy.network_rules().limited if rule.host not in named))
 
 
 def opens_for_rules(policy: Policy) -> SecretSet | None:

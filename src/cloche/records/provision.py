@@ -27,6 +27,7 @@ from cloche.core.network import parse_rule
 from cloche.core.record import dataclass, field
 from cloche.core.result import Result
 from cloche.execution.sandbox import AsyncSandbox
+from cloche.execution.secrets import with_limits
 from cloche.packages.requirements import read_requirements_file
 
 from .dependencies import read_file
@@ -142,6 +143,8 @@ async def provision(
     run_options: dict[str, Any] = {**options, **terms.options}
     if "network" in terms.options:
         run_options.pop("network_ports", None)
+    if "network_allow" in terms.options and options.get("secrets"):
+        run_options["network_allow"] = with_limits(terms.options["network_allow"], settings.policy)
     kept_options = {"name": named, "keep": keep, "lifetime": lifetime, "idle": idle, "env": manifest.env}
     async with AsyncExitStack() as stack:
         opening = _Opening(

@@ -36,6 +36,7 @@ from cloche.execution.inputs import Files
 from cloche.execution.packages import rules_of, with_packages
 from cloche.execution.prepare import Prepared, prepare_in_thread
 from cloche.execution.run import OnOutput, PreparedRequest, make_sink, prepare_request, run_once
+from cloche.execution.secrets import with_limits
 from cloche.packages.requirements import parse_requirements
 from cloche.sync_run import blocking
 
@@ -375,7 +376,7 @@ async def arun_skill(
     with refusals(settings, language=chosen.runtime):
         if terms.refusals:
             raise PolicyDenied(f"skill {skill.name}: {'; '.join(map(str, terms.refusals))}")
-    prepared = await prepare_in_thread(**_agreed(options, terms))
+    prepared = await prepare_in_thread(**_agreed(options, terms, settings))
     if prepared.policy.packages:
         code, own = _code_of(skill, chosen), {file.path: file.data for file in skill.files}
         prepared = await with_packages(prepared, code=code, language=chosen.runtime, files=own)
@@ -388,7 +389,7 @@ async def arun_skill(
 run_skill = blocking(arun_skill, name="run_skill", module=__name__)
 
 
-def _agreed(options: SandboxOptions, terms: SkillTerms) -> SandboxOptions:
+def _agreed(options: SandboxOptions, terms: SkillTerms, settings: Settings) -> SandboxOptions:
     """Return the keywords of the run: the caller's, with the terms in place of those they decide.
 
     A skill that was granted hosts reaches these. The network is set to off only where another setting says so or it
@@ -396,7 +397,8 @@ def _agreed(options: SandboxOptions, terms: SkillTerms) -> SandboxOptions:
     """
     agreed: dict[str, Any] = {"warm": False, **options, **terms.limits}
     if terms.hosts:
-        agreed |= {"network": "allowlist", "network_allow": terms.hosts}
+        hosts = with_limits(terms.hosts, settings.policy) if options.get("secrets") else terms.hosts
+        agreed |= {"network": "allowlist", "network_allow": hosts}
     elif terms.is_network_demanded:
         agreed["network"] = False
     if terms.require:

@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 
 from cloche.config.keys import Settings
+from cloche.config.options import SandboxOptions
 from cloche.config.origins import ARGUMENT, DEFAULT, Origin
 from cloche.core.ceilings import NetworkCeiling
 from cloche.core.enforcement import Control, Level
 from cloche.core.limits import GIB, MIB, Limits
 from cloche.core.policy import Policy
-from cloche.skills.run import SkillTerms, Term, decide_terms
+from cloche.core.secrets import Secret
+from cloche.execution.secrets import read_with_settings
+from cloche.skills.run import SkillTerms, Term, _agreed, decide_terms
 from cloche.skills.skill import Card, Script, Skill, SkillManifest, SkillRequests
 
 FILE, CHECKOUT = Origin("/home/op/.config/cloche/cloche.yaml"), Origin("/srv/checkout/cloche.yaml")
@@ -272,3 +275,14 @@ def test_one_script_is_judged_by_its_own_language() -> None:
     two = (Script(name="a", path="a.py", runtime="python"), Script(name="b", path="b.rb", runtime="ruby"))
     skill = Skill(card=Card(name="x", description="x"), manifest=SkillManifest(), folder="/x", scripts=two)
     assert [len(decide_terms(skill, settings, script=script).refusals) for script in (None, *two)] == [1, 0, 1]
+
+
+def test_a_skills_hosts_leave_out_no_rule_that_limits_those_of_a_secret() -> None:
+    """Beside a secret of its caller: it would open all of a host of which the caller allows some requests."""
+    rules = ("a.example/GET:/x/*", "b.example", "c.example/GET:/y")
+    settings = Settings(policy=Policy(network="allowlist", network_allow=rules))
+    terms = decide_terms(skill_asking(network="allowlist", hosts=("b.example", "c.example/GET:/y")), settings)
+    options = SandboxOptions(secrets={"KEY": Secret(value="0123456789abcdef", hosts=["a.example"])})
+    _, agreed = read_with_settings({"network_allow": _agreed(options, terms, settings)["network_allow"], **options})
+    assert agreed.policy.network_allow == ("b.example", "c.example/GET:/y", "a.example/GET:/x/*")
+    assert _agreed(SandboxOptions(), terms, settings)["network_allow"] == ("b.example", "c.example/GET:/y")
