@@ -10,25 +10,28 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from random import SystemRandom
+from itertools import starmap
 from typing import Any
 from urllib.parse import quote_plus, unquote_plus
 from weakref import WeakSet
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.secrets import TOKENS, Capture, check_value, make_placeholder
+from cloche.core.secrets import TOKENS, Capture, check_value
 
 from .credentials import Grant
 from .fields import Unreadable, capture_at, read_json
 from .http_answer import AnswerEdit, AnswerRefused
 from .http_request import Headers, RequestHead
+from .placeholders import new_placeholder
 from .redaction import AnswerRedaction
 
 KEPT = 4  # grants of one field
 MOST_AT_ONCE = 64  # answers of one sandbox that are read
 MOST_BYTES, MOST_PARTS, MOST_FIELDS = 256 << 10, 5_000, 1000  # of an answer that is read, as JSON, as a form
+MOST_FORM_BYTES = 64 << 10
+MOST_TEXTS, MOST_CHARS = 16, 20 << 10  # of its secrets, for which placeholders are made at once
 MOST_TAIL_BYTES = 1024  # of a watched answer, in which a token's name and the blanks behind it may be
 _TOKENS = "|".join(TOKENS).encode()
 _IN_TEXT = re.compile(rb'"(?:' + _TOKENS + rb')"\s*:\s*"|<(?:' + _TOKENS + rb")\s*>")  # JSON, XML
@@ -36,7 +39,6 @@ _IN_FORM = re.compile(rb"&(?:" + _TOKENS + rb")=")
 _TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _IN_ADDRESS = re.compile(rb"[?#&](?:" + _TOKENS + rb")=")
 _FORM = b"application/x-www-form-urlencoded"
-_random = SystemRandom()
 
 
 class Captures:
@@ -65,7 +67,7 @@ class Captures:
             known = next((grant for grant in self._grants if grant.value == value), None)
             if known is not None:
                 return known.placeholder.decode("ascii")
-            placeholder = make_placeholder(name, value.decode("ascii"), _random.choice)
+            placeholder = new_placeholder(name, value.decode("ascii"))
         except InvalidRequest:
             raise AnswerRefused(f"the text of {field!r} in the host's answer is none that a secret can have") from None
         own = [grant for grant in self._grants if grant.name == name and grant.login == login]
@@ -124,8 +126,9 @@ class CapturedAnswer:
             raise AnswerRefused(f"{MOST_AT_ONCE} other answers of this sandbox are being read for secrets")
         self._captures.reading.add(self)
         self._body += data
-        if len(self._body) > MOST_BYTES:
-            raise AnswerRefused(f"the host's answer has more than {MOST_BYTES} bytes, and has to be read for secrets")
+        most_bytes = MOST_FORM_BYTES if self._is_form else MOST_BYTES
+        if len(self._body) > most_bytes:
+            raise AnswerRefused(f"the host's answer has more than {most_bytes} bytes, and has to be read for secrets")
         return b""
 
     def end(self) -> bytes:
@@ -142,8 +145,10 @@ class CapturedAnswer:
         """Return JSON with placeholders in the fields. What else is in it stays as it was written."""
         if not body.strip():
             return body
+        fields = {text: name for name, text in self._texts(body)}
+        _check_amount(fields)
         marks = {
-            text: self._captures.placeholder(self._login, self._capture, name, text) for name, text in self._texts(body)
+            text: self._captures.placeholder(self._login, self._capture, name, text) for text, name in fields.items()
         }
         edited = _TEXT.sub(partial(_marked, marks), body)
         if not {text for _, text in self._texts(edited)} <= set(marks.values()):
@@ -172,14 +177,21 @@ class CapturedAnswer:
         parts = body.decode("latin-1").split("&")
         if len(parts) > MOST_FIELDS:
             raise AnswerRefused(f"the host's answer has more than {MOST_FIELDS} fields")
-        return "&".join(map(self._part, parts)).encode("latin-1")
+        fields = [(part, *map(unquote_plus, part.partition("=")[::2])) for part in parts]
+        _check_amount({text for _, name, text in fields if name in self._capture.answer})
+        return "&".join(starmap(self._part, fields)).encode("latin-1")
 
-    def _part(self, part: str) -> str:
-        key, equals, value = part.partition("=")
-        name, text = unquote_plus(key), unquote_plus(value)
+    def _part(self, part: str, name: str, text: str) -> str:
         if name not in self._capture.answer or not text:
             return part
-        return key + equals + quote_plus(self._captures.placeholder(self._login, self._capture, name, text))
+        placeholder = self._captures.placeholder(self._login, self._capture, name, text)
+        return f"{part.partition('=')[0]}={quote_plus(placeholder)}"
+
+
+def _check_amount(texts: Collection[str]) -> None:
+    """Raise AnswerRefused for secrets whose placeholders would take long to make."""
+    if len(texts) > MOST_TEXTS or sum(map(len, texts)) > MOST_CHARS:
+        raise AnswerRefused(f"the host's answer has more than {MOST_TEXTS} secrets, or {MOST_CHARS} characters of them")
 
 
 class WatchedAnswer:
