@@ -56,6 +56,10 @@ class OpenCalls(Protocol):
         """Count anew, for the next cell of a session."""
         ...
 
+    def follow(self, earlier: OpenCalls, /) -> None:
+        """Count on where an earlier guest of the same session has ended."""
+        ...
+
     def notes(self) -> Mapping[str, Any]:
         """Return the entries for a result's meta."""
         ...

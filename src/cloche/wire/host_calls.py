@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from cloche.core.functions import CallTransport, functions_of_client, offering
+from cloche.core.functions import CallTransport, OpenCalls, functions_of_client, offering
 from cloche.execution.sandbox import AsyncSandbox
 from cloche.execution.tools import check_offers
 from cloche.init import wire
@@ -87,6 +87,9 @@ class RelayedCalls:
         relay = functions_of_client()
         if isinstance(relay, Relay):
             relay.use(self)
+
+    def follow(self, _: OpenCalls) -> None:
+        """Do nothing: the client counts."""
 
     def notes(self) -> dict[str, Any]:
         """Return nothing: the client counts."""

@@ -457,6 +457,26 @@ def test_each_limit_is_a_sentence_with_the_keyword_that_raises_it() -> None:
     in_loop(claim)
 
 
+def test_a_guest_after_another_one_of_its_session_has_what_that_one_left() -> None:
+    """A service that ends a guest and brings the next one gets no limit anew."""
+
+    async def claim() -> None:
+        limits = ToolLimits(calls=2)
+        first, second = Guest(echo, limits=limits), Guest(echo, limits=limits)
+        for number in (1, 2):
+            first.call(number, "echo", value=number)
+            await first.answer(number)
+        second.calls.follow(first.calls)
+        second.call(1, "echo", value=1)
+        assert "tool_limits: calls" in await second.refusal(1)
+        assert second.calls.notes()["tools"]["by_name"] == {"echo": 2}
+        second.calls.renew()
+        second.call(2, "echo", value=2)
+        assert await second.answer(2) == {"value": 2}
+
+    in_loop(claim)
+
+
 # Functions.
 
 

@@ -88,7 +88,10 @@ class RemoteSession:
 
     async def _begin_calls(self, functions: OfferedFunctions) -> Call:
         call = await self.begin("session.calls", {})
-        self._functions = call.functions = CallChannel(call, functions)
+        earlier, channel = self._functions, CallChannel(call, functions)
+        self._functions = call.functions = channel
+        if earlier is not None:
+            channel.calls.follow(earlier.calls)
         return call
 
     async def _serve(self, call: Call, functions: OfferedFunctions) -> None:
