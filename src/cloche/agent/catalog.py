@@ -293,8 +293,13 @@ def describe_with_secrets(tool: Tool, hosts_by_name: Mapping[str, Sequence[str]]
     """Return the tool with the variables that have placeholders of secrets, and their hosts."""
     if tool.action not in (ToolAction.RUN, ToolAction.SHELL) or not hosts_by_name:
         return tool
-    rows = (f"{name} ({', '.join(hosts)})" if hosts else name for name, hosts in hosts_by_name.items())
-    return replace(tool, description=f"{tool.description} {_WITH_SECRETS} {', '.join(rows)}.")
+    return replace(tool, description=f"{tool.description} {text_of_secrets(hosts_by_name)}")
+
+
+def text_of_secrets(hosts_by_name: Mapping[str, Sequence[str]]) -> str:
+    """Return the sentence that tells a model of the variables with secrets; empty without any."""
+    rows = [f"{name} ({', '.join(hosts)})" if hosts else name for name, hosts in hosts_by_name.items()]
+    return f"{_WITH_SECRETS} {', '.join(rows)}." if rows else ""
 
 
 def describe_with_package_managers(tool: Tool) -> Tool:

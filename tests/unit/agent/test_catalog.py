@@ -16,6 +16,7 @@ from cloche.agent.catalog import (
     tool_named,
     tools_of,
 )
+from cloche.agent.code_mode import code_mode
 from cloche.agent.toolbox import Toolbox
 from cloche.config.options import SandboxOptions
 
@@ -181,3 +182,4 @@ def test_a_model_is_told_of_secrets() -> None:
     assert tools["run_code"].endswith("a placeholder that works at its hosts alone: TOKEN (api.example.com).")
     assert "TOKEN" not in tools["read_file"]
     assert "Credentials" not in str([tool.description for tool in Toolbox().tools])
+    assert "alone: TOKEN (api.example.com)." in str(code_mode([], secrets=secrets).__doc__)
