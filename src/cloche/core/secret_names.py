@@ -74,7 +74,7 @@ def _name(name: object, secret: object, backend: str) -> str:
     leading = _NAME_OF_TEXT.match(name) if isinstance(name, str) else None
     shown = leading[0] if leading and can_be_held(leading[0]) else "NAME"
     if shown == name and secret == Secret():
-        return name
+        return shown
     raise InvalidRequest(
         f"secrets: backend {backend!r} takes names alone, as {who} holds values and hosts, and {shown} has a source or "
         f'hosts here, which were not sent; {how.format(name=shown)}, and give secrets=["{shown}"]'
