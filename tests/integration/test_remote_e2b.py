@@ -280,6 +280,7 @@ def test_the_key_goes_to_the_api_alone(server: E2BServer, account: RemoteAccount
     [
         ({"api_key": HiddenText()}, "no key is configured"),
         ({"url": "http://203.0.113.7"}, "is not https"),
+        ({"url": "localhost:8470"}, "is no whole address; write it with https://"),
         ({"ca_file": "/nowhere/ca.pem"}, "there is no file"),
         ({"sandbox_url": ""}, "no address of its sandboxes"),
     ],

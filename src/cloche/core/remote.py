@@ -170,7 +170,9 @@ def why_no_address(text: str) -> str:
         host, _ = address.hostname or "", address.port
     except ValueError:
         return "is not an address"
-    if "@" in address.netloc or address.query or address.fragment or not host:
+    if not host:
+        return "is no whole address; write it with https://, or with http:// for this host"
+    if "@" in address.netloc or address.query or address.fragment:
         return "has a user name, a password or a query; write the address alone"
     if address.scheme == "https" or (address.scheme == "http" and host in LOOPBACK):
         return ""

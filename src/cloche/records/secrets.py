@@ -115,7 +115,7 @@ def remove_secret(session: Session, name: str, *, project: str) -> SecretFacts:
     """Remove a secret. Raises NotFound, also for another project's."""
     row = session.scalars(_rows(project, name)).first()
     if row is None:
-        raise NotFound(f"there is no secret {name}; GET /api/secrets lists them")
+        raise NotFound(f"no secret {name} was stored here; GET /api/secrets lists them, and those of the operator")
     session.delete(row)
     return _facts(row)
 
