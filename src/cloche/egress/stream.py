@@ -229,9 +229,14 @@ def sharing() -> Iterator[Callable[[], int]]:
     this = object()
     _directions.add(this)
     try:
-        yield lambda: read_size(len(_directions))
+        yield shared_read_size
     finally:
         _directions.discard(this)
+
+
+def shared_read_size() -> int:
+    """Return how many bytes each direction may read at once now."""
+    return read_size(len(_directions) or 1)
 
 
 def read_size(directions: int) -> int:

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from .http import Turn
-from .stream import Stream, Turns
+from .stream import Stream, Turns, shared_read_size
 
 READ_BYTES = 256 << 10
 HEADER_BYTES = 5  # of a record, which ends with its length
@@ -206,7 +206,7 @@ class TlsStream:
     async def _read_more(self) -> None:
         if await self._open_more():
             return
-        if data := await self._stream.receive(READ_BYTES):
+        if data := await self._stream.receive(min(READ_BYTES, shared_read_size())):
             self._received = memoryview(bytes(self._received) + data if self._received else data)
         else:
             self._incoming.write_eof()

@@ -77,6 +77,28 @@ def test_many_records_are_opened_in_turns(is_of_guest: bool, monkeypatch: pytest
     between(serve, call)
 
 
+def test_what_is_received_ahead_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By all connections of this process: a guest with very many takes no more of its memory."""
+    monkeypatch.setattr(turns, "_directions", set(range(8192)))
+    authority, asked = Authority(), []
+
+    async def serve(end: SocketStream) -> None:
+        receive = end.receive
+
+        async def noted(size: int) -> bytes:
+            asked.append(size)
+            return await receive(size)
+
+        monkeypatch.setattr(end, "receive", noted)
+        await TlsStream(end, authority.guest_context(HOST)).shake_hands()
+
+    async def call(end: SocketStream) -> None:
+        await TlsStream(end, ssl.create_default_context(cadata=authority.certificate), host=HOST).shake_hands()
+
+    between(serve, call)
+    assert max(asked) == turns.LEAST_READ_BYTES
+
+
 def test_bytes_pass_both_ways_until_each_ends() -> None:
     """More than a record at once, with an end of each direction that the other side sees."""
     authority = Authority()
