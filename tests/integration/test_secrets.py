@@ -146,6 +146,7 @@ def test_a_placeholder_that_leaves_is_an_event(world: World) -> None:
     code = 'curl -s -H "x-api-key: $ANTHROPIC_API_KEY" http://good.example/'
     told = run(world, code, "ANTHROPIC_API_KEY", network_allow=["good.example"])["told"]
     assert told.startswith("PlaceholderSent(host='good.example', port=80, why='the placeholder of ANTHROPIC_API_KEY ")
+    assert "in a request to good.example: its value is for api.anthropic.com on port 443, in headers'" in told
     assert not any(VALUE.lower() in one["text"] for one in world.seen().arrivals)
 
 

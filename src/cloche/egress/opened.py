@@ -210,7 +210,8 @@ class SandboxSecrets:
         except ssl.SSLError as error:
             why = (error.reason or "").replace("_", " ").lower()
             raise Failed(
-                f"{host}:{PORT}: the program inside did not accept the certificate of its sandbox's authority ({why})"
+                f"{host}:{PORT}: the program inside did not accept the certificate of its sandbox's authority ({why}); "
+                "let it trust the file of SSL_CERT_FILE"
             ) from None
         return stream
 
@@ -268,7 +269,11 @@ class SandboxSecrets:
 
     def _tell_text(self, host: str, note: Note, text: bytes) -> None:
         for name in placeholders_in(text, self._grants):
-            note(f"{LEFT}{name} stayed as it is in a request to {host}: its value is for other hosts, or other places")
+            own = [grant for grant in self._grants if grant.name == name]
+            hosts = sorted({of for grant in own for of in grant.hosts})
+            places = sorted({place for grant in own for place in grant.places})
+            use = f"{', '.join(hosts[:3])}{', ...' * (len(hosts) > 3)} on port {PORT}, in {', '.join(places)}"
+            note(f"{LEFT}{name} stayed as it is in a request to {host}: its value is for {use}")
 
 
 class _Early:
