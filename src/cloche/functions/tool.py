@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 import textwrap
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -313,8 +314,7 @@ def _records(tools: Iterable[BoundTool]) -> list[type]:
 def _fields(record: type) -> dict[str, tuple[Any, bool]]:
     """Return the type of each field of a record or a model of pydantic, and whether it is required; else none."""
     if hasattr(record, "__dataclass_fields__"):
-        import dataclasses  # which who has such a record has imported
-
+        dataclasses = sys.modules["dataclasses"]  # which has made the class, or described it just now
         missing, hints = dataclasses.MISSING, typing.get_type_hints(record)
         rows = {row.name: row.default is row.default_factory is missing for row in dataclasses.fields(record)}
         return {name: (hints[name], is_required) for name, is_required in rows.items()}
