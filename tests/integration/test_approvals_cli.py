@@ -22,7 +22,7 @@ from cloche.agent.approval import ApprovalEvent, ApprovalRequest, Decided, Gate,
 from cloche.agent.queue import ApprovalQueue, QueueEntry
 from cloche.agent.queue_file import default_path
 from cloche.agent.terminal import show_request
-from cloche.cli.agent import decide, list_approvals, show_approval, watch
+from cloche.cli.tools import decide, list_approvals, show_approval, watch
 from tests.harness.terminals import Terminal
 
 RULES = {

@@ -27,7 +27,7 @@ BELOW_AGENT = BELOW_SYNC | {"sync", "sync_run", "sync_batch"}
 # "face" is `cloche/__init__.py`, the public names themselves.
 RECORD_FORMATS = {"records/ids", "records/results"}  # of records, without a database
 BELOW_DOORS = BELOW_AGENT | RECORD_FORMATS | {
-    "agent", "skills", "autofix", "records", "serving", "wire", "testing", "face",
+    "agent", "coding_agents", "skills", "autofix", "records", "serving", "wire", "testing", "face",
 }  # fmt: skip
 
 # layer -> the layers it may import; itself always, except that a backend never imports another. A layer is a module, or
@@ -62,6 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sync": BELOW_SYNC | {"sync_run"},
     "agent/approval": CORE | {"audit", "blocking"},
     "agent": BELOW_AGENT,
+    "coding_agents": BELOW_AGENT,
     "skills": BELOW_AGENT | {"agent"},
     "autofix": BELOW_AGENT | {"agent"},
     "records/ids": CORE,
@@ -72,7 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": BELOW_DOORS,
     "mcp": BELOW_DOORS,
     "server": BELOW_DOORS,
-    "node": BELOW_DOORS - {"records"},
+    "node": BELOW_DOORS - {"records", "coding_agents"},
     "bench": BELOW_DOORS,
     "integrations": BELOW_DOORS,
     "face": BELOW_DOORS - {"testing", "face"},

@@ -6,8 +6,8 @@ stderr.
 `app` finds commands in the modules of this folder. `options` declares the shared options. `output` has the exit codes,
 terminal output with escapes, tables and the progress bar. `cells` shows the cells of a session. Every other module
 without a leading `_` holds commands: `run` (also `--fix`), `batch`, `exec` and `shell` (`_attached` connects standard
-streams or the terminal), `session`, `sandbox` (named sandboxes), `serve` (also `mcp`), `skill`, `audit`, `agent`
-(`tools`, `approvals`, `container`), `bench`, `system` (`doctor`, `gc`, `backends`, `languages`, `presets`, `images`,
+streams or the terminal), `session`, `sandbox` (named sandboxes), `serve` (also `mcp`), `skill`, `audit`, `tools`
+(also `approvals`, `container`), `bench`, `system` (`doctor`, `gc`, `backends`, `languages`, `presets`, `images`,
 `config`, `conformance`). A command is added in one file (docs/contributing.md).
 
 `_fast_path` runs the usual `exec NAME -- COMMAND` with hardly any imports. `_rare_ends` reports its result if that is

@@ -8,7 +8,7 @@ import pytest
 from cloche import InvalidRequest
 from cloche.agent.exports import anthropic_tools, openai_response_tools, openai_tools
 from cloche.agent.toolbox import Toolbox
-from cloche.cli.agent import FORMATS, call_tool, list_tools
+from cloche.cli.tools import FORMATS, call_tool, list_tools
 
 
 @pytest.mark.parametrize("tier", [1, 2, 3, 4])

@@ -1,0 +1,93 @@
+"""A coding agent as data: what it needs to start inside, and what is done with what it leaves.
+
+All paths of an agent are relative to its home folder. Hosts are names, as rules of the network have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from cloche.core.limits import MIB
+from cloche.core.record import dataclass, field
+
+Registry = Literal["npm", "pypi"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """Say where an agent is installed from.
+
+    `scripts` are the only packages whose install scripts run, each in a sandbox without a network. `python` is the
+    version of the interpreter that a PyPI package needs, `node` the least major version of Node.
+    """
+
+    registry: Registry
+    name: str
+    scripts: tuple[str, ...] = ()
+    python: str = ""
+    node: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Login:
+    """Say how an agent logs in by itself, and how its file of credentials is written from placeholders.
+
+    `provider` is one of `Secret.login`. `file` is the agent's own, `template` its content: `{access_token}` and the
+    like stand for the placeholders of the captured fields, `{expires_ms}` for a time far ahead. `command` are the
+    arguments that begin a login, `browser` the origins whose links may be opened on the host, `callback_ports` those
+    that the agent listens on.
+    """
+
+    provider: str
+    file: str
+    template: str
+    command: tuple[str, ...] = ()
+    browser: tuple[str, ...] = ()
+    callback_ports: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodingAgent:
+    """Describe one coding agent.
+
+    `program` is looked for on the user's PATH, then among what `cloche agent install` installed. `tools` are programs
+    that it uses, shown if the host has them. `arguments` switch off its own sandbox, `without_questions` its own
+    questions; `for_prompt` has `{prompt}`, and runs it once without a terminal; `to_resume` goes on with the last
+    conversation of the folder. `env` are variables inside.
+
+    `secrets` are names of the user's variables that become secrets, if they are set; each has a row in `PROVIDERS`, or
+    its hosts behind `@`. `login` is its own login. `hosts` are those it needs beside those of its secrets; `telemetry`
+    are refused, and told once.
+
+    `first_files` are written into its home if they are not there; `shown` are folders of the user's own home that it
+    sees, read-only, `copied` single files that are copied at each start: never credentials. `state_to_review` are
+    patterns of kept files that make it run something or that it obeys: a change is shown before the next session loads
+    it. `instructions` is the file in which it is told its limits.
+    """
+
+    name: str
+    title: str
+    program: str
+    package: Package | None = None
+    tools: tuple[str, ...] = ("git", "rg", "node")
+    arguments: tuple[str, ...] = ()
+    without_questions: tuple[str, ...] = ()
+    for_prompt: tuple[str, ...] = ("{prompt}",)
+    to_resume: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
+    login: Login | None = None
+    hosts: tuple[str, ...] = ()
+    telemetry: tuple[str, ...] = ()
+    first_files: Mapping[str, str] = field(default_factory=dict)
+    shown: tuple[str, ...] = ()
+    copied: tuple[str, ...] = ()
+    state_to_review: tuple[str, ...] = ()
+    instructions: str = ""
+    memory_bytes: int = 2048 * MIB
+    cpus: float = 2.0
+    pids: int = 512
+    disk_bytes: int = 4096 * MIB
+    workspace_disk_bytes: int = 4096 * MIB
+    state_bytes: int = 4096 * MIB
