@@ -74,6 +74,24 @@ class HostFolder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HomeFolder:
+    """Say which folder of the host is the home folder of a live sandbox, for writing. Only Cloche makes these.
+
+    `path` is the folder's real path, `at` the path inside; `owner` are uid and gid of its files on the host. What the
+    guest writes there stays, and is not bounded by the sandbox.
+    """
+
+    path: str
+    at: str
+    owner: tuple[int, int]
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> HomeFolder:
+        """Read what `asdict` made, perhaps through JSON. Raises TypeError."""
+        return cls(**{**document, "owner": tuple(document["owner"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """Describe how one path would differ on the host.
 

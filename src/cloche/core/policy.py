@@ -18,7 +18,7 @@ from .limits import MIB
 from .record import dataclass, field, replace
 
 if TYPE_CHECKING:
-    from .changes import HostFolder
+    from .changes import HomeFolder, HostFolder
     from .network import NetworkRules
     from .secrets import HeldSecrets, SecretSet
 
@@ -58,7 +58,8 @@ class Policy:
     root inside among them. `toolchains` are folders of the host shown read-only at their own paths, `toolchains_hidden`
     the hidden paths below them, `toolchains_path` those on PATH; only Cloche sets them. `layers` are folders of the
     host with packages, shown read-only: `site` is importable, `bin` is on PATH; only Cloche sets them. `host_folder` is
-    the folder that a live sandbox is shown copy-on-write; only Cloche sets it. `packages_lock` is the text of a lock
+    the folder that a live sandbox is shown copy-on-write, `home` the one that is its home folder, for writing; only
+    Cloche sets them. `packages_lock` is the text of a lock
     file, for a backend that installs packages itself; only Cloche sets it. `digests` are those of the packages that a
     sandbox needs, for a backend that chooses among machines; only Cloche sets it. `secrets` are those that the egress
     process puts into requests; only Cloche sets them. `runtime` names the only container
@@ -85,6 +86,7 @@ class Policy:
     toolchains_path: tuple[str, ...] = ()
     layers: tuple[str, ...] = ()
     host_folder: HostFolder | None = None
+    home: HomeFolder | None = None
     screen: ScreenMode = "off"
     level: Level | None = None
     runtime: ContainerRuntime | None = None

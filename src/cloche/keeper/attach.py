@@ -19,12 +19,12 @@ from contextvars import ContextVar
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from cloche.core.changes import HostFolder
+from cloche.core.changes import HomeFolder, HostFolder
 from cloche.core.enforcement import Control, Enforcement, Level, Measure, State
 from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest, OutcomeUnknown, StartFailed
 from cloche.core.limits import Limits, parse_duration
 from cloche.core.policy import Policy
-from cloche.core.record import dataclass, fields
+from cloche.core.record import asdict, dataclass, fields
 from cloche.init import wire
 from cloche.jail.setup.launch import start_keeper
 
@@ -197,6 +197,8 @@ def as_entry(backend: str, policy: Policy, limits: Limits) -> dict[str, Any]:
     rules = {spec.name: _plain(getattr(policy, spec.name)) for spec in fields(policy)}
     if policy.host_folder is not None:
         rules["host_folder"] = policy.host_folder.as_dict()
+    if policy.home is not None:
+        rules["home"] = asdict(policy.home)
     if policy.secrets is not None:
         rules["secrets"] = dict(policy.secrets.hosts_by_name)  # the placeholders are in the environment
     return {"version": wire.VERSION, "backend": backend, "policy": rules, "limits": limits.as_dict()}
@@ -234,6 +236,8 @@ def read_entry(name: str, entry: Mapping[str, Any]) -> Kept:
             rules[rule] = tuple(Control(control) for control in rules[rule])
         if rules.get("host_folder") is not None:
             rules["host_folder"] = HostFolder.from_dict(rules["host_folder"])
+        if rules.get("home") is not None:
+            rules["home"] = HomeFolder.from_dict(rules["home"])
         if rules.get("secrets") is not None:
             rules["secrets"] = _held(rules["secrets"], entry["environment"])
         report = entry["enforcement"]

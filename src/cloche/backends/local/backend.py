@@ -190,7 +190,7 @@ class LocalBackend:
         except OSError as error:
             message = f"the local backend cannot start a process here: {error}"
             raise BackendUnavailable(with_limit(message, error.errno)) from error
-        if policy.host_folder is not None and host.ids is not None:
+        if (policy.host_folder is not None or policy.home is not None) and host.ids is not None:
             host = self._without_ids(host)
         return host, self._enforced(policy, host)
 

@@ -49,7 +49,7 @@ from ..live_runs import LiveRun, argv_of, run_to_end, streams_of, with_files
 from ..network import join_shared_network, network_rules, network_variables
 from ..results import run_notes
 from ..toolchain import other_languages, python_toolchain
-from . import environment
+from . import environment, home_folder
 from .call_pipes import QuietSocket
 from .font_cache import seems_to_draw
 from .helper_link import HelperConnection
@@ -145,17 +145,20 @@ class LocalLiveSandbox(LiveSandbox):
         enforcement = with_users(enforcement, host) if policy.users else enforcement
         super().__init__(limits, enforcement, has_users=policy.users)
         self._policy, self._host = policy, host
+        self._home = HOME if policy.home is None else policy.home.at
         self._paths = choose_guest_paths(enforcement.level)
         self._pool = pool_for(policy, host) if policy.warm else None
         rows = (*(WRITABLE if policy.host_folder is None else WRITABLE[1:]), *((ETC,) if policy.users else ()))
         self._rows = [row for row in rows if policy.user != "nobody" or row[0] in ("workspace", "tmp")]
         self._has_environment = environment.has_environment(policy)
         self._rows += [(name, 0o755, SANDBOX) for name in environment.folders() if self._has_environment]
+        self._rows = [row for row in self._rows if f"/{row[0]}" != self._home or policy.home is None]
         self.writable = tuple(f"/{name}" for name, *_ in self._rows)
         if policy.host_folder is not None:
             self.writable += (policy.host_folder.at,)
             self.writable += () if policy.host_folder.git is None else (policy.host_folder.git.at,)
-        self._has_home = HOME in self.writable
+        self.writable += () if policy.home is None else (policy.home.at,)
+        self._has_home = self._home in self.writable
         self._connection: HelperConnection | None = None
         self._claim: Claim | None = None
         self._end: asyncio.Task[dict[str, Any]] | None = None
@@ -189,6 +192,8 @@ class LocalLiveSandbox(LiveSandbox):
         show_toolchain(run, spec, environment.shown(self._policy), self._host, self._policy)
         if self._policy.host_folder is not None:
             show_folder(run, spec, self._policy.host_folder, self._host)
+        if self._policy.home is not None:
+            home_folder.show(run, spec, self._policy.home, self._host)
         # A kept sandbox gets no helper of the pool: that is a child of this process's template, which ends with it.
         slot = self._pool.fork() if self._pool is not None and self._keeping is None else None
         self.start = "warm" if slot is not None else "cold"
@@ -353,14 +358,15 @@ class LocalLiveSandbox(LiveSandbox):
             for name, mode, owner in self._rows
         ]
         upper = ("upper", self.limits.disk_bytes, self.limits.inodes, folders)
-        home = self.environment({}).get("HOME", "/workspace")
+        home_path = self.environment({}).get("HOME", "/workspace")
         spec.mounts = [
             upper,
             *(row for row in spec.mounts if row[:2] != ("tmpfs", "tmp") and not _is_account(row)),
-            *layout.account_rows(self._policy.user, home, has_users=self._policy.users),
-            *(environment.rows(HOME) if self._has_environment else ()),
+            *layout.account_rows(self._policy.user, home_path, has_users=self._policy.users),
+            *(environment.rows(self._home) if self._has_environment else ()),
             ("terminals",),
             ("device", "tty"),
+            *home_folder.rows(self._policy.home, self._host),
         ]
         if self._policy.host_folder is not None and spec.cgroup is not None:
             amounts = spec.cgroup["amounts"]
@@ -431,11 +437,16 @@ class LocalLiveSandbox(LiveSandbox):
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """Return a command's whole environment."""
         variables = {**self._network_variables(), **guest_environment(self._paths, {}, {})}
-        if self._has_home:
-            variables |= {"HOME": HOME, "PATH": environment.search_path(HOME, variables["PATH"], self._has_environment)}
+        variables |= self._home_variables(variables["PATH"])
         variables = layout.with_startup(with_toolchains(variables, self._policy, env) | dict(env), self._paths.startup)
-        variables = environment.with_own_first(with_layers(variables, self._policy.layers), HOME, self._has_environment)
+        variables = environment.with_own_first(
+            with_layers(variables, self._policy.layers), self._home, self._has_environment
+        )
         return variables if self._secrets is None else {**variables, **self._secrets.variables}
+
+    def _home_variables(self, path: str) -> dict[str, str]:
+        search_path = environment.search_path(self._home, path, self._has_environment)
+        return {"HOME": self._home, "PATH": search_path} if self._has_home else {}
 
     async def connect(self, port: int) -> OpenConnection:
         """Return a connection to a server inside. Raises OSError, as a socket would."""
@@ -477,7 +488,7 @@ class LocalLiveSandbox(LiveSandbox):
         is_at_hand = request.code is None or request.language == "python"
         build = partial(build_program, *arguments, calls=self.functions is not None)
         program = build() if is_at_hand else await asyncio.to_thread(build)
-        environment.show(program.run.python, HOME, self._has_environment)
+        environment.show(program.run.python, self._home, self._has_environment)
         argv = (argument.encode("utf-8", "surrogateescape") for argument in request.argv)
         await self._give_fonts(*(data for *_, data in program.run.files), *argv)
 
@@ -536,14 +547,9 @@ class LocalLiveSandbox(LiveSandbox):
         # These extend the request's own values.
         extended = ("PATH", "PYTHONPATH") if self._policy.layers else ("PYTHONPATH",)
         requested = {name: value for name, value in requested.items() if name not in extended}
-        home: dict[str, str] = {}
-        if self._has_home:
-            home = {
-                "HOME": HOME,
-                "PATH": environment.search_path(HOME, env["PATH"], self._has_environment),
-                **requested,
-            }
-        env = environment.with_own_first(env, HOME, self._has_environment)
+        home = self._home_variables(env["PATH"])
+        home |= requested if home else {}
+        env = environment.with_own_first(env, self._home, self._has_environment)
         secrets = self._secrets.variables if self._secrets is not None else {}
         return with_toolchains({**self._network_variables(), **env, **home, **secrets}, self._policy, requested)
 
@@ -556,7 +562,7 @@ class LocalLiveSandbox(LiveSandbox):
         await self._have_secrets()
         program = build_session_program(language, env, self._paths, self._policy.layers, calls=self.has_functions)
         run = program.run
-        environment.show(run.python, HOME, self._has_environment)
+        environment.show(run.python, self._home, self._has_environment)
         link = await self.connected()
         for path, text in run.generated.items():
             await self.write_path(path, text.encode())

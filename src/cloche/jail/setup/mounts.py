@@ -97,7 +97,8 @@ class Bind:
         ]
 
     def describe(self) -> str:
-        return f"bind {self.source} read-only at /{self.target}"
+        how = "read-only" if self.attributes & MOUNT_ATTR_RDONLY else "for writing"
+        return f"bind {self.source} {how} at /{self.target}"
 
 
 class Inner(Bind):

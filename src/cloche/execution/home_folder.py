@@ -1,0 +1,63 @@
+"""Give a live sandbox a folder of Cloche's state as its home folder, for writing: `give_home`.
+
+Everything else that a sandbox sees of the host is read-only, or a view. This folder is the guest's: what it writes
+there stays when the sandbox has ended, and nothing on the host may trust it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from cloche.config.state import state_file
+from cloche.core.changes import HomeFolder, SupportsHostFolder
+from cloche.core.errors import BackendUnavailable, InvalidRequest
+from cloche.core.record import replace
+
+from .sandbox import AsyncSandbox
+
+# Of the files on the host, if root gives the folder: an id that no user and no other guest has.
+ROOTS_OWNER = 1_899_999_999
+# Folders of the sandbox's own system, where no home folder can be.
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/etc", "/proc", "/sys", "/dev", "/run", "/tmp", "/workspace", "/.venv")
+
+
+def why_no_home(sandbox: AsyncSandbox) -> str:
+    """Return the reason why a sandbox can have no such home folder; empty if it can."""
+    backend = sandbox._prepared.backend
+    if not isinstance(backend, SupportsHostFolder):
+        return f"backend {backend.name!r} has no home folder on the host"
+    return backend.why_no_view(sandbox.policy.level)
+
+
+def give_home(sandbox: AsyncSandbox, path: str, inside: str) -> None:
+    """Make `path`, a folder below Cloche's state, the home folder of a sandbox that is not open yet, at `inside`.
+
+    The folder is made if it is missing. Raises InvalidRequest for a wrong path, BackendUnavailable if this host cannot.
+    """
+    if why := why_no_home(sandbox):
+        raise BackendUnavailable(f"home: {why}.", remedy="See cloche doctor; in a container: --container-profile.")
+    top = state_file("agents")
+    if top is None or not path.startswith(f"{top}/"):
+        raise InvalidRequest(f"home: {path!r} is not below {top}")
+    if not os.path.isabs(inside) or inside == "/" or inside.startswith(tuple(f"{name}/" for name in _SYSTEM)):
+        raise InvalidRequest(f"home: {inside!r} cannot be a home folder inside")
+    owner = _make_folder(path)
+    home = HomeFolder(path=os.path.realpath(path), at=os.path.normpath(inside), owner=owner)
+    sandbox._prepared = replace(sandbox._prepared, policy=sandbox.policy.with_changes(home=home))
+
+
+def _make_folder(path: str) -> tuple[int, int]:
+    """Make the folder and those above it; return the uid and gid that own its files."""
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    uid = os.geteuid()
+    owner = (ROOTS_OWNER, ROOTS_OWNER) if uid == 0 else (uid, os.getegid())
+    try:
+        os.mkdir(path, 0o700)
+        if uid == 0:
+            os.chown(path, *owner, follow_symlinks=False)
+    except FileExistsError:
+        status = os.lstat(path)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != owner[0]:
+            raise InvalidRequest(f"home: {path} is not a folder that Cloche made; remove it") from None
+    return owner
