@@ -63,18 +63,36 @@ async def run_attached(
     """
     async with sandbox:
         tell_folder(sandbox.notes)
-        if has_terminal:
-            result = await _run_with_terminal(
-                sandbox, command, cwd=cwd, user=user, env=env, timeout=timeout, reads=reads, is_raw=is_raw
-            )
-        else:
-            async with await sandbox.start(
-                SHELL if command is None else command, cwd=cwd, env=env, user=user, timeout=timeout
-            ) as process:
-                result = await _carry(process, reads=reads)
+        result = await run_in(
+            sandbox, command, cwd=cwd, user=user, env=env, timeout=timeout, reads=reads, has_terminal=has_terminal,
+            is_raw=is_raw,
+        )  # fmt: skip
         if settle is not None:
             await settle(sandbox)
     return result
+
+
+async def run_in(
+    sandbox: AsyncSandbox,
+    command: Sequence[str] | None,
+    *,
+    cwd: str | None,
+    env: Mapping[str, str],
+    has_terminal: bool,
+    user: str | None = None,
+    timeout: Any = None,  # noqa: ASYNC109, ANN401 - an option, as `start` reads it
+    reads: bool = True,
+    is_raw: bool = False,
+) -> Result:
+    """Do the same in an open sandbox."""
+    if has_terminal:
+        return await _run_with_terminal(
+            sandbox, command, cwd=cwd, user=user, env=env, timeout=timeout, reads=reads, is_raw=is_raw
+        )
+    async with await sandbox.start(
+        SHELL if command is None else command, cwd=cwd, env=env, user=user, timeout=timeout
+    ) as process:
+        return await _carry(process, reads=reads)
 
 
 async def _run_with_terminal(

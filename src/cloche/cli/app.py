@@ -16,10 +16,9 @@ from .options import CommandGroup
 
 # The order of the listing; other commands come last.
 ORDER = (
-    "run", "batch", "check", "exec", "shell", "session", "mcp", "serve", "node", "fleet", "keys", "secrets", "debug",
-    "container", "languages", "presets", "backends", "gc", "doctor", "conformance", "bench", "sandbox", "ps", "diff",
-    "commit", "discard",
-    "config", "network", "images", "packages", "audit", "tools",
+    "agent", "run", "batch", "check", "exec", "shell", "session", "mcp", "serve", "node", "fleet", "keys", "secrets",
+    "debug", "container", "languages", "presets", "backends", "gc", "doctor", "conformance", "bench", "sandbox", "ps",
+    "diff", "commit", "discard", "config", "network", "images", "packages", "audit", "tools",
     "approvals", "skill", "snapshot", "workspace-snapshot", "devenv", "repro",
 )  # fmt: skip
 

@@ -1,0 +1,116 @@
+"""Open an agent's sandbox, or find it again, and write what the agent needs at its start.
+
+Files are written from inside, as the guest: what is in its home already may be anything.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from cloche.core.errors import ClocheError, InvalidRequest
+from cloche.core.record import dataclass
+from cloche.execution.home_folder import give_home
+from cloche.execution.sandbox import AsyncSandbox
+from cloche.keeper import registry
+
+from . import plan
+from .places import AgentPlace
+from .row import CodingAgent
+from .table import TABLE
+
+MOST_COPIED_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Hold what is needed to start an agent: all decisions are made."""
+
+    row: CodingAgent
+    place: AgentPlace
+    program: plan.Program
+    options: plan.AgentOptions
+    cwd: str
+    home: str
+
+    def command(self, *, resumes: bool = False) -> list[str]:
+        """Return the command inside."""
+        return plan.command(self.row, self.program, self.options, resumes=resumes)
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables of the agent's process."""
+        return plan.environment(self.row, self.home, os.environ)
+
+
+def prepare(name: str, cwd: str, options: plan.AgentOptions, *, number: int = 0) -> Launch:
+    """Decide how an agent starts in a folder. Raises InvalidRequest for an unknown agent, or one that is missing."""
+    row = TABLE.get(name)
+    if row is None:
+        raise InvalidRequest(f"agent: {name!r} is unknown; known ones: {', '.join(TABLE)}")
+    place = AgentPlace(agent=name, folder=plan.project_folder(cwd), number=number)
+    return Launch(
+        row=row, place=place, program=_find(row), options=options, cwd=os.path.realpath(cwd),
+        home=os.path.realpath(os.path.expanduser("~")),
+    )  # fmt: skip
+
+
+def _find(row: CodingAgent) -> plan.Program:
+    import shutil
+
+    from cloche.execution.registry import prefixes_for
+
+    path = shutil.which(row.program)
+    if path is None:
+        raise InvalidRequest(
+            f"agent: {row.program} is not on this host's PATH; get it: cloche agent install {row.name}"
+        )
+    return plan.Program(words=(path,), toolchains=tuple(prefixes_for(path)))
+
+
+def is_open(place: AgentPlace) -> bool:
+    """Tell whether the agent's sandbox lives."""
+    try:
+        registry.find(place.sandbox)
+    except ClocheError:
+        return False
+    return True
+
+
+@asynccontextmanager
+async def opened(launch: Launch) -> AsyncIterator[AsyncSandbox]:
+    """Open the agent's sandbox, or attach to the one that lives; leaving the block only detaches."""
+    is_new = not is_open(launch.place)
+    if is_new:
+        keywords = plan.keywords(launch.row, launch.place, launch.program, launch.options, os.environ)
+        sandbox = AsyncSandbox(**keywords)
+        give_home(sandbox, launch.place.home, launch.home)
+    else:
+        sandbox = AsyncSandbox.attach(launch.place.sandbox)
+    async with sandbox:
+        if is_new:
+            await _write_first_files(sandbox, launch)
+        yield sandbox
+
+
+async def _write_first_files(sandbox: AsyncSandbox, launch: Launch) -> None:
+    """Write what the agent needs at its first start, where nothing is, and copies of the user's own files."""
+    for path, text in launch.row.first_files.items():
+        if not (await sandbox.exec(["test", "-e", f"{launch.home}/{path}"])).ok:
+            await sandbox.write_file(f"{launch.home}/{path}", text)
+    for path, data in _copied(launch.row, launch.home).items():
+        await sandbox.write_file(f"{launch.home}/{path}", data)
+
+
+def _copied(row: CodingAgent, home: str) -> Mapping[str, bytes]:
+    """Return the user's own files that are copied into the agent's home."""
+    files: dict[str, bytes] = {}
+    for path in row.copied:
+        try:
+            with open(f"{home}/{path}", "rb") as file:
+                data = file.read(MOST_COPIED_BYTES + 1)
+        except OSError:
+            continue
+        if len(data) <= MOST_COPIED_BYTES:
+            files[path] = data
+    return files

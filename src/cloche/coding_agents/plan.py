@@ -1,0 +1,97 @@
+"""The keywords of an agent's sandbox, from its row, what was found on the host, and the user's options. Pure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cloche.core.record import dataclass, field
+
+from .places import AgentPlace
+from .row import CodingAgent
+
+A_YEAR_S = 366 * 86400.0  # the longest that a sandbox may be kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentOptions:
+    """Hold what the user chose on the command line.
+
+    `also` are further folders, read-only; `hosts` and `secrets` those beside the row's. `settings` are further keywords
+    of a sandbox, which win. `asks` leaves the agent's own questions on. `prompt` runs it once, without a terminal.
+    """
+
+    also: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    asks: bool = False
+    prompt: str | None = None
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """Say how the agent's program starts inside: its words, the folders shown for it, and those first on PATH."""
+
+    words: tuple[str, ...]
+    toolchains: tuple[str, ...] = ()
+    path: tuple[str, ...] = ()
+
+
+def keywords(
+    row: CodingAgent, place: AgentPlace, program: Program, options: AgentOptions, variables: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the keywords of `AsyncSandbox` for a new sandbox; `variables` are those of the user's shell."""
+    given = [name for name in row.secrets if variables.get(name.partition("@")[0])]
+    return {
+        "workspace": place.folder,
+        "workspace_disk": row.workspace_disk_bytes,
+        "workspace_read": options.also or None,
+        "name": place.sandbox,
+        "keep": A_YEAR_S,
+        "lifetime": A_YEAR_S,
+        "backend": "local",
+        "memory": row.memory_bytes,
+        "cpus": row.cpus,
+        "pids": row.pids,
+        "disk": row.disk_bytes,
+        "network": "allowlist",
+        "network_allow": [*row.hosts, *options.hosts],
+        "secrets": [*given, *options.secrets] or None,
+        "toolchains": list(program.toolchains) or None,
+        **options.settings,
+    }
+
+
+def command(row: CodingAgent, program: Program, options: AgentOptions, *, resumes: bool = False) -> list[str]:
+    """Return the agent's command inside."""
+    if options.prompt is not None:
+        end = [word.replace("{prompt}", options.prompt) for word in row.for_prompt]
+    else:
+        end = [*row.to_resume] if resumes else []
+    quiet = () if options.asks and options.prompt is None else row.without_questions
+    return [*program.words, *row.arguments, *quiet, *end, *options.arguments]
+
+
+def environment(row: CodingAgent, home: str, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of the agent's process beside the sandbox's own."""
+    passed = {name: variables[name] for name in ("TERM", "COLORTERM", "LANG", "LC_ALL", "TZ") if variables.get(name)}
+    return {**passed, "XDG_CACHE_HOME": f"{home}/.cache", "EDITOR": "vi", **row.env}
+
+
+def project_folder(cwd: str) -> str:
+    """Return the project that a folder belongs to: the nearest folder above with a `.git`, else the folder itself."""
+    folder = real = os.path.realpath(cwd)
+    home = os.path.realpath(os.path.expanduser("~"))
+    while folder not in ("/", home):
+        if os.path.lexists(f"{folder}/.git"):
+            return folder
+        folder = os.path.dirname(folder)
+    return real
+
+
+def search_path(path: str, first: Sequence[str]) -> str:
+    """Return PATH with these folders first."""
+    return os.pathsep.join((*first, path)) if path else os.pathsep.join(first)
