@@ -516,30 +516,37 @@ def until(what):
 queue, decided = ApprovalQueue(), []
 OK, asks = ARGUMENT, {**POLICY, "network_allow": ["other.example"], "on_network": "ask"}
 attempt = f"OK = {OK!r}" + REACH + '''
-for host in ("good.example", "third.example", "never.example"):
-    while (said := reach(host, host)) != OK and host == "good.example":
-        time.sleep(0.05)  # somebody is attached, who does not decide
-    print(said, flush=True)
+for host in ("good.example", "third.example", "third.example", "never.example"):
+    print(reach(host, host), flush=True)
 '''
-with cloche.Sandbox(name="asks", keep="5m", **asks) as sandbox:
-    sandbox.write_file("attempt.py", attempt)
-    sandbox.start(["sh", "-c", "exec python3 attempt.py >heard 2>&1"], keep=True)
-for number, is_approved in enumerate((True, False)):
+folder = tempfile.mkdtemp(dir=os.environ["HOME"])
+with cloche.Sandbox(name="asks", keep="5m", workspace=folder, network_deny=["telemetry.example"], **asks) as sandbox:
+    sandbox.write_file("/tmp/attempt.py", attempt)
+    sandbox.start(["sh", "-c", "exec python3 /tmp/attempt.py >/tmp/heard 2>&1"], keep=True)
+    (entry,) = until(queue.waiting)  # although somebody is attached, who does not decide
+    denied = sandbox.exec(["python3", "-c", REACH + "print(reach('telemetry.example', 'x'))"]).stdout
+for number, kind in enumerate(({"is_approved": True, "is_for_folder": True}, {"is_approved": False})):
     (entry,) = until(queue.waiting)
     decided.append(entry.request.call)
-    queue.decide(entry.number, Decision(is_approved=is_approved, by="a person"))
+    queue.decide(entry.number, Decision(by="a person", **kind))
     until(lambda: [one.number for one in queue.waiting()] not in ([], [entry.number]))
 with cloche.Sandbox.attach("asks") as sandbox:
-    heard = sandbox.read_file("heard").decode().split("\\n")
+    heard = sandbox.read_file("/tmp/heard").decode().split("\\n")
+    whys = [row["why"] for row in sandbox.network.traffic() if row["host"] == "third.example"]
     sandbox.kill()
 until(lambda: not queue.waiting())
-print(json.dumps([heard, decided, [one.state for one in queue.entries()]]))
+with cloche.Sandbox(name="again", keep="5m", workspace=folder, **asks) as sandbox:
+    again = sandbox.exec(["python3", "-c", REACH + "print(reach('good.example', 'x'))"]).stdout
+    sandbox.kill()
+print(json.dumps([heard, decided, [one.state for one in queue.entries()], denied, again, whys]))
 """
 
 
-def test_with_nobody_attached_the_queue_of_approvals_is_asked(world: World) -> None:
-    """A yes there opens the host, a no does not; a question of a sandbox that has ended waits no longer."""
-    heard, decided, states = run(world, ASKED_OF_NOBODY, OK)
-    assert heard == [OK, "HTTP/1.1 403 Forbidden", ""]
+def test_with_nobody_who_decides_the_queue_of_approvals_is_asked(world: World) -> None:
+    """A yes there opens the host, also later in its folder; a no is told, and final; some hosts are never asked about."""
+    heard, decided, states, denied, again, whys = run(world, ASKED_OF_NOBODY, OK)
+    assert heard == [OK, *["HTTP/1.1 403 Forbidden"] * 2, ""]
     assert decided == [f"{host}:80 for sandbox asks" for host in ("good.example", "third.example")]
     assert states == ["approved", "denied", "expired"]
+    assert (denied, again) == ("HTTP/1.1 403 Forbidden\n", f"{OK}\n")
+    assert [why.rpartition("; ")[2] for why in whys] == ["the user was asked, and refused it"]

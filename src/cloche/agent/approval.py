@@ -101,7 +101,8 @@ class ApprovalRequest:
 class Decision:
     """Say yes or no. `by` names who; with `is_remembered` the same HIGH call is not asked for again.
 
-    With `is_for_folder` a host is not asked about again in the folder that the request names, also not later.
+    With `is_for_folder` a host is not asked about again in the folder that the request names, also not later; with
+    `is_once` it is asked about again at the next connection.
     """
 
     is_approved: bool
@@ -109,6 +110,7 @@ class Decision:
     reason: str = ""
     is_remembered: bool = False
     is_for_folder: bool = False
+    is_once: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -305,4 +305,5 @@ def _read_decision(text: str | None) -> Decision | None:
 
 def as_dict(decision: Decision) -> dict[str, Any]:
     """Return a decision as plain data, as the queue holds it and the command line prints it."""
-    return {name: getattr(decision, name) for name in ("is_approved", "by", "reason", "is_remembered")}
+    kept = {name: True for name in ("is_for_folder", "is_once") if getattr(decision, name) is True}  # of a host alone
+    return {**{name: getattr(decision, name) for name in ("is_approved", "by", "reason", "is_remembered")}, **kept}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 MANY_LINES, COLUMNS = 30, 80  # from here on some of the code may have left the screen
-YES, ALWAYS, IN_FOLDER = ("y", "yes"), ("a", "always"), ("f", "folder")
+YES, ALWAYS, IN_FOLDER, ONCE = ("y", "yes"), ("a", "always"), ("f", "folder"), ("o", "once")
 POLL_S = 0.05
 
 
@@ -94,11 +94,12 @@ class AskTerminal:
     """Be an approver that prints to `output` and reads a line of `answers`, by default the process's own streams.
 
     Anything but `y` (or `a`, which remembers a HIGH call, or `f`, which allows a host for a folder) is a no, as is an
-    end of input, and input that is no terminal unless it was passed. `f` is left out with `keeps=False`.
+    end of input, and input that is no terminal unless it was passed. Of a host of a sandbox with a name, `o` is a yes
+    for the connections that wait.
     """
 
-    def __init__(self, *, answers: IO[str] | None = None, output: IO[str] | None = None, keeps: bool = True):
-        self._answers, self._output, self._keeps = answers, output, keeps
+    def __init__(self, *, answers: IO[str] | None = None, output: IO[str] | None = None):
+        self._answers, self._output = answers, output
         self._lock = threading.Lock()  # toolboxes in several loops may share a terminal
 
     async def __call__(self, request: ApprovalRequest) -> Decision:
@@ -118,17 +119,8 @@ class AskTerminal:
             termios.tcflush(answers.fileno(), termios.TCIFLUSH)  # what was typed before the question is no answer
         await in_own_thread(self._show, request)
         answer = (await _line(answers)).strip().lower()
-        is_remembered = request.risk is Risk.HIGH and answer in ALWAYS
-        is_for_folder = self._may_keep(request) and answer in IN_FOLDER
-        return Decision(
-            is_approved=answer in YES or is_remembered or is_for_folder,
-            by="terminal",
-            is_remembered=is_remembered,
-            is_for_folder=is_for_folder,
-        )
-
-    def _may_keep(self, request: ApprovalRequest) -> bool:
-        return self._keeps and request.tool == "network" and "folder" in request.arguments
+        kinds = {choice: answer in words for choice, words, _ in choices(request)}
+        return Decision(is_approved=answer in YES or any(kinds.values()), by="terminal", **kinds)
 
     def _show(self, request: ApprovalRequest) -> None:
         from rich.console import Console
@@ -138,9 +130,20 @@ class AskTerminal:
         where = escape(where_it_runs(request))
         console.print(f"{asks} {escape(request.tool)} ({request.risk}, on {where})?", style="bold", markup=False)
         show_request(request, console)
-        remember = ", a: yes and remember" if request.risk is Risk.HIGH else ""
-        remember += ", f: yes, always in this folder" if self._may_keep(request) else ""
-        console.print(f"[y: yes{remember}, anything else: no] ", end="", markup=False)
+        yes = "yes, for this sandbox" if "sandbox" in request.arguments and request.tool == "network" else "yes"
+        others = "".join(f", {words[0]}: {text}" for _, words, text in choices(request))
+        console.print(f"[y: {yes}{others}, anything else: no] ", end="", markup=False)
+
+
+def choices(request: ApprovalRequest) -> list[tuple[str, tuple[str, ...], str]]:
+    """Return the further kinds of yes to a request: the field of a Decision, the answers, the text."""
+    is_named = "sandbox" in request.arguments
+    if request.tool != "network":
+        rows = [("is_remembered", ALWAYS, "yes and remember")] if request.risk is Risk.HIGH else []
+    else:
+        rows = [("is_once", ONCE, "yes, once")] if is_named else [("is_remembered", ALWAYS, "yes and remember")]
+        rows += [("is_for_folder", IN_FOLDER, "yes, always in this folder")] if "folder" in request.arguments else []
+    return rows
 
 
 def show_request(request: ApprovalRequest, console: Console) -> None:

@@ -255,15 +255,17 @@ def show_approval(queue: str | None, number: int, *, as_json: bool) -> int:
     return 0
 
 
-def decide(queue: str | None, number: int, *, is_approved: bool, reason: str = "", is_remembered: bool = False) -> int:
-    """Approve or deny a waiting request, and print which one it was."""
+def decide(queue: str | None, number: int, *, is_approved: bool, reason: str = "", **kinds: bool) -> int:
+    """Approve or deny a waiting request, and print which one it was. `kinds` are further fields of a Decision."""
     from cloche.agent.approval import Decision, Risk
 
-    decision = Decision(is_approved=is_approved, by=_by(), reason=reason, is_remembered=is_remembered)
+    decision = Decision(is_approved=is_approved, by=_by(), reason=reason, **kinds)
+    is_remembered = decision.is_remembered
     with _opened(queue) as approvals:
         request = approvals.entry(number).request
         if is_remembered and request.risk is not Risk.HIGH:
             raise InvalidRequest(f"approval {number} is {request.risk}: only high calls can be remembered")
+        _check_kinds(number, request, decision)
         approvals.decide(number, decision, is_confirming=request.is_confirmation)
     verb = "approved" if is_approved else "denied"
     remembered = "; the same call is not asked for again" if is_remembered else ""
@@ -271,6 +273,14 @@ def decide(queue: str | None, number: int, *, is_approved: bool, reason: str = "
     if is_approved and request.risk is Risk.CRITICAL and not request.is_confirmation:
         print("it is critical, and will be asked for once more")
     return 0
+
+
+def _check_kinds(number: int, request: ApprovalRequest, decision: Decision) -> None:
+    """Raise InvalidRequest for a kind of yes that the request cannot have."""
+    if decision.is_once and not (request.tool == "network" and "sandbox" in request.arguments):
+        raise InvalidRequest(f"approval {number}: --once is for hosts of a sandbox with a name")
+    if decision.is_for_folder and not (request.tool == "network" and "folder" in request.arguments):
+        raise InvalidRequest(f"approval {number}: --folder is for hosts of a sandbox with a folder of the host")
 
 
 def watch(queue: str | None) -> int:
@@ -291,7 +301,7 @@ async def _ask_about_each(queue: ApprovalQueue) -> None:
     from cloche.agent.terminal import AskTerminal
     from cloche.core.record import replace
 
-    ask = AskTerminal(keeps=False)  # a queue's decisions hold for one sandbox
+    ask = AskTerminal()
     asked_about: set[tuple[int, bool]] = set()
     while sys.stdin.isatty():  # after a lost SIGHUP the terminal is gone, and no answer can come
         waiting = queue.waiting()
@@ -448,11 +458,13 @@ def _watch(queue: str | None) -> int:
 @approvals.command("approve")
 @_number()
 @flag("--remember", "is_remembered", help="Do not ask again for the same high call under the same rules.")
+@flag("--once", "is_once", help="Of a host: only for the connections that wait.")
+@flag("--folder", "is_for_folder", help="Of a host: always, in the sandbox's folder (cloche network grants).")
 @_reason()
 @_queue()
-def _approve(number: int, is_remembered: bool, reason: str, queue: str | None) -> int:
-    """Approve a call; a critical one must be confirmed once more."""
-    return decide(queue, number, is_approved=True, reason=reason, is_remembered=is_remembered)
+def _approve(number: int, reason: str, queue: str | None, **kinds: bool) -> int:
+    """Approve a call; a critical one must be confirmed once more. A host is allowed for its sandbox."""
+    return decide(queue, number, is_approved=True, reason=reason, **kinds)
 
 
 @approvals.command("deny")

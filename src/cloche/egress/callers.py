@@ -2,9 +2,10 @@
 
 Theory of operation: a sandbox has one caller, at the control end of its link. For a sandbox that is kept, that caller
 is its keeper: it gets no traffic, only the request for a caller that can decide, and connects callers by links of their
-own. A question goes to the callers that offered to decide, and the first final answer counts. While no caller is
-attached to a kept sandbox, the keeper starts a stand-in, the queue of approvals, which gets the question. Without a
-caller or stand-in that could answer, the question is neither sent nor stored.
+own. A question goes to the callers that offered to decide, and the first final answer counts. While none of the callers
+of a kept sandbox decides, the keeper starts a stand-in, the queue of approvals, which gets the question. Without a
+caller or stand-in that could answer, the question is neither sent nor stored. A connection waits for a time; then it is
+refused, and the question stays open: once it is answered, the next connection has the answer.
 """
 
 from __future__ import annotations
@@ -19,9 +20,14 @@ from cloche.jail import messages
 from .ledger import KEPT_ROWS, Sum
 
 MOST_CALLERS = 128  # of one sandbox
-ASK_S = 300.0
+ASK_S, LATE_S = 300.0, 5.0  # until a connection is refused; and while another question has no answer for that long
+QUEUE_S = 120.0  # in place of the first for who stands in, whom nobody may be looking at
 MOST_QUESTIONS, MOST_ASKED, MOST_PER_S = 32, 1024, 64  # of the callers: at once, in all with an answer, in one second
 WANTED_AGAIN_S = 10.0  # after who stands in was started
+# What a refusal says beside the rule. Nothing where nobody can be asked: to ask is not what would help.
+NOBODY, REFUSED = "", "the user was asked, and refused it"
+TOO_MANY = "the user is not asked, since there are too many questions already"
+NOT_YET = "the user was asked, and has not answered yet (cloche approvals); do something else first, and then try again"
 
 
 class EgressCaller:
@@ -76,12 +82,16 @@ class Callers:
 
 
 class HostQuestion:
-    """Hold one question: its host and port, the callers that have yet to answer, and the answer."""
+    """Hold one question: its host and port, the callers that have yet to answer, and the answer.
+
+    The answer is None for a yes, else what a refusal says beside the rule.
+    """
 
     def __init__(self, number: int, host: str, port: int):
         self.number, self.host, self.port = number, host, port
         self.asked: set[int] = set()
-        self.answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self.began_at = asyncio.get_running_loop().time()
 
 
 class Questions:
@@ -95,21 +105,30 @@ class Questions:
         self._wanted_at, self._is_wanted = -WANTED_AGAIN_S, False
         self._lately: deque[float] = deque()  # when questions began
 
-    async def ask(self, host: str, port: int) -> bool:
-        """Return the answer; no if no caller can decide, or none does in time."""
+    async def ask(self, host: str, port: int) -> str | None:
+        """Return None for a yes, else why there is none: also if no caller can decide, or none has by now."""
         key = f"{host}:{port}"
         question = self._by_key.get(key)
         if question is None:
             if len(self._by_key) >= MOST_ASKED or len(self._open) >= MOST_QUESTIONS or not self._may_ask_now():
-                return False
+                return TOO_MANY
             self._last_number += 1
             question = self._by_key[key] = self._open[self._last_number] = HostQuestion(self._last_number, host, port)
             self._put(question)
         try:
-            async with asyncio.timeout(ASK_S):
+            async with asyncio.timeout(self._patience_s(question)):
                 return await asyncio.shield(question.answer)
         except TimeoutError:
-            return False
+            return NOT_YET
+
+    def _patience_s(self, question: HostQuestion) -> float:
+        """Return how long a connection waits: not long where another question waits for an answer in vain."""
+        now = asyncio.get_running_loop().time()
+        decides = any(caller.decides for caller in self._callers.attached())
+        patience_s = ASK_S if decides else QUEUE_S
+        if any(now - one.began_at >= patience_s for one in self._open.values()):
+            patience_s = LATE_S
+        return max(0.0, question.began_at + patience_s - now)
 
     def _may_ask_now(self) -> bool:
         """Count a question that a caller gets; no if there were too many in this second, as a refused guest goes on."""
@@ -124,13 +143,12 @@ class Questions:
         return True
 
     def _put(self, question: HostQuestion) -> None:
-        """Send a question to the callers that decide; without any it has ended, for now."""
-        attached = self._callers.attached()
-        whom = [caller for caller in attached if caller.decides] if attached else self._callers.standing_in()
-        for one in whom:
+        """Send a question to the callers that decide, else to the stand-in; without any it has ended, for now."""
+        attached = [caller for caller in self._callers.attached() if caller.decides]
+        for one in attached or self._callers.standing_in():
             self._tell(one, question)
-        if not question.asked and (attached or not self._want()):
-            self._end(question, is_allowed=False, is_final=False)
+        if not question.asked and not self._want():
+            self._end(question, NOBODY, is_final=False)
 
     def _tell(self, caller: EgressCaller, question: HostQuestion) -> None:
         if caller.end in question.asked:
@@ -164,25 +182,31 @@ class Questions:
             if question.asked or self._is_wanted:
                 continue
             if caller.stands_in:
-                self._end(question, is_allowed=False, is_final=False)
+                self._end(question, NOBODY, is_final=False)
             else:
                 self._put(question)
 
-    def take_answer(self, end: int, number: int, *, is_allowed: bool, is_final: bool) -> None:
-        """Take an answer, the first one that is final; where none is, the next connection asks again."""
+    def take_answer(
+        self, end: int, number: int, *, is_allowed: bool, is_final: bool, is_once: bool = False, why: str = ""
+    ) -> None:
+        """Take an answer, the first one that is final; where none is, the next connection asks again.
+
+        A yes that `is_once` is for the connections that wait. `why` is told to the guest with a no.
+        """
         question = self._open.get(number)
         if question is None or end not in question.asked:
             return
         question.asked.discard(end)
         if is_final or not question.asked:
-            self._end(question, is_allowed=is_allowed, is_final=is_final)
+            no = (why or REFUSED) if is_final else NOBODY
+            self._end(question, None if is_allowed and is_final else no, is_final=is_final and not is_once)
 
-    def _end(self, question: HostQuestion, *, is_allowed: bool, is_final: bool) -> None:
+    def _end(self, question: HostQuestion, answer: str | None, *, is_final: bool) -> None:
         del self._open[question.number]
         if not is_final:
             del self._by_key[f"{question.host}:{question.port}"]
         if not question.answer.done():
-            question.answer.set_result(is_allowed and is_final)
+            question.answer.set_result(answer)
         for end in question.asked:
             self._callers.tell_one(end, "answered", {"number": question.number})
 

@@ -128,9 +128,9 @@ class SandboxNetwork:
         """Receive the questions about hosts without a rule, as `ask`, from now on. Raises OSError."""
         messages.send(self.fileno(), "decides")
 
-    def answer(self, number: int, *, is_allowed: bool, is_final: bool) -> None:
-        """Answer a question that came as `ask`; one without a final answer is asked again. Raises OSError."""
-        messages.send(self.fileno(), "answer", {"number": number, "is_allowed": is_allowed, "is_final": is_final})
+    def answer(self, number: int, **answer: Any) -> None:  # noqa: ANN401
+        """Answer a question that came as `ask` with the fields of a `windows.HostAnswer`. Raises OSError."""
+        messages.send(self.fileno(), "answer", {"number": number, **answer})
 
     async def report(self, *, ends: bool) -> Traffic:
         """Return the traffic since the last report; where a run `ends`, close all its connections before."""

@@ -481,9 +481,11 @@ class GuestNetwork:
         if self._asks and not self._rules.denies(connection.host, connection.port):
             if why := self._why_never(connection):
                 raise Refused(why)
-            if await self._questions.ask(connection.host, connection.port):
+            no = await self._questions.ask(connection.host, connection.port)
+            if no is None:
                 connection.is_approved = True
                 return None
+            raise Refused(f"{decision.why}; {no}" if no else decision.why)
         raise Refused(decision.why)
 
     def _why_never(self, connection: GuestConnection) -> str:

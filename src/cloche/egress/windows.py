@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from cloche.core.errors import InvalidRequest
+from cloche.core.record import asdict, dataclass
 
 from .client import REPORT_S, SandboxNetwork, Traffic
 from .ledger import Sum
@@ -24,8 +25,23 @@ if TYPE_CHECKING:
     from cloche.core.network import NetworkRules
 
 log = logging.getLogger("cloche.egress")
-# Decides about a host and a port that no rule names. None: nobody did, and it is asked about when it is tried again.
-Decide = Callable[[str, int], Awaitable[bool | None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostAnswer:
+    """Decide about a host. A yes that `is_once` is for the connections that wait; `why` is told to the guest with a no.
+
+    Without `is_final` nobody has decided, and it is asked about when it is tried again.
+    """
+
+    is_allowed: bool
+    is_final: bool = True
+    is_once: bool = False
+    why: str = ""
+
+
+# Decides about a host and a port that no rule names. None is an answer that is not final.
+Decide = Callable[[str, int], Awaitable[HostAnswer | bool | None]]
 
 
 class Window(Sum):
@@ -105,15 +121,15 @@ class SharedNetwork:
 
     async def _answer(self, decide: Decide, number: int, host: str, port: int) -> None:
         """Send the decision of that function; any failure is a no."""
-        is_allowed: bool | None = False
+        answer = HostAnswer(is_allowed=False)
         try:
-            is_allowed = await decide(host, port)
+            answer = _as_answer(await decide(host, port))
         except Exception as error:
             log.warning("the decision about %s:%d failed, so it is refused: %s", host, port, error)
         finally:
             if self.network.fileno() >= 0 and not self.is_lost:
                 with suppress(OSError):  # the egress process is gone, as its link will say
-                    self.network.answer(number, is_allowed=is_allowed is True, is_final=is_allowed is not None)
+                    self.network.answer(number, **asdict(answer))
 
     def _ask(self) -> int:
         number = next(self._numbers)
@@ -185,3 +201,9 @@ class SharedNetwork:
         if self.network.fileno() >= 0:
             self._loop.remove_reader(self.network.fileno())
         self.network.close()
+
+
+def _as_answer(decision: HostAnswer | bool | None) -> HostAnswer:
+    if isinstance(decision, HostAnswer):
+        return decision
+    return HostAnswer(is_allowed=decision is True, is_final=decision is not None)

@@ -24,7 +24,7 @@ from .prepare import Prepared
 
 Duration = float | str
 APPROVALS = "CLOCHE_APPROVALS"
-_ENVIRONMENT = ("HOME", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", APPROVALS, DATABASE)
+_ENVIRONMENT = ("HOME", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", APPROVALS, DATABASE, "DBUS_SESSION_BUS_ADDRESS")
 _PACKAGES = ("cloche", "platformdirs")  # imported by that process
 
 

@@ -178,22 +178,26 @@ async def _no(_: ApprovalRequest) -> Decision:
 
 
 @pytest.mark.parametrize(
-    ("typed", "keeps", "decided"),
+    ("typed", "names", "decided"),
     [
-        ("f\n", True, (True, True)),
-        ("y\n", True, (True, False)),
-        ("f\n", False, (False, False)),
-        ("\n", True, (False, False)),
+        ("f\n", ("folder",), (True, True, False)),
+        ("y\n", ("folder",), (True, False, False)),
+        ("f\n", (), (False, False, False)),
+        ("\n", ("folder",), (False, False, False)),
+        ("o\n", ("folder", "sandbox"), (True, False, True)),
+        ("o\n", ("folder",), (False, False, False)),
     ],
 )
-def test_the_terminal_has_a_third_answer_for_hosts(typed: str, keeps: bool, decided: tuple[bool, bool]) -> None:
-    """It names the folder, and is left out where nobody would keep it."""
+def test_the_terminal_has_further_answers_for_hosts(
+    typed: str, names: tuple[str, ...], decided: tuple[bool, bool, bool]
+) -> None:
+    """Always in the folder, or once for a sandbox with a name; left out where there is none."""
     output = io.StringIO()
-    request = ApprovalRequest.of_host(HOST, 443, policy=Policy(), runs_on="local", folder="/home/me/project")
-    decision = asyncio.run(AskTerminal(answers=io.StringIO(typed), output=output, keeps=keeps)(request))
-    assert (decision.is_approved, decision.is_for_folder) == decided
-    assert "folder: /home/me/project" in output.getvalue()
-    assert ("f: yes, always in this folder" in output.getvalue()) is keeps
+    request = ApprovalRequest.of_host(HOST, 443, policy=Policy(), runs_on="local", **{name: "/a" for name in names})
+    decision = asyncio.run(AskTerminal(answers=io.StringIO(typed), output=output)(request))
+    assert (decision.is_approved, decision.is_for_folder, decision.is_once) == decided
+    for name, text in (("folder", "f: yes, always in this folder"), ("sandbox", "o: yes, once")):
+        assert (text in output.getvalue()) is (name in names)
 
 
 def test_no_other_call_is_kept_for_a_folder(file: Path) -> None:
