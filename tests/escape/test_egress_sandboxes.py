@@ -543,7 +543,7 @@ print(json.dumps([heard, decided, [one.state for one in queue.entries()], denied
 
 
 def test_with_nobody_who_decides_the_queue_of_approvals_is_asked(world: World) -> None:
-    """A yes there opens the host, also later in its folder; a no is told, and final; some hosts are never asked about."""
+    """A yes there opens the host, also later in its folder; a no is told and final; no question about denied ones."""
     heard, decided, states, denied, again, whys = run(world, ASKED_OF_NOBODY, OK)
     assert heard == [OK, *["HTTP/1.1 403 Forbidden"] * 2, ""]
     assert decided == [f"{host}:80 for sandbox asks" for host in ("good.example", "third.example")]

@@ -137,12 +137,14 @@ class AskTerminal:
 
 def choices(request: ApprovalRequest) -> list[tuple[str, tuple[str, ...], str]]:
     """Return the further kinds of yes to a request: the field of a Decision, the answers, the text."""
-    is_named = "sandbox" in request.arguments
-    if request.tool != "network":
-        rows = [("is_remembered", ALWAYS, "yes and remember")] if request.risk is Risk.HIGH else []
-    else:
-        rows = [("is_once", ONCE, "yes, once")] if is_named else [("is_remembered", ALWAYS, "yes and remember")]
-        rows += [("is_for_folder", IN_FOLDER, "yes, always in this folder")] if "folder" in request.arguments else []
+    is_host, is_named = request.tool == "network", "sandbox" in request.arguments
+    rows: list[tuple[str, tuple[str, ...], str]] = []
+    if request.risk is Risk.HIGH and not (is_host and is_named):
+        rows.append(("is_remembered", ALWAYS, "yes and remember"))
+    if is_host and is_named:
+        rows.append(("is_once", ONCE, "yes, once"))
+    if is_host and "folder" in request.arguments:
+        rows.append(("is_for_folder", IN_FOLDER, "yes, always in this folder"))
     return rows
 
 

@@ -193,7 +193,7 @@ def test_the_terminal_has_further_answers_for_hosts(
 ) -> None:
     """Always in the folder, or once for a sandbox with a name; left out where there is none."""
     output = io.StringIO()
-    request = ApprovalRequest.of_host(HOST, 443, policy=Policy(), runs_on="local", **{name: "/a" for name in names})
+    request = ApprovalRequest.of_host(HOST, 443, policy=Policy(), runs_on="local", **dict.fromkeys(names, "/a"))
     decision = asyncio.run(AskTerminal(answers=io.StringIO(typed), output=output)(request))
     assert (decision.is_approved, decision.is_for_folder, decision.is_once) == decided
     for name, text in (("folder", "f: yes, always in this folder"), ("sandbox", "o: yes, once")):
