@@ -119,8 +119,11 @@ class AskTerminal:
             termios.tcflush(answers.fileno(), termios.TCIFLUSH)  # what was typed before the question is no answer
         await in_own_thread(self._show, request)
         answer = (await _line(answers)).strip().lower()
-        kinds = {choice: answer in words for choice, words, _ in choices(request)}
-        return Decision(is_approved=answer in YES or any(kinds.values()), by="terminal", **kinds)
+        kinds = {choice for choice, words, _ in choices(request) if answer in words}
+        return Decision(
+            is_approved=answer in YES or bool(kinds), by="terminal", is_remembered="is_remembered" in kinds,
+            is_for_folder="is_for_folder" in kinds, is_once="is_once" in kinds,
+        )  # fmt: skip
 
     def _show(self, request: ApprovalRequest) -> None:
         from rich.console import Console
