@@ -6,8 +6,9 @@ Files are written from inside, as the guest: what is in its home already may be 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from cloche.core.errors import ClocheError, InvalidRequest
 from cloche.core.record import dataclass
@@ -16,11 +17,10 @@ from cloche.execution.sandbox import AsyncSandbox
 from cloche.keeper import registry
 
 from . import plan
+from .home_files import write_home_files
 from .places import AgentPlace
 from .row import CodingAgent
 from .table import TABLE
-
-MOST_COPIED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,17 @@ class Launch:
     options: plan.AgentOptions
     cwd: str
     home: str
+
+    def shown(self) -> dict[str, str]:
+        """Return the real path of each of the user's own folders that the agent is shown, by its path in the home."""
+        reals = {path: os.path.realpath(f"{self.home}/{path}") for path in self.row.shown}
+        return {path: real for path, real in reals.items() if os.path.isdir(real)}
+
+    def keywords(self) -> dict[str, Any]:
+        """Return the keywords of a new sandbox."""
+        return plan.keywords(
+            self.row, self.place, self.program, self.options, os.environ, shown=tuple(self.shown().values())
+        )
 
     def command(self, *, resumes: bool = False) -> list[str]:
         """Return the command inside."""
@@ -82,35 +93,13 @@ async def opened(launch: Launch) -> AsyncIterator[AsyncSandbox]:
     """Open the agent's sandbox, or attach to the one that lives; leaving the block only detaches."""
     is_new = not is_open(launch.place)
     if is_new:
-        keywords = plan.keywords(launch.row, launch.place, launch.program, launch.options, os.environ)
-        sandbox = AsyncSandbox(**keywords)
+        sandbox = AsyncSandbox(**launch.keywords())
         give_home(sandbox, launch.place.home, launch.home)
     else:
         sandbox = AsyncSandbox.attach(launch.place.sandbox)
     async with sandbox:
         if is_new:
-            await _write_first_files(sandbox, launch)
+            shown = {f"{launch.home}/{path}": real for path, real in launch.shown().items()}
+            links = {path: real for path, real in shown.items() if path != real}
+            await write_home_files(sandbox, launch.row, launch.home, launch.place.folder, shown=links)
         yield sandbox
-
-
-async def _write_first_files(sandbox: AsyncSandbox, launch: Launch) -> None:
-    """Write what the agent needs at its first start, where nothing is, and copies of the user's own files."""
-    for path, text in launch.row.first_files.items():
-        if not (await sandbox.exec(["test", "-e", f"{launch.home}/{path}"])).ok:
-            await sandbox.write_file(f"{launch.home}/{path}", text)
-    for path, data in _copied(launch.row, launch.home).items():
-        await sandbox.write_file(f"{launch.home}/{path}", data)
-
-
-def _copied(row: CodingAgent, home: str) -> Mapping[str, bytes]:
-    """Return the user's own files that are copied into the agent's home."""
-    files: dict[str, bytes] = {}
-    for path in row.copied:
-        try:
-            with open(f"{home}/{path}", "rb") as file:
-                data = file.read(MOST_COPIED_BYTES + 1)
-        except OSError:
-            continue
-        if len(data) <= MOST_COPIED_BYTES:
-            files[path] = data
-    return files

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cloche.core.errors import InvalidRequest
 from cloche.core.record import dataclass, field
 
 from .places import AgentPlace
@@ -41,14 +42,23 @@ class Program:
 
 
 def keywords(
-    row: CodingAgent, place: AgentPlace, program: Program, options: AgentOptions, variables: Mapping[str, str]
+    row: CodingAgent,
+    place: AgentPlace,
+    program: Program,
+    options: AgentOptions,
+    variables: Mapping[str, str],
+    *,
+    shown: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the keywords of `AsyncSandbox` for a new sandbox; `variables` are those of the user's shell."""
+    """Return the keywords of `AsyncSandbox` for a new sandbox.
+
+    `variables` are those of the user's shell, `shown` the real paths of the user's own folders that the agent sees.
+    """
     given = [name for name in row.secrets if variables.get(name.partition("@")[0])]
     return {
         "workspace": place.folder,
         "workspace_disk": row.workspace_disk_bytes,
-        "workspace_read": options.also or None,
+        "workspace_read": _apart((*shown, *map(_folder, options.also)), place.folder) or None,
         "name": place.sandbox,
         "keep": A_YEAR_S,
         "lifetime": A_YEAR_S,
@@ -63,6 +73,23 @@ def keywords(
         "toolchains": list(program.toolchains) or None,
         **options.settings,
     }
+
+
+def _folder(text: str) -> str:
+    """Return the real path of a folder of --also. Raises InvalidRequest if it is wanted for writing."""
+    path, _, mode = text.rpartition(":") if text.endswith((":ro", ":rw")) else (text, "", "ro")
+    if mode == "rw":
+        raise InvalidRequest(f"--also: {path} can be shown read-only; for changes there, start another agent in it")
+    return os.path.realpath(os.path.expanduser(path))
+
+
+def _apart(folders: Sequence[str], project: str) -> list[str]:
+    """Leave out folders that lie in each other, or in the project."""
+    apart: list[str] = []
+    for folder in dict.fromkeys(folders):
+        if not any(f"{folder}/".startswith(f"{other}/") for other in (project, *apart)):
+            apart.append(folder)
+    return apart
 
 
 def command(row: CodingAgent, program: Program, options: AgentOptions, *, resumes: bool = False) -> list[str]:

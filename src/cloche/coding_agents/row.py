@@ -60,10 +60,12 @@ class CodingAgent:
     its hosts behind `@`. `login` is its own login. `hosts` are those it needs beside those of its secrets; `telemetry`
     are refused, and told once.
 
-    `first_files` are written into its home if they are not there; `shown` are folders of the user's own home that it
-    sees, read-only, `copied` single files that are copied at each start: never credentials. `state_to_review` are
-    patterns of kept files that make it run something or that it obeys: a change is shown before the next session loads
-    it. `instructions` is the file in which it is told its limits.
+    `first_files` are written into its home: JSON is merged into what is there, another file is written once.
+    `{project}`, `{home}` and `{NAME_end}`, the last 20 characters of a placeholder, are replaced in it. `shown` are
+    folders of the user's own home that it sees, read-only. `copied` are single files that are copied at each start: of
+    JSON and TOML the keys listed, of others the whole text. Never credentials. `state_to_review` are patterns of kept
+    files that make it run something or that it obeys: a change is shown before the next session loads it.
+    `instructions` is the file in which it is told its limits.
     """
 
     name: str
@@ -82,7 +84,7 @@ class CodingAgent:
     telemetry: tuple[str, ...] = ()
     first_files: Mapping[str, str] = field(default_factory=dict)
     shown: tuple[str, ...] = ()
-    copied: tuple[str, ...] = ()
+    copied: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     state_to_review: tuple[str, ...] = ()
     instructions: str = ""
     memory_bytes: int = 2048 * MIB

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 
 from .row import CodingAgent, Login, Package
 
-_CLAUDE_SETTINGS = '{"hasCompletedOnboarding": true, "bypassPermissionsModeAccepted": true}\n'
+_CLAUDE_SETTINGS = (
+    '{"hasCompletedOnboarding": true, "bypassPermissionsModeAccepted": true, "projects": {"{project}": '
+    '{"hasTrustDialogAccepted": true}}, "customApiKeyResponses": {"approved": ["{ANTHROPIC_API_KEY_end}"]}}'
+)
 _CLAUDE_LOGIN = (
     '{"claudeAiOauth": {"accessToken": "{access_token}", "refreshToken": "{refresh_token}", "expiresAt": {expires_ms}, '
     '"scopes": ["user:inference", "user:profile", "user:sessions:claude_code"]}}'
@@ -39,7 +42,10 @@ TABLE: Mapping[str, CodingAgent] = {
             telemetry=("http-intake.logs.us5.datadoghq.com", "browser-intake-us5-datadoghq.com"),
             first_files={".claude.json": _CLAUDE_SETTINGS},
             shown=(".claude/skills", ".claude/agents", ".claude/commands"),
-            copied=(".claude/CLAUDE.md", ".claude/settings.json"),
+            copied={
+                ".claude/CLAUDE.md": (),
+                ".claude/settings.json": ("model", "theme", "outputStyle", "language", "editorMode", "effortLevel"),
+            },
             state_to_review=(
                 ".claude/settings*.json", ".claude/CLAUDE.md", ".claude/hooks/**", ".claude/plugins/**", ".claude.json",
             ),
@@ -57,7 +63,10 @@ TABLE: Mapping[str, CodingAgent] = {
             hosts=("api.openai.com", "chatgpt.com", "auth.openai.com"),
             telemetry=("ab.chatgpt.com",),
             shown=(".codex/skills", ".codex/prompts"),
-            copied=(".codex/AGENTS.md", ".codex/config.toml"),
+            copied={
+                ".codex/AGENTS.md": (),
+                ".codex/config.toml": ("model", "model_reasoning_effort", "model_reasoning_summary", "personality"),
+            },
             state_to_review=(".codex/config.toml", ".codex/hooks.json", ".codex/AGENTS.md"),
             instructions=".codex/AGENTS.md",
         ),

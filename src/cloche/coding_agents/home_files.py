@@ -1,0 +1,128 @@
+"""Files in an agent's home folder at its start: merged, copied and linked by one program inside.
+
+The program runs as the guest, so that whatever the agent left there, a link for example, reaches nothing of the host.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cloche.core.errors import StartFailed
+from cloche.core.escape import escape_line
+from cloche.execution.sandbox import AsyncSandbox
+
+from .row import CodingAgent
+
+MOST_COPIED_BYTES = 1 << 20
+_END = "_end}"
+_WRITES = r"""
+import json, os, sys
+def merged(old, new):
+    if isinstance(old, dict) and isinstance(new, dict):
+        return {**old, **{name: merged(old.get(name), value) for name, value in new.items()}}
+    if isinstance(old, list) and isinstance(new, list):
+        return old + [value for value in new if value not in old]
+    return new
+def read(path):
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    except (OSError, ValueError):
+        return None
+def write(path, text):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    temporary = f"{path}.cloche-new"
+    with open(temporary, "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(text)
+    os.replace(temporary, path)
+for path, how, value in json.load(sys.stdin):
+    if how == "json":
+        old = read(path)
+        new = merged(old, value)
+        if new != old:
+            write(path, json.dumps(new, indent=2) + "\n")
+    elif how == "link":
+        if not os.path.lexists(path):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            os.symlink(value, path)
+    elif how == "copy" or not os.path.lexists(path):
+        write(path, value)
+"""
+
+
+async def write_home_files(
+    sandbox: AsyncSandbox, row: CodingAgent, home: str, project: str, *, shown: Mapping[str, str]
+) -> None:
+    """Write the row's first files and copies of the user's own; link `shown` paths to where their folders are.
+
+    A first file of JSON is merged into what is there; another one is written once. Raises StartFailed.
+    """
+    variables = await _placeholders(sandbox, row)
+    rows: list[tuple[str, str, Any]] = []
+    for path, text in row.first_files.items():
+        is_json = path.endswith(".json")
+        filled = _fill(json.loads(text) if is_json else text, {"{project}": project, "{home}": home, **variables})
+        rows.append((f"{home}/{path}", "json" if is_json else "first", filled))
+    rows += _copied(row, home)
+    rows += [(f"{home}/{path}", "link", target) for path, target in shown.items()]
+    if rows:
+        result = await sandbox.exec(["python3", "-I", "-c", _WRITES], stdin=json.dumps(rows))
+        if not result.ok:
+            lines = result.stderr.strip().splitlines()[-1:]
+            raise StartFailed(f"agent: its home folder: {escape_line(''.join(lines))}", step="home")
+
+
+async def _placeholders(sandbox: AsyncSandbox, row: CodingAgent) -> dict[str, str]:
+    """Return what stands for the ends of the placeholders inside: some agents remember an agreed key by its end."""
+    if not any(_END in text for text in row.first_files.values()):
+        return {}
+    result = await sandbox.exec(["env", "-0"])
+    pairs = (pair.partition("=") for pair in result.stdout.split("\0"))
+    return {f"{{{name}{_END}": value[-20:] for name, _, value in pairs if name in row.secrets}
+
+
+def _fill(value: Any, words: Mapping[str, str]) -> Any:  # noqa: ANN401 - any JSON
+    """Return JSON, or a text, with the words replaced in keys and texts; a list loses texts with a word left over."""
+    if isinstance(value, str):
+        for word, text in words.items():
+            value = value.replace(word, text)
+        return value
+    if isinstance(value, dict):
+        return {_fill(key, words): _fill(inner, words) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [text for inner in value if not str(text := _fill(inner, words)).endswith(_END)]
+    return value
+
+
+def _copied(row: CodingAgent, home: str) -> Iterator[tuple[str, str, Any]]:
+    """Yield rows for copies of the user's own files, up to 1 MiB each, without one that has a value of a secret."""
+    values = [value for name in row.secrets if (value := os.environ.get(name.partition("@")[0]))]
+    for path, keys in row.copied.items():
+        try:
+            with open(f"{home}/{path}", "rb") as file:
+                data = file.read(MOST_COPIED_BYTES + 1)
+        except OSError:
+            continue
+        text = os.fsdecode(data)
+        if len(data) <= MOST_COPIED_BYTES and not any(value in text for value in values):
+            yield from _copy(f"{home}/{path}", text, keys)
+
+
+def _copy(path: str, text: str, keys: tuple[str, ...]) -> Iterator[tuple[str, str, Any]]:
+    if not keys:
+        yield path, "copy", text
+        return
+    try:
+        document = json.loads(text) if path.endswith(".json") else tomllib.loads(text)
+    except ValueError:
+        return
+    chosen = {key: document[key] for key in keys if isinstance(document, dict) and key in document}
+    if path.endswith(".json"):
+        yield path, "json", chosen
+    else:
+        plain = {key: value for key, value in chosen.items() if isinstance(value, str | int | bool)}
+        yield path, "copy", "".join(f"{key} = {json.dumps(value)}\n" for key, value in plain.items())
