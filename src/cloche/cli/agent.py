@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from cloche.coding_agents.launch import Launch
 
+    from ._unattended import Ending
+
 
 class _Agents(CommandGroup):
     """Have a command for each agent of the table, beside the subcommands in the modules `_agent_*`."""
@@ -66,6 +68,8 @@ def agent() -> None:
 @option("--allow", metavar="HOST", multiple=True, help="Also reach this host. Repeatable.")
 @option("--also", metavar="DIR", multiple=True, help="Also show this folder, read-only. Repeatable.")
 @sandbox_options("secrets", "memory", "cpus", "pids", "disk")
+@flag("--commit", "commits", help="With --print: write the changes that need no review to the project.")
+@option("--branch", metavar="BRANCH", help="With --print: make the changes a commit on this new git branch.")
 @json_option("Print what happened as JSON, with --print.")
 def _run(**_: Any) -> int:  # noqa: ANN401 - see _call
     """Run the agent in a sandbox, on a view of the current project.
@@ -84,6 +88,8 @@ def _call(
     allow: tuple[str, ...],
     also: tuple[str, ...],
     options: Mapping[str, Any],
+    commits: bool,
+    branch: str | None,
     as_json: bool,
 ) -> int:
     import asyncio
@@ -91,30 +97,36 @@ def _call(
     from cloche.coding_agents.launch import prepare
     from cloche.coding_agents.plan import AgentOptions
 
-    if as_json and prompt is None:
-        raise InvalidRequest("--json needs --print PROMPT")
+    from ._unattended import Ending
+
+    if prompt is None and (as_json or commits or branch):
+        raise InvalidRequest("--json, --commit and --branch are for a run without a terminal: --print PROMPT")
+    if commits and branch:
+        raise InvalidRequest("--commit writes to the project, --branch to a git branch; give one of them")
     settings = {key: value for key, value in options.items() if value is not None and key != "secrets"}
     chosen = AgentOptions(
         also=also, hosts=allow, secrets=tuple(options.get("secrets") or ()), settings=settings, asks=ask, prompt=prompt,
         arguments=arguments,
     )  # fmt: skip
-    return asyncio.run(_run_agent(prepare(name, os.getcwd(), chosen), as_json=as_json))
+    return asyncio.run(_run_agent(prepare(name, os.getcwd(), chosen), Ending(commits, branch), as_json=as_json))
 
 
-async def _run_agent(launch: Launch, *, as_json: bool) -> int:
+async def _run_agent(launch: Launch, ending: Ending, *, as_json: bool) -> int:
     from cloche.coding_agents.launch import opened
 
     from ._attached import run_in
     from ._review import settle_attached
+    from ._unattended import run_once
 
     async with opened(launch) as sandbox:
-        has_terminal = launch.options.prompt is None and os.isatty(0)
+        if launch.options.prompt is not None:
+            return await run_once(sandbox, launch, ending, as_json=as_json)
+        has_terminal = os.isatty(0)
         result = await run_in(
             sandbox, launch.command(), cwd=launch.cwd, env=launch.environment(), has_terminal=has_terminal
         )
-        if os.isatty(0):
+        if has_terminal:
             await settle_attached(sandbox, review=True)
-        elif not as_json:
-            count = len((await sandbox.diff()).changes)
-            say(f"{count} changes; cloche diff {launch.place.sandbox} shows them")
+        elif changes := (await sandbox.diff()).changes:
+            say(f"{len(changes)} changes; they are kept: cloche agent review {launch.place.sandbox}")
     return exit_code_of(result)
