@@ -55,17 +55,25 @@ for path, how, value in json.load(sys.stdin):
 
 
 async def write_home_files(
-    sandbox: AsyncSandbox, row: CodingAgent, home: str, project: str, *, shown: Mapping[str, str]
+    sandbox: AsyncSandbox,
+    row: CodingAgent,
+    home: str,
+    project: str,
+    variables: Mapping[str, str],
+    *,
+    shown: Mapping[str, str],
 ) -> None:
     """Write the row's first files and copies of the user's own; link `shown` paths to where their folders are.
 
-    A first file of JSON is merged into what is there; another one is written once. Raises StartFailed.
+    `variables` are those of the sandbox. A first file of JSON is merged into what is there; another one is written
+    once. Raises StartFailed.
     """
-    variables = await _placeholders(sandbox, row)
+    # Some agents remember by its end that a key was agreed to.
+    ends = {f"{{{name}{_END}": variables[name][-20:] for name in row.secrets if name in variables}
     rows: list[tuple[str, str, Any]] = []
     for path, text in row.first_files.items():
         is_json = path.endswith(".json")
-        filled = _fill(json.loads(text) if is_json else text, {"{project}": project, "{home}": home, **variables})
+        filled = _fill(json.loads(text) if is_json else text, {"{project}": project, "{home}": home, **ends})
         rows.append((f"{home}/{path}", "json" if is_json else "first", filled))
     rows += _copied(row, home)
     rows += [(f"{home}/{path}", "link", target) for path, target in shown.items()]
@@ -74,15 +82,6 @@ async def write_home_files(
         if not result.ok:
             lines = result.stderr.strip().splitlines()[-1:]
             raise StartFailed(f"agent: its home folder: {escape_line(''.join(lines))}", step="home")
-
-
-async def _placeholders(sandbox: AsyncSandbox, row: CodingAgent) -> dict[str, str]:
-    """Return what stands for the ends of the placeholders inside: some agents remember an agreed key by its end."""
-    if not any(_END in text for text in row.first_files.values()):
-        return {}
-    result = await sandbox.exec(["env", "-0"])
-    pairs = (pair.partition("=") for pair in result.stdout.split("\0"))
-    return {f"{{{name}{_END}": value[-20:] for name, _, value in pairs if name in row.secrets}
 
 
 def _fill(value: Any, words: Mapping[str, str]) -> Any:  # noqa: ANN401 - any JSON

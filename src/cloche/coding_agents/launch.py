@@ -6,7 +6,7 @@ Files are written from inside, as the guest: what is in its home already may be 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -50,8 +50,9 @@ class Launch:
         return plan.command(self.row, self.program, self.options, resumes=resumes)
 
     def environment(self) -> dict[str, str]:
-        """Return the variables of the agent's process."""
-        return plan.environment(self.row, self.home, os.environ)
+        """Return the variables of the agent's process, whose sandbox is open."""
+        path = environment_of(self.place)["PATH"]
+        return plan.environment(self.row, self.program, self.home, self.place.folder, path, os.environ)
 
 
 def prepare(name: str, cwd: str, options: plan.AgentOptions, *, number: int = 0) -> Launch:
@@ -88,6 +89,12 @@ def is_open(place: AgentPlace) -> bool:
     return True
 
 
+def environment_of(place: AgentPlace) -> Mapping[str, str]:
+    """Return the variables of the sandbox itself; of its secrets they have the placeholders. Raises InvalidRequest."""
+    variables: Mapping[str, str] = registry.find(place.sandbox).entry["environment"]
+    return variables
+
+
 @asynccontextmanager
 async def opened(launch: Launch) -> AsyncIterator[AsyncSandbox]:
     """Open the agent's sandbox, or attach to the one that lives; leaving the block only detaches."""
@@ -101,5 +108,6 @@ async def opened(launch: Launch) -> AsyncIterator[AsyncSandbox]:
         if is_new:
             shown = {f"{launch.home}/{path}": real for path, real in launch.shown().items()}
             links = {path: real for path, real in shown.items() if path != real}
-            await write_home_files(sandbox, launch.row, launch.home, launch.place.folder, shown=links)
+            variables = environment_of(launch.place)
+            await write_home_files(sandbox, launch.row, launch.home, launch.place.folder, variables, shown=links)
         yield sandbox

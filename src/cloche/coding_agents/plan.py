@@ -102,10 +102,26 @@ def command(row: CodingAgent, program: Program, options: AgentOptions, *, resume
     return [*program.words, *row.arguments, *quiet, *end, *options.arguments]
 
 
-def environment(row: CodingAgent, home: str, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the agent's process beside the sandbox's own."""
-    passed = {name: variables[name] for name in ("TERM", "COLORTERM", "LANG", "LC_ALL", "TZ") if variables.get(name)}
-    return {**passed, "XDG_CACHE_HOME": f"{home}/.cache", "EDITOR": "vi", **row.env}
+_PASSED = ("TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "TERM_PROGRAM", "LANG", "LC_ALL", "TZ")
+
+
+def environment(
+    row: CodingAgent, program: Program, home: str, project: str, path: str, variables: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables of the agent's process beside the sandbox's own; `path` is the sandbox's PATH.
+
+    Folders of the project on the user's own PATH come first, as in an environment that is activated there.
+    """
+    passed = {name: variables[name] for name in _PASSED if variables.get(name)}
+    if _is_below(variables.get("VIRTUAL_ENV", ""), project):
+        passed["VIRTUAL_ENV"] = variables["VIRTUAL_ENV"]
+    own = [folder for folder in variables.get("PATH", "").split(os.pathsep) if _is_below(folder, project)]
+    search_path = os.pathsep.join(dict.fromkeys((*own, *program.path, *path.split(os.pathsep))))
+    return {**passed, "PATH": search_path, "XDG_CACHE_HOME": f"{home}/.cache", **row.env}
+
+
+def _is_below(folder: str, above: str) -> bool:
+    return f"{os.path.realpath(folder)}/".startswith(f"{above}/") if os.path.isabs(folder) else False
 
 
 def project_folder(cwd: str) -> str:
@@ -117,8 +133,3 @@ def project_folder(cwd: str) -> str:
             return folder
         folder = os.path.dirname(folder)
     return real
-
-
-def search_path(path: str, first: Sequence[str]) -> str:
-    """Return PATH with these folders first."""
-    return os.pathsep.join((*first, path)) if path else os.pathsep.join(first)
