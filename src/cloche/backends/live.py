@@ -643,4 +643,6 @@ def _process_info(row: Mapping[str, Any]) -> ProcessInfo:
         age=_number(row.get("started_s")),
         exit_code=verdict.exit_code if verdict else None,
         status=verdict.status if verdict else None,
+        printed=int(_number(row.get("printed"))),
+        is_attached=row.get("is_attached") is True,
     )

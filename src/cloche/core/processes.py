@@ -48,7 +48,8 @@ class ProcessRequest:
 class ProcessInfo:
     """Describe a process of a sandbox: its id, its pid inside, its command, seconds since its start.
 
-    `exit_code` and `status` are None while it runs.
+    `exit_code` and `status` are None while it runs. `printed` counts the bytes of its output so far, `is_attached`
+    tells whether a client receives it.
     """
 
     id: str
@@ -57,6 +58,8 @@ class ProcessInfo:
     age: float
     exit_code: int | None = None
     status: Status | None = None
+    printed: int = 0
+    is_attached: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

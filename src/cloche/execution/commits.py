@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from cloche.workspace.snapshot import Snapshot, SnapshotEntry
 
 log = logging.getLogger("cloche.workspace")
-COMMITTED, KNOWN_S = "committed-", 30 * 24 * 3600.0  # files that record a sandbox's commits, and for how long
+# Files that record what a sandbox has committed, or what was restored in it; and for how long.
+COMMITTED, RESTORED, KNOWN_S = "committed-", "restored-", 30 * 24 * 3600.0
 MOST_MERGED_BYTES = 16 << 20
 MOST_NAMED = 10  # paths per danger in an error message
 
@@ -139,7 +140,8 @@ def compare(open_folder: OpenFolder, snapshot: Snapshot, check: Callable[[], Non
     folder = open_folder.folder
     return make_diff(
         snapshot, open_folder.fd, hidden={*folder.hidden, *folder.left_out}, opened_ns=folder.opened_ns,
-        committed=read_committed(open_folder), branches=_dangerous_branches(open_folder, snapshot, check), check=check,
+        committed=read_committed(open_folder), stale=read_restored(open_folder),
+        branches=_dangerous_branches(open_folder, snapshot, check), check=check,
     )  # fmt: skip
 
 
@@ -306,7 +308,10 @@ def recovered() -> list[str]:
     if state is None or not os.path.isdir(state):
         return []
     for entry in os.scandir(state):
-        if entry.name.startswith(COMMITTED) and entry.stat(follow_symlinks=False).st_mtime < time.time() - KNOWN_S:
+        if (
+            entry.name.startswith((COMMITTED, RESTORED))
+            and entry.stat(follow_symlinks=False).st_mtime < time.time() - KNOWN_S
+        ):
             os.unlink(entry.path)
     return recover_all(state)
 
@@ -314,8 +319,8 @@ def recovered() -> list[str]:
 # Files that the sandbox has committed have changed on the host since it was opened, but are no conflicts.
 
 
-def _committed_file(folder: HostFolder) -> str:
-    return os.path.join(state_folder(), f"{COMMITTED}{folder.opened_ns}-{folder.identity[0]}-{folder.identity[1]}.json")
+def _record(folder: HostFolder, kind: str) -> str:
+    return os.path.join(state_folder(), f"{kind}{folder.opened_ns}-{folder.identity[0]}-{folder.identity[1]}.json")
 
 
 def read_committed(open_folder: OpenFolder) -> dict[str, tuple[int, int]]:
@@ -323,7 +328,7 @@ def read_committed(open_folder: OpenFolder) -> dict[str, tuple[int, int]]:
     if open_folder.committed is not None:
         return open_folder.committed
     try:
-        with open(_committed_file(open_folder.folder), "rb") as file:
+        with open(_record(open_folder.folder, COMMITTED), "rb") as file:
             return {str(path): (int(row[0]), int(row[1])) for path, row in json.load(file).items()}
     except FileNotFoundError:
         return {}
@@ -346,11 +351,37 @@ def _note_committed(open_folder: OpenFolder, written: Sequence[str]) -> None:
     if open_folder.committed is not None:
         return
     try:
-        folder, name = os.path.split(_committed_file(open_folder.folder))
-        folder_fd = hostfs.open_folder(folder)
-        try:
-            hostfs.replace(folder_fd, name, json.dumps(committed).encode(), mode=0o600, permissions=0o600)
-        finally:
-            os.close(folder_fd)
+        _keep_record(open_folder, COMMITTED, committed)
     except OSError as error:
         log.warning("this commit cannot be recorded, so its changes will count as conflicts next time: %s", error)
+
+
+def _keep_record(open_folder: OpenFolder, kind: str, document: object) -> None:
+    folder, name = os.path.split(_record(open_folder.folder, kind))
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    folder_fd = hostfs.open_folder(folder)
+    try:
+        hostfs.replace(folder_fd, name, json.dumps(document).encode(), mode=0o600, permissions=0o600)
+    finally:
+        os.close(folder_fd)
+
+
+# Files that were restored from an archive and that the host has changed since it was saved are conflicts, although the
+# sandbox is newer than they are.
+
+
+def read_restored(open_folder: OpenFolder) -> frozenset[str]:
+    """Return the paths where the sandbox has a file of an earlier sandbox, and the host has changed its own since."""
+    try:
+        with open(_record(open_folder.folder, RESTORED), "rb") as file:
+            return frozenset(map(str, json.load(file)))
+    except FileNotFoundError:
+        return frozenset()
+    except (OSError, ValueError, TypeError) as error:
+        raise InvalidRequest(f"workspace: the record of what was restored cannot be read: {error}") from error
+
+
+def note_restored(open_folder: OpenFolder, paths: Collection[str]) -> None:
+    """Record such paths. Raises OSError: a commit would write over the host's changes without asking."""
+    if paths:
+        _keep_record(open_folder, RESTORED, sorted(paths))

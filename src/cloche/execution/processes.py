@@ -217,12 +217,16 @@ class ProcessOperations(LiveOperations):
         env: Mapping[str, str] | None = None,
         user: str | None = None,
         timeout: float | str | None = None,  # noqa: ASYNC109 - it ends the command, not the call
+        keep: bool = False,
     ) -> AsyncProcess:
-        """Start a command, by default a shell, with its own terminal. All of its output is in `stdout`."""
+        """Start a command, by default a shell, with its own terminal. All of its output is in `stdout`.
+
+        With `keep` it goes on when this object is gone: its terminal does not hang up then.
+        """
         _check_size(rows, columns)
         command = SHELL if argv is None else argv
         limit = None if timeout is None else parse_duration(timeout, name="timeout")
-        request = self._command(command, None, cwd, env, user, timeout_s=limit, terminal=(rows, columns))
+        request = self._command(command, None, cwd, env, user, timeout_s=limit, terminal=(rows, columns), kept=keep)
         return await self._started("terminal", request, None)
 
     async def process(self, id: str) -> AsyncProcess:  # noqa: A002 - as the process's own property

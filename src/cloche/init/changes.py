@@ -3,11 +3,14 @@
 The stream is made of frames: four bytes, the largest first, with the number of bytes that follow. With the top bit set
 they are content, else one JSON object. There is a row for each path, folders before their entries:
 
-    {"path", "kind": "file" | "directory" | "link" | "removed" | "unchanged" | "other", "mode", "target", "opaque",
-     "copied", "problem"}
+    {"path", "kind": "file" | "directory" | "link" | "removed" | "unchanged" | "other", "mode", "mtime", "target",
+     "opaque", "copied", "problem"}
 
 A row of a file is followed by its content, in frames, and by an end: a content frame of no bytes, or
 `{"problem": WORD}` if not all of it could be read. A row with a `problem` has no content and nothing below it.
+
+The answer has a `mark`, a sum over inodes, modes, sizes and times of all that was looked at: if it is equal later,
+nothing has changed in between. With `lists` there are only rows of files, with their `size` and without content.
 
 In an overlay's upper layer a character device 0:0 is a whiteout, `user.overlay.opaque` with the value `y` on a folder
 hides all below it in the lower layers, and `user.overlay.origin` marks files that were copied up. With a time `since`
@@ -38,6 +41,7 @@ MOST_DEPTH = 100  # of folders; each holds two descriptors while it is looked th
 MOST_PATH_BYTES = 4096
 MOST_FOLDER_BYTES = MOST_PATH_BYTES - 256  # of the path of a folder that is looked into, whatever a name in it is
 HELD_BYTES = 1 << 16
+MOST_MARK = (1 << 64) - 1
 OPAQUE, ORIGIN = "user.overlay.opaque", "user.overlay.origin"
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
 
@@ -61,6 +65,7 @@ def walk(top: int, order: dict[str, Any], into: int) -> dict[str, Any]:
     sending.flush()
     return {
         "count": sending.count, "too_many": sending.is_cut, "too_large": sending.too_large, "skipped": sending.skipped,
+        "mark": f"{sending.mark:x}",
     }  # fmt: skip
 
 
@@ -84,6 +89,8 @@ class _Sending:
         self.since = natural(order, "since", None)
         self.most = natural(order, "most", 0) or 0
         self.entries = natural(order, "entries", MOST_ENTRIES) or 0
+        self.lists = bool(order.get("lists"))
+        self.mark = 0
         self.skip = {unpack(packed) for packed in order.get("skip") or ()}
         self.names = {unpack(packed) for packed in order.get("names") or ()}
         self.count = self.too_large = self.skipped = 0
@@ -125,12 +132,16 @@ class _Sending:
         if self.count >= self.entries:
             self.is_cut = True
             return None
+        times = state.st_mtime_ns, state.st_ctime_ns
+        self.mark = (self.mark + hash((state.st_ino, state.st_mode, state.st_size, *times))) & MOST_MARK
         kind = stat.S_IFMT(state.st_mode)
-        row: dict[str, Any] = {"path": pack(path), "mode": stat.S_IMODE(state.st_mode)}
+        row: dict[str, Any] = {"path": pack(path), "mode": stat.S_IMODE(state.st_mode), "mtime": int(state.st_mtime)}
         if kind == stat.S_IFDIR:
             return self._send_folder(folder, name, row, state, depth=depth)
         if self._is_old(state) and not folder.may_be_moved and kind in (stat.S_IFREG, stat.S_IFLNK):
             self._row({**row, "kind": "unchanged"})
+        elif kind == stat.S_IFREG and self.lists:
+            self._row({"path": row["path"], "kind": "file", "size": state.st_size})
         elif kind == stat.S_IFREG:
             self._send_file(folder, name, row)
         elif kind == stat.S_IFLNK:
@@ -224,6 +235,8 @@ class _Sending:
             self._frame(b"", CONTENT)
 
     def _row(self, row: dict[str, Any]) -> None:
+        if self.lists and row["kind"] != "file":
+            return
         self.count += 1
         self._frame(json.dumps(row, separators=(",", ":")).encode())
 

@@ -309,6 +309,16 @@ def _remove(path: str, order: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def _remove_all(path: str, order: dict[str, Any]) -> dict[str, Any]:
+    """Remove what is at each of the `paths` below a folder, folders with all in them; missing ones are passed over."""
+    for packed in order["paths"]:
+        try:
+            _remove(f"{path}/{unpack_path(packed)}", {"recursive": True})
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+    return {}
+
+
 def _chmod(path: str, order: dict[str, Any]) -> dict[str, Any]:
     os.chmod(path, (natural(order, "mode", None) or 0) & 0o7777)
     return {}
@@ -322,6 +332,7 @@ OPERATIONS: dict[str, Callable[[str, dict[str, Any]], dict[str, Any]]] = {
     "make_folder": _make_folder,
     "move": _move,
     "remove": _remove,
+    "remove_all": _remove_all,
     "chmod": _chmod,
     "pack": archive.pack,
     "collect": archive.collect,

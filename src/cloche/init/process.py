@@ -132,7 +132,7 @@ class Outgoing:
         self.window = wire.WINDOW_BYTES
         self.tail = bytearray()
         self.unread = bytearray()  # sent bytes that the client has not consumed yet, the last of them
-        self.dropped = 0
+        self.dropped = self.total = 0
         self.due = 0  # bytes that had been written when they were counted, and were not read yet
         self.left = -1  # bytes that are still read after the process has ended, -1 while it lives
         self.is_watched = self.is_resting = False
@@ -184,6 +184,7 @@ class Outgoing:
                 self.process.loop.send(wire.frame(wire.END, self.process.channel, bytes((self.stream,))))
             return 0
         self.due -= len(data)
+        self.total += len(data)
         if self.is_attached:
             self._send(data)
         else:
@@ -373,6 +374,7 @@ class Process:
     def __init__(self, loop: Loop, host: Host, channel: int, name: str, order: dict[str, Any], owner: ProcessOwner):
         self.loop, self.host, self.channel, self.id, self.owner = loop, host, channel, name, owner
         self.is_hidden, self.is_kept = bool(order.get("is_hidden")), bool(order.get("is_kept"))
+        self.hangs_up = not self.is_kept  # its terminal is gone with its client
         self.shown = _shown(order)
         self.started_at = now()
         # That of what all else stands still for goes on: the guest may have stopped it.
@@ -443,7 +445,8 @@ class Process:
         """Return a row of the list of processes."""
         return {
             "id": self.id, "pid": self.pid, "command": self.shown, "started_s": now() - self.started_at,
-            "status": self.status, "cause": self.cause, "is_kept": self.is_kept,
+            "status": self.status, "cause": self.cause, "is_kept": self.is_kept, "is_attached": self.channel > 0,
+            "printed": sum(stream.total for stream in self.outgoing.values()),
         }  # fmt: skip
 
     # The client's requests.
@@ -491,7 +494,7 @@ class Process:
             stream.take_back()
         if self.status is None and not self.is_kept:
             self.kill("")
-        elif self.status is None and self.master >= 0:
+        elif self.status is None and self.master >= 0 and self.hangs_up:
             self.signal(SIGHUP, "group")
         for stream in self.outgoing.values():
             stream.go_on()

@@ -261,6 +261,21 @@ class Server:
         self.loop.send(wire.json_frame(wire.EVENT, number, event="processes", processes=rows))
         self.close(number)
 
+    def _usage(self, number: int, _: dict[str, Any]) -> None:
+        """Report the processor time of all processes so far, how many live, how many are stopped, and their memory."""
+        times, ticks, pages, stopped, pids = os.times(), 0, 0, 0, self.host.other_pids()
+        for pid in pids:
+            fields = _stat_of(pid)
+            if fields:
+                ticks += sum(map(int, fields[11:15]))  # of it, and of its children that have ended
+                pages += int(fields[21])
+                stopped += fields[0] == b"T"
+        cpu_s = ticks / os.sysconf("SC_CLK_TCK") + times.children_user + times.children_system
+        report = {"cpu_s": cpu_s, "processes": len(pids), "stopped": stopped}
+        report["memory_bytes"] = pages * os.sysconf("SC_PAGE_SIZE")
+        self.loop.send(wire.json_frame(wire.EVENT, number, event="usage", **report))
+        self.close(number)
+
     def _connect(self, number: int, order: dict[str, Any]) -> None:
         self.channels[number] = connect(self, number, int(order["port"]), hands_out=bool(order.get("hands_out")))
 
@@ -413,6 +428,7 @@ OPERATIONS: dict[str, Callable[[Server, int, dict[str, Any]], None]] = {
     "start": Server._start,
     "attach": Server._attach,
     "processes": Server._list,
+    "usage": Server._usage,
     "kill": Server._kill,
     "files": Server._files,
     "connect": Server._connect,
@@ -425,6 +441,20 @@ OPERATIONS: dict[str, Callable[[Server, int, dict[str, Any]], None]] = {
     "stop": Server._stop,
     "end": Server._end,
 }
+
+
+def _stat_of(pid: int) -> list[bytes]:
+    """Return the fields of /proc/PID/stat after the name, from the state on; empty if the process has ended."""
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return []
+    try:
+        return os.read(fd, 4096).rpartition(b")")[2].split()
+    except OSError:
+        return []
+    finally:
+        os.close(fd)
 
 
 def _nothing(number: int, frame: object) -> None:

@@ -32,7 +32,10 @@ the connection. `Credit` counts both directions.
   6 carry its calls of the client's functions and the answers (`cloche.functions`): frames like these, OPEN and CLOSE,
   whose channel is the number of a call; the first one inside is HELLO. It has them as descriptors 5 and 6.
 - `attach`: the streams and the exit of a running or kept process, by `id`. First come the last unread bytes.
-- `processes`: one event `processes` with a list of the running and the kept ended ones.
+- `processes`: one event `processes` with a list of the running and the kept ended ones. Of each: `printed` bytes so
+  far, and whether a client `is_attached`.
+- `usage`: one event `usage` with `cpu_s` of all processes so far, how many `processes` live and how many of them are
+  `stopped`, and their `memory_bytes` (shared pages count for each).
 - `kill`: a tree, by `id`.
 - `files`: one operation on files, see `files`. Streams: 0 content in, 1 content out.
 - `connect`: a TCP connection to `port` on loopback inside. Event `connected`. Streams: 0 to the server, 1 from it. If
@@ -53,8 +56,9 @@ Its HELLO is that of the sandbox with `keeper` beside: `name`, `boot` (the id of
 have `"is_visit": true`: the client does not count for keeping the sandbox alive. When a client goes, its channels are
 closed. The keeper answers some operations itself; their OPEN is short and has `op` as the first member, without spaces:
 `pause` and `resume` as above; `end`, when nothing is left; `keep`: `keep_s`, the time without a client after which all
-ends; `info`: one event `info` with `name`, `pid`, `clients`, `is_paused`, `paused_s` (in all), `age_s`, `keep_s`,
-`lifetime_s`, `idle_s`, `left_s` (of the lifetime) and `without_client_s`.
+ends; `linger`: while its channel is open, SIGTERM and `end` wait until the client has closed it, at most `linger_s`;
+it gets an event `ending` then; `info`: one event `info` with `name`, `pid`, `clients`, `is_paused`, `paused_s` (in
+all), `age_s`, `keep_s`, `lifetime_s`, `idle_s`, `left_s` (of the lifetime) and `without_client_s`.
 
 All frames of a sandbox may be forged by a guest where the guest could have caused them. Clients read them with
 `decode_object`, bounded.

@@ -29,6 +29,7 @@ MOST_ORDER_BYTES = 1 << 16
 SCM_RIGHTS, INT_BYTES = 1, 4
 FIRST_S = 10.0  # for the caller to come in
 LAST_S, AGAIN_S = 10.0, 0.01  # for the helper to clear up
+MOST_LINGER_S = 120.0  # for a client that saves what is in the sandbox
 MOST_S = 366 * 24 * 3600.0
 SUFFIXES = (".sock", ".json")
 LOCK_SUFFIX = ".lock"
@@ -49,6 +50,7 @@ class Keeper:
         self.is_paused = False
         self.paused_s, self.paused_at = 0.0, 0.0  # before the last pause began, and when that was
         self.ending: tuple[Client, int] | None = None  # the client that requested the end
+        self.lingering: dict[tuple[Client, int], float] = {}  # channels of clients that end first, and for how long
         self.had_clients = False
         self.opener = 0  # the number of the first client
         self.told: float | None = -1.0
@@ -109,7 +111,10 @@ class Keeper:
             self.relay.close(client, channel)
         elif op == "end":
             self.ending = client, channel
-            self.relay.ended = "it was ended"
+            self.begin_end("it was ended")
+        elif op == "linger":
+            if (linger_s := self._read_time(client, channel, body, "linger_s")) is not None:
+                self.lingering[client, channel] = min(linger_s, MOST_LINGER_S)
         elif op == "keep":
             self._keep(client, channel, body)
         elif op == "own":
@@ -124,6 +129,17 @@ class Keeper:
             self.keep_s = keep_s
             self._set_clock()
             self.relay.close(client, channel)
+
+    def begin_end(self, reason: str) -> None:
+        """End, or first let the clients finish that asked for it."""
+        waiting = {key: linger_s for key, linger_s in self.lingering.items() if key[1] in key[0].channels}
+        if not waiting:
+            self.relay.ended = reason
+        elif self.relay.linger is None:
+            for client, channel in waiting:
+                self.relay.event(client, channel, event="ending")
+            until = now() + max(waiting.values())
+            self.relay.linger = until, lambda: not any(channel in client.channels for client, channel in waiting)
 
     def _own(self, client: Client, channel: int, body: bytes) -> None:
         """Record that the owner is present, which it reports from time to time."""
@@ -334,11 +350,12 @@ def main(fd: int) -> None:
     woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     _signal.set_wakeup_fd(wake)
 
-    def stop(_number: int, _frame: object) -> None:
-        keeper.relay.ended = "the keeper was asked to end"
+    def stop(_: int) -> None:
+        if os.read(woken, 512):
+            keeper.begin_end("the keeper was asked to end")
 
-    _signal.signal(_signal.SIGTERM, stop)
-    keeper.relay.watch(woken, POLLIN, lambda _: None)
+    _signal.signal(_signal.SIGTERM, lambda *_: None)
+    keeper.relay.watch(woken, POLLIN, stop)
     caller.send(b"kept")
     if not caller.recv(16):  # it has given up meanwhile, and its name with it
         os._exit(0)

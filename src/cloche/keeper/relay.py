@@ -45,7 +45,7 @@ MOST_NUMBER = (1 << 16) - 1
 MOST_OWN_BODY = 4096  # of an operation of the keeper's own
 GREETING_S = 10.0  # for a client to send HELLO
 LONGEST_WAIT_S = 60.0  # in one call: poll's clock stands still while the machine sleeps, and `now` does not
-OWN = ("info", "keep", "own", "pause", "resume", "end", "network")
+OWN = ("info", "keep", "own", "pause", "resume", "end", "network", "linger")
 OP = b'{"op":"'
 
 
@@ -167,6 +167,8 @@ class FrameRelay:
         self.deadline: float | None = None
         self.deserted_at: float | None = None  # by the clock of `awake`: a machine that sleeps has no services
         self.ended = ""  # why, when it is over
+        # Once it shall end, until when it waits for clients, and whether all of them have finished.
+        self.linger: tuple[float, Callable[[], bool]] | None = None
         self.init = Peer(self, init)
         self.watch(init, POLLIN, self._serve_init)
         self.listening: Any = _socket.socket(fileno=listening)
@@ -199,6 +201,8 @@ class FrameRelay:
             moments.append(self.deadline)
         if self.deserted_at is not None:
             moments.append(now() + self.deserted_at - awake())
+        if self.linger is not None:
+            moments.append(self.linger[0])
         return min([LONGEST_WAIT_S, *(max(0.0, moment - now()) for moment in moments)]) * 1000 + 1
 
     def _check_time(self) -> None:
@@ -207,6 +211,8 @@ class FrameRelay:
             self.ended = "its lifetime is over"
         if self.deserted_at is not None and awake() >= self.deserted_at:
             self.ended = "its service has not come back"
+        if self.linger is not None and (moment >= self.linger[0] or self.linger[1]()):
+            self.ended = "it was asked to end"
         for client in list(self.clients.values()):
             if not client.is_greeted and moment > client.came_at + GREETING_S:
                 self.drop(client)

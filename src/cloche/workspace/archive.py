@@ -1,4 +1,4 @@
-"""Pack files of the host's folder into a tar archive for a sandbox: a copy of the folder, or files to restore."""
+"""Pack files into a tar archive for a sandbox: of the host's folder (a copy, files to restore), or of a snapshot."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from cloche.core.errors import InvalidRequest
 from cloche.core.limits import format_size
 
 from .host_files import MOST_DEPTH, HostTree
+from .snapshot import Snapshot, SnapshotEntry
 
 PIECE_BYTES = 1 << 18
 _LEFT_OUT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EXDEV)
@@ -127,3 +128,19 @@ def _add_file(into: tarfile.TarFile, member: tarfile.TarInfo, tree: HostTree, ma
             into.addfile(member, source)
         except OSError as error:  # the file was truncated, and part of it is in the archive
             raise InvalidRequest(f"workspace: {member.name!r} was changed while it was copied; try again") from error
+
+
+_TYPES = {"file": tarfile.REGTYPE, "directory": tarfile.DIRTYPE, "link": tarfile.SYMTYPE}
+
+
+def pack_snapshot(snapshot: Snapshot, entries: Iterable[SnapshotEntry]) -> Iterator[bytes]:
+    """Yield a tar archive of some files, folders and links of a snapshot, piece by piece."""
+    for entry in entries:
+        member = tarfile.TarInfo(os.fsdecode(entry.path))
+        member.type, member.mode, member.mtime = _TYPES[entry.kind], entry.mode & 0o777, entry.mtime_s
+        member.size, member.linkname = entry.size, os.fsdecode(entry.target)
+        yield member.tobuf(tarfile.GNU_FORMAT, ENCODING, ERRORS)
+        yield from snapshot.read(entry)
+        if padding := -entry.size % tarfile.BLOCKSIZE:
+            yield bytes(padding)
+    yield bytes(2 * tarfile.BLOCKSIZE)

@@ -77,16 +77,17 @@ def compare(
     hidden: Collection[str] = (),
     opened_ns: int | None = None,
     committed: Mapping[str, tuple[int, int]] | None = None,
+    stale: Collection[str] = (),
     check: Callable[[], None] = lambda: None,
 ) -> Comparison:
     """Compare a snapshot with an open folder of the host.
 
     A host file changed at `opened_ns` or later is a conflict, unless `committed` has its inode and change time (ns)
-    from an earlier commit. The caller subtracts one clock tick from the time. An exception from `check` ends the
-    comparison.
+    from an earlier commit. So is what is at or below a path of `stale`. The caller subtracts one clock tick
+    from the time. An exception from `check` ends the comparison.
     """
     with HostTree(folder, check) as tree:
-        comparing = _Comparing(snapshot, tree, frozenset(map(os.fsencode, hidden)), opened_ns, committed or {})
+        comparing = _Comparing(snapshot, tree, frozenset(map(os.fsencode, hidden)), opened_ns, committed or {}, stale)
         return comparing.run()
 
 
@@ -97,6 +98,7 @@ def make_diff(
     hidden: Collection[str] = (),
     opened_ns: int | None = None,
     committed: Mapping[str, tuple[int, int]] | None = None,
+    stale: Collection[str] = (),
     branches: Collection[Change] = (),
     check: Callable[[], None] = lambda: None,
 ) -> Diff:
@@ -104,7 +106,9 @@ def make_diff(
 
     `branches` are additional changes for the guest's branches. More than MOST_HELD changes stay in a temporary file.
     """
-    comparison = compare(snapshot, folder, hidden=hidden, opened_ns=opened_ns, committed=committed, check=check)
+    comparison = compare(
+        snapshot, folder, hidden=hidden, opened_ns=opened_ns, committed=committed, stale=stale, check=check
+    )
     rows = comparison.by_path
     with HostTree(folder, check) as tree:
         patch = make_patch(rows.values(), snapshot, tree, check=check)
@@ -284,9 +288,10 @@ class _Comparing:
         hidden: frozenset[bytes],
         opened_ns: int | None,
         committed: Mapping[str, tuple[int, int]],
+        stale: Collection[str],
     ):
         self.snapshot, self.tree, self.hidden = snapshot, tree, hidden
-        self.opened_ns, self.committed = opened_ns, committed
+        self.opened_ns, self.committed, self.stale = opened_ns, committed, stale
         self.changes = Rows(Change)
         self.left_out: dict[bytes, str] = {}
         self.blocked: set[bytes] = set()  # left out with everything below
@@ -401,7 +406,8 @@ class _Comparing:
         self._check_set_id(path, entry, host)
 
     def _add(self, path: bytes, kind: FileKind, entry: SnapshotEntry) -> None:
-        conflict = GONE if entry.is_copied and not self.snapshot.is_whole and self._may_be_gone(path) else ""
+        is_gone = entry.is_copied and not self.snapshot.is_whole and self._may_be_gone(path)
+        conflict = GONE if is_gone or (self.stale and os.fsdecode(path) in self.stale) else ""
         self._change(path, "added", kind, entry, conflict=conflict)
 
     def _may_be_gone(self, path: bytes) -> bool:
@@ -481,9 +487,16 @@ class _Comparing:
         return digest.hexdigest()
 
     def _conflict(self, path: bytes, host: os.stat_result) -> str:
-        if self.opened_ns is None or host.st_ctime_ns < self.opened_ns:
+        if not self._is_stale(os.fsdecode(path)) and (self.opened_ns is None or host.st_ctime_ns < self.opened_ns):
             return ""
         return "" if self.committed.get(os.fsdecode(path)) == (host.st_ino, host.st_ctime_ns) else CHANGED
+
+    def _is_stale(self, path: str) -> bool:
+        while self.stale and path:
+            if path in self.stale:
+                return True
+            path = path.rpartition("/")[0]
+        return False
 
     # Host paths that the sandbox lacks.
 

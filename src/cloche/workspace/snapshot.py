@@ -30,6 +30,7 @@ MOST_CONTENT_BYTES = 1 << 20  # of one frame
 MOST_ROWS_BYTES = 256 << 20  # of all rows together
 LOOKED_AT_BYTES = 8000  # what git looks at to tell whether a file is text
 PERMISSIONS = 0o7777
+MOST_MTIME_S = 1 << 33
 NO_NAMES = frozenset((b"", b".", b".."))
 # Shared objects, so that a million entries do not hold copies of equal values.
 KINDS = {kind: kind for kind in ("file", "directory", "link", "removed", "unchanged", "other")}
@@ -60,6 +61,7 @@ class SnapshotEntry:
     path: bytes
     kind: EntryKind
     mode: int = 0
+    mtime_s: int = 0
     size: int = 0
     offset: int = 0
     sha256: str = ""
@@ -277,11 +279,13 @@ def _row(data: bytes) -> Mapping[str, Any]:
 
 def _read_entry(row: Mapping[str, Any], *, offset: int, is_whole: bool) -> SnapshotEntry:
     """Return the entry of a row. Raises ValueError for values that no sandbox can have."""
-    kind, mode = row.get("kind"), row.get("mode", 0)
+    kind, mode, mtime_s = row.get("kind"), row.get("mode", 0), row.get("mtime", 0)
     if not isinstance(kind, str) or kind not in KINDS or kind == ("removed" if is_whole else "unchanged"):
         raise ValueError("the changes hold an unknown kind")
     if type(mode) is not int or not 0 <= mode <= PERMISSIONS:
         raise ValueError("the changes hold a malformed mode")
+    if type(mtime_s) is not int:
+        raise ValueError("the changes hold a malformed time")
     target = b""
     problem = _problem(row)
     if kind == "link" and not problem:
@@ -292,6 +296,7 @@ def _read_entry(row: Mapping[str, Any], *, offset: int, is_whole: bool) -> Snaps
         path=_checked(_unpack(row.get("path"))),
         kind=cast("EntryKind", KINDS[kind]),
         mode=MODES[mode],
+        mtime_s=min(max(mtime_s, 0), MOST_MTIME_S),
         offset=offset if kind == "file" else 0,
         target=target,
         is_opaque=kind == "directory" and row.get("opaque") is True,

@@ -1,0 +1,305 @@
+"""Archives of what an agent has changed in its view of a folder, from which another sandbox goes on.
+
+    saved/00000012.saved    magic, lengths, a head and the host's marks as JSON, a stream of `init/changes.py`
+    saved/settled           the number of the last archive whose changes were committed or discarded
+
+Nothing but the view is in an archive. It is bounded: if all does not fit, what git ignores is left out first, then the
+largest files, and the head names them. The processes of the sandbox are stopped while the changes are read, and at no
+other time. A file is written beside, and gets its name when it is complete and on the disk.
+
+All contents are the guest's: they are read again by the reader of every snapshot, and go nowhere but into a sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, BinaryIO
+
+from cloche import hostfs
+from cloche.core.errors import InvalidRequest
+from cloche.core.loops import finish
+from cloche.core.record import dataclass, field
+from cloche.execution.sandbox import AsyncSandbox
+from cloche.execution.saved_view import (
+    Listing,
+    folder_of,
+    host_marks,
+    ignored,
+    listed,
+    mark_of,
+    note_conflicts,
+    put_back,
+    taken,
+)
+from cloche.workspace.host_files import HostTree
+from cloche.workspace.snapshot import Snapshot, SnapshotReader
+
+from .places import AgentPlace
+
+log = logging.getLogger("cloche.agents")
+MAGIC = b"cloche archive 1\n"
+SUFFIX, SETTLED = ".saved", "settled"
+MOST_BYTES = 256 << 20  # of all files in one archive
+KEPT = 4  # archives of one agent and project
+MOST_HEAD_BYTES, MOST_MARKS_BYTES = 8 << 20, 256 << 20
+MOST_NAMED = 1000  # paths that were left out
+PIECE_BYTES = 1 << 20
+IGNORED = "git ignores it, and all together is larger than an archive may be"
+LARGE = "all together is larger than an archive may be"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    """Describe an archive: when it was saved (seconds since 1970), of which folder, and why.
+
+    `files` is how many paths it has, `size` the bytes of their contents. `left_out` has reasons by path, and
+    `left_out_count` counts all of them. `mark` is that of `Listing`.
+    """
+
+    path: str
+    saved_at: float
+    folder: str
+    reason: str = ""
+    files: int = 0
+    size: int = 0
+    mark: str = ""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    left_out_count: int = 0
+
+    @property
+    def age_s(self) -> float:
+        """Return the seconds since it was saved."""
+        return max(0.0, time.time() - self.saved_at)
+
+    @property
+    def number(self) -> int:
+        """Return its number; later ones have higher numbers."""
+        return int(os.path.basename(self.path).removesuffix(SUFFIX))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """Report what was restored: the archive, and the paths that the host has changed since that sandbox began.
+
+    The restored version is in the sandbox, the host's own is untouched, and a diff shows conflicts at these paths.
+    """
+
+    archive: Archive
+    changed_on_host: tuple[str, ...] = ()
+
+
+def left_out_of(sizes: Mapping[str, int], ignored_paths: Sequence[str], most_bytes: int = MOST_BYTES) -> dict[str, str]:
+    """Return what is left out so that the rest fits, with reasons: what git ignores first, the largest first."""
+    over = sum(sizes.values()) - most_bytes
+    below = dict.fromkeys(ignored_paths, 0)
+    rest = {}
+    for path, size in sizes.items():
+        above = next((folder for folder in _above(path) if folder in below), None)
+        if above is None:
+            rest[path] = size
+        else:
+            below[above] += size
+    reasons: dict[str, str] = {}
+    for candidates, reason in ((below, IGNORED), (rest, LARGE)):
+        for path, size in sorted(candidates.items(), key=lambda item: -item[1]):
+            if over <= 0:
+                return reasons
+            if size:
+                reasons[path], over = reason, over - size
+    return reasons
+
+
+def _above(path: str) -> list[str]:
+    names = path.split("/")
+    return ["/".join(names[:count]) for count in range(len(names), 0, -1)]
+
+
+async def save(
+    sandbox: AsyncSandbox, place: AgentPlace, *, reason: str, last_mark: str = "", most_bytes: int = MOST_BYTES
+) -> Archive | None:
+    """Save what an agent has changed in its view; return None if nothing has changed since `last_mark`.
+
+    Raises InvalidRequest without a view, OSError if the disk is full, and the errors of a lost sandbox.
+    """
+    listing = await listed(sandbox)
+    if last_mark and listing.mark == last_mark:
+        return None
+    left_out = await _choose(sandbox, listing, most_bytes)
+    folder = place.saved
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    async with taken(sandbox, into=folder, skip=tuple(left_out)) as snapshot:
+        open_folder = folder_of(sandbox)
+        about = {"saved_at": time.time(), "folder": open_folder.folder.path, "reason": reason, "mark": listing.mark}
+        if snapshot.is_partial:
+            left_out["."] = "there are more changes than a diff may have"
+        return await finish(
+            asyncio.to_thread(lambda: _write(folder, snapshot, about, left_out, host_marks(open_folder, snapshot)))
+        )
+
+
+async def _choose(sandbox: AsyncSandbox, listing: Listing, most_bytes: int) -> dict[str, str]:
+    if sum(listing.sizes.values()) <= most_bytes and not listing.is_cut:
+        return {}
+    paths = await ignored(sandbox)
+    if listing.is_cut:  # of a folder such as node_modules
+        listing = await listed(sandbox, skip=paths)
+        return {**dict.fromkeys(paths, IGNORED), **left_out_of(listing.sizes, (), most_bytes)}
+    return left_out_of(listing.sizes, paths, most_bytes)
+
+
+def _write(
+    folder: str, snapshot: Snapshot, about: Mapping[str, Any], left_out: dict[str, str], marks: Mapping[str, str]
+) -> Archive:
+    files = size = 0
+    for path, entry in snapshot.entries.items():
+        files, size = files + 1, size + entry.size
+        if entry.problem or entry.kind == "other":
+            left_out[os.fsdecode(path)] = entry.problem or "it is neither a file, a folder nor a link"
+    named = dict(sorted(left_out.items())[:MOST_NAMED])
+    head = {**about, "files": files, "size": size, "left_out": named, "left_out_count": len(left_out)}
+    parts = [json.dumps(part).encode() for part in (head, marks)]
+    with _opened(folder) as folder_fd:
+        name = _put(folder_fd, parts, snapshot.contents)
+        _prune(folder_fd)
+    return Archive(path=f"{folder}/{name}", **head)
+
+
+@contextmanager
+def _opened(folder: str) -> Iterator[int]:
+    fd = hostfs.open_folder(folder)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _put(folder_fd: int, parts: Sequence[bytes], contents: int) -> str:
+    """Write an archive to the disk under the next free number; return its name."""
+    with hostfs.new_file(folder_fd, 0o600) as (beside, file), file:
+        file.write(MAGIC + b"".join(len(part).to_bytes(8, "big") for part in parts) + b"".join(parts))
+        file.flush()
+        offset = 0
+        while count := os.sendfile(file.fileno(), contents, offset, PIECE_BYTES):
+            offset += count
+        os.fsync(file.fileno())
+        number = max(_numbers(folder_fd), default=0) + 1
+        while True:
+            name = f"{number:08d}{SUFFIX}"
+            try:
+                os.link(beside, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
+            except FileExistsError:  # of another process that saves now
+                number += 1
+            else:
+                break
+    os.unlink(beside, dir_fd=folder_fd)
+    os.fsync(folder_fd)
+    return name
+
+
+def _numbers(folder: int | str) -> list[int]:
+    names = (name.removesuffix(SUFFIX) for name in os.listdir(folder) if name.endswith(SUFFIX))
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def _prune(folder_fd: int) -> None:
+    for number in _numbers(folder_fd)[:-KEPT]:
+        os.unlink(f"{number:08d}{SUFFIX}", dir_fd=folder_fd)
+    for name in os.listdir(folder_fd):  # of a process that was killed while it wrote
+        if name.endswith(".cloche") and os.stat(name, dir_fd=folder_fd).st_mtime < time.time() - 3600:
+            os.unlink(name, dir_fd=folder_fd)
+
+
+def archives(place: AgentPlace) -> tuple[Archive, ...]:
+    """Return the archives of an agent and project, the newest first; damaged ones are passed over."""
+    folder = place.saved
+    try:
+        numbers = _numbers(folder)
+    except FileNotFoundError:
+        return ()
+    found = []
+    for number in reversed(numbers):
+        path = f"{folder}/{number:08d}{SUFFIX}"
+        try:
+            with open(path, "rb") as file:
+                found.append(_read_head(path, file)[0])
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            log.warning("the archive %s cannot be read: %s", path, error)
+    return tuple(found)
+
+
+def pending_archive(place: AgentPlace) -> Archive | None:
+    """Return the newest archive if its changes were neither committed nor discarded; None if there is none."""
+    newest = next(iter(archives(place)), None)
+    return newest if newest is not None and newest.files and newest.number > _settled(place.saved) else None
+
+
+def settle(place: AgentPlace) -> None:
+    """Note that the newest archive needs no restoring: what it has was committed or discarded. The file stays."""
+    newest = next(iter(archives(place)), None)
+    if newest is not None:
+        with _opened(place.saved) as folder_fd:
+            hostfs.replace(folder_fd, SETTLED, str(newest.number).encode(), mode=0o600, permissions=0o600)
+
+
+def _settled(folder: str) -> int:
+    try:
+        with open(f"{folder}/{SETTLED}", "rb") as file:
+            return int(file.read(32))
+    except (OSError, ValueError):
+        return 0
+
+
+def _read_head(path: str, file: BinaryIO) -> tuple[Archive, int]:
+    """Return an archive and the length of its marks, which come next. Raises ValueError."""
+    if file.read(len(MAGIC)) != MAGIC:
+        raise ValueError("it is no archive, or of another version")
+    sizes = [int.from_bytes(file.read(8), "big") for _ in range(2)]
+    if sizes[0] > MOST_HEAD_BYTES or sizes[1] > MOST_MARKS_BYTES:
+        raise ValueError("its head is too large")
+    return Archive(path=path, **json.loads(file.read(sizes[0]))), sizes[1]
+
+
+async def restore(sandbox: AsyncSandbox, archive: Archive) -> Restored:
+    """Make an archive's changes in a sandbox with a view of the same folder, before anything else runs in it.
+
+    Where the host has changed a file since, the archive's version is in the sandbox, and each diff shows a conflict.
+    Raises InvalidRequest for another folder or a damaged archive, and the SandboxFile errors.
+    """
+    open_folder = folder_of(sandbox)
+    if open_folder.folder.path != archive.folder:
+        raise InvalidRequest(f"this archive is of {archive.folder}, and the sandbox has {open_folder.folder.path}")
+    snapshot, marks = await finish(asyncio.to_thread(lambda: _read(archive)))
+    try:
+        changed = await finish(asyncio.to_thread(lambda: _changed(open_folder.fd, marks)))
+        note_conflicts(sandbox, changed)  # before, so that nothing is ever shown without
+        await put_back(sandbox, snapshot)
+    finally:
+        snapshot.close()
+    return Restored(archive=archive, changed_on_host=changed)
+
+
+def _read(archive: Archive) -> tuple[Snapshot, Mapping[str, str]]:
+    try:
+        with open(archive.path, "rb") as file:
+            _, size = _read_head(archive.path, file)
+            marks = json.loads(file.read(size))
+            reader = SnapshotReader(os.path.dirname(archive.path))
+            try:
+                while piece := file.read(PIECE_BYTES):
+                    reader.feed(piece)
+                return reader.finish({"count": archive.files}), marks
+            finally:
+                reader.close()
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise InvalidRequest(f"the archive {archive.path} cannot be read: {error}") from error
+
+
+def _changed(folder_fd: int, marks: Mapping[str, str]) -> tuple[str, ...]:
+    with HostTree(folder_fd) as tree:
+        return tuple(sorted(path for path, mark in marks.items() if mark_of(tree, os.fsencode(path)) != mark))

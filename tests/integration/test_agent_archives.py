@@ -1,0 +1,99 @@
+"""What a coding agent did is saved and restored: files, removals, modes, links, commits; real sandboxes, real ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cloche.coding_agents.archives import Restored, archives, pending_archive, restore, save, settle
+from cloche.coding_agents.places import AgentPlace
+from cloche.execution.sandbox import AsyncSandbox
+
+pytestmark = pytest.mark.both_users
+GIT = "git -c user.name=Ada -c user.email=ada@example.org"
+WORK = f"""
+echo A > a; chmod 700 a; rm b; rm -r d; mkdir d; echo z > d/z; ln -sfn c l
+echo new > 'n\n'; rm c; mkdir c; echo 1 > c/1
+mkdir node_modules; head -c 300000 /dev/zero > node_modules/big; mkfifo fifo; touch -d @1000000000 d/z
+git add -A a d; {GIT} commit -q -m inside
+"""
+LOOK = """
+stat -c '%n %a %F' a d d/* c c/* l; readlink l; cat a d/z; stat -c %Y d/z
+git log --format=%s; git status --short; ls -A
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentPlace:
+    """Give an agent's place, and a project with a repository."""
+    for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
+        (tmp_path / name).mkdir(mode=0o700)
+        monkeypatch.setenv(name, str(tmp_path / name))
+    project = tmp_path / "project"
+    project.mkdir()
+    script = f"""
+        git init -q -b main; echo a > a; echo b > b; echo c > c; mkdir d; echo x > d/x; ln -s a l
+        echo node_modules > .gitignore; git add -A; {GIT} commit -q -m outside
+    """
+    subprocess.run(["sh", "-ec", script], cwd=project, check=True)
+    return AgentPlace(agent="claude", folder=str(project))
+
+
+def new(place: AgentPlace) -> AsyncSandbox:
+    """Return a sandbox of an agent's place."""
+    return AsyncSandbox(name=place.sandbox, keep="10m", workspace=place.folder)
+
+
+def test_everything_is_as_it_was_and_what_the_host_changed_is_a_conflict(place: AgentPlace) -> None:
+    """Files, removals, modes, links, times and commits are there again; the host's changes are named and never lost."""
+
+    async def both() -> tuple[str, str, Restored, dict[str, str]]:
+        async with new(place) as sandbox:
+            assert (await sandbox.exec(shell=WORK)).ok
+            saved = await save(sandbox, place, reason="a test")
+            assert saved is not None
+            assert list(saved.left_out) == ["fifo"]
+            assert await save(sandbox, place, reason="nothing new", last_mark=saved.mark) is None
+            before = await sandbox.exec(shell=f"rm fifo; {LOOK}")
+            await sandbox.kill()
+        (Path(place.folder) / "b").write_text("the host's\n")
+        (Path(place.folder) / "d" / "x").write_text("the host's\n")
+        (Path(place.folder) / "kept").write_text("the host's\n")
+        archive = pending_archive(place)
+        assert archive is not None
+        async with new(place) as sandbox:
+            restored = await restore(sandbox, archive)
+            after = await sandbox.exec(shell=LOOK)
+            conflicts = {change.path: change.conflict for change in (await sandbox.diff()).conflicts}
+            await sandbox.kill()
+            return before.stdout, after.stdout, restored, conflicts
+
+    before, after, restored, conflicts = asyncio.run(both())
+    assert before.split("\n") == [line for line in after.split("\n") if line not in ("kept", "?? kept")]
+    assert restored.changed_on_host == ("b", "d")
+    assert set(conflicts) == {"b", "d/x"}
+    assert (Path(place.folder) / "b").read_text() == "the host's\n"
+
+
+def test_what_does_not_fit_is_named_and_old_archives_go(place: AgentPlace) -> None:
+    """Beyond the bound what git ignores is left out; files are private, few are kept, a settled one is not pending."""
+
+    async def saving() -> None:
+        async with new(place) as sandbox:
+            assert (await sandbox.exec(shell=WORK)).ok
+            for _ in range(6):
+                assert await save(sandbox, place, reason="a test", most_bytes=100_000)
+            await sandbox.kill()
+
+    asyncio.run(saving())
+    kept = archives(place)
+    assert [archive.number for archive in kept] == [6, 5, 4, 3]
+    assert "git ignores it" in kept[0].left_out["node_modules"]
+    assert {os.stat(archive.path).st_mode & 0o777 for archive in kept} == {0o600}
+    assert pending_archive(place) == kept[0]
+    settle(place)
+    assert pending_archive(place) is None
