@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -28,6 +29,7 @@ EMPTY = "interpreter, nothing imported"
 NOTHING, VERSION, COMMAND = "python -c pass", "cloche --version", "cloche run, a new process"
 WHOLE_FIRST = "first cloche.run, whole process"
 EXEC, EXEC_NAMED, EXEC_WHOLE = "cloche exec", "cloche exec NAME", "cloche exec NAME, --timeout"
+MCP_LISTS, MCP_PACKAGE = "cloche mcp, tools listed", "cloche mcp, first other answer"
 WALL = ", wall"  # of the same process
 BARE = ", no bytecode"
 
@@ -191,6 +193,39 @@ def pandas_table(setting: Setting, _: ExitStack) -> Cases:
     )  # fmt: skip
 
 
+def mcp_starts(setting: Setting, _: ExitStack) -> Cases:
+    """Enter MCP servers, from their start to the answer to `tools/list`, and to one that needs the protocol package."""
+    if importlib.util.find_spec("mcp") is None:
+        yield SkippedCase(name=MCP_LISTS, reason="the package mcp is not installed here")
+        return
+    nothing = partial(output_of, [sys.executable, "-c", "pass"], setting.env())
+    yield Case(name=NOTHING, call="python -c pass", measure=timed(nothing))
+    for name, method in ((MCP_LISTS, "tools/list"), (MCP_PACKAGE, "prompts/list")):
+        measure = timed(partial(_first_answers, method, setting.env()))
+        yield Case(name=name, call=f"cloche mcp, until {method} is answered", measure=measure, expected=b"3")
+
+
+def _first_answers(method: str, env: dict[str, str] | None) -> bytes:
+    """Start a server, shake hands, send a request, and return the id of its answer."""
+    greeting = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "bench", "version": "1"}}
+    messages: tuple[dict[str, object], ...] = (
+        {"id": 2, "method": "initialize", "params": greeting},
+        {"method": "notifications/initialized"},
+        {"id": 3, "method": method},
+    )
+    with subprocess.Popen(
+        [sys.executable, "-m", "cloche", "mcp"], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.writelines(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n" for message in messages)
+        server.stdin.flush()
+        server.stdout.readline()
+        answer = server.stdout.readline()
+        server.kill()
+    return str(json.loads(answer)["id"]).encode()
+
+
 COMMAND_EVENTS = (
     Scenario(name="pandas", title="a small DataFrame", enter=pandas_table, share=0.2, least=5, looks_at_memory=True),
     # Ten times as long as the others: in their turns it would cool what they warm.
@@ -198,6 +233,7 @@ COMMAND_EVENTS = (
     Scenario(
         name="start", title="whole processes, processor time", enter=starts, reference=NOTHING, share=0.2, least=5
     ),
+    Scenario(name="mcp", title="the start of an MCP server", enter=mcp_starts, reference=NOTHING, share=0.2, least=5),
     Scenario(name="import", title="what importing costs", enter=imports, reference=EMPTY),
     Scenario(name="first", title="the first run of a process", enter=first_runs, share=0.2, least=5),
 )

@@ -22,12 +22,13 @@ CALL_ID = 7
 
 
 @contextmanager
-def wire(home: Path, *args: str) -> Iterator[subprocess.Popen[bytes]]:
+def wire(home: Path, *args: str, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """Start a server whose standard streams are ours."""
     with (home / "stderr").open("wb") as stderr:
         process = subprocess.Popen(
-            [*COMMAND, *args], env=environment(home), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr
-        )
+            [*COMMAND, *args], env={**environment(home), **(env or {})}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=stderr,
+        )  # fmt: skip
     try:
         yield process
     finally:

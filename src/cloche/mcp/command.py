@@ -1,7 +1,8 @@
 """`cloche mcp`: serve as the command line says, until the client leaves or a signal arrives.
 
-Over standard streams one client is served, and nothing but the protocol is written to standard output. A daemon thread
-reads standard input: a read that blocks must not keep the process from ending.
+Over standard streams one client is served, and nothing but the protocol is written to standard output. `early` answers
+the first messages. After that a daemon thread reads standard input: a read that blocks must not keep the process from
+ending.
 
 The protocol package is imported in functions: `require_extra` must come first, and logging, which it would set up.
 """
@@ -15,20 +16,24 @@ import re
 import stat
 import sys
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
-from cloche.agent.approval import Approver, auto, deny
+from cloche.agent.approval import Approver, auto, check_patience, deny
 from cloche.agent.interpreters import MOST_INTERPRETERS
 from cloche.agent.queue import ApprovalQueue
+from cloche.agent.toolbox import Toolbox
 from cloche.config.options import SandboxOptions
 from cloche.core.errors import InvalidRequest
 from cloche.core.record import dataclass, field
 from cloche.serving.process import log_plainly, until_signal
 
-from . import require_extra
+from . import has_extra, require_extra
+from .early import HandedOver, WithoutAnswer, serve_early
+from .table import tool_rows
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
@@ -68,24 +73,55 @@ _PLAIN = McpCommand()
 
 def serve(command: McpCommand) -> int:
     """Serve, and return the exit code: 0 when the client has left."""
-    require_extra()
     # Before the protocol package does it, in colours and boxes. Nothing where the caller did.
     log_plainly()
+    return _serve_http(command) if command.over_http else _serve_stdio(command)
+
+
+def _serve_stdio(command: McpCommand) -> int:
+    """Answer the first messages by ourselves, the rest by the protocol package."""
+    if not has_extra():
+        require_extra()
+    _check_stdio(command)
+    os.environ.pop(TOKEN_VARIABLE, None)
+    if os.isatty(0):
+        print("cloche: serving MCP on this terminal; a client starts it so, see docs/mcp.md", file=sys.stderr)  # noqa: T201
+    rows = tool_rows(_toolbox_of(command), command.tools or None)
+    rest = serve_early(_split(_take_stdin()), 1, rows, _load)
+    if rest is None:
+        return 0
+    require_extra()
+    return until_signal(serve_stdio(_server_of(command), rest))
+
+
+def _load() -> None:
+    with suppress(ImportError):  # reported by `require_extra`
+        import_module(f"{__package__}.server")
+
+
+def _toolbox_of(command: McpCommand) -> Toolbox:
+    """Return a toolbox whose tools are those of the server. Raises InvalidRequest, as `create_server` does."""
+    check_patience(command.patience_s)
+    return Toolbox(
+        approve=approver_of(command) or deny, roots=command.roots or None, interpreters=bool(command.interpreters),
+        **command.folder, **command.options,
+    )  # fmt: skip
+
+
+def _server_of(command: McpCommand, tokens: Sequence[str] = ()) -> MCPServer[Any]:
     from .server import create_server
 
-    if not command.over_http:
-        _check_stdio(command)
-        os.environ.pop(TOKEN_VARIABLE, None)
-    tokens = read_tokens(command.token_file) if command.over_http else ()
-    server = create_server(
+    return create_server(
         approve=approver_of(command), patience_s=command.patience_s, roots=command.roots or None,
         tools=command.tools or None, tokens=tokens, interpreters=command.interpreters,
         is_single_client=not command.over_http, **command.folder, **command.options,
     )  # fmt: skip
-    if not command.over_http:
-        if os.isatty(0):
-            print("cloche: serving MCP on this terminal; a client starts it so, see docs/mcp.md", file=sys.stderr)  # noqa: T201
-        return until_signal(serve_stdio(server))
+
+
+def _serve_http(command: McpCommand) -> int:
+    require_extra()
+    tokens = read_tokens(command.token_file)
+    server = _server_of(command, tokens)
     from .http import create_app, serve_http
 
     app = create_app(
@@ -141,15 +177,14 @@ def read_tokens(path: str | None) -> tuple[str, ...]:
     return tokens
 
 
-async def serve_stdio(server: MCPServer[Any]) -> None:
-    """Serve until the client closes its end, or this is cancelled."""
+async def serve_stdio(server: MCPServer[Any], rest: HandedOver) -> None:
+    """Serve the rest of a client's messages until it closes its end, or this is cancelled."""
     from mcp.server.stdio import stdio_server
 
-    lines = _Lines(_take_stdin())
-
-    async with stdio_server(stdin=cast("Any", lines)) as (incoming, outgoing):
+    async with stdio_server(stdin=cast("Any", _Lines(rest.lines))) as (incoming, outgoing):
         lowlevel = server._lowlevel_server  # what `run_stdio_async` runs, with an input of its own
-        await lowlevel.run(incoming, outgoing, lowlevel.create_initialization_options())
+        answers = WithoutAnswer(outgoing, rest.answered)
+        await lowlevel.run(incoming, answers, lowlevel.create_initialization_options())
 
 
 def _take_stdin() -> int:
@@ -162,10 +197,10 @@ def _take_stdin() -> int:
 
 
 class _Lines:
-    """Yield the lines of a descriptor as they come."""
+    """Yield lines as they come, without blocking the event loop."""
 
-    def __init__(self, fd: int):
-        self._fd = fd
+    def __init__(self, lines: Iterator[str]):
+        self._lines = lines
         self._queue: asyncio.Queue[str | None] = asyncio.Queue(1)
 
     def __aiter__(self) -> AsyncIterator[str]:
@@ -179,12 +214,12 @@ class _Lines:
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
         with suppress(RuntimeError, CancelledError):  # the loop has ended
-            for line in _split(self._fd):
+            for line in self._lines:
                 asyncio.run_coroutine_threadsafe(self._queue.put(line), loop).result()
             asyncio.run_coroutine_threadsafe(self._queue.put(None), loop).result()
 
 
-def _split(fd: int) -> Any:  # noqa: ANN401 - a generator of text
+def _split(fd: int) -> Iterator[str]:
     rest, is_too_long = bytearray(), False
     while data := _read_some(fd):
         *lines, end = data.split(b"\n")

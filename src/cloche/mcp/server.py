@@ -11,7 +11,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from os import PathLike
-from typing import Any, Unpack
+from typing import Unpack
 
 from mcp.server.auth.provider import AccessToken
 from mcp.server.auth.settings import AuthSettings
@@ -20,8 +20,7 @@ from mcp.server.request_state import RequestStateSecurity
 from pydantic import AnyHttpUrl
 
 from cloche import __version__
-from cloche.agent.approval import PATIENCE_S, ApprovalEvent, Approver, Risk, check_patience
-from cloche.agent.catalog import Tool, tool_named
+from cloche.agent.approval import PATIENCE_S, ApprovalEvent, Approver, check_patience
 from cloche.agent.interpreters import MOST_INTERPRETERS, Room, Share
 from cloche.agent.toolbox import Toolbox
 from cloche.config.options import SandboxOptions
@@ -29,14 +28,10 @@ from cloche.core.errors import InvalidRequest
 
 from .approvals import NotedStates, Spent, answered
 from .sessions import IDLE_S, MOST_SESSIONS, Sessions, quota
+from .table import DESCRIPTION, INSTRUCTIONS, NAME, TITLE, catalog_rows
 from .tools import Serving, offered, session_tools
 
 FEWEST_CHARS = 16
-INSTRUCTIONS = (
-    "Runs code in a sandbox that has no access to this machine's files. Running code may have to be approved by the "
-    "user. Files stay in the workspace of a session, and so do variables, if run_code says so. Without a "
-    "session they may be gone after a call; open_session opens one, and its handle is passed as `session`."
-)
 
 
 class StaticTokens:
@@ -125,36 +120,18 @@ def create_server(
 
     verifier = StaticTokens(tokens) if tokens else None
     return MCPServer(
-        "cloche",
-        title="Cloche",
-        description="Runs code that a language model wrote, so that it cannot hurt this machine.",
+        NAME,
+        title=TITLE,
+        description=DESCRIPTION,
         instructions=INSTRUCTIONS,
         version=__version__,
-        tools=[*_offered(make(bool(interpreters)), tools), *session_tools()],
+        tools=[*(offered(tool, row) for tool, row in catalog_rows(make(bool(interpreters)), tools)), *session_tools()],
         log_level="WARNING",
         lifespan=lifespan,
         request_state_security=RequestStateSecurity(codec=NotedStates([os.urandom(32)]), ttl=patience_s),
         token_verifier=verifier,
         auth=_auth() if verifier else None,
     )
-
-
-def _offered(toolbox: Toolbox, names: Sequence[str] | None) -> list[Any]:
-    """Return the tools to offer. Raises InvalidRequest for a name that the tier does not have."""
-    selected = None if names is None else {tool_named(name, toolbox.tier).name for name in names}
-    if selected is not None and not selected:
-        raise InvalidRequest("tools: name at least one, or leave it out for all")
-    return [
-        offered(tool, reaches_out=_reaches_out(toolbox, tool))
-        for tool in toolbox.tools
-        if selected is None or tool.name in selected
-    ]
-
-
-def _reaches_out(toolbox: Toolbox, tool: Tool) -> bool:
-    """Tell whether a tool can act on more than its workspace."""
-    is_on_host = toolbox.risk(tool.name) is Risk.CRITICAL
-    return tool.runs_code and (is_on_host or toolbox.policy.network != "off")
 
 
 def _auth() -> AuthSettings:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -23,11 +23,9 @@ from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase, FuncMetad
 from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult, ContentBlock, ImageContent, InputRequiredResult, TextContent, ToolAnnotations
 from mcp_types.version import is_version_at_least
-from pydantic import BaseModel, Field
 
 from cloche.agent import catalog
 from cloche.agent.answers import MOST_CHARS, Answer, clip, value_text
-from cloche.agent.catalog import ToolAction
 from cloche.agent.toolbox import Toolbox
 from cloche.core.errors import ClocheError, InvalidRequest
 from cloche.core.escape import utf8_safe
@@ -37,6 +35,7 @@ from cloche.core.result import Result
 from . import approvals
 from .approvals import Asking, Spent
 from .sessions import Sessions
+from .table import CLOSE_SESSION, OPEN_SESSION
 
 MOST_DEPTH = 64  # what takes messages apart stops at some depth
 TICK_S = 1.0
@@ -44,82 +43,45 @@ STATELESS_VERSION = "2026-07-28"
 OWN_SESSION = "cloche.session"  # where a connection keeps the handle of its own session
 
 
-class Told(BaseModel):
-    """The outcome of a tool."""
-
-    text: str = Field(description="The text for the model.")
-
-
-class Ran(Told):
-    """The outcome of a run."""
-
-    status: str = Field(
-        description="ok, error, timeout, out_of_memory, output_limit, pids_limit, disk_limit, signaled or denied."
-    )
-    exit_code: int = Field(description="The program's exit code; 128 plus the number for a signal; -1 on time-out.")
-    stdout: str = Field(description="Standard output; of a long one head and tail.")
-    stderr: str = Field(description="Standard error, likewise.")
-    value: Any = Field(default=None, description="The value of the last expression: as JSON, or its repr().")
-    value_is_repr: bool = Field(default=False, description="Whether value is a repr().")
-    duration_s: float = Field(description="Seconds of wall clock.")
-    state: str = Field(
-        description="What became of what earlier calls defined: it was kept, it is new (this call began in a new "
-        "interpreter, which goes on), it is lost (the interpreter ended with this call), or none is ever kept."
-    )
-    truncated: bool = Field(description="Whether output was left out.")
-    figures: int = Field(description="The number of images in the result.")
-    backend: str = Field(description="The backend that ran it.")
-    level: str | None = Field(default=None, description="The level of isolation that was enforced.")
-
-
-class Opened(Told):
-    """A session that was opened."""
-
-    session: str = Field(description="The handle to pass as `session`.")
-
-
 def result_of(answer: Answer, *, runs_code: bool) -> CallToolResult:
     """Return an answer as the protocol has it; a call that did not come to run anything has text alone."""
     content: list[ContentBlock] = [TextContent(type="text", text=answer.text)]
     content += [ImageContent(type="image", data=image.base64, mime_type=image.mime) for image in answer.images]
-    structured: BaseModel | None = None
+    structured: dict[str, Any] | None = None
     if answer.result is not None:
         structured = _ran(answer, answer.result)
     elif not runs_code and not answer.is_error:
-        structured = Told(text=answer.text)
-    return CallToolResult(
-        content=content,
-        structured_content=None if structured is None else structured.model_dump(mode="json"),
-        is_error=answer.is_error,
-    )
+        structured = {"text": answer.text}
+    return CallToolResult(content=content, structured_content=structured, is_error=answer.is_error)
 
 
 def text_result(text: str, *, is_error: bool) -> CallToolResult:
     """Return plain text as the protocol has it."""
     shown_text = utf8_safe(clip(text))
-    structured = None if is_error else Told(text=shown_text).model_dump(mode="json")
+    structured = None if is_error else {"text": shown_text}
     return CallToolResult(
         content=[TextContent(type="text", text=shown_text)], structured_content=structured, is_error=is_error
     )
 
 
-def _ran(answer: Answer, result: Result) -> Ran:
+def _ran(answer: Answer, result: Result) -> dict[str, Any]:
+    """Return the data of a run, as `table.RAN` describes it."""
     value, value_is_repr = _value(result)
-    return Ran(
-        text=answer.text,
-        status=str(result.status),
-        exit_code=result.exit_code,
-        stdout=utf8_safe(clip(result.stdout)),
-        stderr=utf8_safe(clip(result.stderr)),
-        value=value,
-        value_is_repr=value_is_repr,
-        duration_s=result.duration,
-        state=answer.state,
-        truncated=result.truncated,
-        figures=len(answer.images),
-        backend=str(result.meta.get("backend", "")),
-        level=result.meta.get("level"),
-    )
+    return {
+        "text": answer.text,
+        "status": str(result.status),
+        "exit_code": result.exit_code,
+        "stdout": utf8_safe(clip(result.stdout)),
+        "stderr": utf8_safe(clip(result.stderr)),
+        "value": value,
+        "value_is_repr": value_is_repr,
+        "duration_s": result.duration,
+        "state": answer.state,
+        "truncated": result.truncated,
+        "figures": len(answer.images),
+        "backend": str(result.meta.get("backend", "")),
+        "level": result.meta.get("level"),
+    }
 
 
 def _value(result: Result) -> tuple[Any, bool]:
@@ -140,8 +102,9 @@ def _is_shallow(value: object, depth: int) -> bool:
 
 def opened_result(handle: str) -> CallToolResult:
     """Return the answer for an opened session."""
-    opened = Opened(text=f"Opened session {handle}", session=handle)
-    return CallToolResult(content=[TextContent(type="text", text=opened.text)], structured_content=opened.model_dump())
+    text = f"Opened session {handle}"
+    content: list[ContentBlock] = [TextContent(type="text", text=text)]
+    return CallToolResult(content=content, structured_content={"text": text, "session": handle})
 
 
 async def run_to_end(toolbox: Toolbox, name: str, arguments: Mapping[str, Any], context: Context[Any, Any]) -> Answer:
@@ -179,33 +142,6 @@ async def _report(context: Context[Any, Any], seconds: float, total: float | Non
         await context.report_progress(
             seconds, total, f"running for {seconds:.0f} s" if seconds >= TICK_S else "started"
         )
-
-
-_SESSION = {
-    "type": "string",
-    "description": "The handle of a session that open_session opened: its files, and what code defined, are kept "
-    "between calls. Empty: this connection's own session where the protocol has connections, else one that is gone "
-    "after the call.",
-    "default": "",
-}
-# What each deed is called, and whether it only reads, may destroy, and does the same when done twice.
-_ANNOTATIONS: Mapping[ToolAction, tuple[str, bool, bool, bool]] = {
-    ToolAction.RUN: ("Run a program", False, True, False),
-    ToolAction.SHELL: ("Run a shell command", False, True, False),
-    ToolAction.HOST: ("Run a command on the host", False, True, False),
-    ToolAction.READ: ("Read a file", True, False, True),
-    ToolAction.LIST: ("List files", True, False, True),
-    ToolAction.WRITE: ("Write a file", False, True, True),
-    ToolAction.EDIT: ("Edit a file", False, True, False),
-    ToolAction.DIFF: ("Show the changes to the project", True, False, True),
-    ToolAction.COMMIT: ("Write the changes to the project", False, True, False),
-}
-_TITLES: Mapping[str, str] = {
-    "run_python_code": "Run Python",
-    "code_exec": "Run a program, isolated from the agent's files",
-    "code.execute": "Run Python or C#",
-    "os.execute_sandboxed": "Run a shell command in the sandbox",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,30 +241,28 @@ class CatalogTool(OfferedTool):
         return None
 
 
-def offered(tool: catalog.Tool, *, reaches_out: bool) -> CatalogTool:
-    """Return a tool of the catalog as it is offered."""
-    title, reads, destroys, repeats = _ANNOTATIONS[tool.action]
+def offered(tool: catalog.Tool, row: Mapping[str, Any]) -> CatalogTool:
+    """Return a tool of the catalog as its row of `table` describes it."""
     questions = {"approval": (Resolve(approvals.ask), True), "confirmation": (Resolve(approvals.confirm), True)}
-    schema = tool.schema
-    schema["properties"]["session"] = dict(_SESSION)
     return CatalogTool(
+        **_described(row),
         fn=_never,
-        name=tool.wire_name,
-        title=_TITLES.get(tool.name, title),
-        description=tool.description,
-        parameters=schema,
-        fn_metadata=FuncMetadata(arg_model=ArgModelBase, output_model=Ran if tool.runs_code else Told),
         is_async=True,
         context_kwarg=None,
         resolved_params=questions,
         resolver_plans=build_resolver_plans(questions, set()),
-        annotations=ToolAnnotations(
-            title=_TITLES.get(tool.name, title), read_only_hint=reads, destructive_hint=destroys,
-            idempotent_hint=repeats, open_world_hint=reaches_out,
-        ),
         tool_name=tool.name,
         runs_code=tool.runs_code,
-    )  # fmt: skip
+    )
+
+
+def _described(row: Mapping[str, Any], arg_model: type[ArgModelBase] = ArgModelBase) -> dict[str, Any]:
+    """Return the fields of a tool that a client is told."""
+    return {
+        "name": row["name"], "title": row["title"], "description": row["description"],
+        "parameters": row["inputSchema"], "annotations": ToolAnnotations.model_validate(row["annotations"]),
+        "fn_metadata": FuncMetadata(arg_model=arg_model, output_schema=row["outputSchema"]),
+    }  # fmt: skip
 
 
 async def _never() -> None:
@@ -377,10 +311,7 @@ async def _once(serving: Serving, state: dict[str, Any], owner: str | None) -> t
 
 
 async def open_session(context: Context[Any, Any]) -> CallToolResult:
-    """Open a workspace whose files, and what code defined, are kept between calls, and get its handle.
-
-    Pass the handle as `session` to the other tools. It is closed by close_session, or when it was not used for long.
-    """
+    """Open a session, and return its handle."""
     serving: Serving = context.request_context.lifespan_context
     try:
         handle = await serving.sessions.open(owner_of())
@@ -390,7 +321,7 @@ async def open_session(context: Context[Any, Any]) -> CallToolResult:
 
 
 async def close_session(session: str, context: Context[Any, Any]) -> CallToolResult:
-    """Close a session: what runs in it ends, and its files are gone."""
+    """Close a session."""
     serving: Serving = context.request_context.lifespan_context
     try:
         await serving.sessions.close(session, owner_of())
@@ -401,21 +332,9 @@ async def close_session(session: str, context: Context[Any, Any]) -> CallToolRes
 
 def session_tools() -> list[OfferedTool]:
     """Return the tools that open and close sessions."""
-    schemas = []
-    for function, model, title in ((open_session, Opened, "Open a session"), (close_session, Told, "Close a session")):
-        tool = OfferedTool.from_function(
-            function,
-            title=title,
-            annotations=ToolAnnotations(
-                title=title, read_only_hint=False, destructive_hint=function is close_session,
-                idempotent_hint=False, open_world_hint=False,
-            ),
-            structured_output=False,
-        )  # fmt: skip
-        schemas.append(_with_output(tool, model))
-    return schemas
+    return [_session_tool(open_session, OPEN_SESSION), _session_tool(close_session, CLOSE_SESSION)]
 
 
-def _with_output(tool: OfferedTool, model: type[BaseModel]) -> OfferedTool:
-    metadata = FuncMetadata(arg_model=tool.fn_metadata.arg_model, output_model=model)
-    return tool.model_copy(update={"fn_metadata": metadata})
+def _session_tool(function: Callable[..., Any], row: Mapping[str, Any]) -> OfferedTool:
+    tool = OfferedTool.from_function(function, structured_output=False)
+    return tool.model_copy(update=_described(row, tool.fn_metadata.arg_model))
