@@ -19,7 +19,7 @@ from .sandbox import AsyncSandbox
 # Of the files on the host, if root gives the folder: an id that no user and no other guest has.
 ROOTS_OWNER = 1_899_999_999
 # Folders of the sandbox's own system, where no home folder can be.
-_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/etc", "/proc", "/sys", "/dev", "/run", "/tmp", "/workspace", "/.venv")
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/etc", "/proc", "/sys", "/dev", "/run", "/workspace", "/.venv")
 
 
 def why_no_home(sandbox: AsyncSandbox) -> str:
@@ -38,7 +38,7 @@ def give_home(sandbox: AsyncSandbox, path: str, inside: str) -> None:
     if why := why_no_home(sandbox):
         raise BackendUnavailable(f"home: {why}.", remedy="See cloche doctor; in a container: --container-profile.")
     top = state_file("agents")
-    if top is None or not path.startswith(f"{top}/"):
+    if top is None or not os.path.normpath(path).startswith(f"{top}/"):
         raise InvalidRequest(f"home: {path!r} is not below {top}")
     if not os.path.isabs(inside) or inside == "/" or inside.startswith(tuple(f"{name}/" for name in _SYSTEM)):
         raise InvalidRequest(f"home: {inside!r} cannot be a home folder inside")
