@@ -35,7 +35,7 @@ NO_RETRIES: Mapping[str, str] = {
 }  # fmt: skip
 ASK_BY_TCP: Mapping[str, str] = {"RES_OPTIONS": "use-vc"}  # glibc's resolver
 MOST_RULES = 64  # cached, by policy
-Key = tuple[NetworkMode, tuple[str, ...], tuple[str, ...], tuple[int, ...], bool]
+Key = tuple[NetworkMode, tuple[str, ...], tuple[str, ...], tuple[int, ...], tuple[int, ...], bool]
 
 
 _rules: dict[Key, NetworkRules] = {}
@@ -44,7 +44,8 @@ _rules: dict[Key, NetworkRules] = {}
 def network_key(policy: Policy) -> Key:
     """Return the key that two policies with the same network share, but for the secrets of each sandbox in it."""
     is_opened = policy.secrets is not None
-    return policy.network, policy.network_allow, policy.network_deny, policy.network_ports, is_opened
+    ports, host_ports = policy.network_ports, policy.host_ports
+    return policy.network, policy.network_allow, policy.network_deny, ports, host_ports, is_opened
 
 
 def network_rules(policy: Policy) -> NetworkRules | None:

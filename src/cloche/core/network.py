@@ -119,6 +119,8 @@ class _Index:
 class NetworkRules:
     """Decide which hosts a sandbox may reach. `ports` are those of mode `open` beside 80 and 443.
 
+    `host_ports` are ports of this host's loopback, which the sandbox reaches at its own; no rule names these.
+
     In mode `open` the allow list adds further ports of a host, or addresses that are not public. Several rules that
     allow a host on a port add up. A denying rule wins over all of them. Modes `off` and `bridge` allow nothing:
     docker's own bridge is outside of these rules. `served_ports` are the ports on which the egress process accepts a
@@ -129,6 +131,7 @@ class NetworkRules:
     allow: tuple[Rule, ...] = ()
     deny: tuple[Rule, ...] = ()
     ports: tuple[int, ...] = ()
+    host_ports: tuple[int, ...] = ()
     served_ports: tuple[int, ...] = field(init=False)
     _allowed: _Index = field(init=False, repr=False, compare=False)
     _denied: _Index = field(init=False, repr=False, compare=False)
@@ -147,6 +150,7 @@ class NetworkRules:
         served: set[int] = set()
         if self.mode in ("allowlist", "open"):  # whose rules may change, so the usual ports are always among them
             served.update(DEFAULT_PORTS, self.open_ports, (port for rule in self.allow for port in rule.ports))
+            served.update(self.host_ports)
         if len(served) > MOST_SERVED_PORTS:
             raise InvalidRequest(
                 f"network_allow: {len(served)} different ports; a sandbox serves at most {MOST_SERVED_PORTS}"
@@ -173,14 +177,16 @@ class NetworkRules:
 
     @classmethod
     def parse(
-        cls, *, mode: NetworkMode, allow: Iterable[str] = (), deny: Iterable[str] = (), ports: Iterable[int] = ()
-    ) -> NetworkRules:
+        cls, *, mode: NetworkMode, allow: Iterable[str] = (), deny: Iterable[str] = (), ports: Iterable[int] = (),
+        host_ports: Iterable[int] = (),
+    ) -> NetworkRules:  # fmt: skip
         """Read rules from their texts. Raises InvalidRequest for the first wrong one."""
         return cls(
             mode=mode,
             allow=tuple(map(parse_rule, allow)),
             deny=tuple(map(parse_deny_rule, deny)),
             ports=parse_ports(ports),
+            host_ports=parse_ports(host_ports, name="host_ports"),
         )
 
     def with_further(self, *, allow: Iterable[str] = (), deny: Iterable[str] = ()) -> NetworkRules:
@@ -198,6 +204,7 @@ class NetworkRules:
             "allow": [rule.text for rule in self.allow],
             "deny": [rule.text for rule in self.deny],
             "ports": list(self.ports),
+            "host_ports": list(self.host_ports),
         }
 
     def denies(self, host: str, port: int) -> bool:

@@ -59,6 +59,7 @@ class Policy:
     the hidden paths below them, `toolchains_path` those on PATH; only Cloche sets them. `layers` are folders of the
     host with packages, shown read-only: `site` is importable, `bin` is on PATH; only Cloche sets them. `host_folder` is
     the folder that a live sandbox is shown copy-on-write, `home` the one that is its home folder, for writing; only
+    Cloche sets them. `host_ports` are ports of this host's 127.0.0.1 that a live sandbox reaches at its own; only
     Cloche sets them. `packages_lock` is the text of a lock
     file, for a backend that installs packages itself; only Cloche sets it. `digests` are those of the packages that a
     sandbox needs, for a backend that chooses among machines; only Cloche sets it. `secrets` are those that the egress
@@ -72,6 +73,7 @@ class Policy:
     network_allow: tuple[str, ...] = ()
     network_deny: tuple[str, ...] = ()
     network_ports: tuple[int, ...] = ()
+    host_ports: tuple[int, ...] = ()
     on_network: OnNetwork = "refuse"
     read_only_root: bool = True
     writable_paths: tuple[str, ...] = ("/workspace", "/tmp", "/dev/shm")
@@ -134,8 +136,9 @@ class Policy:
         from .network import NetworkRules  # only where there are rules: every run makes a policy
 
         return NetworkRules.parse(
-            mode=self.network, allow=self.network_allow, deny=self.network_deny, ports=self.network_ports
-        )
+            mode=self.network, allow=self.network_allow, deny=self.network_deny, ports=self.network_ports,
+            host_ports=self.host_ports,
+        )  # fmt: skip
 
     def with_changes(self, **changes: Any) -> Policy:  # noqa: ANN401  # checked by __post_init__
         """Return a copy; a change of None is no change."""
@@ -143,8 +146,8 @@ class Policy:
 
 
 _LISTS = (
-    "network_allow", "network_deny", "network_ports", "writable_paths", "languages", "require_controls", "best_effort",
-    "preload", "toolchains", "toolchains_hidden", "toolchains_path", "layers", "digests",
+    "network_allow", "network_deny", "network_ports", "host_ports", "writable_paths", "languages", "require_controls",
+    "best_effort", "preload", "toolchains", "toolchains_hidden", "toolchains_path", "layers", "digests",
 )  # fmt: skip
 
 

@@ -28,16 +28,18 @@ from cloche.jail import messages
 
 from . import dns
 from .callers import MOST_CALLERS, Callers, EgressCaller, Questions
-from .client_hello import NoServerName, NotTls, read_server_name
+from .client_hello import NoServerName, read_server_name
 from .connections import MOST_CONNECTIONS, GuestConnection, JailNetwork, most_connections
 from .errors import Failed, Refused
+from .first_bytes import read_first, read_hello
+from .host_ports import LOOPBACK, carry_to_host, is_host_port
 from .http import relay
 from .http_request import ANOTHER_HOST, EditHead, RequestHead
 from .ledger import Ledger, Sum
 from .names import Names
 from .present_secrets import PresentSecrets
 from .requests import checked_request
-from .sockets import Pace, accept_now, reset, speaks_first
+from .sockets import Pace, accept_now, reset
 from .stream import SocketStream, Turns, splice
 from .upstream import Proxies, connect
 
@@ -50,9 +52,9 @@ MOST_LOOKUPS, MOST_NAME_STREAMS = 8, 64
 FEW_CONNECTIONS, BUFFER_BYTES = 16, 64 << 10
 NO_ROOM_S = 0.1  # until a connection may find a descriptor that this one did not
 CONNECTIONS_PER_S, QUESTIONS_PER_S, AT_ONCE = 500.0, 500.0, 64
-HELLO_S, IDLE_S, NAME_STREAM_S = 20.0, 900.0, 10.0
+IDLE_S, NAME_STREAM_S = 900.0, 10.0
 MOST_TOLD = 64  # refusals between two reports: what the caller has not read must never fill the link
-MOST_DATAGRAM, MOST_HELLO = 4096, 16_384
+MOST_DATAGRAM = 4096
 NO_AUTHORITY = (
     "rules with methods and paths need a certificate authority of the sandbox, which this one was opened without; open "
     "one with such a rule or a secret"
@@ -412,7 +414,8 @@ class GuestNetwork:
             reset(guest_socket)
             return
         host = jail.names.name_of(address) or address
-        if address.startswith("127."):  # for a server of the guest's own, which is not there
+        is_of_host = is_host_port(self._rules, address, port)
+        if address.startswith("127.") and not is_of_host:  # for a server of the guest's own, which is not there
             reset(guest_socket)
         elif len(self._connections) >= self._most_connections or len(_all_connections) >= self._most_of_all:
             why = f"there are {len(self._connections)} connections, the maximum at once"
@@ -440,7 +443,9 @@ class GuestNetwork:
         """Serve a connection to its end. A refused or failed one is reset, plain HTTP after an answer."""
         guest = connection.guest = SocketStream(guest_socket, self._turns, connection.buffer_bytes)
         try:
-            if connection.port == HTTP_PORT:
+            if connection.host == LOOPBACK:
+                await carry_to_host(connection, guest, self._rules, self._ledger, self._turns, IDLE_S)
+            elif connection.port == HTTP_PORT:
                 await self._carry_http(connection, guest)
             else:
                 await self._carry(connection, guest)
@@ -500,7 +505,8 @@ class GuestNetwork:
     async def _carry(self, connection: GuestConnection, guest: SocketStream) -> None:
         """Carry bytes both ways; where the guest's first ones are of TLS, they must name the host."""
         rule = await self._decide(connection)
-        first = await self._read_hello(connection, guest) if connection.port == TLS_PORT else b""
+        name_in = functools.partial(self._name_in, connection)
+        first = await read_hello(guest, connection, name_in) if connection.port == TLS_PORT else b""
         is_limited = rule is not None and bool(rule.requests)
         if self._secrets is not None and (is_limited or self._secrets.opens(connection.host)):
             connection.is_read = True
@@ -509,31 +515,12 @@ class GuestNetwork:
         upstream = await self._connect(connection, rule)
         try:
             if connection.port != TLS_PORT:
-                first = await self._read_first(connection, guest, upstream)
+                first = await read_first(guest, upstream, name_in, IDLE_S)
             if first:
                 await upstream.send(first)
             await splice(guest, upstream, idle_s=IDLE_S)
         finally:
             upstream.close()
-
-    async def _read_hello(self, connection: GuestConnection, guest: SocketStream) -> bytes:
-        """Return the bytes of a complete hello that names the host. Raises Refused for anything else."""
-        data, name = b"", None
-        async with asyncio.timeout(HELLO_S):
-            while name is None:
-                more = await guest.receive(MOST_HELLO)
-                if not more:
-                    raise Refused(
-                        f"{connection.host}:{connection.port}: the connection was closed before it sent a request"
-                    )
-                data += more
-                try:
-                    name = self._name_in(connection, data)
-                except NotTls:
-                    target = f"{connection.host}:{connection.port}"
-                    what = f"{target}: data that is not TLS"
-                    raise Refused(not_allowed(what, "port 443 is for TLS", "use https, or another port")) from None
-        return data
 
     def _name_in(self, connection: GuestConnection, data: bytes) -> str | None:
         """Return the host's name from the first bytes, None while more are needed. Raises Refused, NotTls."""
@@ -559,21 +546,6 @@ class GuestNetwork:
             what = f"{connection.host}:{connection.port}: the server name {name} in TLS"
             raise Refused(not_allowed(what, "it is not the host of the connection", ANOTHER_HOST))
         return name
-
-    async def _read_first(self, connection: GuestConnection, guest: SocketStream, upstream: SocketStream) -> bytes:
-        """Return the guest's first bytes, a whole hello where it is one; nothing where the server speaks first."""
-        if not await speaks_first(guest, upstream, IDLE_S):
-            return b""
-        data, name = b"", None
-        async with asyncio.timeout(HELLO_S):
-            while name is None:
-                more = await guest.receive(MOST_HELLO)
-                data += more
-                try:
-                    name = self._name_in(connection, data) if more else ""
-                except NotTls:
-                    return data
-        return data
 
     async def _connect(self, connection: GuestConnection, rule: Rule | None) -> SocketStream:
         """Connect to the host. Raises Refused, Failed."""

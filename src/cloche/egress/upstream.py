@@ -73,7 +73,7 @@ async def _connect_to_first(host: str, addresses: list[Address], port: int) -> t
     why = "it has no address"
     for address in addresses:
         try:
-            return await _connect_to(address, port), address
+            return await connect_to(address, port), address
         except TimeoutError:
             why = f"{address} did not answer within {CONNECT_S:.0f} s"
         except OSError as error:
@@ -122,7 +122,8 @@ async def _resolve(host: str, port: int, lookups: asyncio.Semaphore) -> list[Add
     return list(dict.fromkeys(ip_address(str(row[4][0]).partition("%")[0]) for row in rows))
 
 
-async def _connect_to(address: Address, port: int) -> socket.socket:
+async def connect_to(address: Address, port: int) -> socket.socket:
+    """Return a socket that is connected to an address, whatever it is. Raises OSError, TimeoutError too."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     upstream_socket = socket.socket(family, socket.SOCK_STREAM)
     upstream_socket.setblocking(False)

@@ -76,9 +76,9 @@ def step_policy(policy: Policy, step: Step) -> Policy:
         )
         hosts = ()
     return policy.with_changes(
-        network="allowlist" if hosts else "off", network_allow=hosts, network_ports=(), on_network="refuse",
-        packages=(), layers=step.shown, package_managers=True, writable_paths=("/workspace", "/tmp", "/dev/shm"),
-        warm=False, preload=(), screen="off", trusted=False,
+        network="allowlist" if hosts else "off", network_allow=hosts, network_ports=(), host_ports=(),
+        on_network="refuse", packages=(), layers=step.shown, package_managers=True,
+        writable_paths=("/workspace", "/tmp", "/dev/shm"), warm=False, preload=(), screen="off", trusted=False,
     )  # fmt: skip
 
 

@@ -1,0 +1,103 @@
+"""Ports of the host's loopback that a sandbox was given: these alone, as long as it lives."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import cloche
+from cloche.core.errors import InvalidRequest, PolicyDenied
+from cloche.execution.host_ports import give_host_ports, read_host_ports
+
+pytestmark = pytest.mark.both_users
+REACH = """
+import socket, sys
+for target in sys.argv[1:]:
+    host, _, port = target.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), 20) as caller:
+            caller.sendall(b"hello")
+            caller.shutdown(socket.SHUT_WR)
+            print(caller.recv(100).decode() or "nothing")
+    except OSError as error:
+        print(type(error).__name__)
+"""
+
+
+@contextmanager
+def echo(name: str) -> Iterator[int]:
+    """Serve on a port of loopback: each connection gets a name, and what it sent."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    caller, _ = server.accept()
+                except OSError:
+                    return
+                with caller:
+                    caller.sendall(f"{name} {caller.recv(100).decode()}".encode())
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the names of these sandboxes apart."""
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+
+
+def open_with(port: int) -> None:
+    """Open a sandbox that is kept, and leave it."""
+
+    async def main() -> None:
+        sandbox = cloche.AsyncSandbox(name="ports", keep="5m", network="allowlist", timeout=60)
+        give_host_ports(sandbox, read_host_ports([f"127.0.0.1:{port}"]))
+        async with sandbox:
+            pass
+
+    asyncio.run(main())
+
+
+def test_a_kept_sandbox_reaches_its_ports_of_the_host_and_no_others() -> None:
+    """Also without its opener; each connection is counted; a denying rule ends it."""
+    with echo("given") as given, echo("other") as other:
+        open_with(given)
+        with cloche.Sandbox.attach("ports") as sandbox:
+
+            def reach(*targets: str) -> list[str]:
+                return sandbox.exec(["python3", "-c", REACH, *targets]).stdout.split("\n")[:-1]
+
+            assert reach(f"127.0.0.1:{given}", f"localhost:{given}") == ["given hello"] * 2
+            others = [f"127.0.0.1:{other}", f"127.0.0.2:{given}", f"0.0.0.0:{other}", f"10.1.2.3:{given}"]
+            assert [said for said in reach(*others) if said.startswith(("given", "other"))] == []
+            rows = [row for row in sandbox.network.traffic() if row["is_allowed"]]
+            assert [(row["host"], row["port"], row["connections"]) for row in rows] == [("127.0.0.1", given, 2)]
+            sandbox.network.deny("127.0.0.1")
+            assert reach(f"127.0.0.1:{given}")[0].startswith("given") is False
+            sandbox.kill()
+
+
+def test_wrong_ports_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Other hosts, names without a port, a sandbox without a network, an operator's ceiling."""
+    for text in ("10.0.0.1:80", "example.org:80", "127.0.0.1", "::1:80", "0", "53", "x"):
+        with pytest.raises(InvalidRequest, match="--host-port"):
+            read_host_ports([text])
+    with pytest.raises(InvalidRequest, match="the network of this sandbox is 'off'"):
+        give_host_ports(cloche.AsyncSandbox(), (6006,))
+    config = tmp_path / "cloche.yaml"
+    config.write_text("ceilings: {network: allowlist}")
+    with pytest.raises(PolicyDenied, match="ceiling"):
+        give_host_ports(cloche.AsyncSandbox(network="allowlist", config=str(config)), (6006,))
