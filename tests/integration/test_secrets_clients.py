@@ -66,6 +66,24 @@ print(words)
 print(client.messages.create(**options).content[0].text)
 """,
 }
+# A project whose remote is written for SSH, and a token that a command of the host prints.
+PUSH = """
+import cloche, os, subprocess, tempfile
+folder = tempfile.mkdtemp(dir=os.environ["HOME"])
+token = os.path.join(tempfile.mkdtemp(), "token")
+open(token, "w").write(ARGUMENT["value"])
+def git(*words):
+    subprocess.run(["git", "-c", "user.name=A", "-c", "user.email=a@a.example", *words], cwd=folder, check=True)
+git("init", "--quiet", "--initial-branch=main")
+git("remote", "add", "origin", "git@github.com:acme/private.git")
+git("commit", "--quiet", "--allow-empty", "--message", "First")
+push = "git push --quiet --force origin HEAD:pushed && git ls-remote https://github.com/acme/private.git && env"
+def pushed(secrets):
+    with cloche.Sandbox(workspace=folder, timeout=60, network="allowlist", secrets=secrets) as sandbox:
+        result = sandbox.exec(shell=push, env={"GIT_TERMINAL_PROMPT": "0"})
+    return {"stdout": result.stdout, "stderr": result.stderr, "exit": result.exit_code}
+print(json.dumps([pushed([f"GH_TOKEN=cmd:cat {token}"]), pushed(None)]))
+"""
 GITHUB = ("GITHUB_TOKEN", "github.com")
 WHEEL = "harmless_more-1.0-py3-none-any.whl"
 SDKS = {"openai": ("OPENAI_API_KEY", "api.openai.com"), "anthropic": ("ANTHROPIC_API_KEY", "api.anthropic.com")}
@@ -118,6 +136,18 @@ def test_git_clones_and_pushes_with_a_token(world: World) -> None:
     result = run(world, in_bash(again), GITHUB)
     assert result["stdout"].startswith("Pushed\n"), result
     assert "x-access-token:ghp_" in result["stdout"]
+
+
+@pytest.mark.both_users
+def test_git_pushes_where_the_user_gave_a_token_and_nowhere_else(world: World) -> None:
+    """No address has the token, and one for SSH is taken as HTTPS; without the secret there is no helper."""
+    value = VALUES["github.com"]
+    pushed, without = world.run(PUSH, {"value": value})
+    assert pushed["exit"] == 0, pushed
+    assert "refs/heads/pushed" in pushed["stdout"]
+    assert value not in str(pushed)
+    assert without["exit"] != 0
+    assert "ssh" in without["stderr"] or "Could not" in without["stderr"], without
 
 
 def test_curl_signs_for_aws_with_a_placeholder(world: World) -> None:

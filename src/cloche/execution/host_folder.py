@@ -41,11 +41,13 @@ from .commits import (
     selected,
     write_changes,
 )
+from .git_credentials import credential_config
 from .git_inside import WORKSPACE, give_git, in_threads, prepare_git, variables_for
 from .naming import NameOperations
 from .open_folder import FolderOptions, OpenFolder, open_again, open_new
 
 if TYPE_CHECKING:
+    from cloche.core.policy import Policy
     from cloche.workspace.snapshot import Snapshot
 
 T = TypeVar("T")
@@ -79,6 +81,7 @@ class HostFolderOperations(NameOperations):
             else:
                 options = cast("FolderOptions", self._folder_options)
                 open_folder = await _opened(lambda: open_new(options))
+                _add_credentials(open_folder, self.policy)
             stack.callback(open_folder.close)
             opened = await self._enter(stack, open_folder, is_kept=host_folder is not None)
             self._folder = open_folder
@@ -328,6 +331,13 @@ class HostFolderOperations(NameOperations):
         finally:
             snapshot.close()
             report_progress(Progress(what=COMPARING, is_over=True))
+
+
+def _add_credentials(open_folder: OpenFolder, policy: Policy) -> None:
+    """Have git inside use the secrets of its hosts."""
+    if policy.secrets is not None:
+        config = open_folder.folder.git_config + credential_config(policy.secrets.hosts_by_name)
+        open_folder.folder = replace(open_folder.folder, git_config=config)
 
 
 async def _opened(opening: Callable[[], OpenFolder]) -> OpenFolder:
