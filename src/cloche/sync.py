@@ -409,6 +409,8 @@ class Sandbox:
     changes = _method(AsyncSandbox.changes, "_sandbox")
     commit = _method(AsyncSandbox.commit, "_sandbox")
     discard = _method(AsyncSandbox.discard, "_sandbox")
+    try_commit = _method(AsyncSandbox.try_commit, "_sandbox")
+    save_changes = _method(AsyncSandbox.save_changes, "_sandbox")
 
     def session(
         self,

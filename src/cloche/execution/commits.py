@@ -17,7 +17,7 @@ from cloche.config.state import state_file
 from cloche.core.changes import Change, Committed, Diff, HostFolder
 from cloche.core.errors import BackendUnavailable, InvalidRequest, WorkspaceConflict, WorkspaceFailed
 from cloche.core.escape import escape_name
-from cloche.core.record import dataclass, replace
+from cloche.core.record import dataclass, field, replace
 
 from .open_folder import MOST_TOLD, OpenFolder, after_now, state_folder
 
@@ -40,6 +40,7 @@ class CommitChoice:
     ours: Collection[str]
     theirs: Collection[str]
     merge: Collection[str] = ()
+    hunks: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     def check(self, diff: Diff) -> tuple[Change, ...]:
         """Return the changes to write. Raises InvalidRequest for a dangerous change that was not approved."""
@@ -49,7 +50,7 @@ class CommitChoice:
         theirs = set(self.theirs)
         chosen = tuple(change for change in selected(diff.changes, self.paths) if change.path not in theirs)
         changed_paths = {change.path for change in diff.changes}
-        unknown = sorted({*self.ours, *theirs, *self.merge} - changed_paths)
+        unknown = sorted({*self.ours, *theirs, *self.merge, *self.hunks} - changed_paths)
         if unknown:
             raise InvalidRequest(f"no change has the path {unknown[0]!r}; the diff lists the changed paths")
         if self.dangerous is not True:
@@ -176,6 +177,31 @@ def _file_of(branch: str) -> str:
     return ".git/HEAD" if branch == "HEAD" else f".git/refs/heads/{branch}"
 
 
+def choose(
+    open_folder: OpenFolder,
+    snapshot: Snapshot,
+    expected_id: str | None,
+    choice: CommitChoice,
+    check: Callable[[], None],
+) -> tuple[Snapshot, Diff, tuple[Change, ...]]:
+    """Return the chosen changes of a snapshot, the diff that has them, and the snapshot with files of chosen hunks.
+
+    Raises InvalidRequest if the diff is not the expected one, or a dangerous change was not agreed to.
+    """
+    diff = compare(open_folder, snapshot, check)
+    check()
+    if snapshot.is_partial:
+        raise InvalidRequest(
+            "nothing was written: the sandbox has more changes than can be compared; remove some of its files"
+        )
+    if expected_id is not None and diff.id != expected_id:
+        raise InvalidRequest(
+            "nothing was written: the sandbox, or the host, has changed since this diff was made; make a new diff"
+        )
+    snapshot, chosen = _split(open_folder, snapshot, diff, choice.check(diff), choice.hunks)
+    return snapshot, diff, chosen
+
+
 def write_changes(
     open_folder: OpenFolder,
     snapshot: Snapshot,
@@ -191,17 +217,7 @@ def write_changes(
     from cloche.workspace.git import commit_to_branch
 
     compared_ns = after_now()
-    diff = compare(open_folder, snapshot, check)
-    check()
-    if snapshot.is_partial:
-        raise InvalidRequest(
-            "nothing was written: the sandbox has more changes than can be compared; remove some of its files"
-        )
-    if expected_id is not None and diff.id != expected_id:
-        raise InvalidRequest(
-            "nothing was written: the sandbox, or the host, has changed since this diff was made; make a new diff"
-        )
-    chosen = choice.check(diff)
+    snapshot, diff, chosen = choose(open_folder, snapshot, expected_id, choice, check)
     if audit is not None:
         audit.record(
             "commit", folder=open_folder.folder.path, sandbox=acting_as("sandbox", name), diff=diff.id,
@@ -219,9 +235,9 @@ def write_changes(
         refs, not_fetched = _fetched(open_folder, snapshot, name, agreed)
         return Committed(refs={**refs, **branch_refs}, left={**host_kept, **not_fetched})
     snapshot, chosen = _merged(open_folder, snapshot, chosen, choice.merge)
-    choose: dict[str, Literal["theirs", "ours"]] = dict.fromkeys((*choice.ours, *choice.merge), "ours")
+    versions: dict[str, Literal["theirs", "ours"]] = dict.fromkeys((*choice.ours, *choice.merge), "ours")
     committed = commit(
-        open_folder.fd, snapshot, chosen, state=state_folder(), owner=open_folder.folder.owner, choose=choose,
+        open_folder.fd, snapshot, chosen, state=state_folder(), owner=open_folder.folder.owner, choose=versions,
         unchanged_since_ns=compared_ns,
         # Cancellation stops the commit while it stages files; once it changes the folder, it runs to its end.
         step=lambda step_name: check() if step_name.startswith("stage ") else None,
@@ -241,31 +257,73 @@ def _merged(
         return snapshot, changes
     from cloche.workspace.git import base_of, merge_text
 
-    to_merge, refused, merged = set(merge), {}, []
-    entries: ChainMap[bytes, SnapshotEntry] = ChainMap({}, cast("dict[bytes, SnapshotEntry]", snapshot.entries))
+    to_merge, refused, texts = set(merge), {}, {}
     for change in changes:
-        entry = entries.get(os.fsencode(change.path))
+        entry = snapshot.entries.get(os.fsencode(change.path))
         if change.path not in to_merge or not change.conflict or entry is None:
-            merged.append(change)
             continue
         base, theirs = base_of(open_folder.fd, change.path), _text_of(open_folder.fd, change.path)
         text = None
         if base is not None and theirs is not None and change.kind == "file" and change.size <= MOST_MERGED_BYTES:
             text = merge_text(base, b"".join(snapshot.read(entry)), theirs)
-        if text is None:
-            refused[change.path] = "cannot be merged: " + (
-                "git has no text version of it"
-                if base is None or theirs is None
-                else "both have changed the same lines"
-            )
+        if text is not None:
+            texts[change.path] = text
             continue
-        entry, sha256 = snapshot.add(entry, text)
-        entries[entry.path] = entry
-        merged.append(replace(change, size=len(text), sha256=sha256))
+        refused[change.path] = "cannot be merged: " + (
+            "git has no text version of it"
+            if base is None or theirs is None
+            else "both have changed the same lines"
+        )
     if refused:
         listed = "; ".join(f"{escape_name(path)} {why}" for path, why in list(refused.items())[:10])
         raise WorkspaceConflict(f"nothing was written: {listed}", paths=refused)
-    return replace(snapshot, entries=entries), tuple(merged)
+    return _with_texts(snapshot, changes, texts)
+
+
+def _split(
+    open_folder: OpenFolder,
+    snapshot: Snapshot,
+    diff: Diff,
+    changes: tuple[Change, ...],
+    hunks: Mapping[str, Collection[str]],
+) -> tuple[Snapshot, tuple[Change, ...]]:
+    """Return snapshot and changes where a file of `hunks` has these hunks alone, and its permissions stay.
+
+    Raises InvalidRequest for a change that has no hunks, or not these.
+    """
+    if not hunks:
+        return snapshot, changes
+    from cloche.workspace.hunks import apply, chosen_hunks, file_diffs, may_be_split
+
+    by_path, parts, texts = {change.path: change for change in changes}, file_diffs(diff), {}
+    for path, ids in hunks.items():
+        change, text = by_path.get(path), _text_of(open_folder.fd, path)
+        if change is None or not may_be_split(change) or text is None:
+            raise InvalidRequest(f"hunks: {escape_name(path)} can be written only as a whole, or not at all")
+        try:
+            texts[path] = apply(text.decode(), chosen_hunks(parts, path, ids)).encode()
+        except (ValueError, LookupError) as error:
+            raise InvalidRequest(
+                f"nothing was written: {escape_name(path)} has not these hunks; make a new diff"
+            ) from error
+        by_path[path] = replace(change, mode=change.old_mode)
+    return _with_texts(snapshot, tuple(by_path.values()), texts)
+
+
+def _with_texts(
+    snapshot: Snapshot, changes: tuple[Change, ...], texts: Mapping[str, bytes]
+) -> tuple[Snapshot, tuple[Change, ...]]:
+    """Return snapshot and changes where some files have another text."""
+    entries: ChainMap[bytes, SnapshotEntry] = ChainMap({}, cast("dict[bytes, SnapshotEntry]", snapshot.entries))
+    hashes: dict[str, str] = {}
+    for path, text in texts.items():
+        entry, hashes[path] = snapshot.add(entries[os.fsencode(path)], text)
+        entries[entry.path] = entry
+    with_texts = tuple(
+        replace(change, size=len(texts[change.path]), sha256=hashes[change.path]) if change.path in texts else change
+        for change in changes
+    )
+    return replace(snapshot, entries=entries), with_texts
 
 
 def _text_of(folder: int, path: str) -> bytes | None:

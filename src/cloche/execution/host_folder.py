@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -211,7 +211,7 @@ class HostFolderOperations(NameOperations):
         """
         open_folder = self._require_folder()
         async with self._snapshot(open_folder) as snapshot:
-            return await _stoppable(lambda check: compare(open_folder, snapshot, check))
+            return await stoppable(lambda check: compare(open_folder, snapshot, check))
 
     async def changes(self) -> Sequence[Change]:
         """Return the sandbox's changes as data; see `diff`."""
@@ -226,6 +226,7 @@ class HostFolderOperations(NameOperations):
         ours: Collection[str] = (),
         theirs: Collection[str] = (),
         merge: Collection[str] = (),
+        hunks: Mapping[str, Collection[str]] | None = None,
         branch: str | None = None,
         author: str | None = None,
         message: str | None = None,
@@ -239,6 +240,9 @@ class HostFolderOperations(NameOperations):
         the host's, or in `merge` to merge both into a text file, based on git's HEAD, in the sandbox too. If a conflict
         is not resolved, or both sides changed the same lines, nothing is written.
 
+        `hunks` has, by path, the ids of those hunks of a modified text file that are written alone
+        (`cloche.workspace.hunks.file_diffs`); the others stay in the sandbox, as does a change of its permissions.
+
         With `branch`, the changes become a commit on a new branch of the folder's git repository, with an `author`
         ("NAME <EMAIL>") and a `message`, and no file is written. Commits made inside always become references below
         `refs/cloche/`.
@@ -251,10 +255,10 @@ class HostFolderOperations(NameOperations):
         open_folder = self._require_folder()
         expected_id = diff.id if isinstance(diff, Diff) else diff
         async with self._snapshot(open_folder) as snapshot:
-            choice = CommitChoice(paths=paths, dangerous=dangerous, ours=ours, theirs=theirs, merge=merge)
+            choice = CommitChoice(paths=paths, dangerous=dangerous, ours=ours, theirs=theirs, merge=merge, hunks=hunks or {})
             onto = BranchOptions(name=branch, author=author, message=message) if branch is not None else None
             name = name_for(self._name)
-            committed = await _stoppable(
+            committed = await stoppable(
                 lambda check: write_changes(open_folder, snapshot, expected_id, name, choice, onto, self.audit, check)
             )
         if merge and branch is None:  # the sandbox gets the merged text too
@@ -319,7 +323,7 @@ class HostFolderOperations(NameOperations):
                 async for piece in pieces:
                     await finish(asyncio.to_thread(reader.feed, piece))
                     _report(TAKING, reader.stored_bytes)
-            snapshot = await _stoppable(lambda check: reader.finish(answer, _noting(reader.stored_bytes, check)))
+            snapshot = await stoppable(lambda check: reader.finish(answer, _noting(reader.stored_bytes, check)))
         except ValueError as error:
             raise InvalidRequest(f"workspace: the sandbox's report of its changes is invalid: {error}") from error
         finally:
@@ -379,7 +383,7 @@ async def _finished(work: Callable[[], T]) -> T:
     return await finish(asyncio.to_thread(work))
 
 
-async def _stoppable(work: Callable[[Callable[[], None]], T]) -> T:
+async def stoppable(work: Callable[[Callable[[], None]], T]) -> T:
     """Run work in a thread that calls a `check` function now and then. Cancellation makes `check` raise, and waits for
     the end.
     """

@@ -34,7 +34,7 @@ REALTIME_COARSE = 5  # CLOCK_REALTIME_COARSE (linux/time.h), from which file sys
 class FolderOptions:
     """The host folder to show, its path inside, the bytes that may be written, and further hidden patterns.
 
-    `read` are additional folders, shown read-only at their own paths.
+    `read` are additional folders, shown read-only at their own paths. `hidden` are paths that are hidden in any case.
     """
 
     path: str
@@ -42,6 +42,7 @@ class FolderOptions:
     at: str | None = None
     disk_bytes: int = DISK_BYTES
     hide: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
 
 
 def read_folder(
@@ -149,6 +150,8 @@ def open_new(options: FolderOptions, *, is_read_only: bool = False) -> OpenFolde
         if os.path.isdir(state_folder()):
             recover(allowed.fd, state_folder())
         hidden = find_hidden(allowed.fd, patterns=options.hide)
+        if options.hidden:
+            hidden = replace(hidden, paths=tuple(sorted({*hidden.paths, *options.hidden})))
         mask = mask_rows(allowed.fd, hidden)
         tracked = [(nearest(path, hidden.repositories) or "", path) for path in hidden.tracked]
         state = os.fstat(allowed.fd)
@@ -179,7 +182,7 @@ def open_new(options: FolderOptions, *, is_read_only: bool = False) -> OpenFolde
         if not is_read_only and ".git" not in hidden.paths:
             _add_git(open_folder, allowed, hidden)
         for path in options.read:
-            further = replace(options, path=path, at=None, read=(), disk_bytes=MASK_BYTES)
+            further = replace(options, path=path, at=None, read=(), disk_bytes=MASK_BYTES, hidden=())
             open_folder.add(open_new(further, is_read_only=True))
     except BaseException:
         open_folder.close()

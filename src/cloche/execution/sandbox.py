@@ -39,7 +39,6 @@ from .accounts import account_of, counted
 from .concurrency import shared_slots
 from .held import ALREADY_OPEN, HeldOperations, SessionInterpreter
 from .history import History, HistoryEntry
-from .host_folder import HostFolderOperations
 from .inputs import Files, gather_files, read_env
 from .installing import PackageOperations
 from .live import in_time, most_at_once
@@ -49,7 +48,6 @@ from .open_folder import OpenFolder, read_folder
 from .paths import READ_BYTES, PathOperations
 from .ports import AsyncConnection, AsyncForward, PortOperations
 from .prepare import Prepared, prepare
-from .processes import ProcessOperations
 from .run import (
     OnOutput,
     PreparedRequest,
@@ -64,6 +62,7 @@ from .run import (
     write_all,
 )
 from .tools import ToolsArgument, functions_for, offer
+from .trial import TrialOperations
 
 if TYPE_CHECKING:
     from cloche.agent.approval import Approver
@@ -351,12 +350,11 @@ class AsyncSession:
 
 class AsyncSandbox(
     HeldOperations,
-    ProcessOperations,
+    TrialOperations,
     PathOperations,
     PortOperations,
     NetworkOperations,
     PackageOperations,
-    HostFolderOperations,
 ):
     """Open a sandbox for several runs.
 

@@ -12,7 +12,8 @@ by descriptors, and no link in it is followed. Only files that the host's own se
   copy, or gets files restored.
 - `host_files.py` reads the host's folder by descriptors, through no link and no mount (`mounts.py`).
 - `compare.py` turns entries and host files into changes.
-- `patch.py` writes unified diffs; `lines.py` compares lines with bounded work. `dangers.py` finds changes that need
+- `patch.py` writes unified diffs; `lines.py` compares lines with bounded work; `hunks.py` takes a patch apart into
+  hunks, and applies some of them. `dangers.py` finds changes that need
   their own approval, by the names in `danger_table.py`. `host_names.py` finds the other names by which the host reaches
   a path: through its links (`host_links.py`), and through settings of git and agents' files (`host_settings.py`).
 - `commit.py` stages, journals and renames. `recover.py` completes or undoes an interrupted commit. `journal.py` stores

@@ -7,12 +7,15 @@ import os
 import stat
 import tarfile
 import tempfile
+import time
 from collections.abc import Collection, Iterable, Iterator
 from typing import BinaryIO
 
 from cloche import hostfs
+from cloche.core.changes import Change
 from cloche.core.errors import InvalidRequest
 from cloche.core.limits import format_size
+from cloche.core.record import replace
 
 from .host_files import MOST_DEPTH, HostTree
 from .snapshot import Snapshot, SnapshotEntry
@@ -20,6 +23,7 @@ from .snapshot import Snapshot, SnapshotEntry
 PIECE_BYTES = 1 << 18
 _LEFT_OUT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EXDEV)
 ENCODING, ERRORS = "utf-8", "surrogateescape"
+PATCH_NAME, FILES_FOLDER = "changes.patch", "files"
 
 
 def paths_below(folder: int, *, hidden: Collection[str] = ()) -> Iterator[str]:
@@ -144,3 +148,35 @@ def pack_snapshot(snapshot: Snapshot, entries: Iterable[SnapshotEntry]) -> Itera
         if padding := -entry.size % tarfile.BLOCKSIZE:
             yield bytes(padding)
     yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def entries_of(snapshot: Snapshot, changes: Iterable[Change], *, below: str = "") -> Iterator[SnapshotEntry]:
+    """Yield the entries with the new contents of changes, in a folder `below`."""
+    for change in changes:
+        entry = snapshot.entries.get(os.fsencode(change.path))
+        if change.what != "removed" and entry is not None and entry.kind == change.kind and not entry.problem:
+            yield replace(entry, path=os.fsencode(below + change.path), mode=change.mode)
+
+
+def save_changes(snapshot: Snapshot, changes: Iterable[Change], patch: str, target: str) -> int:
+    """Write the new contents of changes, and a patch, as an archive to a new file of mode 0600; return its bytes.
+
+    Raises OSError, FileExistsError among them.
+    """
+    folder, name = os.path.split(target)
+    head = tarfile.TarInfo(PATCH_NAME)
+    text = patch.encode(errors=ERRORS)
+    head.size, head.mode, head.mtime = len(text), 0o600, int(time.time())
+    dir_fd = hostfs.open_folder(folder or ".", follows_link=True)
+    try:
+        with hostfs.new_file(dir_fd, 0o600) as (beside, file), file:
+            file.write(head.tobuf(tarfile.GNU_FORMAT) + text + bytes(-len(text) % tarfile.BLOCKSIZE))
+            for piece in pack_snapshot(snapshot, entries_of(snapshot, changes, below=f"{FILES_FOLDER}/")):
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+            os.link(beside, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)  # unlike a rename, it replaces nothing
+            os.unlink(beside, dir_fd=dir_fd)
+            return file.tell()
+    finally:
+        os.close(dir_fd)

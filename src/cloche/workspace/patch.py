@@ -81,9 +81,8 @@ class _Making:
 
     def _section(self, change: Change) -> Iterator[str]:
         yield from _permissions(change)
-        old_path = change.old_path or change.path
         if change.what in ("renamed", "mode"):
-            yield from _head(change, old_path)
+            yield from _head(change)
             return
         has_new = change.what != "removed" and change.kind != "directory"
         old_kind = change.kind if change.what == "removed" else change.old_kind or change.kind
@@ -115,14 +114,14 @@ class _Making:
             yield from self._diff(change, old_text, new_text, old_mode=old_mode, new_mode=new_mode)
 
     def _diff(self, change: Change, old: str, new: str, *, old_mode: str = "", new_mode: str = "") -> Iterator[str]:
-        yield f"diff --git {_name('a/', change.path)} {_name('b/', change.path)}\n"
+        yield section_head(change)
         if not old_mode:
             yield f"new file mode {new_mode}\n"
         elif not new_mode:
             yield f"deleted file mode {old_mode}\n"
         elif old_mode != new_mode:
             yield f"old mode {old_mode}\nnew mode {new_mode}\n"
-        old_lines, new_lines = _lines(old), _lines(new)
+        old_lines, new_lines = text_lines(old), text_lines(new)
         shown = hunks(old_lines, new_lines, changed_regions(old_lines, new_lines, self.work))
         if shown:
             yield f"--- {_named_line('a/', change.path) if old_mode else '/dev/null'}\n"
@@ -165,16 +164,21 @@ class _Making:
         return b"".join(content)
 
 
-def _head(change: Change, old_path: str) -> Iterator[str]:
+def section_head(change: Change) -> str:
+    """Return the line with which the diff of a change begins."""
+    return f"diff --git {_name('a/', change.old_path or change.path)} {_name('b/', change.path)}\n"
+
+
+def _head(change: Change) -> Iterator[str]:
     """Yield the header of a change that leaves the content unchanged."""
     if change.what == "renamed" or (change.kind == "file" and (change.mode ^ change.old_mode) & 0o100):
-        yield f"diff --git {_name('a/', old_path)} {_name('b/', change.path)}\n"
+        yield section_head(change)
         old_mode, new_mode = _mode("file", change.old_mode), _mode("file", change.mode)
         if old_mode != new_mode:
             yield f"old mode {old_mode}\nnew mode {new_mode}\n"
     if change.what == "renamed":
         yield "similarity index 100%\n"
-        yield f"rename from {_name('', old_path)}\nrename to {_name('', change.path)}\n"
+        yield f"rename from {_name('', change.old_path)}\nrename to {_name('', change.path)}\n"
 
 
 def _permissions(change: Change) -> Iterator[str]:
@@ -209,7 +213,8 @@ def _as_text(content: bytes) -> str | None:
         return None
 
 
-def _lines(text: str) -> Sequence[str]:
+def text_lines(text: str) -> Sequence[str]:
+    """Return the lines of a text as git splits them, each with its line feed."""
     *lines, last = text.split("\n")
     return [f"{line}\n" for line in lines] + ([last] if last else [])
 
