@@ -64,14 +64,14 @@ def show_diff(diff: Diff, *, with_patch: bool = True, to_stderr: bool = True) ->
         first = list(islice((change for change in rows if change.dangers or change.conflict), MOST_ROWS))
         rows = [*first, *islice((change for change in rows if not (change.dangers or change.conflict)), MOST_ROWS)]
     for shown in rows[:MOST_ROWS]:
-        console.print(Text(_row(shown), style="yellow" if shown.dangers or shown.conflict else ""))
+        console.print(Text(row_of(shown), style="yellow" if shown.dangers or shown.conflict else ""))
     if len(diff.changes) > MOST_ROWS:
         console.print(f"and {len(diff.changes) - MOST_ROWS} more changes; --json has all")
     if with_patch and diff.patch:
         lines = diff.patch.removesuffix("\n").split("\n")  # str.splitlines would split at more characters than git does
         console.print()
         for line in lines[:MOST_LINES]:
-            console.print(Text(_cut(line), style=STYLES.get(line[:1], "")))
+            console.print(Text(cut_line(line), style=STYLES.get(line[:1], "")))
         if len(lines) > MOST_LINES or diff.is_cut:
             console.print("the diff is longer; cloche diff NAME --patch prints more of it")
     if len(diff.dangerous) > 1:
@@ -85,14 +85,15 @@ def show_diff(diff: Diff, *, with_patch: bool = True, to_stderr: bool = True) ->
         console.print(f"and {len(diff.left_out) - MOST_ROWS} more are left out; --json has all")
 
 
-def _cut(line: str) -> str:
+def cut_line(line: str) -> str:
     """Escape a line of a diff; a long line is cut and says so, since the change may come after many blanks."""
     shown = escape(line[:MOST_LINE_CHARS])
     over = len(line) - MOST_LINE_CHARS
     return shown if over <= 0 else f"{shown} [and {over} more characters, which are not shown]"
 
 
-def _row(change: Change) -> str:
+def row_of(change: Change) -> str:
+    """Return the line that shows a change, escaped."""
     name = escape_name(change.path) + ("/" if change.kind == "directory" else "")
     if change.what == "renamed":
         name = f"{escape_name(change.old_path)} -> {name}"
@@ -115,15 +116,15 @@ def ask(diff: Diff, folder: str, read: Callable[[str], str] = input) -> ReviewAn
     chosen = [change for change in diff.changes if not change.conflict]
     if not chosen:
         return None
-    answer = _ask_letter(read, f"Write these changes to {escape_name(folder)}? [y]es, [N]o, [f]ile by file: ", "ynf")
+    answer = ask_letter(read, f"Write these changes to {escape_name(folder)}? [y]es, [N]o, [f]ile by file: ", "ynf")
     if answer == "n":
         return None
     if answer == "f":
-        chosen = [change for change in chosen if _ask_letter(read, f"{_row(change)}: write it? [y/N]: ", "yn") == "y"]
+        chosen = [change for change in chosen if ask_letter(read, f"{row_of(change)}: write it? [y/N]: ", "yn") == "y"]
     dangerous: list[str] = []
     for question in diff.questions:
         among = set(question.paths)
-        dangerous += _agreed(question.reason, [change for change in chosen if change.path in among], read)
+        dangerous += agreed_paths(question.reason, [change for change in chosen if change.path in among], read)
     agreed = set(dangerous)
     paths = tuple(change.path for change in chosen if not change.dangers or change.path in agreed)
     accepted = set(paths)
@@ -131,27 +132,27 @@ def ask(diff: Diff, folder: str, read: Callable[[str], str] = input) -> ReviewAn
     return ReviewAnswer(paths, tuple(dangerous), declined) if paths else None
 
 
-def _agreed(reason: str, changes: Sequence[Change], read: Callable[[str], str]) -> list[str]:
+def agreed_paths(reason: str, changes: Sequence[Change], read: Callable[[str], str]) -> list[str]:
     """Ask about the changes that are dangerous for one reason, together or one by one; return the confirmed paths."""
     if not changes:
         return []
     for change in changes:
-        say(_row(change))
+        say(row_of(change))
     if len(changes) == 1:
         question = f"{escape_name(changes[0].path)} is dangerous ({reason}). Write it anyway? [y/N]: "
-        return [changes[0].path] if _ask_letter(read, question, "yn") == "y" else []
+        return [changes[0].path] if ask_letter(read, question, "yn") == "y" else []
     question = f"these {len(changes)} are dangerous ({reason}). Write them anyway? [y]es, [N]o, [o]ne by one: "
-    answer = _ask_letter(read, question, "yno")
+    answer = ask_letter(read, question, "yno")
     if answer == "o":
         return [
             change.path
             for change in changes
-            if _ask_letter(read, f"{escape_name(change.path)}: write it? [y/N]: ", "yn") == "y"
+            if ask_letter(read, f"{escape_name(change.path)}: write it? [y/N]: ", "yn") == "y"
         ]
     return [change.path for change in changes] if answer == "y" else []
 
 
-def _ask_letter(read: Callable[[str], str], question: str, answers: str) -> str:
+def ask_letter(read: Callable[[str], str], question: str, answers: str) -> str:
     """Return the first letter of an answer; `n` for an empty one and at the end of input."""
     try:
         answer = read(question).strip().lower()[:1]
@@ -162,7 +163,7 @@ def _ask_letter(read: Callable[[str], str], question: str, answers: str) -> str:
 
 def is_confirmed(question: str) -> bool:
     """Ask for a yes on the terminal."""
-    return _ask_letter(input, question, "yn") == "y"
+    return ask_letter(input, question, "yn") == "y"
 
 
 def tell_committed(committed: Committed) -> None:

@@ -270,9 +270,7 @@ def _merged(
             texts[change.path] = text
             continue
         refused[change.path] = "cannot be merged: " + (
-            "git has no text version of it"
-            if base is None or theirs is None
-            else "both have changed the same lines"
+            "git has no text version of it" if base is None or theirs is None else "both have changed the same lines"
         )
     if refused:
         listed = "; ".join(f"{escape_name(path)} {why}" for path, why in list(refused.items())[:10])

@@ -255,7 +255,9 @@ class HostFolderOperations(NameOperations):
         open_folder = self._require_folder()
         expected_id = diff.id if isinstance(diff, Diff) else diff
         async with self._snapshot(open_folder) as snapshot:
-            choice = CommitChoice(paths=paths, dangerous=dangerous, ours=ours, theirs=theirs, merge=merge, hunks=hunks or {})
+            choice = CommitChoice(
+                paths=paths, dangerous=dangerous, ours=ours, theirs=theirs, merge=merge, hunks=hunks or {}
+            )
             onto = BranchOptions(name=branch, author=author, message=message) if branch is not None else None
             name = name_for(self._name)
             committed = await stoppable(

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Self, cast
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, cast
 
 from cloche.core.changes import Change, Diff
 from cloche.core.errors import SandboxFileError
@@ -83,25 +83,28 @@ class TrialOperations(ProcessOperations, HostFolderOperations):
             )
             yield snapshot, whole, tuple(change for change in changes if not is_of_git(change))
 
-    def _trial(self, open_folder: OpenFolder, env: Mapping[str, str] | None) -> Self:
+    def _trial(
+        self, open_folder: OpenFolder, env: Mapping[str, str] | None
+    ) -> AbstractAsyncContextManager[TrialOperations]:
         from cloche.workspace.allowed import at_for
 
         folder = open_folder.folder
-        trial = type(self)(env={**self._env, **(env or {})}, live=True, backend=self.backend, workspace=folder.path)
+        kind: Any = type(self)  # an AsyncSandbox, which this module must not import
+        trial = kind(env={**self._env, **(env or {})}, live=True, backend=self.backend, workspace=folder.path)
         trial._prepared = _apart(self._prepared)
         trial._folder_options = FolderOptions(
             path=folder.path, at=None if folder.copied_ns or at_for(folder.path) == folder.at else folder.at,
             disk_bytes=folder.disk_bytes, read=tuple(further.path for further in folder.read_only),
             hidden=folder.hidden,
         )  # fmt: skip
-        return trial
+        return cast("AbstractAsyncContextManager[TrialOperations]", trial)
 
 
 def _apart(prepared: Prepared) -> Prepared:
     """Return the rules for a sandbox that has the same programs and limits, and reaches nothing."""
     policy = prepared.policy.with_changes(
         network="off", network_allow=(), network_deny=(), network_ports=(), on_network="refuse", secrets=None,
-        host_folder=None, packages=(),
+        host_folder=None, home=None, packages=(),
     )  # fmt: skip
     notes = {name: note for name, note in prepared.notes.items() if name != "workspace"}
     return replace(prepared, policy=policy, notes=notes, settings=replace(prepared.settings, toolchains=()))
