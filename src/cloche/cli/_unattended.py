@@ -25,6 +25,11 @@ EXIT_CHANGED = 10
 MOST_TOLD = 20
 
 
+def counted(count: int) -> str:
+    """Return a number of changes as words."""
+    return f"{count} {'change' if count == 1 else 'changes'}"
+
+
 class Ending(NamedTuple):
     """Say what happens to the changes at the end: they are written, become a commit on a branch, or stay."""
 
@@ -100,9 +105,9 @@ def _tell(launch: Launch, diff: Diff, held: Sequence[Change], committed: Committ
         say("nothing was changed")
         return
     if committed is None:
-        say(f"{len(diff.changes)} changes; they are kept: cloche agent review {name}")
+        say(f"{counted(len(diff.changes))} kept: cloche agent review {name}")
     else:
-        say(f"wrote {len(committed.written)} of {len(diff.changes)} changes")
+        say(f"wrote {len(committed.written)} of {counted(len(diff.changes))}")
         for ref, commit in committed.refs.items():
             say(f"{escape_name(ref)} is {commit}")
     for change in held[:MOST_TOLD]:

@@ -116,9 +116,9 @@ async def _run_agent(launch: Launch, ending: Ending, *, as_json: bool) -> int:
 
     from ._attached import run_in
     from ._review import settle_attached
-    from ._unattended import run_once
+    from ._unattended import counted, run_once
 
-    async with opened(launch) as sandbox:
+    async with opened(launch, say) as sandbox:
         if launch.options.prompt is not None:
             return await run_once(sandbox, launch, ending, as_json=as_json)
         has_terminal = os.isatty(0)
@@ -128,5 +128,5 @@ async def _run_agent(launch: Launch, ending: Ending, *, as_json: bool) -> int:
         if has_terminal:
             await settle_attached(sandbox, review=True)
         elif changes := (await sandbox.diff()).changes:
-            say(f"{len(changes)} changes; they are kept: cloche agent review {launch.place.sandbox}")
+            say(f"{counted(len(changes))} kept: cloche agent review {launch.place.sandbox}")
     return exit_code_of(result)

@@ -5,22 +5,28 @@ Files are written from inside, as the guest: what is in its home already may be 
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from itertools import islice
 from typing import Any
 
 from cloche.core.errors import ClocheError, InvalidRequest
+from cloche.core.escape import escape, escape_name
+from cloche.core.loops import finish
 from cloche.core.record import dataclass
 from cloche.execution.home_folder import give_home
 from cloche.execution.sandbox import AsyncSandbox
 from cloche.keeper import registry
 
-from . import plan
+from . import about, archives, plan
 from .home_files import write_home_files
 from .places import AgentPlace
 from .row import CodingAgent
 from .table import TABLE
+
+MOST_NAMED = 10  # paths in a message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,18 +102,68 @@ def environment_of(place: AgentPlace) -> Mapping[str, str]:
 
 
 @asynccontextmanager
-async def opened(launch: Launch) -> AsyncIterator[AsyncSandbox]:
-    """Open the agent's sandbox, or attach to the one that lives; leaving the block only detaches."""
-    is_new = not is_open(launch.place)
-    if is_new:
-        sandbox = AsyncSandbox(**launch.keywords())
-        give_home(sandbox, launch.place.home, launch.home)
-    else:
-        sandbox = AsyncSandbox.attach(launch.place.sandbox)
+async def opened(launch: Launch, tell: Callable[[str], None]) -> AsyncIterator[AsyncSandbox]:
+    """Open the agent's sandbox, or attach to the one that lives; leaving the block only detaches.
+
+    A new one goes on from the last archive, if there is work in it. One that lives with other settings is opened anew,
+    with its changes, unless the agent is running in it. `tell` gets sentences for the user.
+    """
+    keywords = launch.keywords()
+    if is_open(launch.place) and not await _is_to_be_renewed(launch, keywords, tell):
+        async with AsyncSandbox.attach(launch.place.sandbox) as sandbox:
+            yield sandbox
+        return
+    sandbox = AsyncSandbox(**keywords)
+    give_home(sandbox, launch.place.home, launch.home)
     async with sandbox:
-        if is_new:
-            shown = {f"{launch.home}/{path}": real for path, real in launch.shown().items()}
-            links = {path: real for path, real in shown.items() if path != real}
-            variables = environment_of(launch.place)
-            await write_home_files(sandbox, launch.row, launch.home, launch.place.folder, variables, shown=links)
+        try:
+            await _prepare_new(sandbox, launch, tell)
+            await asyncio.to_thread(about.note, launch.place, keywords)
+        except BaseException:
+            await finish(sandbox.kill())  # the next start must not find it
+            raise
         yield sandbox
+
+
+async def _prepare_new(sandbox: AsyncSandbox, launch: Launch, tell: Callable[[str], None]) -> None:
+    archive = await asyncio.to_thread(archives.pending_archive, launch.place)
+    if archive is not None:
+        _tell_restored(await archives.restore(sandbox, archive), tell)
+    shown = {f"{launch.home}/{path}": real for path, real in launch.shown().items()}
+    links = {path: real for path, real in shown.items() if path != real}
+    variables = environment_of(launch.place)
+    await write_home_files(sandbox, launch.row, launch.home, launch.place.folder, variables, shown=links)
+
+
+def _tell_restored(restored: archives.Restored, tell: Callable[[str], None]) -> None:
+    archive = restored.archive
+    age = format_age(archive.age_s)
+    tell(f"going on from {archive.files} changed {'path' if archive.files == 1 else 'paths'}, saved {age} ago")
+    for path, reason in islice(archive.left_out.items(), MOST_NAMED):
+        tell(f"not saved: {escape_name(path)}: {escape(reason)}")
+    for path in restored.changed_on_host[:MOST_NAMED]:
+        tell(f"changed in the project since: {escape_name(path)}; the review shows both")
+
+
+def format_age(seconds: float) -> str:
+    """Return a time as a number of the largest unit that it fills."""
+    for unit, name in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if count := int(seconds // unit):
+            return f"{count} {name}{'' if count == 1 else 's'}"
+    return "less than a minute"
+
+
+async def _is_to_be_renewed(launch: Launch, keywords: Mapping[str, Any], tell: Callable[[str], None]) -> bool:
+    """Tell whether a living sandbox has other settings and was ended for that, after its changes were saved."""
+    noted = about.read(launch.place.state)
+    if noted is not None and noted.has_settings(keywords):
+        return False
+    async with AsyncSandbox.attach(launch.place.sandbox) as sandbox:
+        if any(process.exit_code is None for process in await sandbox.processes()):
+            tell("its settings have changed; they apply when nothing runs in it any more, or after cloche agent stop")
+            return False
+        if (await sandbox.changes()) and not await archives.save(sandbox, launch.place, reason="new settings"):
+            return False
+        await sandbox.kill()
+    tell("its settings have changed: it starts anew, with its changes")
+    return True
