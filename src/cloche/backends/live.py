@@ -645,4 +645,5 @@ def _process_info(row: Mapping[str, Any]) -> ProcessInfo:
         status=verdict.status if verdict else None,
         printed=int(_number(row.get("printed"))),
         is_attached=row.get("is_attached") is True,
+        is_stopped=row.get("is_stopped") is True,
     )

@@ -27,6 +27,7 @@ _SEQUENCE = re.compile(rb"\x1b(?:\[([?<=>]?)([0-9;:]*)([ !$]?)([@-~])|([=>c78]|\
 _USUALLY_OFF = (1, 5, 6, 9, 47, 66, 1000, 1001, 1002, 1003, 1004, 1005, 1006, 1015, 1016, 1047, 1049, 2004, 2026)
 _USUALLY_ON = (7, 25)
 _ALTERNATE = (47, 1047, 1049)
+_KEPT = ("keys", "keyboard", "keypad", "cursor")  # attributes that a program sets once, and expects to stay
 
 
 class TerminalModes:
@@ -35,12 +36,14 @@ class TerminalModes:
     def __init__(self) -> None:
         self._changed: set[int] = set()
         self._resets: dict[str, bytes] = {}
+        self._sets: dict[str, bytes] = {}
         self.has_asked = False
 
     def note(self, data: bytes) -> None:
         """Record complete sequences."""
         for match in _SEQUENCE.finditer(data):
             kind, numbers, between, final, short, text = match.groups()
+            self._sequence = match[0]
             if final is not None:
                 self._note_control(kind, numbers, between, final)
             elif short is not None:
@@ -89,8 +92,21 @@ class TerminalModes:
     def _reset(self, attribute: str, sequence: bytes, *, is_needed: bool) -> None:
         if is_needed:
             self._resets[attribute] = sequence
+            self._sets[attribute] = self._sequence
         else:
             self._resets.pop(attribute, None)
+
+    def entry(self) -> bytes:
+        """Return the sequences that set all changed modes in another terminal, the alternate screen first."""
+        modes = sorted(self._changed, key=lambda mode: (mode not in _ALTERNATE, mode))
+        sequences = [b"\x1b[?%d%c" % (mode, b"l" if mode in _USUALLY_ON else b"h") for mode in modes]
+        kept = (self._sets[attribute] for attribute in _KEPT if attribute in self._resets)
+        return b"".join((*sequences, *(sequence for sequence in kept if len(sequence) <= MOST_PREFIX)))
+
+    @property
+    def is_alternate(self) -> bool:
+        """Tell whether the alternate screen is shown, which a program draws anew after each change of its size."""
+        return not self._changed.isdisjoint(_ALTERNATE)
 
     def reset(self) -> bytes:
         """Return the sequences that reset all changed modes, the alternate screen last; empty without changes."""

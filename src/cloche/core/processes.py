@@ -49,7 +49,7 @@ class ProcessInfo:
     """Describe a process of a sandbox: its id, its pid inside, its command, seconds since its start.
 
     `exit_code` and `status` are None while it runs. `printed` counts the bytes of its output so far, `is_attached`
-    tells whether a client receives it.
+    tells whether a client receives it, `is_stopped` whether all in the foreground of its terminal is stopped (Ctrl-Z).
     """
 
     id: str
@@ -60,6 +60,7 @@ class ProcessInfo:
     status: Status | None = None
     printed: int = 0
     is_attached: bool = False
+    is_stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

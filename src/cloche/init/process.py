@@ -447,6 +447,7 @@ class Process:
             "id": self.id, "pid": self.pid, "command": self.shown, "started_s": now() - self.started_at,
             "status": self.status, "cause": self.cause, "is_kept": self.is_kept, "is_attached": self.channel > 0,
             "printed": sum(stream.total for stream in self.outgoing.values()),
+            "foreground": terminal.foreground(self.master) if self.master >= 0 else 0,
         }  # fmt: skip
 
     # The client's requests.

@@ -258,8 +258,19 @@ class Server:
         rows = [
             process.describe() for process in (*self.kept.values(), *self.processes.values()) if not process.is_hidden
         ]
+        self._note_stopped(rows)
         self.loop.send(wire.json_frame(wire.EVENT, number, event="processes", processes=rows))
         self.close(number)
+
+    def _note_stopped(self, rows: list[dict[str, Any]]) -> None:
+        """Note of each terminal whether all processes in its foreground are stopped, unless everything is."""
+        groups = {row["foreground"] for row in rows if row["foreground"]} if not self.loop.is_paused else set()
+        states: dict[int, set[bytes]] = {group: set() for group in groups}
+        for fields in map(_stat_of, self.host.other_pids() if groups else ()):
+            if fields and int(fields[2]) in states:
+                states[int(fields[2])].add(fields[0])
+        for row in rows:
+            row["is_stopped"] = states.get(row.pop("foreground")) == {b"T"}
 
     def _usage(self, number: int, _: dict[str, Any]) -> None:
         """Report the processor time of all processes so far, how many live, how many are stopped, and their memory."""

@@ -33,7 +33,7 @@ the connection. `Credit` counts both directions.
   whose channel is the number of a call; the first one inside is HELLO. It has them as descriptors 5 and 6.
 - `attach`: the streams and the exit of a running or kept process, by `id`. First come the last unread bytes.
 - `processes`: one event `processes` with a list of the running and the kept ended ones. Of each: `printed` bytes so
-  far, and whether a client `is_attached`.
+  far, whether a client `is_attached`, and whether all in the foreground of its terminal `is_stopped`.
 - `usage`: one event `usage` with `cpu_s` of all processes so far, how many `processes` live and how many of them are
   `stopped`, and their `memory_bytes` (shared pages count for each).
 - `kill`: a tree, by `id`.
