@@ -31,14 +31,16 @@ for file in frameworks/*.in; do
 done
 
 cd ../toolchains
-npm install --package-lock-only --ignore-scripts --no-audit --no-fund --omit-lockfile-registry-resolved
+for folder in . agents more-agents; do
+    (cd "$folder" && npm install --package-lock-only --ignore-scripts --no-audit --no-fund --omit-lockfile-registry-resolved)
+done
 # Whom one could give money stands in a lock, too; nothing but names, versions and hashes may.
 python3 - <<'END'
 import json, pathlib
 
-path = pathlib.Path("package-lock.json")
-lock = json.loads(path.read_text())
-for package in lock["packages"].values():
-    package.pop("funding", None)
-path.write_text(json.dumps(lock, indent=2) + "\n")
+for path in pathlib.Path().glob("**/package-lock.json"):
+    lock = json.loads(path.read_text())
+    for package in lock["packages"].values():
+        package.pop("funding", None)
+    path.write_text(json.dumps(lock, indent=2) + "\n")
 END

@@ -157,6 +157,14 @@ class World:
         """Start PostgreSQL behind port 5432 of every address; say what is missing where it cannot be."""
         return str(self._internet.ask("start_postgres"))
 
+    def script(self, steps: Sequence[Mapping[str, str]]) -> None:
+        """Have the models follow these steps (model_servers.py)."""
+        self._internet.ask("script", steps=steps)
+
+    def asked(self) -> list[dict[str, Any]]:
+        """Return what the models were asked since then."""
+        return list(self._internet.ask("asked"))
+
     def words(self, *, has_powers: bool = False, on_internet: bool = False) -> list[str]:
         """Return the words before a command that runs on the host, or `on_internet`, on that side.
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cloche.jail.syscalls import CLONE_NEWNET, prctl, unshare
+from tests.harness.model_servers import SCRIPT
 
 from . import build
 from .listeners import Listeners
@@ -74,7 +75,10 @@ def _be_internet(told: Mapping[str, Any]) -> None:
         records = {"arrivals": listeners.record, "questions": names.record, "packets": packets.record}
         return {name: record.as_json() for name, record in records.items()}
 
-    commands = {"seen": seen, "forget": forget, "name": names.set, "start_postgres": start_postgres}
+    commands: Commands = {
+        "seen": seen, "forget": forget, "name": names.set, "start_postgres": start_postgres, "script": SCRIPT.set,
+        "asked": SCRIPT.asked,
+    }  # fmt: skip
     _obey(told["internet"], commands)
     os._exit(0)
 

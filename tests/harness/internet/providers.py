@@ -22,6 +22,7 @@ from .web import Request, Response
 VALUES: Mapping[str, str] = {
     "api.openai.com": "sk-proj-RealValueOfOpenAi0123456789abcdefXYZ",
     "api.anthropic.com": "sk-ant-api03-RealValueOfAnthropic0123456789XYZ",
+    "generativelanguage.googleapis.com": "AIzaRealValueOfGoogle0123456789abcdefXY",
     "github.com": "ghp_RealValueOfGitHub0123456789abcdefXY",
     "npm.example": "npm_RealValueOfNpm0123456789abcdefXYZ12",
     "pypi.example": "pypi-RealValueOfPypi0123456789abcdefXYZ",

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote, unquote, urlencode
 
+from tests.harness import model_servers
 from tests.harness.packages import make_source
 
 from .providers import answers, run_backend
@@ -84,6 +85,8 @@ def site_of(folder: Path) -> Site:
     stand_ins = answers(folder, registry, index)
 
     def answer(request: Request, reader: Reader) -> Response | None:
+        if (scripted := model_servers.answer(request)) is not None:
+            return scripted
         upgrade = request.headers.get("upgrade", "").lower()
         if upgrade == "websocket" and "sec-websocket-key" in request.headers:
             return websocket(request, reader)
