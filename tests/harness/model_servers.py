@@ -1,7 +1,7 @@
 """A model that follows a script, as the providers serve it at their own hosts: the tests' internet answers with it.
 
 Theory of operation. A script is a list of steps; a step calls one tool of the agent's own, or says something. Which one
-is next follows from the request alone: as many as the conversation has turns of the model. So a request that comes
+is next follows from the request alone: as many as the conversation has turns of the script. So a request that comes
 again has the same answer, and an agent that goes on with a conversation goes on with the script. A request without
 tools to run commands with is one beside the conversation (a title, a classification), and no step. A request without
 the real key of its host is refused, and all are recorded with their headers.
@@ -13,6 +13,7 @@ server-sent events. A web socket is refused with 426, whereupon codex goes on wi
 from __future__ import annotations
 
 import json
+import shlex
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,7 +25,15 @@ Step = Mapping[str, str]
 Json = dict[str, Any]
 Call = tuple[str, Any]  # a tool and its arguments, or its text
 HOSTS = ("api.anthropic.com", "api.openai.com", "generativelanguage.googleapis.com")
+REPLACES = """
+import sys
+path, old, new = sys.argv[1:]
+text = open(path).read()
+assert old in text
+open(path, "w").write(text.replace(old, new))
+"""
 KEPT_BYTES = 1 << 19  # of the body of one request
+CALLS = ("function_call", "custom_tool_call")  # items of OpenAI's Responses
 USAGE = 10  # tokens, of whatever is counted
 
 
@@ -36,6 +45,18 @@ def say(text: str) -> Step:
 def run(command: str) -> Step:
     """Return the step that runs a command of a shell."""
     return {"do": "run", "command": command}
+
+
+def read(path: str) -> Step:
+    """Return the step that reads a file, by its whole path."""
+    return {"do": "read", "path": path, "command": f"cat {path}"}
+
+
+def edit(path: str, old: str, new: str) -> Step:
+    """Return the step that replaces a text, whole lines, in a file, which was read before."""
+    lines = [f"-{line}\n" for line in old.splitlines()] + [f"+{line}\n" for line in new.splitlines()]
+    patch = f"*** Begin Patch\n*** Update File: {path}\n@@\n{''.join(lines)}*** End Patch\n"
+    return {"do": "edit", "path": path, "old": old, "new": new, "patch": patch}
 
 
 def write(path: str, text: str) -> Step:
@@ -58,6 +79,21 @@ TOOLS: Mapping[str, Mapping[str, Json | str]] = {
         "bash": {"command": "{command}", "description": "Run a command"},  # opencode, copilot, mini-swe-agent
         "terminal": {"command": "{command}"},  # openhands
         "execute_bash": {"command": "{command}"},
+    },
+    "read": {
+        "Read": {"file_path": "{path}"},
+        "read_file": {"file_path": "{path}"},
+        "read": {"filePath": "{path}"},
+        "view": {"path": "{path}"},
+        "file_editor": {"command": "view", "path": "{path}"},
+    },
+    "edit": {
+        "Edit": {"file_path": "{path}", "old_string": "{old}", "new_string": "{new}"},
+        "exec": "text(await tools.apply_patch({patch}))",
+        "replace": {"file_path": "{path}", "old_string": "{old}", "new_string": "{new}", "instruction": "Mend it"},
+        "edit": {"filePath": "{path}", "oldString": "{old}", "newString": "{new}"},
+        "str_replace": {"path": "{path}", "old_str": "{old}", "new_str": "{new}"},
+        "file_editor": {"command": "str_replace", "path": "{path}", "old_str": "{old}", "new_str": "{new}"},
     },
     "write": {
         "Write": {"file_path": "{path}", "content": "{text}"},
@@ -102,6 +138,14 @@ class Script:
         with self._lock:
             self._asked.append(row)
 
+    def turns(self, said: Sequence[str | None]) -> int:
+        """Return how many turns of a conversation are the script's: calls (None), and texts that it says.
+
+        Some agents begin a conversation with a text of the model's that it never said.
+        """
+        texts = {step.get("text") for step in self._steps or () if step["do"] == "say"}
+        return sum(text is None or text.strip() in texts for text in said)
+
     def step(self, turns: int) -> Step:
         """Return the step after so many turns; a script that is used up says so."""
         steps = self._steps or ()
@@ -126,8 +170,10 @@ def _answer(request: Request) -> Response:
     if VALUES[request.host] not in _credentials(request):
         return _json({"type": "error", "error": {"type": "authentication_error", "message": "no such key"}}, "401 Unauthorized")
     speak = next((speak for end, speak in PATHS.items() if request.path.endswith(end)), None)
+    if request.method == "GET" and request.path.endswith("/models"):
+        return _json({"object": "list", "data": [], "models": []})
     if speak is None or request.method != "POST":
-        return _json({"object": "list", "data": [], "models": []}, "200 OK" if request.method == "GET" else "404 Not Found")
+        return _json({"error": {"type": "not_found_error", "message": "not here"}}, "404 Not Found")
     return speak(request, json.loads(request.body))
 
 
@@ -172,10 +218,15 @@ def _call(step: Step, tools: Sequence[str]) -> Call | None:
     if name is not None:
         form = TOOLS[kind][name]
         return name, _program(form, step) if isinstance(form, str) else _filled(form, step)
-    if kind == "write":  # by a shell, as this agent does
-        text = f"cat > {step['path']} <<'END_OF_FILE'\n{step['text']}END_OF_FILE"
-        return _call(run(text), tools)
-    raise ValueError(f"no tool to {kind} with among {tools}")
+    return _call(run(_by_shell(step)), tools)  # as agents do that have no other tool
+
+
+def _by_shell(step: Step) -> str:
+    if step["do"] == "write":
+        return f"cat > {step['path']} <<'END_OF_FILE'\n{step['text']}END_OF_FILE"
+    if step["do"] == "edit":
+        return shlex.join(["python3", "-c", REPLACES, step["path"], step["old"], step["new"]])
+    return step["command"]
 
 
 def _next(tools: Sequence[str], turns: int) -> tuple[str, Call | None]:
@@ -187,9 +238,19 @@ def _next(tools: Sequence[str], turns: int) -> tuple[str, Call | None]:
     return ("" if call else step["text"]), call
 
 
+def _said(content: str | Sequence[Json]) -> str | None:
+    """Return the text of a message; nothing where it calls a tool."""
+    if isinstance(content, str):
+        return content
+    if any(part.get("type") in ("tool_use", *CALLS) or "functionCall" in part for part in content):
+        return None
+    return "".join(part.get("text", "") for part in content)
+
+
 def messages(request: Request, asked: Json) -> Response:
     """Answer as Anthropic's Messages."""
-    turns = sum(message["role"] == "assistant" for message in asked["messages"])
+    said = [_said(message["content"]) for message in asked["messages"] if message["role"] == "assistant"]
+    turns = SCRIPT.turns(said)
     text, call = _next([tool.get("name", "") for tool in asked.get("tools", ())], turns)
     block: Json = {"type": "text", "text": text}
     if call:
@@ -223,9 +284,6 @@ def count_tokens(request: Request, asked: Json) -> Response:
     return _json({"input_tokens": USAGE, "totalTokens": USAGE})
 
 
-CALLS = ("function_call", "custom_tool_call")
-
-
 def _names(tools: Sequence[Json]) -> list[str]:
     """Return the names of tools, also of those in namespaces."""
     return [name for tool in tools for name in (tool.get("name", ""), *_names(tool.get("tools", ())))]
@@ -234,7 +292,8 @@ def _names(tools: Sequence[Json]) -> list[str]:
 def responses(request: Request, asked: Json) -> Response:
     """Answer as OpenAI's Responses: one item, a function's call or a message."""
     items = asked["input"] if isinstance(asked["input"], list) else []
-    turns = sum(item.get("type") in CALLS or item.get("role") == "assistant" for item in items)
+    ours = [item for item in items if item.get("type") in CALLS or item.get("role") == "assistant"]
+    turns = SCRIPT.turns([None if item.get("type") in CALLS else _said(item["content"]) for item in ours])
     text, call = _next([*_names(asked.get("tools", ())), *_names(items)], turns)
     item: Json = {
         "type": "message", "id": f"msg_{turns}", "role": "assistant", "status": "completed",
@@ -271,7 +330,8 @@ def responses(request: Request, asked: Json) -> Response:
 
 def completions(request: Request, asked: Json) -> Response:
     """Answer as OpenAI's Chat Completions."""
-    turns = sum(message["role"] == "assistant" for message in asked["messages"])
+    ours = [message for message in asked["messages"] if message["role"] == "assistant"]
+    turns = SCRIPT.turns([None if message.get("tool_calls") else _said(message["content"]) for message in ours])
     text, call = _next([tool.get("function", {}).get("name", "") for tool in asked.get("tools") or ()], turns)
     message: Json = {"role": "assistant", "content": text or None}
     if call:
@@ -294,7 +354,7 @@ def completions(request: Request, asked: Json) -> Response:
 
 def generate(request: Request, asked: Json) -> Response:
     """Answer as Google's `generateContent` and `streamGenerateContent`."""
-    turns = sum(content.get("role") == "model" for content in asked["contents"])
+    turns = SCRIPT.turns([_said(content["parts"]) for content in asked["contents"] if content.get("role") == "model"])
     declared = [one for tool in asked.get("tools", ()) for one in tool.get("functionDeclarations", ())]
     text, call = _next([one["name"] for one in declared], turns)
     part: Json = {"functionCall": {"name": call[0], "args": call[1]}} if call else {"text": text}
@@ -302,6 +362,33 @@ def generate(request: Request, asked: Json) -> Response:
     usage = {"promptTokenCount": USAGE, "candidatesTokenCount": USAGE, "totalTokenCount": 2 * USAGE}
     whole = {"candidates": [candidate], "usageMetadata": usage, "modelVersion": "scripted"}
     return _events(iter([whole])) if ":stream" in request.path else _json(whole)
+
+
+def results(asked: Sequence[Json]) -> list[str]:
+    """Return what the agent's tools gave, from the last request that has all of it."""
+    bodies = [json.loads(row["body"]) for row in asked if row["method"] == "POST" and row["status"] == "200 OK"]
+    return max((list(_results(body)) for body in bodies), key=len, default=[])
+
+
+def _results(value: Any) -> Iterator[str]:
+    if isinstance(value, list):
+        for one in value:
+            yield from _results(one)
+    elif isinstance(value, dict):
+        kind = str(value.get("type", value.get("role")))
+        if kind in ("tool_result", "tool") or kind.endswith("call_output") or "functionResponse" in value:
+            yield _text(value)
+        else:
+            for inner in value.values():
+                yield from _results(inner)
+
+
+def _text(value: Any) -> str:
+    """Return all texts in a value."""
+    if isinstance(value, str):
+        return value
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return "\n".join(filter(None, map(_text, parts)))
 
 
 PATHS: Mapping[str, Callable[[Request, Json], Response]] = {

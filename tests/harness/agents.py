@@ -1,0 +1,101 @@
+"""Coding agents from their packages (scripts/agents.sh), in a window of tmux on the host of a world, with a scripted model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.harness.internet.build import HOME, SYSTEM_PATH
+from tests.harness.internet.providers import VALUES
+from tests.harness.tmux import Screen
+from tests.harness.world import ROOT, World, host_variables
+
+CLOCHE = (sys.executable, "-m", "cloche")
+PASTE_S = 0.3  # what is typed faster than this before a Return is taken for a paste
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """Say which package an agent is from, its variables with the hosts whose values they have, and how it looks.
+
+    `ready` is what the screen shows when it takes a prompt, `leave` what ends it.
+    """
+
+    name: str
+    secrets: Mapping[str, str]
+    ready: str
+    leave: str
+    package: str = "agents"
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+AGENTS: Mapping[str, Agent] = {
+    agent.name: agent
+    for agent in (
+        Agent("claude", {"ANTHROPIC_API_KEY": "api.anthropic.com"}, "bypass permissions on", "/exit"),
+        Agent("codex", {"OPENAI_API_KEY": "api.openai.com"}, "YOLO mode", "/quit"),
+    )
+}
+
+
+def programs(package: str) -> str:
+    """Return the folder of the programs of a lock, which are installed unless they are there."""
+    done = subprocess.run(["scripts/agents.sh", package], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"missing: coding agents: {done.stderr.strip()[-300:]}")
+    return done.stdout.strip()
+
+
+class Host:
+    """A user's place in a world: an agent's programs on PATH, and its keys in the environment."""
+
+    def __init__(self, world: World, agent: Agent) -> None:
+        self.world, self.agent = world, agent
+        path = os.pathsep.join([programs(agent.package), SYSTEM_PATH])
+        keys = {name: VALUES[host] for name, host in agent.secrets.items()}
+        self.env = {**host_variables(), "PATH": path, "COLORTERM": "truecolor", **agent.env, **keys}
+        for name, value in {"user.name": "A User", "user.email": "user@acme.example"}.items():
+            self.run(HOME, "git", "config", "--global", name, value)
+
+    def words(self, folder: Path, *words: str) -> list[str]:
+        """Return a command of the user's in a folder."""
+        variables = [f"{name}={value}" for name, value in self.env.items()]
+        return [*self.world.words(), "env", "-i", "-C", str(folder), *variables, "TERM=tmux-256color", *words]
+
+    def run(self, folder: Path, *words: str) -> str:
+        """Run a command of the user's, which succeeds, and return what it prints."""
+        done = subprocess.run(self.words(folder, *words), stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    @contextmanager
+    def window(self, folder: Path, socket: Path, *words: str, columns: int = 100, rows: int = 40) -> Iterator[Screen]:
+        """Start `cloche agent` with the agent in a window; at the end nothing of it is left."""
+        screen = Screen(socket, self.words(folder, *CLOCHE, "agent", self.agent.name, *words), columns=columns, rows=rows)
+        try:
+            yield screen
+        finally:
+            screen.close()
+            self.end(folder)
+
+    def end(self, folder: Path) -> None:
+        """End the agent's sandboxes on a folder."""
+        program = "import sys; from cloche.coding_agents.places import AgentPlace as P; print(P(agent=sys.argv[1], folder=sys.argv[2]).sandbox)"
+        name = self.run(folder, sys.executable, "-c", program, self.agent.name, str(folder)).strip()
+        subprocess.run(self.words(folder, *CLOCHE, "sandbox", "kill", name, "--yes", "--force"), capture_output=True)
+
+
+def prompt(screen: Screen, text: str) -> None:
+    """Type a prompt, and send it when it is shown."""
+    screen.type(text)
+    screen.see(text)
+    time.sleep(PASTE_S)
+    screen.type("Enter")

@@ -1,0 +1,126 @@
+"""Real coding agents, unmodified, in a terminal: `cloche agent NAME` with a scripted model at its provider's own host.
+
+The model answers over TLS, to the real key alone; what it is asked has all that the agent was told by its tools.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness.agents import AGENTS, Agent, Host, prompt
+from tests.harness.internet.providers import VALUES
+from tests.harness.model_servers import Step, edit, read, results, run, say, write
+from tests.harness.world import NAMES, PUBLIC, World, open_world
+
+pytestmark = pytest.mark.both_users
+TABLE = {**NAMES, **{host: [[PUBLIC]] for host in VALUES}}
+REFUSED = "other.example"
+FILES = {
+    "calc.py": "def add(a, b):\n    return a - b\n",
+    "test_calc.py": """import unittest
+
+from calc import add
+
+
+class Test(unittest.TestCase):
+    def test_add(self):
+        self.assertEqual(add(2, 3), 5)
+""",
+}
+# Told the two halves of a text, and a variable that holds what must be found; prints how often each is there.
+SEARCH = """
+import glob, os
+value, shown = "".join({halves}).encode(), os.environ["{name}"].encode()
+paths = glob.glob("/proc/[0-9]*/environ") + glob.glob("/proc/[0-9]*/cmdline")
+for top in (os.environ["HOME"], os.getcwd(), "/tmp", "/etc", "/run", "/var"):
+    paths += [os.path.join(folder, name) for folder, _, names in os.walk(top) for name in names]
+counts = {{"value": 0, "placeholder": 0}}
+for path in paths:
+    try:
+        data = open(path, "rb").read(1 << 24) if not os.path.islink(path) and not os.path.isdir(path) else b""
+    except OSError:
+        continue
+    counts["value"] += value in data
+    counts["placeholder"] += shown in data
+print("the value is in", counts["value"], "files, what is in its place in some:", counts["placeholder"] > 0)
+"""
+KEPT = "the value is in 0 files, what is in its place in some: True"
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    """Open a world with models."""
+    with open_world(TABLE) as world:
+        yield world
+
+
+def make_project(folder: Path) -> Path:
+    """Make a repository with a mistake, and a test that finds it."""
+    folder.mkdir()
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    git = ["git", "-C", str(folder), "-c", "user.name=A User", "-c", "user.email=user@acme.example"]
+    subprocess.run([*git, "init", "--quiet", "--initial-branch=main"], check=True)
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "--quiet", "--message=Begin"], check=True)
+    return folder
+
+
+def steps(project: Path, agent: Agent) -> list[Step]:
+    """Return what the model does: all that a user lets an agent do, and what it must not."""
+    (name, host), *_ = agent.secrets.items()
+    halves = repr((VALUES[host][:20], VALUES[host][20:]))
+    search = SEARCH.format(halves=halves, name=name)
+    return [
+        read(f"{project}/calc.py"),
+        edit(f"{project}/calc.py", "    return a - b\n", "    return a + b\n"),
+        write(f"{project}/NOTES.md", "Written inside\n"),
+        run("python3 -m unittest 2>&1 | tail -n 1; rm -rf __pycache__"),
+        run("git add . && git commit --quiet --message 'Mend add' && git log -1 --format='%s by %an'"),
+        run(f"curl --silent --show-error https://{REFUSED}/; echo curl ended with $?"),
+        run(f"env; python3 - <<'END'\n{search}END"),
+        say("All is done."),
+    ]
+
+
+@pytest.mark.parametrize("name", ["claude", "codex"])
+def test_a_real_agent_works_with_a_key_that_it_never_has(world: World, name: str, tmp_path: Path) -> None:
+    """It edits, runs the tests, commits, is refused a host and told so; the diff is what it did, and no key is inside."""
+    host, project = Host(world, AGENTS[name]), make_project(tmp_path / "project")
+    work(host, project, tmp_path / "tmux")
+    check(host, project)
+
+
+def work(host: Host, project: Path, socket: Path) -> None:
+    """Have the agent follow the script in a window, and take its changes."""
+    host.world.forget()
+    host.world.script(steps(project, host.agent))
+    with host.window(project, socket) as screen:
+        screen.see(host.agent.ready)
+        prompt(screen, "Mend the mistake")
+        screen.see("All is done.")
+        prompt(screen, host.agent.leave)
+        shown = screen.see("Write these changes")
+        assert "A NOTES.md\nM calc.py\n" in shown
+        screen.type("y", "Enter")
+        assert screen.exit_code() == 0, screen.shown()
+
+
+def check(host: Host, project: Path) -> None:
+    """Check what was asked for, what the agent's tools said, and what came into the folder."""
+    asked = host.world.asked()
+    told = results(asked)
+    for text, part in zip(told[3:], ("OK", "Mend add by A User", "curl ended with 6", KEPT), strict=True):
+        assert part in text, text
+    ((name, provider),) = host.agent.secrets.items()
+    answered = [row for row in asked if row["status"] == "200 OK"]
+    assert all(VALUES[provider] in str(row["headers"]) for row in answered)
+    assert not [row for row in asked if VALUES[provider] in row["body"]]
+    assert f"{name}={VALUES[provider][:4]}" in told[-1]  # what is in its place
+    assert not [one for one in host.world.seen().arrivals if one["server_name"] == REFUSED]
+    changed = {"calc.py": FILES["calc.py"].replace("-", "+"), "NOTES.md": "Written inside\n"}
+    assert {path.name: path.read_text() for path in project.glob("[!.]*")} == {**FILES, **changed}
