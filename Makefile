@@ -14,7 +14,7 @@ INSTALLED_BY := pyproject.toml scripts/venv.sh $(wildcard requirements/*.txt)
 # Toolchains that only this checkout has come after the system's.
 export PATH := $(PATH):$(CURDIR)/.toolchains/bin
 
-.PHONY: help run serve test check soak bench bench-peers setup-system toolchains venv lock clean
+.PHONY: help run serve test check soak bench bench-peers setup-system toolchains agents venv lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -28,13 +28,13 @@ run: $(VENV)/.run ## install, then run an example: a CSV in, a table and a chart
 serve: $(VENV)/.dev ## install, then serve the API and the page on 127.0.0.1; it prints a key and an address to open
 	$(VENV)/bin/cloche serve
 
-test: setup-system $(VENV)/.dev toolchains ## all tests but soak, and what `make check` does; from root, as an ordinary user too what depends on the user; AREA=workspace: only the files whose path has this
+test: setup-system $(VENV)/.dev toolchains agents ## all tests but soak, and what `make check` does; from root, as an ordinary user too what depends on the user; AREA=workspace: only the files whose path has this
 	$(PYTHON_DEV) scripts/gate.py $(AREA)
 
 check: $(VENV)/.dev toolchains ## style, types, layers of text: what a change must pass beside its tests
 	@scripts/check.sh
 
-soak: setup-system $(VENV)/.dev ## hundreds of repetitions, and what is long; AREA=machines, containers, escape, sessions, keeper, local, remote, service, workspace, network, batches, signals, other-python, frameworks, fleet or (by name alone) kubernetes
+soak: setup-system $(VENV)/.dev ## hundreds of repetitions, and what is long; AREA=machines, containers, escape, sessions, keeper, local, remote, service, workspace, network, agents, batches, signals, other-python, frameworks, fleet or (by name alone) kubernetes
 	$(PYTHON_DEV) scripts/soak.py $(AREA)
 
 bench: $(VENV)/.dev ## measure against a plain subprocess and bubblewrap, turn by turn
@@ -48,6 +48,9 @@ setup-system: ## install what the tests need with apt-get (root) and the pinned 
 
 toolchains:
 	@scripts/toolchains.sh
+
+agents:
+	@scripts/agents.sh agents >/dev/null
 
 venv: $(VENV)/.dev ## create .venv with everything that development needs
 

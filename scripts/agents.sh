@@ -2,15 +2,17 @@
 # Install the pinned coding agents that tests run, once per machine, and print the folder of their programs:
 #   scripts/agents.sh agents         those of `make test`
 #   scripts/agents.sh more-agents    those of `make soak AREA=agents` beside them
-# The cache is CLOCHE_TEST_AGENTS, for root else /opt/cloche-agents, which all users may read, else ~/.cache/cloche-agents.
+# The cache is CLOCHE_TEST_AGENTS, else /opt/cloche-agents, where root installs them for all users, else ~/.cache/cloche-agents.
 # No install script of any package is run: what they would do (put a program in place) the links below do.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-name=$1
-cache=${CLOCHE_TEST_AGENTS:-/opt/cloche-agents}
-[[ $EUID == 0 || -n ${CLOCHE_TEST_AGENTS:-} ]] || cache=~/.cache/cloche-agents
-target=$cache/$name-$(sha256sum "toolchains/$name/package-lock.json" | cut -c1-12)
+name=$1 shared=/opt/cloche-agents
+lock=$name-$(sha256sum "toolchains/$name/package-lock.json" | cut -c1-12)
+cache=$shared
+[[ $EUID == 0 || -d $shared/$lock ]] || cache=~/.cache/cloche-agents
+cache=${CLOCHE_TEST_AGENTS:-$cache}
+target=$cache/$lock
 
 link() { [[ ! -f $1 ]] || ln -f "$1" "$2"; }
 

@@ -47,7 +47,9 @@ FLEET = {
 }
 # Its programs are built for minutes, once: it runs when it is asked for by name.
 KUBERNETES = ("tests/soak/test_kubernetes.py",)
-APART = (*REMOTE, *WORKSPACE, *NETWORK, *BATCHES, *NODES, *ON_RAY, *OUTSIDE, *KUBERNETES)
+# Real coding agents, of the versions in toolchains/*agents.
+AGENTS = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob("[eis]*/**/test_agents_*.py")))
+APART = (*REMOTE, *WORKSPACE, *NETWORK, *AGENTS, *BATCHES, *NODES, *ON_RAY, *OUTSIDE, *KUBERNETES)
 # Where it matters whether a signal's handler may raise in the main thread, as that of a test's time-out does.
 SIGNALS = ("tests/unit/test_sync.py", "tests/integration/test_sessions.py", "tests/integration/test_crossings.py")
 AREAS: dict[str, tuple[str, ...]] = {
@@ -77,6 +79,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     "keeper": (*LONG, "-m", LOCAL, "tests/integration/test_keeper.py"),
     "workspace": (*LONG, "-m", LOCAL, *WORKSPACE),
     "network": (*LONG, "-m", "not container and not machine", *(path for path in NETWORK if path != TRUST)),
+    "agents": (*LONG, "-m", "not container and not machine", *AGENTS),
     "batches": (*LONG, "-m", LOCAL, *BATCHES),
     "fleet": (*LONG, "-m", LOCAL, *NODES),
     "kubernetes": (*LONG, "-m", LOCAL, *KUBERNETES),

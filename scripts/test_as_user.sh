@@ -43,7 +43,7 @@ if [[ ! -e $work/project ]]; then
     chmod -R go=rX "$work/venv" "$work/toolchains"
     mkdir "$work/copy"
     # Without what other lanes are compiling just now.
-    tar --create --exclude=__pycache__ tests examples docs bench scripts deploy README.md CHANGELOG.md pyproject.toml |
+    tar --create --exclude=__pycache__ tests examples docs bench scripts deploy toolchains README.md CHANGELOG.md pyproject.toml |
         tar --extract --directory="$work/copy"
     chown -R "$uid:$uid" "$work/copy" "$work/home" "$work/tmp"
     mv "$work/copy" "$work/project"

@@ -1,4 +1,4 @@
-"""Coding agents from their packages (scripts/agents.sh), in a window of tmux on the host of a world, with a scripted model."""
+"""Coding agents from their packages (scripts/agents.sh), in a window of tmux on the host of a world with models."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from cloche.coding_agents.places import AgentPlace
 from tests.harness.internet.build import HOME, SYSTEM_PATH
 from tests.harness.internet.providers import VALUES
 from tests.harness.tmux import Screen
@@ -72,14 +73,17 @@ class Host:
 
     def run(self, folder: Path, *words: str) -> str:
         """Run a command of the user's, which succeeds, and return what it prints."""
-        done = subprocess.run(self.words(folder, *words), stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        command = self.words(folder, *words)
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     @contextmanager
     def window(self, folder: Path, socket: Path, *words: str, columns: int = 100, rows: int = 40) -> Iterator[Screen]:
         """Start `cloche agent` with the agent in a window; at the end nothing of it is left."""
-        screen = Screen(socket, self.words(folder, *CLOCHE, "agent", self.agent.name, *words), columns=columns, rows=rows)
+        screen = Screen(
+            socket, self.words(folder, *CLOCHE, "agent", self.agent.name, *words), columns=columns, rows=rows
+        )
         try:
             yield screen
         finally:
@@ -88,9 +92,9 @@ class Host:
 
     def end(self, folder: Path) -> None:
         """End the agent's sandboxes on a folder."""
-        program = "import sys; from cloche.coding_agents.places import AgentPlace as P; print(P(agent=sys.argv[1], folder=sys.argv[2]).sandbox)"
-        name = self.run(folder, sys.executable, "-c", program, self.agent.name, str(folder)).strip()
-        subprocess.run(self.words(folder, *CLOCHE, "sandbox", "kill", name, "--yes", "--force"), capture_output=True)
+        name = AgentPlace(agent=self.agent.name, folder=str(folder)).sandbox
+        words = self.words(folder, *CLOCHE, "sandbox", "kill", name, "--yes", "--force")
+        subprocess.run(words, capture_output=True, check=False)  # it may be that none was opened
 
 
 def prompt(screen: Screen, text: str) -> None:

@@ -168,7 +168,9 @@ def _answer(request: Request) -> Response:
     if request.headers.get("upgrade", "").lower() == "websocket":
         return _json({"error": {"message": "use HTTP"}}, "426 Upgrade Required")
     if VALUES[request.host] not in _credentials(request):
-        return _json({"type": "error", "error": {"type": "authentication_error", "message": "no such key"}}, "401 Unauthorized")
+        return _json(
+            {"type": "error", "error": {"type": "authentication_error", "message": "no such key"}}, "401 Unauthorized"
+        )
     speak = next((speak for end, speak in PATHS.items() if request.path.endswith(end)), None)
     if request.method == "GET" and request.path.endswith("/models"):
         return _json({"object": "list", "data": [], "models": []})
@@ -210,7 +212,7 @@ def _program(form: str, step: Step) -> str:
 
 
 def _call(step: Step, tools: Sequence[str]) -> Call | None:
-    """Return the tool that a step calls, of those that are there, and its arguments; nothing where it says something."""
+    """Return the tool that a step calls, of those that are there, and its arguments; nothing for one that speaks."""
     if step["do"] == "say":
         return None
     kind = step["do"]

@@ -18,7 +18,13 @@ class Screen:
     """Start a program in a window, type, and wait until the screen shows something."""
 
     def __init__(
-        self, socket: Path, words: Sequence[str], *, env: Mapping[str, str] | None = None, columns: int = 100, rows: int = 30
+        self,
+        socket: Path,
+        words: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        columns: int = 100,
+        rows: int = 30,
     ) -> None:
         self._tmux = ["tmux", "-S", str(socket), "-f", os.devnull]
         size = ("-x", str(columns), "-y", str(rows))

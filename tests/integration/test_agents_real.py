@@ -87,9 +87,9 @@ def steps(project: Path, agent: Agent) -> list[Step]:
     ]
 
 
-@pytest.mark.parametrize("name", ["claude", "codex"])
+@pytest.mark.parametrize("name", ["claude"])
 def test_a_real_agent_works_with_a_key_that_it_never_has(world: World, name: str, tmp_path: Path) -> None:
-    """It edits, runs the tests, commits, is refused a host and told so; the diff is what it did, and no key is inside."""
+    """It edits, runs the tests, commits, is refused a host; the diff is what it did, the key is nowhere inside."""
     host, project = Host(world, AGENTS[name]), make_project(tmp_path / "project")
     work(host, project, tmp_path / "tmux")
     check(host, project)
