@@ -63,6 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "agent/approval": CORE | {"audit", "blocking"},
     "agent": BELOW_AGENT,
     "coding_agents": BELOW_AGENT,
+    "coding_agents/inside": set(),
     "skills": BELOW_AGENT | {"agent"},
     "autofix": BELOW_AGENT | {"agent"},
     "records/ids": CORE,
@@ -81,7 +82,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 STANDARD_LIBRARY_ONLY = {
     "core", "hostfs", "init", "keeper", "jail", "jail/setup", "interpreter", "forkserver", "backends/containers/inside",
-    "packages/inside",
+    "packages/inside", "coding_agents/inside",
 }  # fmt: skip
 # What a node imports: no web framework, and no database.
 WITHOUT_FRAMEWORKS = {"wire", "node"}
