@@ -7,7 +7,7 @@ by an error that was expected: a socket by the process behind it, a file by its 
 sends. A row that could not be tried is no refusal.
 
 No packet of an attempt can leave the sandbox's network namespace, which has no interface but loopback: they go to ports
-that the egress process does not serve. One goes to 127.0.0.1:80, where an egress process that is wrong reaches this
+that the egress process does not serve. One goes to 127.0.0.2:80, where an egress process that is wrong reaches this
 machine alone. Only those of `asks_egress` depend on that process, which must refuse them before it connects. What a
 guest answers is bounded and checked, but it is the guest's word: this finds a boundary that is missing, not a guest
 that lies about one.
@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
-from importlib.resources import files
+from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal
 
 from cloche.core.errors import ClocheError
@@ -73,7 +73,7 @@ MEANINGS: Mapping[str, str] = {
     PROCESSES: "seen in /proc, or signalled",
     TRACING: "ptrace, memory of another process",
     KERNEL: "disks, memory, settings, raw packets",
-    KEY: "in an environment or a command line inside",
+    KEY: "in environments, command lines, files of credentials",
 }
 _CREDENTIALS = (
     ".ssh", ".aws", ".azure", ".config/gcloud", ".gnupg", ".kube", ".docker/config.json", ".netrc", ".git-credentials",
@@ -124,9 +124,8 @@ MOST_LINES_BYTES, MOST_HOW_CHARS, MOST_TOLD = 2 << 20, 120, 4
 TIMEOUT_S = 20.0
 _INTERPRETER = os.path.realpath(sys.executable)  # which a sandbox shows, read-only
 # Addresses for documents (RFC 5737, RFC 3849), a private one, and those of metadata services.
-_DOCUMENT, _DOCUMENT6, _PRIVATE, _PRIVATE6 = "203.0.113.1", "2001:db8::1", "10.255.255.254", "fd00::1"
+_DOCUMENT, _PRIVATE = ("203.0.113.1", "2001:db8::1"), ("10.255.255.254", "fd00::1")
 _METADATA, _METADATA6 = ("169.254.169.254", "100.100.100.200"), "fd00:ec2::254"
-_UNSERVED = 9  # discard: a port that no sandbox serves unless a rule names it
 _HARMLESS = frozenset({"unix", "same", "process", "signal", "trace", "socket"})  # also tried outside, and `tcp` to us
 
 
@@ -173,24 +172,27 @@ async def try_boundaries(
     *,
     home: str,
     values: Mapping[str, str] | None = None,
+    files: Sequence[str] = (),
     outside: bool = False,
     asks_egress: bool = False,
 ) -> Boundaries:
     """Make all attempts in an open sandbox; `home` is the user's home folder on this host.
 
-    `values` are the values of secrets by name: they are looked for in what the guest answers, and not sent. `outside`
-    makes the harmless attempts on this host, too, and opens listeners for that. `asks_egress` also tries addresses and
-    a name without a rule at the ports that the egress process serves. Raises ClocheError if no program runs.
+    `values` are the values of secrets by name: they are looked for in what the guest answers, and not sent; `files` are
+    those of its home in which they are looked for, too. `outside` makes the harmless attempts on this host as well, and
+    opens listeners for that. `asks_egress` also tries addresses, and a name without a rule, at the ports that the
+    egress process serves. Raises ClocheError if no program runs.
     """
     async with contextlib.AsyncExitStack() as stack:
         host = _Host(home, _paths_shown(sandbox))
-        orders = [*host.orders(), *_network(asks_egress=asks_egress), *_kernel()]
+        rules = sandbox.policy.network_rules()
+        orders = [*host.orders(), *_network(rules.served_ports, asks_egress=asks_egress), *_kernel()]
         pid = os.getpid()
         if outside:
             orders += await stack.enter_async_context(_listening())
             pid = await stack.enter_async_context(_target())
         orders += _processes(pid)
-        lines, seconds = await _inside(sandbox, orders)
+        lines, seconds = await _inside(sandbox, [*orders, (KEY, "texts", *files)])
         without = await _outside(orders) if outside else {}
     rows = _judged(orders, lines, without, host.written())
     return Boundaries(rows=(*rows, _keys(lines[len(orders)], values or {})), seconds=seconds)
@@ -248,7 +250,7 @@ def _keys(answer: tuple[str, str], values: Mapping[str, str]) -> Row:
 
 @cache
 def _program() -> str:
-    return files("cloche.coding_agents.inside").joinpath("attempts.py").read_text("utf-8")
+    return resources.files("cloche.coding_agents.inside").joinpath("attempts.py").read_text("utf-8")
 
 
 def _text(orders: Sequence[Order], *, is_inside: bool) -> str:
@@ -257,21 +259,19 @@ def _text(orders: Sequence[Order], *, is_inside: bool) -> str:
 
 
 async def _inside(sandbox: AsyncSandbox, orders: Sequence[Order]) -> tuple[list[tuple[str, str]], float]:
-    """Return state and how of each order, and of the one that returns the environments."""
+    """Return state and how of each order, and the seconds."""
     command = [_INTERPRETER, "-I", "-S", "-"]
     started = time.perf_counter()
-    result = await sandbox.exec(
-        command, stdin=_text([*orders, ("", "texts")], is_inside=True), cwd="/", timeout=TIMEOUT_S
-    )
+    result = await sandbox.exec(command, stdin=_text(orders, is_inside=True), cwd="/", timeout=TIMEOUT_S)
     seconds = time.perf_counter() - started
-    lines = _read(result.stdout, len(orders) + 1)
+    lines = _read(result.stdout, len(orders))
     if not lines:
         raise ClocheError(f"the attempts could not be made inside: {result.status}: {escape(result.stderr[-200:])}")
     return lines, seconds
 
 
 def _read(text: str, count: int) -> list[tuple[str, str]]:
-    """Return the lines of the guest's answer; empty if it is none. Texts are cut, but that of the environments."""
+    """Return the lines of the guest's answer; empty if it is none. Texts are cut, but that of the last."""
     lines = text[:MOST_LINES_BYTES].split("\n")[:count]
     if len(lines) != count:
         return []
@@ -433,22 +433,21 @@ def _row_of(name: str) -> str:
     return ABSTRACT if name.startswith("\0") else SOCKETS
 
 
-def _network(*, asks_egress: bool) -> Iterator[Order]:
-    """Yield attempts at ports that no sandbox serves, so that its own kernel answers."""
-    yield LOOPBACK, "http", "127.0.0.1", 80  # the egress process's loopback, if that did not refuse it
-    for address in (*_METADATA, _METADATA6):
-        yield METADATA, "tcp", address, _UNSERVED
-    for address in (_PRIVATE, _PRIVATE6):
-        yield PRIVATE, "tcp", address, _UNSERVED
-    for address in (_DOCUMENT, _DOCUMENT6):
-        yield DIRECT, "tcp", address, _UNSERVED
-    for address in dict.fromkeys([*_name_servers(), _DOCUMENT, _DOCUMENT6]):
+def _network(served: Sequence[int], *, asks_egress: bool) -> Iterator[Order]:
+    """Yield attempts at ports that the sandbox does not serve, so that its own kernel answers."""
+    unserved = next(port for port in range(9, 65536) if port not in served)
+    # The egress process's loopback, if it does not refuse: 127.0.0.2, as no port of the host is given there.
+    yield LOOPBACK, "http", "127.0.0.2", 80
+    for row, addresses in ((METADATA, (*_METADATA, _METADATA6)), (PRIVATE, _PRIVATE), (DIRECT, _DOCUMENT)):
+        for address in addresses:
+            yield row, "tcp", address, unserved
+    for address in dict.fromkeys([*_name_servers(), *_DOCUMENT]):
         yield DNS, "dns", address
-        yield DNS, "tcp", address, 53
+        if 53 not in served:
+            yield DNS, "tcp", address, 53
     if asks_egress:
-        yield METADATA, "http", _METADATA[0], 80
-        yield PRIVATE, "http", _PRIVATE, 80
-        yield DIRECT, "http", _DOCUMENT, 80
+        for row, addresses in ((METADATA, _METADATA), (PRIVATE, _PRIVATE), (DIRECT, _DOCUMENT)):
+            yield row, "http", addresses[0], 80
         yield NAMES, "lookup", f"{secrets.token_hex(8)}.invalid"
 
 

@@ -61,14 +61,16 @@ class Launch:
         return plan.environment(self.row, self.program, self.home, self.place.folder, path, os.environ)
 
 
-def prepare(name: str, cwd: str, options: plan.AgentOptions, *, number: int = 0) -> Launch:
+def prepare(
+    name: str, cwd: str, options: plan.AgentOptions, *, number: int = 0, program: plan.Program | None = None
+) -> Launch:
     """Decide how an agent starts in a folder. Raises InvalidRequest for an unknown agent, or one that is missing."""
     row = TABLE.get(name)
     if row is None:
         raise InvalidRequest(f"agent: {name!r} is unknown; known ones: {', '.join(TABLE)}")
     place = AgentPlace(agent=name, folder=plan.project_folder(cwd), number=number)
     return Launch(
-        row=row, place=place, program=_find(row), options=options, cwd=os.path.realpath(cwd),
+        row=row, place=place, program=program or _find(row), options=options, cwd=os.path.realpath(cwd),
         home=os.path.realpath(os.path.expanduser("~")),
     )  # fmt: skip
 

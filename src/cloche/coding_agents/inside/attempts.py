@@ -1,8 +1,8 @@
 """Make attempts at what a sandbox must refuse, and print a line for each: its state, and how.
 
 A line behind this text calls `main` with lists `[kind, *arguments]`. A state is `reached`, `refused`, or `untried`
-where nothing was shown. `coding_agents/boundaries.py` makes the lists and judges the lines. No attempt writes into what it
-reaches, and none sends a packet that the sandbox's kernel could pass on: see there.
+where nothing was shown. `coding_agents/boundaries.py` makes the lists and judges the lines. No attempt writes into
+what it reaches, and none sends a packet that the sandbox's kernel could pass on: see there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Came = tuple[str, str]
 IS_INSIDE = True
 REACHED, REFUSED, UNTRIED = "reached", "refused", "untried"
 WAIT_S = 1.0
-MOST_ANSWER_BYTES, MOST_PROCESS_BYTES, MOST_PROCESSES = 4096, 1 << 16, 512
+MOST_ANSWER_BYTES, MOST_PROCESS_BYTES, MOST_TEXT_BYTES, MOST_PROCESSES = 4096, 1 << 16, 1 << 18, 512
 ERRNO = {
     1: "EPERM", 2: "ENOENT", 3: "ESRCH", 6: "ENXIO", 13: "EACCES", 20: "ENOTDIR", 22: "EINVAL", 30: "EROFS",
     38: "ENOSYS", 40: "ELOOP", 91: "EPROTOTYPE", 92: "ENOPROTOOPT", 93: "EPROTONOSUPPORT", 94: "ESOCKTNOSUPPORT",
@@ -202,16 +202,15 @@ def sockets(family: int, kind: int, protocol: int) -> Came:
     return REACHED, "it can be made"
 
 
-def texts() -> Came:
-    """Return the environment and the command line of all processes, for the caller to look through."""
+def texts(*paths: str) -> Came:
+    """Return the environments and command lines of all processes, and some files, for the caller to look through."""
+    numbers = [name for name in posix.listdir("/proc") if name.isdigit()][:MOST_PROCESSES]
+    processes = [f"/proc/{number}/{file}" for number in numbers for file in ("environ", "cmdline")]
     held: list[bytes] = []
-    size = 0
-    for name in [name for name in posix.listdir("/proc") if name.isdigit()][:MOST_PROCESSES]:
-        for file in ("environ", "cmdline"):
-            data = _read(f"/proc/{name}/{file}", MOST_PROCESS_BYTES)
-            size += len(data)
-            if size <= 4 * MOST_PROCESS_BYTES:
-                held.append(data)
+    for path in (*paths, *processes):
+        data = _read(path, MOST_PROCESS_BYTES)
+        if sum(map(len, held)) + len(data) <= MOST_TEXT_BYTES:
+            held.append(data)
     return "text", b"\n".join(held).hex()
 
 

@@ -1,0 +1,278 @@
+"""Say what an agent lacks on this host, what it may reach, what it will see, and what it tries in vain.
+
+The last is tried in a sandbox like the agent's own, with an empty home folder, which is removed afterwards: see
+`boundaries`. The first is looked up on this host; a program is asked for its version alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import secrets
+import shutil
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from importlib.util import find_spec
+from typing import Any
+
+from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest
+from cloche.core.record import asdict, dataclass, field, replace
+from cloche.core.secrets import SecretSet
+from cloche.execution.home_folder import give_home, why_no_home
+from cloche.execution.sandbox import AsyncSandbox
+from cloche.keeper import registry
+
+from . import plan
+from .boundaries import Boundaries, try_boundaries
+from .launch import Launch, prepare
+from .row import CodingAgent
+
+MOST_HIDDEN, MOST_HEAD_BYTES, VERSION_S = 20, 256, 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requirement:
+    """Say whether something that an agent uses is here. Without a needed one it cannot start."""
+
+    name: str
+    is_met: bool
+    detail: str = ""
+    remedy: str = ""
+    is_needed: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """Hold what the agent may reach: rules of the network, hosts of secrets by their names, ports of this host."""
+
+    rules: tuple[str, ...] = ()
+    secrets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    host_ports: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """Hold what the agent sees of this host, and what it does not.
+
+    `hidden` are paths of the project that do not exist inside, `shown` folders of the user's home, read-only, `copied`
+    its files that are copied at each start, `also` further folders. `unseen` counts the other entries of the home.
+    """
+
+    project: str = ""
+    hidden: tuple[str, ...] = ()
+    shown: tuple[str, ...] = ()
+    copied: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    toolchains: tuple[str, ...] = ()
+    home: str = ""
+    unseen: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examination:
+    """Hold all of it. `problem` says why no sandbox could be opened; `boundaries` is None then."""
+
+    agent: str
+    title: str
+    requirements: tuple[Requirement, ...]
+    reach: Reach
+    view: View
+    boundaries: Boundaries | None
+    problem: str = ""
+
+    @property
+    def is_sound(self) -> bool:
+        """Tell whether nothing that is needed is missing, and whether every boundary was tried and held."""
+        has_all = all(one.is_met for one in self.requirements if one.is_needed)
+        return has_all and self.boundaries is not None and self.boundaries.is_held
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        tried = self.boundaries
+        rows = [] if tried is None else [{**asdict(row), "meaning": row.meaning} for row in tried.rows]
+        return {
+            "agent": self.agent,
+            "title": self.title,
+            "sound": self.is_sound,
+            "problem": self.problem,
+            "requirements": [asdict(one) for one in self.requirements],
+            "reach": asdict(self.reach),
+            "view": asdict(self.view),
+            "boundaries": rows,
+            "seconds": None if tried is None else tried.seconds,
+        }
+
+
+async def examine(name: str, cwd: str, options: plan.AgentOptions) -> Examination:
+    """Look at all of it for an agent in a folder. Raises InvalidRequest for an unknown agent."""
+    launch, program = _prepared(name, cwd, options)
+    requirements = [program, *await asyncio.to_thread(lambda: list(_tools(launch.row))), *_of_host(), _key(launch)]
+    try:
+        async with _like_its_own(launch) as sandbox:
+            view, reach = _view(launch, sandbox), _reach(sandbox)
+            tried = await try_boundaries(
+                sandbox, home=launch.home, values=_values(launch), files=_files(launch), outside=True, asks_egress=True
+            )
+    except ClocheError as error:
+        return Examination(
+            agent=name, title=launch.row.title, requirements=tuple(requirements), reach=Reach(), view=View(),
+            boundaries=None, problem=str(error),
+        )  # fmt: skip
+    return Examination(
+        agent=name, title=launch.row.title, requirements=tuple(requirements), reach=reach, view=view, boundaries=tried
+    )
+
+
+def _prepared(name: str, cwd: str, options: plan.AgentOptions) -> tuple[Launch, Requirement]:
+    """Return the launch of an agent, also of one that is not installed, and whether its program is here."""
+    try:
+        launch = prepare(name, cwd, options)
+    except InvalidRequest as error:
+        launch = prepare(name, cwd, options, program=plan.Program(words=("true",)))
+        why, _, remedy = str(error).removeprefix("agent: ").partition("; ")
+        return launch, Requirement(name=launch.row.program, is_met=False, detail=why, remedy=remedy)
+    return launch, Requirement(name=launch.row.program, is_met=True, detail=launch.program.words[0])
+
+
+@asynccontextmanager
+async def _like_its_own(launch: Launch) -> AsyncIterator[AsyncSandbox]:
+    """Open a sandbox without a name with the agent's keywords, and an empty home folder."""
+    keywords = launch.keywords()
+    for name in ("name", "keep", "lifetime"):
+        keywords.pop(name)
+    place = replace(launch.place, agent="doctor", number=secrets.randbits(32))
+    sandbox = AsyncSandbox(**keywords)
+    try:
+        give_home(sandbox, place.home, launch.home)
+        async with sandbox:
+            yield sandbox
+    finally:
+        await asyncio.to_thread(shutil.rmtree, place.state, ignore_errors=True)
+
+
+# What is missing.
+
+
+def _tools(row: CodingAgent) -> Iterator[Requirement]:
+    """Yield the interpreter of the agent's program, and its tools."""
+    program = shutil.which(row.program)
+    interpreter = _interpreter(program) if program else ""
+    if interpreter:
+        yield _interpreter_found(row, interpreter)
+    for tool in row.tools:
+        path = shutil.which(tool)
+        if os.path.basename(interpreter) != tool:
+            is_met = path is not None
+            yield Requirement(
+                name=tool, is_met=is_met, detail=path or "not on PATH", remedy=f"install {tool}" if not is_met else "",
+                is_needed=tool == "git",
+            )  # fmt: skip
+
+
+def _interpreter(program: str) -> str:
+    """Return the interpreter that a script names in its first line, as `node` or a path; empty for a binary."""
+    with open(program, "rb") as file:
+        head = file.read(MOST_HEAD_BYTES).partition(b"\n")[0]
+    if not head.startswith(b"#!"):
+        return ""
+    words = os.fsdecode(head[2:]).split()
+    words = [word for word in words if word not in ("/usr/bin/env", "-S")]
+    return words[0] if words else ""
+
+
+def _interpreter_found(row: CodingAgent, interpreter: str) -> Requirement:
+    path = shutil.which(interpreter)
+    if path is None:
+        return Requirement(name=interpreter, is_met=False, detail="not on PATH", remedy=f"install {interpreter}")
+    least = row.package.node if row.package and os.path.basename(interpreter) == "node" else 0
+    version = _version(path) if least else ""
+    is_old = bool(least) and int((re.search(r"\d+", version) or ["0"])[0]) < least
+    return Requirement(
+        name=interpreter, is_met=not is_old, detail=f"{path} {version}".strip(),
+        remedy=f"install version {least} or later" if is_old else "",
+    )  # fmt: skip
+
+
+def _version(path: str) -> str:
+    import subprocess
+
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=VERSION_S, check=False)
+        return done.stdout.strip()[:40]
+    return ""
+
+
+def _of_host() -> Iterator[Requirement]:
+    from cloche.egress.client import OPENING
+
+    missing = [package for package in OPENING if find_spec(package) is None]
+    yield Requirement(
+        name="secrets", is_met=not missing, detail=f"missing: {', '.join(missing)}" if missing else "",
+        remedy='pip install "cloche[secrets]"' if missing else "",
+    )  # fmt: skip
+    try:
+        yield Requirement(name="names of sandboxes", is_met=True, detail=registry.make_place())
+    except BackendUnavailable as error:
+        yield Requirement(name="names of sandboxes", is_met=False, detail=error.reason, remedy=error.remedy)
+    why = why_no_home(AsyncSandbox(backend="local", workspace="."))
+    yield Requirement(
+        name="view of a folder, own home folder", is_met=not why, detail=why,
+        remedy="see cloche doctor (user namespaces, id-mapped mounts)" if why else "",
+    )  # fmt: skip
+
+
+def _key(launch: Launch) -> Requirement:
+    """Say whether the agent has a key or a login; without one it asks."""
+    given = [*_values(launch), *launch.options.secrets]
+    login = launch.row.login
+    detail = ", ".join(given) or f"none of {', '.join(launch.row.secrets)} is set"
+    remedy = "" if given else "set one in this shell" + (", or log in inside at the first start" if login else "")
+    return Requirement(name="key or login", is_met=bool(given), detail=detail, remedy=remedy, is_needed=False)
+
+
+def _values(launch: Launch) -> dict[str, str]:
+    """Return the values of secrets that this shell's variables have."""
+    names = [text.partition("@")[0].partition("=")[0] for text in (*launch.row.secrets, *launch.options.secrets)]
+    return {name: value for name in names if (value := os.environ.get(name))}
+
+
+def _files(launch: Launch) -> list[str]:
+    """Return the agent's files that may have keys."""
+    files = [*launch.row.first_files, *launch.row.copied, *([launch.row.login.file] if launch.row.login else [])]
+    return [f"{launch.home}/{path}" for path in files]
+
+
+# What it may reach and see.
+
+
+def _reach(sandbox: AsyncSandbox) -> Reach:
+    policy = sandbox.policy
+    given = policy.secrets.hosts_by_name if isinstance(policy.secrets, SecretSet) else {}
+    return Reach(
+        rules=policy.network_allow, secrets={name: tuple(hosts) for name, hosts in given.items()},
+        host_ports=getattr(policy, "host_ports", ()),
+    )  # fmt: skip
+
+
+def _view(launch: Launch, sandbox: AsyncSandbox) -> View:
+    folder = sandbox.policy.host_folder
+    shown = launch.shown()
+    reals = set(shown.values())
+    return View(
+        project=launch.place.folder,
+        hidden=() if folder is None else folder.hidden,
+        shown=tuple(f"~/{path}" for path in shown),
+        copied=tuple(f"~/{path}" for path in launch.row.copied if os.path.isfile(f"{launch.home}/{path}")),
+        also=() if folder is None else tuple(one.path for one in folder.read_only if one.path not in reals),
+        toolchains=sandbox.policy.toolchains,
+        home=launch.home,
+        unseen=_unseen(launch.home, shown),
+    )
+
+
+def _unseen(home: str, shown: Mapping[str, str]) -> int:
+    tops = {path.partition("/")[0] for path in shown}
+    with suppress(OSError):
+        return sum(name not in tops for name in os.listdir(home))
+    return 0

@@ -1,0 +1,123 @@
+"""What `cloche agent doctor` tries: each attempt works where nothing is enforced, and is refused in an agent's sandbox.
+
+All of it runs on a host of the world (tests/harness/world.py): every address has a server there, and no packet leaves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cloche.coding_agents import boundaries
+from tests.harness.world import World, open_world
+
+pytestmark = pytest.mark.both_users
+
+KEY = "sk-ant-api03-0123456789abcdef0123456789abcdef"
+HEAD = """
+import asyncio, os, subprocess, sys
+from pathlib import Path
+from cloche.coding_agents import boundaries
+from cloche.core.policy import Policy
+from cloche.execution.sandbox import AsyncSandbox
+
+home = Path.home()
+os.environ["ANTHROPIC_API_KEY"] = ARGUMENT
+for name in ("project/.git", ".ssh", "bin", ".claude/skills"):
+    (home / name).mkdir(parents=True, exist_ok=True)
+for name in (".ssh/id_ed25519", "notes", ".claude/CLAUDE.md", "project/.env"):
+    (home / name).write_text("of the user")
+(home / "bin/claude").write_text("#!/bin/sh\\n")
+(home / "bin/claude").chmod(0o755)
+os.environ["PATH"] = f"{home}/bin:{os.environ['PATH']}"
+os.chdir(home / "project")
+"""
+DOCTOR = (
+    HEAD
+    + """
+words = [sys.executable, "-m", "cloche", "agent", "doctor", "claude", "--json"]
+done = subprocess.run(words, capture_output=True, text=True)
+left = [str(path) for path in (home / ".local/state").rglob("doctor-*")]
+print(json.dumps({"code": done.returncode, "said": done.stdout, "complained": done.stderr, "left": left}))
+"""
+)
+# A place with a namespace of processes, which is what tells a socket of the host's, and with no other boundary.
+NOTHING_ENFORCED = (
+    HEAD
+    + """
+class Place:
+    policy = Policy(network="allowlist")
+
+    async def exec(self, command, *, stdin, cwd, timeout):
+        words = ["unshare", "--pid", "--fork", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
+        env = {**os.environ, "HELD": ARGUMENT}
+        process = await asyncio.create_subprocess_exec(
+            *words, *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, cwd=cwd
+        )
+        stdout, _ = await process.communicate(stdin.encode())
+        return type("Done", (), {"stdout": stdout.decode(), "stderr": "", "status": "ok"})
+
+boundaries._FOLDERS = (str(home),)
+tried = asyncio.run(boundaries.try_boundaries(
+    Place(), home=str(home), values={"ANTHROPIC_API_KEY": ARGUMENT}, outside=True, asks_egress=True
+))
+print(json.dumps({row.name: [row.state, row.how] for row in tried.rows}))
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    """Open a world."""
+    with open_world() as world:
+        yield world
+
+
+@pytest.fixture(scope="module")
+def examined(world: World) -> dict[str, Any]:
+    """Run the command on its host."""
+    world.forget()
+    done: dict[str, Any] = world.run(DOCTOR, KEY)
+    return {**done, "seen": world.seen()}
+
+
+def test_every_attempt_works_where_nothing_is_enforced(world: World) -> None:
+    """An attempt that could not succeed would show nothing: each kind does, in a place without boundaries."""
+    rows = world.run(NOTHING_ENFORCED, KEY)
+    kinds = (
+        boundaries.SOCKETS, boundaries.ABSTRACT, boundaries.LOOPBACK, boundaries.METADATA, boundaries.DNS,
+        boundaries.PRIVATE, boundaries.DIRECT, boundaries.CREDENTIALS, boundaries.HOME, boundaries.FILES,
+        boundaries.WRITING, boundaries.PROCESSES, boundaries.KEY,
+    )  # fmt: skip
+    assert {name: rows[name] for name in kinds if rows[name][0] != "reached"} == {}
+
+
+def test_every_boundary_of_an_agents_sandbox_holds_and_no_packet_leaves(examined: dict[str, Any]) -> None:
+    """All rows are refused, by attempts of which those outside worked; nothing arrives anywhere, nothing is left."""
+    found = json.loads(examined["said"])
+    rows = {row["name"]: row for row in found["boundaries"]}
+    assert set(rows) == set(boundaries.ROWS)
+    assert {name: row["how"] for name, row in rows.items() if row["state"] != "refused"} == {}
+    for name in (boundaries.SOCKETS, boundaries.ABSTRACT, boundaries.LOOPBACK, boundaries.HOME, boundaries.PROCESSES):
+        assert rows[name]["outside"][0] > 0, rows[name]
+    seen = examined["seen"]
+    assert (seen.questions, seen.packets) == ([], [])
+    assert [row["protocol"] for row in seen.arrivals] == ["unix"]  # at the host's own listener, from outside
+    assert "403" in rows[boundaries.METADATA]["how"]
+    assert examined["left"] == []
+
+
+def test_what_is_said_of_an_agent_names_secrets_and_folders_but_no_value(examined: dict[str, Any]) -> None:
+    """The key is named with its hosts; the project's hidden files, the shown folder and the copy are named."""
+    found = json.loads(examined["said"])
+    assert KEY not in examined["said"]
+    assert found["reach"]["secrets"] == {"ANTHROPIC_API_KEY": ["api.anthropic.com"]}
+    assert found["view"]["project"].endswith("/project")
+    assert ".env" in found["view"]["hidden"]
+    assert found["view"]["shown"] == ["~/.claude/skills"]
+    assert found["view"]["copied"] == ["~/.claude/CLAUDE.md"]
+    missing = [one["name"] for one in found["requirements"] if one["is_needed"] and not one["is_met"]]
+    assert (examined["code"], found["sound"]) == ((0, True) if not missing else (1, False)), missing
