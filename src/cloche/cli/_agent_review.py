@@ -18,8 +18,8 @@ from cloche.core.errors import ClocheError, InvalidRequest
 from cloche.core.escape import escape_line, escape_name
 from cloche.core.record import replace
 
+from ._agents import agent
 from ._review import STYLES, agreed_paths, ask_letter, cut_line, row_of, tell_committed
-from .agent import agent
 from .options import argument, option
 from .output import GuestWriter, say, showing_progress
 

@@ -1,15 +1,17 @@
 """`cloche agent NAME --print PROMPT`: one run of an agent without a terminal, for scripts and continuous integration.
 
-The exit code is the agent's own, if it failed; else EXIT_CHANGED if the project would change or has changed, and 0 if
-the agent changed nothing. Nothing is written without --commit or --branch, and never a dangerous change.
+The exit code is the agent's own, if it failed; else EXIT_CHECK_FAILED if the check failed, EXIT_CHANGED if the agent
+changed something, and 0 if it changed nothing. Nothing is written without --commit or --branch, and no dangerous change
+without a review.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cloche.coding_agents import archives
 from cloche.core.escape import escape, escape_name
 
 from ._attached import run_in
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from cloche.core.result import Result
     from cloche.execution.sandbox import AsyncSandbox
 
-EXIT_CHANGED = 10
+EXIT_CHANGED, EXIT_CHECK_FAILED = 10, 11
 MOST_TOLD = 20
 
 
@@ -31,24 +33,52 @@ def counted(count: int) -> str:
 
 
 class Ending(NamedTuple):
-    """Say what happens to the changes at the end: they are written, become a commit on a branch, or stay."""
+    """Say what happens to the changes at the end: they are written, become a commit on a branch, or stay.
+
+    `check` is a line of shell that is run on the result first.
+    """
 
     commits: bool = False
     branch: str | None = None
+    check: str | None = None
 
 
 async def run_once(sandbox: AsyncSandbox, launch: Launch, ending: Ending, *, as_json: bool) -> int:
     """Run the agent with its prompt, deal with its changes, and return the exit code."""
     result = await _run(sandbox, launch, as_json=as_json)
     diff = await sandbox.diff()
-    committed = await _settle(sandbox, diff, launch, ending)
-    held = [change for change in diff.changes if change.dangers or change.conflict]
+    chosen = _choose(diff, ending)
+    check = await sandbox.try_commit(ending.check, diff, theirs=chosen.left) if ending.check and chosen.paths else None
+    committed = None
+    if chosen.paths and (check is None or check.ok) and (ending.commits or ending.branch):
+        message = f"{launch.row.title}: {launch.options.prompt}" if ending.branch else None
+        committed = await sandbox.commit(
+            diff, theirs=chosen.left, dangerous=bool(ending.branch), branch=ending.branch, message=message
+        )
+        if not ending.branch and not chosen.left:
+            await asyncio.to_thread(archives.settle, launch.place)
     if as_json:
-        print(json.dumps(_as_dict(launch, result, diff, committed), default=str))
+        print(json.dumps(_as_dict(launch, result, diff, committed, check), default=str))
     else:
-        _tell(launch, diff, held, committed)
-    code = exit_code_of(result)
-    return code or (EXIT_CHANGED if diff.changes else 0)
+        _tell(launch, diff, chosen, committed, check)
+    failed = EXIT_CHECK_FAILED if check is not None and not check.ok else 0
+    return exit_code_of(result) or failed or (EXIT_CHANGED if diff.changes else 0)
+
+
+class _Chosen(NamedTuple):
+    """Hold the paths to write, and those that stay: a conflict, or a dangerous change of a file."""
+
+    paths: tuple[str, ...]
+    left: tuple[str, ...]
+
+
+def _choose(diff: Diff, ending: Ending) -> _Chosen:
+    """Choose what needs no question; a branch takes dangerous changes too, since no file is written."""
+    stays = [bool(change.conflict) or bool(change.dangers and not ending.branch) for change in diff.changes]
+    return _Chosen(
+        tuple(change.path for change, is_left in zip(diff.changes, stays, strict=True) if not is_left),
+        tuple(change.path for change, is_left in zip(diff.changes, stays, strict=True) if is_left),
+    )
 
 
 async def _run(sandbox: AsyncSandbox, launch: Launch, *, as_json: bool) -> Result:
@@ -62,20 +92,9 @@ async def _run(sandbox: AsyncSandbox, launch: Launch, *, as_json: bool) -> Resul
         return await process.wait()
 
 
-async def _settle(sandbox: AsyncSandbox, diff: Diff, launch: Launch, ending: Ending) -> Committed | None:
-    """Write the changes that need no question, or make a commit of all of them on a branch."""
-    if not diff.changes or not (ending.commits or ending.branch):
-        return None
-    if ending.branch is not None:
-        message = f"{launch.row.title}: {launch.options.prompt}"
-        paths = [change.path for change in diff.changes if not change.conflict]
-        return await sandbox.commit(diff, paths=paths, dangerous=True, branch=ending.branch, message=message)
-    paths = [change.path for change in diff.changes if not (change.dangers or change.conflict)]
-    skipped = [change.path for change in diff.changes if change.dangers or change.conflict]
-    return await sandbox.commit(diff, theirs=skipped) if paths else None
-
-
-def _as_dict(launch: Launch, result: Result, diff: Diff, committed: Committed | None) -> dict[str, Any]:
+def _as_dict(
+    launch: Launch, result: Result, diff: Diff, committed: Committed | None, check: Result | None
+) -> dict[str, Any]:
     return {
         "agent": launch.row.name,
         "sandbox": launch.place.sandbox,
@@ -89,6 +108,7 @@ def _as_dict(launch: Launch, result: Result, diff: Diff, committed: Committed | 
         "diff": diff.id if diff.changes else None,
         "written": list(committed.written) if committed is not None else [],
         "refs": dict(committed.refs) if committed is not None else {},
+        "check": None if check is None else {"passed": check.ok, "output": check.stdout + check.stderr},
         "network": result.meta.get("network", []),
     }
 
@@ -99,17 +119,21 @@ def _row(change: Change) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _tell(launch: Launch, diff: Diff, held: Sequence[Change], committed: Committed | None) -> None:
-    name = launch.place.sandbox
+def _tell(launch: Launch, diff: Diff, chosen: _Chosen, committed: Committed | None, check: Result | None) -> None:
     if not diff.changes:
         say("nothing was changed")
         return
+    if check is not None:
+        lines = [*(check.stdout + check.stderr).splitlines()[-MOST_TOLD:]] if not check.ok else []
+        say(f"the check {'passed' if check.ok else f'failed: {check.status}, exit code {check.exit_code}'}")
+        for line in lines:
+            say(f"  {escape(line)}")
     if committed is None:
-        say(f"{counted(len(diff.changes))} kept: cloche agent review {name}")
+        say(f"{counted(len(diff.changes))} kept: cloche agent review {launch.place.sandbox}")
     else:
         say(f"wrote {len(committed.written)} of {counted(len(diff.changes))}")
         for ref, commit in committed.refs.items():
             say(f"{escape_name(ref)} is {commit}")
-    for change in held[:MOST_TOLD]:
+    for change in [change for change in diff.changes if change.path in chosen.left][:MOST_TOLD]:
         reason = change.conflict or ", ".join(change.dangers)
         say(f"needs a review: {escape_name(change.path)}: {escape(reason)}")

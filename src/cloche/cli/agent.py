@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-import click
 
 from cloche.core.errors import InvalidRequest
 
-from .app import root
-from .options import Command, CommandGroup, argument, flag, json_option, option, sandbox_options
+from ._agents import agent
+from .options import Command, argument, flag, json_option, option, sandbox_options
 from .output import exit_code_of, say
 
 if TYPE_CHECKING:
@@ -22,55 +19,24 @@ if TYPE_CHECKING:
 
     from ._unattended import Ending
 
-
-class _Agents(CommandGroup):
-    """Have a command for each agent of the table, beside the subcommands in the modules `_agent_*`."""
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command of an agent, or a subcommand."""
-        from cloche.coding_agents.table import TABLE
-
-        if cmd_name not in self.commands and cmd_name in TABLE:
-            title = TABLE[cmd_name].title
-            return Command(
-                cmd_name, params=_run.params, callback=partial(_call, cmd_name), help=_run.help,
-                short_help=f"{title}, on the current folder.", context_settings=_run.context_settings,
-            )  # fmt: skip
-        if cmd_name not in self.commands:
-            _import_subcommands()
-        return super().get_command(ctx, cmd_name)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the agents, then the subcommands."""
-        from cloche.coding_agents.table import TABLE
-
-        _import_subcommands()
-        return [*TABLE, *(name for name in super().list_commands(ctx) if not name.startswith("_"))]
-
-
-def _import_subcommands() -> None:
-    import pkgutil
-
-    for module in pkgutil.iter_modules(import_module(str(__package__)).__path__):
-        if module.name.startswith("_agent_"):
-            import_module(f"{__package__}.{module.name}")
-
-
-@root.group("agent", cls=_Agents, help="Run a coding agent in a sandbox, on the current folder.")
-def agent() -> None:
-    """Hold the subcommands."""
+OURS = ("secrets", "toolchains")  # options that add to what the agent's row has
 
 
 @agent.command("_run", hidden=True)
 @argument("arguments", nargs=-1, metavar="-- ARGUMENTS", help="Words for the agent itself.")
 @option("--print", "prompt", metavar="PROMPT", help="Run it once with this prompt, without a terminal.")
-@flag("--ask", help="Leave the agent's own questions on.")
-@option("--allow", metavar="HOST", multiple=True, help="Also reach this host. Repeatable.")
+@flag("--ask", "asks", help="Leave the agent's own questions on.")
+@option("--allow", "hosts", metavar="HOST", multiple=True, help="Also reach this host. Repeatable.")
+@option(
+    "--host-port", "host_ports", metavar="127.0.0.1:PORT", multiple=True,
+    help="Also reach this port of this machine's loopback, at the same address. Repeatable.",
+)  # fmt: skip
 @option("--also", metavar="DIR", multiple=True, help="Also show this folder, read-only. Repeatable.")
-@sandbox_options("secrets", "memory", "cpus", "pids", "disk")
+@sandbox_options("secrets", "toolchains", "memory", "cpus", "pids", "disk")
+@option("--check", metavar="COMMAND", help="Before the review: run this line of shell on the result, in a copy.")
+@option("--branch", metavar="BRANCH", help="Make the changes a commit on this new git branch, and write no file.")
 @flag("--commit", "commits", help="With --print: write the changes that need no review to the project.")
-@option("--branch", metavar="BRANCH", help="With --print: make the changes a commit on this new git branch.")
-@json_option("Print what happened as JSON, with --print.")
+@json_option("With --print: print what happened as JSON.")
 def _run(**_: Any) -> int:  # noqa: ANN401 - see _call
     """Run the agent in a sandbox, on a view of the current project.
 
@@ -80,44 +46,47 @@ def _run(**_: Any) -> int:  # noqa: ANN401 - see _call
     raise NotImplementedError
 
 
-def _call(
-    name: str,
-    arguments: tuple[str, ...],
-    prompt: str | None,
-    ask: bool,
-    allow: tuple[str, ...],
-    also: tuple[str, ...],
-    options: Mapping[str, Any],
-    commits: bool,
-    branch: str | None,
-    as_json: bool,
-) -> int:
+def _command_of(name: str, title: str) -> Command:
+    """Return the command of an agent: `_run` with its name."""
+    return Command(
+        name, params=_run.params, callback=partial(_call, name), help=_run.help,
+        short_help=f"{title}, on the current folder.", context_settings=_run.context_settings,
+    )  # fmt: skip
+
+
+agent.command_of = _command_of
+
+
+def _call(name: str, *, options: Mapping[str, Any], as_json: bool, **values: Any) -> int:  # noqa: ANN401 - see _run
     import asyncio
 
     from cloche.coding_agents.launch import prepare
     from cloche.coding_agents.plan import AgentOptions
+    from cloche.execution.host_ports import read_host_ports
 
     from ._unattended import Ending
 
-    if prompt is None and (as_json or commits or branch):
-        raise InvalidRequest("--json, --commit and --branch are for a run without a terminal: --print PROMPT")
-    if commits and branch:
+    ending = Ending(commits=values.pop("commits"), branch=values.pop("branch"), check=values.pop("check"))
+    if values["prompt"] is None and (as_json or ending.commits):
+        raise InvalidRequest("--json and --commit are for a run without a terminal: --print PROMPT")
+    if ending.commits and ending.branch:
         raise InvalidRequest("--commit writes to the project, --branch to a git branch; give one of them")
-    settings = {key: value for key, value in options.items() if value is not None and key != "secrets"}
-    chosen = AgentOptions(
-        also=also, hosts=allow, secrets=tuple(options.get("secrets") or ()), settings=settings, asks=ask, prompt=prompt,
-        arguments=arguments,
-    )  # fmt: skip
-    return asyncio.run(_run_agent(prepare(name, os.getcwd(), chosen), Ending(commits, branch), as_json=as_json))
+    values["host_ports"] = read_host_ports(values["host_ports"])
+    settings = {key: value for key, value in options.items() if value is not None and key not in OURS}
+    values |= {key: tuple(options.get(key) or ()) for key in OURS}
+    launch = prepare(name, os.getcwd(), AgentOptions(settings=settings, **values))
+    return asyncio.run(_run_agent(launch, ending, as_json=as_json))
 
 
 async def _run_agent(launch: Launch, ending: Ending, *, as_json: bool) -> int:
+    from cloche.coding_agents import archives
     from cloche.coding_agents.launch import opened
 
+    from ._agent_review import review
     from ._attached import run_in
-    from ._review import settle_attached
     from ._unattended import counted, run_once
 
+    place = launch.place
     async with opened(launch, say) as sandbox:
         if launch.options.prompt is not None:
             return await run_once(sandbox, launch, ending, as_json=as_json)
@@ -126,7 +95,11 @@ async def _run_agent(launch: Launch, ending: Ending, *, as_json: bool) -> int:
             sandbox, launch.command(), cwd=launch.cwd, env=launch.environment(), has_terminal=has_terminal
         )
         if has_terminal:
-            await settle_attached(sandbox, review=True)
+            end = await review(
+                sandbox, folder=place.folder, check=ending.check, branch=ending.branch, saved=place.saved
+            )
+            if not end.left:
+                archives.settle(place)
         elif changes := (await sandbox.diff()).changes:
-            say(f"{counted(len(changes))} kept: cloche agent review {launch.place.sandbox}")
+            say(f"{counted(len(changes))} kept: cloche agent review {place.sandbox}")
     return exit_code_of(result)

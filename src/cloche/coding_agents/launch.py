@@ -17,6 +17,7 @@ from cloche.core.escape import escape, escape_name
 from cloche.core.loops import finish
 from cloche.core.record import dataclass
 from cloche.execution.home_folder import give_home
+from cloche.execution.host_ports import give_host_ports
 from cloche.execution.sandbox import AsyncSandbox
 from cloche.keeper import registry
 
@@ -111,16 +112,18 @@ async def opened(launch: Launch, tell: Callable[[str], None]) -> AsyncIterator[A
     with its changes, unless the agent is running in it. `tell` gets sentences for the user.
     """
     keywords = launch.keywords()
-    if is_open(launch.place) and not await _is_to_be_renewed(launch, keywords, tell):
+    settings = {**keywords, "host_ports": launch.options.host_ports}
+    if is_open(launch.place) and not await _is_to_be_renewed(launch, settings, tell):
         async with AsyncSandbox.attach(launch.place.sandbox) as sandbox:
             yield sandbox
         return
     sandbox = AsyncSandbox(**keywords)
     give_home(sandbox, launch.place.home, launch.home)
+    give_host_ports(sandbox, launch.options.host_ports)
     async with sandbox:
         try:
             await _prepare_new(sandbox, launch, tell)
-            await asyncio.to_thread(about.note, launch.place, keywords)
+            await asyncio.to_thread(about.note, launch.place, settings)
         except BaseException:
             await finish(sandbox.kill())  # the next start must not find it
             raise

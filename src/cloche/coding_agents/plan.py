@@ -19,13 +19,16 @@ A_YEAR_S = 366 * 86400.0  # the longest that a sandbox may be kept
 class AgentOptions:
     """Hold what the user chose on the command line.
 
-    `also` are further folders, read-only; `hosts` and `secrets` those beside the row's. `settings` are further keywords
-    of a sandbox, which win. `asks` leaves the agent's own questions on. `prompt` runs it once, without a terminal.
+    `also` are further folders, read-only; `hosts`, `secrets` and `toolchains` those beside the row's; `host_ports` are
+    ports of this host's loopback. `settings` are further keywords of a sandbox, which win. `asks` leaves the agent's
+    own questions on. `prompt` runs it once, without a terminal.
     """
 
     also: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
+    toolchains: tuple[str, ...] = ()
+    host_ports: tuple[int, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     asks: bool = False
     prompt: str | None = None
@@ -70,7 +73,7 @@ def keywords(
         "network": "allowlist",
         "network_allow": [*row.hosts, *options.hosts],
         "secrets": [*given, *options.secrets] or None,
-        "toolchains": list(program.toolchains) or None,
+        "toolchains": [*program.toolchains, *options.toolchains] or None,
         **options.settings,
     }
 
