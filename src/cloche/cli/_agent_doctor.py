@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from cloche.core.escape import escape_line, escape_name
 
-from .agent import agent
+from ._agents import agent
 from .options import argument, json_option, option
 from .output import show
 
