@@ -7,10 +7,9 @@ by an error that was expected: a socket by the process behind it, a file by its 
 sends. A row that could not be tried is no refusal.
 
 No packet of an attempt can leave the sandbox's network namespace, which has no interface but loopback: they go to ports
-that the egress process does not serve. One goes to 127.0.0.2:80, where an egress process that is wrong reaches this
-machine alone. Only those of `asks_egress` depend on that process, which must refuse them before it connects. What a
-guest answers is bounded and checked, but it is the guest's word: this finds a boundary that is missing, not a guest
-that lies about one.
+that the egress process does not serve, so it does not even learn of them. Only those of `asks_egress` depend on that
+process, which must refuse them before it connects. What a guest answers is bounded and checked, but it is the guest's
+word: this finds a boundary that is missing, not a guest that lies about one.
 """
 
 from __future__ import annotations
@@ -179,19 +178,16 @@ async def try_boundaries(
     """Make all attempts in an open sandbox; `home` is the user's home folder on this host.
 
     `values` are the values of secrets by name: they are looked for in what the guest answers, and not sent; `files` are
-    those of its home in which they are looked for, too. `outside` makes the harmless attempts on this host as well, and
-    opens listeners for that. `asks_egress` also tries addresses, and a name without a rule, at the ports that the
+    those of its home in which they are looked for, too. `outside` makes the harmless attempts on this host as well.
+    `asks_egress` also tries addresses, and a name without a rule, at the ports that the
     egress process serves. Raises ClocheError if no program runs.
     """
     async with contextlib.AsyncExitStack() as stack:
         host = _Host(home, _paths_shown(sandbox))
         rules = sandbox.policy.network_rules()
         orders = [*host.orders(), *_network(rules.served_ports, asks_egress=asks_egress), *_kernel()]
-        pid = os.getpid()
-        if outside:
-            orders += await stack.enter_async_context(_listening())
-            pid = await stack.enter_async_context(_target())
-        orders += _processes(pid)
+        orders += await stack.enter_async_context(_listening())
+        orders += _processes(await stack.enter_async_context(_target()) if outside else os.getpid())
         lines, seconds = await _inside(sandbox, [*orders, (KEY, "texts", *files)])
         without = await _outside(orders) if outside else {}
     rows = _judged(orders, lines, without, host.written())
@@ -436,8 +432,6 @@ def _row_of(name: str) -> str:
 def _network(served: Sequence[int], *, asks_egress: bool) -> Iterator[Order]:
     """Yield attempts at ports that the sandbox does not serve, so that its own kernel answers."""
     unserved = next(port for port in range(9, 65536) if port not in served)
-    # The egress process's loopback, if it does not refuse: 127.0.0.2, as no port of the host is given there.
-    yield LOOPBACK, "http", "127.0.0.2", 80
     for row, addresses in ((METADATA, (*_METADATA, _METADATA6)), (PRIVATE, _PRIVATE), (DIRECT, _DOCUMENT)):
         for address in addresses:
             yield row, "tcp", address, unserved
@@ -446,6 +440,7 @@ def _network(served: Sequence[int], *, asks_egress: bool) -> Iterator[Order]:
         if 53 not in served:
             yield DNS, "tcp", address, 53
     if asks_egress:
+        yield LOOPBACK, "http", "127.0.0.2", 80  # a port of the host may be given at 127.0.0.1
         for row, addresses in ((METADATA, _METADATA), (PRIVATE, _PRIVATE), (DIRECT, _DOCUMENT)):
             yield row, "http", addresses[0], 80
         yield NAMES, "lookup", f"{secrets.token_hex(8)}.invalid"
