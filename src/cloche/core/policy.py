@@ -60,10 +60,10 @@ class Policy:
     host with packages, shown read-only: `site` is importable, `bin` is on PATH; only Cloche sets them. `host_folder` is
     the folder that a live sandbox is shown copy-on-write, `home` the one that is its home folder, for writing; only
     Cloche sets them. `host_ports` are ports of this host's 127.0.0.1 that a live sandbox reaches at its own; only
-    Cloche sets them. `packages_lock` is the text of a lock
-    file, for a backend that installs packages itself; only Cloche sets it. `digests` are those of the packages that a
-    sandbox needs, for a backend that chooses among machines; only Cloche sets it. `secrets` are those that the egress
-    process puts into requests; only Cloche sets them. `runtime` names the only container
+    Cloche sets them. `why` is what `cloche-why` inside knows, as JSON; only Cloche sets it. `packages_lock` is the text
+    of a lock file, for a backend that installs packages itself; only Cloche sets it. `digests` are those of the
+    packages that a sandbox needs, for a backend that chooses among machines; only Cloche sets it. `secrets` are those
+    that the egress process puts into requests; only Cloche sets them. `runtime` names the only container
     runtime allowed: docker's own, at level `jail` (C3). `fallback` says where `trusted` code, the operator's own and
     never a model's, may run if the chosen backend is missing: the local backend, then with `process` a child process
     (S12).
@@ -89,6 +89,7 @@ class Policy:
     layers: tuple[str, ...] = ()
     host_folder: HostFolder | None = None
     home: HomeFolder | None = None
+    why: str = ""
     screen: ScreenMode = "off"
     level: Level | None = None
     runtime: ContainerRuntime | None = None

@@ -27,6 +27,7 @@ WANTED_AGAIN_S = 10.0  # after who stands in was started
 # What a refusal says beside the rule. Nothing where nobody can be asked: to ask is not what would help.
 NOBODY, REFUSED = "", "the user was asked, and refused it"
 TOO_MANY = "the user is not asked, since there are too many questions already"
+WILL_ASK = "the user is asked when a program connects"
 NOT_YET = "the user was asked, and has not answered yet (cloche approvals); do something else first, and then try again"
 
 
@@ -120,6 +121,13 @@ class Questions:
                 return await asyncio.shield(question.answer)
         except TimeoutError:
             return NOT_YET
+
+    def state(self, host: str, port: int) -> str:
+        """Return what a connection would be told by now, without asking: "" where it was approved."""
+        question = self._by_key.get(f"{host}:{port}")
+        if question is None:
+            return WILL_ASK
+        return NOT_YET if not question.answer.done() else question.answer.result() or ""
 
     def _patience_s(self, question: HostQuestion) -> float:
         """Return how long a connection waits: not long where another question waits for an answer in vain."""

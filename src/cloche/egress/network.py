@@ -31,6 +31,7 @@ from .callers import MOST_CALLERS, Callers, EgressCaller, Questions
 from .client_hello import NoServerName, read_server_name
 from .connections import MOST_CONNECTIONS, GuestConnection, JailNetwork, most_connections
 from .errors import Failed, Refused
+from .explain import ADDRESS, answer, explain
 from .first_bytes import read_first, read_hello
 from .host_ports import LOOPBACK, carry_to_host, is_host_port
 from .http import relay
@@ -443,7 +444,10 @@ class GuestNetwork:
         """Serve a connection to its end. A refused or failed one is reset, plain HTTP after an answer."""
         guest = connection.guest = SocketStream(guest_socket, self._turns, connection.buffer_bytes)
         try:
-            if connection.host == LOOPBACK:
+            if (connection.host, connection.port) == (ADDRESS, HTTP_PORT):
+                questions = self._questions if self._asks else None
+                await answer(guest, functools.partial(explain, self._rules, self._secrets, questions))
+            elif connection.host == LOOPBACK:
                 await carry_to_host(connection, guest, self._rules, self._ledger, self._turns, IDLE_S)
             elif connection.port == HTTP_PORT:
                 await self._carry_http(connection, guest)

@@ -17,12 +17,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from cloche import interpreter
 from cloche.core.errors import StartFailed
 from cloche.core.policy import Policy
 
 from .. import layout
 from ..toolchain import other_languages, python_toolchain, user_site
 
+WHY_FOLDER = f"{layout.STARTUP_FOLDER}/bin"  # of cloche-why
 FOLDER = "/.venv"  # uv finds it from every folder inside
 # `site` treats every value but "true" as no; pip refuses `--user` only if this line matches "false" exactly.
 _CONFIGURATION = "home = {home}\ninclude-system-site-packages = no\nversion = {version}\n"
@@ -73,6 +75,17 @@ def rows(home: str) -> tuple[layout.Row, ...]:
         *(("text", f"{below}/bin/{name}", _PIP.format(folder=FOLDER), 0o755) for name in ("pip", "pip3")),
         ("text", f"{_site(FOLDER)[1:]}/cloche.pth", _paths(home)),
     )
+
+
+def why_rows(why: str) -> tuple[layout.Row, ...]:
+    """Return the mounts of `cloche-why` and of what it knows; none where it knows nothing."""
+    if not why:
+        return ()
+    base = getattr(sys, "_base_executable", "") or os.path.realpath(sys.executable)
+    with open(f"{os.path.dirname(interpreter.__file__)}/why.py", encoding="utf-8") as file:
+        program = f"#!{base} -IS\n{file.read()}"
+    folder = layout.STARTUP_FOLDER[1:]
+    return ("text", f"{WHY_FOLDER[1:]}/cloche-why", program, 0o755), ("text", f"{folder}/why.json", why)
 
 
 def show(python: dict[str, Any] | None, home: str, is_there: bool) -> None:

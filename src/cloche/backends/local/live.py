@@ -367,6 +367,7 @@ class LocalLiveSandbox(LiveSandbox):
             ("terminals",),
             ("device", "tty"),
             *home_folder.rows(self._policy.home, self._host),
+            *environment.why_rows(self._policy.why),
         ]
         if self._policy.host_folder is not None and spec.cgroup is not None:
             amounts = spec.cgroup["amounts"]
@@ -446,6 +447,7 @@ class LocalLiveSandbox(LiveSandbox):
 
     def _home_variables(self, path: str) -> dict[str, str]:
         search_path = environment.search_path(self._home, path, self._has_environment)
+        search_path += f":{environment.WHY_FOLDER}" if self._policy.why else ""
         return {"HOME": self._home, "PATH": search_path} if self._has_home else {}
 
     async def connect(self, port: int) -> OpenConnection:
