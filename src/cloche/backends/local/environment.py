@@ -102,10 +102,10 @@ def with_own_first(env: Mapping[str, str], home: str, is_there: bool) -> dict[st
     return {**env, layout.LAYERS_VARIABLE: os.pathsep.join((*sites(home), layers or ""))} if is_needed else dict(env)
 
 
-def search_path(home: str, path: str, is_there: bool) -> str:
-    """Return PATH: programs installed inside first, toolchains of all languages last."""
+def search_path(home: str, path: str, is_there: bool, why: str = "") -> str:
+    """Return PATH: programs installed inside first, toolchains of all languages last, but for `cloche-why`."""
     own = [f"{home}/.local/bin", *([f"{FOLDER}/bin"] if is_there else [])]
-    return os.pathsep.join((*own, path, *other_languages()[1]))
+    return os.pathsep.join((*own, path, *other_languages()[1], *([WHY_FOLDER] if why else [])))
 
 
 def shown(policy: Policy) -> tuple[str, ...]:

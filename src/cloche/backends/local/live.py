@@ -446,8 +446,7 @@ class LocalLiveSandbox(LiveSandbox):
         return variables if self._secrets is None else {**variables, **self._secrets.variables}
 
     def _home_variables(self, path: str) -> dict[str, str]:
-        search_path = environment.search_path(self._home, path, self._has_environment)
-        search_path += f":{environment.WHY_FOLDER}" if self._policy.why else ""
+        search_path = environment.search_path(self._home, path, self._has_environment, self._policy.why)
         return {"HOME": self._home, "PATH": search_path} if self._has_home else {}
 
     async def connect(self, port: int) -> OpenConnection:
