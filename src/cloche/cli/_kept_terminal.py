@@ -124,7 +124,7 @@ async def run_agent_terminal(
     process = await sandbox.terminal(argv, rows=rows, columns=columns, cwd=cwd, env=env, keep=True)
     note = _Note(state)
     note.keep({"process": process.id, "modes": ""})
-    return await _Carrying(sandbox, process, found, note, is_raw=is_raw).run(is_new=True)
+    return await _carried(_Carrying(sandbox, process, found, note, is_raw=is_raw), note, is_new=True)
 
 
 async def attach_agent_terminal(
@@ -136,7 +136,15 @@ async def attach_agent_terminal(
     """
     found, note = DetachKeys(keys or detach_keys()), _Note(state)
     process = await sandbox.process(note.process())
-    return await _Carrying(sandbox, process, found, note, is_raw=is_raw).run(is_new=False)
+    return await _carried(_Carrying(sandbox, process, found, note, is_raw=is_raw), note, is_new=False)
+
+
+async def _carried(carrying: _Carrying, note: _Note, *, is_new: bool) -> int | Detached:
+    """Carry a process, and forget it when it has ended: what is still noted later was lost with its sandbox."""
+    end = await carrying.run(is_new=is_new)
+    if isinstance(end, int):
+        note.keep({})
+    return end
 
 
 async def detach_agent_terminal(sandbox: AsyncSandbox, *, state: str) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cloche.coding_agents.launch import Launch
+    from cloche.execution.sandbox import AsyncSandbox
 
     from ._unattended import Ending
 
@@ -79,27 +80,54 @@ def _call(name: str, *, options: Mapping[str, Any], as_json: bool, **values: Any
 
 
 async def _run_agent(launch: Launch, ending: Ending, *, as_json: bool) -> int:
-    from cloche.coding_agents import archives
     from cloche.coding_agents.launch import opened
 
-    from ._agent_review import review
     from ._attached import run_in
     from ._unattended import counted, run_once
 
-    place = launch.place
     async with opened(launch, say) as sandbox:
         if launch.options.prompt is not None:
             return await run_once(sandbox, launch, ending, as_json=as_json)
-        has_terminal = os.isatty(0)
-        result = await run_in(
-            sandbox, launch.command(), cwd=launch.cwd, env=launch.environment(), has_terminal=has_terminal
-        )
-        if has_terminal:
-            end = await review(
-                sandbox, folder=place.folder, check=ending.check, branch=ending.branch, saved=place.saved
-            )
-            if not end.left:
-                archives.settle(place)
-        elif changes := (await sandbox.diff()).changes:
-            say(f"{counted(len(changes))} kept: cloche agent review {place.sandbox}")
+        if os.isatty(0):
+            return await _run_with_terminal(sandbox, launch, ending)
+        result = await run_in(sandbox, launch.command(), cwd=launch.cwd, env=launch.environment(), has_terminal=False)
+        if changes := (await sandbox.diff()).changes:
+            say(f"{counted(len(changes))} kept: cloche agent review {launch.place.sandbox}")
     return exit_code_of(result)
+
+
+async def _run_with_terminal(sandbox: AsyncSandbox, launch: Launch, ending: Ending) -> int:
+    """Start the agent on this terminal, or attach to the one that runs; then review what it has changed."""
+    from ._kept_terminal import Detached, attach_agent_terminal, process_of, run_agent_terminal
+
+    place, kept = launch.place, process_of(launch.place.state)
+    runs = any(process.id == kept and process.exit_code is None for process in await sandbox.processes())
+    if runs and launch.options.arguments:
+        raise InvalidRequest(
+            f"{launch.row.name} runs in this project already; attach to it without arguments, end it (cloche agent "
+            f"stop {place.sandbox}), or start another one beside it: --fork"
+        )
+    if runs:
+        end = await attach_agent_terminal(sandbox, state=place.state)
+    else:
+        resumes = bool(kept) and not launch.options.arguments
+        command, env = launch.command(resumes=resumes), launch.environment()
+        end = await run_agent_terminal(sandbox, command, env, launch.cwd, state=place.state)
+    if isinstance(end, Detached):
+        say(f"{launch.row.name} goes on without a terminal ({end.why}); again: cloche agent attach {place.sandbox}")
+        return 0
+    await _review(sandbox, launch, ending)
+    return end
+
+
+async def _review(sandbox: AsyncSandbox, launch: Launch, ending: Ending) -> None:
+    import asyncio
+
+    from cloche.coding_agents import archives
+
+    from ._agent_review import review
+
+    place = launch.place
+    end = await review(sandbox, folder=place.folder, check=ending.check, branch=ending.branch, saved=place.saved)
+    if not end.left:
+        await asyncio.to_thread(archives.settle, place)
