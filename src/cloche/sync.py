@@ -411,6 +411,8 @@ class Sandbox:
     discard = _method(AsyncSandbox.discard, "_sandbox")
     try_commit = _method(AsyncSandbox.try_commit, "_sandbox")
     save_changes = _method(AsyncSandbox.save_changes, "_sandbox")
+    commits_inside = _method(AsyncSandbox.commits_inside, "_sandbox")
+    take_commits = _method(AsyncSandbox.take_commits, "_sandbox")
 
     def session(
         self,

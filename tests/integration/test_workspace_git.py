@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from cloche.core.errors import BackendUnavailable, InvalidRequest
-from cloche.workspace.git import base_of, commit_to_branch, fetch_commits, merge_text, touched_files
+from cloche.workspace.git import base_of, fetch_commits, merge_text, touched_files
+from cloche.workspace.git_branch import commit_to_branch
 from tests.harness.workspaces import (
     Wanted,
     content_of,

@@ -13,7 +13,8 @@ import pytest
 import cloche
 from cloche.backends.local import LocalBackend
 from cloche.core.errors import InvalidRequest
-from cloche.workspace.git import commit_to_branch, fetch_commits
+from cloche.workspace.git import fetch_commits
+from cloche.workspace.git_branch import commit_to_branch
 from cloche.workspace.git_folder import find_git_folder
 from tests.harness.workspaces import content_of, file, folder, snapshot_of
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Read = Callable[[str], str]
-MOST_ROWS = 200
-KEYS = "[a]ll, [f]iles, [h]unks, [d]iff, [c]heck, [b]ranch, [K]eep, discard, [?]: "
+MOST_ROWS, MOST_COMMITS = 200, 20
+KEYS = "[a]ll, [f]iles, [h]unks, [d]iff, [c]heck, [b]ranch, [t]ake commits, [K]eep, discard, [?]: "
 HELP = """\
 a        write all changes; dangerous ones are asked about by reason
 f        choose file by file
@@ -39,6 +39,7 @@ h        choose hunk by hunk
 d        show the full diff in $PAGER
 c        run a command on the result, in a copy without a network, and write nothing
 b        write to a new git branch in place of the files
+t        make a new git branch of the commits that were made inside, with their messages
 k, Enter keep all changes in the sandbox, for the next time
 discard  undo all changes in the sandbox; they are saved first (type the whole word)"""
 
@@ -122,7 +123,8 @@ class _Reviewing:
         self.review: Review
         self.actions: dict[str, Callable[[], Awaitable[ReviewEnd | None]]] = {
             "a": self.write_all, "f": self.write_files, "h": self.write_hunks, "d": self.show_diff,
-            "c": self.run_check, "b": self.name_branch, "k": self.keep, "": self.keep, "discard": self.discard,
+            "c": self.run_check, "b": self.name_branch, "t": self.take_commits, "k": self.keep, "": self.keep,
+            "discard": self.discard,
         }  # fmt: skip
 
     async def run(self) -> ReviewEnd:
@@ -155,13 +157,13 @@ class _Reviewing:
 
     async def compare(self) -> bool:
         """Compare and show the summary; tell whether there are changes."""
-        from cloche.coding_agents.review import review_of
+        from cloche.coding_agents.review import review_changes
 
         with showing_progress():
-            self.review = review_of(await self.sandbox.diff())
-        if self.review.files or self.review.diff.left_out:
+            self.review = await review_changes(self.sandbox)
+        if self.review.files or self.review.branches or self.review.diff.left_out:
             _show_summary(self.review, self.folder)
-        return bool(self.review.files)
+        return bool(self.review.files or self.review.branches)
 
     def kept(self) -> ReviewEnd:
         from cloche.coding_agents.review import ReviewEnd
@@ -228,7 +230,7 @@ class _Reviewing:
         keywords = choice.keywords(self.review)
         with showing_progress():
             committed = await self.sandbox.commit(
-                self.review.diff.id, **keywords, dangerous=choice.dangerous, branch=self.branch
+                self.review.diff.id, **keywords, dangerous=choice.dangerous, branch=self.branch, as_user=True
             )
         declined = set(keywords["theirs"])
         tell_committed(
@@ -287,6 +289,21 @@ class _Reviewing:
         say(f"changes will be written to {where}; choose them: a, f or h")
         return None
 
+    async def take_commits(self) -> ReviewEnd | None:
+        if not self.review.branches:
+            say("no commit was made inside")
+        for inside in self.review.branches:
+            if inside.dangerous and not self._wants("these commits have dangerous changes; take them? [y/N]: "):
+                continue
+            name = escape_name(inside.name)
+            branch = self.read(f"new branch for the commits on {name} (Enter: none): ").strip()
+            if branch:
+                with showing_progress():
+                    refs = await self.sandbox.take_commits(inside.name, branch, tip=inside.tip, as_user=True)
+                for ref, commit in refs.items():
+                    say(f"{escape_name(ref)} is {commit}")
+        return None
+
     async def discard(self) -> ReviewEnd | None:
         from cloche.coding_agents.review import ReviewEnd
 
@@ -325,8 +342,16 @@ def _show_summary(review: Review, folder: str) -> None:
         console.print(Text(_row(file), style="yellow" if is_marked else ""))
     if len(review.files) > MOST_ROWS:
         console.print(f"and {len(review.files) - MOST_ROWS:,} more; [d]iff shows all".replace("[", "\\["))
-    for skipped in review.diff.left_out[:MOST_ROWS]:
+    left_out = [skipped for skipped in review.diff.left_out if skipped.path != ".git" or not review.branches]
+    for skipped in left_out[:MOST_ROWS]:
         console.print(Text(f"left out: {escape_line(f'{escape_name(skipped.path)}: {skipped.reason}')}"))
+    for branch in review.branches:
+        made = "1 commit was" if branch.count == 1 else f"{branch.count} commits were"
+        console.print(Text(f"{made} made inside on {escape_name(branch.name)}:"))
+        for commit in branch.commits[:MOST_COMMITS]:
+            console.print(Text(f"  {commit.id[:10]} {escape_line(commit.author)}: {escape_line(commit.subject)[:200]}"))
+        for change in branch.dangerous[:MOST_ROWS]:
+            console.print(Text(f"  {row_of(change)}", style="yellow"))
 
 
 def _pages(review: Review) -> Iterator[str]:

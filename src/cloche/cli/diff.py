@@ -67,7 +67,7 @@ def _diff(name: str, patch: bool, stat: bool, as_json: bool) -> int:
     "--merge", metavar="PATH", multiple=True, help="Resolve a conflict in a text file: merge both versions. Repeatable."
 )
 @option("--branch", metavar="BRANCH", help="Make a commit on this new git branch, and write no file.")
-@option("--author", metavar="AUTHOR", help="The author of that commit: NAME <EMAIL>.")
+@option("--author", metavar="AUTHOR", help="The author of that commit: NAME <EMAIL>. Default: you, as git knows you.")
 @option("--message", metavar="TEXT", help="The message of that commit.")
 @flag("--review", help="Show the changes, and ask which to write.")
 @json_option()
@@ -108,7 +108,7 @@ def _commit(
             theirs = (*theirs, *(path for path in answer.declined if path not in ours))
         committed = sandbox.commit(
             wanted, paths=chosen, dangerous=dangerous, ours=ours, theirs=theirs, merge=merge, branch=branch,
-            author=author, message=message,
+            author=author, message=message, as_user=True,
         )  # fmt: skip
     if as_json:
         print(json.dumps({"written": committed.written, "left": committed.left, "refs": committed.refs}))

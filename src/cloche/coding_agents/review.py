@@ -1,4 +1,4 @@
-"""What a user reviews: the changes of a sandbox by file, the dangerous ones first, and which of them are chosen. Pure.
+"""What a user reviews: the changes of a sandbox by file, the dangerous ones first, and which of them are chosen.
 
 A front end shows a `Review`, makes a `Choice`, and passes its keywords to `commit` or `try_commit`. Names and contents
 are the guest's: escape them where they are printed.
@@ -7,11 +7,14 @@ are the guest's: escape them where they are printed.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from cloche.core.changes import Change, Committed, Diff, Question
-from cloche.core.record import dataclass, field
+from cloche.core.changes import Change, Committed, Diff, InsideBranch, Question
+from cloche.core.record import asdict, dataclass, field
 from cloche.workspace.hunks import FileDiff, Hunk, file_diffs, may_be_split
+
+if TYPE_CHECKING:
+    from cloche.execution.sandbox import AsyncSandbox
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +52,14 @@ class ReviewedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Review:
-    """Hold what is shown: the files, dangerous ones first, by the gravest reason, then conflicts, then the others."""
+    """Hold what is shown: the files, dangerous ones first, by the gravest reason, then conflicts, then the others.
+
+    `branches` have the commits that were made inside.
+    """
 
     diff: Diff
     files: tuple[ReviewedFile, ...]
+    branches: tuple[InsideBranch, ...] = ()
 
     @property
     def counts(self) -> tuple[int, int, int]:
@@ -68,17 +75,24 @@ class Review:
         return {
             "id": self.diff.id, "count": number, "added": added, "removed": removed, "isCut": self.diff.is_cut,
             "files": [file.as_dict() for file in self.files], "leftOut": left_out,
+            "branches": [asdict(branch) for branch in self.branches],
         }  # fmt: skip
 
 
-def review_of(diff: Diff) -> Review:
+async def review_changes(sandbox: AsyncSandbox) -> Review:
+    """Compare a sandbox with its folder, and list the commits made inside, for a review."""
+    diff = await sandbox.diff()
+    touches_git = any(skipped.path.partition("/")[0] == ".git" for skipped in diff.left_out)
+    return review_of(diff, await sandbox.commits_inside() if touches_git else ())
+
+
+def review_of(diff: Diff, branches: tuple[InsideBranch, ...] = ()) -> Review:
     """Return the changes of a diff in the order in which they are reviewed."""
     parts = file_diffs(diff)
     rank = {path: number for number, question in enumerate(diff.questions) for path in question.paths}
     ordered = sorted(diff.changes, key=lambda change: (rank.get(change.path, len(rank)), not change.conflict))
-    return Review(
-        diff=diff, files=tuple(ReviewedFile(change=change, diff=parts.get(change.path)) for change in ordered)
-    )
+    files = tuple(ReviewedFile(change=change, diff=parts.get(change.path)) for change in ordered)
+    return Review(diff=diff, files=files, branches=branches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -180,6 +180,30 @@ class Diff:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InsideCommit:
+    """Describe a commit that was made inside. All but `id` is the guest's text; `time_s` are seconds since 1970."""
+
+    id: str
+    author: str
+    time_s: int
+    subject: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InsideBranch:
+    """Hold the new commits of a branch that the guest has made or moved, the newest first; `count` is their number.
+
+    `dangerous` are the dangerous changes of its tip against the host's checked-out commit.
+    """
+
+    name: str
+    tip: str
+    count: int
+    commits: tuple[InsideCommit, ...] = ()
+    dangerous: tuple[Change, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
     """Name the paths that were written to the host, and by path the reason why others were not.
 

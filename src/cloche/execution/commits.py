@@ -66,11 +66,15 @@ class CommitChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchOptions:
-    """The new branch for the changes, and the commit's author and message."""
+    """The new branch for the changes, and the commit's author and message.
+
+    `as_user`: author and signature are those of the caller's git configuration, if it has them.
+    """
 
     name: str
     author: str | None
     message: str | None
+    as_user: bool = False
 
 
 def _by_reason(changes: Sequence[Change], diff: Diff) -> str:
@@ -214,7 +218,8 @@ def write_changes(
 ) -> Committed:
     """Write the selected changes of a snapshot; see `HostFolderOperations.commit`."""
     from cloche.workspace.commit import KEPT, commit
-    from cloche.workspace.git import commit_to_branch
+    from cloche.workspace.git_branch import commit_to_branch
+    from cloche.workspace.git_identity import author_of, user_settings
 
     compared_ns = after_now()
     snapshot, diff, chosen = choose(open_folder, snapshot, expected_id, choice, check)
@@ -228,8 +233,10 @@ def write_changes(
     agreed = {change.path.removeprefix(".git/").removeprefix("refs/heads/") for change in chosen if is_of_git(change)}
     chosen = tuple(change for change in chosen if not is_of_git(change))
     if branch is not None:
+        settings = user_settings(open_folder.fd) if branch.as_user else {}
         branch_refs = commit_to_branch(
-            open_folder.fd, snapshot, chosen, branch.name, author=branch.author or "Cloche <cloche@localhost>",
+            open_folder.fd, snapshot, chosen, branch.name, settings=settings,
+            author=branch.author or author_of(settings) or "Cloche <cloche@localhost>",
             message=branch.message or f"Changes of {name}",
         )  # fmt: skip
         refs, not_fetched = _fetched(open_folder, snapshot, name, agreed)
@@ -351,6 +358,26 @@ def _fetched(
         return refs, {_file_of(branch): f"its commits are not fetched: {why}" for branch, why in refused.items()}
     except (InvalidRequest, BackendUnavailable, WorkspaceFailed) as error:
         return {}, {".git": f"commits that were made inside are not fetched: {error}"}
+
+
+def take_commits(
+    open_folder: OpenFolder,
+    snapshot: Snapshot,
+    source: str,
+    branch: str,
+    name: str,
+    tip: str | None,
+    *,
+    as_user: bool,
+) -> Mapping[str, str]:
+    """Make a branch with a guest's commits; see `TrialOperations.take_commits`."""
+    from cloche.workspace.git_commits import take_branch
+    from cloche.workspace.git_identity import user_settings
+
+    return take_branch(
+        open_folder.fd, snapshot, source, branch, name=name, tip=tip, hidden=open_folder.folder.tracked_here,
+        settings=user_settings(open_folder.fd) if as_user else {},
+    )  # fmt: skip
 
 
 def recovered() -> list[str]:

@@ -230,6 +230,7 @@ class HostFolderOperations(NameOperations):
         branch: str | None = None,
         author: str | None = None,
         message: str | None = None,
+        as_user: bool = False,
     ) -> Committed:
         """Write the sandbox's changes to the host's folder; return the paths that were written.
 
@@ -244,8 +245,9 @@ class HostFolderOperations(NameOperations):
         (`cloche.workspace.hunks.file_diffs`); the others stay in the sandbox, as does a change of its permissions.
 
         With `branch`, the changes become a commit on a new branch of the folder's git repository, with an `author`
-        ("NAME <EMAIL>") and a `message`, and no file is written. Commits made inside always become references below
-        `refs/cloche/`.
+        ("NAME <EMAIL>") and a `message`, and no file is written. With `as_user`, the author is that of this user's git
+        configuration, and the commit is signed if that has `commit.gpgSign`. Commits made inside always become
+        references below `refs/cloche/`.
 
         A reader never sees a partial file, but a concurrent reader may see some files new and some old. An interrupted
         commit is completed or undone by the next call.
@@ -258,7 +260,11 @@ class HostFolderOperations(NameOperations):
             choice = CommitChoice(
                 paths=paths, dangerous=dangerous, ours=ours, theirs=theirs, merge=merge, hunks=hunks or {}
             )
-            onto = BranchOptions(name=branch, author=author, message=message) if branch is not None else None
+            onto = (
+                BranchOptions(name=branch, author=author, message=message, as_user=as_user)
+                if branch is not None
+                else None
+            )
             name = name_for(self._name)
             committed = await stoppable(
                 lambda check: write_changes(open_folder, snapshot, expected_id, name, choice, onto, self.audit, check)

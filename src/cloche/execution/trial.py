@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
-from cloche.core.changes import Change, Diff
+from cloche.core.changes import Change, Diff, InsideBranch
 from cloche.core.errors import SandboxFileError
 from cloche.core.loops import finish
 from cloche.core.record import replace
 from cloche.core.result import Result
 
-from .commits import CommitChoice, choose, is_of_git
+from .commits import CommitChoice, choose, is_of_git, name_for, take_commits
 from .git_inside import in_threads
 from .host_folder import HostFolderOperations, stoppable
 from .open_folder import FolderOptions, OpenFolder
@@ -65,6 +65,33 @@ class TrialOperations(ProcessOperations, HostFolderOperations):
 
         async with self._chosen(self._require_folder(), diff, None, (), None) as (snapshot, whole, changes):
             return await finish(asyncio.to_thread(save_changes, snapshot, changes, whole.patch, target))
+
+    async def commits_inside(self) -> tuple[InsideBranch, ...]:
+        """Return the branches that were made or moved inside, with their new commits and what is dangerous in them.
+
+        Raises InvalidRequest for commits that git refuses, BackendUnavailable without git, WorkspaceFailed.
+        """
+        from cloche.workspace.git_commits import inside_branches
+
+        open_folder = self._require_folder()
+        async with self._snapshot(open_folder) as snapshot:
+            return await stoppable(lambda check: inside_branches(open_folder.fd, snapshot, check))
+
+    async def take_commits(
+        self, source: str, branch: str, *, tip: str | None = None, as_user: bool = False
+    ) -> Mapping[str, str]:
+        """Make a new branch of the host's repository with the commits of a branch inside; return its reference.
+
+        With `tip`, it is an error if the branch has moved since. Authors and messages stay; with `as_user`, commits are
+        signed anew, by this user as their committer, if this user's git configuration has `commit.gpgSign`.
+        """
+        open_folder = self._require_folder()
+        async with self._snapshot(open_folder) as snapshot:
+            return await finish(
+                asyncio.to_thread(
+                    take_commits, open_folder, snapshot, source, branch, name_for(self._name), tip, as_user=as_user
+                )
+            )
 
     @asynccontextmanager
     async def _chosen(

@@ -1,5 +1,4 @@
-"""Import a guest's commits as references of the host's repository, and write changes as a new branch; never write below
-`.git`.
+"""Import a guest's commits as references of the host's repository; never write below `.git`.
 
 Theory of operation: everything that the guest wrote below its `.git` is data. Only object files and branch values are
 taken from it, by strict patterns, into a bare repository made by Cloche (the quarantine), which borrows the host's
@@ -27,7 +26,6 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from time import monotonic
 
 from cloche import hostfs
-from cloche.core.changes import Change
 from cloche.core.errors import BackendUnavailable, InvalidRequest, WorkspaceFailed
 from cloche.core.escape import escape_line, escape_name
 from cloche.core.record import dataclass
@@ -41,14 +39,13 @@ MOST_REASONS, MOST_AT_ONCE = 20, 500
 _MOST_REF_BYTES = 512
 _MOST_PACKED_BYTES = 4 << 20
 _MOST_OBJECTS = 200_000
-_HEADS = "refs/heads/"
+HEADS = "refs/heads/"
 _LOOSE = re.compile(rb"\.git/objects/([0-9a-f]{2})/([0-9a-f]{38}|[0-9a-f]{62})\Z")
 _PACK = re.compile(rb"\.git/objects/pack/pack-[0-9a-f]{40,64}\.pack\Z")
 _BRANCH = re.compile(rb"\.git/(refs/heads/.+)\Z", re.DOTALL)
 _PACKED_LINE = re.compile(rb"([0-9a-f]{40}|[0-9a-f]{64}) (refs/heads/[^\x00-\x20\x7f]+)\Z")
 _HASH = re.compile(rb"([0-9a-f]{40}|[0-9a-f]{64})\n?\Z")
 _SYMBOLIC = re.compile(rb"ref: (refs/[^\x00-\x20\x7f]+)\n?\Z")
-_AUTHOR = re.compile(r"([^<>\n\0]*[^<>\s\0]) *<([^<>\s\0]+)>\Z")
 _SETTINGS = (
     "core.hooksPath=/dev/null", "core.fsmonitor=false", "core.alternateRefsCommand=true", "core.untrackedCache=false",
     "core.attributesFile=/dev/null", "core.bigFileThreshold=16m", "core.pager=cat", "core.sshCommand=false",
@@ -67,12 +64,12 @@ _REMEDY = "Install git (apt install git, dnf install git, apk add git), or commi
 Check = Callable[[], None]
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """Do nothing: the default `check`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Git:
+class Git:
     """Run git in an open folder as a user. `temporary` is a private folder of that user.
 
     `check` is called while git runs; an exception from it kills the process.
@@ -82,7 +79,7 @@ class _Git:
     user: tuple[int, int]
     temporary: str
     environment: Mapping[str, str]
-    check: Check = _nothing
+    check: Check = nothing
 
     def run(self, *arguments: str, data: bytes = b"", more: Mapping[str, str] | None = None) -> bytes:
         """Return the standard output of a command. Raises InvalidRequest with git's error message if it fails."""
@@ -145,7 +142,7 @@ class _Git:
 
 
 def touched_files(
-    folder: int, snapshot: Snapshot, paths: Sequence[str], check: Check = _nothing
+    folder: int, snapshot: Snapshot, paths: Sequence[str], check: Check = nothing
 ) -> Mapping[str, tuple[str, tuple[str, ...]]]:
     """Return the guest's branches whose commits delete or change one of these paths: by branch, the commit and the
     reasons.
@@ -160,7 +157,7 @@ def touched_files(
         if monotonic() > ends_at:
             raise WorkspaceFailed(f"git took more than {PATIENCE_S:.0f} s to look at the guest's commits")
 
-    with _quarantined(folder, snapshot, look) as quarantine:
+    with quarantined(folder, snapshot, look) as quarantine:
         if quarantine is None:
             return {}
         return {branch: (quarantine.moved[branch], reasons) for branch, reasons in _touching(quarantine, paths).items()}
@@ -179,61 +176,34 @@ def fetch_commits(
     Raises InvalidRequest for data that git would not write or that fails its checks, BackendUnavailable without git,
     and WorkspaceFailed.
     """
-    with _quarantined(folder, snapshot) as quarantine:
+    with quarantined(folder, snapshot) as quarantine:
         if quarantine is None:
             return {}, {}
-        _check_name(quarantine.git, f"refs/cloche/{name}/x", name)
+        check_name(quarantine.git, f"refs/cloche/{name}/x", name)
         if "/" in name:
             raise InvalidRequest(f"not a name for references: {escape_name(name)}")
         touching = _touching(quarantine, hidden) if hidden else {}
         refused = {branch: "; ".join(reasons) for branch, reasons in touching.items() if branch not in agreed}
         fetched = {branch: value for branch, value in sorted(quarantine.moved.items()) if branch not in refused}
         if fetched:
-            refspecs = [f"+{_HEADS}{branch}:refs/cloche/{name}/{branch}" for branch in fetched]
+            refspecs = [f"+{HEADS}{branch}:refs/cloche/{name}/{branch}" for branch in fetched]
             quarantine.git.run("fetch", *_FETCH, "--", quarantine.path, *refspecs)
     return {f"refs/cloche/{name}/{branch}": value for branch, value in fetched.items()}, refused
 
 
-def commit_to_branch(
-    folder: int, snapshot: Snapshot, changes: Sequence[Change], branch: str, *, author: str, message: str
-) -> Mapping[str, str]:
-    """Write changes as one commit on a new branch, and no files; return the reference and the commit.
-
-    The parent is the commit that is checked out. `author` is `NAME <MAIL>`. Folders are skipped: git does not store
-    them. Raises InvalidRequest for an existing branch, an invalid name or author, a folder outside of any repository,
-    or a change in a submodule; BackendUnavailable without git; WorkspaceFailed.
-    """
-    author_match = _AUTHOR.match(author)
-    if author_match is None:
-        raise InvalidRequest(f"write the author as NAME <MAIL>, not {escape_name(author)}")
-    facts = os.fstat(folder)
-    with _opened(folder, (facts.st_uid, facts.st_gid), _discovered(folder)) as git:
-        code, prefix, _ = git.call("rev-parse", "--show-prefix")
-        if code or git.run("rev-parse", "--is-inside-work-tree") != b"true\n":
-            raise InvalidRequest("the folder is not in a git repository of its owner, so no branch can be made")
-        _check_name(git, f"{_HEADS}{branch}", branch)
-        if branch == "@" or git.call("check-ref-format", "--branch", branch)[1] != f"{branch}\n".encode():
-            raise InvalidRequest(f"not a name of a branch: {escape_name(branch)}")
-        if not git.call("rev-parse", "--verify", "--quiet", f"{_HEADS}{branch}")[0]:
-            raise InvalidRequest(f"there is a branch {escape_name(branch)} already; name another")
-        head = git.call("rev-parse", "--verify", "--quiet", "HEAD^{commit}")[1].decode().strip()
-        tree = _write_tree(git, snapshot, changes, prefix.removesuffix(b"\n"), head)
-        people = {
-            f"GIT_{role}_{field_name}": value
-            for role in ("AUTHOR", "COMMITTER")
-            for field_name, value in (("NAME", author_match[1]), ("EMAIL", author_match[2]))
-        }
-        parents = ("-p", head) if head else ()
-        output = git.run("commit-tree", tree, *parents, data=message.encode(errors="replace"), more=people)
-        made_id = output.decode().strip()
-        git.run("update-ref", f"{_HEADS}{branch}", made_id, "0" * len(made_id), more=people)
-    return {f"{_HEADS}{branch}": made_id}
+def objects_of(git: Git) -> tuple[str, str]:
+    """Return the folder of the objects, and the object format. Raises InvalidRequest for a path no file can name."""
+    kind = git.run("rev-parse", "--show-object-format").decode().strip()
+    objects = os.fsdecode(git.run("rev-parse", "--path-format=absolute", "--git-path", "objects").removesuffix(b"\n"))
+    if "\n" in objects or objects.startswith(('"', "#")):
+        raise InvalidRequest("the repository's path has a line feed, so no commits can be made or fetched")
+    return objects, kind
 
 
 def base_of(folder: int, path: str) -> bytes | None:
     """Return a file's content in the checked-out commit; None if the commit does not have it."""
     facts = os.fstat(folder)
-    with _opened(folder, (facts.st_uid, facts.st_gid), _discovered(folder)) as git:
+    with opened(folder, (facts.st_uid, facts.st_gid), discovered(folder)) as git:
         code, out, _ = git.call("cat-file", "blob", f"HEAD:./{path}")
     return None if code else out
 
@@ -244,7 +214,7 @@ def merge_text(base: bytes, ours: bytes, theirs: bytes) -> bytes | None:
         return None
     root_fd = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with _opened(root_fd, (os.geteuid(), os.getegid()), {"GIT_DIR": os.devnull}) as git:
+        with opened(root_fd, (os.geteuid(), os.getegid()), {"GIT_DIR": os.devnull}) as git:
             paths = [os.path.join(git.temporary, name) for name in ("ours", "base", "theirs")]
             for path, text in zip(paths, (ours, base, theirs), strict=True):
                 with open(path, "wb") as file:
@@ -255,7 +225,7 @@ def merge_text(base: bytes, ours: bytes, theirs: bytes) -> bytes | None:
     return out if code == 0 else None
 
 
-def _discovered(folder: int) -> dict[str, str]:
+def discovered(folder: int) -> dict[str, str]:
     """Return the GIT_* variables for the repository around an open folder, if git cannot find it by itself.
 
     Raises InvalidRequest if the nearest `.git` is a file that names a repository of another folder.
@@ -278,7 +248,8 @@ def _discovered(folder: int) -> dict[str, str]:
 
 
 @contextmanager
-def _opened(folder: int, user: tuple[int, int], more: Mapping[str, str], check: Check = _nothing) -> Iterator[_Git]:
+def opened(folder: int, user: tuple[int, int], more: Mapping[str, str], check: Check = nothing) -> Iterator[Git]:
+    """Yield git in an open folder as a user, with a temporary folder and an environment of its own."""
     _program()
     temporary = tempfile.mkdtemp(prefix="cloche-git-", dir=hostfs.temporary_folder())
     environment = {
@@ -297,7 +268,7 @@ def _opened(folder: int, user: tuple[int, int], more: Mapping[str, str], check: 
         "GIT_OPTIONAL_LOCKS": "0",
         **more,
     }
-    git = _Git(folder=folder, user=user, temporary=temporary, environment=environment, check=check)
+    git = Git(folder=folder, user=user, temporary=temporary, environment=environment, check=check)
     try:
         git.give(temporary)
         yield git
@@ -314,7 +285,8 @@ def _program() -> str:
     return program
 
 
-def _check_name(git: _Git, reference: str, name: str) -> None:
+def check_name(git: Git, reference: str, name: str) -> None:
+    """Raise InvalidRequest for a reference that git would not make."""
     if "\0" in name or git.call("check-ref-format", reference)[0]:
         raise InvalidRequest(f"not a name that git takes: {escape_name(name)[:200]}")
 
@@ -331,17 +303,17 @@ def _read_branches(snapshot: Snapshot, entries: Mapping[bytes, SnapshotEntry], g
             continue
         value = _HASH.match(_small(snapshot, entry, _MOST_REF_BYTES))
         if value is None:
-            raise InvalidRequest(f"the guest's {_shown(path)} is not a reference to a commit")
+            raise InvalidRequest(f"the guest's {shown(path)} is not a reference to a commit")
         branches[_text(match[1])] = value[1].decode()
     head = entries.get(b".git/HEAD")
     if head is not None and head.kind not in {"removed", "unchanged"}:
         data = _small(snapshot, head, _MOST_REF_BYTES)
         value = _HASH.match(data)
         if value is not None:
-            branches[f"{_HEADS}HEAD"] = value[1].decode()
+            branches[f"{HEADS}HEAD"] = value[1].decode()
         elif _SYMBOLIC.match(data) is None:
             raise InvalidRequest("the guest's .git/HEAD is not as git writes it")
-    return {reference.removeprefix(_HEADS): value for reference, value in branches.items()}
+    return {reference.removeprefix(HEADS): value for reference, value in branches.items()}
 
 
 def _read_packed(snapshot: Snapshot, entries: Mapping[bytes, SnapshotEntry], git: int) -> dict[str, str]:
@@ -378,24 +350,24 @@ def _is_loose(git: int, reference: bytes) -> bool:
 def _small(snapshot: Snapshot, entry: SnapshotEntry, max_bytes: int) -> bytes:
     """Return the content of a file below the guest's `.git`. Raises InvalidRequest for other types and large files."""
     if entry.kind != "file" or entry.problem:
-        raise InvalidRequest(f"the guest's {_shown(entry.path)} is not a file that can be read")
+        raise InvalidRequest(f"the guest's {shown(entry.path)} is not a file that can be read")
     if entry.size > max_bytes:
-        raise InvalidRequest(f"the guest's {_shown(entry.path)} has more than {max_bytes} bytes")
+        raise InvalidRequest(f"the guest's {shown(entry.path)} has more than {max_bytes} bytes")
     return b"".join(snapshot.read(entry))
 
 
-def _moved(git: _Git, branches: Mapping[str, str]) -> dict[str, str]:
+def _moved(git: Git, branches: Mapping[str, str]) -> dict[str, str]:
     """Return the branches that differ from the host's branch of the same name, after checking their names."""
-    listed = git.run("for-each-ref", "--format=%(objectname) %(refname)", _HEADS).decode(errors="surrogateescape")
+    listed = git.run("for-each-ref", "--format=%(objectname) %(refname)", HEADS).decode(errors="surrogateescape")
     on_host = set(listed.splitlines())
-    moved = {name: value for name, value in branches.items() if f"{value} {_HEADS}{name}" not in on_host}
+    moved = {name: value for name, value in branches.items() if f"{value} {HEADS}{name}" not in on_host}
     head = git.call("rev-parse", "--verify", "--quiet", "HEAD^{commit}")[1].decode().strip()
     if moved.get("HEAD") == head:
         del moved["HEAD"]
     if len(moved) > MOST_BRANCHES:
         raise InvalidRequest(f"the guest has more than {MOST_BRANCHES} branches of its own")
     for name in moved:
-        _check_name(git, f"{_HEADS}{name}", name)
+        check_name(git, f"{HEADS}{name}", name)
     return moved
 
 
@@ -403,16 +375,16 @@ def _moved(git: _Git, branches: Mapping[str, str]) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Quarantine:
+class Quarantine:
     """The quarantine repository with the guest's objects, git in the host's repository, and the branches that moved."""
 
-    git: _Git
+    git: Git
     path: str
     moved: Mapping[str, str]
 
 
 @contextmanager
-def _quarantined(folder: int, snapshot: Snapshot, check: Check = _nothing) -> Iterator[_Quarantine | None]:
+def quarantined(folder: int, snapshot: Snapshot, check: Check = nothing) -> Iterator[Quarantine | None]:
     """Yield the quarantine of the guest's commits; None if it has made no commits."""
     entries = {path: snapshot.entries[path] for path in snapshot.entries if path.startswith(b".git/")}
     with _repository(folder) if entries else nullcontext() as repository:
@@ -420,10 +392,10 @@ def _quarantined(folder: int, snapshot: Snapshot, check: Check = _nothing) -> It
         if repository is None or not branches:
             yield None
             return
-        with _opened(repository.fd, repository.owner(), repository.variables(), check) as git:
+        with opened(repository.fd, repository.owner(), repository.variables(), check) as git:
             moved = _moved(git, branches)
             quarantine_path = _make_quarantine(git, snapshot, entries, moved) if moved else ""
-            yield _Quarantine(git=git, path=quarantine_path, moved=moved) if moved else None
+            yield Quarantine(git=git, path=quarantine_path, moved=moved) if moved else None
 
 
 @contextmanager
@@ -444,12 +416,12 @@ def _repository(folder: int) -> Iterator[GitFolder | None]:
         own.close()
 
 
-def _touching(quarantine: _Quarantine, paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def _touching(quarantine: Quarantine, paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return the branches whose new commits delete or change one of these paths, with a reason for each path.
 
     Each branch is compared with the boundary commits on which its new commits are based.
     """
-    git, inside = quarantine.git, _quarantine_variables(quarantine.path)
+    git, inside = quarantine.git, quarantine_variables(quarantine.path)
     revisions = git.run("for-each-ref", "--format=^%(objectname)", "refs/heads", "refs/remotes", "refs/cloche")
     head = git.call("rev-parse", "--verify", "--quiet", "HEAD^{commit}")[1].strip()
     revisions += b"^" + head + b"\n" if head else b""
@@ -468,7 +440,7 @@ def _touching(quarantine: _Quarantine, paths: Sequence[str]) -> dict[str, tuple[
                 before.setdefault(path, set()).add(blob)
         now = _blobs(git, value, paths, inside)
         reasons = [
-            f"it {'changes' if path in now else 'deletes'} {_shown(path)}, which is hidden from the sandbox"
+            f"it {'changes' if path in now else 'deletes'} {shown(path)}, which is hidden from the sandbox"
             for path, blobs in before.items()
             if now.get(path) not in blobs
         ]
@@ -478,7 +450,7 @@ def _touching(quarantine: _Quarantine, paths: Sequence[str]) -> dict[str, tuple[
     return reasons_by_branch
 
 
-def _blobs(git: _Git, commit: str, paths: Sequence[str], inside: Mapping[str, str]) -> dict[bytes, bytes]:
+def _blobs(git: Git, commit: str, paths: Sequence[str], inside: Mapping[str, str]) -> dict[bytes, bytes]:
     """Return the blobs of a commit at and below these paths: by path, `ls-tree`'s mode, type and object name."""
     blobs: dict[bytes, bytes] = {}
     for start in range(0, len(paths), MOST_AT_ONCE):
@@ -490,16 +462,13 @@ def _blobs(git: _Git, commit: str, paths: Sequence[str], inside: Mapping[str, st
 
 
 def _make_quarantine(
-    git: _Git, snapshot: Snapshot, entries: Mapping[bytes, SnapshotEntry], branches: Mapping[str, str]
+    git: Git, snapshot: Snapshot, entries: Mapping[bytes, SnapshotEntry], branches: Mapping[str, str]
 ) -> str:
-    kind = git.run("rev-parse", "--show-object-format").decode().strip()
-    objects = os.fsdecode(git.run("rev-parse", "--path-format=absolute", "--git-path", "objects").removesuffix(b"\n"))
-    if "\n" in objects or objects.startswith(('"', "#")):
-        raise InvalidRequest("the repository's path has a line feed, so no commits can be fetched")
+    objects, kind = objects_of(git)
     quarantine_path = os.path.join(git.temporary, "quarantine.git")
     extension = "[extensions]\n\tobjectformat = sha256\n" if kind == "sha256" else ""
     version = 1 if extension else 0
-    packed = "".join(f"{value} {_HEADS}{name}\n" for name, value in sorted(branches.items()))
+    packed = "".join(f"{value} {HEADS}{name}\n" for name, value in sorted(branches.items()))
     files = {
         "HEAD": "ref: refs/heads/none\n",
         "config": f"[core]\n\trepositoryformatversion = {version}\n\tbare = true\n{extension}",
@@ -509,14 +478,14 @@ def _make_quarantine(
     for name in ("", "objects", "objects/info", "objects/pack", "refs", "refs/heads"):
         _make_folder(git, os.path.join(quarantine_path, name))
     for name, text in files.items():
-        _write(git, os.path.join(quarantine_path, name), [os.fsencode(text)])
-    inside = _quarantine_variables(quarantine_path)
+        write_file(git, os.path.join(quarantine_path, name), [os.fsencode(text)])
+    inside = quarantine_variables(quarantine_path)
     _copy_objects(git, snapshot, entries, quarantine_path)
     _check_commits(git, branches, inside)
     return quarantine_path
 
 
-def _copy_objects(git: _Git, snapshot: Snapshot, entries: Mapping[bytes, SnapshotEntry], quarantine_path: str) -> None:
+def _copy_objects(git: Git, snapshot: Snapshot, entries: Mapping[bytes, SnapshotEntry], quarantine_path: str) -> None:
     """Copy the guest's loose objects unchanged, and its packs through git, which writes their index itself."""
     count = 0
     for path, entry in entries.items():
@@ -526,18 +495,18 @@ def _copy_objects(git: _Git, snapshot: Snapshot, entries: Mapping[bytes, Snapsho
         count += 1
         git.check()
         if entry.problem or count > _MOST_OBJECTS:
-            raise InvalidRequest(f"the guest's {_shown(path)} cannot be taken: {entry.problem or 'too many objects'}")
+            raise InvalidRequest(f"the guest's {shown(path)} cannot be taken: {entry.problem or 'too many objects'}")
         if loose is not None:
             above = os.path.join(quarantine_path, "objects", loose[1].decode())
             _make_folder(git, above)
-            _write(git, os.path.join(above, loose[2].decode()), snapshot.read(entry))
+            write_file(git, os.path.join(above, loose[2].decode()), snapshot.read(entry))
         else:
             pack = os.path.join(git.temporary, f"{count}.pack")
-            _write(git, pack, snapshot.read(entry))
+            write_file(git, pack, snapshot.read(entry))
             _index(git, pack, quarantine_path)
 
 
-def _index(git: _Git, pack: str, quarantine_path: str) -> None:
+def _index(git: Git, pack: str, quarantine_path: str) -> None:
     """Let git check a pack and write its index. The fetch checks that the objects it links to exist."""
     pack_path = os.path.join(quarantine_path, "objects", "pack", f"pack-{os.urandom(20).hex()}")
     os.rename(pack, f"{pack_path}.pack")
@@ -547,15 +516,16 @@ def _index(git: _Git, pack: str, quarantine_path: str) -> None:
         "-o",
         f"{pack_path}.idx",
         f"{pack_path}.pack",
-        more=_quarantine_variables(quarantine_path),
+        more=quarantine_variables(quarantine_path),
     )
 
 
-def _quarantine_variables(quarantine_path: str) -> dict[str, str]:
+def quarantine_variables(quarantine_path: str) -> dict[str, str]:
+    """Return the variables with which git reads the quarantine."""
     return {"GIT_DIR": quarantine_path, "GIT_COMMON_DIR": quarantine_path}
 
 
-def _check_commits(git: _Git, branches: Mapping[str, str], inside: Mapping[str, str]) -> None:
+def _check_commits(git: Git, branches: Mapping[str, str], inside: Mapping[str, str]) -> None:
     object_names = "".join(f"{value}\n" for value in branches.values()).encode()
     answers = git.run("cat-file", "--batch-check=%(objecttype)", data=object_names, more=inside).splitlines()
     for name, answer in zip(branches, answers, strict=True):
@@ -563,13 +533,14 @@ def _check_commits(git: _Git, branches: Mapping[str, str], inside: Mapping[str, 
             raise InvalidRequest(f"the guest's branch {escape_name(name)} names no commit that is there")
 
 
-def _make_folder(git: _Git, path: str) -> None:
+def _make_folder(git: Git, path: str) -> None:
     with suppress(FileExistsError):
         os.mkdir(path, 0o700)
         git.give(path)
 
 
-def _write(git: _Git, path: str, pieces: Iterator[bytes] | list[bytes]) -> str:
+def write_file(git: Git, path: str, pieces: Iterator[bytes] | list[bytes]) -> str:
+    """Write a new file that git's user owns; return its SHA-256."""
     digest = hashlib.sha256()
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as file:
         for piece in pieces:
@@ -579,58 +550,10 @@ def _write(git: _Git, path: str, pieces: Iterator[bytes] | list[bytes]) -> str:
     return digest.hexdigest()
 
 
-# A branch.
-
-
-def _write_tree(git: _Git, snapshot: Snapshot, changes: Sequence[Change], prefix: bytes, head: str) -> str:
-    """Return the tree object that results from applying the changes to a commit, through an index of its own."""
-    index = {"GIT_INDEX_FILE": os.path.join(git.temporary, "index")}
-    git.run("read-tree", *([head] if head else ["--empty"]), more=index)
-    zero = "0" * (len(head) or 40)
-    removed, written = [], []
-    for change in changes:
-        if change.what in {"removed", "renamed"}:
-            removed.append(change.path if change.what == "removed" else change.old_path)
-        if change.what != "removed" and change.kind != "directory":
-            written.append(change)
-    paths = [prefix + os.fsencode(path) for path in (*removed, *(change.path for change in written))]
-    _refuse_submodules(git, paths, index)
-    rows = [f"0 {zero}\t".encode() + path for path in paths[: len(removed)]]
-    for change, path, blob in zip(written, paths[len(removed) :], _write_blobs(git, snapshot, written), strict=True):
-        mode = "120000" if change.kind == "link" else "100755" if change.mode & 0o100 else "100644"
-        rows.append(f"{mode} {blob}\t".encode() + path)
-    git.run("update-index", "-z", "--index-info", data=b"".join(row + b"\0" for row in rows), more=index)
-    return git.run("write-tree", more=index).decode().strip()
-
-
-def _write_blobs(git: _Git, snapshot: Snapshot, changes: Sequence[Change]) -> list[str]:
-    """Write contents as blobs without filters, and return their object names."""
-    paths = []
-    for number, change in enumerate(changes):
-        entry = snapshot.entries.get(os.fsencode(change.path))
-        if entry is None or entry.kind != change.kind or entry.problem:
-            raise InvalidRequest(f"the snapshot has no content for {escape_name(change.path)}; make a new diff")
-        is_link = change.kind == "link"
-        paths.append(os.path.join(git.temporary, f"blob{number}"))
-        digest = _write(git, paths[-1], [entry.target] if is_link else snapshot.read(entry))
-        if not is_link and digest != (change.sha256 or entry.sha256):
-            raise InvalidRequest(f"{escape_name(change.path)} has changed since the comparison; compare again")
-    listed = "".join(f"{path}\n" for path in paths)
-    return git.run("hash-object", "-w", "--no-filters", "--stdin-paths", data=listed.encode()).decode().split()
-
-
-def _refuse_submodules(git: _Git, paths: Sequence[bytes], index: Mapping[str, str]) -> None:
-    """Refuse paths in a submodule, whose files belong to another repository."""
-    rows = git.run("ls-files", "--stage", "-z", "--full-name", ":/", more=index).split(b"\0")
-    submodules = tuple(row.partition(b"\t")[2] for row in rows if row.startswith(b"160000 "))
-    for path in paths:
-        if any(path == submodule or path.startswith(submodule + b"/") for submodule in submodules):
-            raise InvalidRequest(f"{_shown(path)} is in a submodule; commit it without a branch")
-
-
 def _text(path: bytes) -> str:
     return os.fsdecode(path)
 
 
-def _shown(path: bytes) -> str:
+def shown(path: bytes) -> str:
+    """Return a path as an error message shows it."""
     return escape_name(os.fsdecode(path))[:200]
