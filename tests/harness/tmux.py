@@ -57,12 +57,12 @@ class Screen:
         return shown
 
     def exit_code(self, patience_s: float = PATIENCE_S) -> int:
-        """Wait until the program has ended; return its exit code."""
+        """Wait until the program has ended; return its exit code, or the number of the signal that ended it."""
         deadline = time.monotonic() + patience_s
-        while (state := self._run("display", "-p", "#{pane_dead} #{pane_dead_status}").split())[0] == "0":
+        while len(state := self._run("display", "-p", "#{pane_dead_status} #{pane_dead_signal}").split()) != 1:
             assert time.monotonic() < deadline, f"it has not ended:\n{self.shown()}"
             time.sleep(POLL_S)
-        return int(state[1])
+        return int(state[0])
 
     def resize(self, columns: int, rows: int) -> None:
         """Give the window another size."""
