@@ -5,6 +5,7 @@ The model answers over TLS, to the real key alone; what it is asked has all that
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,9 +105,9 @@ def work(host: Host, project: Path, socket: Path) -> None:
         prompt(screen, "Mend the mistake")
         screen.see("All is done.")
         prompt(screen, host.agent.leave)
-        shown = screen.see("Write these changes")
-        assert "A NOTES.md\nM calc.py\n" in shown
-        screen.type("y", "Enter")
+        shown = screen.see("[K]eep")
+        assert re.search(r"\+1 -0 +A NOTES.md\n +\+1 -1 +M calc.py\n", shown), shown
+        screen.type("a", "Enter")
         assert screen.exit_code() == 0, screen.shown()
 
 
