@@ -18,8 +18,9 @@ Registry = Literal["npm", "pypi"]
 class Package:
     """Say where an agent is installed from.
 
-    `scripts` are the only packages whose install scripts run, each in a sandbox without a network. `python` is the
-    version of the interpreter that a PyPI package needs, `node` the least major version of Node.
+    `scripts` are the only packages whose install scripts run, each in a sandbox without a network. `python` names the
+    versions of the interpreter that a PyPI package may have, the best first, as in "3.12,3.11"; empty for any. `node`
+    is the least major version of Node.
     """
 
     registry: Registry

@@ -1,4 +1,7 @@
-"""The known coding agents, one row each. `docs/coding-agents.md` lists the versions that were tried."""
+"""The known coding agents, one row each. `docs/coding-agents.md` lists the versions that were tried.
+
+The rows of goose and cursor-agent were not tried: their packages are in neither npm nor PyPI.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,18 @@ _CLAUDE_LOGIN = (
     '{"claudeAiOauth": {"accessToken": "{access_token}", "refreshToken": "{refresh_token}", "expiresAt": {expires_ms}, '
     '"scopes": ["user:inference", "user:profile", "user:sessions:claude_code"]}}'
 )
+_GEMINI_SETTINGS = (
+    '{"security": {"auth": {"selectedType": "gemini-api-key"}, "toolSandboxing": false}, '
+    '"privacy": {"usageStatisticsEnabled": false}, "general": {"enableAutoUpdate": false}}'
+)
+_QWEN_SETTINGS = (
+    '{"security": {"auth": {"selectedType": "openai"}, "folderTrust": {"enabled": false}}, '
+    '"privacy": {"usageStatisticsEnabled": false}, "general": {"enableAutoUpdate": false}}'
+)
+_OPENCODE_CONFIG = '{"autoupdate": false, "share": "disabled"}'
+_MODEL_KEYS = ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY")  # of agents that use many providers
+_OPENROUTER = "OPENROUTER_API_KEY@openrouter.ai"
+_LITELLM = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # else it asks raw.githubusercontent.com for prices
 
 TABLE: Mapping[str, CodingAgent] = {
     agent.name: agent
@@ -23,7 +38,7 @@ TABLE: Mapping[str, CodingAgent] = {
             title="Claude Code",
             program="claude",
             package=Package(
-                registry="npm", name="@anthropic-ai/claude-code", scripts=("@anthropic-ai/claude-code",), node=22
+                registry="npm", name="@anthropic-ai/claude-code", scripts=("@anthropic-ai/claude-code",), node=18
             ),
             arguments=("--settings", '{"sandbox":{"enabled":false}}'),
             without_questions=("--dangerously-skip-permissions",),
@@ -56,12 +71,14 @@ TABLE: Mapping[str, CodingAgent] = {
             title="Codex",
             program="codex",
             package=Package(registry="npm", name="@openai/codex", node=16),
-            arguments=("--dangerously-bypass-approvals-and-sandbox",),
-            for_prompt=("exec", "{prompt}"),
+            arguments=("--sandbox", "danger-full-access", "-c", 'projects={"{project}"={trust_level="trusted"}}'),
+            without_questions=("--ask-for-approval", "never"),
+            for_prompt=("exec", "--skip-git-repo-check", "{prompt}"),
             to_resume=("resume", "--last"),
-            secrets=("CODEX_API_KEY", "OPENAI_API_KEY"),
+            secrets=("OPENAI_API_KEY", "CODEX_API_KEY"),
             hosts=("api.openai.com", "chatgpt.com", "auth.openai.com"),
             telemetry=("ab.chatgpt.com",),
+            first_files={".codex/auth.json": '{"OPENAI_API_KEY": "{OPENAI_API_KEY}"}'},
             shown=(".codex/skills", ".codex/prompts"),
             copied={
                 ".codex/AGENTS.md": (),
@@ -69,6 +86,182 @@ TABLE: Mapping[str, CodingAgent] = {
             },
             state_to_review=(".codex/config.toml", ".codex/hooks.json", ".codex/AGENTS.md"),
             instructions=".codex/AGENTS.md",
+        ),
+        CodingAgent(
+            name="gemini",
+            title="Gemini CLI",
+            program="gemini",
+            package=Package(registry="npm", name="@google/gemini-cli", node=20),
+            arguments=("--skip-trust",),
+            without_questions=("--yolo",),
+            for_prompt=("--prompt", "{prompt}"),
+            to_resume=("--resume", "latest"),
+            env={"GEMINI_TELEMETRY_ENABLED": "false", "NO_BROWSER": "true"},
+            secrets=("GEMINI_API_KEY", "GOOGLE_API_KEY"),
+            hosts=("generativelanguage.googleapis.com", "cloudcode-pa.googleapis.com", "oauth2.googleapis.com"),
+            telemetry=("play.googleapis.com",),
+            first_files={".gemini/settings.json": _GEMINI_SETTINGS},
+            shown=(".gemini/commands", ".gemini/skills"),
+            copied={".gemini/GEMINI.md": (), ".gemini/settings.json": ("model", "ui")},
+            state_to_review=(
+                ".gemini/settings.json", ".gemini/GEMINI.md", ".gemini/extensions/**", ".gemini/hooks/**",
+            ),
+            instructions=".gemini/GEMINI.md",
+        ),
+        CodingAgent(
+            name="qwen",
+            title="Qwen Code",
+            program="qwen",
+            package=Package(registry="npm", name="@qwen-code/qwen-code", node=22),
+            without_questions=("--yolo",),
+            for_prompt=("--prompt", "{prompt}"),
+            to_resume=("--continue",),
+            env={"QWEN_TELEMETRY_ENABLED": "false"},
+            secrets=("OPENAI_API_KEY", "DASHSCOPE_API_KEY@dashscope.aliyuncs.com,dashscope-intl.aliyuncs.com"),
+            hosts=("chat.qwen.ai", "portal.qwen.ai"),
+            telemetry=("rum.aliyuncs.com", "gb4w8c3ygj-default-sea.rum.aliyuncs.com"),
+            first_files={".qwen/settings.json": _QWEN_SETTINGS},
+            shown=(".qwen/commands", ".qwen/skills", ".qwen/agents"),
+            copied={".qwen/QWEN.md": (), ".qwen/settings.json": ("model", "ui")},
+            state_to_review=(".qwen/settings.json", ".qwen/QWEN.md", ".qwen/extensions/**", ".qwen/hooks/**"),
+            instructions=".qwen/QWEN.md",
+        ),
+        CodingAgent(
+            name="opencode",
+            title="OpenCode",
+            program="opencode",
+            package=Package(registry="npm", name="opencode-ai", scripts=("opencode-ai",)),
+            without_questions=("--auto",),
+            for_prompt=("run", "--auto", "{prompt}"),
+            to_resume=("--continue",),
+            env={
+                "OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1",
+                "OPENCODE_DISABLE_LSP_DOWNLOAD": "1", "OPENCODE_CONFIG_CONTENT": _OPENCODE_CONFIG,
+            },
+            secrets=(*_MODEL_KEYS, _OPENROUTER, "OPENCODE_API_KEY@opencode.ai"),
+            telemetry=("models.opencode.ai", "models.dev"),
+            shown=(".config/opencode/agent", ".config/opencode/command", ".config/opencode/skills"),
+            copied={".config/opencode/AGENTS.md": (), ".config/opencode/opencode.json": ("model", "theme", "keybinds")},
+            state_to_review=(
+                ".config/opencode/opencode.json", ".config/opencode/AGENTS.md", ".config/opencode/plugin*/**",
+            ),
+            instructions=".config/opencode/AGENTS.md",
+        ),
+        CodingAgent(
+            name="aider",
+            title="aider",
+            program="aider",
+            package=Package(registry="pypi", name="aider-chat", python="3.12,3.11,3.10"),
+            tools=("git",),
+            without_questions=("--yes-always",),
+            for_prompt=("--message", "{prompt}"),
+            to_resume=("--restore-chat-history",),
+            env={
+                "AIDER_CHECK_UPDATE": "false", "AIDER_ANALYTICS": "false", "AIDER_SHOW_RELEASE_NOTES": "false",
+                "AIDER_GITIGNORE": "false", "AIDER_SHOW_MODEL_WARNINGS": "false", **_LITELLM,
+            },
+            secrets=(*_MODEL_KEYS, _OPENROUTER, "DEEPSEEK_API_KEY@api.deepseek.com"),
+            telemetry=("us.i.posthog.com", "raw.githubusercontent.com"),
+            state_to_review=(".aider.conf.yml", ".env"),
+        ),
+        CodingAgent(
+            name="mini-swe-agent",
+            title="mini-SWE-agent",
+            program="mini",
+            package=Package(registry="pypi", name="mini-swe-agent"),
+            tools=("git",),
+            without_questions=("--yolo",),
+            for_prompt=("--exit-immediately", "--task", "{prompt}"),
+            env={"MSWEA_CONFIGURED": "true", "MSWEA_SILENT_STARTUP": "1", **_LITELLM},
+            secrets=(*_MODEL_KEYS, _OPENROUTER),
+            telemetry=("raw.githubusercontent.com",),
+            copied={".config/mini-swe-agent/mini.yaml": ()},
+            state_to_review=(".config/mini-swe-agent/**",),
+        ),
+        CodingAgent(
+            name="openhands",
+            title="OpenHands",
+            program="openhands",
+            package=Package(registry="pypi", name="openhands", python="3.12"),
+            tools=("git",),
+            arguments=("--override-with-envs",),
+            without_questions=("--always-approve",),
+            for_prompt=("--headless", "--task", "{prompt}"),
+            to_resume=("--resume", "--last"),
+            env={"DO_NOT_TRACK": "1", "OPENHANDS_SUPPRESS_BANNER": "1", **_LITELLM},
+            secrets=("LLM_API_KEY@api.anthropic.com,api.openai.com,openrouter.ai",),
+            telemetry=("us.i.posthog.com", "raw.githubusercontent.com"),
+            shown=(".openhands/skills",),
+            state_to_review=(".openhands/**",),
+        ),
+        CodingAgent(
+            name="copilot",
+            title="GitHub Copilot CLI",
+            program="copilot",
+            package=Package(registry="npm", name="@github/copilot", node=22),
+            arguments=("--no-auto-update", "--disable-client-telemetry", "--no-remote"),
+            without_questions=("--allow-all",),
+            for_prompt=("--prompt", "{prompt}"),
+            to_resume=("--continue",),
+            env={"COPILOT_AUTO_UPDATE": "false"},
+            secrets=tuple(
+                f"{name}@api.github.com,github.com,api.githubcopilot.com,api.individual.githubcopilot.com,"
+                "api.business.githubcopilot.com,api.enterprise.githubcopilot.com"
+                for name in ("COPILOT_GITHUB_TOKEN", "GH_TOKEN", "GITHUB_TOKEN")
+            ),
+            telemetry=("copilot-telemetry.githubusercontent.com", "collector.github.com", "default.exp-tas.com"),
+            first_files={".copilot/config.json": '{"trustedFolders": ["{project}"], "banner": "never"}'},
+            shown=(".copilot/skills", ".copilot/agents"),
+            copied={".copilot/copilot-instructions.md": (), ".copilot/settings.json": ("model", "theme")},
+            state_to_review=(
+                ".copilot/settings.json", ".copilot/config.json", ".copilot/mcp-config.json",
+                ".copilot/copilot-instructions.md", ".copilot/installed-plugins/**",
+            ),
+            instructions=".copilot/copilot-instructions.md",
+        ),
+        CodingAgent(
+            name="amp",
+            title="Amp",
+            program="amp",
+            package=Package(registry="npm", name="@ampcode/cli", scripts=("@ampcode/cli",)),
+            without_questions=("--dangerously-allow-all",),
+            for_prompt=("--execute", "{prompt}"),
+            to_resume=("threads", "continue"),
+            env={"AMP_SKIP_UPDATE_CHECK": "1"},
+            secrets=("AMP_API_KEY@ampcode.com",),
+            hosts=("ampcode.com",),
+            shown=(".config/amp/tools", ".config/agents/skills"),
+            copied={".config/amp/AGENTS.md": ()},
+            state_to_review=(".config/amp/**",),
+            instructions=".config/amp/AGENTS.md",
+        ),
+        CodingAgent(
+            name="goose",
+            title="goose",
+            program="goose",
+            arguments=("session",),
+            for_prompt=("run", "--no-session", "--text", "{prompt}"),
+            to_resume=("--resume",),
+            env={"GOOSE_MODE": "auto", "GOOSE_DISABLE_KEYRING": "1", "GOOSE_TELEMETRY_ENABLED": "false"},
+            secrets=(*_MODEL_KEYS, _OPENROUTER),
+            telemetry=("us.i.posthog.com",),
+            copied={".config/goose/.goosehints": ()},
+            state_to_review=(".config/goose/**",),
+            instructions=".config/goose/.goosehints",
+        ),
+        CodingAgent(
+            name="cursor-agent",
+            title="Cursor CLI",
+            program="cursor-agent",
+            arguments=("--sandbox", "disabled"),
+            without_questions=("--force",),
+            for_prompt=("--print", "{prompt}"),
+            to_resume=("resume",),
+            env={"AGENT_CLI_CREDENTIAL_STORE": "memory"},
+            secrets=("CURSOR_API_KEY@api2.cursor.sh",),
+            hosts=("api2.cursor.sh", "api3.cursor.sh"),
+            telemetry=("metrics.cursor.sh",),
+            state_to_review=(".cursor/**",),
         ),
     )
 }  # fmt: skip

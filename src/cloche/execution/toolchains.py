@@ -21,6 +21,7 @@ from cloche.core.escape import escape_name
 from cloche.core.loops import finish
 from cloche.core.record import replace
 from cloche.core.result import Result
+from cloche.packages.folders import agents_folder, is_own
 
 from .open_folder import FolderOptions
 from .prepare import Prepared
@@ -89,7 +90,7 @@ def _with_folders(prepared: Prepared, folders: Sequence[str], workspace: str | N
 def _look_through(named: str) -> tuple[str, list[str]]:
     """Return a folder's real path, and its hidden paths. Raises InvalidRequest for one that must not be shown."""
     real = os.path.realpath(os.path.expanduser(named))
-    if is_shown_anyway(real) and os.path.isdir(real):
+    if (is_shown_anyway(real) or is_installed_agent(real)) and os.path.isdir(real):
         return real, []
     if not os.path.isabs(os.path.expanduser(named)):
         raise InvalidRequest(f"toolchains: {escape_name(named)} is not an absolute path; write one, or ~/ before it")
@@ -106,6 +107,15 @@ def _look_through(named: str) -> tuple[str, list[str]]:
             os.close(allowed.fd)
     except InvalidRequest as error:
         raise InvalidRequest(f"toolchains: {str(error).removeprefix('workspace: ')}") from error
+
+
+def is_installed_agent(path: str) -> bool:
+    """Tell whether a real path is the folder of an agent that Cloche installed: it has packages alone."""
+    try:
+        store = os.path.realpath(agents_folder())
+    except BackendUnavailable:
+        return False
+    return os.path.dirname(path) == f"{store}/layers" and is_own(store)
 
 
 def _program_folders(shown: Sequence[str]) -> Iterator[str]:

@@ -29,6 +29,11 @@ def default_folder() -> str:
     return os.path.join(data_folder, "packages")
 
 
+def agents_folder() -> str:
+    """Return the folder of the installed coding agents, a store beside that of packages. Raises BackendUnavailable."""
+    return os.path.join(os.path.dirname(default_folder()), "agents")
+
+
 def made_folder(store: str, name: str) -> str:
     """Return a folder of the store, made where it is not there. Raises BackendUnavailable where it is not ours."""
     folder = os.path.join(store, name)

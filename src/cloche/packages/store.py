@@ -284,7 +284,7 @@ class Store:
         """
         aside = os.path.join(folder, f".{new_name()}")
         for name in PARTS:
-            _graft(os.path.join(layer.folder, name), os.path.join(folder, name), aside)
+            graft(os.path.join(layer.folder, name), os.path.join(folder, name), aside)
         pins = {pin.name: pin.as_dict() for pin in (*pins_in(folder), *layer.pins)}
         _write_json(folder, MANIFEST, {"version": VERSION, "pins": list(pins.values())})
 
@@ -316,6 +316,10 @@ class Store:
                 kept_bytes, kept_layers = kept_bytes + layer.total_bytes, kept_layers + 1
         self._forget_sets()
         return removed
+
+    def remove(self, layer: Layer) -> bool:
+        """Remove a layer, and tell whether it was: one that is in use stays."""
+        return self._remove(layer.folder)
 
     def _remove(self, folder: str) -> bool:
         fd = lock_folder(folder, fcntl.LOCK_EX)
@@ -365,18 +369,21 @@ def pins_in(folder: str) -> tuple[Pin, ...]:
         return ()
 
 
-def _graft(source: str, target: str, aside: str) -> None:
-    """Hard-link the files of a folder into another one, except for existing names; new folders appear complete."""
+def graft(source: str, target: str, aside: str) -> None:
+    """Hard-link the files of a folder into another one, except for existing names; new folders appear complete.
+
+    `aside` is a path beside the target, where a new folder is made.
+    """
     for name in os.listdir(source):
         source_path, target_path = os.path.join(source, name), os.path.join(target, name)
         if not os.path.isdir(source_path):
             with contextlib.suppress(FileExistsError):
                 _link(source_path, target_path)
         elif os.path.isdir(target_path):
-            _graft(source_path, target_path, aside)
+            graft(source_path, target_path, aside)
         elif not os.path.exists(target_path):
             make_shown(aside)
-            _graft(source_path, aside, f"{aside}.")
+            graft(source_path, aside, f"{aside}.")
             os.rename(aside, target_path)
 
 
@@ -395,6 +402,8 @@ def _freeze(folder: str) -> None:
     for walked, _, names in os.walk(folder):
         for name in names:
             path = os.path.join(walked, name)
+            if os.path.islink(path):
+                continue  # to the interpreter of an agent, which is not ours
             os.chmod(path, _READ_ONLY_FILE | (os.stat(path).st_mode & _EXECUTABLE))
         if walked != folder:
             os.chmod(walked, _READ_ONLY_FOLDER)

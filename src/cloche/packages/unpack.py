@@ -106,7 +106,7 @@ async def unpack(
     backend: Backend, policy: Policy, wheels: Sequence[str], shown: str, target_folder: str, final: str, target: Target
 ) -> Unpacked:
     """Write the files of wheels below `made`, which programs will find as `final`. Raises StartFailed."""
-    return await _write_files(
+    return await write_files(
         backend, policy, unpack_step(wheels, shown, f"{final}/site", target), target_folder, FOLDERS
     )
 
@@ -118,26 +118,28 @@ async def unpack_tarballs(
     order = {"tarballs": list(tarballs), "most_files": MOST_FILES, "most_bytes": MOST_BYTES}
     stdin, paths = json.dumps(order).encode(), (shown,) if tarballs else ()
     step = Step(name="unpack", program="unpack_tarballs", stdin=stdin, shown=paths)
-    return await _write_files(backend, policy, step, target_folder, NPM_FOLDERS)
+    return await write_files(backend, policy, step, target_folder, NPM_FOLDERS)
 
 
-async def _write_files(
+async def write_files(
     backend: Backend, policy: Policy, step: Step, target_folder: str, folders: Mapping[int, str]
 ) -> Unpacked:
+    """Run a step, and write its frames to folders of a new one. Raises StartFailed."""
     unpacked = Unpacked(folder=target_folder, folders=folders)
     for name in folders.values():
         os.mkdir(os.path.join(target_folder, name), 0o755)
     reader = Reader(unpacked.begin, Bounds(files=MOST_FILES, total_bytes=MOST_BYTES))
-    report_progress(Progress(what="unpacking"))
+    what = "running install scripts" if step.runs_code else "unpacking"
+    report_progress(Progress(what=what))
     try:
         outcome = await run_step(backend, policy, step, on_stdout(reader.feed))
     except WrongFrame as error:
-        raise StartFailed(f"packages: cannot unpack: {error}", step="unpack") from None
+        raise StartFailed(f"packages: cannot {step.name}: {error}", step=step.name) from None
     except OSError as error:
         raise StartFailed(f"packages: cannot write a file of a package: {error.strerror}", step="unpack") from error
     finally:
         unpacked.drop_half_made()
-        report_progress(Progress(what="unpacking", is_over=True))
+        report_progress(Progress(what=what, is_over=True))
     # A compiler that crashed on what a package wrote leaves all of its files, and some of the bytecode.
     if not unpacked.has_all:
         raise failed(step, outcome.result)
