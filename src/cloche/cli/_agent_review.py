@@ -63,12 +63,12 @@ def _command(name: str | None, check: str | None, branch: str | None) -> int:
 
 def _sandbox_here() -> str:
     from cloche.coding_agents.launch import is_open
+    from cloche.coding_agents.own_rows import known_agents
     from cloche.coding_agents.places import AgentPlace
     from cloche.coding_agents.plan import project_folder
-    from cloche.coding_agents.table import TABLE
 
     folder = project_folder(os.getcwd())
-    names = [place.sandbox for name in TABLE if is_open(place := AgentPlace(agent=name, folder=folder))]
+    names = [place.sandbox for name in known_agents() if is_open(place := AgentPlace(agent=name, folder=folder))]
     if len(names) == 1:
         return names[0]
     listed = ": " + ", ".join(names) if names else ""

@@ -21,20 +21,21 @@ class _Agents(CommandGroup):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command of an agent, or a subcommand."""
-        from cloche.coding_agents.table import TABLE
+        from cloche.coding_agents.own_rows import known_agents
 
-        if cmd_name not in self.commands and cmd_name in TABLE:
-            return self.command_of(cmd_name, TABLE[cmd_name].title)
+        agents = known_agents() if cmd_name not in self.commands else {}
+        if cmd_name in agents:
+            return self.command_of(cmd_name, agents[cmd_name].title)
         if cmd_name not in self.commands:
             _import_subcommands()
         return super().get_command(ctx, cmd_name)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the agents, then the subcommands."""
-        from cloche.coding_agents.table import TABLE
+        from cloche.coding_agents.own_rows import known_agents
 
         _import_subcommands()
-        return [*TABLE, *(name for name in super().list_commands(ctx) if not name.startswith("_"))]
+        return [*known_agents(), *(name for name in super().list_commands(ctx) if not name.startswith("_"))]
 
 
 def _import_subcommands() -> None:

@@ -17,6 +17,7 @@ from cloche.core.errors import InvalidRequest
 from cloche.core.escape import escape_name
 from cloche.core.record import dataclass, field
 from cloche.execution.registry import is_shown_anyway, prefixes_for
+from cloche.workspace.allowed import check_folder
 
 from .installed import Installed, newest
 from .row import CodingAgent
@@ -25,6 +26,7 @@ Origin = Literal["path", "installed"]
 ASKING_S = 20.0
 MOST_FIRST_LINE = 256
 MODULES = "/node_modules/"
+ENVIRONMENT = "agent/bin/python"  # of an installed agent in Python
 SYSTEM = ("/usr/local/bin", "/usr/bin", "/bin")
 
 
@@ -52,7 +54,8 @@ def find_agent(row: CodingAgent, folder: str = "", variables: Mapping[str, str] 
         raise InvalidRequest(f"agent: {row.program} is not on this host's PATH; {_remedy(row)}")
     if installed is not None:
         program = _of(installed, row)
-    tools = {name: path for name in row.tools if (path := find_program(name, search)) is not None}
+    found = ((name, find_program(name, search)) for name in row.tools)
+    tools = {name: path for name, path in found if path is not None and _can_be_shown(path)}
     needed = interpreter_of(str(program))
     if needed and needed not in tools and (path := find_program(needed, search)) is not None:
         tools[needed] = path
@@ -62,7 +65,8 @@ def find_agent(row: CodingAgent, folder: str = "", variables: Mapping[str, str] 
             f"PATH; install that, or {_remedy(row)}"
         )
     last = [os.path.dirname(path) for path in (tools.get(needed), installed and program) if path]
-    shown = _outermost(prefix for path in (str(program), *tools.values()) for prefix in folders_of(path))
+    python = [f"{installed.folder}/{ENVIRONMENT}"] if installed is not None else []
+    shown = _outermost(prefix for path in (str(program), *python, *tools.values()) for prefix in folders_of(path))
     return FoundAgent(
         words=(str(program),), toolchains=shown, tools=tools, path=_path(search, shown, folder, *last),
         origin="path" if installed is None else "installed",
@@ -139,6 +143,17 @@ def folders_of(program: str) -> Iterator[str]:
     if middle:
         yield f"{above}/node_modules"
     yield from prefixes_for(program)
+
+
+def _can_be_shown(program: str) -> bool:
+    """Tell whether the folders of a program may be shown: one that lies in a home itself is left out."""
+    try:
+        for folder in folders_of(program):
+            if not is_shown_anyway(folder):
+                os.close(check_folder(folder).fd)
+    except InvalidRequest:
+        return False
+    return True
 
 
 def _outermost(folders: Iterator[str]) -> tuple[str, ...]:

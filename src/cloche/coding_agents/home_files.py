@@ -18,7 +18,6 @@ from cloche.execution.sandbox import AsyncSandbox
 from .row import CodingAgent
 
 MOST_COPIED_BYTES = 1 << 20
-_END = "_end}"
 _WRITES = r"""
 import json, os, sys
 def merged(old, new):
@@ -68,13 +67,10 @@ async def write_home_files(
     `variables` are those of the sandbox. A first file of JSON is merged into what is there; another one is written
     once. Raises StartFailed.
     """
-    # Some agents remember by its end that a key was agreed to.
-    ends = {f"{{{name}{_END}": variables[name][-20:] for name in row.secrets if name in variables}
-    rows: list[tuple[str, str, Any]] = []
-    for path, text in row.first_files.items():
-        is_json = path.endswith(".json")
-        filled = _fill(json.loads(text) if is_json else text, {"{project}": project, "{home}": home, **ends})
-        rows.append((f"{home}/{path}", "json" if is_json else "first", filled))
+    rows = [
+        (f"{home}/{path}", "json" if path.endswith(".json") else "first", filled)
+        for path, filled in _first_files(row, {"{project}": project, "{home}": home}, variables)
+    ]
     rows += _copied(row, home)
     rows += [(f"{home}/{path}", "link", target) for path, target in shown.items()]
     if rows:
@@ -84,8 +80,20 @@ async def write_home_files(
             raise StartFailed(f"agent: its home folder: {escape_line(''.join(lines))}", step="home")
 
 
+def _first_files(row: CodingAgent, words: Mapping[str, str], variables: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
+    """Yield paths and contents of the first files, and of those for the secrets that are set."""
+    files = list(row.first_files.items())
+    for name, texts in row.key_files.items():
+        if name in variables:
+            # Some agents remember by its end that a key was agreed to.
+            words = {**words, f"{{{name}}}": variables[name], f"{{{name}_end}}": variables[name][-20:]}
+            files += texts.items()
+    for path, text in files:
+        yield path, _fill(json.loads(text) if path.endswith(".json") else text, words)
+
+
 def _fill(value: Any, words: Mapping[str, str]) -> Any:  # noqa: ANN401 - any JSON
-    """Return JSON, or a text, with the words replaced in keys and texts; a list loses texts with a word left over."""
+    """Return JSON, or a text, with the words replaced in keys and texts."""
     if isinstance(value, str):
         for word, text in words.items():
             value = value.replace(word, text)
@@ -93,7 +101,7 @@ def _fill(value: Any, words: Mapping[str, str]) -> Any:  # noqa: ANN401 - any JS
     if isinstance(value, dict):
         return {_fill(key, words): _fill(inner, words) for key, inner in value.items()}
     if isinstance(value, list):
-        return [text for inner in value if not str(text := _fill(inner, words)).endswith(_END)]
+        return [_fill(inner, words) for inner in value]
     return value
 
 

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from itertools import islice
 from typing import Any
 
-from cloche.core.errors import ClocheError, InvalidRequest
+from cloche.core.errors import ClocheError
 from cloche.core.escape import escape, escape_name
 from cloche.core.loops import finish
 from cloche.core.record import dataclass
@@ -22,10 +22,11 @@ from cloche.execution.sandbox import AsyncSandbox
 from cloche.keeper import registry
 
 from . import about, archives, plan
+from .find import find_agent
 from .home_files import write_home_files
+from .own_rows import agent_named
 from .places import AgentPlace
 from .row import CodingAgent
-from .table import TABLE
 
 MOST_NAMED = 10  # paths in a message
 
@@ -54,7 +55,9 @@ class Launch:
 
     def command(self, *, resumes: bool = False) -> list[str]:
         """Return the command inside."""
-        return plan.command(self.row, self.program, self.options, resumes=resumes)
+        return plan.command(
+            self.row, self.program, self.options, home=self.home, project=self.place.folder, resumes=resumes
+        )
 
     def environment(self) -> dict[str, str]:
         """Return the variables of the agent's process, whose sandbox is open."""
@@ -66,27 +69,17 @@ def prepare(
     name: str, cwd: str, options: plan.AgentOptions, *, number: int = 0, program: plan.Program | None = None
 ) -> Launch:
     """Decide how an agent starts in a folder. Raises InvalidRequest for an unknown agent, or one that is missing."""
-    row = TABLE.get(name)
-    if row is None:
-        raise InvalidRequest(f"agent: {name!r} is unknown; known ones: {', '.join(TABLE)}")
+    row = agent_named(name)
     place = AgentPlace(agent=name, folder=plan.project_folder(cwd), number=number)
     return Launch(
-        row=row, place=place, program=program or _find(row), options=options, cwd=os.path.realpath(cwd),
+        row=row, place=place, program=program or _find(row, place.folder), options=options, cwd=os.path.realpath(cwd),
         home=os.path.realpath(os.path.expanduser("~")),
     )  # fmt: skip
 
 
-def _find(row: CodingAgent) -> plan.Program:
-    import shutil
-
-    from cloche.execution.registry import prefixes_for
-
-    path = shutil.which(row.program)
-    if path is None:
-        raise InvalidRequest(
-            f"agent: {row.program} is not on this host's PATH; get it: cloche agent install {row.name}"
-        )
-    return plan.Program(words=(path,), toolchains=tuple(prefixes_for(path)))
+def _find(row: CodingAgent, folder: str) -> plan.Program:
+    found = find_agent(row, folder)
+    return plan.Program(words=found.words, toolchains=found.toolchains, path=found.path)
 
 
 def is_open(place: AgentPlace) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -95,14 +96,24 @@ def _apart(folders: Sequence[str], project: str) -> list[str]:
     return apart
 
 
-def command(row: CodingAgent, program: Program, options: AgentOptions, *, resumes: bool = False) -> list[str]:
+def command(
+    row: CodingAgent, program: Program, options: AgentOptions, *, home: str, project: str, resumes: bool = False
+) -> list[str]:
     """Return the agent's command inside."""
+    words = {'"{project}"': json.dumps(project), "{project}": project, "{home}": home}
+    own = [_filled(word, words) for word in row.arguments]
     if options.prompt is not None:
         end = [word.replace("{prompt}", options.prompt) for word in row.for_prompt]
     else:
         end = [*row.to_resume] if resumes else []
     quiet = () if options.asks and options.prompt is None else row.without_questions
-    return [*program.words, *row.arguments, *quiet, *end, *options.arguments]
+    return [*program.words, *own, *quiet, *end, *options.arguments]
+
+
+def _filled(text: str, words: Mapping[str, str]) -> str:
+    for word, value in words.items():
+        text = text.replace(word, value)
+    return text
 
 
 _PASSED = ("TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "TERM_PROGRAM", "LANG", "LC_ALL", "TZ")

@@ -62,7 +62,9 @@ class CodingAgent:
     are refused, and told once.
 
     `first_files` are written into its home: JSON is merged into what is there, another file is written once.
-    `{project}`, `{home}` and `{NAME_end}`, the last 20 characters of a placeholder, are replaced in it. `shown` are
+    `key_files` are those that are written if a secret is set, by its name. `{project}` and `{home}` are replaced in
+    them and in `arguments`; in `key_files` also `{NAME}`, the secret's placeholder, and `{NAME_end}`, the last 20
+    characters of it. `shown` are
     folders of the user's own home that it sees, read-only. `copied` are single files that are copied at each start: of
     JSON and TOML the keys listed, of others the whole text. Never credentials. `state_to_review` are patterns of kept
     files that make it run something or that it obeys: a change is shown before the next session loads it.
@@ -84,6 +86,7 @@ class CodingAgent:
     hosts: tuple[str, ...] = ()
     telemetry: tuple[str, ...] = ()
     first_files: Mapping[str, str] = field(default_factory=dict)
+    key_files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     shown: tuple[str, ...] = ()
     copied: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     state_to_review: tuple[str, ...] = ()

@@ -11,20 +11,22 @@ from .row import CodingAgent, Login, Package
 
 _CLAUDE_SETTINGS = (
     '{"hasCompletedOnboarding": true, "bypassPermissionsModeAccepted": true, "projects": {"{project}": '
-    '{"hasTrustDialogAccepted": true}}, "customApiKeyResponses": {"approved": ["{ANTHROPIC_API_KEY_end}"]}}'
+    '{"hasTrustDialogAccepted": true}}}'
 )
+_CLAUDE_KEY = '{"customApiKeyResponses": {"approved": ["{ANTHROPIC_API_KEY_end}"]}}'
 _CLAUDE_LOGIN = (
     '{"claudeAiOauth": {"accessToken": "{access_token}", "refreshToken": "{refresh_token}", "expiresAt": {expires_ms}, '
     '"scopes": ["user:inference", "user:profile", "user:sessions:claude_code"]}}'
 )
 _GEMINI_SETTINGS = (
-    '{"security": {"auth": {"selectedType": "gemini-api-key"}, "toolSandboxing": false}, '
-    '"privacy": {"usageStatisticsEnabled": false}, "general": {"enableAutoUpdate": false}}'
+    '{"security": {"toolSandboxing": false}, "privacy": {"usageStatisticsEnabled": false}, '
+    '"general": {"enableAutoUpdate": false}}'
 )
 _QWEN_SETTINGS = (
-    '{"security": {"auth": {"selectedType": "openai"}, "folderTrust": {"enabled": false}}, '
-    '"privacy": {"usageStatisticsEnabled": false}, "general": {"enableAutoUpdate": false}}'
+    '{"security": {"folderTrust": {"enabled": false}}, "privacy": {"usageStatisticsEnabled": false}, '
+    '"general": {"enableAutoUpdate": false}}'
 )
+_USES_KEY = '{"security": {"auth": {"selectedType": "%s"}}}'
 _OPENCODE_CONFIG = '{"autoupdate": false, "share": "disabled"}'
 _MODEL_KEYS = ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY")  # of agents that use many providers
 _OPENROUTER = "OPENROUTER_API_KEY@openrouter.ai"
@@ -56,6 +58,7 @@ TABLE: Mapping[str, CodingAgent] = {
             hosts=("api.anthropic.com", "claude.ai", "claude.com", "platform.claude.com"),
             telemetry=("http-intake.logs.us5.datadoghq.com", "browser-intake-us5-datadoghq.com"),
             first_files={".claude.json": _CLAUDE_SETTINGS},
+            key_files={"ANTHROPIC_API_KEY": {".claude.json": _CLAUDE_KEY}},
             shown=(".claude/skills", ".claude/agents", ".claude/commands"),
             copied={
                 ".claude/CLAUDE.md": (),
@@ -78,7 +81,7 @@ TABLE: Mapping[str, CodingAgent] = {
             secrets=("OPENAI_API_KEY", "CODEX_API_KEY"),
             hosts=("api.openai.com", "chatgpt.com", "auth.openai.com"),
             telemetry=("ab.chatgpt.com",),
-            first_files={".codex/auth.json": '{"OPENAI_API_KEY": "{OPENAI_API_KEY}"}'},
+            key_files={"OPENAI_API_KEY": {".codex/auth.json": '{"OPENAI_API_KEY": "{OPENAI_API_KEY}"}'}},
             shown=(".codex/skills", ".codex/prompts"),
             copied={
                 ".codex/AGENTS.md": (),
@@ -101,6 +104,7 @@ TABLE: Mapping[str, CodingAgent] = {
             hosts=("generativelanguage.googleapis.com", "cloudcode-pa.googleapis.com", "oauth2.googleapis.com"),
             telemetry=("play.googleapis.com",),
             first_files={".gemini/settings.json": _GEMINI_SETTINGS},
+            key_files={"GEMINI_API_KEY": {".gemini/settings.json": _USES_KEY % "gemini-api-key"}},
             shown=(".gemini/commands", ".gemini/skills"),
             copied={".gemini/GEMINI.md": (), ".gemini/settings.json": ("model", "ui")},
             state_to_review=(
@@ -121,6 +125,7 @@ TABLE: Mapping[str, CodingAgent] = {
             hosts=("chat.qwen.ai", "portal.qwen.ai"),
             telemetry=("rum.aliyuncs.com", "gb4w8c3ygj-default-sea.rum.aliyuncs.com"),
             first_files={".qwen/settings.json": _QWEN_SETTINGS},
+            key_files={"OPENAI_API_KEY": {".qwen/settings.json": _USES_KEY % "openai"}},
             shown=(".qwen/commands", ".qwen/skills", ".qwen/agents"),
             copied={".qwen/QWEN.md": (), ".qwen/settings.json": ("model", "ui")},
             state_to_review=(".qwen/settings.json", ".qwen/QWEN.md", ".qwen/extensions/**", ".qwen/hooks/**"),

@@ -93,6 +93,7 @@ class Settings:
     secrets_from: str = ""
     secrets_key: str = ""
     toolchains: tuple[str, ...] = ()
+    agents: Mapping[str, Any] = field(default_factory=dict)
     images_allow: tuple[str, ...] = ()
     packages_allow: tuple[str, ...] = ()
     packages_deny: tuple[str, ...] = ()
@@ -469,13 +470,12 @@ KEYS: tuple[Key, ...] = (
         name="packages_keep_size", parse=readers.parse_total, settings_field="packages_keep_bytes",
         default=10 << 30, render=lambda size, _: format_size(size),
     ),
-    Key(
-        name="packages_keep_count", parse=readers.parse_total_count, settings_field="packages_keep_count", default=200,
-    ),
+    Key(name="packages_keep_count", parse=readers.parse_total_count, settings_field="packages_keep_count", default=200),
     Key(
         name="package_managers", variable="CLOCHE_PACKAGE_MANAGERS", parse=readers.parse_package_managers,
         settings_field="policy.package_managers", is_looser=_is_before(True, "live", False),
     ),
+    Key(name="agents", parse=readers.parse_agents, settings_field="agents", render=lambda rows, _: ", ".join(rows)),
     # Only the owner chooses which host folders are shown.
     Key(
         name="toolchains", variable="CLOCHE_TOOLCHAINS", parse=readers.parse_toolchains,

@@ -259,6 +259,16 @@ def parse_toolchains(value: object, *, name: str) -> tuple[str, ...]:
     return parse_list(value.split(os.pathsep) if isinstance(value, str) else value, name=name)
 
 
+def parse_agents(value: object, *, name: str) -> dict[str, dict[str, object]]:
+    """Return the user's own rows of coding agents, by name; `coding_agents/own_rows.py` reads their fields."""
+    rows: dict[str, dict[str, object]] = {}
+    for agent, row in _entries(value, name=name):
+        if not _OBJECT.fullmatch(agent):
+            raise InvalidRequest(f"{name}: {_short_repr(agent)} is not a name of small letters, digits and dashes")
+        rows[agent] = dict(_entries(row, name=f"{name}.{agent}"))
+    return rows
+
+
 def parse_package_managers(value: object, *, name: str) -> bool | str:
     """Return whether package managers are shown: true, false, or `live`, which excludes throwaway runs."""
     if isinstance(value, str) and value.strip().lower() == "live":
