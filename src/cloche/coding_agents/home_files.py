@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from cloche.core.errors import StartFailed
+from cloche.core.errors import SandboxFileError, StartFailed
 from cloche.core.escape import escape_line
 from cloche.execution.sandbox import AsyncSandbox
 
+from .limits_text import with_limits
 from .row import CodingAgent
 
 MOST_COPIED_BYTES = 1 << 20
@@ -61,11 +62,12 @@ async def write_home_files(
     variables: Mapping[str, str],
     *,
     shown: Mapping[str, str],
+    limits: Iterable[str],
 ) -> None:
     """Write the row's first files and copies of the user's own; link `shown` paths to where their folders are.
 
     `variables` are those of the sandbox. A first file of JSON is merged into what is there; another one is written
-    once. Raises StartFailed.
+    once. `limits` become a block of the instructions file. Raises StartFailed.
     """
     rows = [
         (f"{home}/{path}", "json" if path.endswith(".json") else "first", filled)
@@ -73,6 +75,8 @@ async def write_home_files(
     ]
     rows += _copied(row, home)
     rows += [(f"{home}/{path}", "link", target) for path, target in shown.items()]
+    if row.instructions:
+        rows = await _with_limits(sandbox, rows, f"{home}/{row.instructions}", limits)
     if rows:
         result = await sandbox.exec(["python3", "-I", "-c", _WRITES], stdin=json.dumps(rows))
         if not result.ok:
@@ -90,6 +94,19 @@ def _first_files(row: CodingAgent, words: Mapping[str, str], variables: Mapping[
             files += texts.items()
     for path, text in files:
         yield path, _fill(json.loads(text) if path.endswith(".json") else text, words)
+
+
+async def _with_limits(
+    sandbox: AsyncSandbox, rows: list[tuple[str, str, Any]], path: str, limits: Iterable[str]
+) -> list[tuple[str, str, Any]]:
+    """Return the rows with the limits in the instructions file: in the user's own, or in what is there."""
+    existing = next((text for target, _, text in rows if target == path), None)
+    if existing is None:
+        try:
+            existing = os.fsdecode(await sandbox.read_file(path, count=MOST_COPIED_BYTES))
+        except SandboxFileError:
+            existing = ""
+    return [*(row for row in rows if row[0] != path), (path, "copy", with_limits(existing, limits))]
 
 
 def _fill(value: Any, words: Mapping[str, str]) -> Any:  # noqa: ANN401 - any JSON

@@ -19,11 +19,13 @@ from cloche.core.record import dataclass
 from cloche.execution.home_folder import give_home
 from cloche.execution.host_ports import give_host_ports
 from cloche.execution.sandbox import AsyncSandbox
+from cloche.execution.why import give_why
 from cloche.keeper import registry
 
 from . import about, archives, plan
 from .find import find_agent
 from .home_files import write_home_files
+from .limits_text import limit_lines
 from .own_rows import agent_named
 from .places import AgentPlace
 from .row import CodingAgent
@@ -52,6 +54,14 @@ class Launch:
         return plan.keywords(
             self.row, self.place, self.program, self.options, os.environ, shown=tuple(self.shown().values())
         )
+
+    def limits(self, sandbox: AsyncSandbox) -> list[str]:
+        """Return the sentences that tell the agent its limits in a sandbox."""
+        shown = [f"~/{path}" for path in self.shown()]
+        return limit_lines(
+            sandbox.policy, sandbox.limits, folder=self.place.folder, read_only=[*shown, *self.options.also],
+            is_alone=self.options.prompt is not None,
+        )  # fmt: skip
 
     def command(self, *, resumes: bool = False) -> list[str]:
         """Return the command inside."""
@@ -113,6 +123,7 @@ async def opened(launch: Launch, tell: Callable[[str], None]) -> AsyncIterator[A
     sandbox = AsyncSandbox(**keywords)
     give_home(sandbox, launch.place.home, launch.home)
     give_host_ports(sandbox, launch.options.host_ports)
+    give_why(sandbox, launch.limits(sandbox))
     async with sandbox:
         try:
             await _prepare_new(sandbox, launch, tell)
@@ -130,7 +141,9 @@ async def _prepare_new(sandbox: AsyncSandbox, launch: Launch, tell: Callable[[st
     shown = {f"{launch.home}/{path}": real for path, real in launch.shown().items()}
     links = {path: real for path, real in shown.items() if path != real}
     variables = environment_of(launch.place)
-    await write_home_files(sandbox, launch.row, launch.home, launch.place.folder, variables, shown=links)
+    limits = launch.limits(sandbox)
+    folder = launch.place.folder
+    await write_home_files(sandbox, launch.row, launch.home, folder, variables, shown=links, limits=limits)
 
 
 def _tell_restored(restored: archives.Restored, tell: Callable[[str], None]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from cloche.core.errors import InvalidRequest
 from cloche.core.record import dataclass, field
 
+from .network_summary import never_asked
 from .places import AgentPlace
 from .row import CodingAgent
 
@@ -73,6 +74,8 @@ def keywords(
         "disk": row.disk_bytes,
         "network": "allowlist",
         "network_allow": [*row.hosts, *options.hosts],
+        "network_deny": never_asked(row.telemetry) or None,
+        "on_network": "refuse" if options.prompt is not None else "ask",
         "secrets": [*given, *options.secrets] or None,
         "toolchains": [*program.toolchains, *options.toolchains] or None,
         **options.settings,
