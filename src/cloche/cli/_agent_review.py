@@ -18,6 +18,7 @@ from cloche.core.errors import ClocheError, InvalidRequest
 from cloche.core.escape import escape_line, escape_name
 from cloche.core.record import replace
 
+from ._agent_compare import tell_conflicts
 from ._agents import agent
 from ._review import STYLES, agreed_paths, ask_letter, cut_line, row_of, tell_committed
 from .options import argument, option
@@ -236,6 +237,8 @@ class _Reviewing:
         tell_committed(
             replace(committed, left={path: why for path, why in committed.left.items() if path not in declined})
         )
+        if self.branch is None and self.sandbox.name is not None:
+            await tell_conflicts(self.folder, committed.written, by=self.sandbox.name)
         left = len((await self.sandbox.diff()).changes) if self.branch is None else len(self.review.files)
         if left:
             say(f"{left} {'change stays' if left == 1 else 'changes stay'} in the sandbox")

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.errors import InvalidRequest
+from cloche.core.record import replace
 
 from ._agents import agent
 from .options import Command, argument, flag, json_option, option, sandbox_options
@@ -33,6 +34,8 @@ OURS = ("secrets", "toolchains")  # options that add to what the agent's row has
     help="Also reach this port of this machine's loopback, at the same address. Repeatable.",
 )  # fmt: skip
 @option("--also", metavar="DIR", multiple=True, help="Also show this folder, read-only. Repeatable.")
+@flag("--fork", "forks", help="Start another one on this folder, with changes and a home folder of its own.")
+@option("--number", type=int, default=0, metavar="N", help="Go on in fork N of this folder.")
 @sandbox_options("secrets", "toolchains", "memory", "cpus", "pids", "disk")
 @option("--check", metavar="COMMAND", help="Before the review: run this line of shell on the result, in a copy.")
 @option("--branch", metavar="BRANCH", help="Make the changes a commit on this new git branch, and write no file.")
@@ -61,6 +64,7 @@ agent.command_of = _command_of
 def _call(name: str, *, options: Mapping[str, Any], as_json: bool, **values: Any) -> int:  # noqa: ANN401 - see _run
     import asyncio
 
+    from cloche.coding_agents.forks import with_number
     from cloche.coding_agents.launch import prepare
     from cloche.coding_agents.plan import AgentOptions
     from cloche.execution.host_ports import read_host_ports
@@ -75,7 +79,12 @@ def _call(name: str, *, options: Mapping[str, Any], as_json: bool, **values: Any
     values["host_ports"] = read_host_ports(values["host_ports"])
     settings = {key: value for key, value in options.items() if value is not None and key not in OURS}
     values |= {key: tuple(options.get(key) or ()) for key in OURS}
+    number = values.pop("number")
+    is_new = values.pop("forks")
     launch = prepare(name, os.getcwd(), AgentOptions(settings=settings, **values))
+    launch = replace(launch, place=with_number(launch.place, number, is_new=is_new))
+    if is_new:
+        say(f"fork {launch.place.number} is {launch.place.sandbox}; again: --number {launch.place.number}")
     return asyncio.run(_run_agent(launch, ending, as_json=as_json))
 
 

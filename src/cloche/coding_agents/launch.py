@@ -22,7 +22,7 @@ from cloche.execution.sandbox import AsyncSandbox
 from cloche.execution.why import give_why
 from cloche.keeper import registry
 
-from . import about, archives, plan
+from . import about, archives, forks, plan
 from .find import find_agent
 from .home_files import write_home_files
 from .limits_text import limit_lines
@@ -135,6 +135,10 @@ async def opened(launch: Launch, tell: Callable[[str], None]) -> AsyncIterator[A
 
 
 async def _prepare_new(sandbox: AsyncSandbox, launch: Launch, tell: Callable[[str], None]) -> None:
+    if launch.place.number and about.read(launch.place.state) is None:
+        left_out = await forks.copy_home(sandbox, launch.place)
+        for path in left_out[:MOST_NAMED]:
+            tell(f"not copied from the home folder of the first sandbox: {escape_name(path)}")
     archive = await asyncio.to_thread(archives.pending_archive, launch.place)
     if archive is not None:
         _tell_restored(await archives.restore(sandbox, archive), tell)

@@ -6,15 +6,24 @@ there stays when the sandbox has ended, and nothing on the host may trust it.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
+from collections.abc import Collection
+from itertools import islice
+from typing import TYPE_CHECKING
 
+from cloche import hostfs
 from cloche.config.state import state_file
 from cloche.core.changes import HomeFolder, SupportsHostFolder
 from cloche.core.errors import BackendUnavailable, InvalidRequest
+from cloche.core.loops import finish
 from cloche.core.record import replace
 
 from .sandbox import AsyncSandbox
+
+if TYPE_CHECKING:
+    from cloche.workspace.archive import Packed
 
 # Of the files on the host, if root gives the folder: an id that no user and no other guest has.
 ROOTS_OWNER = 1_899_999_999
@@ -45,6 +54,41 @@ def give_home(sandbox: AsyncSandbox, path: str, inside: str) -> None:
     owner = _make_folder(path)
     home = HomeFolder(path=os.path.realpath(path), at=os.path.normpath(inside), owner=owner)
     sandbox._prepared = replace(sandbox._prepared, policy=sandbox.policy.with_changes(home=home))
+
+
+async def fill_home(
+    sandbox: AsyncSandbox, source: str, *, without: Collection[str], max_files: int, max_bytes: int
+) -> tuple[str, ...]:
+    """Copy another sandbox's home folder into that of a sandbox that has just been opened; return what is left out.
+
+    It is read on the host by descriptors, without following a link, and written inside by the guest. `without` are
+    paths that are not copied. Raises InvalidRequest for more files or bytes.
+    """
+    from .git_inside import in_threads
+
+    live, home = sandbox._require_live("fill_home"), sandbox.policy.home
+    if home is None:
+        raise InvalidRequest("home: this sandbox has no home folder on the host")
+    try:
+        packed = await finish(asyncio.to_thread(lambda: _pack(source, without, max_files, max_bytes)))
+    except FileNotFoundError:  # the other one has not been started yet
+        return ()
+    with packed.file:
+        await live.unpack_path(home.at, in_threads(packed.pieces()))
+    return packed.left_out
+
+
+def _pack(source: str, without: Collection[str], max_files: int, max_bytes: int) -> Packed:
+    from cloche.workspace.archive import pack, paths_below
+
+    folder = hostfs.open_folder(source)
+    try:
+        paths = list(islice(paths_below(folder, hidden=without), max_files + 1))
+        if len(paths) > max_files:
+            raise InvalidRequest(f"home: {source} has more than {max_files} files")
+        return pack(folder, paths, max_bytes=max_bytes)
+    finally:
+        os.close(folder)
 
 
 def _make_folder(path: str) -> tuple[int, int]:

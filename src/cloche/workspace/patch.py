@@ -101,7 +101,7 @@ class _Making:
             self.is_cut = True
             yield f"Not shown, for it cannot be read: {_name('b/', change.path)}\n"
             return
-        old_text, new_text = _as_text(old), _as_text(new)
+        old_text, new_text = as_text(old), as_text(new)
         self.is_text[change.path] = old_text is not None and new_text is not None
         if old_text is None or new_text is None:
             yield _note(change, has_old=has_old, has_new=has_new, label="Binary files")
@@ -203,7 +203,7 @@ def _mode(kind: str, mode: int) -> str:
     return LINK_MODE if kind == "link" else "100755" if mode & 0o100 else "100644"
 
 
-def _as_text(content: bytes) -> str | None:
+def as_text(content: bytes) -> str | None:
     """Return UTF-8 text; None for content that git would treat as binary, or that is not UTF-8."""
     if b"\0" in content[:LOOKED_AT_BYTES]:
         return None
