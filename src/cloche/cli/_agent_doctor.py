@@ -24,8 +24,11 @@ WORDS = {"refused": "refused", "reached": "FAILS", "untried": "NOT TRIED"}
 @argument("name", metavar="NAME", help="An agent of cloche agent list.")
 @option("--allow", metavar="HOST", multiple=True, help="As cloche agent NAME has it.")
 @option("--also", metavar="DIR", multiple=True, help="As cloche agent NAME has it.")
+@option("--host-port", "host_ports", metavar="127.0.0.1:PORT", multiple=True, help="As cloche agent NAME has it.")
 @json_option()
-def _doctor(name: str, allow: tuple[str, ...], also: tuple[str, ...], as_json: bool) -> int:
+def _doctor(
+    name: str, allow: tuple[str, ...], also: tuple[str, ...], host_ports: tuple[str, ...], as_json: bool
+) -> int:
     """Try an agent's boundaries from inside; say what it needs.
 
     It also says what the agent may reach, and what it will see of this host.
@@ -34,8 +37,10 @@ def _doctor(name: str, allow: tuple[str, ...], also: tuple[str, ...], as_json: b
 
     from cloche.coding_agents.doctor import examine
     from cloche.coding_agents.plan import AgentOptions
+    from cloche.execution.host_ports import read_host_ports
 
-    found = asyncio.run(examine(name, os.getcwd(), AgentOptions(hosts=allow, also=also)))
+    options = AgentOptions(hosts=allow, also=also, host_ports=read_host_ports(host_ports))
+    found = asyncio.run(examine(name, os.getcwd(), options))
     if as_json:
         print(json.dumps(found.as_dict(), indent=2))
     else:

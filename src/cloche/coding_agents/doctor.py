@@ -20,15 +20,16 @@ from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest
 from cloche.core.record import asdict, dataclass, field, replace
 from cloche.core.secrets import SecretSet
 from cloche.execution.home_folder import give_home, why_no_home
+from cloche.execution.host_ports import give_host_ports
 from cloche.execution.sandbox import AsyncSandbox
 from cloche.keeper import registry
 
 from . import plan
 from .boundaries import Boundaries, try_boundaries
+from .find import find_agent, find_program, interpreter_of
 from .launch import Launch, prepare
-from .row import CodingAgent
 
-MOST_HIDDEN, MOST_HEAD_BYTES, VERSION_S = 20, 256, 10.0
+VERSION_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +108,7 @@ class Examination:
 async def examine(name: str, cwd: str, options: plan.AgentOptions) -> Examination:
     """Look at all of it for an agent in a folder. Raises InvalidRequest for an unknown agent."""
     launch, program = _prepared(name, cwd, options)
-    requirements = [program, *await asyncio.to_thread(lambda: list(_tools(launch.row))), *_of_host(), _key(launch)]
+    requirements = [program, *await asyncio.to_thread(lambda: list(_tools(launch))), *_of_host(), _key(launch)]
     try:
         async with _like_its_own(launch) as sandbox:
             view, reach = _view(launch, sandbox), _reach(sandbox)
@@ -145,6 +146,7 @@ async def _like_its_own(launch: Launch) -> AsyncIterator[AsyncSandbox]:
     sandbox = AsyncSandbox(**keywords)
     try:
         give_home(sandbox, place.home, launch.home)
+        give_host_ports(sandbox, launch.options.host_ports)
         async with sandbox:
             yield sandbox
     finally:
@@ -154,42 +156,34 @@ async def _like_its_own(launch: Launch) -> AsyncIterator[AsyncSandbox]:
 # What is missing.
 
 
-def _tools(row: CodingAgent) -> Iterator[Requirement]:
+def _tools(launch: Launch) -> Iterator[Requirement]:
     """Yield the interpreter of the agent's program, and its tools."""
-    program = shutil.which(row.program)
-    interpreter = _interpreter(program) if program else ""
-    if interpreter:
-        yield _interpreter_found(row, interpreter)
-    for tool in row.tools:
-        path = shutil.which(tool)
-        if os.path.basename(interpreter) != tool:
-            is_met = path is not None
+    row, search = launch.row, os.environ.get("PATH", "")
+    interpreter = interpreter_of(launch.program.words[0])
+    least = row.package.node if row.package and interpreter == "node" else 0
+    shown: Mapping[str, str] = {}
+    with suppress(InvalidRequest):
+        shown = find_agent(row, launch.place.folder).tools
+    for name in dict.fromkeys([*([interpreter] if interpreter else []), *row.tools]):
+        path, is_needed = shown.get(name) or find_program(name, search), name in (interpreter, "git")
+        if path is None:
             yield Requirement(
-                name=tool, is_met=is_met, detail=path or "not on PATH", remedy=f"install {tool}" if not is_met else "",
-                is_needed=tool == "git",
+                name=name, is_met=False, detail="not on PATH", remedy=f"install {name}", is_needed=is_needed
+            )
+        elif shown and name not in shown:
+            yield Requirement(
+                name=name, is_met=False, detail=f"{path} cannot be shown inside", is_needed=is_needed,
+                remedy="install it in a folder of its own, outside of the home itself",
             )  # fmt: skip
+        else:
+            yield _tool(name, path, least if name == interpreter else 0, is_needed=is_needed)
 
 
-def _interpreter(program: str) -> str:
-    """Return the interpreter that a script names in its first line, as `node` or a path; empty for a binary."""
-    with open(program, "rb") as file:
-        head = file.read(MOST_HEAD_BYTES).partition(b"\n")[0]
-    if not head.startswith(b"#!"):
-        return ""
-    words = os.fsdecode(head[2:]).split()
-    words = [word for word in words if word not in ("/usr/bin/env", "-S")]
-    return words[0] if words else ""
-
-
-def _interpreter_found(row: CodingAgent, interpreter: str) -> Requirement:
-    path = shutil.which(interpreter)
-    if path is None:
-        return Requirement(name=interpreter, is_met=False, detail="not on PATH", remedy=f"install {interpreter}")
-    least = row.package.node if row.package and os.path.basename(interpreter) == "node" else 0
+def _tool(name: str, path: str, least: int, *, is_needed: bool) -> Requirement:
     version = _version(path) if least else ""
     is_old = bool(least) and int((re.search(r"\d+", version) or ["0"])[0]) < least
     return Requirement(
-        name=interpreter, is_met=not is_old, detail=f"{path} {version}".strip(),
+        name=name, is_met=not is_old, detail=f"{path} {version}".strip(), is_needed=is_needed,
         remedy=f"install version {least} or later" if is_old else "",
     )  # fmt: skip
 
@@ -251,7 +245,7 @@ def _reach(sandbox: AsyncSandbox) -> Reach:
     given = policy.secrets.hosts_by_name if isinstance(policy.secrets, SecretSet) else {}
     return Reach(
         rules=policy.network_allow, secrets={name: tuple(hosts) for name, hosts in given.items()},
-        host_ports=getattr(policy, "host_ports", ()),
+        host_ports=policy.host_ports,
     )  # fmt: skip
 
 
