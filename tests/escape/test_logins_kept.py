@@ -84,7 +84,7 @@ told = inside(uses + "print(json.dumps([first, looked_through()]))")
 told = [tokens, *told, open(PATH).read(), oct(os.stat(PATH).st_mode), oct(os.stat(FOLDER).st_mode), state()]
 """
     tokens, (before, answer, after), places, file, *modes, now = run(world, LOGS_IN + code)
-    assert before and after
+    assert (before, after) == (True, True)
     assert answer["access_token"] == tokens["access_token"]
     assert answer["refresh_token"] == tokens["refresh_token"]
     assert places == []
