@@ -31,7 +31,7 @@ from .http_request import Rejected, RequestHead
 from .placeholders import lasting_placeholder
 from .redaction import AnswerRedaction, StreamRedactor, pairs_of
 from .stream import Stream
-from .whole_exchange import HostAnswer, NotSent, exchange
+from .whole_exchange import NotSent, ReadAnswer, exchange
 
 LOOK_S, LOCK_S = 5.0, 90.0
 MOST_ASKED_BYTES = 64 << 10
@@ -82,7 +82,7 @@ class Asked:
         }
         return urlencode(written).encode() if self.is_form else json.dumps(written).encode()
 
-    async def send(self, body: bytes) -> HostAnswer:
+    async def send(self, body: bytes) -> ReadAnswer:
         """Have the host answer. Raises as `exchange` does."""
         kind = FORM if self.is_form else JSON
         return await exchange(self.connect, self.capture.host, self.head.target, self.head.headers, kind, body)
@@ -218,7 +218,7 @@ class KeptLogins:
             if outcome.get("fields"):
                 self._take(asked.name, {"version": 0, "fields": outcome["fields"], "answer": outcome["answer"]})
 
-    def _edited(self, asked: Asked, tokens: Tokens, answer: HostAnswer) -> bytes:
+    def _edited(self, asked: Asked, tokens: Tokens, answer: ReadAnswer) -> bytes:
         """Return the body of an answer with placeholders. Raises AnswerRefused."""
         edit = CapturedAnswer(asked.name, asked.capture, tokens, lambda: self._redaction(tokens))
         edit.head(answer.status, answer.headers)

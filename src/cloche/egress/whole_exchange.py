@@ -30,7 +30,7 @@ class NotSent(OSError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostAnswer:
+class ReadAnswer:
     """Hold an answer of a host."""
 
     status: int
@@ -40,7 +40,7 @@ class HostAnswer:
 
 async def exchange(
     connect: Callable[[], Awaitable[Stream]], host: str, path: str, headers: Headers, content_type: str, body: bytes
-) -> HostAnswer:  # fmt: skip
+) -> ReadAnswer:  # fmt: skip
     """Send a POST on a new connection, and return the whole answer. Raises NotSent, or OSError once it may be there."""
     try:
         async with asyncio.timeout(CONNECT_S):
@@ -58,7 +58,7 @@ async def exchange(
 
 async def _exchange(
     stream: Stream, host: str, path: str, headers: Headers, content_type: str, body: bytes
-) -> HostAnswer:  # fmt: skip
+) -> ReadAnswer:  # fmt: skip
     connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=MOST_BYTES)
     own = {"host": host, "content-type": content_type, "content-length": str(len(body)), "connection": "close"}
     pairs = [(name.encode(), text.encode()) for name, text in {**own, "accept-encoding": "identity"}.items()]
@@ -77,4 +77,4 @@ async def _exchange(
         elif event in (h11.NEED_DATA, h11.PAUSED):
             connection.receive_data(await stream.receive(READ_BYTES))
     assert response is not None  # noqa: S101 - its end is behind its head
-    return HostAnswer(status=response.status_code, headers=response.headers.raw_items(), body=bytes(content))
+    return ReadAnswer(status=response.status_code, headers=response.headers.raw_items(), body=bytes(content))
