@@ -46,7 +46,7 @@ def until(holds):
         time.sleep(0.02)
 
 """
-ATTEMPTS = (
+REPLACING = (
     'refresh(tokens, code="theirs")',
     'refresh(tokens, grant_type="authorization_code")',
     'ask(TOKEN + "?grant_type=authorization_code&code=theirs", {"refresh_token": tokens["refresh_token"]})',
@@ -141,11 +141,11 @@ def test_a_program_cannot_replace_the_login(world: World) -> None:
     """A request whose answer could be somebody else's tokens does not leave."""
     code = f"""
 before = open(PATH).read(), state()["number"]
-told = inside("tokens = %r; print(json.dumps([" % tokens + {", ".join(ATTEMPTS)!r} + "]))")
+told = inside("tokens = %r; print(json.dumps([" % tokens + {", ".join(REPLACING)!r} + "]))")
 told = [told, before == (open(PATH).read(), state()["number"])]
 """
     answers, is_unchanged = run(world, LOGS_IN + code)
-    assert [status for status, _ in answers] == [403] * len(ATTEMPTS)
+    assert [status for status, _ in answers] == [403] * len(REPLACING)
     assert is_unchanged
 
 
