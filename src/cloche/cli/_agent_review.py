@@ -153,7 +153,7 @@ class _Reviewing:
 
     def read(self, question: str) -> str:
         """Ask; Ctrl-C raises KeyboardInterrupt at once, also below `asyncio.run`."""
-        with _interrupting():
+        with interrupting():
             return self._read(question)
 
     async def compare(self) -> bool:
@@ -203,7 +203,7 @@ class _Reviewing:
 
     def _wants_hunk(self, text: str) -> bool:
         if text:
-            _show_lines(text)
+            show_lines(text)
         return self._wants("write this? [y/N]: ")
 
     def _wants(self, question: str) -> bool:
@@ -314,7 +314,8 @@ class _Reviewing:
         os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
         await self.sandbox.save_changes(target, self.review.diff.id)
         discarded = await self.sandbox.discard()
-        say(f"discarded {len(discarded)} changes; they are saved in {escape_name(target)}")
+        count = len(discarded)
+        say(f"discarded {count} {'change' if count == 1 else 'changes'}, saved in {escape_name(target)}")
         return ReviewEnd(how="discarded", saved=target)
 
 
@@ -367,7 +368,8 @@ def _pages(review: Review) -> Iterator[str]:
         yield "Some files are not shown: they are too long, or the diff is."
 
 
-def _show_lines(text: str) -> None:
+def show_lines(text: str) -> None:
+    """Print lines of a diff, escaped, in colours."""
     from rich.console import Console
     from rich.text import Text
 
@@ -385,7 +387,7 @@ def _drop_typed_ahead() -> None:
 
 
 @contextmanager
-def _interrupting() -> Iterator[None]:
+def interrupting() -> Iterator[None]:
     """Let Ctrl-C raise KeyboardInterrupt meanwhile; `asyncio.run` would wait for the answer first."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -53,7 +53,12 @@ async def run_once(sandbox: AsyncSandbox, launch: Launch, ending: Ending, *, as_
     if chosen.paths and (check is None or check.ok) and (ending.commits or ending.branch):
         message = f"{launch.row.title}: {launch.options.prompt}" if ending.branch else None
         committed = await sandbox.commit(
-            diff, theirs=chosen.left, dangerous=bool(ending.branch), branch=ending.branch, message=message
+            diff,
+            theirs=chosen.left,
+            dangerous=bool(ending.branch),
+            branch=ending.branch,
+            message=message,
+            as_user=True,
         )
         if not ending.branch and not chosen.left:
             await asyncio.to_thread(archives.settle, launch.place)

@@ -89,11 +89,14 @@ def _call(name: str, *, options: Mapping[str, Any], as_json: bool, **values: Any
 
 
 async def _run_agent(launch: Launch, ending: Ending, *, as_json: bool) -> int:
-    from cloche.coding_agents.launch import opened
+    from cloche.coding_agents.launch import is_open, opened
 
+    from ._agent_state import settle_state
     from ._attached import run_in
     from ._unattended import counted, run_once
 
+    if not is_open(launch.place):
+        settle_state(launch.place, launch.row)
     async with opened(launch, say) as sandbox:
         if launch.options.prompt is not None:
             return await run_once(sandbox, launch, ending, as_json=as_json)
@@ -107,6 +110,7 @@ async def _run_agent(launch: Launch, ending: Ending, *, as_json: bool) -> int:
 
 async def _run_with_terminal(sandbox: AsyncSandbox, launch: Launch, ending: Ending) -> int:
     """Start the agent on this terminal, or attach to the one that runs; then review what it has changed."""
+    from ._agent_state import settle_state
     from ._kept_terminal import Detached, attach_agent_terminal, process_of, run_agent_terminal
 
     place, kept = launch.place, process_of(launch.place.state)
@@ -119,6 +123,7 @@ async def _run_with_terminal(sandbox: AsyncSandbox, launch: Launch, ending: Endi
     if runs:
         end = await attach_agent_terminal(sandbox, state=place.state)
     else:
+        settle_state(place, launch.row)
         resumes = bool(kept) and not launch.options.arguments
         command, env = launch.command(resumes=resumes), launch.environment()
         end = await run_agent_terminal(sandbox, command, env, launch.cwd, state=place.state)

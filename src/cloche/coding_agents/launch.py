@@ -15,7 +15,7 @@ from typing import Any
 from cloche.core.errors import ClocheError
 from cloche.core.escape import escape, escape_name
 from cloche.core.loops import finish
-from cloche.core.record import dataclass
+from cloche.core.record import dataclass, replace
 from cloche.execution.home_folder import give_home
 from cloche.execution.host_ports import give_host_ports
 from cloche.execution.sandbox import AsyncSandbox
@@ -25,6 +25,7 @@ from cloche.keeper import registry
 from . import about, archives, forks, plan
 from .find import find_agent
 from .home_files import write_home_files
+from .kept_state import copy_accepted, own_writes
 from .limits_text import limit_lines
 from .own_rows import agent_named
 from .places import AgentPlace
@@ -137,6 +138,7 @@ async def opened(launch: Launch, tell: Callable[[str], None]) -> AsyncIterator[A
 async def _prepare_new(sandbox: AsyncSandbox, launch: Launch, tell: Callable[[str], None]) -> None:
     if launch.place.number and about.read(launch.place.state) is None:
         left_out = await forks.copy_home(sandbox, launch.place)
+        copy_accepted(replace(launch.place, number=0), launch.place)
         for path in left_out[:MOST_NAMED]:
             tell(f"not copied from the home folder of the first sandbox: {escape_name(path)}")
     archive = await asyncio.to_thread(archives.pending_archive, launch.place)
@@ -147,7 +149,8 @@ async def _prepare_new(sandbox: AsyncSandbox, launch: Launch, tell: Callable[[st
     variables = environment_of(launch.place)
     limits = launch.limits(sandbox)
     folder = launch.place.folder
-    await write_home_files(sandbox, launch.row, launch.home, folder, variables, shown=links, limits=limits)
+    with own_writes(launch.place, launch.row):
+        await write_home_files(sandbox, launch.row, launch.home, folder, variables, shown=links, limits=limits)
 
 
 def _tell_restored(restored: archives.Restored, tell: Callable[[str], None]) -> None:

@@ -67,7 +67,8 @@ class CodingAgent:
     characters of it. `shown` are
     folders of the user's own home that it sees, read-only. `copied` are single files that are copied at each start: of
     JSON and TOML the keys listed, of others the whole text. Never credentials. `state_to_review` are patterns of kept
-    files that make it run something or that it obeys: a change is shown before the next session loads it.
+    files that make it run something or that it obeys: a change is shown before the next session loads it. `**` matches
+    all below a folder; `FILE#KEY.KEY` are these keys alone of a JSON file, `*` any key.
     `instructions` is the file in which it is told its limits.
     """
 

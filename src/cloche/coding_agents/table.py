@@ -65,7 +65,11 @@ TABLE: Mapping[str, CodingAgent] = {
                 ".claude/settings.json": ("model", "theme", "outputStyle", "language", "editorMode", "effortLevel"),
             },
             state_to_review=(
-                ".claude/settings*.json", ".claude/CLAUDE.md", ".claude/hooks/**", ".claude/plugins/**", ".claude.json",
+                ".claude/settings*.json", ".claude/CLAUDE.md", ".claude/hooks/**", ".claude/plugins/**",
+                ".claude/agents/**", ".claude/commands/**", ".claude/skills/**", ".claude/rules/**",
+                ".claude/output-styles/**", ".claude/projects/*/memory/**", ".claude.json#mcpServers",
+                ".claude.json#projects.*.mcpServers", ".claude.json#projects.*.enabledMcpjsonServers",
+                ".claude.json#projects.*.allowedTools", ".claude.json#env", ".claude.json#apiKeyHelper",
             ),
             instructions=".claude/CLAUDE.md",
         ),
@@ -87,7 +91,10 @@ TABLE: Mapping[str, CodingAgent] = {
                 ".codex/AGENTS.md": (),
                 ".codex/config.toml": ("model", "model_reasoning_effort", "model_reasoning_summary", "personality"),
             },
-            state_to_review=(".codex/config.toml", ".codex/hooks.json", ".codex/AGENTS.md"),
+            state_to_review=(
+                ".codex/config.toml", ".codex/hooks.json", ".codex/AGENTS*.md", ".codex/prompts/**", ".codex/skills/**",
+                ".codex/rules/**", ".codex/memories/**",
+            ),
             instructions=".codex/AGENTS.md",
         ),
         CodingAgent(
@@ -181,7 +188,7 @@ TABLE: Mapping[str, CodingAgent] = {
             secrets=(*_MODEL_KEYS, _OPENROUTER),
             telemetry=("raw.githubusercontent.com",),
             copied={".config/mini-swe-agent/mini.yaml": ()},
-            state_to_review=(".config/mini-swe-agent/**",),
+            state_to_review=(".config/mini-swe-agent/*.y*ml", ".config/mini-swe-agent/.env"),
         ),
         CodingAgent(
             name="openhands",
@@ -197,7 +204,10 @@ TABLE: Mapping[str, CodingAgent] = {
             secrets=("LLM_API_KEY@api.anthropic.com,api.openai.com,openrouter.ai",),
             telemetry=("us.i.posthog.com", "raw.githubusercontent.com"),
             shown=(".openhands/skills",),
-            state_to_review=(".openhands/**",),
+            state_to_review=(
+                ".openhands/*.json", ".openhands/*.toml", ".openhands/hooks/**", ".openhands/skills/**",
+                ".openhands/microagents/**",
+            ),
         ),
         CodingAgent(
             name="copilot",
