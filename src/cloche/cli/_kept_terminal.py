@@ -9,7 +9,6 @@ program redraws when its terminal's size changes, so attaching changes the size 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import signal
@@ -17,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cloche import hostfs
+from cloche.coding_agents.terminal_note import TerminalNote
 from cloche.core.errors import InvalidRequest
 from cloche.core.processes import Detached as TakenOver
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from cloche.execution.sandbox import AsyncSandbox
 
 KEYS_VARIABLE, USUAL_KEYS = "CLOCHE_DETACH_KEYS", "ctrl-p,ctrl-q"
-TERMINAL_FILE, MOST_FILE_BYTES = "terminal.json", 1 << 16
 KEPT_BYTES = 1 << 15  # of output that no terminal has received, see `cloche.init.process`
 HOLD_S = 0.5  # how long the first detach key waits for the next one
 REPLAY_S, REDRAW_S = 0.05, 0.3  # for kept output to come, and for a program to draw after a change of its size
@@ -122,7 +120,7 @@ async def run_agent_terminal(
     rows, columns = _size()
     found = DetachKeys(keys or detach_keys())
     process = await sandbox.terminal(argv, rows=rows, columns=columns, cwd=cwd, env=env, keep=True)
-    note = _Note(state)
+    note = TerminalNote(state)
     note.keep({"process": process.id, "modes": ""})
     return await _carried(_Carrying(sandbox, process, found, note, is_raw=is_raw), note, is_new=True)
 
@@ -134,12 +132,12 @@ async def attach_agent_terminal(
 
     Raises InvalidRequest if there is none.
     """
-    found, note = DetachKeys(keys or detach_keys()), _Note(state)
+    found, note = DetachKeys(keys or detach_keys()), TerminalNote(state)
     process = await sandbox.process(note.process())
     return await _carried(_Carrying(sandbox, process, found, note, is_raw=is_raw), note, is_new=False)
 
 
-async def _carried(carrying: _Carrying, note: _Note, *, is_new: bool) -> int | Detached:
+async def _carried(carrying: _Carrying, note: TerminalNote, *, is_new: bool) -> int | Detached:
     """Carry a process, and forget it when it has ended: what is still noted later was lost with its sandbox."""
     end = await carrying.run(is_new=is_new)
     if isinstance(end, int):
@@ -149,66 +147,14 @@ async def _carried(carrying: _Carrying, note: _Note, *, is_new: bool) -> int | D
 
 async def detach_agent_terminal(sandbox: AsyncSandbox, *, state: str) -> None:
     """Detach the terminal that is attached to the process of `run_agent_terminal`, from elsewhere."""
-    await (await sandbox.process(_Note(state).process())).detach()
-
-
-def process_of(state: str) -> str:
-    """Return the id of the process of `run_agent_terminal`, empty if none was started."""
-    return str(_Note(state).read().get("process") or "")
-
-
-class _Note:
-    """Keep in a file which process has the terminal, and the modes that it has set."""
-
-    def __init__(self, state: str):
-        self._state = state
-        self._kept: Mapping[str, Any] = {}
-
-    def read(self) -> Mapping[str, Any]:
-        """Return what was kept; empty without a file, or with a damaged one."""
-        try:
-            with open(f"{self._state}/{TERMINAL_FILE}", "rb") as file:
-                document = json.loads(file.read(MOST_FILE_BYTES))
-        except (OSError, ValueError):
-            return {}
-        return document if isinstance(document, dict) else {}
-
-    def process(self) -> str:
-        """Return the id of the process. Raises InvalidRequest."""
-        self._kept = self.read()
-        if not self._kept.get("process"):
-            raise InvalidRequest("no agent's terminal is kept here; start the agent: cloche agent NAME")
-        return str(self._kept["process"])
-
-    def modes(self) -> bytes:
-        """Return the sequences that set the recorded modes."""
-        with suppress(ValueError):
-            return bytes.fromhex(str(self._kept.get("modes") or ""))
-        return b""
-
-    def keep(self, document: Mapping[str, Any]) -> None:
-        """Keep this, completely or not at all; without room it is as if the program had set no modes."""
-        if document == self._kept:
-            return
-        self._kept = document
-        with suppress(OSError):
-            os.makedirs(self._state, mode=0o700, exist_ok=True)
-            fd = hostfs.open_folder(self._state)
-            try:
-                hostfs.replace(fd, TERMINAL_FILE, json.dumps(document).encode(), mode=0o600)
-            finally:
-                os.close(fd)
-
-    def keep_modes(self, modes: bytes) -> None:
-        """Keep these modes for the process."""
-        self.keep({**self._kept, "modes": modes.hex()})
+    await (await sandbox.process(TerminalNote(state).process())).detach()
 
 
 class _Carrying:
     """Carry one process on this terminal."""
 
     def __init__(
-        self, sandbox: AsyncSandbox, process: AsyncProcess, keys: DetachKeys, note: _Note, *, is_raw: bool
+        self, sandbox: AsyncSandbox, process: AsyncProcess, keys: DetachKeys, note: TerminalNote, *, is_raw: bool
     ) -> None:
         self._sandbox = sandbox
         self._process, self._keys, self._note = process, keys, note

@@ -110,8 +110,10 @@ async def _run_agent(launch: Launch, ending: Ending, *, as_json: bool) -> int:
 
 async def _run_with_terminal(sandbox: AsyncSandbox, launch: Launch, ending: Ending) -> int:
     """Start the agent on this terminal, or attach to the one that runs; then review what it has changed."""
+    from cloche.coding_agents.terminal_note import process_of
+
     from ._agent_state import settle_state
-    from ._kept_terminal import Detached, attach_agent_terminal, process_of, run_agent_terminal
+    from ._kept_terminal import Detached, attach_agent_terminal, run_agent_terminal
 
     place, kept = launch.place, process_of(launch.place.state)
     runs = any(process.id == kept and process.exit_code is None for process in await sandbox.processes())

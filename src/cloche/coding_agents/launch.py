@@ -30,6 +30,7 @@ from .limits_text import limit_lines
 from .own_rows import agent_named
 from .places import AgentPlace
 from .row import CodingAgent
+from .watch import WatchSettings, start_watch
 
 MOST_NAMED = 10  # paths in a message
 
@@ -119,6 +120,7 @@ async def opened(launch: Launch, tell: Callable[[str], None]) -> AsyncIterator[A
     settings = {**keywords, "host_ports": launch.options.host_ports}
     if is_open(launch.place) and not await _is_to_be_renewed(launch, settings, tell):
         async with AsyncSandbox.attach(launch.place.sandbox) as sandbox:
+            await _watch(launch)
             yield sandbox
         return
     sandbox = AsyncSandbox(**keywords)
@@ -132,7 +134,13 @@ async def opened(launch: Launch, tell: Callable[[str], None]) -> AsyncIterator[A
         except BaseException:
             await finish(sandbox.kill())  # the next start must not find it
             raise
+        await _watch(launch)
         yield sandbox
+
+
+async def _watch(launch: Launch) -> None:
+    settings = WatchSettings(state_bytes=launch.row.state_bytes)
+    await asyncio.to_thread(start_watch, launch.place, settings)
 
 
 async def _prepare_new(sandbox: AsyncSandbox, launch: Launch, tell: Callable[[str], None]) -> None:

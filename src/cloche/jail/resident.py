@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from .sandbox_state import SandboxState
 
 _signal: Any = __import__("_signal")
-SIGKILL, SIGCHLD, SIGCONT, SIGSTOP = 9, 17, 18, 19
+SIGKILL, SIGTERM, SIGCHLD, SIGCONT, SIGSTOP = 9, 15, 17, 18, 19
 # Of pid 1, added to the caller's: guests share its processors, and its control group bounds both.
 NICE, LEAST_NICE = -15, -20
 MARK = "/proc/self/ns/uts"
@@ -78,6 +78,17 @@ class ResidentSupervisor(Supervisor):
         self.is_watched = False
         self.nice = posix.getpriority(posix.PRIO_PROCESS, 0)  # the caller's, which guests have
         self.named: dict[int, float] = {}  # marks of the largest trees, and since when pid 1 knows
+
+    def start(
+        self, plan_fd: int, private_paths: list[str], owners: dict[str, tuple[int, int]] | None = None
+    ) -> Callable[[], None] | None:
+        """Start as any supervisor does, and ignore SIGTERM from then on: at a shutdown of the machine all processes get
+        it, and what is in the sandbox is still to be saved. The helper ends with its link.
+        """
+        guest = super().start(plan_fd, private_paths, owners)
+        if guest is None:
+            _signal.signal(SIGTERM, _signal.SIG_IGN)
+        return guest
 
     def _live(self, registers: dict[str, int], ends: dict[str, int]) -> Callable[[], None]:
         """Live as pid 1; returns only in a guest."""
