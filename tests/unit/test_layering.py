@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "cloche"
 # The layout: whatever moves changes this part of the file, and nothing below it.
 
 CORE = {"core"}
-BELOW_MECHANISM = CORE | {"hostfs"}
+BELOW_MECHANISM = CORE | {"hostfs", "sealing"}
 MECHANISM = {"init", "channels", "jail", "jail/setup", "interpreter", "forkserver", "egress"}
 BELOW_CONFIG = BELOW_MECHANISM | MECHANISM | {"functions", "backends", "fleets"}
 KEEPER = {"keeper", "keeper/registry", "keeper/attach"}
@@ -35,6 +35,7 @@ BELOW_DOORS = BELOW_AGENT | RECORD_FORMATS | {
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
     "hostfs": CORE,
+    "sealing": CORE,
     "init": set(),
     "channels": {"init"},
     "functions": CORE | {"init"},

@@ -28,7 +28,13 @@ from cloche.core.secrets import (
     check_value,
     texts_inside,
 )
-from cloche.egress.client import OwnNetwork, SandboxNetwork, open_network_with_secrets, operator_proxies
+from cloche.egress.client import (
+    OwnNetwork,
+    SandboxNetwork,
+    module_paths,
+    open_network_with_secrets,
+    operator_proxies,
+)
 from cloche.egress.commands import NoOutput, await_end, serve_in_process, serve_in_thread, start
 from cloche.egress.placeholders import new_placeholder
 from cloche.egress.windows import SharedNetwork
@@ -38,6 +44,7 @@ from .certificates import FOLDER, MARK, files_and_variables, read_certificates
 from .layout import ETC_SHOWN, SYSTEM_FOLDERS, Row, is_below
 
 if TYPE_CHECKING:
+    from cloche.core.kept_logins import KeptLogin
     from cloche.core.network import NetworkRules
 
 FILE = f"{FOLDER}/authorities.pem"
@@ -207,13 +214,16 @@ def _sources(
 ) -> Iterator[tuple[list[dict[str, Any]], list[int], Commands]]:
     """Yield rows, descriptors of files and outputs, which are closed at the end, and the processes of commands.
 
-    The last descriptor is a link to who runs the commands again, if there are some.
+    The first descriptor is a link to who has the files of kept logins, the last one to who runs the commands again, if
+    there are some.
     """
     rows: list[dict[str, Any]] = []
     fds: list[int] = []
     commands: Commands = {}
     env = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ} if outlives_caller else None
     try:
+        if kept := secrets.kept_logins:
+            fds.append(_serve_logins(kept))
         for name, secret in secrets.rows:
             value: bytes | None = None
             if secret.file is not None:
@@ -238,6 +248,12 @@ def _sources(
     finally:
         for fd in fds:
             os.close(fd)
+
+
+def _serve_logins(kept: Mapping[str, KeptLogin]) -> int:
+    from cloche.egress import login_server  # needed by few sandboxes
+
+    return login_server.serve(kept, module_paths("cryptography"))
 
 
 def _value(name: str, secret: Secret) -> bytes:

@@ -14,6 +14,7 @@ from typing import Any, Literal, NoReturn, get_args
 
 from .errors import InvalidRequest
 from .hosts import normalize_host, parse_address
+from .kept_logins import KeptLogin
 from .limits import parse_duration
 from .record import dataclass, field, replace
 
@@ -75,7 +76,8 @@ class Capture:
     Answers of exactly `url`, which has no query, are searched for the fields `answer`, at any depth of their JSON or
     form. The program gets placeholders for the texts there, and `hosts` get the values in their headers. `request` are
     the fields of a later request to `url` in which a placeholder may stand, and nothing else. `provider` names a row of
-    `PROVIDERS`, instead of all these.
+    `PROVIDERS`, instead of all these. With `kept` the secrets outlive the sandbox; a request to the path `revoke` of
+    the same host, with a placeholder in the field `token`, ends that.
     """
 
     url: str = ""
@@ -83,6 +85,8 @@ class Capture:
     answer: tuple[str, ...] = TOKENS
     request: tuple[str, ...] = ("refresh_token",)
     provider: str = ""
+    revoke: str = ""
+    kept: KeptLogin | None = None
 
     def __post_init__(self) -> None:
         if bool(self.provider) == bool(self.url):
@@ -154,14 +158,18 @@ PROVIDERS: Mapping[str, SecretProvider] = {
         prefixes=("sk-proj-", "sk-svcacct-", "sk-"),
         captures=(Capture(
             url="https://auth.openai.com/oauth/token", hosts=("api.openai.com", "chatgpt.com"),
-            request=("refresh_token", "subject_token"),
+            request=("refresh_token", "subject_token"), revoke="/oauth/revoke",
         ),),
     ),
     "Google": SecretProvider(
         names=("GEMINI_API_KEY", "GOOGLE_API_KEY"), hosts=("generativelanguage.googleapis.com",),
         headers=("x-goog-api-key",),
         query=("key", "access_token", "oauth_token", "ct"),  # `$ct` replaces the type of the body
-        form=("key", "access_token", "oauth_token"), prefixes=("AIza",),
+        form=("key", "access_token", "oauth_token"), prefixes=("AIza", "ya29."),
+        captures=(Capture(
+            url="https://oauth2.googleapis.com/token", revoke="/revoke",
+            hosts=("cloudcode-pa.googleapis.com", "oauth2.googleapis.com", "www.googleapis.com"),
+        ),),
     ),
     "GitHub": SecretProvider(
         names=("GITHUB_TOKEN", "GH_TOKEN", "GITHUB_PERSONAL_ACCESS_TOKEN"), hosts=("api.github.com", "github.com"),
@@ -249,7 +257,7 @@ class Secret:
 
     @staticmethod
     def login(provider: str) -> Capture:
-        """Return, in place of a secret, the logins of a known provider: "anthropic", "openai" or "github"."""
+        """Return, in place of a secret, the logins of a known provider: "anthropic", "openai", "google" or "github"."""
         return Capture(provider=provider)
 
     @staticmethod
@@ -338,6 +346,11 @@ class SecretSet:
         return any(secret.files_inside for _, secret in self.rows)
 
     @property
+    def kept_logins(self) -> dict[str, KeptLogin]:
+        """Return the logins that outlive the sandbox, by name."""
+        return {name: capture.kept for name, capture in self.captures if capture.kept is not None}
+
+    @property
     def rules(self) -> tuple[str, ...]:
         """Return the network rules that allow the hosts of these secrets."""
         hosts = [host for _, secret in self.rows for host in secret.hosts]
@@ -384,7 +397,7 @@ def read_secrets(given: object) -> SecretSet:
     if isinstance(given, Mapping):
         rows = given.items()
     elif isinstance(given, Sequence) and not isinstance(given, str | bytes):
-        rows = map(_read_text, given)
+        rows = map(read_text, given)
     else:
         raise InvalidRequest(f"secrets must be {_MAPPING}")
     named = [(_checked_name(name), secret) for name, secret in rows]
@@ -444,7 +457,7 @@ def _expanded(name: str, capture: Capture) -> tuple[Capture, ...]:
             f"secrets: {name}: {capture.provider[:100]!r} is no provider whose logins are known; these are "
             f"{', '.join(known)}; for another one, give its url and hosts"
         )
-    return known[capture.provider.lower()]
+    return tuple(replace(row, kept=capture.kept) for row in known[capture.provider.lower()])
 
 
 def _check_files(secrets: Sequence[tuple[str, Secret]]) -> None:
@@ -469,8 +482,11 @@ def _with_source(name: str, secret: Secret) -> Secret:
     return replace(secret, env=name) if secret.source == "env" and secret.env is None else secret
 
 
-def _read_text(text: object) -> tuple[str, Secret | Capture]:
-    """Read NAME[=env:VARIABLE|file:PATH|cmd:COMMAND][@HOST,...[+PLACE...]], or NAME=login:PROVIDER."""
+def read_text(text: object) -> tuple[str, Secret | Capture]:
+    """Read a text of `--secret`: NAME[=env:VARIABLE|file:PATH|cmd:COMMAND][@HOST,...[+PLACE...]], NAME=login:PROVIDER.
+
+    Raises InvalidRequest.
+    """
     if not isinstance(text, str):
         raise InvalidRequest(f"secrets must be {_MAPPING}, or a list of texts such as API_KEY@api.example.com")
     match = _TEXT.fullmatch(text)
@@ -513,6 +529,11 @@ def kept_chars(value: str) -> int:
     return token.end() if token else len(next((prefix for prefix in _PREFIXES if value.startswith(prefix)), ""))
 
 
+def is_web_token(value: str) -> bool:
+    """Tell whether a value is a JSON web token, whose claims clients read."""
+    return _JWT.match(value) is not None
+
+
 def make_placeholder(name: str, value: str, choose: Callable[[str], str]) -> str:
     """Return a text of the same length, prefix and alphabet, whose other letters and digits are chosen anew.
 
@@ -546,13 +567,14 @@ def capture_as_wire(name: str, capture: Capture) -> dict[str, Any]:
     """Return a capture as plain values, as a row among those of secrets."""
     return {
         "name": name, "value": b"", "url": capture.url, "hosts": list(capture.hosts), "answer": list(capture.answer),
-        "request": list(capture.request),
+        "request": list(capture.request), "revoke": capture.revoke, "is_kept": capture.kept is not None,
+        "takes_login": capture.kept is not None and capture.kept.takes_login,
     }  # fmt: skip
 
 
 def capture_from_wire(row: Mapping[str, Any]) -> Capture:
     """Return the capture of such a row."""
-    return Capture(**{name: row[name] for name in ("url", "hosts", "answer", "request")})
+    return Capture(**{name: row[name] for name in ("url", "hosts", "answer", "request", "revoke")})
 
 
 def texts_inside(secrets: object, placeholders: Mapping[str, str]) -> dict[str, str]:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import starmap
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote_plus, unquote_plus
 from weakref import WeakSet
 
@@ -41,6 +42,15 @@ _IN_ADDRESS = re.compile(rb"[?#&](?:" + _TOKENS + rb")=")
 _FORM = b"application/x-www-form-urlencoded"
 
 
+class Placeholders(Protocol):
+    """Choose what stands for the texts of answers; `reading` are those that are being read."""
+
+    reading: WeakSet[CapturedAnswer]
+
+    def placeholder(self, login: str, capture: Capture, field: str, text: str) -> str:
+        """Return what stands for a text in a field. Raises AnswerRefused for one that cannot be a value."""
+
+
 class Captures:
     """Hold the captures of one sandbox, by name, and add their grants to its own.
 
@@ -62,14 +72,12 @@ class Captures:
     def placeholder(self, login: str, capture: Capture, field: str, text: str) -> str:
         """Return what stands for a text in a field. Raises AnswerRefused for one that cannot be a value."""
         name = f"{login}.{field}"
-        try:
+        with refusing(name):
             value = check_value(name, text.encode("utf-8", "replace")).encode()
             known = next((grant for grant in self._grants if grant.value == value), None)
             if known is not None:
                 return known.placeholder.decode("ascii")
             placeholder = new_placeholder(name, value.decode("ascii"))
-        except InvalidRequest:
-            raise AnswerRefused(f"the text of {field!r} in the host's answer is none that a secret can have") from None
         own = [grant for grant in self._grants if grant.name == name and grant.login == login]
         forgotten = own[: max(0, len(own) - KEPT + 1)]
         for grant in forgotten:
@@ -80,6 +88,15 @@ class Captures:
         self._grants.append(grant)
         self._on_change(forgotten)
         return placeholder
+
+
+@contextmanager
+def refusing(name: str) -> Iterator[None]:
+    """Raise AnswerRefused for a text of an answer that cannot be a value."""
+    try:
+        yield
+    except InvalidRequest:
+        raise AnswerRefused(f"the text of {name} in the host's answer is none that a secret can have") from None
 
 
 def edit_of_answer(
@@ -98,7 +115,7 @@ class CapturedAnswer:
     keeps_length = False
 
     def __init__(
-        self, login: str, capture: Capture, captures: Captures, redaction: Callable[[], AnswerRedaction]
+        self, login: str, capture: Capture, captures: Placeholders, redaction: Callable[[], AnswerRedaction]
     ):  # fmt: skip
         self._login, self._capture, self._captures, self._redaction = login, capture, captures, redaction
         self._body, self._is_form, self._is_success = bytearray(), False, False

@@ -278,7 +278,7 @@ class _Process:
         self.networks: weakref.WeakSet[SandboxNetwork] = weakref.WeakSet()  # that are open
         if sys.platform != "linux":
             raise OSError(errno.ENOSYS, f"it needs Linux, and this is {system_name(sys.platform)}")
-        paths = _module_paths("h11", *(OPENING if has_secrets else ()))
+        paths = module_paths("h11", *(OPENING if has_secrets else ()))
         boot, program = RESET_SIGNALS + BOOT.format(paths=paths), egress_filter(os.uname().machine)
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.link.setblocking(False)  # one that reads nothing is an error, and holds nobody up
@@ -329,7 +329,7 @@ class _Process:
             self.process.wait()
 
 
-def _module_paths(*names: str) -> list[str]:
+def module_paths(*names: str) -> list[str]:
     """Return where the egress process finds this package, and the others that it needs. Raises OSError without one."""
     folders = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))]
     for name in names:

@@ -231,6 +231,8 @@ class FieldsBody:
 class ReadBody:
     """Edit a body; while it is there, it counts as one that is read."""
 
+    answer = None
+
     def __init__(self, fields_body: FieldsBody):
         self.edit, self.most_bytes = fields_body.edit, fields_body.most_bytes
 

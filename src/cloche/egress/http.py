@@ -20,7 +20,7 @@ from typing import Protocol
 from cloche.core.record import replace
 
 from .errors import Refused
-from .http_answer import AnswerEdit, AnswerReader, AnswerRefused, EditedAnswer
+from .http_answer import AnswerEdit, AnswerReader, AnswerRefused, EditedAnswer, WholeAnswer, reason_of
 from .http_request import (
     MOST_HEAD_BYTES,
     Body,
@@ -39,17 +39,10 @@ LINGER_S = 2.0
 MOST_LINGER_BYTES = 1 << 20
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _READ_BYTES = 64 << 10
+TEXT = "text/plain; charset=utf-8"
 _COUNTED_BYTES = 256 << 10  # of what is not parsed: the more at once, the less it costs
 # Of heads and chunks, before a look at the clock: short ones cost as much as long ones, so it is more while it is fast.
 _LEAST_PARSED_BYTES, _MOST_PARSED_BYTES, _PARSED_S = 256, 4096, 0.0003
-_REASONS = {
-    400: "Bad Request",
-    403: "Forbidden",
-    408: "Request Timeout",
-    413: "Content Too Large",
-    431: "Request Header Fields Too Large",
-    502: "Bad Gateway",
-}
 
 
 async def relay(
@@ -84,6 +77,10 @@ class Edits(Protocol):
 
     is_tls: bool
 
+    async def prepare(self) -> None:
+        """Take note that a request has come, before it is edited."""
+        ...
+
     def edit(self, head: RequestHead) -> RequestHead:
         """Return the head of a request for upstream, with its method as it was. Raises Rejected."""
         ...
@@ -101,6 +98,9 @@ class Edits(Protocol):
         ...
 
 
+AnswerBody = Callable[[bytes], Awaitable[WholeAnswer | None]]
+
+
 class StreamEdit(Protocol):
     """Change bytes as they pass."""
 
@@ -114,9 +114,16 @@ class StreamEdit(Protocol):
 
 
 class BodyEdit(Protocol):
-    """Change a whole body, which has `most_bytes` at most."""
+    """Change a whole body, which has `most_bytes` at most.
 
-    most_bytes: int
+    Where there is an `answer`, it is called before: it returns the answer to the request, which then does not go
+    upstream, or None where it does. It raises Rejected.
+    """
+
+    @property
+    def most_bytes(self) -> int: ...
+    @property
+    def answer(self) -> AnswerBody | None: ...
 
     def edit(self, body: bytes) -> bytes:
         """Return the body for upstream. Raises Rejected."""
@@ -125,6 +132,14 @@ class BodyEdit(Protocol):
 
 class _GuestGone(OSError):
     """Report that the guest's connection broke."""
+
+
+class _Answered(Exception):
+    """Report a request whose answer is there."""
+
+    def __init__(self, answer: WholeAnswer):
+        super().__init__()
+        self.answer = answer
 
 
 class _Failed(Exception):
@@ -303,6 +318,8 @@ class _Connection:
         """Answer one request after the other, until there can be no further one."""
         try:
             while (head := await self._next_head()) is not None:
+                if self._edits is not None:
+                    await self._edits.prepare()
                 request, body = read_request(head, self._place)
                 if not await self._exchange(request, body):
                     return
@@ -312,6 +329,8 @@ class _Connection:
             await self._say(403, refused.reason)
         except _Failed as failed:
             await self._say(failed.status, failed.sentence)
+        except _Answered as answered:
+            await self._send(answered.answer)
 
     async def _next_head(self) -> bytes | None:
         """Return the head of the next request; None at the end. Only the first one's time begins before it."""
@@ -374,6 +393,8 @@ class _Connection:
             return request
         most_bytes = min(each.most_bytes for each in (edit, signing) if each is not None)
         content = await self._whole_body(request, body, most_bytes)
+        if edit is not None and edit.answer is not None and (answer := await edit.answer(content)) is not None:
+            raise _Answered(answer)
         await self._turns.take()  # to edit a whole one takes some milliseconds
         content = content if edit is None else edit.edit(content)
         added = () if signing is None else signing.headers(content)
@@ -430,12 +451,15 @@ class _Connection:
             if not self._upstream.is_between_answers:
                 return
         body = f"{sentence}\n".encode(errors="replace")
+        await self._send(WholeAnswer(status=status, body=body, content_type=TEXT))
+
+    async def _send(self, answer: WholeAnswer) -> None:
         head = (
-            f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: text/plain; charset=utf-8\r\n"
-            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            f"HTTP/1.1 {answer.status} {reason_of(answer.status)}\r\nContent-Type: {answer.content_type}\r\n"
+            f"Content-Length: {len(answer.body)}\r\nConnection: close\r\n\r\n"
         )
         with suppress(OSError):
-            await self._guest.send(head.encode() + body)
+            await self._guest.send(head.encode() + answer.body)
 
     async def finish(self, idle_s: float) -> None:
         """Carry the bytes of another protocol that the host agreed to; else close the guest's side."""

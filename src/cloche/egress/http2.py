@@ -34,11 +34,11 @@ from h2.events import (
 )
 from h2.exceptions import ProtocolError
 
-from .http import LINGER_S, MOST_LINGER_BYTES, Edits, Turn
-from .http2_frames import GOAWAY, Frame, FrameError
+from .http import LINGER_S, MOST_LINGER_BYTES, TEXT, AnswerBody, Edits, Turn
+from .http2_frames import GOAWAY, HEADERS, Frame, FrameError
 from .http2_request import Http2Request, read_http2_answer, read_http2_request, read_http2_trailers
 from .http2_side import GUEST_WINDOW_BYTES, Flow, Side
-from .http_answer import AnswerRefused
+from .http_answer import AnswerRefused, WholeAnswer
 from .http_request import Headers, Rejected, RequestTarget
 from .stream import Stream, Turns, idle_limit, sharing
 
@@ -130,6 +130,7 @@ class _Relay:
         self._by_host: dict[int, _Exchange] = {}
         self._waiting: deque[_Exchange] = deque()  # for the host to take one more
         self._collecting: deque[_Exchange] = deque()  # the first of them gets room for its body
+        self._answering: set[asyncio.Task[None]] = set()
         self._room, self._has_settings = asyncio.Event(), asyncio.Event()
         self._ends = self._has_said_end = False  # nothing new begins; the guest was told
         self._dropped_bytes = 0
@@ -151,7 +152,7 @@ class _Relay:
                 self._break_off(isinstance(broken[0], FrameError))
                 await asyncio.wait(guest, timeout=LINGER_S)
         finally:
-            await _cancel(guest | host)
+            await _cancel(guest | host | self._answering)
 
     async def finish_guest(self) -> None:
         """Let the guest read what was sent: closing with bytes unread would reset the connection."""
@@ -167,6 +168,8 @@ class _Relay:
             while data := await side.stream.receive(min(size(), _READ_BYTES)):
                 self.note()
                 for frame in side.frames.feed(data, loop.time()):
+                    if frame.kind == HEADERS and side is self.guest:
+                        await self.edits.prepare()
                     for _ in take(frame):
                         await turn.pass_on()
                     self.guest.wake()
@@ -271,13 +274,37 @@ class _Relay:
         exchange.up.has_ended = True
         if exchange.most_bytes is None:
             self.host.add(exchange.up)
-            return
+        elif exchange.body is not None and exchange.body.answer is not None:
+            task = asyncio.create_task(self._answer(exchange, exchange.body.answer))
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
+        else:
+            self._open_edited(exchange)
+
+    def _open_edited(self, exchange: _Exchange) -> None:
         try:
             exchange.edit_body()
         except Rejected as rejected:
             self._reject(exchange, rejected)
         else:
             self._open(exchange)
+
+    async def _answer(self, exchange: _Exchange, ask: AnswerBody) -> None:
+        """Answer a request here, or have it go on."""
+        try:
+            answer = await ask(bytes(exchange.content))
+        except Rejected as rejected:
+            self._reject(exchange, rejected)
+        else:
+            if self._exchanges.get(exchange.guest_id) is not exchange:
+                return
+            if answer is None:
+                self._open_edited(exchange)
+            else:
+                self._forget(exchange)
+                self._give(exchange.guest_id, answer, has_body=True)
+        self.guest.wake()
+        self.host.wake()
 
     def _collect(self, exchange: _Exchange, most_bytes: int, data: bytes, size: int) -> None:
         """Keep a body that has to be read. The connection has room for others, so that these do not wait for it."""
@@ -461,10 +488,13 @@ class _Relay:
 
     def _say(self, guest_id: int, status: int, sentence: str, *, method: bytes | None = None) -> None:
         """Answer in the host's place."""
-        has_body = method != b"HEAD"
         body = f"{sentence}\n".encode(errors="replace")
+        self._give(guest_id, WholeAnswer(status=status, body=body, content_type=TEXT), has_body=method != b"HEAD")
+
+    def _give(self, guest_id: int, answer: WholeAnswer, *, has_body: bool) -> None:
+        body = answer.body
         headers = [
-            (b":status", b"%d" % status), (b"content-type", b"text/plain; charset=utf-8"),
+            (b":status", b"%d" % answer.status), (b"content-type", answer.content_type.encode()),
             (b"content-length", b"%d" % len(body)),
         ]  # fmt: skip
         self.guest.send_headers(guest_id, headers, ends=not has_body)

@@ -13,6 +13,8 @@ from typing import Literal, Protocol
 
 import h11
 
+from cloche.core.record import dataclass
+
 from .http_request import Headers, HttpRequest
 
 MOST_ANSWER_HEAD_BYTES = 256 << 10
@@ -26,6 +28,15 @@ class AnswerRefused(OSError):
 
     def __init__(self, sentence: str):
         super().__init__(0, sentence)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeAnswer:
+    """Hold an answer, in JSON, that is given here in place of the host."""
+
+    status: int
+    body: bytes
+    content_type: str = "application/json"
 
 
 # How far the answer to a request is: it goes on; it is complete; it is complete, and nothing may follow on this
@@ -208,13 +219,13 @@ class EditedAnswer(AnswerReader):
             headers = [header for header in headers if header[0].lower() not in _FRAMING]
             headers.append((b"Transfer-Encoding", b"chunked"))
         self._is_framed = has_body and any(name.lower() == b"transfer-encoding" for name, _ in headers)
-        head = b"HTTP/1.1 %d %b\r\n" % (event.status_code, _reason(event.status_code))
+        head = f"HTTP/1.1 {event.status_code} {reason_of(event.status_code)}\r\n".encode()
         self._written.append(head + b"".join(b"%b: %b\r\n" % header for header in headers) + b"\r\n")
 
 
-def _reason(status: int) -> bytes:
+def reason_of(status: int) -> str:
     """Return the usual words of a status: those of the host may be anything."""
     try:
-        return HTTPStatus(status).phrase.encode("ascii")
+        return HTTPStatus(status).phrase
     except ValueError:
-        return b""
+        return ""

@@ -27,10 +27,11 @@ from .client_hello import read_protocols
 from .credentials import Grant, HostCredentials, placeholders_in
 from .errors import Failed, Refused
 from .fields import HostFields, ReadBody
-from .http import Edits, relay
+from .http import BodyEdit, Edits, relay
 from .http2 import relay_http2
 from .http_answer import AnswerEdit
 from .http_request import EditHead, RequestHead
+from .kept_logins import KeptLogins, finish_exchanges
 from .placeholders import new_placeholder
 from .redaction import AnswerRedaction, Pairs, StreamRedactor, pairs_of
 from .renewal import Renewals, WatchedStatus, note_refusal
@@ -101,18 +102,25 @@ class SecretsOpener:
         """Return an authority for one sandbox."""
         return Authority()
 
+    finish = staticmethod(finish_exchanges)
+
     async def open(self, rows: list[dict[str, Any]], fds: list[int], authority: Authority) -> SandboxSecrets:
         """Return the secrets of a sandbox with this authority. Raises as `read_grants` does."""
         captures = [row for row in rows if "url" in row]
+        logins = fds.pop(0) if any(row["is_kept"] for row in captures) else -1
         renewals = Renewals(fds.pop(), rows) if any(row.get("renews") for row in rows) else None
         try:
             secrets = SandboxSecrets(await read_grants(rows, fds), self._hosts_context, authority, captures)
         except BaseException:
             if renewals is not None:
                 renewals.close()
+            if logins >= 0:
+                os.close(logins)
             raise
         if renewals is not None:
             secrets.renew_by(renewals)
+        if logins >= 0:
+            secrets.keep_logins(logins, captures)
         return secrets
 
 
@@ -126,6 +134,7 @@ class SandboxSecrets:
         self._grants, self._hosts_context = grants, hosts_context
         self._former: list[Grant] = []  # with values that were replaced
         self._renewals: Renewals | None = None
+        self._logins: KeptLogins | None = None
         rows = [(row["name"], capture_from_wire(row)) for row in captures]
         self._captures = Captures(rows, grants, self._forget_grants)
         self._hosts = frozenset(host for grant in grants for host in grant.hosts) | self._captures.hosts
@@ -139,10 +148,19 @@ class SandboxSecrets:
         self._renewals = renewals
         renewals.begin(self._renew)
 
+    def keep_logins(self, link: int, captures: Iterable[Mapping[str, Any]]) -> None:
+        """Have logins that outlive this sandbox, whose files are at the other end of a link."""
+        kept = [row for row in captures if row["is_kept"]]
+        rows = [(row["name"], capture_from_wire(row)) for row in kept]
+        takes_login = frozenset(row["name"] for row in kept if row["takes_login"])
+        self._logins = KeptLogins(link, rows, takes_login, self._grants, self._forget_grants)
+
     def close(self) -> None:
         """Fetch no value any more."""
         if self._renewals is not None:
             self._renewals.close()
+        if self._logins is not None:
+            self._logins.close()
 
     def _renew(self, name: str, value: str) -> None:
         """Use another value from now on; the last ones are still taken out of answers. Raises InvalidRequest."""
@@ -189,6 +207,8 @@ class SandboxSecrets:
         to first where that may be another one than HTTP/1.1.
         """
         early = _Early(partial(self._open_host, host, connect, turns))
+        if isinstance(edits, OpenedEdits):
+            edits.connect = partial(self._open_host, host, connect, turns, [HTTP_1])
         offered = [protocol for protocol in read_protocols(first) if protocol in (HTTP_1, HTTP_2)]
         try:
             protocol = await early.open(offered) if HTTP_2 in offered else HTTP_1
@@ -242,7 +262,10 @@ class SandboxSecrets:
         most_bytes = max((len(grant.placeholder) for grant in self._grants), default=1)  # none before a login
         messages = partial(MessageRedaction, lambda: StreamRedactor(self._pairs), clock)
         watch = partial(MessageWatch, tell_text, most_bytes, clock)
-        return OpenedEdits(check, credentials, fields, partial(self._tell, host, note), answer_edit, messages, watch)
+        edits = OpenedEdits(check, credentials, fields, partial(self._tell, host, note), answer_edit, messages, watch)
+        if self._logins is not None:
+            edits.keep(self._logins, host, note)
+        return edits
 
     def _credentials(self, host: str) -> HostCredentials | AwsCredentials:
         if has_aws_keys(host, self._grants):
@@ -314,6 +337,9 @@ class WatchingEdits:
     def __init__(self, check: EditHead, look: Callable[[RequestHead], None], *, is_tls: bool = False):
         self._check, self._look, self.is_tls = check, look, is_tls
 
+    async def prepare(self) -> None:
+        """Wait for nothing."""
+
     def edit(self, head: RequestHead) -> RequestHead:
         """Return a request's head. Raises Rejected."""
         checked = self._check(head)
@@ -342,7 +368,24 @@ class OpenedEdits:
     ):  # fmt: skip
         self._check, self._credentials, self._fields, self._look = check, credentials, fields, look
         self._answer_edit, self._redaction, self._watch = answer_edit, redaction, watch
-        self.body_edit = fields.body_edit
+        self._logins: KeptLogins | None = None
+        self.connect: Callable[[], Awaitable[TlsStream]]
+
+    def keep(self, logins: KeptLogins, host: str, note: Note) -> None:
+        """Use logins that are kept, whose tokens are exchanged by `connect`, on a connection of their own."""
+        self._logins, self._host, self._note = logins, host, note
+
+    async def prepare(self) -> None:
+        """Use the values of now."""
+        if self._logins is not None:
+            await self._logins.look()
+
+    def body_edit(self, head: RequestHead) -> BodyEdit | None:
+        """Return what changes the body, or answers the request. Raises Rejected."""
+        edit = self._fields.body_edit(head)
+        if self._logins is None:
+            return edit
+        return self._logins.body_edit(self._host, head, edit, self.connect, self._note)
 
     def edit(self, head: RequestHead) -> RequestHead:
         """Return the head for the host. Raises Rejected."""

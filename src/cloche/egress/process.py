@@ -28,6 +28,7 @@ PR_SET_NO_NEW_PRIVS, SECCOMP_SET_MODE_FILTER = 38, 1
 CAPABILITY_VERSION = 0x20080522
 MEMORY_BYTES = 4 << 30  # of addresses: the threads that look names up have large stacks that they do not use
 MOST_FILES = 65_536
+FINISH_S = 60.0  # for tokens that are being exchanged
 MESSAGE_BYTES = 64 << 20  # of the memory file of a message, the only kind of file that is written
 
 
@@ -106,4 +107,6 @@ async def _serve(link: int, opener: SecretsOpener | None) -> None:
 
     loop.add_reader(link, receive)
     await over
+    if opener is not None:
+        await opener.finish(FINISH_S)
     os._exit(0)  # which closes everything at once; threads may still look a name up

@@ -93,8 +93,8 @@ def pairs_of(grants: Sequence[Grant]) -> Pairs:
 
 @lru_cache(MOST_KEPT)  # a captured token may be long, and each new one changes the pairs of its sandbox
 def _pairs_of(value: bytes, placeholder: bytes) -> Pairs:
-    kept = kept_chars(value.decode("ascii"))
-    return list(zip(_forms(value[kept:]), _forms(placeholder[kept:]), strict=True))
+    kept, own = (kept_chars(text.decode("ascii")) for text in (value, placeholder))
+    return list(zip(_forms(value[kept:]), _forms(placeholder[own:]), strict=True))
 
 
 class StreamRedactor:

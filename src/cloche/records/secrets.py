@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hmac
 import json
 import os
 from collections.abc import Iterable
@@ -20,37 +19,15 @@ from sqlalchemy.orm import Session
 from cloche.core.errors import BackendUnavailable, Conflict, InvalidRequest, NotFound
 from cloche.core.record import dataclass
 from cloche.core.secrets import Secret
+from cloche.sealing import KEY_BYTES, SealingKey
 
 from .ids import new_id, now
 from .tables import StoredSecret
 
 TERMS = ("hosts", "format", "foreign", "places", "files_inside")  # of a Secret, beside its value
 MOST_STORED = 256  # of a project
-KEY_BYTES, NONCE_BYTES, MOST_KEY_FILE = 32, 12, 4_096
+MOST_KEY_FILE = 4_096
 MAKE_ONE = "make one with: (umask 077; head -c 32 /dev/urandom | base64 > secrets.key)"
-
-
-class SealingKey:
-    """Encrypt and decrypt values. `mark` tells it from another key."""
-
-    def __init__(self, key: bytes):
-        try:
-            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-        except ImportError:
-            raise BackendUnavailable(
-                "secrets_key: the package 'cryptography' is missing.", remedy="pip install 'cloche[server,secrets]'"
-            ) from None
-        self._cipher = AESGCM(key)
-        self.mark = hmac.new(key, b"cloche: secrets of a service", "sha256").hexdigest()[:16]
-
-    def seal(self, value: str, about: bytes) -> bytes:
-        """Return a value encrypted, together with what it is bound to."""
-        nonce = os.urandom(NONCE_BYTES)
-        return nonce + self._cipher.encrypt(nonce, value.encode(), about)
-
-    def open(self, sealed: bytes, about: bytes) -> str:
-        """Return a value. Raises InvalidTag for one that is bound to something else."""
-        return self._cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], about).decode()
 
 
 def read_key(path: str) -> SealingKey:

@@ -17,7 +17,8 @@ from cloche.core.errors import BackendUnavailable, Conflict
 from cloche.core.secret_names import OperatorSecret, unknown
 from cloche.core.secrets import Secret
 from cloche.records.database import Database
-from cloche.records.secrets import MAKE_ONE, SealingKey, list_secrets, note_use, open_secrets, read_key
+from cloche.records.secrets import MAKE_ONE, list_secrets, note_use, open_secrets, read_key
+from cloche.sealing import SealingKey
 from cloche.wire.secrets import SecretFolder
 
 BY = "this service"

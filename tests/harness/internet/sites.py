@@ -25,6 +25,7 @@ from urllib.parse import quote, unquote, urlencode
 from tests.harness import model_servers
 from tests.harness.packages import make_source
 
+from .logins import account, token_server
 from .providers import answers, run_backend
 from .web import Reader, Request, Response, Site
 
@@ -116,6 +117,8 @@ def plain(request: Request, _reader: Reader) -> Response:
 def echo_head(request: Request, reader: Reader) -> Response:
     """Send a request's headers back, in the form that its path names; `/redirect/HEX` leads to that URL."""
     what, _, argument = request.path.removeprefix("/").partition("/")
+    if what == "api":
+        return account(request)
     if what == "me" and "authorization" not in request.headers:  # git shows none before it is asked for
         return Response(b"", "401 Unauthorized", {"WWW-Authenticate": 'Basic realm="tests"'})
     text = "\n".join(f"{name}: {value}" for name, value in request.headers.items()).encode()
@@ -137,6 +140,8 @@ def echo_head(request: Request, reader: Reader) -> Response:
 
 def login(request: Request, reader: Reader) -> Response:
     """Answer with tokens, at any path whose end is `token`, in the form that the request's `X-Form` names."""
+    if b"grant_type" in request.body or request.path in ("/state", "/v1/oauth/revoke"):
+        return token_server(request)
     form = request.headers.get("x-form", "")
     tokens = {"access_token": BORN, "refresh_token": f"{BORN}-refresh", "expires_in": 3600}
     if not unquote(request.path).rstrip("/").endswith("token"):

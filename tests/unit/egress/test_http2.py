@@ -127,6 +127,7 @@ class BodyInCapitals:
     """An edit of bodies."""
 
     most_bytes = 100_000
+    answer = None
 
     def edit(self, body: bytes) -> bytes:
         """Return another body, unless it is not wanted."""
@@ -153,6 +154,9 @@ class Edits:
 
     def message_edit(self, _: RequestHead) -> None:
         """Leave messages as they are."""
+
+    async def prepare(self) -> None:
+        """Wait for nothing."""
 
 
 def in_relay(

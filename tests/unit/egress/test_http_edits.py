@@ -15,6 +15,7 @@ class Upper:
     """Write a body in capitals, twice."""
 
     most_bytes: int = 10
+    answer = None
 
     def edit(self, body: bytes) -> bytes:
         """Return it so."""
@@ -72,6 +73,9 @@ class Edits:
 
     def message_edit(self, _: RequestHead) -> None:
         """Leave messages as they are."""
+
+    async def prepare(self) -> None:
+        """Wait for nothing."""
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ from cloche.core.errors import BackendUnavailable, Conflict, InvalidRequest, Not
 from cloche.core.secrets import Secret
 from cloche.records import secrets
 from cloche.records.database import Database
-from cloche.records.secrets import SealingKey, list_secrets, open_secrets, read_key, remove_secret, store_secret
+from cloche.records.secrets import list_secrets, open_secrets, read_key, remove_secret, store_secret
 from cloche.records.tables import StoredSecret
+from cloche.sealing import SealingKey
 
 VALUE = "sk-proj-RealValue0123456789abcdefXYZ"
 SECRET = Secret(value=VALUE, hosts=["api.openai.com"], format="Bearer {}", foreign="allow")

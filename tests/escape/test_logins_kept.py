@@ -1,0 +1,160 @@
+"""A login that is kept: it works in every sandbox of its user, its tokens are in none, and no refresh loses it.
+
+The internet of a world has a token server that rotates, and ends a login when a refresh token comes twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.internet.logins import ACCESS, REFRESH
+from tests.harness.world import NAMES, PUBLIC, World, open_world
+
+PROGRAM = (Path(__file__).parent / "logins_program.py").read_text()
+TABLE = {**NAMES, "api.anthropic.com": [[PUBLIC]], "platform.claude.com": [[PUBLIC]]}
+# Runs programs in sandboxes of their own, and prints what they print; FOLDER has the files of the login.
+HEAD = """
+import cloche, os, signal, subprocess, sys, time, urllib.request
+from cloche.core.kept_logins import KeptLogin
+from cloche.core.secrets import Capture
+
+FOLDER = os.path.expanduser("~/logins")
+PATH = FOLDER + "/claude"
+
+def secrets(takes_login=False):
+    kept = KeptLogin(path=PATH, key=b"k" * 32, takes_login=takes_login)
+    return {"CLAUDE": Capture(provider="anthropic", kept=kept)}
+
+def inside(code, takes_login=False, timeout=60, **more):
+    result = cloche.run(ARGUMENT["program"] + code, secrets=secrets(takes_login), level="jail", timeout=timeout, **more)
+    assert result.stdout or timeout < 60, (result.stderr, result.meta.get("network"))
+    return json.loads(result.stdout) if result.stdout else None
+
+def state(**changes):
+    data = json.dumps(changes).encode() if changes else None
+    return json.load(urllib.request.urlopen("https://platform.claude.com/state", data))
+
+def until(holds):
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+"""
+REPLACING = (
+    'refresh(tokens, code="theirs")',
+    'refresh(tokens, grant_type="authorization_code")',
+    'ask(TOKEN + "?grant_type=authorization_code&code=theirs", {"refresh_token": tokens["refresh_token"]})',
+    'ask(TOKEN, {"grant_type": "refresh_token", "refresh_token": "sk-ant-ort01-AnAttackersOwn0123456789abc"})',
+    'ask(API + "/v1/oauth/token", {"grant_type": "authorization_code", "refresh_token": tokens["refresh_token"]})',
+)
+LOGS_IN = 'tokens = inside("print(json.dumps(log_in()))", takes_login=True)\n'
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    """Open a world with a token server."""
+    with open_world(TABLE) as world:
+        yield world
+
+
+@pytest.fixture(autouse=True)
+def no_login(world: World) -> None:
+    """Begin without a login, at a server that knows of none."""
+    run(world, 'state(wait_s=0.0, is_revoked=False, number=0, refreshes=0); subprocess.run(["rm", "-rf", FOLDER])')
+
+
+def run(world: World, code: str) -> Any:
+    """Run a program on the host, and return its `told`."""
+    return world.run(f"{HEAD}\ntold = None\n{code}\nprint(json.dumps(told))", {"program": PROGRAM})
+
+
+def test_a_login_is_made_once_and_its_tokens_are_nowhere(world: World) -> None:
+    """A second sandbox uses the placeholders of the first, after a refresh as well; outside, the tokens are found."""
+    outside = world.run(f"{PROGRAM}\ntokens = log_in()\nprint(json.dumps(looked_through()))")
+    assert outside == ["memory"]
+    code = """
+uses = "tokens = %r; first = is_good(tokens), refresh(tokens)[1], is_good(tokens); " % tokens
+told = inside(uses + "print(json.dumps([first, looked_through()]))")
+told = [tokens, *told, open(PATH).read(), oct(os.stat(PATH).st_mode), oct(os.stat(FOLDER).st_mode), state()]
+"""
+    tokens, (before, answer, after), places, file, *modes, now = run(world, LOGS_IN + code)
+    assert (before, after) == (True, True)
+    assert answer["access_token"] == tokens["access_token"]
+    assert answer["refresh_token"] == tokens["refresh_token"]
+    assert places == []
+    assert not any(token in text for token in (ACCESS, REFRESH) for text in (file, json.dumps(tokens)))
+    assert modes == ["0o100600", "0o40700"]
+    assert (now["refreshes"], now["is_revoked"]) == (1, False)
+
+
+def test_refreshes_at_once_are_one(world: World) -> None:
+    """Several programs in two sandboxes get the first one's answer, and the token is sent once."""
+    code = """
+from concurrent.futures import ThreadPoolExecutor
+state(wait_s=0.7)
+three = "tokens = %r; print(json.dumps([at_once(3, lambda: refresh(tokens)[0]), is_good(tokens)]))" % tokens
+with ThreadPoolExecutor() as pool:
+    told = [*pool.map(inside, [three, three]), state()]
+"""
+    first, second, now = run(world, LOGS_IN + code)
+    assert first == second == [[200, 200, 200], True]
+    assert not now["is_revoked"]
+    assert now["refreshes"] <= 2  # one sandbox may begin when the other has ended
+
+
+def test_a_program_that_is_killed_during_a_refresh_loses_nothing(world: World) -> None:
+    """Its sandbox ends with it; the answer is kept, and the next sandbox goes on with it."""
+    code = """
+state(wait_s=1.5)
+inside("refresh(%r)" % tokens, timeout=1)
+assert state()["refreshes"] == 1
+told = inside("tokens = %r; print(json.dumps([refresh(tokens)[0], is_good(tokens)]))" % tokens), state()
+"""
+    (status, is_good), now = run(world, LOGS_IN + code)
+    assert (status, is_good, now["is_revoked"]) == (200, True, False)
+
+
+def test_a_caller_that_is_killed_during_a_refresh_loses_nothing(world: World) -> None:
+    """The processes that have begun the exchange end it without the caller."""
+    head = f"import json\nARGUMENT = {json.dumps({'program': PROGRAM})}\n{HEAD}"
+    code = f"""
+head = {head!r}
+version = open(PATH).read()
+state(wait_s=1.0)
+caller = subprocess.Popen([sys.executable, "-c", head + "inside(%r)" % ("refresh(%r)" % tokens)])
+until(lambda: state()["refreshes"] == 1)
+caller.kill(); caller.wait()
+until(lambda: open(PATH).read() != version)
+told = inside("tokens = %r; print(json.dumps([is_good(tokens), refresh(tokens)[0]]))" % tokens), state()
+"""
+    (is_good, status), now = run(world, LOGS_IN + code)
+    assert (is_good, status, now["is_revoked"]) == (True, 200, False)
+
+
+def test_a_program_cannot_replace_the_login(world: World) -> None:
+    """A request whose answer could be somebody else's tokens does not leave."""
+    code = f"""
+before = open(PATH).read(), state()["number"]
+told = inside("tokens = %r; print(json.dumps([" % tokens + {", ".join(REPLACING)!r} + "]))")
+told = [told, before == (open(PATH).read(), state()["number"])]
+"""
+    answers, is_unchanged = run(world, LOGS_IN + code)
+    assert [status for status, _ in answers] == [403] * len(REPLACING)
+    assert is_unchanged
+
+
+def test_a_login_inside_stays_inside(world: World) -> None:
+    """Unless the sandbox takes logins, one that is made in it is worth something there alone."""
+    code = """
+before = open(PATH).read()
+told = inside("new = log_in(); print(json.dumps([new == %r, is_good(new)]))" % tokens)
+told = [*told, before == open(PATH).read()]
+"""
+    is_same, is_good, is_unchanged = run(world, LOGS_IN + code)
+    assert (is_same, is_good, is_unchanged) == (False, True, True)
