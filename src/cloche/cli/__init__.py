@@ -50,6 +50,10 @@ def main() -> None:
         _run_named(sys.argv[2:])
     elif sys.argv[1:3] == ["sandbox", "exec"]:
         _run_named(sys.argv[3:])
+    elif sys.argv[1:2] == ["agent"]:
+        from ._fast_agent import start
+
+        start(sys.argv[2:])
     import gc
 
     gc.set_threshold(OBJECTS_UNTIL_COLLECTED)

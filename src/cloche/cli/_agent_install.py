@@ -48,8 +48,7 @@ def _row(row: CodingAgent) -> dict[str, object]:
     from cloche.coding_agents.find import find_program
     from cloche.coding_agents.installed import newest
     from cloche.coding_agents.launch import is_open
-    from cloche.coding_agents.places import AgentPlace
-    from cloche.coding_agents.plan import project_folder
+    from cloche.coding_agents.places import AgentPlace, project_folder
 
     place = AgentPlace(agent=row.name, folder=project_folder(os.getcwd()))
     installed, path = newest(row.name), find_program(row.program, os.environ.get("PATH", ""))

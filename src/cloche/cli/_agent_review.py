@@ -65,8 +65,7 @@ def _command(name: str | None, check: str | None, branch: str | None) -> int:
 def _sandbox_here() -> str:
     from cloche.coding_agents.launch import is_open
     from cloche.coding_agents.own_rows import known_agents
-    from cloche.coding_agents.places import AgentPlace
-    from cloche.coding_agents.plan import project_folder
+    from cloche.coding_agents.places import AgentPlace, project_folder
 
     folder = project_folder(os.getcwd())
     names = [place.sandbox for name in known_agents() if is_open(place := AgentPlace(agent=name, folder=folder))]

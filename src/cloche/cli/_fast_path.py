@@ -23,6 +23,7 @@ from cloche.keeper import plain_json, registry
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
+    from collections.abc import Sequence
     from types import FrameType
     from typing import Any
 
@@ -52,13 +53,13 @@ def run_named(arguments: list[str]) -> FastRun | None:
         return None
     if sum(map(len, command)) > MOST_BYTES_OF_WORDS or os.isatty(1) or os.isatty(2) or is_configured():
         return None
-    folder = _audit_folder()
+    folder = audit_folder()
     if folder is None:
         return None
     try:
         sandbox = registry.find(name)
         environment = _environment_of(sandbox)
-        link = None if environment is None else _connected(sandbox)
+        link = None if environment is None else connected(sandbox)
     except (ClocheError, OSError, ValueError):
         return None  # the full command reports the reason
     if link is None or environment is None:
@@ -95,7 +96,7 @@ def _may_configure(path: str) -> bool:
     )
 
 
-def _audit_folder() -> str | None:
+def audit_folder() -> str | None:
     """Return the folder of the audit log, empty if it is off; None if the full command must decide."""
     setting = os.environ.get(AUDIT, "on")
     if setting == "off":
@@ -103,6 +104,15 @@ def _audit_folder() -> str | None:
     if setting == "on":
         return own_folder("XDG_STATE_HOME", ".local/state")
     return os.path.normpath(setting) if os.path.isabs(setting) else None
+
+
+def recorded_facts(found: registry.Found, what: str, command: Sequence[str]) -> dict[str, Any]:
+    """Return what both records of a command have in the audit log."""
+    return {
+        "door": "cli", "uid": os.getuid(), "pid": os.getpid(), "run": os.urandom(8).hex(), "what": what,
+        "backend": "local", "language": "bash", "argv_sha256": sha256_of("\0".join(command)),
+        "network": found.entry["policy"]["network"],
+    }  # fmt: skip
 
 
 def _environment_of(sandbox: registry.Found) -> dict[str, str] | None:
@@ -116,10 +126,10 @@ def _environment_of(sandbox: registry.Found) -> dict[str, str] | None:
     return {**entry["environment"], **entry.get("folder_environment", {})}
 
 
-def _connected(sandbox: registry.Found) -> _socket.socket | None:
+def connected(sandbox: registry.Found) -> _socket.socket | None:
     """Return a connection to the keeper of a name; None if the greeting is another sandbox's or another version's."""
     link = sandbox.reach()
-    link.sendall(_frame(wire.HELLO, 0, {"version": wire.VERSION}))
+    link.sendall(frame(wire.HELLO, 0, {"version": wire.VERSION}))
     link.settimeout(LATE_S)
     frames = wire.FrameBuffer()
     while data := link.recv(READ_BYTES):
@@ -132,7 +142,8 @@ def _connected(sandbox: registry.Found) -> _socket.socket | None:
     return None
 
 
-def _frame(kind: int, channel: int, body: dict[str, Any]) -> bytes:
+def frame(kind: int, channel: int, body: dict[str, Any]) -> bytes:
+    """Return a frame with a JSON body."""
     return wire.frame(kind, channel, plain_json.write(body))
 
 
@@ -193,7 +204,7 @@ class FastRun:
             "is_kept": False, "remove": [],
         }  # fmt: skip
         try:
-            self._send(_frame(wire.OPEN, CHANNEL, order))
+            self._send(frame(wire.OPEN, CHANNEL, order))
             while not self.is_closed:
                 self._take_next()
         except _Failed as failure:
@@ -294,9 +305,9 @@ class FastRun:
             self._kill("output_limit")
 
     def _kill(self, cause: str) -> None:
-        self._send(_frame(wire.ASK, CHANNEL, {"do": "kill", "cause": cause}))
+        self._send(frame(wire.ASK, CHANNEL, {"do": "kill", "cause": cause}))
         if self.events:  # if it has ended already, its children
-            self._send(_frame(wire.OPEN, KILL_CHANNEL, {"op": "kill", "id": self.events[0].get("id", "")}))
+            self._send(frame(wire.OPEN, KILL_CHANNEL, {"op": "kill", "id": self.events[0].get("id", "")}))
 
     def _stop(self) -> None:
         """Kill the command and wait for its end; drop further output."""
@@ -335,11 +346,7 @@ class FastRun:
 
     def _record_start(self) -> bool:
         """Write the start event; return False if it cannot be written: then nothing may run."""
-        self.facts = {
-            "door": "cli", "uid": os.getuid(), "pid": os.getpid(), "run": os.urandom(8).hex(), "what": "exec",
-            "backend": "local", "language": "bash", "argv_sha256": sha256_of("\0".join(self.command)),
-            "network": self.found.entry["policy"]["network"],
-        }  # fmt: skip
+        self.facts = recorded_facts(self.found, "exec", self.command)
         try:
             append(self.folder, "start", self.facts)
         except ClocheError:

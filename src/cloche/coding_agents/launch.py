@@ -28,7 +28,7 @@ from .home_files import write_home_files
 from .kept_state import copy_accepted, own_writes
 from .limits_text import limit_lines
 from .own_rows import agent_named
-from .places import AgentPlace
+from .places import AgentPlace, project_folder
 from .row import CodingAgent
 from .watch import WatchSettings, start_watch
 
@@ -76,13 +76,20 @@ class Launch:
         path = environment_of(self.place)["PATH"]
         return plan.environment(self.row, self.program, self.home, self.place.folder, path, os.environ)
 
+    def start(self) -> about.Start | None:
+        """Return how it starts again without options; None if it was given some."""
+        if self.options != plan.AgentOptions():
+            return None
+        names = (*(name.partition("@")[0] for name in self.row.secrets), *plan.PASSED)
+        return about.Start(command=tuple(self.command()), variables=self.environment(), depends_on=names)
+
 
 def prepare(
     name: str, cwd: str, options: plan.AgentOptions, *, number: int = 0, program: plan.Program | None = None
 ) -> Launch:
     """Decide how an agent starts in a folder. Raises InvalidRequest for an unknown agent, or one that is missing."""
     row = agent_named(name)
-    place = AgentPlace(agent=name, folder=plan.project_folder(cwd), number=number)
+    place = AgentPlace(agent=name, folder=project_folder(cwd), number=number)
     return Launch(
         row=row, place=place, program=program or _find(row, place.folder), options=options, cwd=os.path.realpath(cwd),
         home=os.path.realpath(os.path.expanduser("~")),
@@ -121,6 +128,7 @@ async def opened(launch: Launch, tell: Callable[[str], None]) -> AsyncIterator[A
     if is_open(launch.place) and not await _is_to_be_renewed(launch, settings, tell):
         async with AsyncSandbox.attach(launch.place.sandbox) as sandbox:
             await _watch(launch)
+            await asyncio.to_thread(_note_start, launch, settings)
             yield sandbox
         return
     sandbox = AsyncSandbox(**keywords)
@@ -130,7 +138,7 @@ async def opened(launch: Launch, tell: Callable[[str], None]) -> AsyncIterator[A
     async with sandbox:
         try:
             await _prepare_new(sandbox, launch, tell)
-            await asyncio.to_thread(about.note, launch.place, settings)
+            await asyncio.to_thread(about.note, launch.place, settings, launch.start())
         except BaseException:
             await finish(sandbox.kill())  # the next start must not find it
             raise
@@ -141,6 +149,13 @@ async def opened(launch: Launch, tell: Callable[[str], None]) -> AsyncIterator[A
 async def _watch(launch: Launch) -> None:
     settings = WatchSettings(state_bytes=launch.row.state_bytes)
     await asyncio.to_thread(start_watch, launch.place, settings)
+
+
+def _note_start(launch: Launch, settings: Mapping[str, Any]) -> None:
+    """Note how the agent starts in a sandbox that lives, if that has changed: its settings have not."""
+    noted, start = about.read(launch.place.state), launch.start()
+    if start is not None and noted is not None and noted.has_settings(settings) and not noted.has_state():
+        about.note(launch.place, settings, start, opened=noted.opened)
 
 
 async def _prepare_new(sandbox: AsyncSandbox, launch: Launch, tell: Callable[[str], None]) -> None:

@@ -64,3 +64,14 @@ def agents_folder() -> str:
 def logins_folder() -> str:
     """Return the folder of the logins, which all projects share."""
     return f"{agents_folder()}/logins"
+
+
+def project_folder(cwd: str) -> str:
+    """Return the project that a folder belongs to: the nearest folder above with a `.git`, else the folder itself."""
+    folder = real = os.path.realpath(cwd)
+    home = os.path.realpath(os.path.expanduser("~"))
+    while folder not in ("/", home):
+        if os.path.lexists(f"{folder}/.git"):
+            return folder
+        folder = os.path.dirname(folder)
+    return real

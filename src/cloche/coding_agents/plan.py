@@ -119,7 +119,7 @@ def _filled(text: str, words: Mapping[str, str]) -> str:
     return text
 
 
-_PASSED = ("TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "TERM_PROGRAM", "LANG", "LC_ALL", "TZ")
+PASSED = ("TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "TERM_PROGRAM", "LANG", "LC_ALL", "TZ")
 
 
 def environment(
@@ -129,7 +129,7 @@ def environment(
 
     Folders of the project on the user's own PATH come first, as in an environment that is activated there.
     """
-    passed = {name: variables[name] for name in _PASSED if variables.get(name)}
+    passed = {name: variables[name] for name in PASSED if variables.get(name)}
     if _is_below(variables.get("VIRTUAL_ENV", ""), project):
         passed["VIRTUAL_ENV"] = variables["VIRTUAL_ENV"]
     own = [folder for folder in variables.get("PATH", "").split(os.pathsep) if _is_below(folder, project)]
@@ -139,14 +139,3 @@ def environment(
 
 def _is_below(folder: str, above: str) -> bool:
     return f"{os.path.realpath(folder)}/".startswith(f"{above}/") if os.path.isabs(folder) else False
-
-
-def project_folder(cwd: str) -> str:
-    """Return the project that a folder belongs to: the nearest folder above with a `.git`, else the folder itself."""
-    folder = real = os.path.realpath(cwd)
-    home = os.path.realpath(os.path.expanduser("~"))
-    while folder not in ("/", home):
-        if os.path.lexists(f"{folder}/.git"):
-            return folder
-        folder = os.path.dirname(folder)
-    return real
