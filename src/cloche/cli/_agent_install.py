@@ -37,7 +37,7 @@ def _install(name: str, version: str) -> int:
 @agent.command("list")
 @json_option()
 def _list(as_json: bool) -> int:
-    """List the agents: where each is, whether it has a key or a login, and its sandboxes on this project."""
+    """List the agents, where each is, and its sandboxes here."""
     from cloche.coding_agents.own_rows import known_agents
 
     show([_row(row) for row in known_agents().values()], as_json=as_json)

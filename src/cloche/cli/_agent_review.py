@@ -50,7 +50,7 @@ discard  undo all changes in the sandbox; they are saved first (type the whole w
 @option("--check", metavar="COMMAND", help="Run this line of shell on the result first, in a copy without a network.")
 @option("--branch", metavar="BRANCH", help="Write to this new git branch in place of the files.")
 def _command(name: str | None, check: str | None, branch: str | None) -> int:
-    """Show what a sandbox has changed, and ask which changes to write.
+    """Show what a sandbox has changed, and ask what to write.
 
     Dangerous changes come first, each with its reason. Nothing is written without an answer.
     """

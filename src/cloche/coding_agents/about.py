@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cloche import __version__, hostfs
+from cloche import hostfs
 from cloche.core.record import asdict, dataclass
 
 from .places import AgentPlace
@@ -101,9 +101,16 @@ def _values(names: Iterable[str]) -> list[str]:
 
 
 def _state(start: Start) -> list[Any]:
-    status = os.stat(start.command[0]) if os.path.exists(start.command[0]) else None
-    program = [status.st_ino, status.st_mtime_ns, status.st_size] if status is not None else []
-    return [_values((*ALWAYS, *start.depends_on)), program, __version__]
+    rows = f"{os.path.dirname(__file__)}/table.py"  # new with each version
+    return [_values((*ALWAYS, *start.depends_on)), _facts(start.command[0]), _facts(rows)]
+
+
+def _facts(path: str) -> list[int]:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return []
+    return [status.st_ino, status.st_mtime_ns, status.st_size]
 
 
 def _hash(key: str, document: object) -> str:
