@@ -11,15 +11,17 @@ may be running in the older one.
 from __future__ import annotations
 
 import asyncio
+import filecmp
 import json
 import os
 import posixpath
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from cloche.core.errors import InvalidRequest, StartFailed
+from cloche.core.events import Progress, report_progress
 from cloche.core.layers import Target
 from cloche.core.loops import finish
 from cloche.core.policy import Policy
@@ -33,12 +35,13 @@ from cloche.packages.install import InstallTerms
 from cloche.packages.install import install as install_packages
 from cloche.packages.npm import Npm
 from cloche.packages.npm_names import PREFIX
-from cloche.packages.npm_scripts import run_install_scripts
+from cloche.packages.npm_scripts import SCRIPT_LIMITS, run_install_scripts
 from cloche.packages.requirements import parse_requirements
+from cloche.packages.steps import Step, failed, run_step
 from cloche.packages.store import Layer, Store, graft
 from cloche.packages.target import own_target
 
-from .find import find_program, folders_of, interpreter_of
+from .find import ENVIRONMENT, find_program, folders_of, interpreter_of
 from .installed import Installed, newest
 from .row import CodingAgent, Package
 
@@ -48,6 +51,9 @@ USUAL_NODE = 24
 ASKING_S = 20.0
 MOST_DESCRIPTION = 8 << 20
 VERSIONS_KEPT = 2
+LARGE_BYTES = 1 << 20
+ELF = b"\x7fELF"
+SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 _START = """\
 #!/bin/sh
 here="${{0%/*}}"
@@ -92,8 +98,9 @@ async def install_agent(row: CodingAgent, version: str = "") -> Installed:
         for path in (site.folder, f"{site.folder}/agent", f"{site.folder}/bin"):
             make_shown(path)
         layer = await (_from_npm if row.package.registry == "npm" else _from_pypi)(site, version)
+        await _check_start(site)
         await _publish(store, site, layer)
-    await finish(asyncio.to_thread(_remove_older, store, row.name))
+    await finish(asyncio.to_thread(remove_older, store, row.name))
     installed = newest(row.name)
     if installed is None:
         raise StartFailed(f"agent: {row.name} is gone again: another process removed it", step="install")
@@ -103,6 +110,25 @@ async def install_agent(row: CodingAgent, version: str = "") -> Installed:
 async def _approve(_: Sequence[str]) -> bool:
     """Agree to packages outside of the operator's list for models: the user names this one."""
     return True
+
+
+async def _check_start(site: _Site) -> None:
+    """Have the program print its help in a jail without a network. Raises StartFailed with its last words."""
+    search, program = os.environ.get("PATH", ""), f"{site.folder}/bin/{site.row.program}"
+    scripts = [f"{site.folder}/{ENVIRONMENT}", find_program("node", search) or ""]
+    shown = {folder for path in scripts if path for folder in folders_of(path)} - {f"{site.folder}/agent"}
+    path = os.pathsep.join((*(os.path.dirname(path) for path in scripts[1:] if path), SYSTEM_PATH))
+    step = Step(
+        name=f"start {site.row.program}", argv=(program, "--help"), env={"HOME": "/workspace", "PATH": path},
+        shown=(site.folder, *sorted(shown)), runs_code=True, limits=SCRIPT_LIMITS,
+    )  # fmt: skip
+    report_progress(Progress(what=f"starting {site.row.program}"))
+    try:
+        result = (await run_step(site.backend, site.policy, step)).result
+    finally:
+        report_progress(Progress(what=f"starting {site.row.program}", is_over=True))
+    if not result.ok:
+        raise failed(step, result)
 
 
 async def _publish(store: Store, site: _Site, layer: Layer) -> None:
@@ -115,7 +141,8 @@ async def _publish(store: Store, site: _Site, layer: Layer) -> None:
     )
 
 
-def _remove_older(store: Store, name: str) -> None:
+def remove_older(store: Store, name: str) -> None:
+    """Remove all but the two newest versions of an agent."""
     layers = sorted(store.layers(), key=lambda layer: layer.created, reverse=True)
     for layer in [layer for layer in layers if layer.key.partition("@")[0] == name][VERSIONS_KEPT:]:
         store.remove(layer)
@@ -133,6 +160,7 @@ async def _from_npm(site: _Site, version: str) -> Layer:
     await _linked(f"{layer.folder}/{MODULES}", modules)
     for name in package.scripts:
         await _run_scripts(site, name, modules, node)
+    await finish(asyncio.to_thread(_make_programs_executable, modules))
     script = _program_of(site, modules)
     needs_node = interpreter_of(f"{modules}/{script}") == "node"
     words = [f'"$here"/../agent/{MODULES}/{shlex.quote(script)}']
@@ -191,16 +219,36 @@ async def _run_scripts(site: _Site, name: str, modules: str, node: str) -> None:
     written = await run_install_scripts(
         site.backend, site.policy, name, modules, found, tuple(folders_of(found)), folder
     )
-    await asyncio.to_thread(_put_in_place, written, f"{modules}/{name}")
+    await finish(asyncio.to_thread(_put_in_place, written, f"{modules}/{name}", modules))
 
 
-def _put_in_place(source: str, target: str) -> None:
-    """Move the files of a folder over those of another one; a link to a file of a store is replaced, not written to."""
-    for folder, _, names in os.walk(source):
-        below = os.path.normpath(os.path.join(target, os.path.relpath(folder, source)))
-        os.makedirs(below, 0o755, exist_ok=True)
-        for name in names:
-            os.replace(os.path.join(folder, name), os.path.join(below, name))
+def _put_in_place(source: str, target: str, modules: str) -> None:
+    """Move the files of a folder over those of another one; a link to a file of a store is replaced, not written to.
+
+    A script often copies the native program out of another package: that file is then linked, not stored twice.
+    """
+    large = {os.stat(path).st_size: path for path in _files_in(modules) if os.stat(path).st_size >= LARGE_BYTES}
+    for path in list(_files_in(source)):
+        final = os.path.join(target, os.path.relpath(path, source))
+        twin = large.get(os.stat(path).st_size)
+        if twin is not None and filecmp.cmp(path, twin, shallow=False):
+            os.unlink(path)
+            os.link(twin, path)
+        os.makedirs(os.path.dirname(final), 0o755, exist_ok=True)
+        os.replace(path, final)
+
+
+def _files_in(folder: str) -> Iterator[str]:
+    for walked, _, names in os.walk(folder):
+        yield from (os.path.join(walked, name) for name in names)
+
+
+def _make_programs_executable(modules: str) -> None:
+    """Give native programs the permission that some packages give theirs at their first start: here they cannot."""
+    for path in _files_in(modules):
+        with open(path, "rb") as file:
+            if file.read(len(ELF)) == ELF:
+                os.chmod(path, 0o555)  # noqa: S103 - what is above it is this user's alone
 
 
 def _program_of(site: _Site, modules: str) -> str:

@@ -28,6 +28,10 @@ _QWEN_SETTINGS = (
 )
 _USES_KEY = '{"security": {"auth": {"selectedType": "%s"}}}'
 _OPENCODE_CONFIG = '{"autoupdate": false, "share": "disabled"}'
+# Its questions are switched off by a setting alone, so `--ask` has no effect.
+_AMP_SETTINGS = (
+    '{"amp.dangerouslyAllowAll": true, "amp.updates.mode": "disabled", "amp.remoteThreadCreation.enabled": false}'
+)
 _MODEL_KEYS = ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY")  # of agents that use many providers
 _OPENROUTER = "OPENROUTER_API_KEY@openrouter.ai"
 _LITELLM = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # else it asks raw.githubusercontent.com for prices
@@ -165,6 +169,10 @@ TABLE: Mapping[str, CodingAgent] = {
             program="aider",
             package=Package(registry="pypi", name="aider-chat", python="3.12,3.11,3.10"),
             tools=("git",),
+            arguments=(
+                "--chat-history-file", "{home}/.aider/chat.history.md",
+                "--input-history-file", "{home}/.aider/input.history",
+            ),
             without_questions=("--yes-always",),
             for_prompt=("--message", "{prompt}"),
             to_resume=("--restore-chat-history",),
@@ -239,13 +247,13 @@ TABLE: Mapping[str, CodingAgent] = {
             title="Amp",
             program="amp",
             package=Package(registry="npm", name="@ampcode/cli", scripts=("@ampcode/cli",)),
-            without_questions=("--dangerously-allow-all",),
+            arguments=("--no-remote-control-terminal",),
             for_prompt=("--execute", "{prompt}"),
-            to_resume=("threads", "continue"),
-            env={"AMP_SKIP_UPDATE_CHECK": "1"},
+            to_resume=("last",),
             secrets=("AMP_API_KEY@ampcode.com",),
             hosts=("ampcode.com",),
-            shown=(".config/amp/tools", ".config/agents/skills"),
+            first_files={".config/amp/settings.json": _AMP_SETTINGS},
+            shown=(".config/amp/skills", ".config/agents/skills"),
             copied={".config/amp/AGENTS.md": ()},
             state_to_review=(".config/amp/**",),
             instructions=".config/amp/AGENTS.md",
