@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 TERMINAL_FILE, MOST_FILE_BYTES = "terminal.json", 1 << 16  # see `_kept_terminal`
-STATE_CHANGED = "state-changed"  # of the agent's kept state: the user is asked first
 MOST_CELLS = 1 << 12
 FAILED = "the process was not started"
 REASON = "it continues without the caller that started it"  # as `audit.recording` has it
@@ -32,13 +31,11 @@ REASON = "it continues without the caller that started it"  # as `audit.recordin
 
 def start(arguments: list[str]) -> None:
     """Start the agent that the arguments name, if nothing has to be decided, asked or written first."""
-    if len(arguments) != 1 or not registry.is_name(arguments[0]) or not (os.isatty(0) and os.isatty(1)):
-        return
-    if is_configured():
+    if len(arguments) != 1 or not (os.isatty(0) and os.isatty(1)) or is_configured():
         return
     try:
         _start(AgentPlace(agent=arguments[0], folder=project_folder(os.getcwd())))
-    except (ClocheError, OSError, ValueError):
+    except (ClocheError, OSError, ValueError, KeyError):
         pass  # the full command reports the reason
 
 
@@ -46,6 +43,8 @@ def _start(place: AgentPlace) -> None:
     state = place.state
     noted = about.read(state)
     if noted is None or noted.start is None or not noted.has_state() or not _is_free(state):
+        return
+    if _asks(place):
         return
     found = registry.find(place.sandbox)
     if found.entry.get("version") != wire.VERSION:
@@ -74,10 +73,18 @@ def _start(place: AgentPlace) -> None:
         _note(state, process)
 
 
+def _asks(place: AgentPlace) -> bool:
+    """Tell whether the user is asked first: earlier sessions have changed what the agent obeys."""
+    from cloche.coding_agents.kept_state import state_changes
+    from cloche.coding_agents.table import TABLE
+
+    row = TABLE.get(place.agent)
+    kept = state_changes(place, row) if row is not None else None
+    return kept is None or bool(kept.changes or kept.cut)
+
+
 def _is_free(state: str) -> bool:
-    """Tell whether no process is noted, and no question is due."""
-    if os.path.lexists(f"{state}/{STATE_CHANGED}"):
-        return False
+    """Tell whether no process is noted."""
     try:
         with open(f"{state}/{TERMINAL_FILE}", "rb") as file:
             return not json.loads(file.read(MOST_FILE_BYTES)).get("process")
