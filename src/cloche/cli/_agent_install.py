@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from cloche.core.errors import InvalidRequest
+
 from ._agents import agent
 from .options import argument, json_option, option
 from .output import show, showing_progress
@@ -37,7 +39,7 @@ def _install(name: str, version: str) -> int:
 @agent.command("list")
 @json_option()
 def _list(as_json: bool) -> int:
-    """List the agents, where each is, and its sandboxes here."""
+    """List the agents, where each is, its keys and its login, and its sandboxes here."""
     from cloche.coding_agents.own_rows import known_agents
 
     show([_row(row) for row in known_agents().values()], as_json=as_json)
@@ -56,5 +58,15 @@ def _row(row: CodingAgent) -> dict[str, object]:
     keys = [name for secret in row.secrets if os.environ.get(name := secret.partition("@")[0])]
     return {
         "agent": row.name, "title": row.title, "installed": where, "keys": ", ".join(keys),
-        "sandbox": place.sandbox if is_open(place) else "",
+        "login": _login_of(row.name), "sandbox": place.sandbox if is_open(place) else "",
     }  # fmt: skip
+
+
+def _login_of(name: str) -> str:
+    from cloche.coding_agents.logins import login_state
+
+    try:
+        state = login_state(name)
+    except InvalidRequest:
+        return "cannot be read"
+    return "" if state is None else f"of {state[1][:16].replace('T', ' ')}"

@@ -28,6 +28,7 @@ from . import plan
 from .boundaries import Boundaries, try_boundaries
 from .find import find_agent, find_program, interpreter_of
 from .launch import Launch, prepare
+from .logins import login_path
 
 VERSION_S = 10.0
 
@@ -218,10 +219,15 @@ def _of_host() -> Iterator[Requirement]:
 
 def _key(launch: Launch) -> Requirement:
     """Say whether the agent has a key or a login; without one it asks."""
-    given = [*_values(launch), *launch.options.secrets]
     login = launch.row.login
+    is_kept = login is not None and os.path.exists(login_path(launch.row.name))
+    given = [*_values(launch), *launch.options.secrets, *(["a login"] if is_kept else [])]
     detail = ", ".join(given) or f"none of {', '.join(launch.row.secrets)} is set"
-    remedy = "" if given else "set one in this shell" + (", or log in inside at the first start" if login else "")
+    remedy = (
+        ""
+        if given
+        else "set one in this shell" + (f", or log in once: cloche agent login {launch.row.name}" if login else "")
+    )
     return Requirement(name="key or login", is_met=bool(given), detail=detail, remedy=remedy, is_needed=False)
 
 

@@ -63,11 +63,13 @@ async def write_home_files(
     *,
     shown: Mapping[str, str],
     limits: Iterable[str],
+    login: Mapping[str, str],
 ) -> None:
     """Write the row's first files and copies of the user's own; link `shown` paths to where their folders are.
 
-    `variables` are those of the sandbox. A first file of JSON is merged into what is there; another one is written
-    once. `limits` become a block of the instructions file. Raises StartFailed.
+    `variables` are those of the sandbox, `login` the agent's own file with the placeholders of one. A first file of
+    JSON is merged into what is there; another one is written once. `limits` become a block of the instructions file.
+    Raises StartFailed.
     """
     rows = [
         (f"{home}/{path}", "json" if path.endswith(".json") else "first", filled)
@@ -75,6 +77,7 @@ async def write_home_files(
     ]
     rows += _copied(row, home)
     rows += [(f"{home}/{path}", "link", target) for path, target in shown.items()]
+    rows += [(f"{home}/{path}", "copy", text) for path, text in login.items()]
     if row.instructions:
         rows = await _with_limits(sandbox, rows, f"{home}/{row.instructions}", limits)
     if rows:

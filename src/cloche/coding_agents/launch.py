@@ -27,6 +27,7 @@ from .find import find_agent
 from .home_files import write_home_files
 from .kept_state import copy_accepted, own_writes
 from .limits_text import limit_lines
+from .logins import AgentLogin, login_env, login_of
 from .own_rows import agent_named
 from .places import AgentPlace, project_folder
 from .row import CodingAgent
@@ -74,7 +75,8 @@ class Launch:
     def environment(self) -> dict[str, str]:
         """Return the variables of the agent's process, whose sandbox is open."""
         path = environment_of(self.place)["PATH"]
-        return plan.environment(self.row, self.program, self.home, self.place.folder, path, os.environ)
+        own = plan.environment(self.row, self.program, self.home, self.place.folder, path, os.environ)
+        return {**own, **login_env(self.row)}
 
     def start(self) -> about.Start | None:
         """Return how it starts again without options; None if it was given some."""
@@ -131,13 +133,14 @@ async def opened(launch: Launch, tell: Callable[[str], None]) -> AsyncIterator[A
             await asyncio.to_thread(_note_start, launch, settings)
             yield sandbox
         return
-    sandbox = AsyncSandbox(**keywords)
+    login = await asyncio.to_thread(login_of, launch.row)
+    sandbox = AsyncSandbox(**{**keywords, "secrets": login.added_to(keywords["secrets"])})
     give_home(sandbox, launch.place.home, launch.home)
     give_host_ports(sandbox, launch.options.host_ports)
     give_why(sandbox, launch.limits(sandbox))
     async with sandbox:
         try:
-            await _prepare_new(sandbox, launch, tell)
+            await _prepare_new(sandbox, launch, login, tell)
             await asyncio.to_thread(about.note, launch.place, settings, launch.start())
         except BaseException:
             await finish(sandbox.kill())  # the next start must not find it
@@ -158,7 +161,7 @@ def _note_start(launch: Launch, settings: Mapping[str, Any]) -> None:
         about.note(launch.place, settings, start, opened=noted.opened)
 
 
-async def _prepare_new(sandbox: AsyncSandbox, launch: Launch, tell: Callable[[str], None]) -> None:
+async def _prepare_new(sandbox: AsyncSandbox, launch: Launch, login: AgentLogin, tell: Callable[[str], None]) -> None:
     if launch.place.number and about.read(launch.place.state) is None:
         left_out = await forks.copy_home(sandbox, launch.place)
         copy_accepted(replace(launch.place, number=0), launch.place)
@@ -173,7 +176,9 @@ async def _prepare_new(sandbox: AsyncSandbox, launch: Launch, tell: Callable[[st
     limits = launch.limits(sandbox)
     folder = launch.place.folder
     with own_writes(launch.place, launch.row):
-        await write_home_files(sandbox, launch.row, launch.home, folder, variables, shown=links, limits=limits)
+        await write_home_files(
+            sandbox, launch.row, launch.home, folder, variables, shown=links, limits=limits, login=login.files
+        )
 
 
 def _tell_restored(restored: archives.Restored, tell: Callable[[str], None]) -> None:

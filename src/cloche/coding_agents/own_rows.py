@@ -178,6 +178,7 @@ _PACKAGE: Mapping[str, tuple[str, Read]] = {
 }  # fmt: skip
 _LOGIN: Mapping[str, tuple[str, Read]] = {
     **_same(_text, "provider", "template"), **_same(_path, "file"), **_same(_texts, "command", "browser"),
+    **_same(_env, "env"),
     **_same(_ports, "callback_ports"),
 }  # fmt: skip
 _FIELDS: Mapping[str, tuple[str, Read]] = {

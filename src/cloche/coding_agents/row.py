@@ -35,15 +35,17 @@ class Login:
     """Say how an agent logs in by itself, and how its file of credentials is written from placeholders.
 
     `provider` is one of `Secret.login`. `file` is the agent's own, `template` its content: `{access_token}` and the
-    like stand for the placeholders of the captured fields, `{expires_ms}` for a time far ahead. `command` are the
-    arguments that begin a login, `browser` the origins whose links may be opened on the host, `callback_ports` those
-    that the agent listens on.
+    like stand for the placeholders of the captured fields, `{expires_ms}` for the end of the access token,
+    `{account_id}` for the account in a web token, `{now}` for the time. `command` are the arguments that begin a login,
+    `env` variables for it, and with it. `browser` are the origins whose links may be opened on the host, with the
+    beginning of their paths or without; `callback_ports` those that the agent listens on, beside any free one.
     """
 
     provider: str
     file: str
     template: str
     command: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
     browser: tuple[str, ...] = ()
     callback_ports: tuple[int, ...] = ()
 

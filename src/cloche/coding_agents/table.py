@@ -18,6 +18,14 @@ _CLAUDE_LOGIN = (
     '{"claudeAiOauth": {"accessToken": "{access_token}", "refreshToken": "{refresh_token}", "expiresAt": {expires_ms}, '
     '"scopes": ["user:inference", "user:profile", "user:sessions:claude_code"]}}'
 )
+_CODEX_LOGIN = (
+    '{"auth_mode": "chatgpt", "OPENAI_API_KEY": null, "tokens": {"id_token": "{id_token}", "access_token": '
+    '"{access_token}", "refresh_token": "{refresh_token}", "account_id": "{account_id}"}, "last_refresh": "{now}"}'
+)
+_GEMINI_LOGIN = (
+    '{"access_token": "{access_token}", "refresh_token": "{refresh_token}", "id_token": "{id_token}", "token_type": '
+    '"Bearer", "scope": "https://www.googleapis.com/auth/cloud-platform", "expiry_date": {expires_ms}}'
+)
 _GEMINI_SETTINGS = (
     '{"security": {"toolSandboxing": false}, "privacy": {"usageStatisticsEnabled": false}, '
     '"general": {"enableAutoUpdate": false}}'
@@ -56,7 +64,8 @@ TABLE: Mapping[str, CodingAgent] = {
             },
             secrets=("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN"),
             login=Login(
-                provider="anthropic", file=".claude/.credentials.json", template=_CLAUDE_LOGIN, command=("/login",),
+                provider="anthropic", file=".claude/.credentials.json", template=_CLAUDE_LOGIN,
+                command=("auth", "login"),
                 browser=("https://claude.ai", "https://claude.com", "https://platform.claude.com"),
             ),
             hosts=("api.anthropic.com", "claude.ai", "claude.com", "platform.claude.com"),
@@ -87,6 +96,10 @@ TABLE: Mapping[str, CodingAgent] = {
             for_prompt=("exec", "--skip-git-repo-check", "{prompt}"),
             to_resume=("resume", "--last"),
             secrets=("OPENAI_API_KEY", "CODEX_API_KEY"),
+            login=Login(
+                provider="openai", file=".codex/auth.json", template=_CODEX_LOGIN, command=("login",),
+                browser=("https://auth.openai.com",), callback_ports=(1455, 1457),
+            ),
             hosts=("api.openai.com", "chatgpt.com", "auth.openai.com"),
             telemetry=("ab.chatgpt.com",),
             key_files={"OPENAI_API_KEY": {".codex/auth.json": '{"OPENAI_API_KEY": "{OPENAI_API_KEY}"}'}},
@@ -112,6 +125,10 @@ TABLE: Mapping[str, CodingAgent] = {
             to_resume=("--resume", "latest"),
             env={"GEMINI_TELEMETRY_ENABLED": "false", "NO_BROWSER": "true"},
             secrets=("GEMINI_API_KEY", "GOOGLE_API_KEY"),
+            login=Login(
+                provider="google", file=".gemini/oauth_creds.json", template=_GEMINI_LOGIN,
+                env={"GOOGLE_GENAI_USE_GCA": "true"}, browser=("https://accounts.google.com",),
+            ),
             hosts=("generativelanguage.googleapis.com", "cloudcode-pa.googleapis.com", "oauth2.googleapis.com"),
             telemetry=("play.googleapis.com",),
             first_files={".gemini/settings.json": _GEMINI_SETTINGS},

@@ -83,7 +83,8 @@ class LoginFile:
         marks = {name: mark for name, (mark, _) in login.fields.items()}
         now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
         row = {
-            "format": FORMAT, "version": login.version, "changed_at": now, "placeholders": marks, "key": self._key.mark,
+            "format": FORMAT, "version": login.version, "changed_at": now, "ends_at": _end_of(login.answer),
+            "placeholders": marks, "key": self._key.mark,
         }  # fmt: skip
         values = {name: value for name, (_, value) in login.fields.items()}
         sealed = self._key.seal(json.dumps({"values": values, "answer": login.answer}), _about(row))
@@ -169,6 +170,14 @@ def _replace(path: str, data: bytes) -> None:
         os.fsync(dir_fd)
     finally:
         os.close(dir_fd)
+
+
+def _end_of(answer: str) -> float | None:
+    """Return when the access token of an answer that has come now ends; None where it does not say."""
+    try:
+        return time.time() + float(json.loads(answer)["expires_in"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _about(row: Mapping[str, Any]) -> bytes:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .aws import HOSTS, aws
+from .logins import STATE
 from .web import Request, Response
 
 VALUES: Mapping[str, str] = {
@@ -78,7 +79,8 @@ def _chat_events(base: Mapping[str, Any]) -> Iterator[str]:
 def anthropic(request: Request) -> Response:
     """Answer as Anthropic's API does: models, and messages, streamed where asked for."""
     value = VALUES["api.anthropic.com"]
-    if request.headers.get("x-api-key") != value and request.headers.get("authorization") != f"Bearer {value}":
+    bearer = request.headers.get("authorization", "")
+    if request.headers.get("x-api-key") != value and bearer != f"Bearer {value}" and not STATE.is_good(bearer):
         error = {"type": "authentication_error", "message": "invalid x-api-key"}
         return _json({"type": "error", "error": error}, "401 Unauthorized")
     if request.path == "/v1/models":
