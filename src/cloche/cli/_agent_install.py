@@ -39,7 +39,7 @@ def _install(name: str, version: str) -> int:
 @agent.command("list")
 @json_option()
 def _list(as_json: bool) -> int:
-    """List the agents, where each is, its keys and its login, and its sandboxes here."""
+    """List the agents, with keys, logins and sandboxes here."""
     from cloche.coding_agents.own_rows import known_agents
 
     show([_row(row) for row in known_agents().values()], as_json=as_json)

@@ -63,7 +63,12 @@ def test_what_others_may_read_or_make_is_refused(file: LoginFile, part: str) -> 
     else:
         os.rename(file.path, f"{folder}/real")
         os.symlink("real", file.path)
-    with pytest.raises(InvalidRequest), file.locked():
+    with pytest.raises(InvalidRequest):
+        _read_and_write(file)
+
+
+def _read_and_write(file: LoginFile) -> None:
+    with file.locked():
         file.read()
         file.write(LOGIN)
 
