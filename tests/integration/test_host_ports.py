@@ -1,9 +1,11 @@
-"""Ports of the host's loopback that a sandbox was given: these alone, as long as it lives."""
+"""Ports of the host's loopback that a sandbox was given, and those of its own servers, forwarded to the host's."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import cloche
+from cloche.coding_agents.dev_servers import forward_all
 from cloche.core.errors import InvalidRequest, PolicyDenied
 from cloche.execution.host_ports import give_host_ports, read_host_ports
 
@@ -101,3 +104,28 @@ def test_wrong_ports_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     config.write_text("ceilings: {network: allowlist}")
     with pytest.raises(PolicyDenied, match="ceiling"):
         give_host_ports(cloche.AsyncSandbox(network="allowlist", config=str(config)), (6006,))
+
+
+def test_servers_are_forwarded_while_they_listen() -> None:
+    """Found by themselves, without those of the sandbox's network; one that ends is reached no more."""
+    serve = "import socket\ns = socket.create_server(('127.0.0.1', 0))\nprint(s.getsockname()[1], flush=True)\n"
+    serve += "s.accept()"
+
+    async def main() -> None:
+        told: asyncio.Queue[str] = asyncio.Queue()
+        async with cloche.AsyncSandbox(name="ports", keep="5m", network_allow=["good.example"], timeout=60) as sandbox:
+            forwarding = asyncio.create_task(forward_all(sandbox, told.put_nowait, look_s=0.02))
+            process = await sandbox.start(["python3", "-c", serve])
+            port = int(await process.stdout.read())
+            first, _, host_port = (await told.get()).rpartition(":")
+            assert first == f"{port} is at http://127.0.0.1"
+            words = ["-m", "cloche", "agent", "ports", "ports", "--json"]
+            listing = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=asyncio.subprocess.PIPE)
+            assert json.loads((await listing.communicate())[0]) == [{"port": port}]
+            socket.create_connection(("127.0.0.1", int(host_port)), 20).close()
+            assert await told.get() == f"{port} has ended"
+            forwarding.cancel()
+            await asyncio.wait([forwarding])
+            await sandbox.kill()
+
+    asyncio.run(main())

@@ -59,10 +59,11 @@ def _command(name: str | None, check: str | None, branch: str | None) -> int:
             "agent review asks on a terminal, and standard input is not one; without one: cloche diff NAME, then "
             "cloche commit NAME --id ID"
         )
-    return asyncio.run(_reviewed(name or _sandbox_here(), check, branch))
+    return asyncio.run(_reviewed(name or sandbox_here(), check, branch))
 
 
-def _sandbox_here() -> str:
+def sandbox_here() -> str:
+    """Return the name of the agent's sandbox on the current project. Raises InvalidRequest unless it is one."""
     from cloche.coding_agents.launch import is_open
     from cloche.coding_agents.own_rows import known_agents
     from cloche.coding_agents.places import AgentPlace, project_folder
@@ -73,7 +74,7 @@ def _sandbox_here() -> str:
         return names[0]
     listed = ": " + ", ".join(names) if names else ""
     raise InvalidRequest(
-        f"agent review: {len(names) or 'no'} sandboxes of agents are open on {escape_name(folder)}{listed}; name one "
+        f"agent: {len(names) or 'no'} sandboxes of agents are open on {escape_name(folder)}{listed}; name one "
         "(cloche ps lists all)"
     )
 
