@@ -66,6 +66,18 @@ print(words)
 print(client.messages.create(**options).content[0].text)
 """,
 }
+# Nobody is there who decides, in a sandbox without a name: the answer is no.
+REFUSED = """
+import cloche, os
+os.environ.update(ARGUMENT)
+asks = {"network": "allowlist", "network_allow": ["good.example"], "on_network": "ask", "secrets": ["GITHUB_TOKEN"]}
+curl = "curl --silent --show-error --write-out '%{http_code}' --data x https://other.example/"
+node = "fetch('https://other.example/').then(async answer => console.log(answer.status, await answer.text()))"
+with cloche.Sandbox(live=True, timeout=60, memory="1g", pids=256, **asks) as sandbox:
+    said = [sandbox.exec(shell=curl).stdout, sandbox.exec(["node", "-e", node]).stdout]
+    rows = [dict(row) for row in sandbox.network.traffic() if not row["is_allowed"]]
+print(json.dumps([said, rows]))
+"""
 # A project whose remote is written for SSH, and a token that a command of the host prints.
 PUSH = """
 import cloche, os, subprocess, tempfile
@@ -148,6 +160,17 @@ def test_git_pushes_where_the_user_gave_a_token_and_nowhere_else(world: World) -
     assert value not in str(pushed)
     assert without["exit"] != 0
     assert "ssh" in without["stderr"] or "Could not" in without["stderr"], without
+
+
+def test_a_refusal_is_an_answer_where_the_sandboxs_certificates_are_trusted(world: World) -> None:
+    """A client reads the sentence with status 403, in TLS too, and the host is not reached."""
+    world.forget()
+    said, rows = world.run(REFUSED, {"GITHUB_TOKEN": VALUES["github.com"]})
+    for answer in said:
+        assert "403" in answer
+        assert 'allow it with network_allow "other.example"' in answer
+    assert [(row["host"], row["connections"]) for row in rows] == [("other.example", 2)]
+    assert not [one for one in world.seen().arrivals if one["server_name"] == "other.example"]
 
 
 def test_curl_signs_for_aws_with_a_placeholder(world: World) -> None:

@@ -8,7 +8,7 @@ class Refused(Exception):
 
     def __init__(self, reason: str):
         super().__init__(reason)
-        self.reason = reason
+        self.reason, self.is_noted = reason, False
 
 
 class Failed(Exception):

@@ -32,7 +32,7 @@ from .client_hello import NoServerName, read_server_name
 from .connections import MOST_CONNECTIONS, GuestConnection, JailNetwork, most_connections
 from .errors import Failed, Refused
 from .explain import ADDRESS, answer, explain
-from .first_bytes import read_first, read_hello
+from .first_bytes import NameIn, read_first, read_hello
 from .host_ports import LOOPBACK, carry_to_host, is_host_port
 from .http import relay
 from .http_request import ANOTHER_HOST, EditHead, RequestHead
@@ -454,7 +454,8 @@ class GuestNetwork:
             else:
                 await self._carry(connection, guest)
         except Refused as error:
-            self._note_refusal(connection.host, connection.port, error.reason)
+            if not error.is_noted:
+                self._note_refusal(connection.host, connection.port, error.reason)
             reset(guest_socket)
         except Failed as error:
             self._ledger.row(connection.host, connection.port, error.reason)
@@ -508,8 +509,13 @@ class GuestNetwork:
 
     async def _carry(self, connection: GuestConnection, guest: SocketStream) -> None:
         """Carry bytes both ways; where the guest's first ones are of TLS, they must name the host."""
-        rule = await self._decide(connection)
         name_in = functools.partial(self._name_in, connection)
+        try:
+            rule = await self._decide(connection)
+        except Refused as refused:
+            if await self._tell_refusal(connection, guest, name_in, refused):
+                return
+            raise
         first = await read_hello(guest, connection, name_in) if connection.port == TLS_PORT else b""
         is_limited = rule is not None and bool(rule.requests)
         if self._secrets is not None and (is_limited or self._secrets.opens(connection.host)):
@@ -525,6 +531,18 @@ class GuestNetwork:
             await splice(guest, upstream, idle_s=IDLE_S)
         finally:
             upstream.close()
+
+    async def _tell_refusal(
+        self, connection: GuestConnection, guest: SocketStream, name_in: NameIn, refused: Refused
+    ) -> bool:
+        """Have a refused guest read why, where it trusts us; tell whether that was possible."""
+        if self._secrets is None or connection.port != TLS_PORT or parse_address(connection.host) is not None:
+            return False
+        from .told_refusals import tell_refusal  # which needs the extra of secrets
+
+        refused.is_noted = True  # before the guest has read it
+        self._note_refusal(connection.host, connection.port, refused.reason)
+        return await tell_refusal(self._secrets, connection, guest, name_in, refused.reason, self._turns)
 
     def _name_in(self, connection: GuestConnection, data: bytes) -> str | None:
         """Return the host's name from the first bytes, None while more are needed. Raises Refused, NotTls."""

@@ -142,6 +142,7 @@ class SandboxSecrets:
         self._signing: WeakSet[RequestSigning] = WeakSet()
         self._forget_grants(())
         self.authority = authority
+        self.told_hosts: set[str] = set()  # whose refusals were told in TLS
 
     def renew_by(self, renewals: Renewals) -> None:
         """Have the values of commands fetched anew."""
@@ -212,7 +213,7 @@ class SandboxSecrets:
         offered = [protocol for protocol in read_protocols(first) if protocol in (HTTP_1, HTTP_2)]
         try:
             protocol = await early.open(offered) if HTTP_2 in offered else HTTP_1
-            opened = await self._open_guest(guest, host, first, protocol, turns)
+            opened = await self.open_guest(guest, host, first, protocol, turns)
             if protocol == HTTP_2:
                 upstream = await early.take()
                 await relay_http2(opened, upstream, host, PORT, refuse, edits=edits, idle_s=idle_s, turns=turns)
@@ -221,7 +222,7 @@ class SandboxSecrets:
         finally:
             early.close()
 
-    async def _open_guest(self, guest: SocketStream, host: str, first: bytes, protocol: str, turns: Turns) -> TlsStream:
+    async def open_guest(self, guest: SocketStream, host: str, first: bytes, protocol: str, turns: Turns) -> TlsStream:
         """Return the guest's connection, opened. Raises Failed."""
         stream = TlsStream(guest, self.authority.guest_context(host, protocol), first=first, turns=turns)
         try:
