@@ -5,21 +5,23 @@ The model answers over TLS, to the real key alone; what it is asked has all that
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.harness.agents import AGENTS, Agent, Host, prompt
+from tests.harness.agents import AGENTS, CLOCHE, Agent, Host, prompt
 from tests.harness.internet.providers import VALUES
 from tests.harness.model_servers import Step, edit, read, results, run, say, write
 from tests.harness.world import NAMES, PUBLIC, World, open_world
 
 pytestmark = pytest.mark.both_users
 TABLE = {**NAMES, **{host: [[PUBLIC]] for host in VALUES}}
-REFUSED = "other.example"
+REFUSED, SAID_NO = "other.example", "the user was asked, and refused it\ncurl ended with 0"
 FILES = {
     "calc.py": "def add(a, b):\n    return a - b\n",
     "test_calc.py": """import unittest
@@ -103,6 +105,7 @@ def work(host: Host, project: Path, socket: Path) -> None:
     with host.window(project, socket) as screen:
         screen.see(host.agent.ready)
         prompt(screen, "Mend the mistake")
+        refuse(host, project)
         screen.see("All is done.")
         prompt(screen, host.agent.leave)
         shown = screen.see("[K]eep")
@@ -111,11 +114,21 @@ def work(host: Host, project: Path, socket: Path) -> None:
         assert screen.exit_code() == 0, screen.shown()
 
 
+def refuse(host: Host, folder: Path) -> None:
+    """Say no in another terminal to each host that is asked for, until that of the script was."""
+    names: list[str] = []
+    while REFUSED not in names:
+        for asked in json.loads(host.run(folder, *CLOCHE, "approvals", "list", "--json")):
+            host.run(folder, *CLOCHE, "approvals", "deny", str(asked["number"]))
+            names.append(asked["arguments"]["host"])
+        time.sleep(0.2)
+
+
 def check(host: Host, project: Path) -> None:
     """Check what was asked for, what the agent's tools said, and what came into the folder."""
     asked = host.world.asked()
     told = results(asked)
-    for text, part in zip(told[3:], ("OK", "Mend add by A User", "curl ended with 6", KEPT), strict=True):
+    for text, part in zip(told[3:], ("OK", "Mend add by A User", SAID_NO, KEPT), strict=True):
         assert part in text, text
     ((name, provider),) = host.agent.secrets.items()
     answered = [row for row in asked if row["status"] == "200 OK"]

@@ -45,6 +45,7 @@ class Ending(NamedTuple):
 
 async def run_once(sandbox: AsyncSandbox, launch: Launch, ending: Ending, *, as_json: bool) -> int:
     """Run the agent with its prompt, deal with its changes, and return the exit code."""
+    sandbox.network.ask(_nobody)
     result = await _run(sandbox, launch, as_json=as_json)
     diff = await sandbox.diff()
     chosen = _choose(diff, ending)
@@ -68,6 +69,10 @@ async def run_once(sandbox: AsyncSandbox, launch: Launch, ending: Ending, *, as_
         _tell(launch, diff, chosen, committed, check)
     failed = EXIT_CHECK_FAILED if check is not None and not check.ok else 0
     return exit_code_of(result) or failed or (EXIT_CHANGED if diff.changes else 0)
+
+
+async def _nobody(_host: str, _port: int) -> None:
+    """Decide nothing: an unlisted host is refused at once, and asked about where a user is there again."""
 
 
 class _Chosen(NamedTuple):

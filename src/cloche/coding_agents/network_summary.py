@@ -5,7 +5,7 @@ In: the rows of `AsyncNetwork.traffic`, which a guest can cause; out: a summary 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from cloche.core.escape import escape_line
@@ -16,8 +16,11 @@ from cloche.core.refusals import listed
 
 MOST_ROWS = 50
 MOST_WHY = 300
-# What the host of a program asks for and no agent needs: refused without a question, and told in the line of telemetry.
-NOISE = ("play.googleapis.com", "rum.aliyuncs.com", "*.ingest.sentry.io", "*.datadoghq.com", "*.statsigapi.net")
+# What agents ask for by themselves and can do without: updates, connectors of an account, reports of errors.
+NOISE = (
+    "downloads.claude.ai", "mcp-proxy.anthropic.com", "bridge.claudeusercontent.com", "play.googleapis.com",
+    "rum.aliyuncs.com", "*.ingest.sentry.io", "*.datadoghq.com", "*.statsigapi.net",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +70,12 @@ class NetworkSummary:
         return asdict(self)
 
 
-def never_asked(telemetry: Iterable[str]) -> list[str]:
-    """Return rules of `network_deny` for an agent's telemetry and for noise: refused at once, nobody is asked."""
-    return list(dict.fromkeys((*telemetry, *NOISE)))
+def never_asked(telemetry: Iterable[str], allowed: Collection[str] = ()) -> list[str]:
+    """Return rules of `network_deny` for an agent's telemetry and for noise, but for hosts that are `allowed`.
+
+    They are refused at once, and nobody is asked.
+    """
+    return [host for host in dict.fromkeys((*telemetry, *NOISE)) if host not in allowed]
 
 
 def summarize(rows: Iterable[Mapping[str, Any]], telemetry: Sequence[str] = ()) -> NetworkSummary:
