@@ -6,18 +6,16 @@ The guest's program reads the sentence with status 403, as it does in plain HTTP
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from .connections import GuestConnection
 from .errors import Failed, Refused
 from .first_bytes import HELLO_S, NameIn, read_hello
 from .http import relay
 from .http_request import Rejected, RequestHead
+from .opened import SandboxSecrets, WatchingEdits
 from .stream import SocketStream, Turns
 from .tls import HTTP_1
-
-if TYPE_CHECKING:
-    from .opened import SandboxSecrets
 
 MOST_HOSTS = 64  # of one sandbox: each gets a certificate, which a guest can cause
 
@@ -33,12 +31,16 @@ async def tell_refusal(
         first = await read_hello(guest, connection, name_in)
         told.add(connection.host)
         opened = await secrets.open_guest(guest, connection.host, first, HTTP_1, turns)
-        edits = _Refusing(why)
+        edits = WatchingEdits(partial(_reject, why), _look_at_nothing, is_tls=True)
         refuse = partial(_sentence, why)
         await relay(opened, connection.host, connection.port, _never, refuse, idle_s=HELLO_S, turns=turns, edits=edits)
     except (Refused, Failed, OSError, TimeoutError):  # it is no TLS for that name, or the certificate is not accepted
         return False
     return True
+
+
+def _look_at_nothing(_: RequestHead) -> None:
+    """Be there: a refused request is looked at by nobody."""
 
 
 def _sentence(why: str, _: str) -> str:
@@ -49,23 +51,5 @@ async def _never() -> NoReturn:
     raise Refused("this host is not connected to")
 
 
-class _Refusing:
-    """Reject each request."""
-
-    is_tls = True
-
-    def __init__(self, why: str):
-        self._why = why
-
-    def edit(self, head: RequestHead) -> RequestHead:
-        """Raise Rejected."""
-        raise Rejected(403, head.method.decode("ascii", "replace"), self._why)
-
-    def body_edit(self, _: RequestHead) -> None:
-        """Leave the body as it is."""
-
-    def answer_edit(self, _: RequestHead) -> None:
-        """Leave the answer as it is."""
-
-    def message_edit(self, _: RequestHead) -> None:
-        """Leave messages as they are."""
+def _reject(why: str, head: RequestHead) -> NoReturn:
+    raise Rejected(403, head.method.decode("ascii", "replace"), why)
