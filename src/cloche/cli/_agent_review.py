@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
@@ -308,25 +307,12 @@ class _Reviewing:
         return None
 
     async def discard(self) -> ReviewEnd | None:
+        from cloche.coding_agents.discard import save_and_discard
         from cloche.coding_agents.review import ReviewEnd
 
-        target = os.path.join(self.saved or _saved_folder(self.sandbox), _archive_name())
-        os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
-        await self.sandbox.save_changes(target, self.review.diff.id)
-        discarded = await self.sandbox.discard()
-        count = len(discarded)
+        target, count = await save_and_discard(self.sandbox, self.review.diff.id, self.saved)
         say(f"discarded {count} {'change' if count == 1 else 'changes'}, saved in {escape_name(target)}")
         return ReviewEnd(how="discarded", saved=target)
-
-
-def _archive_name() -> str:
-    return time.strftime(f"discarded-%Y%m%d-%H%M%S-{os.urandom(2).hex()}.tar", time.gmtime())
-
-
-def _saved_folder(sandbox: AsyncSandbox) -> str:
-    from cloche.coding_agents.places import agents_folder
-
-    return f"{agents_folder()}/{sandbox.name or 'unnamed'}/saved"
 
 
 def _row(file: ReviewedFile) -> str:

@@ -159,6 +159,7 @@ def _link(url: str | None, key_file: str | None) -> int:
     "--sandbox-fusion", "sandbox_fusion",
     help="Answer /run_code and /run_jupyter as SandboxFusion does, with a key in the address.",
 )  # fmt: skip
+@flag("--agents", "agents", help="Show this user's coding agents on the page, and write their changes from there.")
 @option(
     "--secrets-key", metavar="FILE",
     help="The key that encrypts stored secrets, 32 bytes in base64. Without one, none are stored.",
@@ -188,6 +189,7 @@ def _serve(
     sandboxes: int,
     worker_address: str | None,
     sandbox_fusion: bool,
+    agents: bool,
     secrets_key: str | None,
     secrets_from: str | None,
     sandbox_debug: bool,
@@ -216,7 +218,8 @@ def _serve(
         keep_sandboxes_s=parse_duration(keep_sandboxes, name="keep-sandboxes"), ends_sandboxes=end_sandboxes,
         most_sandboxes=sandboxes, worker_address=worker_address,
         is_debugging=sandbox_debug,
-        has_sandbox_fusion=sandbox_fusion, secrets_key=secrets_key or "", secrets_from=secrets_from or "",
+        has_sandbox_fusion=sandbox_fusion, has_agents=agents, secrets_key=secrets_key or "",
+        secrets_from=secrets_from or "",
         options=cast("SandboxOptions", given_options(options)),
     )  # fmt: skip
     switch_on("server")

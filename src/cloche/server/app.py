@@ -33,6 +33,7 @@ ROUTES: Sequence[str] = (
     "health",
 )  # fmt: skip
 FUSION_ROUTES: Sequence[str] = ("sandbox_fusion",)  # with --sandbox-fusion
+AGENT_ROUTES: Sequence[str] = ("page_agents",)  # with --agents
 PAGE_ROUTES: Sequence[str] = ("pages", "page_approvals", "page_sandboxes", "page_snapshots", "page_settings")
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1")
 # Newer FastAPI versions have telemetry that would send queries and error texts; Cloche's is in `observe.py`.
@@ -55,7 +56,9 @@ def create_app(
     )  # fmt: skip
     app.state.service = service
     problems.install(app, html.answer)
-    for name in (*ROUTES, *(FUSION_ROUTES if service.options.has_sandbox_fusion else ()), *PAGE_ROUTES):
+    fusion_routes = FUSION_ROUTES if service.options.has_sandbox_fusion else ()
+    agent_routes = AGENT_ROUTES if service.options.has_agents else ()
+    for name in (*ROUTES, *fusion_routes, *agent_routes, *PAGE_ROUTES):
         app.include_router(_described(import_module(f"{__package__}.routes.{name}").router))
     root = read_root_path(root_path, (route.path for route in app.routes if isinstance(route, Route)))
     app.servers = [{"url": root}] if root else []

@@ -26,7 +26,7 @@ from .sandbox_fusion import PATHS
 from .service import Service
 
 COOKIE, CSRF_HEADER, CSRF_FIELD = "cloche_session", "X-CSRF-Token", "csrfToken"
-MOST_FORM_FILES, MOST_FORM_FIELDS, MOST_FORM_PART = 100, 100, 8 << 20
+MOST_FORM_FILES, MOST_FORM_FIELDS, MOST_FORM_PART = 100, 2500, 8 << 20
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 

@@ -59,6 +59,7 @@ class ServeCommand:
     root_path: str = ""
     is_debugging: bool = False
     has_sandbox_fusion: bool = False
+    has_agents: bool = False
     secrets_from: str = ""
     secrets_key: str = ""
     options: SandboxOptions = field(default_factory=SandboxOptions)
@@ -104,7 +105,7 @@ async def serving(command: ServeCommand) -> None:
         queue_deadline_s=command.queue_deadline_s, drain_s=command.drain_s,
         keep_runs_s=command.keep_runs_s, keep_sandboxes_s=command.keep_sandboxes_s,
         ends_sandboxes=command.ends_sandboxes, most_sandboxes=command.most_sandboxes, is_debugging=command.is_debugging,
-        has_sandbox_fusion=command.has_sandbox_fusion, **places,
+        has_sandbox_fusion=command.has_sandbox_fusion, has_agents=command.has_agents, **places,
     )  # fmt: skip
     address_host = _check_worker_address(command)
     listener = http.listen(command.host, command.port)

@@ -115,6 +115,8 @@ def part_of(path: str) -> str:
     """Return the URL path of the page's section for a path, empty without one."""
     if path.startswith("/runs/"):
         return "/activity"
+    if path.startswith("/agents/"):
+        return "/sandboxes"
     return next((address for address, _, _ in PARTS if path == address or path.startswith(f"{address}/")), "")
 
 

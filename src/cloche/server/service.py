@@ -60,6 +60,7 @@ THREADS = 48  # for reading the database and other short work
 MEASURE_S = 10.0  # for measuring the host at the start: a daemon may not answer
 MOST_ANSWERS = 256 << 20  # bytes of large answers to SandboxFusion's callers that are not sent yet
 FILES_AT_ONCE, MOST_FILES_WAITING = 4, 32  # jobs with host folders; each may take a minute
+REVIEWS_AT_ONCE = 2
 REFUSALS = frozenset({403, 429, 503})  # statuses of refusals that are recorded
 MOST_PENDING = 200  # approvals, in the record of a workspace
 log = logging.getLogger("cloche.service")
@@ -91,6 +92,7 @@ class ServiceOptions:
     most_sandboxes: int = MOST_LIVING
     is_debugging: bool = False
     has_sandbox_fusion: bool = False
+    has_agents: bool = False
     secrets_from: str = ""
     secrets_key: str = ""
 
@@ -121,6 +123,7 @@ class Service:
         self.wire = WireLoad()
         self._files, self._files_waiting = ThreadPoolExecutor(FILES_AT_ONCE, "cloche-files"), 0
         self.answers = Budget(MOST_ANSWERS)
+        self.reviews = asyncio.Semaphore(REVIEWS_AT_ONCE)  # of agents' changes, on the page
         self.changing = asyncio.Lock()  # settings
         self.is_draining = False
         self.room: asyncio.Future[int | None] | None = None  # an attempt to write for `/ready`

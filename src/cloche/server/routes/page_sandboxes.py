@@ -28,6 +28,7 @@ from cloche.wire.files import read_path
 from cloche.wire.sandboxes import NewSandbox
 from cloche.wire.uses import Use, using
 
+from .. import agents
 from ..auth import Browser, TheService
 from ..html import PageRoute, is_fragment, render
 from ..pages import MOST_ROWS, instant, tone
@@ -46,7 +47,10 @@ _TONES: Mapping[str, str] = {RUNNING: "good", PAUSED: "warn", "starting": "busy"
 @router.get("/sandboxes")
 async def listing(request: Request, caller: Browser, service: TheService, cursor: Cursor = "") -> HTMLResponse:
     """List open sandboxes, and those that ended recently."""
-    return await render(request, "sandboxes.html", caller, **await _listed(caller, service, cursor))
+    rows = await _listed(caller, service, cursor)
+    has_agents = service.options.has_agents and caller.has("admin")
+    living = await asyncio.to_thread(agents.listed) if has_agents else []
+    return await render(request, "sandboxes.html", caller, has_agents=has_agents, agents=living, **rows)
 
 
 @router.get("/sandboxes/list")
