@@ -61,10 +61,8 @@ def driver(state: Path, *words: str) -> Terminal:
     return Terminal("-c", DRIVER, str(state), *words, program=sys.executable)
 
 
-def test_a_terminal_that_is_lost_or_detached_leaves_the_program_and_comes_back(
-    box: cloche.Sandbox, tmp_path: Path
-) -> None:
-    """By keys, by a closed terminal, by SIGKILL; each new terminal is put into its modes, and is drawn on anew."""
+def test_keys_detach_and_another_terminal_comes_back(box: cloche.Sandbox, tmp_path: Path) -> None:
+    """The keys alone detach; the next terminal is put into the program's modes, and is drawn on anew."""
     first = driver(tmp_path, "python3", "/tmp/program.py")
     first.see("drawn 50x200")
     first.type("hello")
@@ -79,10 +77,20 @@ def test_a_terminal_that_is_lost_or_detached_leaves_the_program_and_comes_back(
     assert b"\x1b[?1049l" in first.raw.split(b"got")[-1]  # this terminal is as it was
     assert first.leave() == 0
 
-    with driver(tmp_path) as second:
-        second.see("drawn 49x200")
+    second = driver(tmp_path)
+    second.see("drawn 49x200")
+    second.see("drawn 50x200")
+    assert b"\x1b[?1000h" in second.raw.split(b"drawn")[0]
+    second.type("q")
+    assert second.leave() == 7
+    assert [row.exit_code for row in box.processes()] == [7]
+
+
+@pytest.mark.soak
+def test_a_lost_terminal_leaves_the_program(box: cloche.Sandbox, tmp_path: Path) -> None:
+    """A closed one, a killed command, another terminal that takes it over: the next one has all of it."""
+    with driver(tmp_path, "python3", "/tmp/program.py") as second:
         second.see("drawn 50x200")
-        assert b"\x1b[?1000h" in second.raw.split(b"drawn")[0]
         second.resize(20, 60)
         os.kill(second.pid, signal.SIGWINCH)
         second.see("drawn 20x60")
@@ -114,6 +122,7 @@ if os.read(0, 10) == b"\\x1a":
 """
 
 
+@pytest.mark.soak
 def test_ctrl_z_does_not_stop_a_program_for_ever(box: cloche.Sandbox, tmp_path: Path) -> None:
     """A program that stops itself goes on, where no shell could continue this command."""
     at = driver(tmp_path, "python3", "-c", STOPS)
