@@ -413,6 +413,7 @@ class Sandbox:
     save_changes = _method(AsyncSandbox.save_changes, "_sandbox")
     commits_inside = _method(AsyncSandbox.commits_inside, "_sandbox")
     take_commits = _method(AsyncSandbox.take_commits, "_sandbox")
+    share = _method(AsyncSandbox.share, "_sandbox")
 
     def session(
         self,

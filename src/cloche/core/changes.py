@@ -215,6 +215,22 @@ class Committed:
     refs: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """Say what became of a sandbox's changes when its view and the host's folder were made one.
+
+    `written` are paths of the host now. `held` are dangerous changes, and `conflicts` those of files that the host has
+    changed, too: they exist in the sandbox alone. `left` has the reason why other paths were not written, and `refs`
+    are git references for commits that were made inside.
+    """
+
+    written: tuple[str, ...] = ()
+    held: tuple[Change, ...] = ()
+    conflicts: tuple[Change, ...] = ()
+    left: Mapping[str, str] = field(default_factory=dict)
+    refs: Mapping[str, str] = field(default_factory=dict)
+
+
 @runtime_checkable
 class SupportsHostFolder(Protocol):
     """Be a backend whose live sandboxes can be shown a folder of the host copy-on-write (`policy.host_folder`)."""

@@ -192,18 +192,24 @@ def choose(
 
     Raises InvalidRequest if the diff is not the expected one, or a dangerous change was not agreed to.
     """
-    diff = compare(open_folder, snapshot, check)
-    check()
-    if snapshot.is_partial:
-        raise InvalidRequest(
-            "nothing was written: the sandbox has more changes than can be compared; remove some of its files"
-        )
+    diff = _compared(open_folder, snapshot, check)
     if expected_id is not None and diff.id != expected_id:
         raise InvalidRequest(
             "nothing was written: the sandbox, or the host, has changed since this diff was made; make a new diff"
         )
     snapshot, chosen = _split(open_folder, snapshot, diff, choice.check(diff), choice.hunks)
     return snapshot, diff, chosen
+
+
+def _compared(open_folder: OpenFolder, snapshot: Snapshot, check: Callable[[], None]) -> Diff:
+    """Return all changes of a snapshot. Raises InvalidRequest for an incomplete one."""
+    diff = compare(open_folder, snapshot, check)
+    check()
+    if snapshot.is_partial:
+        raise InvalidRequest(
+            "nothing was written: the sandbox has more changes than can be compared; remove some of its files"
+        )
+    return diff
 
 
 def write_changes(
@@ -217,12 +223,65 @@ def write_changes(
     check: Callable[[], None],
 ) -> Committed:
     """Write the selected changes of a snapshot; see `HostFolderOperations.commit`."""
+    compared_ns = after_now()
+    snapshot, diff, chosen = choose(open_folder, snapshot, expected_id, choice, check)
+    return _write(open_folder, snapshot, diff, chosen, compared_ns, name, choice, branch, audit, check)
+
+
+def write_harmless(
+    open_folder: OpenFolder, snapshot: Snapshot, name: str, audit: Audit | None, check: Callable[[], None]
+) -> tuple[Diff, Committed]:
+    """Write the changes of a snapshot that need no one's decision; return all changes, and what was written."""
+    compared_ns, choice = after_now(), CommitChoice(paths=None, dangerous=(), ours=(), theirs=())
+    diff = _compared(open_folder, snapshot, check)
+    chosen = harmless(diff.changes)
+    if not chosen and not _has_references(snapshot):
+        return diff, Committed()
+    try:
+        return diff, _write(open_folder, snapshot, diff, chosen, compared_ns, name, choice, None, audit, check)
+    except WorkspaceConflict as error:  # with a change of the host's during the commit
+        return diff, Committed(left=dict.fromkeys(error.paths, "the host has just changed it, too"))
+
+
+def harmless(changes: Sequence[Change]) -> tuple[Change, ...]:
+    """Return the changes that are neither dangerous nor conflicts, and stand without those that are."""
+    held = {path for change in changes if not _is_harmless(change) for path in (change.path, change.old_path) if path}
+    above_held = {above for path in held for above in above_of(path)}
+    return tuple(
+        change
+        for change in changes
+        if _is_harmless(change)
+        and not (change.path in above_held and (change.what == "removed" or change.old_kind))
+        and held.isdisjoint(above_of(change.path))
+    )
+
+
+def _is_harmless(change: Change) -> bool:
+    return not (change.dangers or change.conflict or is_of_git(change))
+
+
+def _has_references(snapshot: Snapshot) -> bool:
+    """Tell whether the guest has written a reference of its repository."""
+    return any(path in snapshot.entries for path in (b".git/refs/heads", b".git/packed-refs", b".git/HEAD"))
+
+
+def _write(
+    open_folder: OpenFolder,
+    snapshot: Snapshot,
+    diff: Diff,
+    chosen: tuple[Change, ...],
+    compared_ns: int,
+    name: str,
+    choice: CommitChoice,
+    branch: BranchOptions | None,
+    audit: Audit | None,
+    check: Callable[[], None],
+) -> Committed:
+    """Record and write chosen changes, on a branch or in the folder, and fetch the guest's commits."""
     from cloche.workspace.commit import KEPT, commit
     from cloche.workspace.git_branch import commit_to_branch
     from cloche.workspace.git_identity import author_of, user_settings
 
-    compared_ns = after_now()
-    snapshot, diff, chosen = choose(open_folder, snapshot, expected_id, choice, check)
     if audit is not None:
         audit.record(
             "commit", folder=open_folder.folder.path, sandbox=acting_as("sandbox", name), diff=diff.id,

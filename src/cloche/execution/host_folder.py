@@ -18,6 +18,7 @@ from cloche.core.changes import (
     Committed,
     Diff,
     HostFolder,
+    Shared,
     SupportsChanges,
     SupportsGrantedDisk,
     SupportsHostFolder,
@@ -28,6 +29,7 @@ from cloche.core.limits import Limits
 from cloche.core.loops import finish
 from cloche.core.protocols import OpenLiveSandbox, OpenSandbox
 from cloche.core.record import replace
+from cloche.init.names import pack_text
 from cloche.keeper.attach import Kept
 
 from .commits import (
@@ -45,6 +47,7 @@ from .git_credentials import credential_config
 from .git_inside import WORKSPACE, give_git, in_threads, prepare_git, variables_for
 from .naming import NameOperations
 from .open_folder import FolderOptions, OpenFolder, open_again, open_new
+from .sharing import share_changes
 
 if TYPE_CHECKING:
     from cloche.core.policy import Policy
@@ -300,6 +303,26 @@ class HostFolderOperations(NameOperations):
             if back:
                 await live.unpack_path(open_folder.folder.at, in_threads(packed.pieces()))
         return tuple(change.path for change in changes)
+
+    async def share(self) -> Shared:
+        """Make the view and the host's folder one: write harmless changes, then show the host's current files inside.
+
+        Dangerous changes and conflicts stay in the sandbox, and are returned; so do files that a process inside uses.
+        Afterwards programs inside see what the host has replaced, added and removed meanwhile. For sandboxes with a
+        view (backend `local`). Raises InvalidRequest, and SandboxFileError for too many changes.
+        """
+        open_folder, live = self._require_folder(), self._require_live("share")
+        if open_folder.folder.copied_ns:
+            raise InvalidRequest("share: this sandbox works on a copy of the folder, and only a view can be shared")
+        before = (await live.ask("clock")).get("ns")
+        async with self._snapshot(open_folder) as snapshot:
+            name = name_for(self._name)
+            shared, steps = await _stoppable(
+                lambda check: share_changes(open_folder, snapshot, name, self.audit, check)
+            )
+        for paths, apart in steps:
+            await live.ask("refresh", at=pack_text(open_folder.folder.at), before_ns=before, paths=paths, apart=apart)
+        return shared
 
     @asynccontextmanager
     async def _snapshot(

@@ -11,6 +11,7 @@ import time
 from . import wire
 from .lifetime import Lifetime
 from .loop import POLLIN, Loop, now
+from .names import unpack
 from .ports import Listing, connect
 from .process import MOST_KEPT_EXITS, Process, seconds
 from .tree import Ender
@@ -57,7 +58,7 @@ class Server:
         self.kept: dict[str, Process] = {}  # ended, oldest first
         self.waiting: dict[int, _Waiting] = {}  # for room, by channel, in their order
         self.most_at_once = 0  # processes of the sandbox when there was no room for another one
-        self.pausing: set[Process] = set()  # operations for which everything else stands still
+        self.pausing: set[Process | _Refreshing] = set()  # operations for which everything else stands still
         self.is_held = False  # by the client, until it says so
         self.is_stopping = False
         self.number = 0
@@ -309,6 +310,38 @@ class Server:
             self.loop.send(wire.json_frame(wire.EVENT, number, event="clock", ns=moment))
             self.close(number)
 
+    def _refresh(self, number: int, order: dict[str, Any]) -> None:
+        """Show the host's current files in the views of folders, when all processes stand still."""
+        if getattr(self.host, "refresh", None) is None:
+            raise wire.Refused("unknown", "this sandbox has no view of a folder")
+        refreshing = self.channels[number] = _Refreshing(self, number, order)
+        self.pausing.add(refreshing)
+        self._stop_others()
+        self._await_still(refreshing, now() + MOST_BEHIND_S)
+
+    def _await_still(self, refreshing: _Refreshing, until: float) -> None:
+        """Refresh once each process has stopped; if one does not in time, remove nothing."""
+        are_still = all(_stat_of(pid)[:1] in ([], [b"T"], [b"t"], [b"Z"]) for pid in self.host.other_pids())
+        if not are_still and now() < until:
+            self.loop.call_at((refreshing, "still"), now() + TICK_S, lambda: self._await_still(refreshing, until))
+            return
+        try:
+            kept = refreshing.refresh(removes=are_still)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self.close(refreshing.number, kind="os", message=f"the view cannot be refreshed: {error}")
+        else:
+            self.loop.send(wire.json_frame(wire.EVENT, refreshing.number, event="refreshed", kept=kept))
+            self.close(refreshing.number)
+        finally:
+            self._resume_after(refreshing)
+
+    def _resume_after(self, operation: Process | _Refreshing) -> None:
+        """Let all others go on, if this was the last operation for which they stood still."""
+        if operation in self.pausing:
+            self.pausing.discard(operation)
+            if not self.pausing and not self.is_held:
+                self.lifetime.resume()
+
     def _output(self, number: int, order: dict[str, Any]) -> None:
         for stream, outgoing in self._process_of(order).outgoing.items():
             if outgoing.tail:
@@ -378,10 +411,7 @@ class Server:
         """Remove a process from the running ones, and keep its result for a while."""
         if self.processes.pop(process.id, None) is None:
             return
-        if process in self.pausing:
-            self.pausing.discard(process)
-            if not self.pausing and not self.is_held:
-                self.lifetime.resume()
+        self._resume_after(process)
         if process.is_hidden:
             process.release()
         else:
@@ -427,6 +457,27 @@ class _Waiting:
                 process.take(stream, memoryview(data))
 
 
+class _Refreshing:
+    """Be the channel of a request to show the host's current files."""
+
+    def __init__(self, server: Server, number: int, order: dict[str, Any]):
+        self.server, self.number, self.order = server, number, order
+
+    def refresh(self, *, removes: bool) -> int:
+        """Do it, and return how many of the named files are kept. Raises OSError and others for a malformed order."""
+        paths, apart = ([unpack(name) for name in self.order[key]] for key in ("paths", "apart"))
+        host: Any = self.server.host
+        kept = host.refresh(unpack(self.order["at"]), paths if removes else [], apart, int(self.order["before_ns"]))
+        return int(kept) if removes else len(paths)
+
+    def signal(self, number: int, to: str = "process") -> None: ...
+    def ask(self, body: dict[str, Any]) -> None: ...
+    def take(self, stream: int, data: memoryview) -> None: ...
+    def take_end(self, stream: int) -> None: ...
+    def grant(self, stream: int, count: int) -> None: ...
+    def leave(self) -> None: ...
+
+
 class _Nothing:
     """Be the channel of an operation without further frames."""
 
@@ -447,6 +498,7 @@ OPERATIONS: dict[str, Callable[[Server, int, dict[str, Any]], None]] = {
     "connect": Server._connect,
     "ports": Server._ports,
     "clock": Server._clock,
+    "refresh": Server._refresh,
     "output": Server._output,
     "pause": Server._pause,
     "resume": Server._resume,

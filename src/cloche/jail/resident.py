@@ -23,7 +23,7 @@ import posix
 import sys
 from time import monotonic
 
-from . import messages, procfs, user_namespaces
+from . import host_view, messages, procfs, user_namespaces
 from .accounting import IDLE_TICK_S, TICK_S
 from .command_guest import REQUESTS, CommandGuest, CommandParent, is_own
 from .guest import forget_helper, is_ours, load_notify
@@ -497,6 +497,10 @@ class Resident(CommandParent):
         """Tell whether the writable file system has no room, or no inode, left."""
         state = posix.statvfs(self.spec.workspace)
         return not state.f_bavail or not state.f_favail
+
+    def refresh(self, at: bytes, paths: list[bytes], apart: list[bytes], before_ns: int) -> int:
+        """Show the host's current files in the views of folders; see `host_view.refresh`."""
+        return host_view.refresh(at, paths, apart, before_ns, self.other_pids())
 
     def why_failed(self, take: Callable[[str, int], None]) -> None:
         """Ask the helper for the counters of its control group."""
