@@ -317,9 +317,7 @@ class HostFolderOperations(NameOperations):
         before = (await live.ask("clock")).get("ns")
         async with self._snapshot(open_folder) as snapshot:
             name = name_for(self._name)
-            shared, steps = await _stoppable(
-                lambda check: share_changes(open_folder, snapshot, name, self.audit, check)
-            )
+            shared, steps = await stoppable(lambda check: share_changes(open_folder, snapshot, name, self.audit, check))
         for paths, apart in steps:
             await live.ask("refresh", at=pack_text(open_folder.folder.at), before_ns=before, paths=paths, apart=apart)
         return shared
