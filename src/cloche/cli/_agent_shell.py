@@ -1,0 +1,49 @@
+"""`cloche agent shell`: run a command of an agent on the host in the project's sandbox."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from .agent import agent
+from .options import option, sandbox_options
+from .output import EXIT_FAILED, exit_code_of, say
+
+
+@agent.command("shell")
+@option("-c", "command", metavar="COMMAND", required=True, help="The command, for bash.")
+@option("--allow", metavar="HOST", multiple=True, help="A new sandbox may reach this host. Repeatable.")
+@sandbox_options("secrets")
+def _shell(command: str, allow: tuple[str, ...], options: dict[str, object]) -> int:
+    """Run a command in the sandbox of the current project, and share the folder with it.
+
+    An agent that runs on this host gets it by `cloche agent hook`. The command sees the project's current files, and
+    its harmless changes are written to them when it has ended. Dangerous ones stay in the sandbox, with a sentence on
+    standard error.
+    """
+    import asyncio
+
+    return asyncio.run(_run(command, allow, tuple(options.get("secrets") or ())))  # type: ignore[arg-type]
+
+
+async def _run(command: str, allow: tuple[str, ...], secrets: tuple[str, ...]) -> int:
+    from cloche.coding_agents import host_shell
+    from cloche.coding_agents.launch import opened
+
+    from ._attached import run_in
+
+    launch = host_shell.prepare(os.getcwd(), hosts=allow, secrets=secrets)
+    async with opened(launch, say) as sandbox, host_shell.sharing(sandbox, launch.place) as sentences:
+        result = await run_in(
+            sandbox, ["bash", "-c", command], cwd=launch.cwd, env=launch.environment(), has_terminal=False,
+            reads=_has_input(),
+        )  # fmt: skip
+    for sentence in sentences:
+        say(sentence)
+    return exit_code_of(result)
+
+
+def _has_input() -> bool:
+    """Return whether standard input may have anything: a pipe, a socket or a file."""
+    mode = os.fstat(0).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
