@@ -7,7 +7,7 @@ import stat
 
 from .agent import agent
 from .options import option, sandbox_options
-from .output import EXIT_FAILED, exit_code_of, say
+from .output import exit_code_of, say
 
 
 @agent.command("shell")

@@ -19,7 +19,6 @@ from contextlib import asynccontextmanager
 from cloche import hostfs
 from cloche.core.changes import Change, Shared
 from cloche.core.escape import escape, escape_name
-from cloche.core.record import replace
 from cloche.execution.registry import prefixes_for
 from cloche.execution.sandbox import AsyncSandbox
 
@@ -49,7 +48,7 @@ def prepare(cwd: str, *, hosts: Sequence[str] = (), secrets: Sequence[str] = ())
 def _toolchains() -> tuple[str, ...]:
     """Return the folders of the user's tools that the sandbox does not show anyway."""
     paths = [path for tool in TOOLS if (path := shutil.which(tool)) and not path.startswith(SYSTEM)]
-    return tuple(dict.fromkeys(prefix for path in paths for prefix in prefixes_for(path)))
+    return tuple(dict.fromkeys(prefix for path in paths for prefix in prefixes_for(path) if os.path.isdir(prefix)))
 
 
 @asynccontextmanager
@@ -122,7 +121,7 @@ def sentences_about(shared: Shared, name: str) -> Iterator[str]:
     for path, why in list(left.items())[:MOST_NAMED]:
         yield f"not written to the project: {escape_name(path)}: {escape(why)}"
     for ref in shared.refs:
-        yield f"commits made in the sandbox are in the project's repository as {escape(ref)}; its branches are unchanged"
+        yield f"commits made in the sandbox are {escape(ref)} in the project's repository; its branches are unchanged"
 
 
 def _listed(changes: Sequence[Change]) -> str:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cloche.workspace")
 # Files that record what a sandbox has committed, or what was restored in it; and for how long.
-COMMITTED, RESTORED, KNOWN_S = "committed-", "restored-", 30 * 24 * 3600.0
+COMMITTED, RESTORED, SHARED, KNOWN_S = "committed-", "restored-", "shared-", 30 * 24 * 3600.0
 MOST_MERGED_BYTES = 16 << 20
 MOST_NAMED = 10  # paths per danger in an error message
 
@@ -142,10 +142,10 @@ def compare(open_folder: OpenFolder, snapshot: Snapshot, check: Callable[[], Non
     """Compare a snapshot with the host's folder. `check` raises if the caller was cancelled."""
     from cloche.workspace.compare import make_diff
 
-    folder = open_folder.folder
+    folder, (since_ns, earlier) = open_folder.folder, read_shared(open_folder)
     return make_diff(
-        snapshot, open_folder.fd, hidden={*folder.hidden, *folder.left_out}, opened_ns=folder.opened_ns,
-        committed=read_committed(open_folder), stale=read_restored(open_folder),
+        snapshot, open_folder.fd, hidden={*folder.hidden, *folder.left_out}, opened_ns=since_ns,
+        committed=read_committed(open_folder), stale=read_restored(open_folder), earlier=earlier,
         branches=_dangerous_branches(open_folder, snapshot, check), check=check,
     )  # fmt: skip
 
@@ -451,7 +451,7 @@ def recovered() -> list[str]:
         return []
     for entry in os.scandir(state):
         if (
-            entry.name.startswith((COMMITTED, RESTORED))
+            entry.name.startswith((COMMITTED, RESTORED, SHARED))
             and entry.stat(follow_symlinks=False).st_mtime < time.time() - KNOWN_S
         ):
             os.unlink(entry.path)
@@ -506,6 +506,35 @@ def _keep_record(open_folder: OpenFolder, kind: str, document: object) -> None:
         hostfs.replace(folder_fd, name, json.dumps(document).encode(), mode=0o600, permissions=0o600)
     finally:
         os.close(folder_fd)
+
+
+# A sandbox sees the host's files as they were when they were last shared, but those that it had changed itself then.
+
+
+def read_shared(open_folder: OpenFolder) -> tuple[int, dict[str, int]]:
+    """Return the time from which on changes of the host are unknown inside (ns), and earlier times by path."""
+    opened_ns = open_folder.folder.opened_ns
+    if open_folder.committed is not None:
+        return opened_ns, {}
+    try:
+        with open(_record(open_folder.folder, SHARED), "rb") as file:
+            document = json.load(file)
+            return int(document["at_ns"]), {str(path): int(ns) for path, ns in document["earlier"].items()}
+    except FileNotFoundError:
+        return opened_ns, {}
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        log.warning(
+            "the record of what was shared cannot be read, so changes of the host count as conflicts: %s", error
+        )
+        return opened_ns, {}
+
+
+def note_shared(open_folder: OpenFolder, at_ns: int, changed: Collection[str]) -> None:
+    """Record that the host's files were shown inside, but at the paths that are changed there. Raises OSError."""
+    since_ns, earlier = read_shared(open_folder)
+    _keep_record(
+        open_folder, SHARED, {"at_ns": at_ns, "earlier": {path: earlier.get(path, since_ns) for path in changed}}
+    )
 
 
 # Files that were restored from an archive and that the host has changed since it was saved are conflicts, although the

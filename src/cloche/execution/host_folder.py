@@ -39,6 +39,7 @@ from .commits import (
     compare,
     is_of_git,
     name_for,
+    note_shared,
     read_committed,
     selected,
     write_changes,
@@ -317,9 +318,14 @@ class HostFolderOperations(NameOperations):
         before = (await live.ask("clock")).get("ns")
         async with self._snapshot(open_folder) as snapshot:
             name = name_for(self._name)
-            shared, steps = await stoppable(lambda check: share_changes(open_folder, snapshot, name, self.audit, check))
+            shared, kept, steps = await stoppable(
+                lambda check: share_changes(open_folder, snapshot, name, self.audit, check)
+            )
         for paths, apart in steps:
             await live.ask("refresh", at=pack_text(open_folder.folder.at), before_ns=before, paths=paths, apart=apart)
+        if not isinstance(before, int):
+            raise InvalidRequest("share: the sandbox does not report the time")
+        await _finished(lambda: note_shared(open_folder, before, kept))
         return shared
 
     @asynccontextmanager

@@ -27,8 +27,9 @@ Names = list[str | dict[str, str]]
 
 def share_changes(
     open_folder: OpenFolder, snapshot: Snapshot, name: str, audit: Audit | None, check: Callable[[], None]
-) -> tuple[Shared, list[tuple[Names, Names]]]:
-    """Write the harmless changes of a snapshot; return what became of all, and the requests that show the host's files.
+) -> tuple[Shared, set[str], list[tuple[Names, Names]]]:
+    """Write the harmless changes of a snapshot; return what became of all, the paths that stay changed inside, and the
+    requests that show the host's files.
 
     Each request has paths that the upper layer may let go of, and folders of it that show nothing of the host's.
     """
@@ -43,7 +44,7 @@ def share_changes(
     )
     kept = {path.path for path in diff.left_out} | {path for change in unwritten for path in _paths_of(change)}
     removed = {path for change in unwritten if change.what in ("removed", "renamed") for path in _paths_of(change)}
-    return shared, list(_requests(snapshot, kept, removed))
+    return shared, kept, list(_requests(snapshot, kept, removed))
 
 
 def _unwritten(diff: Diff, written: set[str]) -> list[Change]:

@@ -78,16 +78,19 @@ def compare(
     opened_ns: int | None = None,
     committed: Mapping[str, tuple[int, int]] | None = None,
     stale: Collection[str] = (),
+    earlier: Mapping[str, int] | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> Comparison:
     """Compare a snapshot with an open folder of the host.
 
     A host file changed at `opened_ns` or later is a conflict, unless `committed` has its inode and change time (ns)
-    from an earlier commit. So is what is at or below a path of `stale`. The caller subtracts one clock tick
-    from the time. An exception from `check` ends the comparison.
+    from an earlier commit. So is what is at or below a path of `stale`. `earlier` has other times for some paths. The
+    caller subtracts one clock tick from the times. An exception from `check` ends the comparison.
     """
     with HostTree(folder, check) as tree:
-        comparing = _Comparing(snapshot, tree, frozenset(map(os.fsencode, hidden)), opened_ns, committed or {}, stale)
+        comparing = _Comparing(
+            snapshot, tree, frozenset(map(os.fsencode, hidden)), opened_ns, committed or {}, stale, earlier or {}
+        )
         return comparing.run()
 
 
@@ -99,6 +102,7 @@ def make_diff(
     opened_ns: int | None = None,
     committed: Mapping[str, tuple[int, int]] | None = None,
     stale: Collection[str] = (),
+    earlier: Mapping[str, int] | None = None,
     branches: Collection[Change] = (),
     check: Callable[[], None] = lambda: None,
 ) -> Diff:
@@ -107,8 +111,9 @@ def make_diff(
     `branches` are additional changes for the guest's branches. More than MOST_HELD changes stay in a temporary file.
     """
     comparison = compare(
-        snapshot, folder, hidden=hidden, opened_ns=opened_ns, committed=committed, stale=stale, check=check
-    )
+        snapshot, folder, hidden=hidden, opened_ns=opened_ns, committed=committed, stale=stale, earlier=earlier,
+        check=check,
+    )  # fmt: skip
     rows = comparison.by_path
     with HostTree(folder, check) as tree:
         patch = make_patch(rows.values(), snapshot, tree, check=check)
@@ -289,9 +294,10 @@ class _Comparing:
         opened_ns: int | None,
         committed: Mapping[str, tuple[int, int]],
         stale: Collection[str],
+        earlier: Mapping[str, int],
     ):
         self.snapshot, self.tree, self.hidden = snapshot, tree, hidden
-        self.opened_ns, self.committed, self.stale = opened_ns, committed, stale
+        self.opened_ns, self.committed, self.stale, self.earlier = opened_ns, committed, stale, earlier
         self.changes = Rows(Change)
         self.left_out: dict[bytes, str] = {}
         self.blocked: set[bytes] = set()  # left out with everything below
@@ -414,10 +420,15 @@ class _Comparing:
         """Tell whether the host may have removed this file. A file that was moved inside also begins as a copy, but its
         new path never existed on the host.
         """
+        since = self._since(path)
         return (
-            self.opened_ns is not None
-            and os.fstat(self.tree.nearest_folder(os.fsdecode(path).split("/")[:-1])).st_ctime_ns >= self.opened_ns
+            since is not None
+            and os.fstat(self.tree.nearest_folder(os.fsdecode(path).split("/")[:-1])).st_ctime_ns >= since
         )
+
+    def _since(self, path: bytes) -> int | None:
+        """Return the time from which on a change of the host's is a conflict."""
+        return self.opened_ns if self.opened_ns is None else self.earlier.get(os.fsdecode(path), self.opened_ns)
 
     def _replace(self, path: bytes, kind: FileKind, entry: SnapshotEntry, host: os.stat_result) -> None:
         old_kind = KINDS[stat.S_IFMT(host.st_mode)]
@@ -487,7 +498,8 @@ class _Comparing:
         return digest.hexdigest()
 
     def _conflict(self, path: bytes, host: os.stat_result) -> str:
-        if not self._is_stale(os.fsdecode(path)) and (self.opened_ns is None or host.st_ctime_ns < self.opened_ns):
+        since = self._since(path)
+        if not self._is_stale(os.fsdecode(path)) and (since is None or host.st_ctime_ns < since):
             return ""
         return "" if self.committed.get(os.fsdecode(path)) == (host.st_ino, host.st_ctime_ns) else CHANGED
 
