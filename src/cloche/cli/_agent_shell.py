@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
+from collections.abc import Mapping, Sequence
 
 from .agent import agent
 from .options import option, sandbox_options
@@ -14,7 +16,7 @@ from .output import exit_code_of, say
 @option("-c", "command", metavar="COMMAND", required=True, help="The command, for bash.")
 @option("--allow", metavar="HOST", multiple=True, help="A new sandbox may reach this host. Repeatable.")
 @sandbox_options("secrets")
-def _shell(command: str, allow: tuple[str, ...], options: dict[str, object]) -> int:
+def _shell(command: str, allow: tuple[str, ...], options: Mapping[str, Sequence[str]]) -> int:
     """Run a command in the sandbox of the current project, and share the folder with it.
 
     An agent that runs on this host gets it by `cloche agent hook`. The command sees the project's current files, and
@@ -23,10 +25,32 @@ def _shell(command: str, allow: tuple[str, ...], options: dict[str, object]) -> 
     """
     import asyncio
 
-    return asyncio.run(_run(command, allow, tuple(options.get("secrets") or ())))  # type: ignore[arg-type]
+    return asyncio.run(_until_signal(command, allow, options.get("secrets") or ()))
 
 
-async def _run(command: str, allow: tuple[str, ...], secrets: tuple[str, ...]) -> int:
+async def _until_signal(command: str, allow: Sequence[str], secrets: Sequence[str]) -> int:
+    """Run the command; a signal ends it inside first."""
+    import asyncio
+
+    signals: list[int] = []
+    running = asyncio.ensure_future(_run(command, allow, secrets))
+
+    def end(number: int) -> None:
+        signals.append(number)
+        running.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, end, number)
+    try:
+        return await running
+    except asyncio.CancelledError:
+        if not signals:
+            raise
+        return 128 + signals[0]
+
+
+async def _run(command: str, allow: Sequence[str], secrets: Sequence[str]) -> int:
     from cloche.coding_agents import host_shell
     from cloche.coding_agents.launch import opened
 

@@ -16,7 +16,21 @@ if TYPE_CHECKING:
     from cloche.config.options import SandboxOptions
 
 
-@root.command("mcp")
+class _Mcp(Command):
+    """Serve; with the first argument `install`, run that command instead."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any,  # noqa: ANN401
+    ) -> click.Context:  # fmt: skip
+        """Return the context of the command that is meant."""
+        if args[:1] == ["install"]:
+            from ._mcp_install import install
+
+            return install.make_context(f"{info_name} install", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+
+@root.command("mcp", cls=_Mcp)
 @flag("--http", "over_http", help="Serve HTTP instead of standard input and output.")
 @option("--host", metavar="HOST", default="127.0.0.1", help="With --http: the address to listen on.")
 @option("--port", metavar="N", default=8000, help="With --http: the port; 0 takes a free one.")
@@ -63,7 +77,8 @@ def _mcp(
     """Serve the tools of an agent as an MCP server.
 
     Your options define the sandbox; no argument of a tool can widen it. --timeout is the upper limit for the time-out
-    of a call. With tier 3, the default, the client's user is asked before code runs.
+    of a call. With tier 3, the default, the client's user is asked before code runs. `cloche mcp install CLIENT` adds
+    the server to a client's configuration.
     """
     from cloche.audit.log import switch_on
     from cloche.core.limits import parse_duration

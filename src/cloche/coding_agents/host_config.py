@@ -107,9 +107,10 @@ def _read(path: str, most_bytes: int = MOST_BYTES) -> str | None:
         return None
     except OSError as error:
         raise InvalidRequest(f"{escape_name(path)}: cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise InvalidRequest(f"{escape_name(path)}: is no regular file")
     with open(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise InvalidRequest(f"{escape_name(path)}: is no regular file")
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
         raise InvalidRequest(f"{escape_name(path)}: has more than {most_bytes} bytes; is it the right file?")

@@ -148,8 +148,9 @@ def removed(agent: str, home: str, project: str | None) -> list[FileEdit]:
         return [undone(path, lambda text, _: "" if "agent hook opencode" in text else text, below=project or "")]
     edits = [undone(path, lambda text, name: _without(text, name, row, agent), below=project or "")]
     if agent == "codex":
-        keys = [_trust_key(edits[0].path, index) for index in range(100)]
-        edits.append(undone(f"{home}/.codex/config.toml", lambda text, _: toml_text.without(text, keys)))
+        indexes = _own_indexes(edits[0].before or "", edits[0].path, row, agent)
+        places = [_trust_place(edits[0].path, index) for index in indexes]
+        edits.append(undone(f"{home}/.codex/config.toml", lambda text, _: toml_text.without(text, places)))
     return edits
 
 
@@ -168,12 +169,14 @@ def _entry(agent: str, row: HookRow, options: Sequence[str], *, is_allowed: bool
 
 def _without(text: str, name: str, row: HookRow, agent: str) -> str:
     """Return a text of settings without entries of ours."""
-    while True:
-        groups = json_text.parse(text or "{}", name).at(["hooks", row.event])
-        index = next((n for n, group in enumerate(groups.value if groups else ()) if _is_ours(group, agent)), None)
-        if index is None:
-            return text
+    for index in reversed(_own_indexes(text, name, row, agent)):
         text = json_text.remove(text, ["hooks", row.event, index], name)
+    return text
+
+
+def _own_indexes(text: str, name: str, row: HookRow, agent: str) -> list[int]:
+    groups = json_text.parse(text or "{}", name).at(["hooks", row.event])
+    return [index for index, group in enumerate(groups.value if groups else ()) if _is_ours(group, agent)]
 
 
 def _is_ours(group: object, agent: str) -> bool:
@@ -183,19 +186,17 @@ def _is_ours(group: object, agent: str) -> bool:
 # codex runs a hook only if its configuration has the hook's hash, which it calculates itself.
 
 
-def _trust_key(path: str, index: int) -> str:
-    return f"{path}:pre_tool_use:{index}:0"
+def _trust_place(path: str, index: int) -> list[str]:
+    return ["hooks", "state", f"{path}:pre_tool_use:{index}:0"]
 
 
 def _trust(edit: FileEdit, entry: Mapping[str, Any], home: str) -> FileEdit:
     groups = json_text.parse(edit.after or "{}", edit.path).at(["hooks", "PreToolUse"])
-    key = _trust_key(edit.path, len(groups.items) - 1 if groups else 0)
+    place = _trust_place(edit.path, len(groups.items) - 1 if groups else 0)
     digest = _codex_hash(entry)
     return edited(
         f"{home}/.codex/config.toml",
-        lambda text, _: toml_text.with_table(
-            toml_text.without(text, [key]), ["hooks", "state", key], {"trusted_hash": digest}
-        ),
+        lambda text, _: toml_text.with_table(toml_text.without(text, [place]), place, {"trusted_hash": digest}),
     )
 
 

@@ -40,14 +40,15 @@ def with_table(text: str, path: Sequence[str], values: Mapping[str, str | list[s
     return after
 
 
-def without(text: str, names: Sequence[str]) -> str:
-    """Return the text without the tables whose header ends with one of these names."""
-    ends = tuple(f"{end}]" for name in names for end in (f".{name}", f".{json.dumps(name)}"))
+def without(text: str, paths: Sequence[Sequence[str]]) -> str:
+    """Return the text without some tables, and those in them."""
+    headers = tuple(map(_header, paths))
     kept: list[str] = []
     is_inside = False
     for line in text.splitlines(keepends=True):
         if _HEADER.match(line):
-            is_inside = line.strip().endswith(ends)
+            header = line.partition("#")[0].strip()
+            is_inside = header in headers or header.startswith(tuple(f"{own[:-1]}." for own in headers))
             if is_inside and kept and not kept[-1].strip():
                 kept.pop()
         if not is_inside:
