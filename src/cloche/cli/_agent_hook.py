@@ -8,8 +8,8 @@ import sys
 
 from cloche.core.errors import InvalidRequest
 
+from ._agents import agent
 from ._host_files import settle
-from .agent import agent
 from .options import argument, flag, option, sandbox_options
 
 

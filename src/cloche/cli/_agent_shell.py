@@ -7,7 +7,7 @@ import signal
 import stat
 from collections.abc import Mapping, Sequence
 
-from .agent import agent
+from ._agents import agent
 from .options import option, sandbox_options
 from .output import exit_code_of, say
 
