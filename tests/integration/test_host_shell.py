@@ -145,7 +145,7 @@ def test_nothing_runs_on_the_host(missing: str, agent: HostAgent) -> None:
     if missing == "Cloche":
         settings = agent.home / ".claude/settings.json"
         before = settings.read_text()
-        settings.write_text(before.replace(" agent rewrite", "-gone agent rewrite"))
+        settings.write_text(before.replace(" agent _rewrite", "-gone agent _rewrite"))
         done = agent.asks(f"touch {word}")
         settings.write_text(before)
         assert done.returncode == 2

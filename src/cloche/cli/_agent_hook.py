@@ -1,4 +1,4 @@
-"""`cloche agent hook` and `cloche agent rewrite`: commands of an agent on the host run in a sandbox."""
+"""`cloche agent hook` and `cloche agent _rewrite`: commands of an agent on the host run in a sandbox."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 
 from cloche.core.errors import InvalidRequest
 
+from ._acts import yes_option
 from ._agents import agent
 from ._host_files import settle
 from .options import argument, flag, option, sandbox_options
@@ -25,7 +26,7 @@ def _options(allow: tuple[str, ...], secrets: tuple[str, ...]) -> list[str]:
 @flag("--no-questions", "no_questions", help="claude does not ask its user before each command.")
 @flag("--remove", help="Undo it.")
 @flag("--print", "only_prints", help="Show what would be written, and write nothing.")
-@flag("--yes", help="Write without asking.")
+@yes_option
 @option("--allow", metavar="HOST", multiple=True, help="Commands may reach this host. Repeatable.")
 @sandbox_options("secrets")
 def _hook(
@@ -38,16 +39,17 @@ def _hook(
     allow: tuple[str, ...],
     options: dict[str, tuple[str, ...]],
 ) -> int:
-    """Have the commands of an agent on this host run in a sandbox of the project.
+    """Have the commands of an agent run in a sandbox.
 
-    This writes the agent's own configuration, for all your projects, and shows the difference first. The agent edits
-    the project's files itself. Its commands see them, and their harmless changes are written to them. If Cloche cannot
-    run a command, the command is not run.
+    This writes the configuration of an agent on this host, for all your projects, and shows the difference first. The
+    agent edits the project's files itself. Its commands see them, and their harmless changes are written to them. If
+    Cloche cannot run a command, the command is not run.
     """
-    from cloche.coding_agents import host_hooks, plan
+    from cloche.coding_agents import host_hooks
+    from cloche.coding_agents.places import project_folder
 
     home = os.path.expanduser("~")
-    folder = plan.project_folder(os.getcwd()) if project else None
+    folder = project_folder(os.getcwd()) if project else None
     if remove:
         return settle(host_hooks.removed(name, home, folder), yes=yes, only_prints=only_prints, is_undo=True)
     words = _options(allow, tuple(options.get("secrets") or ()))
@@ -55,7 +57,7 @@ def _hook(
     return settle(edits, yes=yes, only_prints=only_prints)
 
 
-@agent.command("rewrite", hidden=True)
+@agent.command("_rewrite", hidden=True)
 @argument("name", metavar="AGENT", help="The agent that asks.")
 @flag("--no-questions", "no_questions", help="Tell it not to ask its user.")
 @option("--allow", metavar="HOST", multiple=True, help="As in `hook`.")

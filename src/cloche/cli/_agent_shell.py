@@ -17,7 +17,7 @@ from .output import exit_code_of, say
 @option("--allow", metavar="HOST", multiple=True, help="A new sandbox may reach this host. Repeatable.")
 @sandbox_options("secrets")
 def _shell(command: str, allow: tuple[str, ...], options: Mapping[str, Sequence[str]]) -> int:
-    """Run a command in the sandbox of the current project, and share the folder with it.
+    """Run a command in the project's sandbox.
 
     An agent that runs on this host gets it by `cloche agent hook`. The command sees the project's current files, and
     its harmless changes are written to them when it has ended. Dangerous ones stay in the sandbox, with a sentence on

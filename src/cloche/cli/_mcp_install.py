@@ -6,6 +6,7 @@ import os
 
 import click
 
+from ._acts import yes_option
 from ._host_files import settle
 from .options import Command, argument, flag
 
@@ -18,16 +19,17 @@ COMMAND_SETTINGS = {"allow_interspersed_args": True, "ignore_unknown_options": T
 @flag("--project", help="In the current project's file, not in the user's.")
 @flag("--remove", help="Take the entry out again.")
 @flag("--print", "only_prints", help="Show what would be written, and write nothing.")
-@flag("--yes", help="Write without asking.")
+@yes_option
 def install(client: str, words: tuple[str, ...], project: bool, remove: bool, only_prints: bool, yes: bool) -> int:
     """Add `cloche mcp` to a client's configuration, and show the difference first.
 
     All else in the file stays as it is, comments too. An entry called cloche is replaced.
     """
-    from cloche.coding_agents import mcp_clients, plan
+    from cloche.coding_agents import mcp_clients
     from cloche.coding_agents.host_hooks import own_words
+    from cloche.coding_agents.places import project_folder
 
-    home, folder = os.path.expanduser("~"), plan.project_folder(os.getcwd()) if project else None
+    home, folder = os.path.expanduser("~"), project_folder(os.getcwd()) if project else None
     if remove:
         edit = mcp_clients.removed(client, home, folder)
     else:

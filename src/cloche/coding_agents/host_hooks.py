@@ -1,6 +1,6 @@
 """Have the commands of an agent on the host run in a sandbox: the entries of its own configuration that do so.
 
-Theory of operation: the agent asks a hook before it runs a command. The hook (`cloche agent rewrite`) answers with
+Theory of operation: the agent asks a hook before it runs a command. The hook (`cloche agent _rewrite`) answers with
 another command, `cloche agent shell -c COMMAND`, which the agent then runs in place of its own. A hook that fails
 refuses the command: that of these agents whose hooks are programs by exit code 2 and a reason, as any other failure
 would have them run it as it was. Each row was tried with the agent's package; docs/coding-agents.md has the versions.
@@ -161,7 +161,7 @@ def _file(agent: str, home: str, project: str | None) -> str:
 
 def _entry(agent: str, row: HookRow, options: Sequence[str], *, is_allowed: bool) -> dict[str, Any]:
     allowing = ["--no-questions"] if is_allowed else []
-    words = shlex.join([*own_words(), "agent", "rewrite", agent, *allowing, *options])
+    words = shlex.join([*own_words(), "agent", "_rewrite", agent, *allowing, *options])
     command = f"{words} || {{ echo {shlex.quote(REFUSED)} >&2; exit 2; }}"
     hook = {"type": "command", "command": command, "timeout": HOOK_S * row.unit}
     return {"matcher": row.matcher, "hooks": [hook]}
@@ -180,7 +180,7 @@ def _own_indexes(text: str, name: str, row: HookRow, agent: str) -> list[int]:
 
 
 def _is_ours(group: object, agent: str) -> bool:
-    return f" agent rewrite {agent}" in json.dumps(group) and "cloche" in json.dumps(group)
+    return f" agent _rewrite {agent}" in json.dumps(group) and "cloche" in json.dumps(group)
 
 
 # codex runs a hook only if its configuration has the hook's hash, which it calculates itself.

@@ -24,7 +24,7 @@ from cloche.execution.sandbox import AsyncSandbox
 
 from . import plan
 from .launch import Launch
-from .places import AgentPlace
+from .places import AgentPlace, project_folder
 from .row import CodingAgent
 
 SHELL = CodingAgent(name="shell", title="The commands of agents on this host", program="bash")
@@ -37,7 +37,7 @@ MOST_NAMED, MOST_TOLD_BYTES = 10, 4096
 
 def prepare(cwd: str, *, hosts: Sequence[str] = (), secrets: Sequence[str] = ()) -> Launch:
     """Decide how the sandbox for a folder's project is opened. Raises InvalidRequest."""
-    place = AgentPlace(agent=SHELL.name, folder=plan.project_folder(cwd))
+    place = AgentPlace(agent=SHELL.name, folder=project_folder(cwd))
     return Launch(
         row=SHELL, place=place, program=plan.Program(words=("bash",), toolchains=_toolchains()),
         options=plan.AgentOptions(hosts=tuple(hosts), secrets=tuple(secrets)), cwd=os.path.realpath(cwd),

@@ -144,8 +144,8 @@ def compare(open_folder: OpenFolder, snapshot: Snapshot, check: Callable[[], Non
 
     folder, (since_ns, earlier) = open_folder.folder, read_shared(open_folder)
     return make_diff(
-        snapshot, open_folder.fd, hidden={*folder.hidden, *folder.left_out}, opened_ns=since_ns,
-        committed=read_committed(open_folder), stale=read_restored(open_folder), earlier=earlier,
+        snapshot, open_folder.fd, hidden={*folder.hidden, *folder.left_out}, committed=read_committed(open_folder),
+        opened_ns=lambda path: earlier.get(path, since_ns), stale=read_restored(open_folder),
         branches=_dangerous_branches(open_folder, snapshot, check), check=check,
     )  # fmt: skip
 

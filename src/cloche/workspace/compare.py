@@ -75,22 +75,19 @@ def compare(
     folder: int,
     *,
     hidden: Collection[str] = (),
-    opened_ns: int | None = None,
+    opened_ns: int | Callable[[str], int] | None = None,
     committed: Mapping[str, tuple[int, int]] | None = None,
     stale: Collection[str] = (),
-    earlier: Mapping[str, int] | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> Comparison:
     """Compare a snapshot with an open folder of the host.
 
     A host file changed at `opened_ns` or later is a conflict, unless `committed` has its inode and change time (ns)
-    from an earlier commit. So is what is at or below a path of `stale`. `earlier` has other times for some paths. The
-    caller subtracts one clock tick from the times. An exception from `check` ends the comparison.
+    from an earlier commit; a function gives the time for each path. So is what is at or below a path of `stale`. The
+    caller subtracts one clock tick from the time. An exception from `check` ends the comparison.
     """
     with HostTree(folder, check) as tree:
-        comparing = _Comparing(
-            snapshot, tree, frozenset(map(os.fsencode, hidden)), opened_ns, committed or {}, stale, earlier or {}
-        )
+        comparing = _Comparing(snapshot, tree, frozenset(map(os.fsencode, hidden)), opened_ns, committed or {}, stale)
         return comparing.run()
 
 
@@ -99,10 +96,9 @@ def make_diff(
     folder: int,
     *,
     hidden: Collection[str] = (),
-    opened_ns: int | None = None,
+    opened_ns: int | Callable[[str], int] | None = None,
     committed: Mapping[str, tuple[int, int]] | None = None,
     stale: Collection[str] = (),
-    earlier: Mapping[str, int] | None = None,
     branches: Collection[Change] = (),
     check: Callable[[], None] = lambda: None,
 ) -> Diff:
@@ -111,9 +107,8 @@ def make_diff(
     `branches` are additional changes for the guest's branches. More than MOST_HELD changes stay in a temporary file.
     """
     comparison = compare(
-        snapshot, folder, hidden=hidden, opened_ns=opened_ns, committed=committed, stale=stale, earlier=earlier,
-        check=check,
-    )  # fmt: skip
+        snapshot, folder, hidden=hidden, opened_ns=opened_ns, committed=committed, stale=stale, check=check
+    )
     rows = comparison.by_path
     with HostTree(folder, check) as tree:
         patch = make_patch(rows.values(), snapshot, tree, check=check)
@@ -291,13 +286,12 @@ class _Comparing:
         snapshot: Snapshot,
         tree: HostTree,
         hidden: frozenset[bytes],
-        opened_ns: int | None,
+        opened_ns: int | Callable[[str], int] | None,
         committed: Mapping[str, tuple[int, int]],
         stale: Collection[str],
-        earlier: Mapping[str, int],
     ):
         self.snapshot, self.tree, self.hidden = snapshot, tree, hidden
-        self.opened_ns, self.committed, self.stale, self.earlier = opened_ns, committed, stale, earlier
+        self.opened_ns, self.committed, self.stale = opened_ns, committed, stale
         self.changes = Rows(Change)
         self.left_out: dict[bytes, str] = {}
         self.blocked: set[bytes] = set()  # left out with everything below
@@ -428,7 +422,7 @@ class _Comparing:
 
     def _since(self, path: bytes) -> int | None:
         """Return the time from which on a change of the host's is a conflict."""
-        return self.opened_ns if self.opened_ns is None else self.earlier.get(os.fsdecode(path), self.opened_ns)
+        return self.opened_ns(os.fsdecode(path)) if callable(self.opened_ns) else self.opened_ns
 
     def _replace(self, path: bytes, kind: FileKind, entry: SnapshotEntry, host: os.stat_result) -> None:
         old_kind = KINDS[stat.S_IFMT(host.st_mode)]

@@ -22,7 +22,7 @@ ASKS = {
 # These ask once they know what there is to ask about; their own tests show that.
 ASK_LATER = {
     "cloche sandbox stop", "cloche sandbox kill", "cloche sandbox rm", "cloche workspace-snapshot restore",
-    "cloche audit prune",
+    "cloche audit prune", "cloche agent hook",
 }  # fmt: skip
 
 

@@ -55,10 +55,10 @@ def test_a_hook_is_added_and_undone_to_the_byte(agent: str, existing: str | None
         path.write_text(existing)
         path.chmod(0o644)
     for _ in range(2):
-        written(host_hooks.installed(agent, str(home), None, ["--allow", "pypi.org"], is_allowed=False))
+        written(host_hooks.installed(agent, str(home), None, ["--allow", "api.example.org"], is_allowed=False))
     text = path.read_text()
     assert text.count("rewrite" if path.suffix == ".json" else "tool.execute.before") == 1
-    assert "pypi.org" in text
+    assert "api.example.org" in text
     if existing is not None and path.suffix == ".json":
         assert path.stat().st_mode & 0o777 == 0o644
         assert all(words in text for words in ("// the user's own", "/* kept */", '"command": "mine"', "// last"))
