@@ -134,6 +134,12 @@ class Example:
 
 DANGER = {'    *_rows("prefix", CLOCHE, ': '    *_rows("name", BUILD, "examplefile", guards=True),\n'}
 
+AGENT = {
+    '        CodingAgent(\n            name="claude",': """\
+        CodingAgent(name="example", title="Example", program="example-agent", env={"EXAMPLE_TELEMETRY": "0"}),
+"""
+}
+
 
 class Copy:
     """A copy of Cloche's sources with a change, run in processes of their own and with nobody's settings."""
@@ -393,3 +399,14 @@ def test_a_new_dangerous_name_is_one_row(tmp_path: Path) -> None:
     """A file of that name needs its own confirmation, at any depth and in any case; `guards` includes its removal."""
     done = Copy(tmp_path, DANGER).run("-c", NAMES)
     assert done.stderr == ""
+
+
+def test_a_new_agent_is_one_row(tmp_path: Path) -> None:
+    """It is listed, and found on PATH."""
+    copy = Copy(tmp_path, AGENT)
+    program = tmp_path / "bin/example-agent"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    rows = json.loads(copy.cloche("agent", "list", "--json", PATH=f"{program.parent}:{os.environ['PATH']}"))
+    assert {row["agent"]: row["installed"] for row in rows}["example"] == os.path.realpath(program)

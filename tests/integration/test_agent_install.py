@@ -20,7 +20,7 @@ from cloche.coding_agents.install import install_agent
 from cloche.coding_agents.installed import newest
 from cloche.coding_agents.row import CodingAgent, Package
 from cloche.core.errors import InvalidRequest, StartFailed
-from cloche.packages.folders import agents_folder
+from cloche.packages.folders import agents_store
 from cloche.packages.store import Store
 from tests.harness.npm import NpmRegistry, serving_npm
 from tests.harness.packages import own_index
@@ -131,7 +131,7 @@ def test_a_cancelled_installation_leaves_nothing(registry: NpmRegistry) -> None:
 
     async def cancel() -> None:
         task = asyncio.create_task(install_agent(NPM_AGENT))
-        await asyncio.to_thread(_wait, lambda: bool(list(Path(agents_folder(), "making").glob("*/scripts-*"))))
+        await asyncio.to_thread(_wait, lambda: bool(list(Path(agents_store(), "making").glob("*/scripts-*"))))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -141,7 +141,7 @@ def test_a_cancelled_installation_leaves_nothing(registry: NpmRegistry) -> None:
 
 
 def _check_nothing_is_there() -> None:
-    assert not [path for name in ("making", "layers") for path in Path(agents_folder(), name).glob("*")]
+    assert not [path for name in ("making", "layers") for path in Path(agents_store(), name).glob("*")]
     with pytest.raises(InvalidRequest, match="cloche agent install fake"):
         find_agent(NPM_AGENT, variables={"PATH": SEARCH})
 

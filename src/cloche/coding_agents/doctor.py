@@ -239,8 +239,10 @@ def _values(launch: Launch) -> dict[str, str]:
 
 def _files(launch: Launch) -> list[str]:
     """Return the agent's files that may have keys."""
-    files = [*launch.row.first_files, *launch.row.copied, *([launch.row.login.file] if launch.row.login else [])]
-    return [f"{launch.home}/{path}" for path in files]
+    row = launch.row
+    files = [*row.first_files, *(path for texts in row.key_files.values() for path in texts), *row.copied]
+    files += [row.login.file] if row.login else []
+    return [f"{launch.home}/{path}" for path in dict.fromkeys(files)]
 
 
 # What it may reach and see.

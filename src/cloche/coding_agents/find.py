@@ -65,7 +65,7 @@ def find_agent(row: CodingAgent, folder: str = "", variables: Mapping[str, str] 
             f"PATH; install that, or {_remedy(row)}"
         )
     last = [os.path.dirname(path) for path in (tools.get(needed), installed and program) if path]
-    python = [f"{installed.folder}/{ENVIRONMENT}"] if installed is not None else []
+    python = [os.path.realpath(f"{installed.folder}/{ENVIRONMENT}")] if installed is not None else []
     shown = _outermost(prefix for path in (str(program), *python, *tools.values()) for prefix in folders_of(path))
     return FoundAgent(
         words=(str(program),), toolchains=shown, tools=tools, path=_path(search, shown, folder, *last),
@@ -142,7 +142,11 @@ def folders_of(program: str) -> Iterator[str]:
     above, middle, _ = program.partition(MODULES)
     if middle:
         yield f"{above}/node_modules"
-    yield from prefixes_for(program)
+    root = os.path.dirname(program)
+    root = os.path.dirname(root) if os.path.basename(root) == "bin" else root
+    for prefix in prefixes_for(program):
+        # Of a manager's folder, such as ~/.nvm, the one version suffices.
+        yield root if _is_below(root, prefix) else prefix
 
 
 def _can_be_shown(program: str) -> bool:

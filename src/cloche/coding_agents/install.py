@@ -17,6 +17,7 @@ import os
 import posixpath
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -29,7 +30,7 @@ from cloche.core.protocols import Backend
 from cloche.core.record import dataclass, replace
 from cloche.execution.packages import installing_with, terms_of
 from cloche.execution.prepare import prepare_in_thread
-from cloche.packages.folders import MODULES, agents_folder, make_shown
+from cloche.packages.folders import MODULES, agents_store, make_shown
 from cloche.packages.install import Installed as InstalledPackages
 from cloche.packages.install import InstallTerms
 from cloche.packages.install import install as install_packages
@@ -88,7 +89,7 @@ async def install_agent(row: CodingAgent, version: str = "") -> Installed:
         raise InvalidRequest(f"agent: {row.title} is in no registry of packages; install it as its maker says")
     prepared = await prepare_in_thread(backend="local")
     backend, policy = installing_with(prepared)
-    store = Store(agents_folder())
+    store = Store(agents_store())
     terms = await asyncio.to_thread(terms_of, prepared.settings, None)
     terms = replace(terms, resolves_again=True, locked=None, approve=_approve)
     async with store.turn(row.name), store.making() as folder:
@@ -114,13 +115,10 @@ async def _approve(_: Sequence[str]) -> bool:
 
 async def _check_start(site: _Site) -> None:
     """Have the program print its help in a jail without a network. Raises StartFailed with its last words."""
-    search, program = os.environ.get("PATH", ""), f"{site.folder}/bin/{site.row.program}"
-    scripts = [f"{site.folder}/{ENVIRONMENT}", find_program("node", search) or ""]
-    shown = {folder for path in scripts if path for folder in folders_of(path)} - {f"{site.folder}/agent"}
-    path = os.pathsep.join((*(os.path.dirname(path) for path in scripts[1:] if path), SYSTEM_PATH))
+    shown, path = await asyncio.to_thread(_needed_to_start, site)
     step = Step(
-        name=f"start {site.row.program}", argv=(program, "--help"), env={"HOME": "/workspace", "PATH": path},
-        shown=(site.folder, *sorted(shown)), runs_code=True, limits=SCRIPT_LIMITS,
+        name=f"start {site.row.program}", argv=(f"{site.folder}/bin/{site.row.program}", "--help"),
+        env={"HOME": "/workspace", "PATH": path}, shown=(site.folder, *shown), runs_code=True, limits=SCRIPT_LIMITS,
     )  # fmt: skip
     report_progress(Progress(what=f"starting {site.row.program}"))
     try:
@@ -129,6 +127,16 @@ async def _check_start(site: _Site) -> None:
         report_progress(Progress(what=f"starting {site.row.program}", is_over=True))
     if not result.ok:
         raise failed(step, result)
+
+
+def _needed_to_start(site: _Site) -> tuple[list[str], str]:
+    """Return the folders that an agent's program needs beside its own, and a PATH with Node."""
+    node, python = find_program("node", os.environ.get("PATH", "")), f"{site.folder}/{ENVIRONMENT}"
+    needed = [node] if node is not None else []
+    if os.path.lexists(python) and os.path.realpath(python) != os.path.realpath(sys.executable):  # shown to every jail
+        needed.append(os.path.realpath(python))
+    shown = sorted({folder for path in needed for folder in folders_of(path)})
+    return shown, os.pathsep.join((*([os.path.dirname(node)] if node is not None else []), SYSTEM_PATH))
 
 
 async def _publish(store: Store, site: _Site, layer: Layer) -> None:
@@ -291,7 +299,7 @@ def _interpreter(row: CodingAgent, package: Package) -> Target:
         whole = _python_version(python) if python is not None else ""
         if python is not None and whole:
             tag = f"cpython-{version.replace('.', '')}"
-            return replace(own, python=python, version=whole, tag=tag, folder=agents_folder())
+            return replace(own, python=python, version=whole, tag=tag, folder=agents_store())
     raise InvalidRequest(
         f"agent: {row.title} needs Python {' or '.join(versions)}, and this host's PATH has no python{versions[0]}; "
         f"get one, for example: uv python install {versions[0]}"

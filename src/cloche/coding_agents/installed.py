@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from cloche.core.errors import BackendUnavailable
 from cloche.core.record import dataclass
-from cloche.packages.folders import agents_folder
+from cloche.packages.folders import agents_store
 from cloche.packages.store import Store
 
 
@@ -31,7 +31,7 @@ class Installed:
 def installed_agents() -> Iterator[Installed]:
     """Yield all that are installed, the newest first."""
     try:
-        layers = Store(agents_folder()).layers()
+        layers = Store(agents_store()).layers()
     except BackendUnavailable:
         return
     for layer in sorted(layers, key=lambda layer: layer.created, reverse=True):

@@ -21,7 +21,7 @@ from cloche.core.escape import escape_name
 from cloche.core.loops import finish
 from cloche.core.record import replace
 from cloche.core.result import Result
-from cloche.packages.folders import agents_folder, is_own
+from cloche.packages.folders import agents_store, is_own
 
 from .open_folder import FolderOptions
 from .prepare import Prepared
@@ -112,7 +112,7 @@ def _look_through(named: str) -> tuple[str, list[str]]:
 def is_installed_agent(path: str) -> bool:
     """Tell whether a real path is the folder of an agent that Cloche installed: it has packages alone."""
     try:
-        store = os.path.realpath(agents_folder())
+        store = os.path.realpath(agents_store())
     except BackendUnavailable:
         return False
     return os.path.dirname(path) == f"{store}/layers" and is_own(store)

@@ -29,7 +29,7 @@ def default_folder() -> str:
     return os.path.join(data_folder, "packages")
 
 
-def agents_folder() -> str:
+def agents_store() -> str:
     """Return the folder of the installed coding agents, a store beside that of packages. Raises BackendUnavailable."""
     return os.path.join(os.path.dirname(default_folder()), "agents")
 

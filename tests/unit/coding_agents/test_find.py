@@ -48,13 +48,13 @@ def _find(*folders: Path) -> tuple[str, list[str], tuple[str, ...]]:
 
 
 def test_npm_with_a_manager_of_versions(home: Path) -> None:
-    """As of nvm: the link is followed, the manager's folder is shown, and its Node is on PATH."""
+    """As of nvm: the link is followed, the folder of this one version is shown, and its Node is on PATH."""
     root = home / ".nvm/versions/node/v22.1.0"
     script = _program(root / "lib/node_modules/fake/cli.js", NODE_SCRIPT)
     _program(root / "bin/node")
     _link(root / "bin/fake", script)
     program, shown, path = _find(root / "bin")
-    assert (program, shown, path[0]) == (str(script), [str(home / ".nvm")], str(root / "bin"))
+    assert (program, shown, path[0]) == (str(script), [str(root)], str(root / "bin"))
 
 
 def test_npm_with_a_prefix_of_its_own(home: Path) -> None:
@@ -90,7 +90,7 @@ def test_shims(home: Path, kind: str) -> None:
     else:
         _program(root / "shims/fake")
     program, shown, _ = _find(root / ("bin" if kind == "volta" else "shims"))
-    assert (program, shown) == (str(real), [str(root)])
+    assert (program, shown) == (str(real), [str(root / "versions/3.12")])
 
 
 def test_tools_are_shown_if_they_may_be(home: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from cloche.coding_agents.install import remove_older
 from cloche.coding_agents.installed import installed_agents, newest
-from cloche.packages.folders import agents_folder
+from cloche.packages.folders import agents_store
 from cloche.packages.npm import npm_target
 from cloche.packages.store import Store
 
@@ -18,7 +18,7 @@ from cloche.packages.store import Store
 def test_the_newest_is_used_and_the_one_before_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the time of installation, not by number; other agents are not touched."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    store = Store(agents_folder())
+    store = Store(agents_store())
 
     async def publish(key: str) -> None:
         async with store.making() as folder:
