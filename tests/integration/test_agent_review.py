@@ -170,7 +170,7 @@ def test_on_a_terminal_nothing_of_the_guest_is_a_command_to_it(project: Path) ->
             terminal.type("d\r")
             assert "+x\\x1b]0;approved\\x07" in terminal.see("[?]: ")
             terminal.type("h\r")
-            terminal.see("[y/N]: ")
+            terminal.see("[s]kip the rest: ")
             terminal.type("\x03")
             while not terminal.shows("keeps its changes", patience_s=5):  # it may come just before `input` reads
                 terminal.type("\x03")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
@@ -19,12 +20,13 @@ from cloche.core.record import replace
 
 from ._agent_compare import tell_conflicts
 from ._agents import agent
-from ._review import STYLES, agreed_paths, ask_letter, cut_line, row_of, tell_committed
-from .options import argument, option
+from ._review import SIGNS, STYLES, agreed_paths, ask_letter, cut_line, row_of, tell_committed
+from .options import argument, flag, option
 from .output import GuestWriter, say, showing_progress
 
 if TYPE_CHECKING:
     from cloche.coding_agents.review import Choice, Review, ReviewedFile, ReviewEnd
+    from cloche.coding_agents.steps import Step
     from cloche.core.result import Result
     from cloche.execution.sandbox import AsyncSandbox
 
@@ -48,11 +50,14 @@ discard  undo all changes in the sandbox; they are saved first (type the whole w
 @argument("name", metavar="[NAME]", required=False, help="A sandbox with a folder. Default: the one of this folder.")
 @option("--check", metavar="COMMAND", help="Run this line of shell on the result first, in a copy without a network.")
 @option("--branch", metavar="BRANCH", help="Write to this new git branch in place of the files.")
-def _command(name: str | None, check: str | None, branch: str | None) -> int:
+@flag("--steps", "shows_steps", help="Show what the agent has changed step by step, the last step at the end.")
+def _command(name: str | None, check: str | None, branch: str | None, shows_steps: bool) -> int:
     """Show what a sandbox has changed, and ask what to write.
 
     Dangerous changes come first, each with its reason. Nothing is written without an answer.
     """
+    if shows_steps:
+        return _show_steps(name or sandbox_here())
     if not os.isatty(0):
         raise InvalidRequest(
             "agent review asks on a terminal, and standard input is not one; without one: cloche diff NAME, then "
@@ -63,12 +68,11 @@ def _command(name: str | None, check: str | None, branch: str | None) -> int:
 
 def sandbox_here() -> str:
     """Return the name of the agent's sandbox on the current project. Raises InvalidRequest unless it is one."""
-    from cloche.coding_agents.launch import is_open
-    from cloche.coding_agents.own_rows import known_agents
-    from cloche.coding_agents.places import AgentPlace, project_folder
+    from cloche.coding_agents.forks import living
+    from cloche.coding_agents.places import project_folder
 
     folder = project_folder(os.getcwd())
-    names = [place.sandbox for name in known_agents() if is_open(place := AgentPlace(agent=name, folder=folder))]
+    names = [agent.name for agent in living(folder)]
     if len(names) == 1:
         return names[0]
     listed = ": " + ", ".join(names) if names else ""
@@ -76,6 +80,35 @@ def sandbox_here() -> str:
         f"agent: {len(names) or 'no'} sandboxes of agents are open on {escape_name(folder)}{listed}; name one "
         "(cloche ps lists all)"
     )
+
+
+def _show_steps(name: str) -> int:
+    from cloche.coding_agents import about
+    from cloche.coding_agents.places import AgentPlace, agents_folder
+    from cloche.coding_agents.steps import steps
+
+    from ._pager import page
+
+    noted = about.read(f"{agents_folder()}/{name}")
+    if noted is None:
+        raise InvalidRequest(f"agent review: {escape_name(name)} is no sandbox of an agent, so it has no steps")
+    found = steps(AgentPlace(agent=noted.agent, folder=noted.folder, number=noted.number))
+    if not found:
+        say("no step is noted: one is, when the agent's work is saved")
+    page(line for step in found for line in _step_lines(step))
+    return 0
+
+
+def _step_lines(step: Step) -> Iterator[str]:
+    """Yield the lines of one step; the pager escapes them."""
+    files = "1 file" if step.count == 1 else f"{step.count:,} files"
+    yield f"@ {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(step.saved_at))}: {files} ({step.reason})"
+    for file in step.files[:MOST_ROWS]:
+        yield f"  {SIGNS.get(file.what, '=')} {escape_name(file.path)}"
+    yield from step.patch.removesuffix("\n").split("\n") if step.patch else ()
+    if step.is_cut:
+        yield "  the patch of this step does not show everything"
+    yield ""
 
 
 async def _reviewed(name: str, check: str | None, branch: str | None) -> int:
@@ -195,10 +228,26 @@ class _Reviewing:
         for file in asked_files(self.review):
             print(_row(file))
             if len(file.hunks) > 1:
-                chosen[file.change.path] = [hunk.id for hunk in file.hunks if self._wants_hunk(hunk.text)]
+                chosen[file.change.path] = self._chosen_hunks(file)
             elif self._wants_hunk(file.diff.text if file.diff is not None else ""):
                 chosen[file.change.path] = None
         return await self.write(choice_of(chosen, self.review))
+
+    def _chosen_hunks(self, file: ReviewedFile) -> list[str]:
+        """Ask about each hunk of a file; return the ids of those to write."""
+        chosen: list[str] = []
+        for number, hunk in enumerate(file.hunks):
+            show_lines(hunk.text)
+            question = (
+                f"hunk {number + 1} of {len(file.hunks)}: write it? [y]es, [N]o, [a]ll from here, [s]kip the rest: "
+            )
+            answer = ask_letter(self._read_or_end, question, "ynas")
+            if answer == "a":
+                return [*chosen, *(rest.id for rest in file.hunks[number:])]
+            if answer == "s":
+                break
+            chosen += [hunk.id] if answer == "y" else []
+        return chosen
 
     def _wants_hunk(self, text: str) -> bool:
         if text:

@@ -95,20 +95,22 @@ async def _run_agent(launch: Launch, ending: Ending, *, as_json: bool) -> int:
     from ._attached import run_in
     from ._unattended import counted, run_once
 
-    if not is_open(launch.place):
+    has_terminal = launch.options.prompt is None and os.isatty(0)
+    is_settled = not (has_terminal and is_open(launch.place))  # the agent may run in it, and is only attached to
+    if is_settled:
         settle_state(launch.place, launch.row)
     async with opened(launch, say) as sandbox:
         if launch.options.prompt is not None:
             return await run_once(sandbox, launch, ending, as_json=as_json)
-        if os.isatty(0):
-            return await _run_with_terminal(sandbox, launch, ending)
+        if has_terminal:
+            return await _run_with_terminal(sandbox, launch, ending, is_settled=is_settled)
         result = await run_in(sandbox, launch.command(), cwd=launch.cwd, env=launch.environment(), has_terminal=False)
         if changes := (await sandbox.diff()).changes:
             say(f"{counted(len(changes))} kept: cloche agent review {launch.place.sandbox}")
     return exit_code_of(result)
 
 
-async def _run_with_terminal(sandbox: AsyncSandbox, launch: Launch, ending: Ending) -> int:
+async def _run_with_terminal(sandbox: AsyncSandbox, launch: Launch, ending: Ending, *, is_settled: bool) -> int:
     """Start the agent on this terminal, or attach to the one that runs; then review what it has changed."""
     from cloche.coding_agents.terminal_note import process_of
 
@@ -125,7 +127,8 @@ async def _run_with_terminal(sandbox: AsyncSandbox, launch: Launch, ending: Endi
     if runs:
         end = await attach_agent_terminal(sandbox, state=place.state)
     else:
-        settle_state(place, launch.row)
+        if not is_settled:
+            settle_state(place, launch.row)
         resumes = bool(kept) and not launch.options.arguments
         command, env = launch.command(resumes=resumes), launch.environment()
         end = await run_agent_terminal(sandbox, command, env, launch.cwd, state=place.state)

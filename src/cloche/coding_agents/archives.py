@@ -274,7 +274,7 @@ async def restore(sandbox: AsyncSandbox, archive: Archive) -> Restored:
     open_folder = folder_of(sandbox)
     if open_folder.folder.path != archive.folder:
         raise InvalidRequest(f"this archive is of {archive.folder}, and the sandbox has {open_folder.folder.path}")
-    snapshot, marks = await finish(asyncio.to_thread(lambda: _read(archive)))
+    snapshot, marks = await finish(asyncio.to_thread(lambda: read_archive(archive)))
     try:
         changed = await finish(asyncio.to_thread(lambda: _changed(open_folder.fd, marks)))
         note_conflicts(sandbox, changed)  # before, so that nothing is ever shown without
@@ -284,7 +284,8 @@ async def restore(sandbox: AsyncSandbox, archive: Archive) -> Restored:
     return Restored(archive=archive, changed_on_host=changed)
 
 
-def _read(archive: Archive) -> tuple[Snapshot, Mapping[str, str]]:
+def read_archive(archive: Archive) -> tuple[Snapshot, Mapping[str, str]]:
+    """Return what an archive has, and the host's marks. Raises InvalidRequest if it is damaged."""
     try:
         with open(archive.path, "rb") as file:
             _, size = _read_head(archive.path, file)

@@ -39,6 +39,7 @@ from cloche.keeper.attach import visit
 from . import archives
 from .folder_size import folder_size
 from .places import AgentPlace
+from .steps import note_step
 
 log = logging.getLogger("cloche.agents")
 WATCH, LOCK, MOST_FILE_BYTES = "watch.json", "watch.lock", 1 << 16
@@ -260,6 +261,8 @@ class Watcher:
             self._mark = archive.mark
             seconds = time.monotonic() - began
             self._note(saved_at=archive.saved_at, saves=self._noted.saves + 1, save_s=seconds, error="")
+            with suppress(ClocheError, OSError):
+                await asyncio.to_thread(note_step, self._place, archive)
 
     def _note(self, **facts: Any) -> None:  # noqa: ANN401 - fields of Watched
         self._noted = replace(self._noted, **facts)
