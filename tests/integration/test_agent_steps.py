@@ -58,7 +58,7 @@ def test_each_step_has_what_changed_since_the_last_one(place: AgentPlace, monkey
                 await sandbox.kill()
 
     asyncio.run(work())
-    about.note(place, {})
+    about.note(place, {}, None)
     second, last = steps.steps(place)
     assert told(second) == {
         ("modified", "a"), ("added", "new/y"), ("removed", "new/x"), ("added", "new/link"), ("added", "d/f"),

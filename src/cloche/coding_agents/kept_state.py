@@ -12,11 +12,9 @@ from __future__ import annotations
 import base64
 import errno
 import hashlib
-import io
 import json
 import os
 import stat
-import tarfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -27,8 +25,6 @@ from typing import Any, Literal
 from cloche import hostfs
 from cloche.core.record import asdict, dataclass, field
 from cloche.workspace.host_files import HostTree
-from cloche.workspace.lines import Work, changed_regions, hunks
-from cloche.workspace.patch import text_lines
 
 from .places import AgentPlace
 from .row import CodingAgent
@@ -309,6 +305,9 @@ def _change(path: str, old: KeptFile | None, new: KeptFile | None) -> StateChang
     if texts[0] is None or texts[1] is None:
         sizes = " to ".join(f"{entry.size:,} bytes" for entry in (old, new) if entry is not None)
         return StateChange(path=path, what=what, note=f"not shown: binary, or too long ({sizes})")
+    from cloche.workspace.lines import Work, changed_regions, hunks
+    from cloche.workspace.patch import text_lines
+
     before, after = text_lines(texts[0]), text_lines(texts[1])
     diff = "".join(hunks(before, after, changed_regions(before, after, Work(MOST_STEPS))))
     notes = [_kind(entry) for entry in (old, new) if entry is not None and _kind(entry)]
@@ -366,6 +365,9 @@ def _write_accepted(place: AgentPlace, files: Mapping[str, KeptFile]) -> None:
 
 def _save(place: AgentPlace, files: Mapping[str, KeptFile]) -> str:
     """Write files to an archive of mode 0600; return its path."""
+    import io
+    import tarfile
+
     os.makedirs(place.saved, mode=0o700, exist_ok=True)
     name = time.strftime(f"state-%Y%m%d-%H%M%S-{os.urandom(2).hex()}.tar", time.gmtime())
     saved_fd = hostfs.open_folder(place.saved)
