@@ -5,13 +5,18 @@ All of it runs on a host of the world (tests/harness/world.py): every address ha
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cloche.coding_agents import boundaries
+from cloche.core.errors import StartFailed
+from cloche.execution.sandbox import AsyncSandbox
 from tests.harness.world import World, open_world
 
 pytestmark = pytest.mark.both_users
@@ -21,6 +26,8 @@ HEAD = """
 import asyncio, os, subprocess, sys
 from pathlib import Path
 from cloche.coding_agents import boundaries
+from cloche.core.errors import StartFailed
+from cloche.execution.sandbox import AsyncSandbox
 from cloche.core.policy import Policy
 from cloche.execution.sandbox import AsyncSandbox
 
@@ -121,3 +128,40 @@ def test_what_is_said_of_an_agent_names_secrets_and_folders_but_no_value(examine
     assert found["view"]["copied"] == ["~/.claude/CLAUDE.md"]
     missing = [one["name"] for one in found["requirements"] if one["is_needed"] and not one["is_met"]]
     assert (examined["code"], found["sound"]) == ((0, True) if not missing else (1, False)), missing
+
+
+OWN_SOCKETS = """
+import os, socket, sys, time
+stream, datagram = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+os.makedirs(os.path.dirname(sys.argv[1]), exist_ok=True)
+stream.bind(sys.argv[1])
+stream.listen()
+datagram.bind(sys.argv[2])
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_start_takes_no_socket_of_the_sandbox_for_the_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guest that listens where the host does is no finding, while a key in its environment stops the start."""
+    paths = [str(tmp_path / "stream"), str(tmp_path / "datagram")]
+
+    async def main() -> tuple[boundaries.Boundaries, str]:
+        async with AsyncSandbox(env={"LEAKED": KEY}, live=True, network="off") as sandbox:
+            process = await sandbox.start(["python3", "-c", OWN_SOCKETS, *paths])
+            await process.stdout.read()
+            tried = await boundaries.require_boundaries(sandbox, home=str(tmp_path))
+            with pytest.raises(StartFailed) as raised:
+                await boundaries.require_boundaries(sandbox, home=str(tmp_path), values={"THE_KEY": KEY})
+        return tried, str(raised.value)
+
+    with socket.socket(socket.AF_UNIX) as stream, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagram:
+        stream.bind(paths[0])
+        stream.listen()
+        datagram.bind(paths[1])
+        monkeypatch.setenv("NVIM", paths[0])
+        monkeypatch.setenv("TMUX", f"{paths[1]},1,0")
+        tried, told = asyncio.run(main())
+    assert tried.failed == ()
+    assert "the keys: THE_KEY" in told
+    assert KEY not in told

@@ -29,7 +29,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal
 
-from cloche.core.errors import ClocheError
+from cloche.core.errors import ClocheError, StartFailed
 from cloche.core.escape import escape
 from cloche.core.record import dataclass
 from cloche.keeper import registry
@@ -121,6 +121,7 @@ _ACCEPTS = 0x10000  # __SO_ACCEPTCON, among the flags of /proc/net/unix
 MOST_SOCKETS, MOST_HOME, MOST_TABLE_BYTES = 300, 200, 1 << 20
 MOST_LINES_BYTES, MOST_HOW_CHARS, MOST_TOLD = 2 << 20, 120, 4
 TIMEOUT_S = 20.0
+LEAST_CHARS = 8  # of a value that is looked for: a shorter one may stand anywhere
 _INTERPRETER = os.path.realpath(sys.executable)  # which a sandbox shows, read-only
 # Addresses for documents (RFC 5737, RFC 3849), a private one, and those of metadata services.
 _DOCUMENT, _PRIVATE = ("203.0.113.1", "2001:db8::1"), ("10.255.255.254", "fd00::1")
@@ -194,6 +195,22 @@ async def try_boundaries(
     return Boundaries(rows=(*rows, _keys(lines[len(orders)], values or {})), seconds=seconds)
 
 
+async def require_boundaries(
+    sandbox: AsyncSandbox, *, home: str, values: Mapping[str, str] | None = None
+) -> Boundaries:
+    """Make the quick attempts of a start, of which the egress process does not learn. Raises StartFailed for one that
+    succeeds; one that could not be tried is in the answer.
+    """
+    tried = await try_boundaries(sandbox, home=home, values=values)
+    if reached := [row for row in tried.rows if row.state == "reached"]:
+        told = "; ".join(f"{row.name}: {row.how}" for row in reached)
+        raise StartFailed(
+            f"an attempt from inside the sandbox succeeded that must not ({told}). cloche agent doctor shows all",
+            step="boundaries",
+        )
+    return tried
+
+
 def _judged(
     orders: Sequence[Order], lines: Sequence[tuple[str, str]], without: Mapping[int, str], written: Sequence[str]
 ) -> list[Row]:
@@ -233,7 +250,7 @@ def _keys(answer: tuple[str, str], values: Mapping[str, str]) -> Row:
         held = bytes.fromhex(answer[1]) if answer[0] == "text" else b""
     except ValueError:
         held = b""
-    names = [name for name, value in values.items() if value and value.encode() in held]
+    names = [name for name, value in values.items() if len(value) >= LEAST_CHARS and value.encode() in held]
     state: State = "reached" if names else "refused" if held else "untried"
     how = ", ".join(names) or (f"not in {len(held)} bytes of them" if held else "nothing could be read")
     how = how if values or names or not held else "no secret is given"
@@ -356,7 +373,8 @@ class _Host:
         usual = [name.format(runtime=runtime, home=self.home) for name in _USUAL_SOCKETS]
         kept = [f"{place}/{found.name}.sock" for place in registry.places() for found in registry.found()]
         for name in list(dict.fromkeys([*_variables(), *usual, *kept, *_listening_here()]))[:MOST_SOCKETS]:
-            yield _row_of(name), "unix", name
+            identity = _identity(name) if name.startswith("/") else None
+            yield _row_of(name), "unix", name, *(identity or (0, 0))
         yield KEYRING, "kernel", "keyctl", 0, -4, 0  # KEYCTL_GET_KEYRING_ID of the user's
 
     def _files(self) -> Iterator[Order]:

@@ -35,7 +35,7 @@ NUMBERS = {
 }  # fmt: skip
 
 
-def unix(name: str) -> Came:
+def unix(name: str, device: int = 0, inode: int = 0) -> Came:
     """Connect to a socket of the host's, by its path or its abstract name."""
     kinds = (_socket.SOCK_STREAM, _socket.SOCK_SEQPACKET, _socket.SOCK_DGRAM)
     came = (UNTRIED, "no kind of socket fits")
@@ -43,6 +43,10 @@ def unix(name: str) -> Came:
         came = _connect(name, kind)
         if came != (REFUSED, "EPROTOTYPE"):
             break
+    if IS_INSIDE and came[0] == REACHED and kind == _socket.SOCK_DGRAM:  # which has no peer before it sends
+        state = posix.lstat(name) if name.startswith("/") else None
+        if state is None or (state.st_dev, state.st_ino) != (device, inode):
+            return REFUSED, "a socket of the sandbox's own"
     return came
 
 
