@@ -35,6 +35,7 @@ NAMESPACES: Mapping[str, str] = {
     "fleet": "nodes of a fleet, and leases on them",
     "audit": "the audit log and what is kept beside it",
     "agent": "tools, approvals and repair by a model",
+    "agents": "coding agents: archives and watchers",
 }
 # When a switch takes effect. Helpers, egress processes and keepers write no lines themselves: who starts them does.
 APPLIES_TO: Mapping[str, str] = {

@@ -25,7 +25,8 @@ def test_every_setting_has_a_row() -> None:
     assert own - rows == {*parts, "ceilings", "images", "roots", "remotes", "origins"}
     assert named - rows == {
         "policy.read_only_root", "policy.writable_paths", "policy.drop_capabilities", "policy.layers",
-        "policy.accept_claimed_level", "policy.host_folder", "policy.packages_lock", "policy.digests",
+        "policy.accept_claimed_level", "policy.host_folder", "policy.home", "policy.host_ports", "policy.why",
+        "policy.packages_lock", "policy.digests",
         "policy.toolchains", "policy.toolchains_hidden", "policy.toolchains_path", "policy.secrets",
     }  # fmt: skip
     assert rows - own - named == {name for name in rows if name.startswith(("images.", "roots.", "remotes."))}
