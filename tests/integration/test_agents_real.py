@@ -122,11 +122,13 @@ def refuse(host: Host, folder: Path) -> None:
             host.run(folder, *CLOCHE, "approvals", "deny", str(asked["number"]))
             names.append(asked["arguments"]["host"])
         time.sleep(0.2)
+    assert names == [REFUSED], "nothing is asked for by the agent itself"
 
 
 def check(host: Host, project: Path) -> None:
     """Check what was asked for, what the agent's tools said, and what came into the folder."""
     asked = host.world.asked()
+    assert "Hosts that you reach: api.anthropic.com" in asked[-1]["body"]
     told = results(asked)
     for text, part in zip(told[3:], ("OK", "Mend add by A User", SAID_NO, KEPT), strict=True):
         assert part in text, text

@@ -18,6 +18,10 @@ _CLAUDE_LOGIN = (
     '{"claudeAiOauth": {"accessToken": "{access_token}", "refreshToken": "{refresh_token}", "expiresAt": {expires_ms}, '
     '"scopes": ["user:inference", "user:profile", "user:sessions:claude_code"]}}'
 )
+# At its start it is told the limits by the program that shows them, whatever its instructions file says by then.
+_CLAUDE_OPTIONS = (
+    '{"sandbox":{"enabled":false},"hooks":{"SessionStart":[{"hooks":[{"type":"command","command":"cloche-why"}]}]}}'
+)
 _CODEX_LOGIN = (
     '{"auth_mode": "chatgpt", "OPENAI_API_KEY": null, "tokens": {"id_token": "{id_token}", "access_token": '
     '"{access_token}", "refresh_token": "{refresh_token}", "account_id": "{account_id}"}, "last_refresh": "{now}"}'
@@ -54,13 +58,14 @@ TABLE: Mapping[str, CodingAgent] = {
             package=Package(
                 registry="npm", name="@anthropic-ai/claude-code", scripts=("@anthropic-ai/claude-code",), node=18
             ),
-            arguments=("--settings", '{"sandbox":{"enabled":false}}'),
+            arguments=("--settings", _CLAUDE_OPTIONS),
             without_questions=("--dangerously-skip-permissions",),
             for_prompt=("--print", "{prompt}"),
             to_resume=("--continue",),
             env={
                 "IS_SANDBOX": "1", "DISABLE_TELEMETRY": "1", "DISABLE_ERROR_REPORTING": "1", "DISABLE_AUTOUPDATER": "1",
                 "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "ENABLE_CLAUDEAI_MCP_SERVERS": "false",
+                "CLAUDE_CODE_DISABLE_OFFICIAL_MARKETPLACE_AUTOINSTALL": "1",
             },
             secrets=("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN"),
             login=Login(
