@@ -1,4 +1,4 @@
-"""Tests the rules of the network, without any sandbox; lists and revokes what approvers allowed for folders."""
+"""Tests the rules of the network, and adds some to a sandbox; lists and revokes what approvers allowed for folders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 EXIT_REFUSED = 1
 _TLS_PORT = 443
 
-network = root.group("network", help="The network: test hosts, list and revoke grants.")(lambda: None)
+network = root.group("network", help="The network: test and allow hosts; grants.")(lambda: None)
 
 
 @network.command("test")
@@ -40,6 +40,19 @@ def _test(target: str, resolve: bool, options: SandboxOptions, as_json: bool) ->
     at least one address, else 1.
     """
     return decide_on(target, options, is_resolved=resolve, as_json=as_json)
+
+
+@network.command("allow")
+@argument("hosts", metavar="HOST", nargs=-1, required=True, help="As in network_allow: a.example, b.example:8443.")
+@option("--in", "name", metavar="NAME", required=True, help="The sandbox.")
+def _allow(hosts: tuple[str, ...], name: str) -> int:
+    """Allow further hosts in a sandbox with a name, until it ends; also one that was asked about and refused."""
+    from cloche.sync import Sandbox
+
+    with Sandbox.attach(name) as sandbox:
+        sandbox.network.allow(*hosts)
+    say(f"allowed in {name}: {', '.join(map(escape_line, hosts))}")
+    return 0
 
 
 @network.command("grants")
