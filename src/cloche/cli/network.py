@@ -46,7 +46,10 @@ def _test(target: str, resolve: bool, options: SandboxOptions, as_json: bool) ->
 @argument("hosts", metavar="HOST", nargs=-1, required=True, help="As in network_allow: a.example, b.example:8443.")
 @option("--in", "name", metavar="NAME", required=True, help="The sandbox.")
 def _allow(hosts: tuple[str, ...], name: str) -> int:
-    """Allow further hosts in a sandbox with a name, until it ends; also one that was asked about and refused."""
+    """Allow further hosts in a sandbox with a name.
+
+    They hold until it ends, also for a host that was asked about and refused.
+    """
     from cloche.sync import Sandbox
 
     with Sandbox.attach(name) as sandbox:
