@@ -21,10 +21,13 @@ CLAIMS = {"email": "me@good.example", "https://api.openai.com/auth": {"chatgpt_a
 
 
 class Logins:
-    """Hold what a token server knows. `wait_s` is how long it takes for an answer to a refresh, which counts before."""
+    """Hold what a token server knows. `wait_s` is how long it takes for an answer to a refresh, which counts before.
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
+    With `is_web` the access token is a web token, and comes with another one about its user.
+    """
+
+    def __init__(self, *, is_web: bool = False) -> None:
+        self.lock, self.is_web = threading.Lock(), is_web
         self.forget()
 
     def forget(self) -> None:
@@ -35,7 +38,11 @@ class Logins:
     @property
     def tokens(self) -> dict[str, str]:
         """Return the tokens of now."""
-        return {"access_token": f"{ACCESS}{self.number:03}", "refresh_token": f"{REFRESH}{self.number:03}"}
+        refresh = {"refresh_token": f"{REFRESH}{self.number:03}"}
+        if not self.is_web:
+            return {"access_token": f"{ACCESS}{self.number:03}", **refresh}
+        claims = {**CLAIMS, "exp": 1_700_000_000, "number": self.number}
+        return {"access_token": web_token(claims), "id_token": web_token({**claims, "aud": "me"}), **refresh}
 
     def exchange(self, asked: dict[str, Any]) -> dict[str, Any] | None:
         """Return the answer to a login or a refresh; None for a refused one."""
@@ -58,7 +65,7 @@ class Logins:
         return not self.is_revoked and authorization == f"Bearer {self.tokens['access_token']}"
 
 
-STATE = Logins()
+STATE, WEB_STATE = Logins(), Logins(is_web=True)
 
 
 def _json(told: object, status: str = "200 OK") -> Response:
@@ -67,15 +74,16 @@ def _json(told: object, status: str = "200 OK") -> Response:
 
 def token_server(request: Request) -> Response:
     """Answer a request for tokens, or to revoke them; set and tell the state."""
+    state = STATE if request.host == "platform.claude.com" else WEB_STATE
     if request.path == "/state":
         if request.body:
-            STATE.forget() if request.body == b"{}" else vars(STATE).update(json.loads(request.body))
-        return _json({name: vars(STATE)[name] for name in ("number", "refreshes", "is_revoked", "uses")})
+            vars(state).update(json.loads(request.body))
+        return _json({name: vars(state)[name] for name in ("number", "refreshes", "is_revoked", "uses")})
     asked = _asked(request)
     if request.path.endswith("/revoke"):
-        STATE.is_revoked = STATE.is_revoked or asked.get("token") in STATE.tokens.values()
+        state.is_revoked = state.is_revoked or asked.get("token") in state.tokens.values()
         return _json({})
-    told = STATE.exchange(asked)
+    told = state.exchange(asked) if "grant_type" in asked else None
     return _json({"error": "invalid_grant"}, "400 Bad Request") if told is None else _json(told)
 
 

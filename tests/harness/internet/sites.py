@@ -81,6 +81,8 @@ def site_of(folder: Path) -> Site:
         "git.example": functools.partial(repository, folder),
         **dict.fromkeys(ECHOING, echo_head),
         "platform.claude.com": login,
+        "auth.openai.com": lambda request, _: token_server(request),
+        "oauth2.googleapis.com": lambda request, _: token_server(request),
     }
 
     stand_ins = answers(folder, registry, index)
