@@ -27,7 +27,7 @@ from .find import find_agent
 from .home_files import write_home_files
 from .kept_state import copy_accepted, own_writes
 from .limits_text import limit_lines
-from .logins import AgentLogin, login_env, login_of
+from .logins import AgentLogin, login_env, login_of, login_path
 from .own_rows import agent_named
 from .places import AgentPlace, project_folder
 from .row import CodingAgent
@@ -126,7 +126,8 @@ async def opened(launch: Launch, tell: Callable[[str], None]) -> AsyncIterator[A
     with its changes, unless the agent is running in it. `tell` gets sentences for the user.
     """
     keywords = launch.keywords()
-    settings = {**keywords, "host_ports": launch.options.host_ports}
+    has_login = await asyncio.to_thread(os.path.exists, login_path(launch.row.name))
+    settings = {**keywords, "host_ports": launch.options.host_ports, "has_login": has_login}
     if is_open(launch.place) and not await _is_to_be_renewed(launch, settings, tell):
         async with AsyncSandbox.attach(launch.place.sandbox) as sandbox:
             await _watch(launch)

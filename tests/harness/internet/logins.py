@@ -23,6 +23,8 @@ CLAIMS = {"email": "me@good.example", "https://api.openai.com/auth": {"chatgpt_a
 class Logins:
     """Hold what a token server knows. `wait_s` is how long it takes for an answer to a refresh, which counts before.
 
+    If it `has_ended`, the access token is good no more.
+
     With `is_web` the access token is a web token, and comes with another one about its user.
     """
 
@@ -32,7 +34,7 @@ class Logins:
 
     def forget(self) -> None:
         """Begin anew."""
-        self.number, self.refreshes, self.wait_s, self.is_revoked = 0, 0, 0.0, False
+        self.number, self.refreshes, self.wait_s, self.is_revoked, self.has_ended = 0, 0, 0.0, False, False
         self.uses: list[bool] = []
 
     @property
@@ -54,7 +56,7 @@ class Logins:
                 self.refreshes += 1
             else:
                 self.is_revoked = False
-            self.number += 1
+            self.number, self.has_ended = self.number + 1, False
             told = {**self.tokens, "expires_in": 28800, "token_type": "Bearer", "scope": SCOPES, "account": ACCOUNT}
         if asked["grant_type"] == "refresh_token":
             time.sleep(self.wait_s)
@@ -62,7 +64,8 @@ class Logins:
 
     def is_good(self, authorization: str) -> bool:
         """Tell whether a request has the access token of now."""
-        return not self.is_revoked and authorization == f"Bearer {self.tokens['access_token']}"
+        is_over = self.is_revoked or self.has_ended
+        return not is_over and authorization == f"Bearer {self.tokens['access_token']}"
 
 
 STATE, WEB_STATE = Logins(), Logins(is_web=True)
