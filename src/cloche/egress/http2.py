@@ -275,6 +275,8 @@ class _Relay:
         if exchange.most_bytes is None:
             self.host.add(exchange.up)
         elif exchange.body is not None and exchange.body.answer is not None:
+            self._collecting.remove(exchange)  # whose body is there; the answer may take long
+            self._give_room()
             task = asyncio.create_task(self._answer(exchange, exchange.body.answer))
             self._answering.add(task)
             task.add_done_callback(self._answering.discard)

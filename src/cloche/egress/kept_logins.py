@@ -35,6 +35,7 @@ from .whole_exchange import NotSent, ReadAnswer, exchange
 
 LOOK_S, LOCK_S = 5.0, 90.0
 MOST_ASKED_BYTES = 64 << 10
+MOST_AT_ONCE = 16  # exchanges of one sandbox, most of which wait for the first
 REFRESH = "refresh_token"
 LOGIN_GRANTS = frozenset(("authorization_code", "urn:ietf:params:oauth:grant-type:device_code"))
 OF_A_REFRESH = frozenset(("grant_type", REFRESH, "client_id", "client_secret", "scope", "expires_in"))
@@ -144,6 +145,8 @@ class KeptLogins:
         kind = self._kind(name, capture, head, fields)
         if kind is None:
             return None
+        if self._running >= MOST_AT_ONCE:
+            raise Rejected(403, f"a request while {MOST_AT_ONCE} others exchange tokens")
         known = self._known.get(name)
         version = known.version if known is not None and kind == "refresh" else None
         asked = Asked(

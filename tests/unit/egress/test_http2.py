@@ -27,6 +27,7 @@ from cloche.egress.http2 import MOST_UNSENT_BYTES, relay_http2
 from cloche.egress.http2_frames import FrameError, FrameReader
 from cloche.egress.http2_request import read_http2_request
 from cloche.egress.http2_side import Side
+from cloche.egress.http_answer import WholeAnswer
 from cloche.egress.http_request import Rejected, RequestHead, RequestTarget
 from cloche.egress.opened import OpenedEdits
 from cloche.egress.redaction import AnswerRedaction, StreamRedactor, pairs_of
@@ -157,6 +158,32 @@ class Edits:
 
     async def prepare(self) -> None:
         """Wait for nothing."""
+
+
+class Answered(BodyInCapitals):
+    """Answer some requests in the host's place, once they may."""
+
+    def __init__(self, may_answer: asyncio.Event):
+        self._may_answer = may_answer
+
+    async def answer(self, body: bytes) -> WholeAnswer | None:  # type: ignore[override]
+        """Return it then."""
+        await self._may_answer.wait()
+        if body == b"bad":
+            raise Rejected(403, "this body")
+        return WholeAnswer(status=200, body=b'{"a": 1}') if body == b"mine" else None
+
+
+class Answers(Edits):
+    """Have bodies of POST answered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_answer = asyncio.Event()
+
+    def body_edit(self, head: RequestHead) -> Answered | None:
+        """Ask for those of POST."""
+        return Answered(self.may_answer) if head.method == b"POST" else None
 
 
 def in_relay(
@@ -319,6 +346,27 @@ def test_frames_are_read_in_any_pieces(size: int) -> None:
     reader = FrameReader(has_preface=True, most_block_bytes=100)
     frames = [read for at in range(0, len(data), size) for read in reader.feed(data[at : at + size], 0.0)]
     assert [bytes(read) for read in frames] == [settings((1, 4096), (4, 7)), frame(HEADERS, 5, 1, b"\x82\x84\x87")]
+
+
+def test_a_request_is_answered_in_the_place_of_its_host() -> None:
+    """While others go on; one that the guest gives up meanwhile is forgotten."""
+    edits = Answers()
+
+    async def claim(it: Relayed) -> None:
+        bodies = (b"mine", b"bad", b"hers", b"mine")
+        asked = [it.guest.ask([], body, method="POST", path="/size") for body in bodies]
+        it.guest.h2.reset_stream(asked[3])
+        it.guest.flush()
+        assert (await it.guest.answer_to(it.guest.ask(KEY, path="/only-head"))).headers[":status"] == "200"
+        edits.may_answer.set()
+        mine, bad, hers = [await it.guest.answer_to(stream_id) for stream_id in asked[:3]]
+        assert (mine.headers["content-type"], bytes(mine.data)) == ("application/json", b'{"a": 1}')
+        assert bad.headers[":status"] == "403"
+        assert bytes(hers.data) == b"5"
+        paths = [stream.headers[":path"] for stream in it.site.ends[0].streams.values() if stream.headers]
+        assert sorted(paths) == ["/only-head", "/size"]
+
+    in_relay(claim, edits=edits)
 
 
 def test_values_go_up_and_none_comes_down() -> None:

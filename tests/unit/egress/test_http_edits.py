@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from cloche.egress.http_answer import WholeAnswer
 from cloche.egress.http_request import Headers, Rejected, RequestHead
 from tests.harness.loops import in_loop
 from tests.unit.egress.test_http import head, relayed
@@ -76,6 +77,56 @@ class Edits:
 
     async def prepare(self) -> None:
         """Wait for nothing."""
+
+
+class Answered:
+    """Answer some requests in the host's place."""
+
+    most_bytes = 10
+
+    async def answer(self, body: bytes) -> WholeAnswer | None:
+        """Return it, a while later."""
+        await asyncio.sleep(0)
+        if body == b"bad ":
+            raise Rejected(403, "a bad body")
+        return WholeAnswer(status=200, body=b"{}") if body == b"mine" else None
+
+    edit = staticmethod(bytes.upper)
+
+
+class Answers(Edits):
+    """Have bodies of POST answered, once something is there."""
+
+    prepared = 0
+
+    async def prepare(self) -> None:
+        """Count requests."""
+        self.prepared += 1
+
+    def body_edit(self, asked: RequestHead) -> Answered | None:  # type: ignore[override]
+        """Ask for those of POST."""
+        return Answered() if asked.method == b"POST" else None
+
+
+def test_a_request_is_answered_in_the_place_of_its_host() -> None:
+    """Then nothing of it goes upstream; another one is edited and sent, a refused one is told."""
+
+    async def claim() -> None:
+        edits = Answers()
+        for body, status, sent in ((b"mine", b"200", b""), (b"bad", b"403", b""), (b"hers", b"200", b"HERS")):
+            async with relayed(edits=edits) as one:
+                answer = await one.send(
+                    head(b"Content-Length: 4", line=b"POST / HTTP/1.1") + body.ljust(4)[:4], ends=True
+                )
+                assert answer[9:12] == status
+                assert bytes(one.site.received).endswith(sent)
+                assert one.site.connections == bool(sent)
+            if body == b"mine":
+                assert b"Content-Type: application/json\r\nContent-Length: 2\r\n" in answer
+                assert answer.endswith(b"\r\n\r\n{}")
+        assert edits.prepared == 3
+
+    in_loop(claim)
 
 
 @pytest.mark.parametrize(
