@@ -16,7 +16,8 @@ from tests.harness.internet.logins import ACCESS, REFRESH
 from tests.harness.world import NAMES, PUBLIC, World, open_world
 
 PROGRAM = (Path(__file__).parent / "logins_program.py").read_text()
-TABLE = {**NAMES, "api.anthropic.com": [[PUBLIC]], "platform.claude.com": [[PUBLIC]]}
+HOSTS = ("api.anthropic.com", "platform.claude.com", "api.openai.com", "auth.openai.com", "chatgpt.com")
+TABLE = {**NAMES, **{host: [[PUBLIC]] for host in HOSTS}}
 # Runs programs in sandboxes of their own, and prints what they print; FOLDER has the files of the login.
 HEAD = """
 import cloche, os, signal, subprocess, sys, time, urllib.request
@@ -26,14 +27,28 @@ from cloche.core.secrets import Capture
 FOLDER = os.path.expanduser("~/logins")
 PATH = FOLDER + "/claude"
 
-def secrets(takes_login=False):
+def secrets(takes_login=False, provider="anthropic"):
     kept = KeptLogin(path=PATH, key=b"k" * 32, takes_login=takes_login)
-    return {"CLAUDE": Capture(provider="anthropic", kept=kept)}
+    return {"CLAUDE": Capture(provider=provider, kept=kept)}
 
-def inside(code, takes_login=False, timeout=60, **more):
-    result = cloche.run(ARGUMENT["program"] + code, secrets=secrets(takes_login), level="jail", timeout=timeout, **more)
+def inside(code, timeout=60, **more):
+    result = cloche.run(ARGUMENT["program"] + code, secrets=secrets(**more), level="jail", timeout=timeout)
     assert result.stdout or timeout < 60, (result.stderr, result.meta.get("network"))
+    notes.extend(row["why"] for row in result.meta.get("network", ()))
     return json.loads(result.stdout) if result.stdout else None
+
+notes = []
+
+def beside(sandbox, code):
+    return json.loads(sandbox.run(ARGUMENT["program"] + "tokens = %r; print(json.dumps(%s))" % (tokens, code)).stdout)
+
+def pids_below(pid, words):
+    def told(path):
+        with open(path, "rb") as file:
+            return file.read()
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    children = [each for each in pids if int(told(f"/proc/{each}/stat").rpartition(b")")[2].split()[1]) == pid]
+    return [each for each in children if words in told(f"/proc/{each}/cmdline")]
 
 def state(**changes):
     data = json.dumps(changes).encode() if changes else None
@@ -93,6 +108,30 @@ told = [tokens, *told, open(PATH).read(), oct(os.stat(PATH).st_mode), oct(os.sta
     assert (now["refreshes"], now["is_revoked"]) == (1, False)
 
 
+def test_open_sandboxes_use_what_any_of_them_refreshes(world: World) -> None:
+    """And nothing once the login is forgotten, on the host or by a request of a program."""
+    code = """
+with cloche.Sandbox(secrets=secrets(), level="jail") as one, cloche.Sandbox(secrets=secrets(), level="jail") as two:
+    good = [beside(one, "is_good(tokens)"), beside(two, "refresh(tokens)[0]"), beside(one, "is_good(tokens)")]
+    os.unlink(PATH)
+    told = [good, beside(one, "is_good(tokens)"), beside(two, "refresh(tokens)[0]"), state()["is_revoked"]]
+"""
+    assert run(world, LOGS_IN + code) == [[True, 200, True], False, 403, False]
+
+
+def test_a_program_that_revokes_the_login_ends_it(world: World) -> None:
+    """The provider gets the token, which a web token's placeholder stands for, and the file is gone."""
+    code = """
+OPENAI = "LOGIN, API = 'https://auth.openai.com', 'https://chatgpt.com'; TOKEN = LOGIN + '/oauth/token'; "
+tokens = inside(OPENAI + "print(json.dumps(log_in()))", takes_login=True, provider="openai")
+revoke = "ask(LOGIN + '/oauth/revoke', {'token': tokens['refresh_token'], 'client_id': 'c'})"
+ends = "print(json.dumps([refresh(tokens)[0], %s[0], refresh(tokens)[0]]))" % revoke
+told = inside(OPENAI + "tokens = %r; " % tokens + ends, provider="openai"), os.path.exists(PATH)
+told = [*told, json.load(urllib.request.urlopen("https://auth.openai.com/state"))["is_revoked"]]
+"""
+    assert run(world, code) == [[200, 200, 403], False, True]
+
+
 def test_refreshes_at_once_are_one(world: World) -> None:
     """Several programs in two sandboxes get the first one's answer, and the token is sent once."""
     code = """
@@ -135,6 +174,30 @@ told = inside("tokens = %r; print(json.dumps([is_good(tokens), refresh(tokens)[0
 """
     (is_good, status), now = run(world, LOGS_IN + code)
     assert (is_good, status, now["is_revoked"]) == (True, 200, False)
+
+
+def test_an_interrupted_refresh_is_told(world: World) -> None:
+    """When the egress process itself is killed, the new tokens are lost; a new login is all that helps."""
+    head = f"import json\nARGUMENT = {json.dumps({'program': PROGRAM})}\n{HEAD}"
+    code = f"""
+head = {head!r}
+state(wait_s=2.0)
+caller = subprocess.Popen([sys.executable, "-c", head + "inside(%r)" % ("print(json.dumps(refresh(%r)))" % tokens)])
+until(lambda: state()["refreshes"] == 1)
+[pid] = pids_below(caller.pid, b"cloche.egress.process")
+os.kill(pid, signal.SIGKILL)
+caller.kill(); caller.wait()
+state(wait_s=0.0)
+told = [inside("print(json.dumps(refresh(%r)[0]))" % tokens), notes]
+notes = []
+tokens = inside("print(json.dumps(log_in()))", takes_login=True)
+told += [inside("print(json.dumps(is_good(%r)))" % tokens), notes]
+"""
+    status, said, is_good, said_after = run(world, LOGS_IN + code)
+    assert status == 400
+    assert any("was interrupted, so that its tokens may be spent; log in again" in why for why in said), said
+    assert is_good
+    assert not any("interrupted" in why for why in said_after)
 
 
 def test_a_program_cannot_replace_the_login(world: World) -> None:

@@ -49,6 +49,7 @@ USES = {
     ),
 }
 REPORT_S, END_S, SECRETS_S = 10.0, 5.0, 90.0
+FINISHES_S = 70.0  # of one with secrets, which may exchange tokens: they would be lost
 AT_ONCE_S = 0.005  # for values that need not be read first
 OnMessage = Callable[[str, dict[str, Any]], None]
 
@@ -275,6 +276,7 @@ class _Process:
     """
 
     def __init__(self, *, has_secrets: bool = False, authorities: str = "") -> None:
+        self._end_s = FINISHES_S if has_secrets else END_S
         self.networks: weakref.WeakSet[SandboxNetwork] = weakref.WeakSet()  # that are open
         if sys.platform != "linux":
             raise OSError(errno.ENOSYS, f"it needs Linux, and this is {system_name(sys.platform)}")
@@ -323,7 +325,7 @@ class _Process:
     def end(self) -> None:
         self.link.close()
         try:
-            self.process.wait(END_S)
+            self.process.wait(self._end_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
