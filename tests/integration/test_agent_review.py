@@ -8,6 +8,7 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,19 +106,18 @@ def test_a_part_of_a_file_is_written_and_the_rest_stays_a_change(project: Path) 
 
 def test_a_check_sees_the_folder_as_it_would_be_and_nothing_else(project: Path) -> None:
     """Chosen changes alone, hidden files stay hidden, no network, and what the check writes is nowhere."""
-    with cloche.Sandbox(
-        workspace=project,
-        workspace_hide=["hidden"],
-    ) as sandbox:
-        sandbox.exec(shell=AGENT)
+    options: dict[str, Any] = {"network": "allowlist", "network_allow": ["example.org"]}
+    with cloche.Sandbox(workspace=project, workspace_hide=["hidden"], **options) as sandbox:
+        served = "grep -c 198.18 /etc/resolv.conf"  # the resolver of the network from outside
+        assert sandbox.exec(shell=f"{AGENT}{served}").stdout == "1\n"
         diff = sandbox.diff()
         hunk = file_diffs(diff)["a.txt"].hunks[1]
         tried = sandbox.try_commit(
             "find . -type f -o -type l | sort; stat -c %a a.txt; cat a.txt d/c; readlink d/link; pwd;"
-            "echo no > a.txt; echo no > new; cat hidden .env; ls /sys/class/net | grep -v lo",
+            f"echo no > a.txt; echo no > new; cat hidden .env; {served}",
             diff, paths=["a.txt", "d", "b.txt"], theirs=[], hunks={"a.txt": [hunk.id]},
         )  # fmt: skip
-        assert tried.stdout == f"./a.txt\n./d/c\n./d/link\n644\n{PART}c\nc\n{project}\n"
+        assert tried.stdout == f"./a.txt\n./d/c\n./d/link\n644\n{PART}c\nc\n{project}\n0\n"
         assert sandbox.diff().id == diff.id
     assert files_of(project) == BEFORE
 

@@ -10,7 +10,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Read = Callable[[str], str]
+CHECK_TIME = "1h"  # Ctrl-C ends it before
 MOST_ROWS, MOST_COMMITS = 200, 20
 KEYS = "[a]ll, [f]iles, [h]unks, [d]iff, [c]heck, [b]ranch, [t]ake commits, [K]eep, discard, [?]: "
 HELP = """\
@@ -127,13 +128,15 @@ async def review(
     check: str | None = None,
     branch: str | None = None,
     saved: str | None = None,
+    env: Mapping[str, str] | None = None,
     read: Read = input,
 ) -> ReviewEnd:
     """Show the changes of an open sandbox, ask until they are written, kept or discarded, and return how it ended.
 
-    `saved` is the folder for changes that are discarded; by default one in Cloche's state.
+    `saved` is the folder for changes that are discarded; by default one in Cloche's state. `env` are variables of the
+    check.
     """
-    reviewing = _Reviewing(sandbox, folder, check, branch, saved, read)
+    reviewing = _Reviewing(sandbox, folder, check, branch, saved, env, read)
     try:
         return await reviewing.run()
     except (EOFError, KeyboardInterrupt):
@@ -149,10 +152,11 @@ class _Reviewing:
         check: str | None,
         branch: str | None,
         saved: str | None,
+        env: Mapping[str, str] | None,
         read: Read,
     ) -> None:
         self.sandbox, self.folder, self.check, self.branch, self.saved = sandbox, folder, check, branch, saved
-        self._read = read
+        self.env, self._read = env, read
         self.review: Review
         self.actions: dict[str, Callable[[], Awaitable[ReviewEnd | None]]] = {
             "a": self.write_all, "f": self.write_files, "h": self.write_hunks, "d": self.show_diff,
@@ -304,12 +308,11 @@ class _Reviewing:
         check = str(self.check)
         say(f"running {escape_line(check)} on the result, in a copy without a network")
         writers = {"stdout": GuestWriter(1), "stderr": GuestWriter(2, is_red=True)}
-        keywords = choice.keywords(self.review)
-        result = await _until_interrupted(
-            self.sandbox.try_commit(
-                check, self.review.diff.id, **keywords, on_output=lambda stream, data: writers[stream].write(data)
-            )
-        )
+        trying = self.sandbox.try_commit(
+            check, self.review.diff.id, **choice.keywords(self.review), env=self.env, timeout=CHECK_TIME,
+            on_output=lambda stream, data: writers[stream].write(data),
+        )  # fmt: skip
+        result = await _until_interrupted(trying)
         for writer in writers.values():
             writer.finish()
         if result is None:

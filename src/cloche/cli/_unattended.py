@@ -49,7 +49,11 @@ async def run_once(sandbox: AsyncSandbox, launch: Launch, ending: Ending, *, as_
     result = await _run(sandbox, launch, as_json=as_json)
     diff = await sandbox.diff()
     chosen = _choose(diff, ending)
-    check = await sandbox.try_commit(ending.check, diff, theirs=chosen.left) if ending.check and chosen.paths else None
+    check = None
+    if ending.check and chosen.paths:
+        check = await sandbox.try_commit(
+            ending.check, diff, theirs=chosen.left, env=launch.check_environment(), timeout="1h"
+        )
     committed = None
     if chosen.paths and (check is None or check.ok) and (ending.commits or ending.branch):
         message = f"{launch.row.title}: {launch.options.prompt}" if ending.branch else None

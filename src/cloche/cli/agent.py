@@ -147,6 +147,9 @@ async def _review(sandbox: AsyncSandbox, launch: Launch, ending: Ending) -> None
     from ._agent_review import review
 
     place = launch.place
-    end = await review(sandbox, folder=place.folder, check=ending.check, branch=ending.branch, saved=place.saved)
+    end = await review(
+        sandbox, folder=place.folder, check=ending.check, branch=ending.branch, saved=place.saved,
+        env=launch.check_environment(),
+    )  # fmt: skip
     if not end.left:
         await asyncio.to_thread(archives.settle, place)

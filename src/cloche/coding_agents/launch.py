@@ -78,6 +78,11 @@ class Launch:
         own = plan.environment(self.row, self.program, self.home, self.place.folder, path, os.environ)
         return {**own, **login_env(self.row)}
 
+    def check_environment(self) -> dict[str, str]:
+        """Return the variables of a check of the agent's changes: where programs and caches are."""
+        variables = self.environment()
+        return {name: variables[name] for name in ("PATH", "XDG_CACHE_HOME")}
+
     def start(self) -> about.Start | None:
         """Return how it starts again without options; None if it was given some."""
         if self.options != plan.AgentOptions():

@@ -1,7 +1,8 @@
 """A commit tried before it is made: a command runs on the host's folder as it would be afterwards, in another sandbox.
 
-That sandbox is thrown away. It has the limits, the level, the toolchains and the hidden paths of the first one, and no
-network, no secrets and no functions of the caller. The changes are those of one snapshot, read like those of a commit.
+That sandbox is thrown away. It has the limits, the level, the toolchains, the hidden paths and the home folder of the
+first one (where packages are cached), and no network, no secrets and no functions of the caller. The changes are those
+of one snapshot, read like those of a commit.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from cloche.core.changes import Change, Diff, InsideBranch
 from cloche.core.errors import SandboxFileError
 from cloche.core.loops import finish
+from cloche.core.policy import Policy
 from cloche.core.record import replace
 from cloche.core.result import Result
 
@@ -28,6 +30,13 @@ from .run import OnOutput
 if TYPE_CHECKING:
     from cloche.core.protocols import OpenLiveSandbox
     from cloche.workspace.snapshot import Snapshot
+
+# What a trial has of the rules of the sandbox. Of everything else, the network first, it has none.
+_SAME = (
+    "read_only_root", "writable_paths", "user", "users", "seccomp", "drop_capabilities", "languages", "toolchains",
+    "toolchains_hidden", "toolchains_path", "layers", "home", "level", "runtime", "require_level", "require_controls",
+    "best_effort", "accept_claimed", "accept_claimed_level", "warm", "preload", "package_managers",
+)  # fmt: skip
 
 
 class TrialOperations(ProcessOperations, HostFolderOperations):
@@ -47,8 +56,9 @@ class TrialOperations(ProcessOperations, HostFolderOperations):
     ) -> Result:
         """Run a line of shell on the folder as it would be after this commit, and write nothing.
 
-        It runs in a sandbox of its own, with this one's limits and toolchains, and without a network. `paths`, `theirs`
-        and `hunks` are as for `commit`; dangerous changes are part of it. Raises the errors of `commit`.
+        It runs in a sandbox of its own, with this one's limits, toolchains and home folder on the host, and without a
+        network. `paths`, `theirs` and `hunks` are as for `commit`; dangerous changes are part of it. `timeout` and
+        `on_output` are as for `exec`. Raises the errors of `commit`.
         """
         open_folder = self._require_folder()
         async with self._trial(open_folder, env) as trial:
@@ -129,10 +139,7 @@ class TrialOperations(ProcessOperations, HostFolderOperations):
 
 def _apart(prepared: Prepared) -> Prepared:
     """Return the rules for a sandbox that has the same programs and limits, and reaches nothing."""
-    policy = prepared.policy.with_changes(
-        network="off", network_allow=(), network_deny=(), network_ports=(), on_network="refuse", secrets=None,
-        host_folder=None, home=None, packages=(),
-    )  # fmt: skip
+    policy = Policy(**{name: getattr(prepared.policy, name) for name in _SAME})
     notes = {name: note for name, note in prepared.notes.items() if name != "workspace"}
     return replace(prepared, policy=policy, notes=notes, settings=replace(prepared.settings, toolchains=()))
 
