@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from cloche.core.escape import escape_line, escape_name
+from cloche.core.escape import escape, escape_line, escape_name
 
 from ._agents import agent
 from .options import argument, flag, json_option
@@ -112,7 +112,7 @@ def _cell(line: str | None, number: int, width: int) -> str:
     """Return a line in a column of this width, escaped; a longer one is cut and says so."""
     if line is None:
         return " " * width
-    text = escape_line(line.removesuffix("\n").expandtabs(4)[: 4 * width])
+    text = escape(line.removesuffix("\n").expandtabs(4)[: 4 * width])
     room = width - NUMBER_COLUMNS
     shown = text if len(text) <= room else f"{text[: room - 3]}..."
     return f"{number:>{NUMBER_COLUMNS - 1}} {shown:<{room}}"
